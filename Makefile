@@ -1,0 +1,45 @@
+# The few verbs of this project. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup guest demo test check integration fmt protos bench clean
+
+PYTHON := .venv/bin/python
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## install what is missing: Debian packages (as root), the locked virtual environment, launchers in bin/
+	@scripts/setup
+
+guest: setup ## build the guest's kernel, initrd and root image into .build/guest (cached)
+	@$(PYTHON) -m guest.image build
+
+demo: setup guest ## run containers in virtual machines through a private containerd, and show what happens
+	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo
+
+test: setup guest ## everything: check, then the integration tests
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory integration
+
+check: setup ## linters, types and unit tests: no root, no virtual machine
+	@echo "==> ruff, mypy, unit tests"
+	@$(PYTHON) -X dev -m pytest -q tests
+
+integration: setup guest ## tests through a real containerd with real virtual machines (FILES="integration/test_exec.py" for some)
+	@echo "==> integration tests"
+	@scripts/integration $(FILES)
+
+fmt: setup ## format and fix what ruff can
+	@$(PYTHON) -m ruff format .
+	@$(PYTHON) -m ruff check --fix .
+
+protos: setup ## generate the protobuf modules from protos/**/*.proto
+	@$(PYTHON) -m protos.generate
+
+bench: setup guest ## measure, print a table, write bench/results
+	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench
+
+clean: ## remove what the other verbs built: virtual environment, guest image, launchers, caches
+	@rm -rf .venv .build bin .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,124 @@
+"""`python -m bench`, inside an enclosure (`make bench` makes one): measure, print, write bench/results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+from bench import chart, report, rounds
+from bench.measures import Ground
+from integration.framework import enclosure, images, shim_config
+from integration.framework.containerd import Containerd, Directories
+from integration.framework.leaks import HostState, assert_nothing_left
+from pyshim.host.probe import probe_host
+
+PROJECT = Path(__file__).resolve().parents[1]
+GROUND = Path("/run/pyshim-bench")
+RESULTS = PROJECT / "bench" / "results"
+
+
+def main() -> int:
+    arguments = _arguments()
+    if enclosure.MARK not in os.environ:
+        print("bench: runs inside an enclosure (hint: `make bench`)", file=sys.stderr)
+        return 2
+    size = rounds.QUICK if arguments.quick else rounds.FULL
+    if arguments.runs:
+        size = replace(size, rounds=arguments.runs)
+    load_before = os.getloadavg()[0]
+    samples = _measure(size)
+    found = report.rows(samples)
+    facts = _facts(size, load_before)
+    print(report.as_text(found))
+    target = arguments.output
+    target.mkdir(parents=True, exist_ok=True)
+    report.write_json(target / "bench.json", found, samples, facts, arguments.note)
+    (target / "bench.md").write_text(report.as_markdown(found, facts, arguments.note))
+    chart.write_svg(target / "bench.svg", found, f"{facts['accelerator']}, {facts['rounds']} rounds")
+    print(f"written: {target}/bench.json, bench.md, bench.svg")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="What the shim costs, as ratios to references."
+    )
+    parser.add_argument("--runs", type=int, default=0, metavar="N", help=f"rounds; default {rounds.FULL.rounds}")
+    parser.add_argument("--quick", action="store_true", help="two rounds with little in them: does it work at all")
+    parser.add_argument("--note", default="", help="a sentence for the results, about the state of the machine")
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="default: bench/results")
+    arguments = parser.parse_args()
+    if arguments.runs < 0:
+        parser.error(f"--runs {arguments.runs}: expected 1 or more")
+    return arguments
+
+
+def _measure(size: rounds.Size) -> rounds.Samples:
+    """All samples; raises AssertionError when the measurements left something on the host."""
+    GROUND.mkdir()
+    directories = Directories(root=GROUND / "containerd", state=Path("/run/containerd"))
+    # As on a node: at level debug every call and every chunk of output would be a line in the log as well.
+    daemon = Containerd(directories, binaries=PROJECT / "bin", log_level="info")
+    daemon.start()
+    try:
+        archive = GROUND / "busybox.tar"
+        images.write_archive(archive)
+        daemon.ctr("images", "import", archive)
+        before = HostState.look((GROUND,))
+        started = time.monotonic()
+        ground = Ground(containerd=daemon, directory=GROUND, binaries=PROJECT / "bin", config=_own_guest())
+        samples = rounds.run(
+            ground, size, lambda text: print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
+        )
+        assert_nothing_left(before, (GROUND,))
+        return samples
+    finally:
+        daemon.stop()
+
+
+def _own_guest() -> Path:
+    """A configuration that names copies of the built guest: a build in the meantime changes nothing here."""
+    shipped = tomllib.loads(shim_config.SHIPPED.read_text())["hypervisor"]["qemu"]
+    copies = {
+        key: shutil.copy(shim_config.SHIPPED.parent / shipped[key], GROUND) for key in ("kernel", "initrd", "image")
+    }
+    return shim_config.variant(GROUND, **copies)
+
+
+def _facts(size: rounds.Size, load_before: float) -> dict[str, str]:
+    facts = probe_host()
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "cpu": f"{_cpu_model()}, {os.cpu_count()} online",
+        "load average before and after": f"{load_before:.1f}, {os.getloadavg()[0]:.1f}",
+        "host kernel": platform.release(),
+        "accelerator": "kvm" if facts.kvm_usable else "tcg (emulation)",
+        "Python": platform.python_version(),
+        "QEMU": _first_line("qemu-system-x86_64", "--version"),
+        "containerd": _first_line("containerd", "--version"),
+        "rounds": str(size.rounds),
+        "per round": f"{size.starts} starts, {size.execs} execs, {size.stdout_mib} MiB through stdout",
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.machine()
+
+
+def _first_line(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""One function per measurement; each takes one sample on a running containerd and leaves nothing behind."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from integration.framework import images
+from integration.framework.containerd import Containerd
+from integration.framework.ctr import Ctr
+from integration.framework.direct import direct_shim, wait_until_gone
+from integration.framework.processes import Process
+from integration.framework.runtime import Runtime
+from integration.framework.waiting import eventually
+
+PYKATA = Runtime(name="io.containerd.pykata.v2")
+RUNC = Runtime(name="io.containerd.runc.v2")
+MIB = 1 << 20
+_POLL_S = 0.005
+_LIMIT_S = 300.0
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """Where the measurements happen: a containerd that is up, a directory on a tmpfs, the directory of our binary, and
+    a configuration whose guest nobody rebuilds meanwhile.
+    """
+
+    containerd: Containerd
+    directory: Path
+    binaries: Path
+    config: Path
+
+    @property
+    def ctr(self) -> Ctr:
+        return self.containerd.ctr
+
+    def options(self, runtime: Runtime) -> tuple[str, ...]:
+        """What `ctr run` needs to use `runtime`."""
+        config = ("--runtime-config-path", str(self.config)) if runtime.has_vm else ()
+        return ("--runtime", runtime.name, *config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Proportional and private memory of one process, from /proc/PID/smaps_rollup."""
+
+    pss_mib: float
+    private_mib: float
+
+
+def bare_interpreter_s() -> float:
+    """An isolated interpreter that does nothing: the floor under `start`."""
+    started = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", "pass"], stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    return time.monotonic() - started
+
+
+def start_s(ground: Ground, runtime: Runtime) -> float:
+    """`start`, as containerd calls it, up to its exit. The daemon it makes is ended before this returns."""
+    name = f"start{next(_numbers)}"
+    with direct_shim(runtime, ground.binaries, name, ground.directory / name, config={}) as shim:
+        started = time.monotonic()
+        shim.start()
+        took_s = time.monotonic() - started
+    wait_until_gone(shim)
+    return took_s
+
+
+@contextmanager
+def container(ground: Ground, runtime: Runtime) -> Iterator[str]:
+    """A container that sleeps, in a VM of its own where the runtime has one."""
+    name = f"bench{next(_numbers)}"
+    try:
+        ground.ctr("run", "--detach", *ground.options(runtime), images.IMAGE, name, "sleep", "100000")
+        yield name
+    finally:
+        ground.ctr.remove([name])
+        eventually(lambda: not runtime.shims(name), what=f"the shim of {name!r} has exited")
+
+
+def daemon_of(runtime: Runtime, name: str) -> Process:
+    (daemon,) = runtime.shims(name)
+    return daemon
+
+
+def memory_of(pid: int) -> Memory:
+    fields = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
+        key, value = line.split()[:2]
+        fields[key.rstrip(":")] = int(value) / 1024
+    return Memory(pss_mib=fields["Pss"], private_mib=fields["Private_Clean"] + fields["Private_Dirty"])
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of all the process's threads so far."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def first_output_s(ground: Ground, runtime: Runtime) -> float:
+    """From the start of `ctr run` to the first byte its command printed."""
+    name = f"bench{next(_numbers)}"
+    argv = ground.ctr.argv("run", "--rm", *ground.options(runtime), images.IMAGE, name, "echo", "up")
+    started = time.monotonic()
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        first = os.read(process.stdout.fileno(), 1)
+        took_s = time.monotonic() - started
+        out, err = process.communicate(timeout=_LIMIT_S)
+    finally:
+        _end(process)
+        ground.ctr("container", "rm", name, check=False)
+    if first + out != b"up\n" or process.returncode != 0:
+        raise RuntimeError(f"run 'echo up' in {runtime.name}: code {process.returncode}, {first + out!r}, {err!r}")
+    eventually(lambda: not runtime.shims(name), what=f"the shim of {name!r} has exited")
+    return took_s
+
+
+def exec_s(ground: Ground, name: str) -> float:
+    """`ctr task exec` of /bin/true, the client's own time included."""
+    return ground.ctr("task", "exec", "--exec-id", f"e{next(_numbers)}", name, "/bin/true").took_s
+
+
+def client_s(ground: Ground) -> float:
+    """The least that any `ctr` call takes: one that asks containerd for its version."""
+    return ground.ctr("version").took_s
+
+
+def stdout_mb_per_s(ground: Ground, runtime: Runtime, size_mib: int) -> float:
+    """Megabytes (10^6 bytes) a second from a container's stdout to a file, from the first byte seen to the last."""
+    name, target = f"bench{next(_numbers)}", ground.directory / f"zeros{next(_numbers)}"
+    command = ("dd", "if=/dev/zero", "bs=1M", f"count={size_mib}")
+    argv = ground.ctr.argv("run", "--rm", *ground.options(runtime), images.IMAGE, name, *command)
+    with target.open("wb") as file:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.PIPE)
+    try:
+        first_at, first_size = _when_at_least(target, 1, process)
+        last_at, last_size = _when_at_least(target, size_mib * MIB, process)
+        process.communicate(timeout=_LIMIT_S)
+    finally:
+        _end(process)
+        target.unlink()
+        ground.ctr("container", "rm", name, check=False)
+    if last_size != size_mib * MIB or process.returncode != 0:
+        raise RuntimeError(
+            f"write {size_mib} MiB from {runtime.name}: code {process.returncode}, {last_size} bytes came"
+        )
+    eventually(lambda: not runtime.shims(name), what=f"the shim of {name!r} has exited")
+    return (last_size - first_size) / 1e6 / (last_at - first_at)
+
+
+def _when_at_least(file: Path, size: int, process: subprocess.Popen[bytes]) -> tuple[float, int]:
+    """When the file was first seen with `size` bytes or more, and how many it had."""
+    deadline = time.monotonic() + _LIMIT_S
+    while True:
+        ended = process.poll() is not None
+        now, found = time.monotonic(), file.stat().st_size
+        if found >= size:
+            return now, found
+        if ended or now > deadline:
+            raise RuntimeError(f"wait for {size} bytes of output: {found} came, ctr's code {process.returncode}")
+        time.sleep(_POLL_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+        process.communicate()

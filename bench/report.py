@@ -1,0 +1,177 @@
+"""Samples to rows, and rows to text. A ratio is the median of its rounds' ratios, so that slow drift cancels out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from bench.rounds import Samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One row of the table: a series, the series it is compared with, and how both are shown."""
+
+    title: str
+    series: str
+    reference: str
+    reference_title: str
+    unit: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Medians over all samples, in `unit`; `ratios` has one number per round."""
+
+    title: str
+    unit: str
+    value: float
+    spread: tuple[float, float]
+    reference_title: str
+    reference: float
+    ratio: float
+    ratios: tuple[float, ...]
+
+
+_MS = 1000.0
+_TRUE = "`ctr task exec`, /bin/true"
+QUESTIONS = (
+    Question(
+        title="`start`",
+        series="start_pykata",
+        reference="start_bare",
+        reference_title="bare interpreter",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="`start` of runc's shim",
+        series="start_runc",
+        reference="start_bare",
+        reference_title="bare interpreter",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="idle daemon, PSS", series="pss_pykata", reference="pss_runc", reference_title="runc's shim", unit="MiB"
+    ),
+    Question(
+        title="idle daemon, private memory",
+        series="private_pykata",
+        reference="private_runc",
+        reference_title="runc's shim",
+        unit="MiB",
+    ),
+    Question(
+        title="`ctr run` to first output",
+        series="output_pykata",
+        reference="output_bare",
+        reference_title="bare kernel boot",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="the same through runc's shim",
+        series="output_runc",
+        reference="output_bare",
+        reference_title="bare kernel boot",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title=_TRUE, series="exec_pykata", reference="exec_runc", reference_title="runc's shim", unit="ms", scale=_MS
+    ),
+    Question(
+        title="of which `ctr` itself (`ctr version`)",
+        series="exec_client",
+        reference="exec_pykata",
+        reference_title="the exec",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="of which the shim's CPU time",
+        series="exec_shim_cpu",
+        reference="exec_pykata",
+        reference_title="the exec",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="stdout to a file",
+        series="stdout_pykata",
+        reference="stdout_runc",
+        reference_title="runc's shim",
+        unit="MB/s",
+    ),
+)
+
+
+def rows(samples: Samples) -> list[Row]:
+    return [_row(question, samples.by_round) for question in QUESTIONS]
+
+
+def _row(question: Question, by_round: Mapping[str, list[list[float]]]) -> Row:
+    measured, reference = by_round[question.series], by_round[question.reference]
+    values = [value * question.scale for values in measured for value in values]
+    ratios = tuple(median(one) / median(other) for one, other in zip(measured, reference, strict=True))
+    return Row(
+        title=question.title,
+        unit=question.unit,
+        value=median(values),
+        spread=(min(values), max(values)),
+        reference_title=question.reference_title,
+        reference=median(value * question.scale for values in reference for value in values),
+        ratio=median(ratios),
+        ratios=ratios,
+    )
+
+
+HEADINGS = ("what", "median", "least .. most", "reference", "median", "ratio")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    low, high = (_number(value) for value in row.spread)
+    measured, reference = f"{_number(row.value)} {row.unit}", f"{_number(row.reference)} {row.unit}"
+    return row.title, measured, f"{low} .. {high}", row.reference_title, reference, f"{_number(row.ratio)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def as_text(found: list[Row]) -> str:
+    table = [HEADINGS, *(tuple(cell.replace("`", "") for cell in cells(row)) for row in found)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table
+    )
+
+
+def as_markdown(found: list[Row], facts: Mapping[str, str], note: str) -> str:
+    lines = ["# What the shim costs", "", "Made by `make bench`; see [bench](../__init__.py).", ""]
+    lines += [f"- {key}: {value}" for key, value in facts.items()]
+    lines += ["", note, ""] if note else [""]
+    lines += ["| " + " | ".join(HEADINGS) + " |", "|---|---:|---:|---|---:|---:|"]
+    lines += ["| " + " | ".join(cells(row)) + " |" for row in found]
+    lines += [
+        "",
+        "A ratio is the median, over the rounds, of the round's median over that of the reference in the same round.",
+        "For MB/s more is better; for everything else less is.",
+        "",
+        "![The ratios of every round](bench.svg)",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_json(path: Path, found: list[Row], samples: Samples, facts: Mapping[str, str], note: str) -> None:
+    """Rows and every single sample (seconds, MiB or MB/s), rounded to four digits after the point."""
+    raw = {
+        name: [[round(value, 4) for value in one] for one in by_round] for name, by_round in samples.by_round.items()
+    }
+    data = {"facts": dict(facts), "note": note, "rows": [asdict(row) for row in found], "samples": raw}
+    path.write_text(json.dumps(data, indent=1) + "\n")

@@ -1,0 +1,153 @@
+"""CreateContainer and what changes a container as a whole."""
+
+from __future__ import annotations
+
+import os
+
+from guest.agent import log
+from guest.agent.container.container import CONTAINERS, Container
+from guest.agent.container.spec import check_id, check_spec, guest_cgroup, oci_config, oci_resources
+from guest.agent.container.users import apply_string_user
+from guest.agent.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from guest.agent.storage import mounts
+from guest.agent.wire.codec import Message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.agent import Agent
+
+
+def find(agent: Agent, cid: str) -> Container:
+    """The container of that id. NotFound names it."""
+    container = agent.sandbox.containers.get(cid)
+    if container is None:
+        raise NotFound(f"container {cid[:80]!r}: no such container")
+    return container
+
+
+async def create(agent: Agent, request: Message) -> None:
+    """Devices and storages are in place and crun has created the container; on failure nothing of it is left."""
+    cid = check_id(request.container_id, "container id")
+    if not request.has("OCI"):
+        raise InvalidArgument(f"create container {cid!r}: request has no spec")
+    check_spec(request.OCI, cid)
+    sandbox = agent.sandbox
+    if cid in sandbox.containers or cid in sandbox.in_creation:
+        raise AlreadyExists(f"create container {cid!r}: it exists")
+    sandbox.in_creation.add(cid)
+    try:
+        container = Container(agent, agent.crun, cid, request.OCI)
+        try:
+            await _create(agent, container, request)
+        except BaseException:
+            await _clean(agent, cid)
+            raise
+        sandbox.containers[cid] = container
+    finally:
+        sandbox.in_creation.discard(cid)
+    log.info("container created", container=cid, pid=container.init.pid)
+
+
+async def _create(agent: Agent, container: Container, request: Message) -> None:
+    spec: Message = request.OCI
+    if request.devices:
+        from guest.agent.storage.devices import add_devices
+
+        await add_devices(agent, request.devices, spec)
+    await agent.storages.add(request.storages, container.cid)
+    rootfs = f"{container.bundle}/rootfs"
+    if not os.path.isdir(rootfs):
+        if not os.path.isdir(spec.Root.Path):
+            raise InvalidArgument(
+                f"create container {container.cid!r}: root {spec.Root.Path!r} is no directory in the guest"
+            )
+        os.makedirs(rootfs)
+        mounts.mount(spec.Root.Path, rootfs, "bind", ["rbind"])
+    set_user(spec.Process, request.string_user, rootfs)
+    config = oci_config(
+        spec,
+        rootfs=rootfs,
+        cgroup=guest_cgroup(spec.Linux.CgroupsPath, container.cid),
+        namespace_paths=_namespaces(agent, request.sandbox_pidns),
+        hooks=agent.sandbox.hooks,
+        online_cpus=_online_cpus(),
+        limits_devices=agent.crun.limits_devices,
+    )
+    if spec.Linux.Sysctl:
+        from guest.agent.container.sysctls import apply_sysctls
+
+        apply_sysctls(spec.Linux.Sysctl, agent.sandbox.namespaces)
+    await container.create(config)
+    if request.shared_mounts:
+        log.warning("shared mounts are not supported", container=container.cid, count=len(request.shared_mounts))
+
+
+def set_user(process: Message, wanted: Message, rootfs: str) -> None:
+    """The process's user is the one that the request names, if it names one."""
+    if not process.has("User"):
+        process._values["User"] = Message("User")
+    apply_string_user(process.User, wanted, rootfs)
+
+
+def _namespaces(agent: Agent, shares_pids: bool) -> dict[str, str]:
+    paths = dict(agent.sandbox.namespaces)
+    if not shares_pids:
+        paths["pid"] = ""
+    elif not paths.get("pid") and agent.sandbox.containers:
+        # No pause process was asked for with the sandbox: its first container's namespace is the shared one,
+        # as in kata-agent.
+        first = next(iter(agent.sandbox.containers.values()))
+        if first.init.exited.done:
+            raise FailedPrecondition("share the sandbox's pid namespace: its first container has exited")
+        paths["pid"] = f"/proc/{first.init.pid}/ns/pid"
+    return paths
+
+
+def _online_cpus() -> str:
+    with open("/sys/devices/system/cpu/online", encoding="ascii") as file:
+        return file.read().strip()
+
+
+async def start(agent: Agent, request: Message) -> None:
+    container = find(agent, request.container_id)
+    await container.start()
+    if container.cid != agent.sandbox.id and container.cgroup:
+        from guest.agent.container.oom import watch_oom
+
+        watch_oom(agent, container)
+    log.info("container started", container=container.cid)
+
+
+async def remove(agent: Agent, request: Message) -> None:
+    """The container and all its storages are gone. `timeout` (seconds, 0: none) bounds the wait for its processes."""
+    container = find(agent, request.container_id)
+    if request.timeout:
+        await agent.loop.within(request.timeout, container.remove(), f"remove container {container.cid!r}")
+    else:
+        await container.remove()
+    agent.sandbox.containers.pop(container.cid, None)
+    await _clean(agent, container.cid)
+    log.info("container removed", container=container.cid)
+
+
+async def _clean(agent: Agent, cid: str) -> None:
+    bundle = f"{CONTAINERS}/{cid}"
+    mounts.unmount(f"{bundle}/rootfs")
+    await agent.storages.release(cid)
+    from guest.agent.storage.files import remove_tree
+
+    remove_tree(bundle)
+
+
+async def pause(agent: Agent, request: Message) -> None:
+    await find(agent, request.container_id).pause()
+
+
+async def resume(agent: Agent, request: Message) -> None:
+    await find(agent, request.container_id).resume()
+
+
+async def update(agent: Agent, request: Message) -> None:
+    container = find(agent, request.container_id)
+    if request.has("resources"):
+        await container.update(oci_resources(request.resources, _online_cpus()))

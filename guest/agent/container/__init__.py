@@ -1,0 +1,1 @@
+"""Containers and their processes: the spec crun gets, crun itself, stdio, statistics."""

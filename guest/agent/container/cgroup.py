@@ -1,0 +1,134 @@
+"""Numbers of a cgroup v2 directory, in the shape of the API's statistics. A file that is missing counts as zero.
+
+Sources: kernel Documentation/admin-guide/cgroup-v2.rst; the meaning of each API field as containerd's cgroup v1 metrics
+have it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from guest.agent.wire.codec import Message
+
+_NO_LIMIT = (1 << 64) - 1
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def number(path: str) -> int:
+    """The file's one number; `max` is 2^64-1."""
+    text = _read(path).strip()
+    return _NO_LIMIT if text == "max" else int(text) if text.isdigit() else 0
+
+
+def flat_keyed(path: str) -> dict[str, int]:
+    """The file's `key value` lines."""
+    pairs = (line.split() for line in _read(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def cgroup_stats(folder: str) -> Message:
+    """CgroupStats of the cgroup at `folder`."""
+    return Message(
+        "CgroupStats",
+        cpu_stats=_cpu(folder),
+        memory_stats=_memory(folder),
+        pids_stats=Message(
+            "PidsStats", current=number(f"{folder}/pids.current"), limit=_limit(number(f"{folder}/pids.max"))
+        ),
+        blkio_stats=_block_io(folder),
+        hugetlb_stats=_hugetlb(folder),
+    )
+
+
+def _limit(value: int) -> int:
+    return 0 if value == _NO_LIMIT else value
+
+
+def _cpu(folder: str) -> Message:
+    stat = flat_keyed(f"{folder}/cpu.stat")
+    return Message(
+        "CpuStats",
+        cpu_usage=Message(
+            "CpuUsage",
+            total_usage=stat.get("usage_usec", 0) * 1000,
+            usage_in_kernelmode=stat.get("system_usec", 0) * 1000,
+            usage_in_usermode=stat.get("user_usec", 0) * 1000,
+        ),
+        throttling_data=Message(
+            "ThrottlingData",
+            periods=stat.get("nr_periods", 0),
+            throttled_periods=stat.get("nr_throttled", 0),
+            throttled_time=stat.get("throttled_usec", 0) * 1000,
+        ),
+    )
+
+
+def _memory(folder: str) -> Message:
+    stat = flat_keyed(f"{folder}/memory.stat")
+    events = flat_keyed(f"{folder}/memory.events")
+    usage = number(f"{folder}/memory.current")
+    limit = number(f"{folder}/memory.max")
+    swap = number(f"{folder}/memory.swap.current")
+    swap_limit = number(f"{folder}/memory.swap.max")
+    return Message(
+        "MemoryStats",
+        cache=stat.get("file", 0),
+        usage=Message(
+            "MemoryData",
+            usage=usage,
+            max_usage=number(f"{folder}/memory.peak"),
+            failcnt=events.get("max", 0),
+            limit=limit,
+        ),
+        # v1 readers expect memory and swap together here.
+        swap_usage=Message(
+            "MemoryData", usage=usage + swap, limit=min(limit + swap_limit, _NO_LIMIT), failcnt=events.get("max", 0)
+        ),
+        use_hierarchy=True,
+        stats=stat,
+    )
+
+
+_IO_KEYS = (
+    ("io_service_bytes_recursive", "rbytes", "Read"),
+    ("io_service_bytes_recursive", "wbytes", "Write"),
+    ("io_serviced_recursive", "rios", "Read"),
+    ("io_serviced_recursive", "wios", "Write"),
+)
+
+
+def _block_io(folder: str) -> Message:
+    stats = Message("BlkioStats")
+    for line in _read(f"{folder}/io.stat").splitlines():
+        device, _, rest = line.partition(" ")
+        major, _, minor = device.partition(":")
+        if not (major.isdigit() and minor.isdigit()):
+            continue
+        values = dict(word.partition("=")[::2] for word in rest.split())
+        for field, key, operation in _IO_KEYS:
+            value = values.get(key, "")
+            if value.isdigit():
+                entry = Message("BlkioStatsEntry", major=int(major), minor=int(minor), op=operation, value=int(value))
+                getattr(stats, field).append(entry)
+    return stats
+
+
+def _hugetlb(folder: str) -> dict[str, Message]:
+    stats = {}
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return {}
+    for name in names:
+        if name.startswith("hugetlb.") and name.endswith(".current") and ".rsvd." not in name:
+            size = name[len("hugetlb.") : -len(".current")]
+            events = flat_keyed(f"{folder}/hugetlb.{size}.events")
+            stats[size] = Message("HugetlbStats", usage=number(f"{folder}/{name}"), failcnt=events.get("max", 0))
+    return stats

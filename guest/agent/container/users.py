@@ -1,0 +1,79 @@
+"""Names of users and groups, looked up in the container's own /etc/passwd and /etc/group."""
+
+from __future__ import annotations
+
+import os
+
+from guest.agent.errors import InvalidArgument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.wire.codec import Message
+
+_MAX_FILE_BYTES = 4 << 20
+
+
+def apply_string_user(user: Message, wanted: Message, rootfs: str) -> None:
+    """`user` (UID, GID, AdditionalGids) has the ids of the names or numbers in `wanted`; empty names change nothing.
+
+    A user found in passwd without a wanted group gets its primary group. Symlinks in the root file system cannot lead
+    out of it.
+    """
+    if not (wanted.uid or wanted.gid or wanted.additionalGids):
+        return
+    from guest.agent.storage.syscalls import open_beneath
+
+    root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        tables = [
+            _table(lambda name: open_beneath(root, name, os.O_RDONLY), name) for name in ("etc/passwd", "etc/group")
+        ]
+    finally:
+        os.close(root)
+    passwd, group = tables
+    values = dict(user._values)
+    if wanted.uid:
+        entry = _find(passwd, wanted.uid)
+        if entry is None and not wanted.uid.isdigit():
+            raise InvalidArgument(f"user {wanted.uid!r}: not in the container's /etc/passwd")
+        values["UID"] = _id(entry[2] if entry else wanted.uid, "user")
+        if entry and len(entry) > 3 and not wanted.gid:
+            values["GID"] = _id(entry[3], "group")
+    if wanted.gid:
+        values["GID"] = _group_id(group, wanted.gid)
+    if wanted.additionalGids:
+        values["AdditionalGids"] = [*user.AdditionalGids, *(_group_id(group, name) for name in wanted.additionalGids)]
+    user._values.update(values)
+
+
+def _table(open_file: object, name: str) -> list[list[str]]:
+    try:
+        fd = open_file(name)  # type: ignore[operator]
+    except OSError:
+        return []  # an image without the file knows numbers only
+    with os.fdopen(fd, "rb") as file:
+        text = file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
+    return [fields for fields in (line.split(":") for line in text.splitlines()) if len(fields) > 2]
+
+
+def _find(table: list[list[str]], name: str) -> list[str] | None:
+    for fields in table:
+        if fields[0] == name:
+            return fields
+    for fields in table:
+        if fields[2] == name:
+            return fields
+    return None
+
+
+def _group_id(table: list[list[str]], name: str) -> int:
+    entry = _find(table, name)
+    if entry is None and not name.isdigit():
+        raise InvalidArgument(f"group {name!r}: not in the container's /etc/group")
+    return _id(entry[2] if entry else name, "group")
+
+
+def _id(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 32):
+        raise InvalidArgument(f"{what} id {text!r}: not a number below 2^32")
+    return int(text)

@@ -1,0 +1,1 @@
+"""The guest's network interfaces, by rtnetlink."""

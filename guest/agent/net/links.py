@@ -1,0 +1,345 @@
+"""The API's interfaces, routes and neighbours, put into the guest's kernel and read back.
+
+Rules are kata-agent's: an interface is found by its hardware address; it is renamed, and whoever had the name gets the
+old one; routes without a gateway come first, because gateways are reached through them.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+
+from guest.agent import log
+from guest.agent.errors import Internal, InvalidArgument, NotFound, os_cause
+from guest.agent.net import netlink as nl
+from guest.agent.wire.codec import Message
+
+_V4, _V6 = 0, 1
+_MAX_NAME_BYTES = 15
+
+
+class Link:
+    """One interface of the guest."""
+
+    __slots__ = ("address", "flags", "index", "kind", "mtu", "name")
+
+    def __init__(self, data: bytes) -> None:
+        _family, _type, self.index, self.flags, _change = nl.LINK.unpack_from(data)
+        found = nl.parse_attributes(data[nl.LINK.size :])
+        self.name = found.get(nl.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "replace")
+        self.address = found.get(nl.IFLA_ADDRESS, b"")
+        self.mtu = int.from_bytes(found.get(nl.IFLA_MTU, b""), "little")
+        info = nl.parse_attributes(found.get(nl.IFLA_LINKINFO, b""))
+        self.kind = info.get(nl.IFLA_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
+
+
+def links(netlink: nl.Netlink) -> list[Link]:
+    return [Link(data) for data in netlink.dump(nl.RTM_GETLINK, nl.LINK.pack(0, 0, 0, 0, 0))]
+
+
+def _by_name(netlink: nl.Netlink, name: str) -> Link:
+    for link in links(netlink):
+        if link.name == name:
+            return link
+    raise NotFound(f"interface {name!r}: the guest has none of that name")
+
+
+# -- addresses as text ---------------------------------------------------------------------------------------------
+
+
+def hardware_address(text: str) -> bytes:
+    """The bytes of `aa:bb:...`. InvalidArgument for anything else."""
+    parts = text.split(":")
+    try:
+        if len(parts) not in (6, 8, 20) or any(len(part) != 2 for part in parts):
+            raise ValueError
+        return bytes(int(part, 16) for part in parts)
+    except ValueError:
+        raise InvalidArgument(
+            f"hardware address {text[:80]!r}: want six bytes in hexadecimal, separated by ':'"
+        ) from None
+
+
+def packed_ip(text: str) -> tuple[int, bytes]:
+    """(address family, address bytes) of an IPv4 or IPv6 address."""
+    for family in (nl.AF_INET6 if ":" in text else nl.AF_INET,):
+        try:
+            return family, _socket.inet_pton(family, text)
+        except OSError:
+            break
+    raise InvalidArgument(f"ip address {text[:80]!r}: neither IPv4 nor IPv6")
+
+
+def ip_text(data: bytes) -> str:
+    if len(data) not in (4, 16):
+        return ""
+    return _socket.inet_ntop(nl.AF_INET if len(data) == 4 else nl.AF_INET6, data)
+
+
+def network(text: str) -> tuple[int, bytes, int]:
+    """(family, address bytes, prefix length) of `ADDRESS/BITS`; without `/` the whole address."""
+    address, slash, bits = text.partition("/")
+    family, data = packed_ip(address)
+    most = len(data) * 8
+    if not slash:
+        return family, data, most
+    return family, data, prefix_length(bits, most, text)
+
+
+def prefix_length(text: str, most: int, what: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and int(text) <= most):
+        raise InvalidArgument(f"ip network {what[:80]!r}: prefix length {text!r} is not 0 to {most}")
+    return int(text)
+
+
+def _has_ipv6() -> bool:
+    for scope in ("all", "default"):
+        try:
+            with open(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6", encoding="ascii") as file:
+                if file.read().strip() == "0":
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+# -- interfaces ----------------------------------------------------------------------------------------------------
+
+
+def update_interface(interface: Message) -> None:
+    """The interface with that hardware address has this name, MTU, ARP flag and these addresses, and is up."""
+    check_interface(interface)
+    wanted = hardware_address(interface.hwAddr)
+    with nl.Netlink() as netlink:
+        try:
+            link = _by_address(netlink, wanted, interface)
+            if link.flags & nl.IFF_UP:
+                _set_link(netlink, link.index, 0, nl.IFF_UP)
+            for address in interface.IPAddresses:
+                _add_address(netlink, link.index, address)
+            _rename_and_raise(netlink, link, interface)
+        except OSError as error:
+            raise Internal(f"update interface {interface.name!r}: {os_cause(error)}") from error
+
+
+def check_interface(interface: Message) -> None:
+    if not interface.name or len(interface.name.encode()) > _MAX_NAME_BYTES or "/" in interface.name:
+        raise InvalidArgument(f"interface name {interface.name[:80]!r}: want 1 to {_MAX_NAME_BYTES} bytes without '/'")
+    if interface.mtu >> 31:
+        raise InvalidArgument(f"interface {interface.name!r}: mtu {interface.mtu}")
+    hardware_address(interface.hwAddr)
+    for address in interface.IPAddresses:
+        _family, data = packed_ip(address.address)
+        prefix_length(address.mask, len(data) * 8, f"{address.address}/{address.mask}")
+
+
+def name_of(interface: Message) -> str | None:
+    """The present name of the link with the interface's hardware address or, failing that, name; None without one."""
+    wanted = hardware_address(interface.hwAddr)
+    with nl.Netlink() as netlink:
+        present = links(netlink)
+    found = [link.name for link in present if link.address == wanted]
+    found += [link.name for link in present if link.name == interface.name]
+    return found[0] if found else None
+
+
+def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Message) -> Link:
+    present = links(netlink)
+    for link in present:
+        if link.address == wanted:
+            return link
+    # A restored VM keeps the address it was saved with: the name is what is left to go by.
+    for link in present:
+        if link.name == interface.name:
+            _set_link(netlink, link.index, 0, nl.IFF_UP)
+            _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
+            return link
+    raise NotFound(f"interface {interface.name!r}: the guest has none with hardware address {interface.hwAddr!r}")
+
+
+def _set_link(netlink: nl.Netlink, index: int, flags: int, change: int, attributes: bytes = b"") -> None:
+    netlink.request(nl.RTM_NEWLINK, 0, nl.LINK.pack(0, 0, index, flags, change) + attributes)
+
+
+def _name(name: str) -> bytes:
+    return nl.attribute(nl.IFLA_IFNAME, name.encode() + b"\0")
+
+
+def _add_address(netlink: nl.Netlink, index: int, address: Message) -> None:
+    family, data = packed_ip(address.address)
+    if family == nl.AF_INET6 and not _has_ipv6():
+        log.info("no IPv6 in this guest, address skipped", address=address.address)
+        return
+    bits = prefix_length(address.mask, len(data) * 8, address.address)
+    body = (
+        nl.ADDRESS.pack(family, bits, 0, 0, index)
+        + nl.attribute(nl.IFA_LOCAL, data)
+        + nl.attribute(nl.IFA_ADDRESS, data)
+    )
+    netlink.request(nl.RTM_NEWADDR, nl.NLM_F_CREATE | nl.NLM_F_REPLACE, body)
+
+
+def _rename_and_raise(netlink: nl.Netlink, link: Link, interface: Message) -> None:
+    other = None
+    if link.name != interface.name:
+        other = next((one for one in links(netlink) if one.name == interface.name), None)
+        if other is not None:
+            _set_link(netlink, other.index, 0, nl.IFF_UP)
+            _set_link(netlink, other.index, 0, 0, _name(f"swap{other.index}"))
+    flags = nl.IFF_UP | (nl.IFF_NOARP if interface.raw_flags & nl.IFF_NOARP else 0)
+    attributes = b"" if link.name == interface.name else _name(interface.name)
+    if interface.mtu:
+        attributes += nl.number(nl.IFLA_MTU, interface.mtu)
+    _set_link(netlink, link.index, flags, nl.IFF_UP | nl.IFF_NOARP, attributes)
+    if other is not None:
+        was_up = other.flags & nl.IFF_UP
+        _set_link(netlink, other.index, was_up, nl.IFF_UP, _name(link.name))
+
+
+def list_interfaces() -> list[Message]:
+    """Every interface of the guest with its addresses."""
+    with nl.Netlink() as netlink:
+        present = links(netlink)
+        addresses: dict[int, list[Message]] = {}
+        for data in netlink.dump(nl.RTM_GETADDR, nl.ADDRESS.pack(0, 0, 0, 0, 0)):
+            family, bits, _flags, _scope, index = nl.ADDRESS.unpack_from(data)
+            found = nl.parse_attributes(data[nl.ADDRESS.size :])
+            text = ip_text(found.get(nl.IFA_LOCAL) or found.get(nl.IFA_ADDRESS, b""))
+            entry = Message("IPAddress", family=_V6 if family == nl.AF_INET6 else _V4, address=text, mask=str(bits))
+            addresses.setdefault(index, []).append(entry)
+    return [
+        Message(
+            "Interface",
+            name=link.name,
+            mtu=link.mtu,
+            hwAddr=link.address.hex(":"),
+            type=link.kind,
+            raw_flags=link.flags & nl.IFF_NOARP,
+            IPAddresses=addresses.get(link.index, []),
+        )
+        for link in present
+    ]
+
+
+# -- routes --------------------------------------------------------------------------------------------------------
+
+
+def update_routes(routes: list[Message]) -> None:
+    """The main table has each route, replacing one to the same destination."""
+    with nl.Netlink() as netlink:
+        for route in sorted(routes, key=lambda one: bool(one.gateway)):
+            index = _by_name(netlink, route.device).index
+            try:
+                netlink.request(nl.RTM_NEWROUTE, nl.NLM_F_CREATE | nl.NLM_F_REPLACE, route_body(route, index))
+            except OSError as error:
+                where = f"{route.dest or 'default'} via {route.gateway or 'link'} dev {route.device}"
+                raise Internal(f"add route {where!r}: {os_cause(error)}") from error
+
+
+def route_body(route: Message, index: int) -> bytes:
+    """The rtmsg of a route through interface `index`."""
+    family = nl.AF_INET6 if route.family == _V6 else nl.AF_INET
+    size = 16 if family == nl.AF_INET6 else 4
+    attributes = nl.number(nl.RTA_OIF, index)
+    bits = 0
+    if route.dest:
+        found, data, bits = network(route.dest)
+        _same_family(family, found, route.dest)
+        attributes += nl.attribute(nl.RTA_DST, data if bits else b"\0" * size) if bits else b""
+    source_bits = 0
+    if route.source:
+        found, data, length = network(route.source)
+        _same_family(family, found, route.source)
+        # Only IPv6 routes by source; elsewhere, and for a plain address, it is the preferred source.
+        if "/" in route.source and family == nl.AF_INET6 and length:
+            source_bits = length
+            attributes += nl.attribute(nl.RTA_SRC, data)
+        else:
+            attributes += nl.attribute(nl.RTA_PREFSRC, data)
+    if route.gateway:
+        found, data = packed_ip(route.gateway)
+        _same_family(family, found, route.gateway)
+        attributes += nl.attribute(nl.RTA_GATEWAY, data)
+    if route.mtu:
+        attributes += nl.attribute(nl.RTA_METRICS, nl.number(nl.RTAX_MTU, route.mtu))
+    header = nl.ROUTE.pack(
+        family, bits, source_bits, 0, nl.RT_TABLE_MAIN, nl.RTPROT_BOOT, route.scope & 0xFF, nl.RTN_UNICAST, route.flags
+    )
+    return header + attributes
+
+
+def _same_family(wanted: int, found: int, text: str) -> None:
+    if wanted != found:
+        raise InvalidArgument(f"route: {text!r} is not of the route's address family")
+
+
+def list_routes() -> list[Message]:
+    """The main table's unicast routes, but those the kernel made for itself in IPv6 link-local scope."""
+    found = []
+    with nl.Netlink() as netlink:
+        names = {link.index: link.name for link in links(netlink)}
+        for family in (nl.AF_INET, nl.AF_INET6):
+            for data in netlink.dump(nl.RTM_GETROUTE, nl.ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+                route = _route(data, family, names)
+                if route is not None:
+                    found.append(route)
+    return found
+
+
+def _route(data: bytes, family: int, names: dict[int, str]) -> Message | None:
+    _family, bits, source_bits, _tos, table, _protocol, scope, kind, flags = nl.ROUTE.unpack_from(data)
+    found = nl.parse_attributes(data[nl.ROUTE.size :])
+    if table != nl.RT_TABLE_MAIN or kind != nl.RTN_UNICAST:
+        return None
+    metrics = nl.parse_attributes(found.get(nl.RTA_METRICS, b""))
+    dest, source = ip_text(found.get(nl.RTA_DST, b"")), ip_text(found.get(nl.RTA_SRC, b""))
+    return Message(
+        "Route",
+        dest=f"{dest}/{bits}" if dest else "",
+        gateway=ip_text(found.get(nl.RTA_GATEWAY, b"")),
+        device=names.get(int.from_bytes(found.get(nl.RTA_OIF, b""), "little"), ""),
+        source=f"{source}/{source_bits}" if source else ip_text(found.get(nl.RTA_PREFSRC, b"")),
+        scope=scope,
+        family=_V6 if family == nl.AF_INET6 else _V4,
+        flags=flags,
+        mtu=int.from_bytes(metrics.get(nl.RTAX_MTU, b""), "little"),
+    )
+
+
+# -- neighbours ----------------------------------------------------------------------------------------------------
+
+
+def add_neighbours(neighbours: list[Message]) -> None:
+    """Each neighbour is known, permanently unless it names another state."""
+    with nl.Netlink() as netlink:
+        for neighbour in neighbours:
+            index = _by_name(netlink, neighbour.device).index
+            try:
+                netlink.request(nl.RTM_NEWNEIGH, nl.NLM_F_CREATE | nl.NLM_F_REPLACE, neighbour_body(neighbour, index))
+            except OSError as error:
+                raise Internal(f"add neighbour {neighbour.toIPAddress.address!r}: {os_cause(error)}") from error
+
+
+def neighbour_body(neighbour: Message, index: int) -> bytes:
+    """The ndmsg of a neighbour on interface `index`."""
+    family, data = packed_ip(neighbour.toIPAddress.address)
+    state = neighbour.state & 0xFFFF or nl.NUD_PERMANENT
+    body = nl.NEIGHBOUR.pack(family, index, state, neighbour.flags & 0xFF, 0) + nl.attribute(nl.NDA_DST, data)
+    if neighbour.lladdr:
+        body += nl.attribute(nl.NDA_LLADDR, hardware_address(neighbour.lladdr))
+    return body
+
+
+def interface_of(folder: str) -> str | None:
+    """The interface of the PCI function with this sysfs folder; None while it has none."""
+    for root in [folder, *(f"{folder}/{name}" for name in _names(folder) if name.startswith("virtio"))]:
+        for name in _names(f"{root}/net"):
+            return name
+    return None
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []

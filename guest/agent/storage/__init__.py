@@ -1,0 +1,1 @@
+"""File systems and devices of the guest: what the shim asks to be mounted, found, copied or watched."""

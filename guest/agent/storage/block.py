@@ -1,0 +1,145 @@
+"""Block devices by where the host plugged them in.
+
+- blk: a PCI path, two-digit slots from the root separated by `/` (`02/01`: slot 1 behind the bridge in slot 2); a
+  function may follow a dot; three or more parts whose first is 20 or more begin with a root complex. Or a node,
+  `/dev/vdb`.
+- mmioblk, nvdimm: a node. scsi: `SCSI-ID:LUN` on the first host.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from guest.agent.errors import Internal, InvalidArgument
+from guest.agent.runtime.children import find_program
+from guest.agent.storage.uevent import wait_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.agent import Agent
+
+SYS = "/sys"
+_MIN_ROOT_COMPLEX = 0x20
+_MKFS_TIMEOUT_S = 120.0
+_SCSI_HOST = "/sys/class/scsi_host"
+
+
+async def find_block_device(agent: Agent, driver: str, source: str) -> str:
+    """The device node (`/dev/...`) of what `source` names, once it is there."""
+    if source.startswith("/dev/"):
+        return await wait_for(agent, f"block device {source!r}", lambda: source if is_block(source) else None)
+    if driver == "blk":
+        pci_slots(source)  # refuse nonsense before waiting for it
+        return await wait_for(agent, f"disk at PCI path {source!r}", lambda: pci_disk(SYS, source))
+    if driver == "scsi":
+        check_scsi_address(source)
+        scan_scsi(source)
+        return await wait_for(agent, f"disk at SCSI address {source!r}", lambda: scsi_disk(SYS, source))
+    raise InvalidArgument(f"{driver} device {source!r}: want a path below /dev")
+
+
+def is_block(path: str) -> bool:
+    try:
+        return stat.S_ISBLK(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def pci_slots(path: str) -> tuple[str, list[str]]:
+    """(root complex, [`slot.function`, ...]) of a PCI path, as sysfs writes them. InvalidArgument for anything else."""
+    parts = path.split("/")
+    root = "00"
+    try:
+        if len(parts) >= 3 and int(parts[0], 16) >= _MIN_ROOT_COMPLEX:
+            root = f"{int(parts.pop(0), 16):02x}"
+        slots = []
+        for part in parts:
+            slot_text, dot, function_text = part.partition(".")
+            slot, function = int(slot_text, 16), int(function_text, 8) if dot else 0
+            if not (slot <= 0x1F and function <= 7 and slot_text.isalnum() and len(part) <= (4 if dot else 2)):
+                raise ValueError
+            slots.append(f"{slot:02x}.{function}")
+    except ValueError:
+        raise InvalidArgument(
+            f"PCI path {path[:80]!r}: want slots of two hexadecimal digits, separated by '/'"
+        ) from None
+    return root, slots
+
+
+def pci_folder(sys: str, path: str) -> str | None:
+    """The sysfs folder of the function at the PCI path; None while it is not there.
+
+    Each bridge on the way is a folder that holds its secondary bus's functions.
+    """
+    root, slots = pci_slots(path)
+    folder, bus = f"{sys}/devices/pci0000:{root}", root
+    for index, slot in enumerate(slots):
+        folder = f"{folder}/0000:{bus}:{slot}"
+        if not os.path.isdir(folder):
+            return None
+        if index + 1 < len(slots):
+            try:
+                buses = [name[5:] for name in os.listdir(f"{folder}/pci_bus")]
+            except OSError:
+                return None
+            if len(buses) != 1:
+                return None
+            bus = buses[0]
+    return folder
+
+
+def pci_disk(sys: str, path: str) -> str | None:
+    """The node of the virtio disk at the PCI path; None while it, or its node, is not there."""
+    folder = pci_folder(sys, path)
+    if folder is None:
+        return None
+    for name in _names(folder):
+        if name.startswith("virtio"):
+            for disk in _names(f"{folder}/{name}/block"):
+                return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
+    return None
+
+
+def check_scsi_address(address: str) -> None:
+    scsi_id, colon, lun = address.partition(":")
+    if not (colon and scsi_id.isdigit() and lun.isdigit()):
+        raise InvalidArgument(f"SCSI address {address[:80]!r}: want ID:LUN")
+
+
+def scan_scsi(address: str) -> None:
+    """Every SCSI host has been told to look for the address."""
+    scsi_id, _, lun = address.partition(":")
+    for host in _names(_SCSI_HOST):
+        with open(f"{_SCSI_HOST}/{host}/scan", "w", encoding="ascii") as file:
+            file.write(f"0 {scsi_id} {lun}")
+
+
+def scsi_disk(sys: str, address: str) -> str | None:
+    """The node of the disk at ID:LUN on channel 0 of any host."""
+    suffix = f":0:{address}"
+    for name in _names(f"{sys}/class/scsi_device"):
+        if name.endswith(suffix) and name.count(":") == 3:
+            for disk in _names(f"{sys}/class/scsi_device/{name}/device/block"):
+                return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
+    return None
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+async def make_filesystem(agent: Agent, node: str, fstype: str) -> None:
+    """The whole device is a fresh ext4, without a journal: its volume lives no longer than the sandbox."""
+    if fstype != "ext4":
+        raise InvalidArgument(f"make file system on {node!r}: {fstype!r} is not supported, 'ext4' is")
+    program = find_program("mkfs.ext4")
+    if program is None:
+        raise Internal(f"make file system on {node!r}: the guest has no mkfs.ext4")
+    argv = [program, "-q", "-F", "-O", "^has_journal", "-m", "0", "-i", "163840", "-I", "128", node]
+    ended = await agent.children.run(argv, timeout_s=_MKFS_TIMEOUT_S)
+    if ended.code != 0:
+        raise Internal(f"make file system on {node!r}: {ended.stderr.decode('utf-8', 'replace').strip()}")

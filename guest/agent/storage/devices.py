@@ -1,0 +1,83 @@
+"""Devices of a container: found in the guest, and the spec's host numbers replaced by the guest's."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from guest.agent.errors import InvalidArgument, NotFound, os_cause
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.agent import Agent
+    from guest.agent.wire.codec import Message
+
+DEVICE_TYPES = ("blk", "mmioblk", "nvdimm", "scsi")
+
+
+async def add_devices(agent: Agent, devices: list[Message], spec: Message) -> None:
+    """Each device is there, and the spec's device of that container path, with its cgroup rules, has the guest's
+    numbers.
+
+    InvalidArgument names a device that the spec does not have, or of a kind this agent cannot find.
+    """
+    found: dict[str, tuple[str, int, int]] = {}
+    for device in devices:
+        check(device)
+        if device.container_path in found:
+            raise InvalidArgument(f"device {device.container_path!r}: given twice")
+        found[device.container_path] = numbers(await _find(agent, device))
+    update_spec(spec, found)
+
+
+def check(device: Message) -> None:
+    if device.type not in DEVICE_TYPES:
+        raise InvalidArgument(
+            f"device {device.container_path!r}: unknown type {device.type!r}, known are {', '.join(DEVICE_TYPES)}"
+        )
+    if not device.container_path.startswith("/"):
+        raise InvalidArgument(
+            f"device {device.id or device.vm_path!r}: container path {device.container_path!r} is not absolute"
+        )
+    if not (device.id or device.vm_path):
+        raise InvalidArgument(f"device {device.container_path!r}: neither id nor vm_path")
+
+
+async def _find(agent: Agent, device: Message) -> str:
+    from guest.agent.storage.block import find_block_device
+
+    # kata-agent finds PCI and SCSI disks by id and the others by node; a node for a PCI disk is accepted where
+    # there is no id.
+    by_id = device.type in ("blk", "scsi") and device.id
+    return await find_block_device(agent, device.type, device.id if by_id else device.vm_path)
+
+
+def numbers(node: str) -> tuple[str, int, int]:
+    """(`b` or `c`, major, minor) of a device node."""
+    try:
+        found = os.stat(node)
+    except OSError as error:
+        raise NotFound(f"device node {node!r}: {os_cause(error)}") from error
+    kind = "b" if stat.S_ISBLK(found.st_mode) else "c" if stat.S_ISCHR(found.st_mode) else ""
+    if not kind:
+        raise InvalidArgument(f"device node {node!r}: neither block nor character device")
+    return kind, os.major(found.st_rdev), os.minor(found.st_rdev)
+
+
+def update_spec(spec: Message, found: dict[str, tuple[str, int, int]]) -> None:
+    """The spec's devices at the paths of `found` have these numbers, and so have the cgroup rules that named the old
+    ones.
+    """
+    missing = set(found) - {device.Path for device in spec.Linux.Devices}
+    if missing:
+        raise InvalidArgument(f"device {min(missing)!r}: not among the spec's devices")
+    renumbered = {}
+    for device in spec.Linux.Devices:
+        if device.Path in found:
+            kind, major, minor = found[device.Path]
+            renumbered[(kind, device.Major, device.Minor)] = (major, minor)
+            device._values.update(Type=kind, Major=major, Minor=minor)
+    for rule in spec.Linux.Resources.Devices:
+        new = renumbered.get((rule.Type, rule.Major, rule.Minor))
+        if new is not None:
+            rule._values.update(Major=new[0], Minor=new[1])

@@ -1,0 +1,172 @@
+"""Files the shim copies into the guest, and removing trees."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from guest.agent.errors import InvalidArgument, os_cause
+from guest.agent.storage.syscalls import open_beneath
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.wire.codec import Message
+
+SHARED = "/run/kata-containers/shared/containers"
+_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_MAX_FILE_BYTES = 1 << 40
+
+
+def remove_tree(path: str) -> None:
+    """`path` and all in it is gone, up to mount points: what is mounted inside is left alone, with its parents."""
+    try:
+        before = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(before.st_mode):
+        os.unlink(path)
+        return
+    _empty(path, before.st_dev)
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass  # a mount point is left in it
+
+
+def _empty(path: str, device: int) -> None:
+    with os.scandir(path) as entries:
+        for entry in list(entries):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+            elif entry.stat(follow_symlinks=False).st_dev == device:
+                _empty(entry.path, device)
+                try:
+                    os.rmdir(entry.path)
+                except OSError:
+                    pass  # a bind mount of the same file system, or the parent of a mount point
+
+
+def copy_file(request: Message, shared: str = SHARED) -> None:
+    """One CopyFile call: a directory, a symlink, or a chunk of a file beneath `shared`.
+
+    A file appears under its name when its last chunk has arrived, replacing what was there; until then it is
+    `.NAME.part`. Missing parents are made with `dir_mode`. Nothing outside `shared` is touched, whatever symlinks it
+    holds. InvalidArgument names a path that leads out.
+    """
+    path = request.path
+    relative = os.path.relpath(path, shared) if path.startswith(shared.rstrip("/") + "/") else ".."
+    if relative in (".", "..") or relative.startswith("../") or ".." in path.split("/") or "\0" in path:
+        raise InvalidArgument(f"copy file {path!r}: not a path beneath {shared!r}")
+    if request.offset < 0 or not 0 <= request.file_size <= _MAX_FILE_BYTES:
+        raise InvalidArgument(f"copy file {path!r}: offset {request.offset}, size {request.file_size}")
+    os.makedirs(shared, exist_ok=True)
+    root = os.open(shared, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        *parents, name = relative.split("/")
+        parent = _make_parents(root, parents, request)
+        try:
+            _copy_into(parent, name, request)
+        finally:
+            os.close(parent)
+    except OSError as error:
+        raise InvalidArgument(f"copy file {path!r}: {os_cause(error)}") from error
+    finally:
+        os.close(root)
+
+
+def _owner(request: Message) -> tuple[int, int]:
+    return request.uid, request.gid
+
+
+def _make_parents(root: int, parents: list[str], request: Message) -> int:
+    current = os.open(".", _DIR_FLAGS | os.O_CLOEXEC, dir_fd=root)
+    walked = ""
+    for depth, part in enumerate(parents):
+        walked = f"{walked}/{part}" if walked else part
+        try:
+            os.mkdir(part, request.dir_mode & 0o777, dir_fd=current)
+            made = True
+        except FileExistsError:
+            made = False
+        except OSError:
+            os.close(current)
+            raise
+        os.close(current)
+        # From the root each time: a symlink on the way is followed if it stays inside.
+        current = open_beneath(root, walked, os.O_RDONLY | os.O_DIRECTORY)
+        if made or depth == len(parents) - 1:
+            os.fchown(current, *_owner(request))
+    return current
+
+
+def _copy_into(parent: int, name: str, request: Message) -> None:
+    kind = stat.S_IFMT(request.file_mode)
+    if kind == stat.S_IFDIR:
+        _copy_directory(parent, name, request)
+        return
+    if kind == stat.S_IFLNK:
+        _remove_at(parent, name)
+        os.symlink(request.data, os.fsencode(name), dir_fd=parent)
+        os.chown(name, *_owner(request), dir_fd=parent, follow_symlinks=False)
+        return
+    if kind not in (0, stat.S_IFREG):
+        raise InvalidArgument(
+            f"copy file {request.path!r}: mode {request.file_mode:#o} is no file, directory or symlink"
+        )
+    _copy_chunk(parent, name, request)
+
+
+def _copy_directory(parent: int, name: str, request: Message) -> None:
+    try:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        pass  # its content is kept
+    fd = os.open(name, _DIR_FLAGS | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.fchown(fd, *_owner(request))
+        os.fchmod(fd, request.file_mode & 0o7777)
+    finally:
+        os.close(fd)
+
+
+def _copy_chunk(parent: int, name: str, request: Message) -> None:
+    if request.offset + len(request.data) > request.file_size:
+        raise InvalidArgument(
+            f"copy file {request.path!r}: chunk ends after the file's size of {request.file_size} bytes"
+        )
+    part = f".{name}.part"[:255]
+    fresh = request.offset == 0
+    if fresh:
+        _remove_at(parent, part)
+    flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if fresh else 0)
+    fd = os.open(part, flags, 0o600, dir_fd=parent)
+    try:
+        data, offset = memoryview(request.data), request.offset
+        while data:
+            count = os.pwrite(fd, data, offset)
+            data, offset = data[count:], offset + count
+        if offset < request.file_size:
+            return
+        os.fchown(fd, *_owner(request))
+        os.fchmod(fd, request.file_mode & 0o7777)
+    finally:
+        os.close(fd)
+    try:
+        os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except IsADirectoryError:
+        _remove_at(parent, name)
+        os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def _remove_at(parent: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError:
+        remove_tree(f"/proc/self/fd/{parent}/{name}")

@@ -1,0 +1,225 @@
+"""The sandbox's storages: mounted once per mount point, counted per container, unmounted with the last user.
+
+Drivers are kata-agent's. A storage that was asked for with the sandbox, or is `shared`, stays until the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import os
+
+from guest.agent import log
+from guest.agent.errors import Internal, InvalidArgument, os_cause
+from guest.agent.runtime.loop import Lock
+from guest.agent.storage import mounts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.agent import Agent
+    from guest.agent.wire.codec import Message
+
+SANDBOX = ""
+_FS_GID = "fsgid="
+_SETGID = 0o2000
+_CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
+_OVERLAY_RW = "io.katacontainers.fs-opt.overlay-rw"
+_CREATE_FILESYSTEM = "io.katacontainers.volume.block.create_filesystem"
+_HUGEPAGES = "/sys/kernel/mm/hugepages"
+_CONTAINERS = "/run/kata-containers"
+
+DRIVERS = (
+    "9p", "bind", "blk", "ephemeral", "local", "mmioblk", "nvdimm", "overlayfs", "scsi", "virtio-fs", "watchable-bind",
+)  # fmt: skip
+
+
+class _Mounted:
+    __slots__ = ("driver", "source", "users")
+
+    def __init__(self, driver: str, source: str) -> None:
+        self.driver = driver
+        self.source = source
+        self.users: list[str] = []
+
+
+class StorageTable:
+    """One per sandbox. Users are container ids, or SANDBOX."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._lock = Lock(agent.loop)
+        self._mounted: dict[str, _Mounted] = {}
+
+    async def add(self, storages: list[Message], user: str) -> None:
+        """Every storage is in place for `user`. On failure the ones before it stay until `release(user)`."""
+        await self._lock.acquire()
+        try:
+            for storage in storages:
+                await self._add(storage, user)
+        finally:
+            self._lock.release()
+
+    async def _add(self, storage: Message, user: str) -> None:
+        check(storage)
+        target = os.path.normpath(storage.mount_point)
+        known = self._mounted.get(target)
+        if known is None:
+            await self._set_up(storage, target, user)
+            known = self._mounted[target] = _Mounted(storage.driver, storage.source)
+            if storage.shared:
+                known.users.append(SANDBOX)
+        if user not in known.users:
+            known.users.append(user)
+
+    async def release(self, user: str) -> None:
+        """Nothing is mounted for `user` alone any more, last mounted first. Failures are logged."""
+        await self._lock.acquire()
+        try:
+            for target in reversed(list(self._mounted)):
+                entry = self._mounted[target]
+                if user in entry.users:
+                    entry.users.remove(user)
+                if not entry.users:
+                    del self._mounted[target]
+                    self._take_down(target, entry)
+        finally:
+            self._lock.release()
+
+    def _take_down(self, target: str, entry: _Mounted) -> None:
+        try:
+            if entry.driver == "watchable-bind":
+                from guest.agent.storage.watch import stop_watching
+
+                stop_watching(self._agent, target)
+            mounts.unmount(target)
+            if entry.driver != "local" and os.path.isdir(target):
+                os.rmdir(target)
+        except (Internal, OSError) as error:
+            log.info("storage left in place", path=target, error=error)
+
+    # -- drivers ---------------------------------------------------------------------------------------------------
+
+    async def _set_up(self, storage: Message, target: str, user: str) -> None:
+        driver = storage.driver
+        if driver == "local":
+            os.makedirs(target, exist_ok=True)
+            set_directory_options(target, storage.options)
+        elif driver == "ephemeral":
+            self._ephemeral(storage, target)
+        elif driver == "overlayfs":
+            self._overlay(storage, target, user)
+        elif driver == "watchable-bind":
+            from guest.agent.storage.watch import start_watching
+
+            start_watching(self._agent, storage.source, target)
+        elif driver in ("virtio-fs", "9p", "bind"):
+            mount_storage(
+                storage.source, target, storage.fstype or ("bind" if driver == "bind" else ""), storage.options
+            )
+        else:
+            await self._block(storage, target)
+        if storage.has("fs_group"):
+            from guest.agent.storage.ownership import set_group
+
+            set_group(target, storage.fs_group, read_only="ro" in storage.options)
+
+    def _ephemeral(self, storage: Message, target: str) -> None:
+        if storage.fstype == "hugetlbfs":
+            allocate_hugepages(storage.options)
+            mount_storage(storage.source, target, storage.fstype, storage.options)
+            return
+        # The kernel knows no `fsgid`: it is the directory's group.
+        options = [word for word in storage.options if not word.startswith(_FS_GID)]
+        mount_storage(storage.source, target, storage.fstype, options)
+        set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])
+
+    def _overlay(self, storage: Message, target: str, user: str) -> None:
+        options = [word for word in storage.options if word != _OVERLAY_RW]
+        if _OVERLAY_RW in storage.options:
+            if user == SANDBOX:
+                raise InvalidArgument(f"storage {target!r}: a writable overlay needs a container")
+            for option, folder in (("upperdir", "upper"), ("workdir", "work")):
+                path = f"{_CONTAINERS}/{user}/{folder}"
+                os.makedirs(path, exist_ok=True)
+                options.append(f"{option}={path}")
+        for word in storage.driver_options:
+            if word.startswith(_CREATE_DIRECTORY):
+                os.makedirs(word[len(_CREATE_DIRECTORY) :], exist_ok=True)
+        mount_storage(storage.source or "overlay", target, "overlay", options)
+
+    async def _block(self, storage: Message, target: str) -> None:
+        from guest.agent.storage.block import find_block_device, make_filesystem
+
+        if any(word.startswith("encryption_key=") for word in storage.driver_options):
+            raise InvalidArgument(f"storage {target!r}: this agent does not encrypt block devices")
+        node = await find_block_device(self._agent, storage.driver, storage.source)
+        if _CREATE_FILESYSTEM in storage.driver_options:
+            await make_filesystem(self._agent, node, storage.fstype)
+        options = [word for word in storage.options if not word.startswith(_FS_GID)]
+        mount_storage(node, target, storage.fstype, options)
+        set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])
+
+
+def check(storage: Message) -> None:
+    """InvalidArgument names a storage that cannot be meant."""
+    target = storage.mount_point
+    if storage.driver not in DRIVERS:
+        raise InvalidArgument(f"storage {target!r}: unknown driver {storage.driver!r}, known are {', '.join(DRIVERS)}")
+    if not target.startswith("/") or os.path.normpath(target) == "/" or "\0" in target + storage.source:
+        raise InvalidArgument(
+            f"storage with driver {storage.driver!r}: mount point {target!r} is not an absolute path below /"
+        )
+
+
+def mount_storage(source: str, target: str, fstype: str, options: list[str]) -> None:
+    """Mounted on a target that is made if need be; nothing happens when that type is mounted there already."""
+    if not source or not fstype:
+        raise InvalidArgument(f"storage {target!r}: no {'source' if fstype else 'fstype'}")
+    if mounts.mount_types().get(target) == fstype and "remount" not in options:
+        log.info("already mounted", path=target, fstype=fstype)
+        return
+    try:
+        mounts.make_target(source, target, fstype)
+    except OSError as error:
+        raise Internal(f"make mount point {target!r}: {os_cause(error)}") from error
+    mounts.mount(source, target, fstype, options)
+
+
+def set_directory_options(path: str, options: list[str]) -> None:
+    """`mode=` (octal) and `fsgid=` of a directory are applied; a group also sets the set-gid bit."""
+    mode, group = None, None
+    for word in options:
+        key, _, value = word.partition("=")
+        try:
+            if key == "mode":
+                mode = int(value, 8)
+            elif key == "fsgid":
+                group = int(value)
+        except ValueError:
+            raise InvalidArgument(f"storage {path!r}: option {word!r} is not a number") from None
+    if group is not None:
+        os.chown(path, -1, group)
+        mode = (os.stat(path).st_mode if mode is None else mode) | _SETGID
+    if mode is not None:
+        os.chmod(path, mode & 0o7777)
+
+
+def allocate_hugepages(options: list[str]) -> None:
+    """The kernel has set aside what `pagesize=` and `size=` (bytes) in `options` ask for. Internal says how much it
+    gave instead.
+    """
+    values = dict(part.partition("=")[::2] for word in options for part in word.split(","))
+    try:
+        page_bytes, size_bytes = int(values["pagesize"]), int(values["size"])
+        count = size_bytes // page_bytes
+    except (KeyError, ValueError, ZeroDivisionError):
+        raise InvalidArgument(f"hugepages: want pagesize= and size= in bytes, got {','.join(options)!r}") from None
+    path = f"{_HUGEPAGES}/hugepages-{page_bytes // 1024}kB/nr_hugepages"
+    try:
+        with open(path, "r+", encoding="ascii") as file:
+            file.write(str(count))
+            file.flush()
+            file.seek(0)
+            got = int(file.read())
+    except OSError as error:
+        raise Internal(f"allocate hugepages in {path!r}: {os_cause(error)}") from error
+    if got < count:
+        raise Internal(f"allocate hugepages in {path!r}: got {got} of {count}")

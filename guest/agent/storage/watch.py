@@ -1,0 +1,154 @@
+"""watchable-bind: a copy of a directory or file of the share, kept up to date, because inotify does not cross
+virtio-fs.
+
+The target is a bind mount of the copy. A changed file is written beside the old one and renamed over it, so a reader
+sees either the old or the new; symlinks come after the files they point to, Kubernetes' `..data`, which its readers
+watch, last of all; what vanished from the source is removed after that. So a volume's update is as atomic in the guest
+as on the host. A source that is a single file is rewritten in place: a rename would leave the bind mount with the old
+one. Limits and interval are kata-agent's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from guest.agent import log
+from guest.agent.errors import InvalidArgument
+from guest.agent.storage import mounts
+from guest.agent.storage.files import remove_tree
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.agent import Agent
+    from guest.agent.runtime.loop import Task
+
+_COPIES = "/run/kata-containers/watchable"
+_EVERY_S = 2.0
+_MAX_ENTRIES = 16
+_MAX_BYTES = 1 << 20
+_LAST = "..data"
+
+
+class TooBig(Exception):
+    """The source is over the limits of what is copied."""
+
+
+class _Watch:
+    __slots__ = ("copy", "task")
+
+    def __init__(self, copy: str, task: Task | None) -> None:
+        self.copy = copy
+        self.task = task
+
+
+_watches: dict[str, _Watch] = {}
+
+
+def start_watching(agent: Agent, source: str, target: str) -> None:
+    """`target` shows a copy of `source` that follows it; a source over the limits is bind mounted instead."""
+    if not source.startswith("/"):
+        raise InvalidArgument(f"watch {source!r}: not an absolute path")
+    copy = f"{_COPIES}/{len(_watches)}-{os.getpid()}-{os.urandom(4).hex()}"
+    os.makedirs(_COPIES, mode=0o700, exist_ok=True)
+    try:
+        seen = synchronize(source, copy, {})
+    except TooBig as error:
+        log.info("too big to watch, bind mounted", source=source, cause=error)
+        remove_tree(copy)
+        mounts.make_target(source, target, "bind")
+        mounts.mount(source, target, "bind", ["rbind"])
+        return
+    mounts.make_target(copy, target, "bind")
+    mounts.mount(copy, target, "bind", ["bind"])
+    _watches[target] = _Watch(copy, agent.loop.spawn(f"watch {source}", _follow(agent, source, copy, seen)))
+
+
+def stop_watching(agent: Agent, target: str) -> None:
+    """The copy is no longer updated and is removed once unmounted."""
+    watch = _watches.pop(target, None)
+    if watch is not None:
+        if watch.task is not None:
+            watch.task.cancel()
+        mounts.unmount(target)
+        remove_tree(watch.copy)
+
+
+async def _follow(agent: Agent, source: str, copy: str, seen: dict[str, tuple[int, ...]]) -> None:
+    while True:
+        await agent.loop.sleep(_EVERY_S)
+        try:
+            seen = synchronize(source, copy, seen)
+        except (OSError, TooBig) as error:
+            # The host may be in the middle of its own update: the next round sees its end.
+            log.debug("not synchronized", source=source, error=error)
+
+
+def synchronize(source: str, copy: str, seen: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """`copy` is like `source`. `seen` is what the last call returned: entries that are as they were then are not
+    touched.
+
+    Raises TooBig before anything is changed, OSError when the source changes meanwhile.
+    """
+    found = _scan(source)
+    changed = {name for name, entry in found.items() if seen.get(name) != entry}
+    if changed or len(found) != len(seen):
+        for name in sorted(changed, key=lambda name: _order(name, found[name][0])):
+            _copy_entry(
+                os.path.join(source, name) if name else source, os.path.join(copy, name) if name else copy, name
+            )
+        for name in sorted(set(seen) - set(found), reverse=True):
+            remove_tree(os.path.join(copy, name))
+    return found
+
+
+def _order(name: str, mode: int) -> tuple[int, str]:
+    """Directories, parents first; files; symlinks; `..data`."""
+    if stat.S_ISLNK(mode):
+        return (3 if name == _LAST else 2, name)
+    return (0 if stat.S_ISDIR(mode) else 1, name)
+
+
+def _scan(root: str) -> dict[str, tuple[int, ...]]:
+    """Relative path ("" for the root) -> mode, owner, size, time and inode of everything that is copied."""
+    found: dict[str, tuple[int, ...]] = {}
+    waiting, files, size = [""], 0, 0
+    while waiting:
+        name = waiting.pop()
+        path = os.path.join(root, name) if name else root
+        entry = os.stat(path) if not name else os.lstat(path)
+        if stat.S_ISDIR(entry.st_mode):
+            # A directory's own time changes with its entries, which are compared anyway.
+            found[name] = (entry.st_mode, entry.st_uid, entry.st_gid)
+            waiting += [os.path.join(name, child) for child in os.listdir(path)]
+        elif stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode):
+            found[name] = (entry.st_mode, entry.st_uid, entry.st_gid, entry.st_size, entry.st_mtime_ns, entry.st_ino)
+            files, size = files + 1, size + entry.st_size
+        if files > _MAX_ENTRIES or len(found) > 4 * _MAX_ENTRIES or size > _MAX_BYTES:
+            raise TooBig(f"more than {_MAX_ENTRIES} files or {_MAX_BYTES} bytes")
+    return found
+
+
+def _copy_entry(source: str, copy: str, name: str) -> None:
+    entry = os.lstat(source) if name else os.stat(source)
+    if stat.S_ISDIR(entry.st_mode):
+        if not os.path.isdir(copy) or os.path.islink(copy):
+            remove_tree(copy)
+            os.mkdir(copy, 0o700)
+        os.chown(copy, entry.st_uid, entry.st_gid)
+        os.chmod(copy, stat.S_IMODE(entry.st_mode))
+        return
+    part = f"{os.path.dirname(copy)}/.{os.path.basename(copy)}.part"[:4095] if name else copy
+    if name:
+        remove_tree(part)
+    if stat.S_ISLNK(entry.st_mode):
+        os.symlink(os.readlink(source), part)
+    else:
+        with open(source, "rb") as old, open(part, "wb") as new:
+            new.write(old.read(_MAX_BYTES + 1))
+            os.fchmod(new.fileno(), stat.S_IMODE(entry.st_mode))
+    os.chown(part, entry.st_uid, entry.st_gid, follow_symlinks=False)
+    if name:
+        if os.path.isdir(copy) and not os.path.islink(copy):
+            remove_tree(copy)
+        os.rename(part, copy)

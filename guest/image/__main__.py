@@ -1,0 +1,37 @@
+"""`python -m guest.image build`: make the guest's kernel, initrd and root image."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from guest.image.build import build
+from guest.image.errors import BuildError
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def main(arguments: list[str]) -> int:
+    """0 when the image is there and current; 1 with one line on standard error when it cannot be built."""
+    parser = argparse.ArgumentParser(prog="python -m guest.image", description=__doc__)
+    actions = parser.add_subparsers(dest="action", required=True)
+    action = actions.add_parser("build", help="build the guest image unless it is current")
+    action.add_argument("--out", type=Path, default=CHECKOUT / ".build/guest", help="directory for the artefacts")
+    action.add_argument("--cache", type=Path, default=CHECKOUT / ".build/cache/guest", help="directory for packages")
+    action.add_argument("--start", type=Path, help="program to start in place of the agent's entry")
+    options = parser.parse_args(arguments)
+    try:
+        build(
+            checkout=CHECKOUT,
+            out=options.out.resolve(),
+            cache=options.cache.resolve(),
+            progress=lambda text: print(f"guest: {text}", file=sys.stderr, flush=True),
+            start=options.start,
+        )
+    except BuildError as exc:
+        print(f"guest: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""Debian packages as input: which versions, downloaded where, unpacked where. Nothing is installed on the host.
+
+apt verifies what it downloads against the archive's signed indexes; the digest is checked again for files that lie in
+our cache.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from guest.image.errors import BuildError
+
+Progress = Callable[[str], None]
+_ALTERNATIVE = re.compile(r"([a-z0-9][a-z0-9+.-]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """One binary package at one version, as the archive's index describes it."""
+
+    name: str
+    version: str
+    sha256: str
+    depends: tuple[tuple[str, ...], ...]
+
+    @property
+    def file_name(self) -> str:
+        """The name `apt-get download` gives the file on this architecture: the epoch's colon is quoted."""
+        return f"{self.name}_{self.version}_amd64.deb".replace(":", "%3a")
+
+
+def run(argv: Sequence[str | os.PathLike[str]], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    """The standard output of a command; `BuildError` with the end of its standard error when it fails."""
+    shown = os.fspath(argv[0])
+    try:
+        done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    except OSError as exc:
+        raise BuildError(f"run {shown}: {exc.strerror}") from exc
+    if done.returncode != 0:
+        tail = " | ".join(done.stderr.strip().splitlines()[-5:])
+        raise BuildError(f"run {shown}: exit status {done.returncode}: {tail or 'no error text'}")
+    return done.stdout
+
+
+def parse_packages(text: str) -> dict[str, Package]:
+    """Packages by name from stanzas in the archive's index format; the first stanza of a name counts."""
+    found: dict[str, Package] = {}
+    for stanza in text.strip().split("\n\n"):
+        fields = dict(
+            line.split(": ", 1) for line in stanza.splitlines() if not line.startswith((" ", "\t")) and ": " in line
+        )
+        if "Package" not in fields or fields["Package"] in found:
+            continue
+        groups = [
+            tuple(match[1] for choice in group.split("|") if (match := _ALTERNATIVE.match(choice.strip())))
+            for key in ("Pre-Depends", "Depends")
+            for group in fields.get(key, "").split(",")
+            if group.strip()
+        ]
+        if "SHA256" not in fields:
+            raise BuildError(f"read package index: {fields['Package']} has no SHA256: run apt-get update")
+        found[fields["Package"]] = Package(
+            name=fields["Package"], version=fields["Version"], sha256=fields["SHA256"], depends=tuple(groups)
+        )
+    return found
+
+
+def dependency_closure(
+    roots: Iterable[str], without: frozenset[str], lookup: Callable[[list[str]], dict[str, Package]]
+) -> tuple[Package, ...]:
+    """`roots` and all they depend on, sorted by name, not following the names in `without`.
+
+    Of alternatives the first one counts, as apt itself prefers. `lookup` is asked once per level of depth.
+    """
+    chosen: dict[str, Package] = {}
+    wanted = sorted(set(roots))
+    while wanted:
+        found = lookup(wanted)
+        if missing := [name for name in wanted if name not in found]:
+            raise BuildError(f"find package {missing[0]}: not in the apt indexes: run apt-get update")
+        chosen.update((name, found[name]) for name in wanted)
+        needed = {group[0] for name in wanted for group in found[name].depends if not without.intersection(group)}
+        wanted = sorted(needed - chosen.keys())
+    return tuple(chosen[name] for name in sorted(chosen))
+
+
+def index_lookup(names: list[str]) -> dict[str, Package]:
+    """What the machine's apt indexes say about `names`: the candidate version of each."""
+    output = subprocess.run(
+        ["apt-cache", "show", "--no-all-versions", "--", *names], capture_output=True, text=True, check=False
+    ).stdout
+    return parse_packages(output) if output.strip() else {}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download(packages: Iterable[Package], cache: Path, progress: Progress) -> dict[str, Path]:
+    """The package files by package name; those the cache lacks, or holds damaged, are downloaded with one apt call."""
+    cache.mkdir(parents=True, exist_ok=True)
+    files = {package.name: cache / package.file_name for package in packages}
+    digests = {package.name: package.sha256 for package in packages}
+    missing = [p for p in packages if not files[p.name].exists() or _digest(files[p.name]) != p.sha256]
+    if missing:
+        progress(f"download {len(missing)} Debian packages")
+        for package in missing:
+            files[package.name].unlink(missing_ok=True)
+        # apt's own sandbox user cannot write into a cache below a private checkout
+        run(
+            ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *(f"{p.name}={p.version}" for p in missing)],
+            cwd=cache,
+        )
+    for name, path in files.items():
+        if not path.exists():
+            raise BuildError(f"download {name}: apt-get wrote no {path.name}")
+        if _digest(path) != digests[name]:
+            raise BuildError(f"download {name}: {path.name} has not the digest of the index")
+    return files
+
+
+def unpack(package: Package, file: Path, cache: Path) -> Path:
+    """The directory holding the content of one package; unpacked once per digest, in one rename."""
+    directory = cache / f"{package.name}_{package.sha256[:16]}"
+    if not directory.exists():
+        partial = cache / f".{directory.name}.{os.getpid()}"
+        partial.mkdir(parents=True)
+        run(["dpkg-deb", "-x", file, partial])
+        partial.rename(directory)
+    return directory

@@ -1,0 +1,225 @@
+"""The seam every hypervisor plugs into: what a VM is made of, what a driver can do, and the dozen calls it answers.
+
+A driver object is one VM's whole life: `create` -> `start` -> (`pause`/`resume`, `plug`/`unplug`, `resize_*`) ->
+`stop`. Every host resource a driver makes goes through the `Ledger` it was given, before it is made.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from pyshim.model.agent_address import AgentAddress
+from pyshim.model.host_facts import Accelerator
+
+
+class MemoryBacking(StrEnum):
+    """Where guest RAM lives. Only the shared kinds work with virtio-fs."""
+
+    PRIVATE = "private"
+    SHARED_MEMFD = "shared-memfd"
+    SHARED_FILE = "shared-file"
+    HUGEPAGES = "hugepages"
+
+
+class ImageDriver(StrEnum):
+    VIRTIO_BLK = "virtio-blk"
+    PMEM = "pmem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BootConfig:
+    """What the guest boots: kernel and parameters, and a root image, an initrd, or both (initrd as its loader)."""
+
+    kernel: str
+    kernel_params: tuple[str, ...]
+    initrd: str | None
+    image: str | None
+    image_driver: ImageDriver
+    firmware: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuConfig:
+    accelerator: Accelerator
+    model: str
+    """QEMU's -cpu text, features included."""
+    boot_vcpus: int
+    max_vcpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConfig:
+    boot_mib: int
+    max_mib: int
+    """0 or equal to `boot_mib`: no hotplug offered."""
+    slots: int
+    backing: MemoryBacking
+    prealloc: bool
+    virtio_mem: bool
+    """Grow, and shrink again, by one virtio-mem device of `max_mib - boot_mib` instead of DIMMs in `slots`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareDevice:
+    """A virtio-fs device: `socket_path` is where virtiofsd already listens."""
+
+    tag: str
+    socket_path: str
+    queue_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VsockChannel:
+    """The agent over vhost-vsock; the driver picks a free CID and reports it in `agent_address`."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SerialChannel:
+    """The agent over one virtio-serial port named `port_name`; the host end is the unix socket `socket_path`."""
+
+    port_name: str
+    socket_path: str
+
+
+AgentChannel = VsockChannel | SerialChannel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicDevice:
+    """A virtio-net device on tap queues. The fds stay the caller's: the VMM has copies after `create` or `plug`."""
+
+    id: str
+    mac: str
+    tap_fds: tuple[int, ...]
+    vhost_fds: tuple[int, ...]
+    mtu: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockDevice:
+    id: str
+    path: str
+    read_only: bool
+    direct: bool
+    """Bypass the host page cache (O_DIRECT)."""
+
+
+Device = BlockDevice | NicDevice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestLocation:
+    """Where the guest finds a plugged device: its PCI path, slots from the root bus down, e.g. `02/01`."""
+
+    pci_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmConfig:
+    """One VM, decided: nothing in here is a default that somebody still has to fill in."""
+
+    sandbox_id: str
+    uuid: str
+    """Also how a sweeper recognises the VMM process without a pid."""
+    vm_dir: str
+    hypervisor_path: str
+    machine_type: str
+    machine_options: tuple[str, ...]
+    boot: BootConfig
+    cpu: CpuConfig
+    memory: MemoryConfig
+    share: ShareDevice | None
+    agent_channel: AgentChannel
+    nics: tuple[NicDevice, ...]
+    bridges: int
+    """PCI bridges for hotplug."""
+    entropy_source: str
+    seccomp_sandbox: str
+    """QEMU's -sandbox text; empty for none."""
+    netns_path: str | None
+    """Network namespace the VMM runs in."""
+    extra_monitor: bool
+    nested: bool
+    debug: bool
+    start_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a driver can do for this configuration; asked before acting."""
+
+    share_fs: bool
+    block_hotplug: bool
+    network_hotplug: bool
+    cpu_hotplug: bool
+    memory_hotplug: bool
+    pause: bool
+
+
+class VmExitKind(StrEnum):
+    REQUESTED = "requested"
+    GUEST_SHUTDOWN = "guest-shutdown"
+    GUEST_PANIC = "guest-panic"
+    VMM_DIED = "vmm-died"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmExit:
+    kind: VmExitKind
+    reason: str
+    """One sentence for the user, the VMM's own words and the last console lines included."""
+
+
+class Hypervisor(Protocol):
+    """One VM. Errors are ShimErrors that name the sandbox and the VMM's own message."""
+
+    def capabilities(self) -> Capabilities: ...
+
+    async def create(self, config: VmConfig) -> None:
+        """The VMM runs with the guest paused and answers its control channel; nothing is left behind on error."""
+
+    async def start(self) -> None:
+        """The guest's CPUs run."""
+
+    async def stop(self) -> None:
+        """The VMM is gone, politely asked first and killed after. Idempotent, and true also after a failed `create`."""
+
+    async def wait(self) -> VmExit:
+        """How the VM ended, once it has; every waiter gets the same answer."""
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def plug(self, device: Device) -> GuestLocation: ...
+
+    async def unplug(self, device_id: str) -> None:
+        """The guest has let go of the device and the VMM has dropped it."""
+
+    async def resize_vcpus(self, vcpus: int) -> int:
+        """The number of vCPUs the VM now has: as near to `vcpus` as this VM can come."""
+
+    async def resize_memory(self, memory_mib: int) -> int:
+        """The MiB of RAM the VM now has, at least `memory_mib`: it grows by whole guest memory blocks.
+
+        Shrinks with `virtio_mem` only, never below the boot size, and no further than the guest gives back.
+        """
+
+    async def vcpu_thread_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def pid(self) -> int:
+        """The VMM's pid in the host's pid namespace; 0 before `create`."""
+
+    @property
+    def agent_address(self) -> AgentAddress:
+        """Where the agent will answer; valid after `create`."""
+
+    def console_tail(self) -> str:
+        """The last lines of the guest console, for error texts."""
+
+    def saved(self) -> Mapping[str, object]:
+        """What goes into Kata's HypervisorState in persist.json."""

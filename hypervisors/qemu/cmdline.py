@@ -1,0 +1,191 @@
+"""VmConfig -> QEMU's argv. Pure and deterministic: the same config and descriptors give the same words."""
+
+from dataclasses import dataclass
+
+from hypervisors.base import MemoryBacking, SerialChannel, VmConfig
+from hypervisors.qemu import devices
+from pyshim.model.errors import InvalidArgument
+
+MACHINES = ("q35", "microvm")
+FIRST_FD = 3
+MAX_KERNEL_COMMAND_LINE = 2047
+"""COMMAND_LINE_SIZE of x86, less the final NUL: the kernel cuts what is longer without a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicFds:
+    taps: tuple[int, ...]
+    vhosts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FdTable:
+    """Descriptor numbers as QEMU sees them, and what else only the host can tell."""
+
+    qmp: int
+    """Listening."""
+    console: int
+    serial: int
+    """Both connected."""
+    agent: int
+    """Listening (serial channel), or the open vhost-vsock device."""
+    nics: tuple[NicFds, ...]
+    guest_cid: int
+    """0 without vsock."""
+    image_bytes: int
+    """Size of the root image; 0 without one."""
+
+
+def fd_table(config: VmConfig, *, guest_cid: int, image_bytes: int) -> FdTable:
+    """Numbers from FIRST_FD up, in the order of the fields; per NIC first its vhost fds, then its taps."""
+    numbers = iter(range(FIRST_FD, 1 << 16))
+    return FdTable(
+        qmp=next(numbers),
+        console=next(numbers),
+        serial=next(numbers),
+        agent=next(numbers),
+        nics=tuple(
+            NicFds(
+                vhosts=tuple(next(numbers) for _ in nic.vhost_fds),
+                taps=tuple(next(numbers) for _ in nic.tap_fds),
+            )
+            for nic in config.nics
+        ),
+        guest_cid=guest_cid,
+        image_bytes=image_bytes,
+    )
+
+
+def can_hotplug(config: VmConfig) -> bool:
+    """microvm has neither ACPI hotplug nor bridges."""
+    return config.machine_type == "q35"
+
+
+def check_config(config: VmConfig) -> None:
+    """Raises InvalidArgument for what QEMU would accept and then not do, or refuse in words that help nobody."""
+    problem = ""
+    if config.machine_type not in MACHINES:
+        problem = f"machine type {config.machine_type!r} is not one of {', '.join(MACHINES)}"
+    elif config.boot.image is None and config.boot.initrd is None:
+        problem = "neither a root image nor an initrd"
+    elif config.share is not None and config.memory.backing is MemoryBacking.PRIVATE:
+        # QEMU starts and the guest mounts; then the daemon dies at the first request.
+        problem = "a shared file system needs shared memory"
+    elif devices.is_image_pmem(config) and config.machine_type == "microvm":
+        problem = "microvm has no pmem; use virtio-blk for the image"
+    elif config.cpu.boot_vcpus < 1:
+        problem = f"{config.cpu.boot_vcpus} vCPUs"
+    elif config.memory.virtio_mem and config.machine_type == "microvm":
+        problem = "microvm has no virtio-mem"
+    elif config.memory.boot_mib < 1:
+        problem = f"{config.memory.boot_mib} MiB of memory"
+    elif any(len(nic.vhost_fds) not in (0, len(nic.tap_fds)) or not nic.tap_fds for nic in config.nics):
+        problem = "a network device needs a tap queue, and as many vhost fds as tap queues or none"
+    if problem:
+        raise InvalidArgument(f"configure vm {config.sandbox_id!r}: {problem}")
+    kernel_command_line(config.boot.kernel_params)
+
+
+def kernel_command_line(params: tuple[str, ...]) -> str:
+    """One line; a parameter with blanks is quoted as the kernel reads it: `key="a b"`.
+
+    Raises InvalidArgument when no spelling exists. Source: the kernel's lib/cmdline.c, next_arg: a quote has no escape.
+    """
+    line = " ".join(_kernel_word(param) for param in params)
+    if len(line.encode()) > MAX_KERNEL_COMMAND_LINE:
+        raise InvalidArgument(
+            f"build kernel command line: {len(line.encode())} bytes, at most {MAX_KERNEL_COMMAND_LINE}"
+        )
+    return line
+
+
+def _kernel_word(param: str) -> str:
+    if any(ord(char) < 0x20 and char != "\t" for char in param) or param.count('"') % 2:
+        raise InvalidArgument(
+            f"build kernel command line: parameter {param!r} has a control character or an open quote"
+        )
+    if not any(char.isspace() for char in _outside_quotes(param)):
+        return param
+    if '"' in param:
+        raise InvalidArgument(f"build kernel command line: parameter {param!r} mixes quotes and blanks")
+    key, equals, value = param.partition("=")
+    return f'{key}="{value}"' if equals and not any(char.isspace() for char in key) else f'"{param}"'
+
+
+def _outside_quotes(text: str) -> str:
+    return "".join(text.split('"')[::2])
+
+
+def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
+    """The argv of one VM, paused at its first instruction."""
+    bus = devices.bus_of(config)
+    hotplug = can_hotplug(config)
+    image_bytes = fds.image_bytes if devices.is_image_pmem(config) else 0
+    words: list[str] = [config.hypervisor_path]
+    words += ("-name", devices.option(f"sandbox-{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
+    words += ("-uuid", config.uuid)
+    words += devices.machine(config)
+    words += ("-cpu", config.cpu.model)
+    words += devices.cpus(config.cpu, hotplug=hotplug)
+    words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
+    words += devices.ram(config.memory)
+    words += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
+    if config.machine_type == "q35":
+        words += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")
+    else:
+        # QEMU's virtio-mmio speaks the legacy protocol unless told otherwise, and vhost-user back ends do not.
+        words += ("-global", "virtio-mmio.force-legacy=false")
+    words += devices.qmp(fds.qmp)
+    if config.extra_monitor:
+        words += devices.extra_monitor(f"{config.vm_dir}/extra-monitor.sock")
+    words += _devices(config, fds, bus, hotplug)
+    words += _boot(config)
+    if config.seccomp_sandbox:
+        words += ("-sandbox", config.seccomp_sandbox)
+    return tuple(words)
+
+
+def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) -> list[str]:
+    words: list[str] = []
+    if hotplug:
+        # Bridges first: they sit at fixed slots, everything after takes what is free.
+        for index in range(config.bridges):
+            words += devices.bridge(index)
+        if devices.virtio_mem_mib(config.memory):
+            words += devices.virtio_mem(config.memory)
+    words += devices.console(bus, hvc_fd=fds.console, serial_fd=fds.serial)
+    if config.boot.image is not None:
+        words += devices.root_image(config.boot.image, config.boot.image_driver, bus, image_bytes=fds.image_bytes)
+    if config.machine_type == "q35":
+        words += ("-device", "pvpanic")
+    words += devices.entropy(config.entropy_source, bus)
+    words += devices.agent_channel(config.agent_channel, bus, fd=fds.agent, guest_cid=fds.guest_cid)
+    if config.share is not None:
+        words += devices.share(config.share, bus)
+    for nic, nic_fds in zip(config.nics, fds.nics, strict=True):
+        words += devices.nic(nic, bus, tap_fds=nic_fds.taps, vhost_fds=nic_fds.vhosts)
+    return words
+
+
+def _boot(config: VmConfig) -> list[str]:
+    words = ["-kernel", config.boot.kernel]
+    if config.boot.initrd is not None:
+        words += ("-initrd", config.boot.initrd)
+    words += ("-append", kernel_command_line(config.boot.kernel_params))
+    if config.boot.firmware is not None:
+        words += ("-bios", config.boot.firmware)
+    return words
+
+
+def socket_paths(config: VmConfig) -> tuple[str, ...]:
+    """Every unix socket the driver or QEMU makes for this VM."""
+    paths = [qmp_path(config)]
+    if isinstance(config.agent_channel, SerialChannel):
+        paths.append(config.agent_channel.socket_path)
+    if config.extra_monitor:
+        paths.append(f"{config.vm_dir}/extra-monitor.sock")
+    return tuple(paths)
+
+
+def qmp_path(config: VmConfig) -> str:
+    return f"{config.vm_dir}/qmp.sock"

@@ -1,0 +1,288 @@
+"""The text of each QEMU option, one small pure function per device; `cmdline.py` puts them in order.
+
+QEMU reads `name,key=value,...`: a comma inside a value is written twice.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hypervisors.base import (
+    BlockDevice,
+    CpuConfig,
+    ImageDriver,
+    MemoryBacking,
+    MemoryConfig,
+    NicDevice,
+    SerialChannel,
+    ShareDevice,
+    VmConfig,
+    VsockChannel,
+)
+from pyshim.model.host_facts import Accelerator
+
+RAM_ID = "ram0"
+IMAGE_NODE = "image0"
+FIRST_BRIDGE_SLOT = 2
+VIRTIO_MEM_ID = "virtiomem0"
+VIRTIO_MEM_UNIT_MIB = 4
+"""What virtio-mem's size is rounded down to, as Kata has it: a multiple of every block size QEMU picks for 4 KiB pages
+and 2 MiB huge ones."""
+_NODE_NAME_CHARS = 31
+
+Words = tuple[str, ...]
+Fields = dict[str, str | int | bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bus:
+    """How virtio devices attach: PCI on q35, memory-mapped on microvm."""
+
+    is_pci: bool
+    disable_modern: bool
+    """Legacy virtio for devices plugged cold: nested under KVM, port I/O exits are the cheaper ones (Kata's rule)."""
+
+    def virtio(self, name: str, *, legacy_able: bool = False) -> str:
+        device = f"{name}-pci" if self.is_pci else f"{name}-device"
+        return f"{device},disable-modern=true" if self.disable_modern and legacy_able else device
+
+
+def bus_of(config: VmConfig) -> Bus:
+    is_pci = config.machine_type != "microvm"
+    nested_kvm = config.nested and config.cpu.accelerator is Accelerator.KVM
+    return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm)
+
+
+def option(head: str, fields: Mapping[str, str | int | bool] | None = None) -> str:
+    """`head,key=value,...`, booleans as on/off."""
+    return ",".join((head, *(f"{key}={_value(value)}" for key, value in (fields or {}).items())))
+
+
+def _value(value: str | int | bool) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value).replace(",", ",,")
+
+
+def is_image_pmem(config: VmConfig) -> bool:
+    return config.boot.image is not None and config.boot.image_driver is ImageDriver.PMEM
+
+
+def machine(config: VmConfig) -> Words:
+    fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator)}
+    if is_image_pmem(config):
+        fields["nvdimm"] = True
+    text = option(config.machine_type, fields | {"memory-backend": RAM_ID})
+    return ("-machine", ",".join((text, *config.machine_options)))
+
+
+def cpus(cpu: CpuConfig, *, hotplug: bool) -> Words:
+    """One socket per CPU: QEMU's CPU ids then differ in the socket alone."""
+    most = max(cpu.max_vcpus, cpu.boot_vcpus) if hotplug else cpu.boot_vcpus
+    return ("-smp", option(str(cpu.boot_vcpus), {"cores": 1, "threads": 1, "sockets": most, "maxcpus": most}))
+
+
+def memory(config: MemoryConfig, *, hotplug: bool, pmem_bytes: int) -> Words:
+    """RAM size, and room for what can come: DIMMs and a pmem image take a slot each, virtio-mem takes none."""
+    room_mib = max(config.max_mib - config.boot_mib, 0) if hotplug else 0
+    if config.virtio_mem:
+        room_mib, slots = virtio_mem_mib(config) if hotplug else 0, 0
+    else:
+        slots = config.slots if room_mib else 0
+    if pmem_bytes:
+        room_mib += -(-pmem_bytes // (1 << 20))
+        slots += 1
+    size = f"{config.boot_mib}M"
+    offers_room = slots or (config.virtio_mem and room_mib)
+    return ("-m", option(size, {"slots": slots, "maxmem": f"{config.boot_mib + room_mib}M"}) if offers_room else size)
+
+
+def virtio_mem_mib(config: MemoryConfig) -> int:
+    """The size of the virtio-mem device, 0 where there is none."""
+    room_mib = max(config.max_mib - config.boot_mib, 0) if config.virtio_mem else 0
+    return room_mib // VIRTIO_MEM_UNIT_MIB * VIRTIO_MEM_UNIT_MIB
+
+
+def virtio_mem(config: MemoryConfig) -> Words:
+    """The device, nothing plugged yet. Its backend holds memory only as the guest gets it: `reserve=off`.
+
+    With `prealloc` the device touches what it plugs; the backend itself would touch the maximum at once.
+    """
+    fields = memory_backend(config, backend_id="virtiomem", size_mib=virtio_mem_mib(config))
+    prealloc = bool(fields.pop("prealloc", False))
+    kind = str(fields.pop("qom-type"))
+    backend = option(kind, {**fields, "size": f"{virtio_mem_mib(config)}M", "reserve": False})
+    device: Fields = {"id": VIRTIO_MEM_ID, "memdev": "virtiomem", "requested-size": 0}
+    return ("-object", backend, "-device", option("virtio-mem-pci", device | ({"prealloc": True} if prealloc else {})))
+
+
+def memory_backend(config: MemoryConfig, *, backend_id: str, size_mib: int) -> Fields:
+    """The fields of an -object (or of object-add) that holds guest RAM; `qom-type` names the kind."""
+    kinds: dict[MemoryBacking, Fields] = {
+        MemoryBacking.PRIVATE: {"qom-type": "memory-backend-ram"},
+        MemoryBacking.SHARED_MEMFD: {"qom-type": "memory-backend-memfd", "share": True},
+        MemoryBacking.SHARED_FILE: {"qom-type": "memory-backend-file", "mem-path": "/dev/shm", "share": True},
+        # Not mem-path=/dev/hugepages: where that is no hugetlbfs, QEMU makes an ordinary file of the RAM's size.
+        MemoryBacking.HUGEPAGES: {"qom-type": "memory-backend-memfd", "hugetlb": True, "share": True},
+    }
+    fields = {**kinds[config.backing], "id": backend_id, "size": size_mib << 20}
+    return {**fields, "prealloc": True} if config.prealloc else fields
+
+
+def ram(config: MemoryConfig) -> Words:
+    fields = memory_backend(config, backend_id=RAM_ID, size_mib=config.boot_mib)
+    kind = str(fields.pop("qom-type"))
+    return ("-object", option(kind, {**fields, "size": f"{config.boot_mib}M"}))
+
+
+def qmp(fd: int) -> Words:
+    chardev = option("socket", {"id": "qmp0", "fd": fd, "server": True, "wait": False})
+    return ("-chardev", chardev, "-mon", "chardev=qmp0,mode=control")
+
+
+def extra_monitor(path: str) -> Words:
+    """A second, human monitor: QMP serves one client, which is the shim."""
+    chardev = option("socket", {"id": "monitor1", "path": path, "server": True, "wait": False})
+    return ("-chardev", chardev, "-mon", "chardev=monitor1,mode=readline")
+
+
+def bridge(index: int) -> Words:
+    """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 itself takes no device while running."""
+    fields: Fields = {
+        "bus": "pcie.0",
+        "id": bridge_id(index),
+        "chassis_nr": index + 1,
+        "shpc": False,
+        "addr": f"{FIRST_BRIDGE_SLOT + index:#x}",
+        "io-reserve": "4k",
+        "mem-reserve": "1m",
+        "pref64-reserve": "1m",
+    }
+    return ("-device", option("pci-bridge", fields))
+
+
+def bridge_id(index: int) -> str:
+    return f"pci-bridge-{index}"
+
+
+def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Words:
+    """hvc0 and ttyS0, each on a connected socket; the latter shows a kernel that dies before its virtio driver."""
+    return (
+        "-device",
+        bus.virtio("virtio-serial", legacy_able=True) + ",id=serial0",
+        "-chardev",
+        option("socket", {"id": "hvc0", "fd": hvc_fd}),
+        "-device",
+        "virtconsole,chardev=hvc0,id=console0",
+        "-chardev",
+        option("socket", {"id": "tty0", "fd": serial_fd}),
+        "-serial",
+        "chardev:tty0",
+    )
+
+
+def agent_channel(channel: VsockChannel | SerialChannel, bus: Bus, *, fd: int, guest_cid: int) -> Words:
+    """`fd` is the vhost-vsock device that holds the CID, or the listening socket of the serial port."""
+    match channel:
+        case VsockChannel():
+            return (
+                "-device",
+                option(bus.virtio("vhost-vsock"), {"id": "vsock0", "vhostfd": fd, "guest-cid": guest_cid}),
+            )
+        case SerialChannel(port_name=name):
+            return (
+                "-chardev",
+                option("socket", {"id": "agent0", "fd": fd, "server": True, "wait": False}),
+                "-device",
+                option("virtserialport", {"chardev": "agent0", "id": "agent-port0", "name": name}),
+            )
+
+
+def share(device: ShareDevice, bus: Bus) -> Words:
+    chardev = option("socket", {"id": "share0", "path": device.socket_path})
+    fields: Fields = {"chardev": "share0", "tag": device.tag, "queue-size": device.queue_size}
+    return ("-chardev", chardev, "-device", option(bus.virtio("vhost-user-fs"), fields))
+
+
+def entropy(source: str, bus: Bus) -> Words:
+    backend = option("rng-random", {"id": "rng0", "filename": source})
+    return ("-object", backend, "-device", bus.virtio("virtio-rng") + ",rng=rng0")
+
+
+def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) -> Words:
+    """The guest's read-only root image, the same file for every VM of the node."""
+    if driver is ImageDriver.PMEM:
+        backend: Fields = {"id": "pmem0", "mem-path": path, "size": image_bytes, "readonly": True, "share": True}
+        device = option("nvdimm", {"id": "nv0", "memdev": "pmem0", "unarmed": True})
+        return ("-object", option("memory-backend-file", backend), "-device", device)
+    node: Fields = {
+        "driver": "raw",
+        "node-name": IMAGE_NODE,
+        "read-only": True,
+        "file.driver": "file",
+        "file.filename": path,
+        "file.aio": "threads",
+    }
+    text = ",".join(f"{key}={_value(value)}" for key, value in node.items())
+    fields: Fields = {"drive": IMAGE_NODE, "id": "virtio-image0", "share-rw": True}
+    return ("-blockdev", text, "-device", option(bus.virtio("virtio-blk", legacy_able=True), fields))
+
+
+def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> Words:
+    """Lists of fds are colon-separated (a comma list would be one name). `romfile=`: needs no boot ROM on the host."""
+    netdev: Fields = {"id": netdev_id(device.id), "fds": _colons(tap_fds)}
+    if vhost_fds:
+        netdev |= {"vhost": True, "vhostfds": _colons(vhost_fds)}
+    fields: Fields = {"netdev": netdev_id(device.id), "id": qdev_id(device.id), "mac": device.mac}
+    if len(tap_fds) > 1:
+        fields |= {"mq": True}
+        if bus.is_pci:
+            fields |= {"vectors": nic_vectors(len(tap_fds))}
+    if bus.is_pci:
+        fields |= {"romfile": ""}
+    if device.mtu:
+        fields |= {"host_mtu": device.mtu}
+    return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", legacy_able=True), fields))
+
+
+def qdev_id(device_id: str) -> str:
+    return f"virtio-{node_name(device_id)}"
+
+
+def netdev_id(device_id: str) -> str:
+    return f"net-{node_name(device_id)}"
+
+
+def node_name(device_id: str) -> str:
+    """`device_id` where QEMU takes it as a node name (31 characters, a letter first), else a name made of it."""
+    if len(device_id) <= _NODE_NAME_CHARS and re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", device_id):
+        return device_id
+    return "id-" + hashlib.sha256(device_id.encode()).hexdigest()[:24]
+
+
+def nic_vectors(queues: int) -> int:
+    """Interrupt vectors: one per direction and queue, one for control, one for configuration."""
+    return 2 * queues + 2
+
+
+def _colons(fds: tuple[int, ...]) -> str:
+    return ":".join(map(str, fds))
+
+
+def block_node(device: BlockDevice, *, node_name: str, is_block_special: bool) -> dict[str, object]:
+    """Arguments of blockdev-add for a plugged disk."""
+    return {
+        "driver": "raw",
+        "node-name": node_name,
+        "read-only": device.read_only,
+        "cache": {"direct": device.direct, "no-flush": False},
+        "discard": "unmap",
+        "file": {
+            "driver": "host_device" if is_block_special else "file",
+            "filename": device.path,
+            "read-only": device.read_only,
+            "aio": "native" if device.direct else "threads",
+            "cache": {"direct": device.direct, "no-flush": False},
+        },
+    }

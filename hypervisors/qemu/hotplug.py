@@ -1,0 +1,312 @@
+"""Changes to a running VM: disks, NICs, vCPUs and memory, one at a time.
+
+Disks and NICs go behind the PCI bridges of the argv; which slot is free is our own knowledge, where the guest finds the
+device is QEMU's (asked by qom). The order is Kata's: blockdev-add, device_add; device_del, its event, blockdev-del.
+"""
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+
+from hypervisors.base import BlockDevice, Capabilities, Device, GuestLocation, MemoryConfig, NicDevice, VmConfig
+from hypervisors.qemu import devices
+from hypervisors.qemu.cmdline import can_hotplug
+from hypervisors.qemu.qmp import Monitor, QmpError
+from hypervisors.qemu.virtio_mem import resize_virtio_mem
+from pyshim.host.launch import describe_os_error
+from pyshim.model.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+    ShimError,
+    Unimplemented,
+)
+from pyshim.model.host_facts import Accelerator
+
+log = logging.getLogger("hypervisors.qemu.hotplug")
+
+MEMORY_BLOCK_MIB = 128
+"""Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
+_FIRST_SLOT, _LAST_SLOT = 1, 30
+_MAX_BRIDGE_DEPTH = 10
+_ROOT_BUS = "pcie.0"
+
+
+class BridgeSlots:
+    """Which slot behind which bridge holds which device."""
+
+    def __init__(self, bridges: int) -> None:
+        self._taken: list[dict[int, str]] = [{} for _ in range(bridges)]
+
+    def take(self, device_id: str) -> tuple[int, int]:
+        """(bridge, slot), the first free one. Raises ResourceExhausted."""
+        for bridge, taken in enumerate(self._taken):
+            for slot in range(_FIRST_SLOT, _LAST_SLOT + 1):
+                if slot not in taken:
+                    taken[slot] = device_id
+                    return bridge, slot
+        raise ResourceExhausted(f"plug {device_id!r}: no free slot on {len(self._taken)} PCI bridge(s)")
+
+    def give_back(self, device_id: str) -> None:
+        for taken in self._taken:
+            for slot in [slot for slot, holder in taken.items() if holder == device_id]:
+                del taken[slot]
+
+    def saved(self) -> list[dict[str, object]]:
+        """Kata's `Bridges` of persist.json."""
+        return [
+            {
+                "DeviceAddr": {str(slot): device_id for slot, device_id in taken.items()},
+                "Type": "pci",
+                "ID": devices.bridge_id(index),
+                "Addr": devices.FIRST_BRIDGE_SLOT + index,
+            }
+            for index, taken in enumerate(self._taken)
+        ]
+
+
+def capabilities_of(config: VmConfig) -> Capabilities:
+    hotplug = can_hotplug(config)
+    behind_bridge = hotplug and config.bridges > 0
+    return Capabilities(
+        share_fs=config.share is not None,
+        block_hotplug=behind_bridge,
+        network_hotplug=behind_bridge,
+        cpu_hotplug=hotplug and config.cpu.max_vcpus > config.cpu.boot_vcpus,
+        memory_hotplug=hotplug and _memory_room(config.memory),
+        pause=True,
+    )
+
+
+class Hotplug:
+    """Everything plugged into one running VM."""
+
+    def __init__(self, config: VmConfig, monitor: Monitor) -> None:
+        self._config = config
+        self._qmp = monitor
+        self._lock = asyncio.Lock()
+        self._slots = BridgeSlots(config.bridges)
+        self._plugged: dict[str, Device] = {}
+        self._cpu_ids: list[str] = []
+        self._plugged_mib = 0
+
+    def saved(self) -> Mapping[str, object]:
+        return {
+            "Bridges": self._slots.saved(),
+            "HotpluggedVCPUs": [{"ID": cpu_id} for cpu_id in self._cpu_ids],
+            "HotpluggedMemory": self._plugged_mib,
+            "BlockIndexMap": {},
+        }
+
+    async def plug(self, device: Device) -> GuestLocation:
+        if not capabilities_of(self._config).block_hotplug:  # the same bridges serve NICs
+            raise self._unimplemented(f"plug {device.id!r}")
+        async with self._lock:
+            if device.id in self._plugged:
+                raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
+            match device:
+                case BlockDevice():
+                    location = await self._plug_block(device)
+                case NicDevice():
+                    location = await self._plug_nic(device)
+            self._plugged[device.id] = device
+            return location
+
+    async def unplug(self, device_id: str) -> None:
+        async with self._lock:
+            device = self._plugged.get(device_id)
+            if device is None:
+                raise NotFound(f"unplug {device_id!r}: the vm has no plugged device of this id")
+            await self._qmp.device_remove(devices.qdev_id(device_id))
+            if isinstance(device, BlockDevice):
+                await self._qmp.blockdev_del(devices.node_name(device_id))
+            else:
+                await self._qmp.netdev_del(devices.netdev_id(device_id))
+            self._slots.give_back(device_id)
+            del self._plugged[device_id]
+
+    async def _plug_block(self, device: BlockDevice) -> GuestLocation:
+        node = devices.node_name(device.id)
+        special = is_block_special(device)
+        await self._qmp.blockdev_add(devices.block_node(device, node_name=node, is_block_special=special))
+        try:
+            fields: dict[str, object] = {"drive": node, "share-rw": True}
+            return await self._add_behind_bridge("virtio-blk-pci", device.id, fields)
+        except ShimError:
+            with suppress(ShimError):
+                await self._qmp.blockdev_del(node)
+            raise
+
+    async def _plug_nic(self, device: NicDevice) -> GuestLocation:
+        """The NIC is in; the descriptors in `device` stay the caller's (QEMU has its own copies)."""
+        netdev = devices.netdev_id(device.id)
+        taps = {f"tap-{netdev}-{index}": fd for index, fd in enumerate(device.tap_fds)}
+        vhosts = {f"vhost-{netdev}-{index}": fd for index, fd in enumerate(device.vhost_fds)}
+        given: list[str] = []
+        try:
+            for name, fd in {**taps, **vhosts}.items():
+                await self._qmp.give_fd(name, fd)
+                given.append(name)
+            arguments: dict[str, object] = {"type": "tap", "id": netdev, "fds": ":".join(taps)}
+            if vhosts:
+                arguments |= {"vhost": True, "vhostfds": ":".join(vhosts)}
+            await self._qmp.netdev_add(arguments)
+        except ShimError:
+            for name in given:
+                with suppress(ShimError):
+                    await self._qmp.drop_fd(name)
+            raise
+        try:
+            fields: dict[str, object] = {"netdev": netdev, "mac": device.mac, "romfile": ""}
+            if len(taps) > 1:
+                fields |= {"mq": True, "vectors": devices.nic_vectors(len(taps))}
+            if device.mtu:
+                fields |= {"host_mtu": device.mtu}
+            return await self._add_behind_bridge("virtio-net-pci", device.id, fields)
+        except ShimError:
+            with suppress(ShimError):
+                await self._qmp.netdev_del(netdev)
+            raise
+
+    async def _add_behind_bridge(self, driver: str, device_id: str, fields: Mapping[str, object]) -> GuestLocation:
+        bridge, slot = self._slots.take(device_id)
+        place = {"bus": devices.bridge_id(bridge), "addr": f"{slot:#x}"}
+        try:
+            await self._qmp.device_add(driver, devices.qdev_id(device_id), {**fields, **place})
+        except ShimError:
+            self._slots.give_back(device_id)
+            raise
+        return await self._guest_location(devices.qdev_id(device_id))
+
+    async def _guest_location(self, qdev: str) -> GuestLocation:
+        """Slots from the root bus down, as QEMU sees them."""
+        path = f"/machine/peripheral/{qdev}"
+        slots: list[str] = []
+        for _ in range(_MAX_BRIDGE_DEPTH):
+            address = await self._qmp.qom_get(path, "addr")
+            bus = await self._qmp.qom_get(path, "parent_bus")
+            if not isinstance(address, int) or not isinstance(bus, str):
+                raise QmpError(f"locate {qdev!r}: qemu names no address for {path!r}")
+            slots.insert(0, f"{address >> 3:02x}")
+            parent, _, name = bus.rpartition("/")
+            if name == _ROOT_BUS:
+                return GuestLocation(pci_path="/".join(slots))
+            path = parent
+        raise QmpError(f"locate {qdev!r}: more than {_MAX_BRIDGE_DEPTH} bridges deep")
+
+    async def resize_vcpus(self, vcpus: int) -> int:
+        """As near to `vcpus` as can be: never above the maximum, nor below what was booted with.
+
+        Under TCG nothing is taken away: QEMU 7.2 dies of a vCPU unplugged there.
+        """
+        if vcpus < 1:
+            raise InvalidArgument(f"resize vm {self._config.sandbox_id!r} to {vcpus} vCPUs: at least 1")
+        async with self._lock:
+            now = self._config.cpu.boot_vcpus + len(self._cpu_ids)
+            wanted = min(vcpus, max(self._config.cpu.max_vcpus, now))
+            if wanted < vcpus:
+                log.warning("vCPUs limited", extra={"wanted": vcpus, "limit": wanted})
+            if wanted > now:
+                if not capabilities_of(self._config).cpu_hotplug:
+                    raise self._unimplemented(f"resize to {vcpus} vCPUs")
+                await self._add_cpus(wanted - now)
+            elif self._config.cpu.accelerator is not Accelerator.TCG:
+                while self._cpu_ids and self._config.cpu.boot_vcpus + len(self._cpu_ids) > wanted:
+                    await self._qmp.device_remove(self._cpu_ids[-1])
+                    self._cpu_ids.pop()
+            return self._config.cpu.boot_vcpus + len(self._cpu_ids)
+
+    async def _add_cpus(self, count: int) -> None:
+        free = [slot for slot in await self._qmp.cpu_slots() if not slot.qom_path]
+        if len(free) < count:
+            raise ResourceExhausted(f"add {count} vCPUs to vm {self._config.sandbox_id!r}: {len(free)} places are free")
+        for slot in free[:count]:
+            cpu_id = f"cpu-{self._config.cpu.boot_vcpus + len(self._cpu_ids)}"
+            await self._qmp.device_add(slot.type, cpu_id, slot.props)
+            self._cpu_ids.append(cpu_id)
+
+    async def resize_memory(self, memory_mib: int) -> int:
+        """At least `memory_mib`, grown by one DIMM; never shrinks. Raises ResourceExhausted beyond maximum or slots.
+
+        With virtio-mem it goes both ways: see `resize_virtio_mem`.
+        """
+        async with self._lock:
+            if self._config.memory.virtio_mem:
+                return await self._resize_virtio_mem(memory_mib)
+            size = await self._qmp.memory_size()
+            now_mib = (size.base_bytes + size.plugged_bytes) >> 20
+            self._plugged_mib = size.plugged_bytes >> 20
+            if memory_mib <= now_mib:
+                return now_mib
+            vm = f"resize vm {self._config.sandbox_id!r} to {memory_mib} MiB"
+            if not capabilities_of(self._config).memory_hotplug:
+                raise self._unimplemented(f"resize to {memory_mib} MiB")
+            step_mib = -(-(memory_mib - now_mib) // MEMORY_BLOCK_MIB) * MEMORY_BLOCK_MIB
+            if now_mib + step_mib > self._config.memory.max_mib:
+                raise ResourceExhausted(f"{vm}: {now_mib + step_mib} MiB is over its {self._config.memory.max_mib} MiB")
+            used = await self._qmp.dimm_slots()
+            # The root image as pmem has a slot of its own on top of the configured ones.
+            slots = self._config.memory.slots + devices.is_image_pmem(self._config)
+            slot = next((number for number in range(slots) if number not in used), None)
+            if slot is None:
+                raise ResourceExhausted(f"{vm}: all {self._config.memory.slots} memory slots are taken")
+            await self._add_dimm(slot, step_mib)
+            self._plugged_mib += step_mib
+            return now_mib + step_mib
+
+    async def _resize_virtio_mem(self, memory_mib: int) -> int:
+        memory = self._config.memory
+        room_mib = devices.virtio_mem_mib(memory) if capabilities_of(self._config).memory_hotplug else 0
+        wanted_mib = -(-max(0, memory_mib - memory.boot_mib) // MEMORY_BLOCK_MIB) * MEMORY_BLOCK_MIB
+        if wanted_mib and not room_mib:
+            raise self._unimplemented(f"resize to {memory_mib} MiB")
+        if wanted_mib > room_mib:
+            raise ResourceExhausted(
+                f"resize vm {self._config.sandbox_id!r} to {memory_mib} MiB: "
+                f"{memory.boot_mib + wanted_mib} MiB is over its {memory.max_mib} MiB"
+            )
+        if room_mib:
+            try:
+                self._plugged_mib = await resize_virtio_mem(self._qmp, wanted_mib)
+            except ShimError:
+                size = await self._qmp.memory_size()
+                self._plugged_mib = size.plugged_bytes >> 20
+                raise
+        return memory.boot_mib + self._plugged_mib
+
+    async def _add_dimm(self, slot: int, size_mib: int) -> None:
+        backend = f"mem{slot}"
+        fields = devices.memory_backend(self._config.memory, backend_id=backend, size_mib=size_mib)
+        await self._qmp.object_add(fields)
+        try:
+            await self._qmp.device_add("pc-dimm", f"dimm{backend}", {"memdev": backend, "slot": slot})
+        except ShimError:
+            with suppress(ShimError):
+                await self._qmp.object_del(backend)
+            raise
+
+    def _unimplemented(self, doing: str) -> Unimplemented:
+        machine = self._config.machine_type
+        return Unimplemented(f"{doing}: vm {self._config.sandbox_id!r} ({machine}) was made without room for it")
+
+
+def _memory_room(memory: MemoryConfig) -> bool:
+    if memory.virtio_mem:
+        return devices.virtio_mem_mib(memory) > 0
+    return memory.max_mib > memory.boot_mib and memory.slots > 0
+
+
+def is_block_special(device: BlockDevice) -> bool:
+    """Raises FailedPrecondition when `device.path` is neither a file nor a block device."""
+    try:
+        mode = os.stat(device.path).st_mode
+    except OSError as error:
+        raise FailedPrecondition(f"plug {device.id!r}: {device.path!r}: {describe_os_error(error)}") from error
+    if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+        raise FailedPrecondition(f"plug {device.id!r}: {device.path!r} is neither a file nor a block device")
+    return stat.S_ISBLK(mode)

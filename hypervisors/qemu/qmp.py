@@ -1,0 +1,375 @@
+"""QMP, typed: what the driver says to QEMU and hears from it, over the `qemu.qmp` library (0.0.6, pinned).
+
+The library speaks the protocol; this layer adds what it leaves out: a deadline on every command, errors that name the
+command, events handed over at once instead of being stored for ever, descriptor passing one at a time, and one way to
+learn that the connection is gone.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from qemu.qmp import (
+    ConnectError,
+    EventListener,
+    ExecInterruptedError,
+    ExecuteError,
+    Message,
+    QMPClient,
+    QMPError,
+    StateError,
+)
+from qemu.qmp import Runstate as LibraryState
+
+from pyshim.host.text_tail import printable
+from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
+
+log = logging.getLogger("hypervisors.qemu.qmp")
+
+COMMAND_TIMEOUT_S = 10.0
+UNPLUG_TIMEOUT_S = 15.0
+OLDEST_QEMU = (5, 0)
+_MAX_TEXT = 500
+
+
+class QmpError(Internal):
+    """QEMU answered with something that is no answer."""
+
+
+class QmpCommandFailed(Internal):
+    """QEMU refused a command; `description` is its own text."""
+
+    def __init__(self, command: str, error_class: str, description: str) -> None:
+        super().__init__(f"ask qemu {command!r}: {description}")
+        self.error_class = error_class
+        self.description = description
+
+
+class QmpTimeout(DeadlineExceeded):
+    """QEMU gave no answer in time; whether the command took effect is unknown."""
+
+
+class QmpGone(Unavailable):
+    """The connection has ended."""
+
+
+class QmpEvent(NamedTuple):
+    name: str
+    data: Mapping[str, Any]
+
+    def text(self, key: str) -> str:
+        """A string member, made printable; empty when missing."""
+        value = self.data.get(key)
+        return printable(value)[:_MAX_TEXT] if isinstance(value, str) else ""
+
+
+class Vcpu(NamedTuple):
+    cpu_index: int
+    thread_id: int
+
+
+class CpuSlot(NamedTuple):
+    type: str
+    props: Mapping[str, int]
+    qom_path: str
+    """Empty while the slot is free."""
+
+
+class MemorySize(NamedTuple):
+    base_bytes: int
+    plugged_bytes: int
+
+
+class _Sink(EventListener):
+    """Hands events over and stores none: the library's own listeners keep every event they ever accepted."""
+
+    def __init__(self, deliver: Callable[[QmpEvent], None]) -> None:
+        super().__init__()
+        self._deliver = deliver
+
+    def accept(self, event: Message) -> bool:
+        name, data = event.get("event"), event.get("data", {})
+        if isinstance(name, str) and isinstance(data, dict):
+            self._deliver(QmpEvent(name, data))
+        return False
+
+
+class _AtDebugLevel(logging.LoggerAdapter[logging.Logger]):
+    """What the library says at any level goes to debug: every failure it logs also reaches us as an exception."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        super().log(logging.DEBUG, msg, *args, **kwargs)
+
+
+class Monitor:
+    """One QMP session. `on_event` sees every event, synchronously and in order."""
+
+    def __init__(self, *, name: str, on_event: Callable[[QmpEvent], None]) -> None:
+        self._name = name
+        self._client = QMPClient(name)
+        self._client.logger = _AtDebugLevel(log.getChild("wire"), {})  # type: ignore[assignment]
+        self._client.events.event_filter = lambda _event: False
+        self._client.register_listener(_Sink(self._dispatch))
+        self._on_event = on_event
+        self._expectations: list[tuple[Callable[[QmpEvent], bool], asyncio.Future[QmpEvent]]] = []
+        self._fd_lock = asyncio.Lock()
+        self._socket: socket.socket | None = None
+        self._closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._watcher: asyncio.Task[None] | None = None
+        self.version = (0, 0, 0)
+
+    async def connect(self, connected: socket.socket, timeout_s: float) -> None:
+        """Greeted and negotiated over `connected`, which is now ours. Raises QmpTimeout, QmpGone or QmpError."""
+        connected.setblocking(False)
+        self._socket = connected
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._client.connect(connected)
+        except TimeoutError:
+            connected.close()
+            raise QmpTimeout(f"greet qemu of {self._name!r}: no answer within {timeout_s:g} s") from None
+        except ConnectError as error:
+            connected.close()
+            kind = QmpGone if isinstance(error.exc, EOFError | OSError) else QmpError
+            raise kind(f"greet qemu of {self._name!r}: {_cause(error.exc)}") from error
+        except BaseException:
+            connected.close()
+            raise
+        self._watcher = asyncio.create_task(self._watch(), name=f"qmp/{self._name}")
+        self._check_version()
+
+    def _check_version(self) -> None:
+        greeting = self._client.greeting
+        version = greeting.QMP.version.get("qemu", {}) if greeting is not None else {}
+        numbers = tuple(version.get(key) if isinstance(version, dict) else None for key in ("major", "minor", "micro"))
+        if not all(isinstance(number, int) for number in numbers):
+            raise QmpError(f"greet qemu of {self._name!r}: no version in its greeting")
+        self.version = (int(numbers[0] or 0), int(numbers[1] or 0), int(numbers[2] or 0))
+        if self.version[:2] < OLDEST_QEMU:
+            found = ".".join(map(str, self.version))
+            raise QmpError(
+                f"greet qemu of {self._name!r}: version {found} is older than {OLDEST_QEMU[0]}.{OLDEST_QEMU[1]}"
+            )
+
+    async def _watch(self) -> None:
+        """The one caller of the library's disconnect: waits for the end, collects its reason, closes what is open."""
+        while self._client.runstate is LibraryState.RUNNING:
+            await self._client.runstate_changed()
+        reason = "closed by qemu"
+        try:
+            await self._client.disconnect()
+        except EOFError:
+            pass
+        except (OSError, QMPError, asyncio.QueueFull, ValueError) as error:
+            # ValueError: bytes that are no UTF-8 and a line beyond the library's limit, neither of which it wraps.
+            reason = _cause(error)
+        self._closed.set_result(reason)
+        for _, future in self._expectations:
+            if not future.done():
+                future.set_exception(self._gone("wait for an event"))
+
+    @property
+    def is_open(self) -> bool:
+        return self._watcher is not None and not self._closed.done()
+
+    async def closed(self) -> str:
+        """Why the connection ended, once it has and every event before has been delivered."""
+        return await asyncio.shield(self._closed)
+
+    async def close(self) -> None:
+        """The connection has ended. Idempotent."""
+        if self._watcher is None:
+            return
+        if self._socket is not None and not self._closed.done():
+            # Ending the socket, not asking the library: its own disconnect first waits for a peer that may never read.
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        await asyncio.shield(self._watcher)
+
+    def _gone(self, doing: str) -> QmpGone:
+        reason = self._closed.result() if self._closed.done() else "not connected"
+        return QmpGone(f"{doing} of {self._name!r}: qmp connection {reason}")
+
+    async def execute(
+        self, command: str, arguments: Mapping[str, object] | None = None, *, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> object:
+        """QEMU's answer. Raises QmpCommandFailed, QmpTimeout, QmpGone or QmpError."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._client.execute(command, arguments)
+        except TimeoutError:
+            raise QmpTimeout(f"ask qemu {command!r}: no answer within {timeout_s:g} s") from None
+        except ExecuteError as error:
+            text = printable(str(error))[:_MAX_TEXT]
+            raise QmpCommandFailed(command, error.error_class, text) from error
+        except (ExecInterruptedError, StateError) as error:
+            raise self._gone(f"ask qemu {command!r}") from error
+        except QMPError as error:
+            raise QmpError(f"ask qemu {command!r}: {_cause(error)}") from error
+
+    def _dispatch(self, event: QmpEvent) -> None:
+        log.debug("event", extra={"vm": self._name, "event": event.name})
+        for matches, future in self._expectations:
+            if not future.done() and matches(event):
+                future.set_result(event)
+        self._on_event(event)
+
+    @contextmanager
+    def expecting(self, matches: Callable[[QmpEvent], bool]) -> Iterator[asyncio.Future[QmpEvent]]:
+        """The first matching event from now on: enter before asking for what causes it."""
+        future: asyncio.Future[QmpEvent] = asyncio.get_running_loop().create_future()
+        entry = (matches, future)
+        self._expectations.append(entry)
+        try:
+            yield future
+        finally:
+            self._expectations.remove(entry)
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # seen, so that asyncio does not call it forgotten
+
+    # Commands, in the words of QEMU's qapi.
+
+    async def cont(self) -> None:
+        await self.execute("cont")
+
+    async def stop(self) -> None:
+        await self.execute("stop")
+
+    async def quit(self, timeout_s: float) -> None:
+        await self.execute("quit", timeout_s=timeout_s)
+
+    async def status(self) -> str:
+        return _text(_mapping(await self.execute("query-status"), "query-status"), "status", "query-status")
+
+    async def cpus(self) -> tuple[Vcpu, ...]:
+        """Every vCPU, by index."""
+        name = "query-cpus-fast"
+        items = _items(await self.execute(name), name)
+        return tuple(sorted(Vcpu(_int(item, "cpu-index", name), _int(item, "thread-id", name)) for item in items))
+
+    async def cpu_slots(self) -> tuple[CpuSlot, ...]:
+        """Every place for a vCPU, used or free, lowest socket first (QEMU lists the highest first)."""
+        name = "query-hotpluggable-cpus"
+        slots = []
+        for item in _items(await self.execute(name), name):
+            props = {key: value for key, value in _mapping(item.get("props"), name).items() if isinstance(value, int)}
+            path = item.get("qom-path", "")
+            slots.append(CpuSlot(_text(item, "type", name), props, path if isinstance(path, str) else ""))
+        return tuple(sorted(slots, key=lambda slot: sorted(slot.props.items(), reverse=True)))
+
+    async def memory_size(self) -> MemorySize:
+        name = "query-memory-size-summary"
+        answer = _mapping(await self.execute(name), name)
+        plugged = answer.get("plugged-memory", 0)
+        return MemorySize(_int(answer, "base-memory", name), plugged if isinstance(plugged, int) else 0)
+
+    async def dimm_slots(self) -> frozenset[int]:
+        """Memory slots in use."""
+        name = "query-memory-devices"
+        used = set()
+        for item in _items(await self.execute(name), name):
+            slot = _mapping(item.get("data"), name).get("slot")
+            if isinstance(slot, int):
+                used.add(slot)
+        return frozenset(used)
+
+    async def device_add(self, driver: str, device_id: str, fields: Mapping[str, object]) -> None:
+        await self.execute("device_add", {"driver": driver, "id": device_id, **fields})
+
+    async def device_remove(self, device_id: str, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
+        """The guest has let go of the device and it is gone; true also when it was gone before.
+
+        Raises QmpTimeout when the guest does not, QmpError when it refuses. DEVICE_DELETED comes once more for a virtio
+        device's inner half, without the id.
+        """
+
+        def concerns(event: QmpEvent) -> bool:
+            names = ("DEVICE_DELETED", "DEVICE_UNPLUG_GUEST_ERROR")
+            return event.name in names and event.data.get("device") == device_id
+
+        with self.expecting(concerns) as answered:
+            try:
+                await self.execute("device_del", {"id": device_id})
+            except QmpCommandFailed as error:
+                if error.error_class == "DeviceNotFound":
+                    return
+                if "in the process of unplug" not in error.description:
+                    raise
+            try:
+                async with asyncio.timeout(timeout_s):
+                    event = await answered
+            except TimeoutError:
+                raise QmpTimeout(f"unplug {device_id!r}: the guest did not let go within {timeout_s:g} s") from None
+        if event.name != "DEVICE_DELETED":
+            raise QmpError(f"unplug {device_id!r}: the guest refused")
+
+    async def blockdev_add(self, node: Mapping[str, object]) -> None:
+        await self.execute("blockdev-add", node)
+
+    async def blockdev_del(self, node_name: str) -> None:
+        await self.execute("blockdev-del", {"node-name": node_name})
+
+    async def object_add(self, fields: Mapping[str, object]) -> None:
+        await self.execute("object-add", fields)
+
+    async def object_del(self, object_id: str) -> None:
+        await self.execute("object-del", {"id": object_id})
+
+    async def netdev_add(self, fields: Mapping[str, object]) -> None:
+        await self.execute("netdev_add", fields)
+
+    async def netdev_del(self, netdev_id: str) -> None:
+        await self.execute("netdev_del", {"id": netdev_id})
+
+    async def qom_get(self, path: str, name: str) -> object:
+        return await self.execute("qom-get", {"path": path, "property": name})
+
+    async def qom_set(self, path: str, name: str, value: object) -> None:
+        await self.execute("qom-set", {"path": path, "property": name, "value": value})
+
+    async def give_fd(self, name: str, fd: int) -> None:
+        """QEMU holds a copy of `fd` under `name`. One at a time: QEMU keeps only the newest unclaimed descriptor."""
+        async with self._fd_lock:
+            try:
+                self._client.send_fd_scm(fd)
+            except (QMPError, OSError) as error:
+                raise QmpGone(f"send descriptor {name!r} to qemu: {_cause(error)}") from error
+            await self.execute("getfd", {"fdname": name})
+
+    async def drop_fd(self, name: str) -> None:
+        await self.execute("closefd", {"fdname": name})
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, EOFError):
+        return "closed by qemu"
+    return printable(str(error) or type(error).__name__)[:_MAX_TEXT]
+
+
+def _mapping(value: object, command: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise QmpError(f"ask qemu {command!r}: its answer has no object where one belongs")
+    return value
+
+
+def _items(value: object, command: str) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list):
+        raise QmpError(f"ask qemu {command!r}: its answer is not a list")
+    return [_mapping(item, command) for item in value]
+
+
+def _int(item: Mapping[str, Any], key: str, command: str) -> int:
+    value = item.get(key)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise QmpError(f"ask qemu {command!r}: its answer lacks the number {key!r}")
+    return value
+
+
+def _text(item: Mapping[str, Any], key: str, command: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise QmpError(f"ask qemu {command!r}: its answer lacks the text {key!r}")
+    return value

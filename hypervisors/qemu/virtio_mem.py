@@ -1,0 +1,66 @@
+"""Memory that comes and goes in small blocks: the size of a virtio-mem device is asked for, and the guest follows.
+
+QEMU only passes the wish on (`requested-size`); what the guest has plugged is `size`. Source: QEMU's qapi/qom.json and
+hw/virtio/virtio-mem.c; MEMORY_DEVICE_SIZE_CHANGE comes at most once a second, the last change always.
+"""
+
+import asyncio
+
+from hypervisors.qemu import devices
+from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
+from pyshim.model.errors import DeadlineExceeded
+
+STALL_TIMEOUT_S = 15.0
+"""A guest that has moved nothing for so long will not: no driver, or memory it cannot give back."""
+TOTAL_TIMEOUT_S = 120.0
+"""However busily it moves."""
+_PATH = f"/machine/peripheral/{devices.VIRTIO_MEM_ID}"
+
+
+async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: float = STALL_TIMEOUT_S) -> int:
+    """The MiB the device now holds: `wanted_mib`, or more where the guest does not give everything back.
+
+    Raises DeadlineExceeded when the guest does not take what it is given. In both cases the wish is then what there
+    is, so that nothing changes later by itself.
+    """
+    wanted_bytes = wanted_mib << 20
+    had_bytes = now_bytes = await _size_bytes(monitor)
+    if now_bytes != wanted_bytes:
+        await monitor.qom_set(_PATH, "requested-size", wanted_bytes)
+        now_bytes = await _follow(monitor, now_bytes, wanted_bytes, stall_timeout_s)
+    if now_bytes != wanted_bytes:
+        await monitor.qom_set(_PATH, "requested-size", now_bytes)
+    if now_bytes < wanted_bytes:
+        raise DeadlineExceeded(
+            f"grow the guest by {(wanted_bytes - had_bytes) >> 20} MiB of virtio-mem: "
+            f"it took {(now_bytes - had_bytes) >> 20} MiB and then nothing for {stall_timeout_s:g} s"
+        )
+    return now_bytes >> 20
+
+
+async def _follow(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_timeout_s: float) -> int:
+    """The device's size once it is `wanted_bytes`, or once the guest has had its time."""
+    try:
+        async with asyncio.timeout(TOTAL_TIMEOUT_S):
+            while now_bytes != wanted_bytes:
+                with monitor.expecting(_tells_a_size) as told:
+                    size_bytes = await _size_bytes(monitor)
+                    if abs(wanted_bytes - size_bytes) < abs(wanted_bytes - now_bytes):
+                        now_bytes = size_bytes
+                        continue
+                    async with asyncio.timeout(stall_timeout_s):
+                        await told
+    except TimeoutError:
+        return await _size_bytes(monitor)
+    return now_bytes
+
+
+def _tells_a_size(event: QmpEvent) -> bool:
+    return event.name == "MEMORY_DEVICE_SIZE_CHANGE" and event.data.get("id") == devices.VIRTIO_MEM_ID
+
+
+async def _size_bytes(monitor: Monitor) -> int:
+    size = await monitor.qom_get(_PATH, "size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise QmpError(f"ask qemu for the size of {devices.VIRTIO_MEM_ID!r}: no number in its answer")
+    return size

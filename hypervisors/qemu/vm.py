@@ -1,0 +1,368 @@
+"""One VM in QEMU, from `create` to `stop`.
+
+Theory of operation:
+
+    NEW --create--> CREATED --start--> RUNNING <--pause/resume--> PAUSED
+                       |                  |                          |
+                       +------------------+--- QEMU ends ------------+--> ENDED   (`wait` answers; `stop` cleans up)
+
+The end of the process is the one sign of the end of the VM. QMP events before it say why; so the watcher, told of the
+end by the pidfd, first lets QMP and the consoles run dry and only then decides what happened.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from enum import StrEnum
+
+from hypervisors.base import Capabilities, Device, GuestLocation, SerialChannel, VmConfig, VmExit
+from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv, qmp_path, socket_paths
+from hypervisors.qemu.console import Console
+from hypervisors.qemu.exits import ExitClues, vm_exit
+from hypervisors.qemu.hotplug import Hotplug, capabilities_of
+from hypervisors.qemu.qmp import Monitor, QmpEvent
+from hypervisors.qemu.vsock import reserve_cid
+from pyshim.host.children import Child, Children
+from pyshim.host.launch import describe_os_error
+from pyshim.host.virtiofsd import listening_socket
+from pyshim.model.agent_address import AgentAddress, SerialAddress, VsockAddress
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+
+log = logging.getLogger("hypervisors.qemu")
+
+QUIT_GRACE_S = 2.0
+_LAST_EVENTS_S = 2.0
+_LOST_CONTROL_GRACE_S = 2.0
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+
+
+class Phase(StrEnum):
+    NEW = "new"
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+class VmStartFailed(Internal):
+    """QEMU did not come up; its own words are in the text."""
+
+
+class VmStartTimedOut(DeadlineExceeded):
+    """QEMU runs and says nothing."""
+
+
+class QemuVm:
+    """The QEMU driver: one object, one VM. See `Hypervisor` for what each call promises."""
+
+    def __init__(self, *, ledger: Ledger, children: Children) -> None:
+        self._ledger = ledger
+        self._children = children
+        self._phase = Phase.NEW
+        self._vm: VmConfig | None = None
+        self._clues = ExitClues(sandbox_id="")
+        self._child: Child | None = None
+        self._monitor: Monitor | None = None
+        self._console: Console | None = None
+        self._plugged: Hotplug | None = None
+        self._address: AgentAddress | None = None
+        self._owned: list[LedgerEntry] = []
+        self._exit: asyncio.Future[VmExit] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+
+    # What is known
+
+    def capabilities(self) -> Capabilities:
+        return capabilities_of(self._config("ask capabilities"))
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child is not None else 0
+
+    @property
+    def agent_address(self) -> AgentAddress:
+        if self._address is None:
+            raise FailedPrecondition("ask agent address: the vm was not created")
+        return self._address
+
+    def console_tail(self) -> str:
+        return "\n".join(self._console.lines()) if self._console is not None else ""
+
+    def saved(self) -> Mapping[str, object]:
+        config = self._config("save the vm")
+        plugged = self._plugged.saved() if self._plugged is not None else {}
+        return {"Type": "qemu", "UUID": config.uuid, "APISocket": qmp_path(config), "Pid": self.pid, **plugged}
+
+    # Life
+
+    async def create(self, config: VmConfig) -> None:
+        with ExitStack() as fds:
+            if self._phase is not Phase.NEW or self._vm is not None:
+                raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has had its vm")
+            check_config(config)
+            image_bytes = check_files(config)
+            self._vm = config
+            self._clues = ExitClues(sandbox_id=config.sandbox_id)
+            self._exit = asyncio.get_running_loop().create_future()
+            try:
+                await self._create(config, image_bytes, fds)
+            except BaseException as error:
+                try:
+                    await self.stop()
+                except ShimError as undo_error:
+                    log.warning("undo failed", extra={"sandbox": config.sandbox_id, "error": str(undo_error)})
+                if isinstance(error, OSError):
+                    where = f" {error.filename!r}" if error.filename else ""
+                    cause = f"{describe_os_error(error)}{where}"
+                    raise VmStartFailed(f"start vm {config.sandbox_id!r}: {cause}") from error
+                raise
+        self._phase = Phase.CREATED
+
+    async def _create(self, config: VmConfig, image_bytes: int, fds: ExitStack) -> None:
+        self._make_vm_dir(config)
+        self._console = Console(log_path=f"{config.vm_dir}/console.log", to_log=config.debug)
+        theirs: list[int] = [fds.enter_context(listening_socket(qmp_path(config))).fileno()]
+        for _ in ("hvc0", "ttyS0"):
+            ours, guests = socket.socketpair()
+            self._console.attach(ours)
+            theirs.append(fds.enter_context(guests).fileno())
+        if isinstance(config.agent_channel, SerialChannel):
+            path = config.agent_channel.socket_path
+            theirs.append(fds.enter_context(listening_socket(path)).fileno())
+            self._address, guest_cid = SerialAddress(path), 0
+        else:
+            vsock, guest_cid = reserve_cid()
+            theirs.append(fds.enter_context(vsock).fileno())
+            self._address = VsockAddress(guest_cid, config.agent_channel.port)
+        table = fd_table(config, guest_cid=guest_cid, image_bytes=image_bytes)
+        numbers = [table.qmp, table.console, table.serial, table.agent]
+        for nic, nic_fds in zip(config.nics, table.nics, strict=True):
+            theirs += (*nic.vhost_fds, *nic.tap_fds)
+            numbers += (*nic_fds.vhosts, *nic_fds.taps)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            # Before the spawn: when QEMU dies early, its copy of the listener goes and this end hears so at once.
+            connection.connect(qmp_path(config))
+            await self._spawn(config, qemu_argv(config, table), dict(zip(numbers, theirs, strict=True)))
+            fds.close()
+        except BaseException:
+            connection.close()
+            raise
+        await self._greet(config, connection)
+
+    def _make_vm_dir(self, config: VmConfig) -> None:
+        """The VM's directory exists. It is ours to remove only when made here: others may keep their sockets in it."""
+        if os.path.isdir(config.vm_dir):
+            return
+        entry = LedgerEntry(kind=ResourceKind.DIRECTORY, key=config.vm_dir)
+        self._acquire(entry)
+        try:
+            os.makedirs(config.vm_dir, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise Internal(f"make directory {config.vm_dir!r}: {describe_os_error(error)}") from error
+
+    def _acquire(self, entry: LedgerEntry) -> None:
+        self._ledger.acquire(entry)
+        self._owned.append(entry)
+
+    async def _spawn(self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int]) -> None:
+        self._child = await self._children.spawn(
+            argv,
+            env=_ENV,
+            fds=fds,
+            netns_path=config.netns_path,
+            ledger=self._ledger,
+            ledger_key=config.uuid,
+        )
+        self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=config.uuid))
+
+    async def _greet(self, config: VmConfig, connection: socket.socket) -> None:
+        """QMP answers; or QEMU's own words in a VmStartFailed, as soon as it has died."""
+        assert self._child is not None
+        child = self._child
+        monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
+        try:
+            await monitor.connect(connection, config.start_timeout_s)
+        except ShimError as error:
+            with suppress(TimeoutError):
+                # A closed connection and the death that caused it are seen in either order.
+                async with asyncio.timeout(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0):
+                    await child.wait()
+            if child.exit is not None:
+                raise VmStartFailed(f"start vm {config.sandbox_id!r}: {child.describe_exit()}") from error
+            kind = VmStartTimedOut if isinstance(error, DeadlineExceeded) else VmStartFailed
+            raise kind(f"start vm {config.sandbox_id!r}: {error}; {child.describe_exit()}") from error
+        self._monitor = monitor
+        self._plugged = Hotplug(config, monitor)
+        self._watcher = asyncio.create_task(self._watch(child, monitor), name=f"watch/vm/{config.sandbox_id}")
+        version = ".".join(map(str, monitor.version))
+        log.info("vmm started", extra={"sandbox": config.sandbox_id, "pid": child.pid, "qemu": version})
+
+    async def start(self) -> None:
+        monitor = self._live("start", Phase.CREATED)
+        await monitor.cont()
+        self._become(Phase.RUNNING)
+
+    async def pause(self) -> None:
+        monitor = self._live("pause", Phase.RUNNING)
+        await monitor.stop()
+        self._become(Phase.PAUSED)
+
+    async def resume(self) -> None:
+        monitor = self._live("resume", Phase.PAUSED)
+        await monitor.cont()
+        self._become(Phase.RUNNING)
+
+    def _become(self, phase: Phase) -> None:
+        if self._phase is not Phase.ENDED:
+            self._phase = phase
+
+    async def wait(self) -> VmExit:
+        if self._exit is None or self._watcher is None:
+            raise FailedPrecondition("wait for vm: it was not created")
+        return await asyncio.shield(self._exit)
+
+    async def stop(self) -> None:
+        """As `Hypervisor.stop`; runs on in its own task when the caller gives up, and may be asked for again."""
+        if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
+            self._clues.stop_requested = True
+            self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{self._clues.sandbox_id}")
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        if self._child is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUIT_GRACE_S if await self._ask_to_quit() else 0):
+                    await self._child.wait()
+            await self._child.end()
+        if self._watcher is not None:
+            await self._watcher
+        if self._console is not None:
+            self._console.close()
+        self._phase = Phase.ENDED
+        if self._vm is not None:
+            for path in socket_paths(self._vm):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(path)
+            for name in ("console.log", "console.log.1"):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    os.unlink(f"{self._vm.vm_dir}/{name}")
+        while self._owned:
+            await self._ledger.release(self._owned[-1])
+            self._owned.pop()
+
+    async def _ask_to_quit(self) -> bool:
+        if self._monitor is None or not self._monitor.is_open:
+            return False
+        try:
+            await self._monitor.quit(QUIT_GRACE_S)
+        except ShimError as error:
+            log.warning("qemu does not quit", extra={"sandbox": self._clues.sandbox_id, "error": str(error)})
+            return isinstance(error, Unavailable)  # it went before it could answer
+        return True
+
+    async def _watch(self, child: Child, monitor: Monitor) -> None:
+        """The VM's end is known, with its reason; the watcher is the only one to say so."""
+        ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._clues.sandbox_id}/process")
+        closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._clues.sandbox_id}/qmp")
+        await asyncio.wait({ended, closed}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            await asyncio.wait({ended}, timeout=_LOST_CONTROL_GRACE_S)
+            if not ended.done():
+                self._clues.lost_control = f"lost control of qemu: qmp connection {closed.result()}"
+                child.kill()
+        await ended
+        await asyncio.wait({closed}, timeout=_LAST_EVENTS_S)
+        await monitor.close()
+        await closed
+        assert self._exit is not None
+        if self._console is not None:
+            self._console.drain()
+            self._clues.console = self._console.lines()
+        self._clues.process_end = child.describe_exit()
+        self._phase = Phase.ENDED
+        result = vm_exit(self._clues)
+        log.info("vm ended", extra={"sandbox": self._clues.sandbox_id, "kind": str(result.kind), "pid": child.pid})
+        self._exit.set_result(result)
+
+    def _on_event(self, event: QmpEvent) -> None:
+        match event.name:
+            case "GUEST_PANICKED":
+                self._clues.panic_event = True
+            case "SHUTDOWN":
+                self._clues.shutdown_cause = event.text("reason")
+            case _:
+                return
+        log.info("vm event", extra={"sandbox": self._clues.sandbox_id, "event": event.name})
+
+    # Changes while it lives
+
+    async def plug(self, device: Device) -> GuestLocation:
+        return await self._hotplug(f"plug {device.id!r}").plug(device)
+
+    async def unplug(self, device_id: str) -> None:
+        await self._hotplug(f"unplug {device_id!r}").unplug(device_id)
+
+    async def resize_vcpus(self, vcpus: int) -> int:
+        return await self._hotplug("resize vCPUs").resize_vcpus(vcpus)
+
+    async def resize_memory(self, memory_mib: int) -> int:
+        return await self._hotplug("resize memory").resize_memory(memory_mib)
+
+    async def vcpu_thread_ids(self) -> tuple[int, ...]:
+        monitor = self._live("list vCPU threads", Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
+        return tuple(cpu.thread_id for cpu in await monitor.cpus())
+
+    def _config(self, doing: str) -> VmConfig:
+        if self._vm is None:
+            raise FailedPrecondition(f"{doing}: the vm was not created")
+        return self._vm
+
+    def _hotplug(self, doing: str) -> Hotplug:
+        self._live(doing, Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
+        assert self._plugged is not None
+        return self._plugged
+
+    def _live(self, doing: str, *phases: Phase) -> Monitor:
+        """The monitor of a VM in one of `phases`. Raises Unavailable once it has ended, else FailedPrecondition."""
+        if self._phase is Phase.ENDED or self._stopping is not None:
+            how = f": {self._exit.result().reason}" if self._exit is not None and self._exit.done() else ""
+            raise Unavailable(f"{doing}: vm {self._clues.sandbox_id!r} has ended{how}")
+        if self._phase not in phases or self._monitor is None:
+            raise FailedPrecondition(f"{doing}: vm {self._clues.sandbox_id!r} is {self._phase}")
+        return self._monitor
+
+
+def check_files(config: VmConfig) -> int:
+    """The root image's size in bytes, 0 without one. Raises FailedPrecondition naming the first missing file."""
+    boot = config.boot
+    files = {
+        "hypervisor": config.hypervisor_path,
+        "kernel": boot.kernel,
+        "initrd": boot.initrd,
+        "image": boot.image,
+        "firmware": boot.firmware,
+    }
+    image_bytes = 0
+    for what, path in files.items():
+        if path is None:
+            continue
+        try:
+            with open(path, "rb") as file:
+                if what == "image":
+                    image_bytes = file.seek(0, os.SEEK_END)
+        except OSError as error:
+            cause = describe_os_error(error)
+            raise FailedPrecondition(f"start vm {config.sandbox_id!r}: open {what} {path!r}: {cause}") from error
+    if boot.image is not None and image_bytes == 0:
+        raise InvalidArgument(f"start vm {config.sandbox_id!r}: image {boot.image!r} is empty")
+    return image_bytes
+
+
+def _succeeded(task: "asyncio.Task[None]") -> bool:
+    return not task.cancelled() and task.exception() is None

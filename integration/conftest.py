@@ -1,0 +1,182 @@
+"""Fixtures: one containerd and one image for the session, a scratch directory and a leak check for each test."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from .framework import enclosure, evidence, images
+from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
+from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
+from .framework.ctr import Ctr, Result
+from .framework.leaks import HostState, assert_nothing_left
+from .framework.runtime import Runtime
+
+PROJECT = Path(__file__).resolve().parents[1]
+# Below /run, so that it is private to the enclosure; not counted as a leak, unlike everything else there.
+GROUND = Path("/run/pyshim-integration")
+EVIDENCE = PROJECT / ".build" / "integration"
+_NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
+_kept: list[Path] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.geteuid() != 0:
+        pytest.exit("integration tests need root", returncode=2)
+    if enclosure.MARK not in os.environ:
+        pytest.exit(
+            "integration tests run inside an enclosure: use `make test` or `scripts/integration [FILE...]`",
+            returncode=2,
+        )
+    if missing := missing_programs(*_NEEDED):
+        pytest.exit(f"integration tests need {', '.join(missing)} (hint: `make setup`)", returncode=2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    runtime = Runtime.chosen()
+    for item in items:
+        item.add_marker(pytest.mark.root)
+        item.add_marker(pytest.mark.containerd)
+        if item.get_closest_marker("vm") and not runtime.has_vm:
+            item.add_marker(pytest.mark.skip(reason=f"needs a runtime with a VM, not {runtime.name}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keeps evidence at the moment of failure, before any fixture cleans up."""
+    report = yield
+    daemon = item.funcargs.get("containerd") if isinstance(item, pytest.Function) else None
+    if isinstance(item, pytest.Function) and "cri" in item.funcargs:
+        daemon = item.funcargs["cri"].daemon
+    if report.failed and isinstance(daemon, Containerd):
+        directory = evidence.directory_for(EVIDENCE / f"run-{os.environ.get('PYSHIM_RUN', 'last')}", item.nodeid)
+        since = getattr(item, "containerd_log_size", 0)
+        _kept.append(evidence.collect(directory / report.when, daemon, since))
+        (directory / report.when / "failure.txt").write_text(report.longreprtext)
+        report.sections.append(("evidence", str(directory)))
+    return report
+
+
+def pytest_unconfigure() -> None:
+    if _kept:
+        print(f"\n{len(_kept)} failures; logs, console, persisted state, ps and mounts of each are under:")
+        print(_kept[0].parent.parent)
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Runtime:
+    return Runtime.chosen()
+
+
+@pytest.fixture(scope="session")
+def containerd() -> Iterator[Containerd]:
+    """A containerd that is up, with the test image imported. At the end of the session nothing of it may be left."""
+    before = HostState.look((GROUND,))
+    daemon = Containerd(
+        Directories(root=GROUND / "containerd", state=Path("/run/containerd")), binaries=PROJECT / "bin"
+    )
+    daemon.start()
+    try:
+        archive = GROUND / "busybox.tar"
+        images.write_archive(archive)
+        daemon.ctr("images", "import", archive)
+        yield daemon
+    finally:
+        daemon.stop()
+    remove_daemon_files(daemon.directories)
+    assert_nothing_left(before, (GROUND,))
+
+
+@pytest.fixture(scope="session")
+def ctr(containerd: Containerd) -> Ctr:
+    return containerd.ctr
+
+
+@pytest.fixture(scope="session")
+def plain_rootfs() -> Path:
+    return images.unpack_rootfs(GROUND / "rootfs")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def module_leaves_nothing(containerd: Containerd) -> Iterator[None]:
+    """Set up before a file's shared containers and checked after they are gone."""
+    before = HostState.look((GROUND,))
+    yield
+    assert_nothing_left(before, (GROUND,))
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(
+    request: pytest.FixtureRequest, containerd: Containerd, module_leaves_nothing: None
+) -> Iterator[None]:
+    """Each test leaves the host, and containerd's lists, as it found them."""
+    request.node.containerd_log_size = containerd.log_size()
+    before, listed = HostState.look((GROUND,)), _listed(containerd.ctr)
+    yield
+    assert_nothing_left(before, (GROUND,))
+    assert _listed(containerd.ctr) == listed
+
+
+def _listed(ctr: Ctr) -> tuple[list[str], list[str], list[str]]:
+    tasks = ctr("task", "ls", "-q").lines
+    return tasks, ctr("container", "ls", "-q").lines, [row["KEY"] for row in ctr("snapshot", "ls").rows()]
+
+
+_names = itertools.count(1)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest, ctr: Ctr) -> Iterator[str]:
+    """A container name of the test's own; whatever carries it is removed afterwards, also after a failure."""
+    with own_name(ctr) as given:
+        yield given
+
+
+@contextlib.contextmanager
+def own_name(ctr: Ctr) -> Iterator[str]:
+    given = f"it{next(_names)}"
+    try:
+        yield given
+    finally:
+        leftover = [c for c in ctr("container", "ls", "-q").lines if c == given or c.startswith(f"{given}-")]
+        if leftover:
+            ctr.remove(leftover)
+
+
+RunTask = Callable[..., Result]
+
+
+@pytest.fixture
+def run(ctr: Ctr, runtime: Runtime, name: str) -> RunTask:
+    """`ctr run --rm` of a command in the test image, to its end: `run("id", options=["--cwd", "/tmp"], code=None)`."""
+
+    def run_task(
+        *command: str, options: list[str] | None = None, code: int | None = 0, input: bytes | None = None
+    ) -> Result:
+        words = ["run", "--rm", "--runtime", runtime.name, *(options or []), images.IMAGE, name, *command]
+        result = ctr(*words, input=input, check=False)
+        assert code is None or result.code == code, f"expected code {code}: {result}"
+        return result
+
+    return run_task
+
+
+@pytest.fixture(scope="module")
+def shared(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Iterator[str]:
+    """A running container for a whole file: tests that only `exec` in it share one VM."""
+    with own_name(ctr) as given:
+        ctr("run", "--detach", "--runtime", runtime.name, images.IMAGE, given, "sleep", "100000")
+        yield given
+
+
+@pytest.fixture
+def scratch() -> Path:
+    """An empty directory below the ground."""
+    directory = GROUND / "scratch" / str(next(_names))
+    directory.mkdir(parents=True)
+    return directory

@@ -1,0 +1,157 @@
+"""The session's CRI containerd: own root and state beside the plain one's, CNI's bridge plugin, both images.
+
+The configuration given to containerd is the shipped drop-in of configs/containerd: what is tested is what is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import images
+from .containerd import Containerd, Directories
+from .cri import CRI_IMAGE, Cri, Pod
+
+PROJECT = Path(__file__).resolve().parents[2]
+GROUND = Path("/run/pyshim-integration/cri")
+STATE = Path("/run/containerd-cri")
+PAUSE_IMAGE = "docker.io/local/pause:test"
+BRIDGE = "cnipyshim"
+SUBNET, SUBNET6 = "10.233.7.0/24", "fd00:233:7::/64"
+GATEWAY, GATEWAY6 = "10.233.7.1", "fd00:233:7::1"
+MTU = 1400
+_DROP_IN = PROJECT / "configs" / "containerd" / "containerd-1.x-pykata.toml"
+# libcni keeps results there whatever its configuration says: made private for the session.
+_CNI_CACHE = Path("/var/lib/cni")
+# Directories that containerd makes with its first pod and keeps.
+_FURNITURE = (
+    "io.containerd.grpc.v1.cri/sandboxes",
+    "io.containerd.grpc.v1.cri/containers",
+    "io.containerd.runtime.v2.task/k8s.io",
+)
+
+
+def _network() -> str:
+    return json.dumps(
+        {
+            "cniVersion": "0.4.0",
+            "name": "pods",
+            "plugins": [
+                {
+                    "type": "bridge",
+                    "bridge": BRIDGE,
+                    "isGateway": True,
+                    "ipMasq": False,
+                    "mtu": MTU,
+                    "ipam": {
+                        "type": "host-local",
+                        "dataDir": str(GROUND / "cni" / "leases"),
+                        "ranges": [[{"subnet": SUBNET}], [{"subnet": SUBNET6}]],
+                        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                    },
+                }
+            ],
+        }
+    )
+
+
+def _cri_config() -> str:
+    """The shipped drop-in, with what a test host sets beside it."""
+    shipped = _DROP_IN.read_text()
+    body = "\n".join(line for line in shipped.splitlines() if not line.startswith("version"))
+    return f"""{body}
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{PAUSE_IMAGE}"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/usr/lib/cni"
+    conf_dir = "{GROUND}/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "pykata"
+"""
+
+
+@contextlib.contextmanager
+def _cni() -> Iterator[None]:
+    """The network's configuration and its bridge, which the plugin would make with the first pod and keep."""
+    (GROUND / "cni" / "net.d").mkdir(parents=True)
+    (GROUND / "cni" / "net.d" / "10-pods.conflist").write_text(_network())
+    made = [path for path in (_CNI_CACHE, *_CNI_CACHE.parents) if not path.exists()]
+    _CNI_CACHE.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "cni", str(_CNI_CACHE)], check=True)
+    subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", BRIDGE], check=True)
+        subprocess.run(["umount", str(_CNI_CACHE)], check=True)
+        for path in made:
+            path.rmdir()
+
+
+@contextlib.contextmanager
+def cri_daemon(binaries: Path) -> Iterator[Cri]:
+    """A containerd with CRI, images and network, until the end of the block."""
+    with _cni():
+        daemon = Containerd(
+            Directories(root=GROUND / "containerd", state=STATE),
+            binaries=binaries,
+            cri=True,
+            extra_config=_cri_config(),
+        )
+        daemon.start()
+        try:
+            for name in _FURNITURE:
+                (STATE / name).mkdir(parents=True, exist_ok=True)
+            _import_images(daemon)
+            cri = Cri(daemon, logs=GROUND / "pods")
+            try:
+                yield cri
+            finally:
+                cri.close()
+        finally:
+            daemon.stop()
+            _remove_daemon_files()
+
+
+def _import_images(daemon: Containerd) -> None:
+    for name, entrypoint in ((CRI_IMAGE, ()), (PAUSE_IMAGE, ("sleep", "100000"))):
+        archive = GROUND / "image.tar"
+        images.write_archive(archive, name, entrypoint)
+        daemon.ctr("--namespace", "k8s.io", "images", "import", archive)
+        archive.unlink()
+
+
+def _remove_daemon_files() -> None:
+    for name in ("containerd.sock", "containerd.sock.ttrpc"):
+        (STATE / name).unlink(missing_ok=True)
+    for directory in sorted((path for path in STATE.rglob("*") if path.is_dir()), reverse=True):
+        with contextlib.suppress(OSError):  # what is not empty counts as left over
+            directory.rmdir()
+    STATE.rmdir()
+
+
+@pytest.fixture(scope="session")
+def cri() -> Iterator[Cri]:
+    """The session's containerd with CRI. It is set up before any leak check looks, and checked by each of them."""
+    with cri_daemon(PROJECT / "bin") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shared_pod(cri: Cri, module_leaves_nothing: None) -> Iterator[Pod]:
+    """One pod for a whole file: tests share its VM."""
+    with cri.pod() as shared:
+        yield shared
+
+
+@pytest.fixture
+def pod(shared_pod: Pod, leaves_nothing: None) -> Iterator[Pod]:
+    """The file's pod, without any container before and after the test."""
+    yield shared_pod
+    shared_pod.remove_containers()

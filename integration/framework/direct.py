@@ -1,0 +1,165 @@
+"""A shim called without containerd: `start` by hand, the Task API over ttrpc, `delete` by hand.
+
+For what `ctr` cannot ask: repeated calls, ids that do not exist, mounts of the test's own, frames that break the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import Message
+
+from protos.containerd import task_v2_pb2
+from pyshim.ttrpc import Client, RemoteError
+
+from . import oci
+from .runtime import Runtime
+from .waiting import eventually
+
+NAMESPACE = "default"
+SERVICE = "containerd.task.v2.Task"
+_LIMIT_S = 90.0
+
+
+class StartFailed(Exception):
+    """`start` exited with an error; the text is what containerd would show its client."""
+
+
+@dataclass(slots=True)
+class DirectShim:
+    """One shim serving one bundle. Calls are synchronous; `call` raises RemoteError for a status of the shim."""
+
+    runtime: Runtime
+    binaries: Path
+    container: str
+    bundle: Path
+    address: str = ""
+    _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+    _clients: list[Client] = field(default_factory=list)
+
+    @property
+    def socket_path(self) -> str:
+        return self.address.removeprefix("unix://")
+
+    def invoke(
+        self, action: str, *flags: str, within_s: float = 20.0, input: bytes = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        """The binary with the flags containerd gives it."""
+        argv = [str(self.runtime.binary), "-namespace", NAMESPACE, "-address", "/run/containerd/containerd.sock"]
+        argv += ["-publish-binary", "/bin/true", "-id", self.container, *flags, action]
+        path = f"{self.binaries}:/usr/sbin:/usr/bin:/sbin:/bin"
+        environment = {"PATH": path, "TTRPC_ADDRESS": "/run/containerd/containerd.sock.ttrpc", "GOMAXPROCS": "2"}
+        return subprocess.run(
+            argv, cwd=self.bundle, env=environment, input=input, capture_output=True, timeout=within_s, check=False
+        )
+
+    def start(self) -> str:
+        done = self.invoke("start")
+        if done.returncode != 0:
+            raise StartFailed((done.stdout + done.stderr).decode(errors="replace"))
+        self.address = done.stdout.decode().strip()
+        return self.address
+
+    def delete(self) -> task_v2_pb2.DeleteResponse:
+        done = self.invoke("delete", "-bundle", str(self.bundle), within_s=5.0)
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        return task_v2_pb2.DeleteResponse.FromString(done.stdout)
+
+    def connect(self) -> Client:
+        """A new connection, closed when the shim is."""
+        sock = socket.socket(socket.AF_UNIX)
+        # runc's shim answers with an absolute path; the shim under test may as well.
+        sock.connect(self.socket_path)
+        sock.setblocking(False)
+        client = self._runner.run(Client.connect_socket(sock))
+        self._clients.append(client)
+        return client
+
+    def call(self, method: str, reply: type[Message] | None = None, within_s: float = _LIMIT_S, **fields: Any) -> Any:
+        """The reply to `method` for this container. `fields` are the request's; `id` is filled in."""
+        return self._runner.run(self.ask(method, reply, within_s, **fields))
+
+    async def ask(
+        self, method: str, reply: type[Message] | None = None, within_s: float = _LIMIT_S, **fields: Any
+    ) -> Any:
+        if not self._clients:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect(self.socket_path)
+            sock.setblocking(False)
+            self._clients.append(await Client.connect_socket(sock))
+        request = _request_type(method)(id=fields.pop("id", self.container), **fields)
+        answer = await self._clients[0].call(SERVICE, method, request.SerializeToString(), timeout_s=within_s)
+        return reply.FromString(answer) if reply else answer
+
+    def together(self, *calls: Callable[[], Any]) -> list[Any]:
+        """The results of coroutine functions run at the same moment; an error is its result."""
+
+        async def gather() -> list[Any]:
+            return await asyncio.gather(*(call() for call in calls), return_exceptions=True)
+
+        return self._runner.run(gather())
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self._runner.run(asyncio.sleep(0))
+        self._runner.close()
+
+
+def _request_type(method: str) -> type[Message]:
+    odd = {
+        "Create": "CreateTaskRequest",
+        "Exec": "ExecProcessRequest",
+        "Checkpoint": "CheckpointTaskRequest",
+        "Update": "UpdateTaskRequest",
+    }
+    found: type[Message] = getattr(task_v2_pb2, odd.get(method, f"{method}Request"))
+    return found
+
+
+@contextlib.contextmanager
+def direct_shim(
+    runtime: Runtime, binaries: Path, container: str, bundle: Path, config: oci.Spec | None
+) -> Iterator[DirectShim]:
+    """A shim whose bundle is there but that is not started; ended the way containerd ends one, whatever the test
+    did.
+    """
+    (bundle / "rootfs").mkdir(parents=True)
+    if config is not None:
+        oci.write(config, bundle)
+    os.mkfifo(bundle / "log")
+    log = os.open(bundle / "log", os.O_RDWR | os.O_NONBLOCK)
+    shim = DirectShim(runtime, binaries, container, bundle)
+    try:
+        yield shim
+    finally:
+        if shim.address:
+            for method, fields in (
+                ("Kill", {"signal": 9, "all": True}),
+                ("Wait", {}),
+                ("Delete", {}),
+                ("Shutdown", {}),
+            ):
+                with contextlib.suppress(Exception):
+                    shim.call(method, None, 15, **fields)
+        with contextlib.suppress(Exception):
+            shim.close()
+        with contextlib.suppress(Exception):
+            shim.delete()
+        os.close(log)
+
+
+def code_of(error: RemoteError) -> int:
+    return int(error.code)
+
+
+def wait_until_gone(shim: DirectShim, within_s: float = 20.0) -> None:
+    eventually(lambda: not shim.runtime.shims(shim.container), what="the shim daemon has exited", within_s=within_s)

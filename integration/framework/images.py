@@ -1,0 +1,127 @@
+"""The payload: Debian's static busybox as a root file system and as an OCI archive, made here, byte for byte the
+same every time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+BUSYBOX = Path("/bin/busybox")
+IMAGE = "local/busybox:test"
+_EMPTY_DIRECTORIES = (
+    "dev",
+    "etc",
+    "home",
+    "proc",
+    "root",
+    "run",
+    "sys",
+    "tmp",
+    "usr",
+    "usr/bin",
+    "usr/sbin",
+    "sbin",
+    "var",
+)
+_FILES = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nalice:x:1000:1000:Alice:/home:/bin/sh\n",
+    "etc/group": "root:x:0:\nalice:x:1000:\nstaff:x:50:alice\n",
+    "etc/os-release": 'NAME="busybox payload"\nID=busybox-payload\n',
+}
+_CONFIG: dict[str, Any] = {
+    "architecture": "amd64",
+    "os": "linux",
+    "config": {"Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"], "Cmd": ["/bin/sh"], "WorkingDir": "/"},
+}
+_OVERRIDDEN = "layer-marker"
+
+
+def applets() -> list[str]:
+    listed = subprocess.run([BUSYBOX, "--list"], check=True, capture_output=True, text=True).stdout.split()
+    return sorted(name for name in listed if name != "busybox")
+
+
+def _entry(name: str, kind: bytes, mode: int, size: int = 0, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode, info.size, info.linkname = kind, mode, size, link
+    return info
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
+    tar.addfile(_entry(name, tarfile.REGTYPE, mode, len(data)), io.BytesIO(data))
+
+
+def _base_layer() -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        tar.addfile(_entry("bin", tarfile.DIRTYPE, 0o755))
+        for name in _EMPTY_DIRECTORIES:
+            tar.addfile(_entry(name, tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755))
+        _add(tar, "bin/busybox", BUSYBOX.read_bytes(), 0o755)
+        for name in applets():
+            tar.addfile(_entry(f"bin/{name}", tarfile.SYMTYPE, 0o777, link="busybox"))
+        for name, text in _FILES.items():
+            _add(tar, name, text.encode())
+        _add(tar, _OVERRIDDEN, b"lower\n")
+    return buffer.getvalue()
+
+
+def _top_layer() -> bytes:
+    """A second layer, so that an overlay has two lower directories: it changes one file."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        _add(tar, _OVERRIDDEN, b"upper\n")
+    return buffer.getvalue()
+
+
+def write_archive(path: Path, name: str = IMAGE, entrypoint: tuple[str, ...] = ()) -> str:
+    """An OCI image layout with two layers at `path`. Returns the manifest's digest; equal busybox means equal
+    digest.
+    """
+    settings = {**_CONFIG["config"], "Entrypoint": list(entrypoint), "Cmd": []} if entrypoint else _CONFIG["config"]
+    layers = [_base_layer(), _top_layer()]
+    blobs: dict[str, bytes] = {}
+
+    def keep(data: bytes) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        blobs[digest] = data
+        return {"digest": f"sha256:{digest}", "size": len(data)}
+
+    kinds = "application/vnd.oci.image"
+    described = [{"mediaType": f"{kinds}.layer.v1.tar", **keep(layer)} for layer in layers]
+    diff_ids = [layer["digest"] for layer in described]
+    config = {**_CONFIG, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+    config_blob = {"mediaType": f"{kinds}.config.v1+json", **keep(json.dumps(config, sort_keys=True).encode())}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{kinds}.manifest.v1+json",
+        "config": config_blob,
+        "layers": described,
+    }
+    top = keep(json.dumps(manifest, sort_keys=True).encode())
+    names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rsplit(":", 1)[-1]}
+    platform = {"architecture": "amd64", "os": "linux"}
+    listed = {"mediaType": f"{kinds}.manifest.v1+json", **top, "annotations": names, "platform": platform}
+    with tarfile.open(path, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        _add(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+        _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": [listed]}, sort_keys=True).encode())
+        for digest, data in sorted(blobs.items()):
+            _add(tar, f"blobs/sha256/{digest}", data)
+    return str(top["digest"])
+
+
+def unpack_rootfs(directory: Path) -> Path:
+    """The image's content as a plain directory, for `ctr run --rootfs` and direct calls."""
+    directory.mkdir(parents=True)
+    for layer in (_base_layer(), _top_layer()):
+        with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
+            tar.extractall(directory, filter="fully_trusted") if hasattr(tarfile, "data_filter") else tar.extractall(
+                directory
+            )
+    return directory

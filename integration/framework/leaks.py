@@ -1,0 +1,177 @@
+"""What a test must leave as it found it: processes, mounts, links, namespaces, cgroups, sockets, loop devices, files.
+
+Because the run has its own namespaces, everything seen is the run's own: no list of names to look for, anything extra
+is a leak.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from . import processes
+from .waiting import eventually
+
+_OWNED = ("/run", "/tmp", "/dev/shm")
+# Directories that containerd, runc or a shim make once and keep, as a node does between pods. Files in them are never
+# excused.
+_FURNITURE = frozenset(
+    {
+        "/run/containerd/runc",
+        "/run/containerd/runc/default",
+        "/run/containerd/s",
+        "/run/containerd/io.containerd.runtime.v2.task/default",
+        "/run/kata-containers",
+        "/run/kata-containers/shared",
+        "/run/kata-containers/shared/sandboxes",
+        "/run/vc",
+        "/run/vc/sbs",
+        "/run/vc/vm",
+        "/run/mount",
+        "/run/netns",
+    }
+)
+# Made and removed by the client; a `ctr` that detaches or is killed leaves them behind, whatever the shim does.
+_CLIENTS_FIFOS = "/run/containerd/fifo"
+# The parent of `/<namespace>/<id>` cgroups: made by the first container, shared by all later ones.
+_FURNITURE_CGROUPS = frozenset({"default", "vc"})
+_LISTENING = 0x10000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostState:
+    """One look at the enclosure. Every field is a multiset of printable things."""
+
+    processes: Counter[str]
+    mounts: Counter[str]
+    links: Counter[str]
+    namespaces: Counter[str]
+    cgroups: Counter[str]
+    listening_sockets: Counter[str]
+    loop_devices: Counter[str]
+    files: Counter[str]
+
+    @classmethod
+    def look(cls, ignore_below: tuple[Path, ...] = ()) -> HostState:
+        return cls(
+            processes=Counter(_processes()),
+            mounts=Counter(_mounts()),
+            links=Counter(_links()),
+            namespaces=Counter(_network_namespaces()),
+            cgroups=Counter(_cgroups()),
+            listening_sockets=Counter(_listening_sockets()),
+            loop_devices=Counter(_loop_devices()),
+            files=Counter(_files(tuple(map(str, ignore_below)))),
+        )
+
+    def left_over(self, now: HostState) -> list[str]:
+        """What `now` has more of than this state, one line per thing."""
+        found = []
+        for field in fields(self):
+            before: Counter[str] = getattr(self, field.name)
+            after: Counter[str] = getattr(now, field.name)
+            found += [f"{field.name}: {thing}" for thing in sorted((after - before).elements())]
+        return found
+
+
+def assert_nothing_left(before: HostState, ignore_below: tuple[Path, ...] = (), within_s: float = 15.0) -> None:
+    """Nothing more is there than `before`, at the latest after `within_s` (a shim may still be ending when `ctr`
+    returns).
+    """
+    left: list[str] = []
+
+    def look() -> bool:
+        left[:] = before.left_over(HostState.look(ignore_below))
+        return not left
+
+    eventually(
+        look, what=lambda: "the host is as it was; left over:\n  " + "\n  ".join(left), within_s=within_s, every_s=0.1
+    )
+
+
+def _processes() -> Iterator[str]:
+    for process in processes.running():
+        # Children of this very process that come and go (ip, ctr) are the framework's, and zombies of init's are
+        # being reaped.
+        if process.state not in "ZX" and process.parent != os.getpid():
+            yield str(process)
+
+
+def _mounts() -> Iterator[str]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, right = line.split(" - ", 1)
+        if left.split()[4] != "/run/netns":  # `ip netns add` makes the directory a mount of its own, once
+            yield f"{left.split()[4]} ({right.split()[0]})"
+
+
+def _links() -> Iterator[str]:
+    shown = subprocess.run(["ip", "-json", "link", "show"], check=True, capture_output=True).stdout
+    for link in json.loads(shown):
+        yield link["ifname"]
+
+
+def _network_namespaces() -> Iterator[str]:
+    """Network namespaces some process lives in. Named ones are files in /run/netns and mounts as well."""
+    seen = set()
+    for process in processes.running():
+        try:
+            seen.add(os.readlink(f"/proc/{process.pid}/ns/net"))
+        except OSError:
+            continue
+    yield from seen
+
+
+def cgroup_roots() -> Iterator[tuple[str, Path]]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, right = line.split(" - ", 1)
+        if right.split()[0] in ("cgroup", "cgroup2"):
+            mount_point = Path(left.split()[4])
+            yield mount_point.name, mount_point
+
+
+def _cgroups() -> Iterator[str]:
+    seen = set()
+    for name, root in cgroup_roots():
+        for directory, _, _ in os.walk(root):
+            inside = os.path.relpath(directory, root)
+            if inside not in (".", "runner") and inside not in _FURNITURE_CGROUPS:
+                seen.add(f"{name}:/{inside}")
+    yield from seen
+
+
+def _listening_sockets() -> Iterator[str]:
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        words = line.split()
+        if int(words[3], 16) & _LISTENING:
+            yield words[7] if len(words) > 7 else "(unnamed)"
+
+
+def _loop_devices() -> Iterator[str]:
+    """Loop devices are the whole machine's: those on some other run's private tmpfs are not ours to count."""
+    shown = subprocess.run(
+        ["losetup", "--json", "--list", "--output", "NAME,BACK-FILE,BACK-MAJ:MIN"], check=True, capture_output=True
+    )
+    ours = {os.stat(top).st_dev for top in _OWNED}
+    for device in json.loads(shown.stdout or b'{"loopdevices": []}')["loopdevices"]:
+        major, minor = map(int, device["back-maj:min"].split(":"))
+        if major != 0 or os.makedev(major, minor) in ours:
+            yield f"{device['name']} {device['back-file']}"
+
+
+def _files(ignored: tuple[str, ...]) -> Iterator[str]:
+    mount_points = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    for top in _OWNED:
+        for directory, names, files in os.walk(top):
+            if directory == _CLIENTS_FIFOS or (ignored and directory.startswith(ignored)):
+                names.clear()
+                continue
+            # A pod's mounted tree shows in the mounts; what lies inside it is not a file of the host.
+            names[:] = [n for n in names if os.path.join(directory, n) not in mount_points]
+            if directory not in _OWNED and directory not in _FURNITURE:
+                yield directory + "/"
+            yield from (os.path.join(directory, name) for name in files)

@@ -1,0 +1,62 @@
+"""Processes of the enclosure, read from /proc. The pid namespace shows only the run's own, so nothing has to be
+guessed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    pid: int
+    parent: int
+    name: str
+    command: tuple[str, ...]
+    state: str
+
+    def __str__(self) -> str:
+        return f"{self.pid} {' '.join(self.command) or f'[{self.name}] {self.state}'}"
+
+
+def read(pid: int) -> Process | None:
+    """The process, or None when it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    name, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
+    state, parent = rest.split()[:2]
+    words = tuple(word.decode(errors="replace") for word in command.rstrip(b"\0").split(b"\0")) if command else ()
+    return Process(pid=pid, parent=int(parent), name=name, command=words, state=state)
+
+
+def running() -> list[Process]:
+    """All processes in the pid namespace, by pid."""
+    found = (read(int(entry)) for entry in sorted(filter(str.isdigit, os.listdir("/proc")), key=int))
+    return [process for process in found if process]
+
+
+def find(*words: str) -> list[Process]:
+    """Processes whose command line contains every one of `words` (as a substring of the joined line)."""
+    return [p for p in running() if p.command and all(word in " ".join(p.command) for word in words)]
+
+
+def descendants(pid: int) -> list[Process]:
+    everyone = running()
+    family = {pid}
+    found: list[Process] = []
+    while True:
+        more = [p for p in everyone if p.parent in family and p.pid not in family]
+        if not more:
+            return found
+        found += more
+        family |= {p.pid for p in more}
+
+
+def is_alive(pid: int) -> bool:
+    process = read(pid)
+    return process is not None and process.state not in "ZX"

@@ -1,0 +1,122 @@
+"""kill -9 of each process of a running pod: the task ends with a status, its client is told, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .framework.ctr import Ctr
+from .framework.events import task_events, until_watching
+from .framework.images import IMAGE
+from .framework.processes import Process
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+_VICTIMS: dict[str, Callable[[Runtime, str], list[Process]]] = {
+    "shim": Runtime.shims,
+    "vmm": Runtime.vmms,
+    "virtiofsd": Runtime.virtiofsds,
+}
+
+
+@pytest.mark.vm  # the reference shim has no VMM, and leaves its socket behind when killed
+@pytest.mark.parametrize("victim", list(_VICTIMS))
+def test_killed_part_of_a_pod_ends_its_task_with_an_exit_event_and_leaves_nothing(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, victim: str
+) -> None:
+    with ctr.background(scratch, "events") as watching:
+        until_watching(ctr, watching.out)
+        words = ("run", "--runtime", runtime.name, IMAGE, name, "sh", "-c", "echo up; sleep 100000")
+        with ctr.background(scratch, *words) as running:
+            running.wait_for("up")
+            found = _VICTIMS[victim](runtime, name)
+            assert found, f"a {victim} process serves {name!r}"
+            for process in found:
+                os.kill(process.pid, signal.SIGKILL)
+
+            watching.wait_for("/tasks/exit")
+            result = running.wait(60)
+
+        events = task_events(watching.out(), name)
+    exits = [body for topic, body in events if topic == "/tasks/exit"]
+    assert exits[0]["exit_status"] in (137, 255)
+    assert result.code != 0
+    # Whether the task is still listed as stopped depends on who died; it can be removed either way.
+    ctr("task", "rm", "--force", name, check=False)
+    assert ctr.state_of(name) is None
+    ctr("container", "rm", name)
+    assert not [p for find in _VICTIMS.values() for p in find(runtime, name)]
+
+
+@pytest.mark.vm
+def test_shim_killed_while_its_vm_boots_leaves_nothing(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    with ctr.background(scratch, "run", "--rm", "--runtime", runtime.name, IMAGE, name, "true") as running:
+        eventually(lambda: runtime.vmms(name), what="the VMM is there", every_s=0.01)
+        for process in runtime.shims(name):
+            os.kill(process.pid, signal.SIGKILL)
+
+        assert running.wait(60).code != 0
+
+
+@pytest.mark.vm
+def test_vmm_killed_while_it_boots_fails_the_run_and_leaves_nothing(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    with ctr.background(scratch, "run", "--rm", "--runtime", runtime.name, IMAGE, name, "true") as running:
+        found = eventually(lambda: runtime.vmms(name), what="the VMM is there", every_s=0.01)
+        os.kill(found[0].pid, signal.SIGKILL)
+
+        result = running.wait(60)
+
+    assert result.code != 0
+    assert "SIGKILL" in result.stderr.decode() or "killed" in result.stderr.decode()
+
+
+@pytest.mark.vm
+def test_client_that_gives_up_while_the_vm_boots_leaves_nothing(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    with ctr.background(scratch, "run", "--runtime", runtime.name, IMAGE, name, "sleep", "100000") as running:
+        eventually(lambda: runtime.vmms(name), what="the VMM is there", every_s=0.01)
+        running.process.kill()
+        running.wait()
+
+    # containerd goes on creating what nobody waits for any more; once it is there it can be removed like any other.
+    eventually(
+        lambda: ctr.state_of(name) in (None, "CREATED"), what="the abandoned task is created or gone", every_s=0.2
+    )
+    ctr.remove([name])
+
+
+@pytest.mark.vm
+def test_delete_after_kill_9_is_idempotent(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    """containerd calls `delete` after the shim died; a second call by an operator finds nothing to do."""
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    for process in runtime.shims(name):
+        os.kill(process.pid, signal.SIGKILL)
+    ctr.wait_for_state(name, None)
+
+    bundle = Path("/run/pyshim-integration/empty-bundle")
+    bundle.mkdir(exist_ok=True)
+    binary = Path(__file__).resolve().parents[1] / "bin" / runtime.binary
+    words = [
+        "-namespace",
+        "default",
+        "-address",
+        "/x",
+        "-publish-binary",
+        "/bin/true",
+        "-id",
+        name,
+        "-bundle",
+        str(bundle),
+        "delete",
+    ]
+    for _ in range(2):
+        done = subprocess.run([str(binary), *words], cwd=bundle, capture_output=True, timeout=5, check=False)
+        assert done.returncode == 0, done.stderr

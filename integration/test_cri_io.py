@@ -1,0 +1,229 @@
+"""Logs, exec, attach, files and figures of containers, as the kubelet asks for them."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protos.cri import v1_pb2 as pb
+
+from .framework.cri import Container, Cri, Pod, Security
+from .framework.waiting import eventually
+from .framework.websocket import STDERR, STDIN, STDOUT, Streams
+
+pytestmark = pytest.mark.vm
+
+
+def test_the_log_has_both_streams_in_the_kubelets_format(pod: Pod) -> None:
+    container = pod.start("sh", "-c", "echo out; echo err >&2; printf unfinished")
+    assert container.exit_code() == 0
+
+    lines = container.log_path.read_text().splitlines()
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) [FP] .*", line) for line in lines)
+    assert container.log() == "out\nunfinished"
+    assert container.log("stderr") == "err\n"
+
+
+def test_a_long_line_and_bytes_that_are_no_text_arrive_whole(pod: Pod) -> None:
+    script = "head -c 100000 /dev/zero | tr '\\0' x; echo; printf '\\303\\244\\377\\n'"
+    container = pod.start("sh", "-c", script)
+    assert container.exit_code() == 0
+
+    assert container.log().split("\n")[0] == "x" * 100000
+    assert b"\xc3\xa4\xff" in container.log_path.read_bytes()
+
+
+def test_a_rotated_log_goes_on_in_a_new_file(pod: Pod) -> None:
+    """What the kubelet does: rename, then ReopenContainerLog."""
+    container = pod.start("sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done")
+    eventually(lambda: "3\n" in container.log(), what="some lines are logged")
+    rotated = container.log_path.with_suffix(".rotated")
+    container.log_path.rename(rotated)
+
+    pod.cri.call("ReopenContainerLog", container_id=container.id)
+
+    eventually(lambda: container.log_path.exists() and len(container.log().split()) > 3, what="the new log grows")
+    last = int(rotated.read_text().split()[-1])
+    assert int(container.log().split()[0]) == last + 1
+    rotated.unlink()
+
+
+@pytest.mark.parametrize("code", [0, 3, 126, 255])
+def test_exec_gives_output_and_exit_code(pod: Pod, code: int) -> None:
+    done = pod.start().exec("sh", "-c", f"echo out; echo err >&2; exit {code}")
+
+    assert (done.code, done.out, done.err) == (code, "out\n", "err\n")
+
+
+def test_an_exec_that_exceeds_its_time_is_ended(pod: Pod) -> None:
+    container = pod.start()
+
+    with pytest.raises(grpc.RpcError) as caught:
+        container.exec("sleep", "4711", timeout=1)
+
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    eventually(lambda: "4711" not in container.sh("ps"), what="the process is gone")
+
+
+def test_execs_at_the_same_time_do_not_mix(pod: Pod) -> None:
+    container = pod.start()
+    outputs: dict[int, str] = {}
+
+    def run(number: int) -> None:
+        outputs[number] = container.exec("sh", "-c", f"for i in 1 2 3; do echo {number}; sleep 0.05; done").out
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert outputs == {number: f"{number}\n" * 3 for number in range(8)}
+
+
+def test_exec_streams_input_output_and_exit_code(pod: Pod) -> None:
+    container = pod.start()
+    script = "read line; echo got $line; echo bad >&2; exit 5"
+    url = pod.cri.call(
+        "Exec", container_id=container.id, cmd=["sh", "-c", script], stdin=True, stdout=True, stderr=True
+    ).url
+
+    with Streams(url) as streams:
+        streams.send(STDIN, b"hello\n")
+        channels, outcome = streams.read_all()
+
+    assert channels == {STDOUT: b"got hello\n", STDERR: b"bad\n"}
+    assert outcome["status"] == "Failure"
+    assert outcome["details"]["causes"] == [{"reason": "ExitCode", "message": "5"}]
+
+
+def test_exec_on_a_terminal_has_the_clients_size(pod: Pod) -> None:
+    container = pod.start()
+    url = pod.cri.call("Exec", container_id=container.id, cmd=["sh"], stdin=True, stdout=True, tty=True).url
+
+    with Streams(url) as streams:
+        streams.resize(columns=132, rows=43)
+        streams.send(STDIN, b"until [ \"$(stty size)\" = '43 132' ]; do sleep 0.1; done; echo si''zed\n")
+        streams.read_until(b"sized")
+        streams.send(STDIN, b"exit\n")
+        _, outcome = streams.read_all()
+
+    assert outcome["status"] == "Success"
+
+
+def test_attach_joins_the_running_process(pod: Pod) -> None:
+    container = pod.start("sh", "-c", "while read line; do echo got $line; done", stdin=True)
+    for word in (b"one", b"two"):  # twice: the first client's going away must not close the process's input
+        url = pod.cri.call("Attach", container_id=container.id, stdin=True, stdout=True, stderr=True).url
+        with Streams(url) as streams:
+            streams.send(STDIN, word + b"\n")
+            assert streams.read_until(b"got " + word)
+
+    assert container.is_running
+    assert container.log() == "got one\ngot two\n"
+
+
+def test_the_termination_message_is_on_the_host_when_the_container_has_ended(pod: Pod, scratch: Path) -> None:
+    message = scratch / "termination"
+    message.touch()
+    mount = pb.Mount(container_path="/dev/termination-log", host_path=str(message))
+
+    container = pod.start("sh", "-c", "echo why > /dev/termination-log; exit 1", mounts=[mount])
+
+    assert container.exit_code() == 1
+    assert message.read_text() == "why\n"
+
+
+def test_volumes_are_the_same_files_for_every_container_and_the_host(pod: Pod, scratch: Path) -> None:
+    (scratch / "config").write_text("setting\n")
+    writer = pod.start(mounts=[pb.Mount(container_path="/data", host_path=str(scratch))])
+    reader = pod.start(mounts=[pb.Mount(container_path="/data", host_path=str(scratch), readonly=True)])
+
+    writer.sh("echo made > /data/made")
+
+    assert reader.sh("cat /data/made /data/config") == "made\nsetting\n"
+    assert "Read-only" in reader.exec("touch", "/data/x").err
+    (scratch / "late").write_text("late\n")
+    assert writer.sh("cat /data/late") == "late\n"
+
+
+def test_an_image_as_a_volume(pod: Pod, cri: Cri) -> None:
+    """An image mounted on the host, read only; what containerd 2.x does itself for image volumes, this one does not."""
+    image = cri.daemon.directories.root / "image-volume"
+    image.mkdir()
+    ctr = cri.daemon.ctr
+    ctr("--namespace", "k8s.io", "images", "mount", "docker.io/local/busybox:test", image)
+    try:
+        container = pod.start(mounts=[pb.Mount(container_path="/image", host_path=str(image), readonly=True)])
+        assert container.sh("cat /image/layer-marker") == "upper\n"
+        container.remove()
+    finally:
+        ctr("--namespace", "k8s.io", "images", "unmount", image)
+        ctr("--namespace", "k8s.io", "snapshots", "rm", image)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["with space", "quo'te\"s", "new\nline", "ünïcødé-日本", "comma,colon:back\\slash", "-leading"],
+    ids=["space", "quotes", "newline", "unicode", "separators", "dash"],
+)
+def test_strange_names_of_files_and_values_arrive_as_they_are(pod: Pod, scratch: Path, name: str) -> None:
+    source = scratch / name
+    source.mkdir()
+    (source / name).write_text(name)
+    variable = pb.KeyValue(key="NAME", value=name.encode())
+
+    container = pod.start(
+        mounts=[pb.Mount(container_path=f"/mnt/{name}", host_path=str(source))],
+        envs=[variable],
+        labels={"label": name},
+        annotations={"example.org/note": name},
+    )
+
+    assert container.sh('cat "/mnt/$NAME/$NAME"') == name
+    assert container.exec("printf", "%s", name).out == name
+    assert container.status.labels["label"] == name
+
+
+def test_pods_and_containers_of_strange_names(cri: Cri) -> None:
+    with cri.pod("p od'\"ü", annotations={"example.org/ä": "\"quoted\"\n'twice'"}) as pod:
+        container = pod.start("echo", "fine", name="c 'ö\"")
+        assert container.run_to_end() == "fine\n"
+
+
+def _cpu(container: Container) -> int:
+    stats = container.cri.call("ContainerStats", container_id=container.id).stats
+    return int(stats.cpu.usage_core_nano_seconds.value)
+
+
+def test_figures_of_a_container_are_its_own(pod: Pod) -> None:
+    busy, idle = pod.start("sh", "-c", "while :; do :; done"), pod.start()
+    hog = pod.start("sh", "-c", "head -c 33554432 /dev/zero | tail; sleep 1000")
+
+    eventually(lambda: _cpu(busy) > 10**8, what="CPU time is counted")
+    assert _cpu(idle) < _cpu(busy)
+    listed = pod.cri.call("ListContainerStats", filter=pb.ContainerStatsFilter(pod_sandbox_id=pod.id)).stats
+    assert {item.attributes.id for item in listed} == {busy.id, idle.id, hog.id}
+    assert all(item.memory.working_set_bytes.value > 0 for item in listed)
+
+
+def test_a_container_killed_for_memory_says_so(pod: Pod) -> None:
+    container = pod.start(
+        "sh",
+        "-c",
+        "x=x; while :; do x=$x$x; done",
+        resources=pb.LinuxContainerResources(memory_limit_in_bytes=32 << 20),
+    )
+
+    assert container.exit_code() == 137
+    eventually(lambda: container.status.reason == "OOMKilled", what="the reason is OOMKilled")
+
+
+def test_a_container_without_a_terminal_has_no_input_to_wait_for(pod: Pod) -> None:
+    container = pod.start("sh", "-c", "cat; echo ended", security=Security())
+
+    assert container.run_to_end() == "ended\n"

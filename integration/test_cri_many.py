@@ -1,0 +1,100 @@
+"""Many pods, again and again: nothing stays, shims do not grow, containerd may come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from .framework import cri_soak
+from .framework.cri import Cri
+from .framework.leaks import HostState, assert_nothing_left
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+pytestmark = pytest.mark.vm
+
+
+def test_pods_created_and_removed_twice_leave_nothing_and_no_shim_grows(cri: Cri, runtime: Runtime) -> None:
+    """The full size is `python -m integration.framework.cri_soak 20 3 2`; the sizes here fit an emulated guest."""
+    before = HostState.look()
+
+    rounds = [cri_soak.one_round(cri, runtime, pods=3, containers=3) for _ in range(2)]
+
+    assert_nothing_left(before, (cri.daemon.directories.root,))
+    cri_soak.assert_flat(rounds)
+
+
+def test_a_shim_does_not_grow_with_the_containers_it_has_served(cri: Cri, runtime: Runtime) -> None:
+    with cri.pod() as pod:
+        (shim,) = runtime.shims(pod.id)
+
+        def serve(count: int) -> int:
+            for _ in range(count):
+                container = pod.start("true")
+                assert container.exit_code() == 0
+            pod.remove_containers()
+            return cri_soak.private_kib(shim.pid)
+
+        serve(3)  # the first ones load what is imported late
+        early = serve(6)
+        late = serve(6)
+
+    assert late <= early + cri_soak.NOISE_KIB
+
+
+def test_a_pod_of_fifty_containers(cri: Cri, runtime: Runtime) -> None:
+    with cri.pod() as pod:
+        containers = [pod.start("sh", "-c", f"echo {number}; exec sleep 100000") for number in range(50)]
+
+        assert all(container.is_running for container in containers)
+        assert containers[0].sh("echo first") == "first\n"
+        assert containers[-1].sh("echo last") == "last\n"
+        assert [container.log() for container in containers] == [f"{number}\n" for number in range(50)]
+        assert len(runtime.vmms(pod.id)) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_pods_survive_a_restart_of_containerd(cri: Cri, runtime: Runtime, number: signal.Signals) -> None:
+    pods = [cri.run_pod(f"survivor{index}") for index in range(3)]
+    try:
+        running = [[pod.start(), pod.start("sh", "-c", "exit 9")] for pod in pods]
+        assert [ended.exit_code() for _, ended in running] == [9, 9, 9]
+        shims = [[shim.pid for shim in runtime.shims(pod.id)] for pod in pods]
+
+        cri.daemon.restart(number)
+        cri.connect()
+
+        assert [[shim.pid for shim in runtime.shims(pod.id)] for pod in pods] == shims
+        for pod, (container, ended) in zip(pods, running, strict=True):
+            assert pod.is_ready
+            assert container.is_running
+            assert ended.exit_code() == 9
+            assert container.sh("echo here") == "here\n"
+            ended.remove()
+            assert pod.start("echo", "new").run_to_end() == "new\n"
+            container.stop(0)
+            assert container.exit_code() == 137
+    finally:
+        for pod in pods:
+            pod.remove()
+
+
+def test_pods_that_ended_while_containerd_was_away_are_found_ended(cri: Cri, runtime: Runtime) -> None:
+    with cri.pod() as lost, cri.pod() as kept:
+        container = lost.start()
+        neighbour = kept.start()
+        (vmm,) = runtime.vmms(lost.id)
+
+        cri.daemon.stop()
+        os.kill(vmm.pid, signal.SIGKILL)
+        eventually(lambda: not Path(f"/proc/{vmm.pid}").exists(), what="the VM is gone")
+        cri.daemon.start()
+        cri.connect()
+
+        assert container.exit_code() == 255
+        eventually(lambda: not lost.is_ready, what="the lost pod is not ready")
+        assert kept.is_ready
+        assert neighbour.sh("echo fine") == "fine\n"

@@ -1,0 +1,51 @@
+"""Exit codes and deaths by signal, of added processes (sharing one VM) and of a container's first process."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from .conftest import RunTask
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+
+_CODES = (0, 1, 2, 3, 7, 10, 13, 42, 63, 64, 77, 99, 100, 125, 126, 127, 128, 200, 254, 255)
+_SIGNALS = ("HUP", "INT", "ABRT", "KILL", "USR1", "SEGV", "PIPE", "ALRM", "TERM")
+
+
+@pytest.mark.parametrize("code", _CODES)
+def test_exec_returns_the_exit_code_of_its_process(ctr: Ctr, shared: str, code: int) -> None:
+    result = ctr("task", "exec", "--exec-id", f"code{code}", shared, "sh", "-c", f"exit {code}", check=False)
+
+    assert result.code == code
+
+
+@pytest.mark.parametrize("name", _SIGNALS)
+def test_exec_killed_by_a_signal_returns_128_plus_its_number(ctr: Ctr, shared: str, name: str) -> None:
+    result = ctr(
+        "task", "exec", "--exec-id", f"sig{name}", shared, "sh", "-c", f"kill -{name} $$; sleep 60", check=False
+    )
+
+    assert result.code == 128 + signal.Signals[f"SIG{name}"]
+
+
+@pytest.mark.parametrize("code", [1, 42, 255])
+def test_run_returns_the_exit_code_of_the_first_process(run: RunTask, code: int) -> None:
+    assert run("sh", "-c", f"exit {code}", code=None).code == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])
+def test_first_process_killed_by_a_signal_returns_128_plus_its_number(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, number: signal.Signals
+) -> None:
+    # The first process of a pid namespace gets only signals it handles, and KILL: this one hands TERM on as its status.
+    script = "trap 'exit 143' TERM; echo ready; while :; do sleep 0.1; done"
+    words = ("run", "--rm", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
+    with ctr.background(scratch, *words) as running:
+        running.wait_for("ready")
+        ctr("task", "kill", "--signal", str(int(number)), name)
+
+        assert running.wait().code == 128 + number

@@ -1,0 +1,149 @@
+"""A task in the background: detach, attach, kill, delete, pause, resume, and what each says when it is not its turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+_TALKS = "trap 'echo got TERM; exit 21' TERM; i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.2; done"
+
+
+@pytest.fixture
+def background(ctr: Ctr, runtime: Runtime, name: str) -> str:
+    """A detached container that does nothing until it is killed."""
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    return name
+
+
+def test_detached_task_runs_until_killed_and_then_goes_without_a_trace(ctr: Ctr, background: str) -> None:
+    assert ctr.state_of(background) == "RUNNING"
+
+    ctr("task", "kill", "--signal", "KILL", background)
+    ctr.wait_for_state(background, "STOPPED")
+    removed = ctr("task", "rm", background)
+
+    assert "exit code 137" in removed.err
+    assert ctr.state_of(background) is None
+    ctr("container", "rm", background)
+
+
+def test_attach_shows_the_output_and_ends_with_the_task(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sh", "-c", _TALKS)
+
+    with ctr.background(scratch, "task", "attach", name) as attached:
+        attached.wait_for("tick")
+        ctr("task", "kill", name)
+        attached.wait_for("got TERM")
+
+        assert attached.wait().code == 21
+
+
+def test_running_task_cannot_be_deleted(ctr: Ctr, background: str) -> None:
+    refused = ctr("task", "rm", background, check=False)
+
+    assert refused.code != 0
+    assert ctr.state_of(background) == "RUNNING"
+
+
+def test_kill_of_an_ended_task_says_not_found(ctr: Ctr, background: str) -> None:
+    ctr("task", "kill", "--signal", "KILL", background)
+    ctr.wait_for_state(background, "STOPPED")
+
+    late = ctr("task", "kill", background, check=False)
+
+    assert late.code != 0
+    assert "not found" in late.err or "already finished" in late.err
+
+
+def test_exec_in_an_ended_task_is_refused(ctr: Ctr, background: str) -> None:
+    ctr("task", "kill", "--signal", "KILL", background)
+    ctr.wait_for_state(background, "STOPPED")
+
+    refused = ctr("task", "exec", "--exec-id", "late", background, "true", check=False)
+
+    assert refused.code != 0
+
+
+def test_created_task_starts_only_when_told(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    ctr("container", "create", "--runtime", runtime.name, IMAGE, name, "cat", "/layer-marker", "/missing")
+
+    with ctr.background(scratch, "task", "start", name) as started:
+        result = started.wait()
+
+    assert (result.code, result.out) == (1, "upper\n")
+
+
+def test_kill_with_all_ends_every_process(ctr: Ctr, background: str, scratch: Path) -> None:
+    with ctr.background(
+        scratch, "task", "exec", "--exec-id", "side", background, "sh", "-c", "echo up; sleep 1000"
+    ) as side:
+        side.wait_for("up")
+        ctr("task", "kill", "--all", "--signal", "KILL", background)
+
+        assert side.wait().code == 137
+    ctr.wait_for_state(background, "STOPPED")
+
+
+def test_kill_of_one_exec_leaves_the_rest(ctr: Ctr, background: str, scratch: Path) -> None:
+    with ctr.background(
+        scratch, "task", "exec", "--exec-id", "one", background, "sh", "-c", "echo up; sleep 1000"
+    ) as one:
+        one.wait_for("up")
+        ctr("task", "kill", "--exec-id", "one", "--signal", "KILL", background)
+
+        assert one.wait().code == 137
+    assert ctr.state_of(background) == "RUNNING"
+
+
+def test_execs_end_with_their_containers_first_process(ctr: Ctr, background: str, scratch: Path) -> None:
+    with ctr.background(
+        scratch, "task", "exec", "--exec-id", "side", background, "sh", "-c", "echo up; sleep 1000"
+    ) as side:
+        side.wait_for("up")
+        ctr("task", "kill", "--signal", "KILL", background)
+
+        assert side.wait().code == 137
+
+
+def test_paused_task_stands_still_and_goes_on_after_resume(ctr: Ctr, background: str, scratch: Path) -> None:
+    counting = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done"
+    with ctr.background(scratch, "task", "exec", "--exec-id", "count", background, "sh", "-c", counting) as counter:
+        counter.wait_for("tick 3\n")
+        ctr("task", "pause", background)
+        assert ctr.state_of(background) == "PAUSED"
+        lengths = [-1, -2]
+
+        def stands_still() -> bool:
+            lengths.append(len(counter.out()))
+            return lengths[-1] == lengths[-2] == lengths[-3]
+
+        eventually(stands_still, what="no more output while paused", every_s=0.5)
+
+        frozen = len(counter.out())
+        ctr("task", "resume", background)
+        assert ctr.state_of(background) == "RUNNING"
+        eventually(lambda: len(counter.out()) > frozen, what="output goes on after resume")
+        ctr("task", "kill", "--exec-id", "count", "--signal", "KILL", background)
+        assert counter.wait().code == 137
+
+
+def test_exec_in_a_paused_task_is_refused(ctr: Ctr, background: str) -> None:
+    ctr("task", "pause", background)
+    try:
+        refused = ctr("task", "exec", "--exec-id", "no", background, "true", check=False, within_s=20)
+        assert refused.code != 0
+    finally:
+        ctr("task", "resume", background)
+
+
+def test_pause_twice_and_resume_of_a_running_task_are_refused(ctr: Ctr, background: str) -> None:
+    assert ctr("task", "resume", background, check=False).code != 0
+    ctr("task", "pause", background)
+    assert ctr("task", "pause", background, check=False).code != 0
+    ctr("task", "resume", background)

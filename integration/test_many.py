@@ -1,0 +1,26 @@
+"""Several pods at the same time."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import pytest
+
+from .framework.ctr import Ctr, Result
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+
+_TOGETHER = 10
+
+
+@pytest.mark.timeout(600)
+def test_ten_containers_at_once_each_give_their_own_output_and_code(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    def one(number: int) -> Result:
+        script = f"echo container {number}; hostname > /mine; cat /mine | wc -l; exit {number}"
+        words = ("run", "--rm", "--runtime", runtime.name, IMAGE, f"{name}-{number}", "sh", "-c", script)
+        return ctr(*words, check=False, within_s=500)
+
+    with concurrent.futures.ThreadPoolExecutor(_TOGETHER) as pool:
+        results = list(pool.map(one, range(_TOGETHER)))
+
+    assert [(r.code, r.out) for r in results] == [(n, f"container {n}\n1\n") for n in range(_TOGETHER)], results

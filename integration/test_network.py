@@ -1,0 +1,115 @@
+"""The pod's network: none, and one that a CNI plugin (here: the test) prepared in a namespace of the host."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import RunTask, own_name
+from .framework.ctr import Ctr, Result
+from .framework.images import IMAGE
+from .framework.networks import PodNetwork, pod_network
+from .framework.runtime import Runtime
+
+
+def test_container_without_a_network_has_only_loopback(run: RunTask) -> None:
+    result = run(
+        "sh", "-c", "ls /sys/class/net; cat /proc/net/route | wc -l; ping -c 1 -W 1 127.0.0.1 > /dev/null; echo $?"
+    )
+
+    assert result.lines == ["lo", "1", "0"]
+
+
+@pytest.fixture(scope="module")
+def network(module_leaves_nothing: None) -> Iterator[PodNetwork]:
+    with pod_network("it-pod", subnet=7, mtu=1380) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def connected(ctr: Ctr, runtime: Runtime, network: PodNetwork) -> Iterator[str]:
+    """A container in the prepared namespace, shared by this file's tests."""
+    with own_name(ctr) as name:
+        options = ("--with-ns", f"network:{network.namespace}")
+        ctr("run", "--detach", "--runtime", runtime.name, *options, IMAGE, name, "sleep", "100000")
+        yield name
+
+
+def _inside(ctr: Ctr, container: str, script: str) -> Result:
+    return ctr("task", "exec", "--exec-id", "net", container, "sh", "-c", script, check=False)
+
+
+def test_pods_interface_is_seen_with_name_mac_address_and_mtu(ctr: Ctr, network: PodNetwork, connected: str) -> None:
+    shown = _inside(ctr, connected, f"ip addr show dev {network.interface}").out
+
+    assert network.mac in shown
+    assert f"{network.address}/{network.prefix}" in shown
+    assert f"mtu {network.mtu}" in shown
+    assert "UP" in shown
+
+
+def test_pods_default_route_goes_through_its_gateway(ctr: Ctr, network: PodNetwork, connected: str) -> None:
+    routes = _inside(ctr, connected, "ip route").lines
+
+    assert any(line.startswith(f"default via {network.peer_address} dev {network.interface}") for line in routes)
+
+
+def test_container_reaches_the_peer(ctr: Ctr, network: PodNetwork, connected: str) -> None:
+    result = _inside(ctr, connected, f"ping -c 3 -W 5 {network.peer_address}")
+
+    assert result.code == 0, result
+    assert " 0% packet loss" in result.out
+
+
+def test_peer_reaches_the_container(network: PodNetwork, connected: str) -> None:
+    pinged = subprocess.run(
+        ["/bin/busybox", "ping", "-c", "3", "-W", "5", network.address], capture_output=True, check=False
+    )
+
+    assert pinged.returncode == 0, pinged.stdout
+
+
+def test_one_mebibyte_over_tcp_arrives_whole(ctr: Ctr, network: PodNetwork, connected: str, scratch: Path) -> None:
+    """Large segments use the offloads that small pings do not."""
+    serve = "head -c 1048576 /dev/zero | nc -l -p 7777"
+    with ctr.background(scratch, "task", "exec", "--exec-id", "serve", connected, "sh", "-c", serve):
+        listening = "until netstat -ltn | grep -q :7777; do sleep 0.1; done"
+        assert _inside(ctr, connected, listening).code == 0
+        with socket.create_connection((network.address, 7777), timeout=60) as connection:
+            received = sum(iter(lambda: len(connection.recv(65536)), 0))
+
+    assert received == 1048576
+
+
+def test_prepared_namespace_is_as_it_was_after_the_pod_is_gone(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    """Links, addresses, routes and traffic rules: the namespace belongs to who made it."""
+    with pod_network("it-after", subnet=8) as made:
+        before = _everything_in("it-after")
+        options = ("--with-ns", f"network:{made.namespace}")
+        ctr("run", "--rm", "--runtime", runtime.name, *options, IMAGE, name, "true")
+
+        assert _everything_in("it-after") == before
+
+
+def _everything_in(namespace: str) -> list[object]:
+    """Links with addresses, routes, and queueing disciplines; without what changes by itself, such as lifetimes."""
+
+    def show(*words: str) -> list[dict[str, Any]]:
+        shown = subprocess.run(["ip", "-n", namespace, "-json", *words], check=True, capture_output=True).stdout
+        decoded: list[dict[str, Any]] = json.loads(shown or b"[]")
+        return decoded
+
+    links = []
+    for link in show("address"):
+        addresses = sorted((entry["local"], entry["prefixlen"]) for entry in link["addr_info"])
+        is_up = "UP" in link["flags"]
+        links.append((link["ifname"], link["address"], link["mtu"], is_up, link.get("master"), *addresses))
+    routes = [(route["dst"], route["dev"], route.get("gateway")) for route in (*show("route"), *show("-6", "route"))]
+    rules = subprocess.run(["tc", "-n", namespace, "qdisc", "show"], check=True, capture_output=True, text=True).stdout
+    return [sorted(links), sorted(routes, key=str), sorted(rules.splitlines())]

@@ -1,0 +1,191 @@
+"""A running VM follows its containers where it may, and refuses beyond its size where it may not: seen in the guest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.containerd import task_v2_pb2
+from pyshim.ttrpc import Client, RemoteError
+
+from .framework import shim_config
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+pytestmark = pytest.mark.vm
+MIB = 1024 * 1024
+FAILED_PRECONDITION = 9
+_BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task/default")
+_PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
+_BLOCK_MIB = 128
+
+
+@dataclass(slots=True)
+class Guest:
+    """A running container and the VM around it."""
+
+    ctr: Ctr
+    name: str
+
+    def look(self) -> tuple[int, int]:
+        """CPUs and MiB the guest itself counts."""
+        result = self.ctr(
+            "task", "exec", "--exec-id", "look", self.name, "sh", "-c", "nproc; grep MemTotal /proc/meminfo"
+        )
+        cpus, total = result.lines
+        return int(cpus), int(total.split()[1]) // 1024
+
+    def comes_to(self, cpus: int, mib: int) -> None:
+        """A DIMM is in the machine at once, and in the guest when its kernel has heard of it."""
+        eventually(
+            lambda: self.look() == (cpus, mib), what=lambda: f"{cpus} CPUs, {mib} MiB, not {self.look()}", within_s=20
+        )
+
+    def record(self) -> Any:
+        shown = subprocess.run(
+            [str(_PYSHIM), "sizing", "show", "--json", self.name], capture_output=True, check=True, timeout=30
+        )
+        return json.loads(shown.stdout)
+
+    def granted(self) -> tuple[int, int]:
+        record = self.record()
+        return record["vcpus"]["granted"], record["memory_mib"]["granted"]
+
+    def update(self, **resources: Any) -> None:
+        """Task.Update as containerd sends it. Raises RemoteError."""
+        request = task_v2_pb2.UpdateTaskRequest(id=self.name)
+        request.resources.type_url = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
+        request.resources.value = json.dumps(resources).encode()
+        asyncio.run(self._ask("Update", request.SerializeToString()))
+
+    async def _ask(self, method: str, payload: bytes) -> bytes:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect((_BUNDLES / self.name / "address").read_text().removeprefix("unix://"))
+        sock.setblocking(False)
+        client = await Client.connect_socket(sock)
+        try:
+            return await client.call("containerd.task.v2.Task", method, payload, timeout_s=90)
+        finally:
+            client.close()
+            await asyncio.sleep(0)
+
+
+def _config(scratch: Path, runtime: str, **hypervisor: object) -> Path:
+    """The shipped file, with a drop-in for what it does not set itself."""
+    path = shim_config.variant(scratch)
+    drop_in = scratch / "config.d" / "50-sizing.toml"
+    drop_in.parent.mkdir()
+    lines = [f"{key} = {str(value).lower()}" for key, value in hypervisor.items()]
+    drop_in.write_text("\n".join(["[hypervisor.qemu]", *lines, "[runtime]", runtime, ""]))
+    return path
+
+
+def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> Guest:
+    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", config, *options)
+    ctr(*words, IMAGE, name, "sleep", "100000")
+    return Guest(ctr, name)
+
+
+def _agrees(guest: Guest) -> bool:
+    """The guest counts the record's CPUs, and its memory less what its kernel keeps for itself."""
+    vcpus, memory_mib = guest.granted()
+    seen_cpus, seen_mib = guest.look()
+    return seen_cpus == vcpus and memory_mib * 0.85 - 32 < seen_mib <= memory_mib
+
+
+def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    config = _config(scratch, "static_sandbox_resource_mgmt = true", default_vcpus=1, default_memory=512)
+    cgroup = ("--mount", "type=cgroup,src=cgroup,dst=/sys/fs/cgroup,options=ro")
+    guest = _run(ctr, runtime, name, config, "--memory-limit", str(300 * MIB), *cgroup)
+    size = guest.granted()
+
+    guest.update(memory={"limit": 200 * MIB}, cpu={"quota": 50_000, "period": 100_000})
+    with pytest.raises(RemoteError, match="900 MiB for all containers are more than the 812 MiB") as refused:
+        guest.update(memory={"limit": 900 * MIB})
+
+    assert int(refused.value.code) == FAILED_PRECONDITION
+    limits = guest.ctr(
+        "task", "exec", "--exec-id", "limits", name, "sh", "-c", "cd /sys/fs/cgroup; cat memory.max cpu.max"
+    )
+    assert limits.lines == [str(200 * MIB), "50000 100000"]
+    assert guest.granted() == size == (1, 812)
+    assert _agrees(guest), (guest.record(), guest.look())
+
+
+def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    keys = "static_sandbox_resource_mgmt = false"
+    config = _config(scratch, keys, default_vcpus="0.5", default_memory=256, default_maxmemory=1280)
+
+    guest = _run(ctr, runtime, name, config, "--memory-limit", str(200 * MIB))
+
+    assert guest.granted() == (1, 256 + 2 * _BLOCK_MIB)
+    eventually(lambda: _agrees(guest), what=lambda: f"{guest.record()} in the guest, not {guest.look()}", within_s=20)
+    (cpus, before_mib) = guest.look()
+    guest.update(cpu={"quota": 150_000, "period": 100_000}, memory={"limit": 500 * MIB})
+    assert guest.granted() == (2, 256 + 4 * _BLOCK_MIB)
+    guest.comes_to(cpus + 1, before_mib + 2 * _BLOCK_MIB)
+    guest.update(memory={"limit": 2048 * MIB})
+    record = guest.record()
+    assert record["memory_mib"]["granted"] == 1280
+    assert record["memory_mib"]["limited_by"] == "default_maxmemory"
+    assert any("limited by default_maxmemory" in warning for warning in record["warnings"])
+    guest.comes_to(cpus + 1, before_mib + 6 * _BLOCK_MIB)
+
+
+def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    """One VM: what the first container sees grows for the second and shrinks when that one ends."""
+    keys = "static_sandbox_resource_mgmt = false"
+    config = _config(scratch, keys, default_vcpus="0.5", default_memory=256, enable_virtio_mem=True)
+    _run(ctr, runtime, name, config, *_member_of(name, "sandbox"))
+    first = _run(ctr, runtime, f"{name}-a", config, *_member_of(name, "container"), "--memory-limit", str(100 * MIB))
+    pod = Guest(ctr, name)
+    cpus, before_mib = first.look()
+    assert (cpus, pod.granted()) == (1, (1, 256 + _BLOCK_MIB))
+
+    limits = ("--cpu-period", "100000", "--cpu-quota", "75000", "--memory-limit", str(200 * MIB))
+    second = _run(ctr, runtime, f"{name}-b", config, *_member_of(name, "container"), *limits)
+
+    # 100 and 200 MiB, rounded up together.
+    assert pod.granted() == (2, 256 + 3 * _BLOCK_MIB)
+    assert first.look() == second.look() == (2, before_mib + 2 * _BLOCK_MIB)
+    ctr("task", "kill", "--signal", "KILL", second.name)
+    eventually(
+        lambda: pod.granted()[1] == 256 + _BLOCK_MIB, what=lambda: f"memory given back: {pod.record()}", within_s=60
+    )
+    assert first.look()[1] == before_mib
+    # Emulated vCPUs are not taken away.
+    assert pod.record()["vcpus"]["rounded"] == 1
+
+
+def _member_of(sandbox: str, kind: str) -> tuple[str, ...]:
+    keys = {"container-type": kind, "sandbox-id": sandbox}
+    return tuple(word for key, value in keys.items() for word in ("--annotation", f"io.kubernetes.cri.{key}={value}"))
+
+
+def test_virtio_mem_follows_updates_up_and_down(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    keys = "static_sandbox_resource_mgmt = false"
+    config = _config(scratch, keys, default_memory=256, default_maxmemory=2816, enable_virtio_mem=True)
+    guest = _run(ctr, runtime, name, config)
+    _, boot_mib = guest.look()
+    assert guest.granted() == (1, 256)
+
+    guest.update(memory={"limit": 2560 * MIB})
+    assert guest.granted() == (1, 2816)
+    assert guest.look()[1] == boot_mib + 2560
+    guest.update(memory={"limit": 256 * MIB})
+
+    eventually(lambda: guest.granted() == (1, 512), what=lambda: f"memory given back: {guest.record()}", within_s=60)
+    assert guest.look()[1] == boot_mib + 256

@@ -1,0 +1,102 @@
+"""Where a container's root file system comes from: overlay, native (bind) and directory; what writes to it do."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from .framework import images
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+
+_CHECK = (
+    "cat /layer-marker; echo new > /created && cat /created; rm /etc/group; ls /etc;"
+    " chmod 640 /created; stat -c %a /created"
+)
+_PATH = ("--env", "PATH=/bin")  # a root file system without an image has no environment
+_EXPECTED = ["upper", "new", "os-release", "passwd", "640"]
+
+
+@pytest.fixture(params=["overlayfs", "native"])
+def snapshotter(request: pytest.FixtureRequest, ctr: Ctr) -> str:
+    """A snapshotter that holds the image; `overlayfs` hands the shim an overlay mount, `native` a bind mount."""
+    chosen: str = request.param
+    if chosen == "native":
+        ctr("images", "import", "--snapshotter", "native", "/run/pyshim-integration/busybox.tar")
+    return chosen
+
+
+def test_root_of_a_snapshot_can_be_read_written_and_changed(
+    ctr: Ctr, runtime: Runtime, name: str, snapshotter: str
+) -> None:
+    words = ("run", "--rm", "--snapshotter", snapshotter, "--runtime", runtime.name, IMAGE, name, "sh", "-c", _CHECK)
+
+    assert ctr(*words).lines == _EXPECTED
+
+
+def test_writes_to_a_snapshot_are_gone_with_the_container(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    start = ("run", "--rm", "--runtime", runtime.name, IMAGE, name, "sh", "-c")
+
+    assert ctr(*start, "test ! -e /created && echo new > /created && cat /created").out == "new\n"
+    assert ctr(*start, "test ! -e /created && echo clean").out == "clean\n"
+
+
+def test_root_in_a_plain_directory_keeps_what_was_written(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    rootfs = images.unpack_rootfs(scratch / "rootfs")
+    words = ("run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c", _CHECK)
+
+    assert ctr(*words).lines == _EXPECTED
+    assert (rootfs / "created").read_text() == "new\n"
+    assert not (rootfs / "etc/group").exists()
+
+
+def test_owners_and_links_are_the_same_on_both_sides(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    rootfs = images.unpack_rootfs(scratch / "rootfs")
+    script = (
+        "echo x > /a && chown 1000:50 /a && ln /a /hard && ln -s a /soft && mkfifo /pipe && mkdir -m 700 /dir"
+        " && stat -c '%n %u %g %h %F' /a /soft /pipe"
+    )
+
+    result = ctr("run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c", script)
+
+    assert result.lines == ["/a 1000 50 2 regular file", "/soft 0 0 1 symbolic link", "/pipe 0 0 1 fifo"]
+    status = (rootfs / "a").stat()
+    assert (status.st_uid, status.st_gid, status.st_nlink) == (1000, 50, 2)
+    assert (rootfs / "hard").stat().st_ino == status.st_ino
+    assert (rootfs / "soft").readlink() == Path("a")
+    assert (rootfs / "pipe").is_fifo()
+    assert (rootfs / "dir").stat().st_mode & 0o777 == 0o700
+
+
+def test_sixteen_mebibytes_written_inside_are_the_same_bytes_outside(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    rootfs = images.unpack_rootfs(scratch / "rootfs")
+    script = "head -c 16777216 /dev/urandom > /big && sync && sha256sum < /big"
+
+    result = ctr("run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c", script)
+
+    assert result.out.split()[0] == hashlib.sha256((rootfs / "big").read_bytes()).hexdigest()
+
+
+def test_symlink_in_the_container_does_not_lead_out_to_the_host(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    """A guest that plants links must not make anyone on the host follow them."""
+    rootfs = images.unpack_rootfs(scratch / "rootfs")
+    victim = scratch / "victim"
+    victim.write_text("untouched\n")
+    (rootfs / "escape").symlink_to(victim)
+    (rootfs / "up").symlink_to("../../../../../../../../../../" + str(victim))
+
+    result = ctr(
+        "run", "--rm", "--rootfs", *_PATH, "--runtime", runtime.name, rootfs, name, "sh", "-c",
+        "cat /escape /up; echo owned > /escape; echo owned > /up; exit 0", check=False,
+    )  # fmt: skip
+
+    assert result.code == 0, result
+    assert "untouched" not in result.out
+    assert victim.read_text() == "untouched\n"

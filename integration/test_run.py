@@ -1,0 +1,91 @@
+"""`ctr run`: a command in a container of its own, its output, the machine it sees."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from .conftest import RunTask
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+
+
+def test_run_prints_output_and_error_apart_and_returns_zero(run: RunTask) -> None:
+    result = run("sh", "-c", "echo to out; echo to err >&2")
+
+    assert (result.out, result.err) == ("to out\n", "to err\n")
+
+
+@pytest.mark.vm
+def test_container_runs_on_a_kernel_of_its_own(run: RunTask) -> None:
+    guest = run("uname", "-r").out.strip()
+
+    assert guest
+    assert guest != platform.release()
+
+
+def test_terminal_run_is_a_session_on_a_terminal(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    script = "echo ready; read line; echo got $line; tty; stty size; exit 7"
+    words = ("run", "--rm", "-t", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
+    with ctr.on_terminal(*words, rows=31, columns=91) as terminal:
+        terminal.read_until("ready")
+        terminal.type("hello\n")
+        terminal.read_until("got hello")
+        terminal.read_until("31 91")
+
+        assert terminal.wait() == 7
+
+
+def test_missing_program_fails_the_run_and_names_it(run: RunTask) -> None:
+    result = run("/no/such/program", code=None)
+
+    assert result.code != 0
+    assert "/no/such/program" in result.err
+
+
+def test_output_of_a_process_that_ends_at_once_is_complete(run: RunTask) -> None:
+    size = 3_000_000
+
+    result = run("sh", "-c", f"head -c {size} /dev/zero | tr '\\0' 'x'")
+
+    assert len(result.stdout) == size
+    assert set(result.stdout) == {ord("x")}
+
+
+@pytest.mark.vm
+def test_same_name_can_run_again_after_it_was_removed(run: RunTask) -> None:
+    assert run("echo", "first").out == "first\n"
+    assert run("echo", "second").out == "second\n"
+
+
+@pytest.mark.vm
+def test_persisted_state_names_the_vmm_and_the_size_of_the_vm(ctr: Ctr, runtime: Runtime, shared: str) -> None:
+    state = json.loads(runtime.persisted(shared).read_text())
+
+    assert state["PersistVersion"] == 2
+    assert [p.pid for p in runtime.vmms(shared)] == [state["HypervisorState"]["Pid"]]
+
+
+@pytest.mark.vm
+def test_pid_of_the_task_is_the_vmms(ctr: Ctr, runtime: Runtime, shared: str) -> None:
+    pids = {row["TASK"]: row["PID"] for row in ctr("task", "ls").rows()}
+
+    assert pids[shared] == str(runtime.vmms(shared)[0].pid)
+
+
+@pytest.mark.vm
+def test_vmm_and_shim_run_outside_no_foreign_descriptor(runtime: Runtime, shared: str) -> None:
+    """A descriptor of containerd's inherited by a daemon would keep `start` from ending, or a socket from closing."""
+    for process in (*runtime.shims(shared), *runtime.vmms(shared)):
+        targets = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        assert not [t for t in targets if "containerd.sock" in t or t.startswith("/run/pyshim-integration")], process
+
+
+@pytest.mark.vm
+def test_shim_is_the_only_one_of_its_pod(runtime: Runtime, shared: str) -> None:
+    assert len(runtime.shims(shared)) == 1
+    assert len(runtime.vmms(shared)) == 1

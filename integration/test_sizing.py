@@ -1,0 +1,112 @@
+"""The size a VM boots with: what was recorded is what the guest sees, and what cannot fit never boots."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .framework import shim_config
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+
+pytestmark = pytest.mark.vm
+MIB = 1024 * 1024
+HOST_CPUS = len(os.sched_getaffinity(0))
+_PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
+
+
+def configuration(directory: Path, hypervisor: str, runtime: str = "") -> Path:
+    """The shipped file with a drop-in on top."""
+    config = shim_config.variant(directory)
+    (directory / "config.d").mkdir()
+    (directory / "config.d" / "size.toml").write_text(f"[hypervisor.qemu]\n{hypervisor}\n[runtime]\n{runtime}\n")
+    return config
+
+
+def sizing_of(runtime: Runtime, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(runtime.persisted(name).read_text())["Pyshim"]["Snapshot"]["Sizing"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("hypervisor", "policy", "cpus", "mib", "vcpus", "memory"),
+    [
+        pytest.param("default_vcpus = 0.5\ndefault_memory = 512", "sum", "0.25", 300, 1, 812, id="0.5+0.25"),
+        pytest.param("default_vcpus = 1\ndefault_memory = 512", "sum", "2.5", 0, 4, 512, id="1+2.5"),
+        pytest.param("default_vcpus = 1.1\ndefault_memory = 512", "sum", "0.9", 1, 2, 513, id="1.1+0.9"),
+        pytest.param("default_memory = 2048", "overhead", "0.8", 600, 1, 632, id="overhead"),
+        pytest.param("default_memory = 700", "overhead", "1", 0, 2, 700, id="overhead-one-dimension"),
+    ],
+)
+def test_the_guest_has_what_the_record_says(
+    ctr: Ctr,
+    runtime: Runtime,
+    name: str,
+    scratch: Path,
+    hypervisor: str,
+    policy: str,
+    cpus: str,
+    mib: int,
+    vcpus: int,
+    memory: int,
+) -> None:
+    config = configuration(scratch, hypervisor, f'sizing_policy = "{policy}"')
+    limits = ["--cpus", cpus, *(["--memory-limit", str(mib * MIB)] if mib else [])]
+    ctr("run", "-d", "--runtime-config-path", config, *limits, "--runtime", runtime.name, IMAGE, name, "sleep", "999")
+
+    sizing = sizing_of(runtime, name)
+    count = int(ctr("task", "exec", "--exec-id", "cpus", name, "nproc").out)
+    lines = ctr("task", "exec", "--exec-id", "mem", name, "cat", "/proc/meminfo").out.splitlines()
+    seen_mib = int(lines[0].split()[1]) / 1024
+
+    assert (sizing["policy"], sizing["vcpus"]["rounded"], sizing["memory_mib"]["granted"]) == (policy, vcpus, memory)
+    assert count == sizing["vcpus"]["granted"] == min(vcpus, HOST_CPUS)
+    # The guest's kernel keeps its image and a page table entry's worth of each page to itself.
+    assert memory * 0.85 - 16 < seen_mib <= memory
+
+
+def test_the_command_shows_the_record(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
+    config = configuration(scratch, "default_vcpus = 0.5\ndefault_memory = 512")
+    ctr("run", "-d", "--runtime-config-path", config, "--runtime", runtime.name, IMAGE, name, "sleep", "999")
+
+    shown = subprocess.run([_PYSHIM, "sizing", "show", name], capture_output=True, text=True, timeout=60)
+
+    assert shown.returncode == 0, shown.stderr
+    assert "  base      0.5  default_vcpus\n" in shown.stdout
+    assert "memory: 512 MiB\n" in shown.stdout
+
+
+def test_what_the_host_does_not_have_is_refused_with_the_numbers(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    config = configuration(scratch, "default_memory = 512")
+    limit = 1 << 50
+    words = ("run", "--rm", "--runtime-config-path", config, "--memory-limit", str(limit), "--runtime", runtime.name)
+
+    refused = ctr(*words, IMAGE, name, "true", check=False)
+
+    assert refused.code != 0
+    assert f"its {512 + limit // MIB} MiB of RAM (default_memory 512 MiB + {limit // MIB} MiB)" in refused.err
+    assert "MiB are available" in refused.err
+    assert not runtime.persisted(name).exists()
+    assert runtime.vmms(name) == []
+
+
+def test_a_base_above_the_hosts_cpus_is_refused_naming_the_file(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    config = configuration(scratch, f"default_vcpus = {HOST_CPUS + 1}")
+    words = ("run", "--rm", "--runtime-config-path", config, "--runtime", runtime.name, IMAGE, name, "true")
+
+    refused = ctr(*words, check=False)
+
+    assert refused.code != 0
+    assert f"default_vcpus = {HOST_CPUS + 1}" in refused.err
+    assert f"{HOST_CPUS} CPUs" in refused.err
+    assert str(config) in refused.err

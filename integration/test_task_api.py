@@ -1,0 +1,305 @@
+"""The Task API asked directly over ttrpc: order, repetition, latched exits, and root file systems `ctr` cannot give."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.containerd import task_v2_pb2, types_pb2
+from pyshim.ttrpc import RemoteError
+
+from .framework import images, oci
+from .framework.direct import DirectShim, code_of, direct_shim, wait_until_gone
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, UNIMPLEMENTED = 5, 6, 9, 12
+CREATED, RUNNING, STOPPED = 1, 2, 3
+_BINARIES = Path(__file__).resolve().parents[1] / "bin"
+
+Shims = Callable[..., DirectShim]
+
+
+@pytest.fixture
+def shim_for(runtime: Runtime, containerd: object, name: str, scratch: Path, plain_rootfs: Path) -> Iterator[Shims]:
+    """A started shim for a command: `shim_for("sleep", "10")`."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*args: str, rootfs: Path | str = plain_rootfs) -> DirectShim:
+            config = oci.spec(*args, name=name, rootfs=rootfs)
+            shim = stack.enter_context(direct_shim(runtime, _BINARIES, name, scratch / "bundle", config))
+            shim.start()
+            return shim
+
+        yield make
+
+
+def _code(shim: DirectShim, method: str, **fields: Any) -> int:
+    with pytest.raises(RemoteError) as refused:
+        shim.call(method, **fields)
+    return code_of(refused.value)
+
+
+def _state(shim: DirectShim) -> task_v2_pb2.StateResponse:
+    state: task_v2_pb2.StateResponse = shim.call("State", task_v2_pb2.StateResponse, within_s=2)
+    return state
+
+
+def test_life_of_a_task_from_create_to_delete(shim_for: Shims) -> None:
+    shim = shim_for("sh", "-c", "exit 12")
+
+    created = shim.call("Create", task_v2_pb2.CreateTaskResponse, bundle=str(shim.bundle))
+    assert created.pid > 1
+    assert (_state(shim).status, _state(shim).pid) == (CREATED, created.pid)
+    started = shim.call("Start", task_v2_pb2.StartResponse)
+    assert started.pid == created.pid
+    ended = shim.call("Wait", task_v2_pb2.WaitResponse)
+    assert ended.exit_status == 12
+    assert ended.exited_at.seconds > 0
+    assert (_state(shim).status, _state(shim).exit_status) == (STOPPED, 12)
+    deleted = shim.call("Delete", task_v2_pb2.DeleteResponse)
+    assert (deleted.exit_status, deleted.pid) == (12, created.pid)
+    assert deleted.exited_at == ended.exited_at
+    assert _code(shim, "State") == NOT_FOUND
+    shim.call("Shutdown")
+    wait_until_gone(shim)
+    assert not os.path.exists(shim.socket_path)
+
+
+def test_waits_before_start_and_after_exit_give_the_same_latched_status(shim_for: Shims) -> None:
+    shim = shim_for("sh", "-c", "exit 5")
+    shim.call("Create", bundle=str(shim.bundle))
+
+    async def start() -> object:
+        return await shim.ask("Start")
+
+    async def wait() -> task_v2_pb2.WaitResponse:
+        waited: task_v2_pb2.WaitResponse = await shim.ask("Wait", task_v2_pb2.WaitResponse)
+        return waited
+
+    early_one, early_two, _ = shim.together(wait, wait, start)
+    late = shim.call("Wait", task_v2_pb2.WaitResponse)
+
+    assert [r.exit_status for r in (early_one, early_two, late)] == [5, 5, 5]
+    assert early_one.exited_at == early_two.exited_at == late.exited_at
+
+
+@pytest.mark.vm  # the reference shim leaves this to containerd
+def test_second_create_of_an_id_is_refused(shim_for: Shims) -> None:
+    shim = shim_for("sleep", "1000")
+    shim.call("Create", bundle=str(shim.bundle))
+
+    assert _code(shim, "Create", bundle=str(shim.bundle)) == ALREADY_EXISTS
+
+
+def test_second_start_is_refused_and_changes_nothing(shim_for: Shims) -> None:
+    shim = shim_for("sleep", "1000")
+    shim.call("Create", bundle=str(shim.bundle))
+    shim.call("Start")
+
+    with pytest.raises(RemoteError):
+        shim.call("Start")
+    assert _state(shim).status == RUNNING
+
+
+def test_killed_created_task_stops_and_wakes_its_waiters(shim_for: Shims) -> None:
+    shim = shim_for("sleep", "1000")
+    shim.call("Create", bundle=str(shim.bundle))
+
+    shim.call("Kill", signal=9)
+
+    assert shim.call("Wait", task_v2_pb2.WaitResponse, within_s=30).exit_status == 137
+    assert _state(shim).status == STOPPED
+
+
+def test_kill_after_exit_and_delete_after_delete_are_not_found(shim_for: Shims) -> None:
+    shim = shim_for("true")
+    shim.call("Create", bundle=str(shim.bundle))
+    shim.call("Start")
+    shim.call("Wait")
+
+    assert _code(shim, "Kill", signal=15) == NOT_FOUND
+    shim.call("Delete")
+    assert _code(shim, "Delete") == NOT_FOUND
+
+
+def test_delete_of_a_running_task_is_refused(shim_for: Shims) -> None:
+    shim = shim_for("sleep", "1000")
+    shim.call("Create", bundle=str(shim.bundle))
+    shim.call("Start")
+
+    with pytest.raises(RemoteError):
+        shim.call("Delete")
+    assert _state(shim).status == RUNNING
+
+
+@pytest.mark.parametrize("method", ["State", "Start", "Delete", "Kill", "Wait", "Pids", "Pause", "Resume", "Stats"])
+def test_unknown_id_is_not_found(shim_for: Shims, method: str) -> None:
+    assert _code(shim_for("true"), method, id="nobody") == NOT_FOUND
+
+
+def test_second_start_call_of_the_same_id_gives_the_same_address(shim_for: Shims, runtime: Runtime, name: str) -> None:
+    shim = shim_for("true")
+    first = shim.address
+
+    assert shim.start() == first
+    assert len(runtime.shims(name)) == 1
+    assert (shim.bundle / "address").read_text() == first
+
+
+@pytest.mark.vm
+def test_checkpoint_and_unknown_methods_are_unimplemented(shim_for: Shims) -> None:
+    shim = shim_for("sleep", "1000")
+    shim.call("Create", bundle=str(shim.bundle))
+
+    assert _code(shim, "Checkpoint", path="/run/x") == UNIMPLEMENTED
+
+
+@pytest.mark.vm
+def test_state_answers_while_the_vm_boots(shim_for: Shims) -> None:
+    """containerd gives State two seconds; the deadline is the protocol's, so running into it is the failure."""
+    shim = shim_for("sleep", "1000")
+    answers: list[object] = []
+
+    async def create() -> object:
+        return await shim.ask("Create", task_v2_pb2.CreateTaskResponse, bundle=str(shim.bundle))
+
+    async def ask_meanwhile() -> None:
+        while not (shim.runtime.vmms(shim.container) and answers):
+            try:
+                answers.append(await shim.ask("State", task_v2_pb2.StateResponse, within_s=2))
+            except RemoteError as error:
+                answers.append(code_of(error))
+
+    created, asked = shim.together(create, ask_meanwhile)
+
+    assert not isinstance(created, BaseException), created
+    assert not isinstance(asked, BaseException), asked
+
+
+@pytest.mark.vm
+def test_input_closed_before_start_is_end_of_input(shim_for: Shims, scratch: Path) -> None:
+    stdin, stdout = scratch / "stdin", scratch / "stdout"
+    os.mkfifo(stdin)
+    shim = shim_for("sh", "-c", "wc -c; exit 3")
+    writer = os.open(stdin, os.O_RDWR)
+    shim.call("Create", bundle=str(shim.bundle), stdin=str(stdin), stdout=f"file://{stdout}")
+    os.write(writer, b"four")
+    os.close(writer)
+    shim.call("CloseIO", stdin=True)
+
+    shim.call("Start")
+
+    assert shim.call("Wait", task_v2_pb2.WaitResponse, within_s=30).exit_status == 3
+    assert stdout.read_text().strip() == "4"
+
+
+@pytest.mark.vm  # the reference shim waits for a reader for ever
+def test_fifo_nobody_opens_does_not_keep_a_task_from_running_and_ending(shim_for: Shims, scratch: Path) -> None:
+    paths = {stream: scratch / stream for stream in ("stdout", "stderr")}
+    for path in paths.values():
+        os.mkfifo(path)
+    shim = shim_for("sh", "-c", "echo nobody reads this; exit 8")
+
+    shim.call("Create", bundle=str(shim.bundle), stdout=str(paths["stdout"]), stderr=str(paths["stderr"]))
+    shim.call("Start", within_s=10)
+
+    assert shim.call("Wait", task_v2_pb2.WaitResponse, within_s=30).exit_status == 8
+    shim.call("Delete", within_s=15)
+
+
+@pytest.mark.vm
+def test_stopped_writer_on_a_fifo_nobody_opens_can_be_killed(shim_for: Shims, scratch: Path) -> None:
+    stdout = scratch / "stdout"
+    os.mkfifo(stdout)
+    shim = shim_for("sh", "-c", "head -c 10000000 /dev/zero")
+    shim.call("Create", bundle=str(shim.bundle), stdout=str(stdout))
+    shim.call("Start")
+
+    shim.call("Kill", signal=9, all=True)
+
+    shim.call("Wait", within_s=30)
+    shim.call("Delete", within_s=15)
+
+
+@pytest.fixture
+def block_device(scratch: Path) -> Iterator[Path]:
+    """A loop device with an ext4 file system that holds the payload."""
+    content = images.unpack_rootfs(scratch / "content")
+    image = scratch / "disk.ext4"
+    with image.open("wb") as file:
+        file.truncate(48 * 1024 * 1024)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-d", content, image], check=True, capture_output=True)
+    attached = subprocess.run(["losetup", "--find", "--show", image], check=True, capture_output=True, text=True)
+    device = Path(attached.stdout.strip())
+    try:
+        yield device
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def test_root_on_a_block_device_is_read_and_written(shim_for: Shims, scratch: Path, block_device: Path) -> None:
+    stdout = scratch / "out"
+    shim = shim_for(
+        "sh", "-c", "cat /layer-marker; echo kept > /written; sync; grep ' / ' /proc/mounts", rootfs="rootfs"
+    )
+    mount = types_pb2.Mount(type="ext4", source=str(block_device), options=["rw"])
+
+    shim.call("Create", bundle=str(shim.bundle), rootfs=[mount], stdout=f"file://{stdout}", stderr=f"file://{stdout}")
+    shim.call("Start")
+    status = shim.call("Wait", task_v2_pb2.WaitResponse).exit_status
+    shim.call("Delete")
+
+    assert status == 0, stdout.read_text()
+    assert stdout.read_text().splitlines()[0] == "upper"
+    again = scratch / "again"
+    again.mkdir()
+    subprocess.run(["mount", "-o", "ro", block_device, again], check=True)
+    try:
+        assert (again / "written").read_text() == "kept\n"
+    finally:
+        subprocess.run(["umount", again], check=True)
+
+
+def test_root_of_bind_mount_is_unmounted_by_delete(shim_for: Shims, scratch: Path) -> None:
+    content = images.unpack_rootfs(scratch / "content")
+    shim = shim_for("sh", "-c", "echo kept > /written", rootfs="rootfs")
+    mount = types_pb2.Mount(type="bind", source=str(content), options=["rbind", "rw"])
+
+    shim.call("Create", bundle=str(shim.bundle), rootfs=[mount])
+    shim.call("Start")
+    shim.call("Wait")
+    shim.call("Delete")
+
+    assert (content / "written").read_text() == "kept\n"
+    eventually(lambda: not os.path.ismount(shim.bundle / "rootfs"), what="the bundle's rootfs is unmounted")
+    (shim.bundle / "rootfs").rmdir()
+
+
+def test_shutdown_with_a_task_left_does_not_end_the_shim(shim_for: Shims) -> None:
+    shim = shim_for("sleep", "1000")
+    shim.call("Create", bundle=str(shim.bundle))
+    shim.call("Start")
+
+    shim.call("Shutdown")
+
+    assert _state(shim).status == RUNNING
+
+
+def test_pids_lists_the_task(shim_for: Shims) -> None:
+    shim = shim_for("sleep", "1000")
+    pid = shim.call("Create", task_v2_pb2.CreateTaskResponse, bundle=str(shim.bundle)).pid
+    shim.call("Start")
+
+    listed = shim.call("Pids", task_v2_pb2.PidsResponse)
+    connected = shim.call("Connect", task_v2_pb2.ConnectResponse)
+
+    assert pid in [process.pid for process in listed.processes]
+    assert connected.task_pid == pid
+    assert connected.shim_pid in [process.pid for process in shim.runtime.shims(shim.container)]

@@ -1,0 +1,72 @@
+"""Both programs of the package: the shim that containerd calls (`main`) and the operator's command `pyshim`.
+
+`main` is entered by the launcher script (see operator/launcher.py) under `python -I -S`. It imports nothing before it
+knows the action, because `start` sits in the way of every container.
+"""
+
+import sys
+
+
+def main(words: "list[str] | None" = None, *, launcher: str = "") -> int:
+    """The exit code of the shim called with `words` (default: the command line) through the script `launcher`."""
+    from pyshim.bootstrap.argv import parse
+    from pyshim.bootstrap.errors import BootstrapError
+
+    launcher = launcher or sys.argv[0]
+    try:
+        call = parse(sys.argv[1:] if words is None else words)
+        if call.version:
+            from pyshim.bootstrap.info import print_version
+
+            return print_version()
+        if call.info:
+            from pyshim.bootstrap.info import print_runtime_info
+
+            return print_runtime_info()
+        if call.action == "start":
+            from pyshim.bootstrap import start
+
+            return start.main(call, launcher=launcher)
+        if call.action == "delete":
+            from pyshim.bootstrap import delete
+
+            return delete.main(call)
+        if call.action == "serve":
+            return _serve(call)
+        raise BootstrapError(f"run action {call.action!r}: expected start, delete or serve")
+    except BootstrapError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def _serve(call: "Invocation") -> int:
+    from pyshim.bootstrap.daemonize import LISTENING_FD
+    from pyshim.model.ids import HostPath
+    from pyshim.model.task import Identity
+    from pyshim.serve import serve
+
+    identity = Identity(
+        namespace=call.namespace,
+        sandbox_id=call.id,
+        containerd_address=call.address,
+        containerd_ttrpc_address=call.ttrpc_address,
+        publish_binary=call.publish_binary,
+        bundle=HostPath(call.bundle),
+        debug=call.debug,
+    )
+    return serve(LISTENING_FD, identity)
+
+
+def operator_main(words: "list[str] | None" = None) -> int:
+    """The exit code of the `pyshim` command."""
+    from pyshim.operator.command import run
+
+    return run(sys.argv[1:] if words is None else words)
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyshim.bootstrap.argv import Invocation
+
+if __name__ == "__main__":
+    sys.exit(operator_main())

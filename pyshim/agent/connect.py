@@ -1,0 +1,103 @@
+"""Reaches the guest's agent at its address: a connected byte stream, then an answered health check.
+
+A serial port needs no polling: bytes wait in the socket until the guest opens its end. The other forms are tried again
+with growing pauses until the deadline, because their listener appears only once the guest has booted.
+"""
+
+import asyncio
+import logging
+import socket
+
+from pyshim.agent.client import AgentClient
+from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
+from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
+from pyshim.ttrpc.client import Client
+
+log = logging.getLogger("pyshim.agent.connect")
+
+FIRST_PAUSE_S = 0.01
+LAST_PAUSE_S = 0.5
+_HANDSHAKE_BYTES = 64
+
+
+class Connector:
+    """Makes agent clients; `request_timeout_s` bounds each of their ordinary calls."""
+
+    def __init__(self, *, request_timeout_s: float) -> None:
+        self._request_timeout_s = request_timeout_s
+
+    async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
+        """An agent that has answered its health check.
+
+        Raises DeadlineExceeded naming the address and the last failure; Unavailable when the peer is no agent.
+        """
+        last = "nothing answered"
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        pause_s = FIRST_PAUSE_S
+        try:
+            async with asyncio.timeout_at(deadline):
+                while True:
+                    try:
+                        return await self._attempt(address, deadline)
+                    except (OSError, AgentGone) as exc:
+                        last = str(exc)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, LAST_PAUSE_S)
+        except (TimeoutError, DeadlineExceeded) as exc:
+            raise DeadlineExceeded(f"connect agent at '{address}': no answer within {timeout_s:g} s ({last})") from exc
+
+    async def _attempt(self, address: AgentAddress, deadline: float) -> AgentClient:
+        sock = await open_stream(address)
+        client = AgentClient(await Client.connect_socket(sock), request_timeout_s=self._request_timeout_s)
+        try:
+            await client.check(max(deadline - asyncio.get_running_loop().time(), 0.001))
+        except BaseException as exc:
+            await client.close()
+            if isinstance(exc, ShimError) and not isinstance(exc, AgentGone | DeadlineExceeded):
+                raise Unavailable(f"connect agent at '{address}': {exc}") from exc
+            raise
+        return client
+
+
+async def open_stream(address: AgentAddress) -> socket.socket:
+    """A connected, non-blocking stream socket to `address`. Raises OSError."""
+    match address:
+        case UnixAddress(path) | SerialAddress(path):
+            return await _connect(socket.AF_UNIX, path)
+        case VsockAddress(cid, port):
+            return await _connect(socket.AF_VSOCK, (cid, port))
+        case HvsockAddress(path, port):
+            sock = await _connect(socket.AF_UNIX, path)
+            try:
+                await _hybrid_handshake(sock, port)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+
+
+async def _connect(family: socket.AddressFamily, target: str | tuple[int, int]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _hybrid_handshake(sock: socket.socket, port: int) -> None:
+    """Asks the vsock back end for the guest's port: `CONNECT <port>`, answered by `OK <host port>`.
+
+    Read byte by byte: what follows the line already belongs to the agent.
+    """
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(sock, b"CONNECT %d\n" % port)
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = await loop.sock_recv(sock, 1)
+        if not byte or len(line) >= _HANDSHAKE_BYTES:
+            raise ConnectionResetError(f"the vsock back end answered {line!r} instead of OK")
+        line += byte
+    if not line.startswith(b"OK "):
+        raise ConnectionResetError(f"the vsock back end answered {line!r} instead of OK")

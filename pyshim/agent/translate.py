@@ -1,0 +1,267 @@
+"""Model values to the agent's protobuf messages and back; the only place of this room that builds them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from protos.agent import agent_pb2 as pb
+from protos.agent import oci_pb2, types_pb2
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.guest import (
+    AgentDetails,
+    GuestContainer,
+    GuestSandbox,
+    NetworkInterface,
+    NetworkNeighbour,
+    NetworkRoute,
+    Storage,
+)
+from pyshim.model.stats import (
+    BlockIoEntry,
+    BlockIoStats,
+    ContainerStats,
+    CpuStats,
+    HugetlbStats,
+    InterfaceStats,
+    MemoryStats,
+    MemoryUse,
+)
+
+_MAX_ROWS = 4096
+"""More interfaces, disks or CPUs than this in one stats answer is a lying guest."""
+
+
+def create_sandbox(sandbox: GuestSandbox) -> pb.CreateSandboxRequest:
+    return pb.CreateSandboxRequest(
+        hostname=sandbox.hostname,
+        dns=sandbox.dns,
+        storages=[storage(item) for item in sandbox.storages],
+        sandbox_pidns=sandbox.shared_pid_namespace,
+        sandbox_id=sandbox.sandbox_id,
+        guest_hook_path=sandbox.guest_hook_path,
+        kernel_modules=[
+            pb.KernelModule(name=module.name, parameters=module.parameters) for module in sandbox.kernel_modules
+        ],
+    )
+
+
+def create_container(container: GuestContainer) -> pb.CreateContainerRequest:
+    return pb.CreateContainerRequest(
+        container_id=container.container_id,
+        exec_id=container.container_id,
+        storages=[storage(item) for item in container.storages],
+        devices=[
+            pb.Device(
+                id=device.id,
+                type=device.type,
+                vm_path=device.vm_path,
+                container_path=device.container_path,
+                options=device.options,
+            )
+            for device in container.devices
+        ],
+        OCI=spec(container.spec, container.container_id),
+        sandbox_pidns=container.shared_pid_namespace,
+    )
+
+
+def storage(value: Storage) -> pb.Storage:
+    return pb.Storage(
+        driver=value.driver,
+        driver_options=value.driver_options,
+        source=value.source,
+        fstype=value.fs_type,
+        options=value.options,
+        mount_point=value.mount_point,
+        shared=value.shared,
+    )
+
+
+def spec(raw: Mapping[str, Any], owner: str) -> oci_pb2.Spec:
+    """The OCI JSON object as the agent's Spec; members the message does not have are left out.
+
+    Raises InvalidArgument naming the member whose value does not fit its field.
+    """
+    message = oci_pb2.Spec()
+    _fill(message, raw, f"spec of '{owner}'")
+    message.Version = str(raw.get("ociVersion", ""))
+    return message
+
+
+def process(raw: Mapping[str, Any], owner: str) -> oci_pb2.Process:
+    message = oci_pb2.Process()
+    _fill(message, raw, f"process of '{owner}'")
+    return message
+
+
+def linux_resources(raw: Mapping[str, Any], owner: str) -> oci_pb2.LinuxResources:
+    message = oci_pb2.LinuxResources()
+    _fill(message, raw, f"resources of '{owner}'")
+    return message
+
+
+def interface(value: NetworkInterface) -> types_pb2.Interface:
+    return types_pb2.Interface(
+        device=value.name,
+        name=value.name,
+        IPAddresses=[
+            types_pb2.IPAddress(family=_family(item.address), address=item.address, mask=str(item.prefix_length))
+            for item in value.addresses
+        ],
+        mtu=value.mtu,
+        hwAddr=value.mac,
+        devicePath=value.device_path,
+        type=value.type,
+        raw_flags=value.flags,
+    )
+
+
+def route(value: NetworkRoute) -> types_pb2.Route:
+    return types_pb2.Route(
+        dest=value.destination,
+        gateway=value.gateway,
+        device=value.device,
+        source=value.source,
+        scope=value.scope,
+        family=types_pb2.v6 if value.family == 6 else types_pb2.v4,
+        flags=value.flags,
+        mtu=value.mtu,
+    )
+
+
+def neighbour(value: NetworkNeighbour) -> types_pb2.ARPNeighbor:
+    return types_pb2.ARPNeighbor(
+        toIPAddress=types_pb2.IPAddress(family=_family(value.address), address=value.address),
+        device=value.device,
+        lladdr=value.mac,
+        state=value.state,
+        flags=value.flags,
+    )
+
+
+def agent_details(reply: pb.GuestDetailsResponse) -> AgentDetails:
+    details = reply.agent_details
+    return AgentDetails(
+        version=details.version[:200],
+        memory_block_bytes=reply.mem_block_size_bytes,
+        memory_hotplug_probe=reply.support_mem_hotplug_probe,
+        supports_seccomp=details.supports_seccomp,
+        storage_handlers=tuple(details.storage_handlers[:_MAX_ROWS]),
+        device_handlers=tuple(details.device_handlers[:_MAX_ROWS]),
+    )
+
+
+def container_stats(reply: pb.StatsContainerResponse) -> ContainerStats:
+    cgroup = reply.cgroup_stats
+    usage, throttling = cgroup.cpu_stats.cpu_usage, cgroup.cpu_stats.throttling_data
+    return ContainerStats(
+        cpu=CpuStats(
+            total_ns=usage.total_usage,
+            user_ns=usage.usage_in_usermode,
+            kernel_ns=usage.usage_in_kernelmode,
+            per_cpu_ns=tuple(usage.percpu_usage[:_MAX_ROWS]),
+            periods=throttling.periods,
+            throttled_periods=throttling.throttled_periods,
+            throttled_ns=throttling.throttled_time,
+        ),
+        memory=MemoryStats(
+            cache_bytes=cgroup.memory_stats.cache,
+            usage=_memory_use(cgroup.memory_stats.usage),
+            swap=_memory_use(cgroup.memory_stats.swap_usage),
+            kernel=_memory_use(cgroup.memory_stats.kernel_usage),
+            detail=dict(cgroup.memory_stats.stats),
+        ),
+        pids_current=cgroup.pids_stats.current,
+        pids_limit=cgroup.pids_stats.limit,
+        block_io=_block_io(cgroup.blkio_stats),
+        hugetlb=tuple(
+            HugetlbStats(page_size=size, usage_bytes=item.usage, max_usage_bytes=item.max_usage, failures=item.failcnt)
+            for size, item in sorted(cgroup.hugetlb_stats.items())
+        ),
+        interfaces=tuple(
+            InterfaceStats(
+                name=item.name,
+                rx_bytes=item.rx_bytes,
+                rx_packets=item.rx_packets,
+                rx_errors=item.rx_errors,
+                rx_dropped=item.rx_dropped,
+                tx_bytes=item.tx_bytes,
+                tx_packets=item.tx_packets,
+                tx_errors=item.tx_errors,
+                tx_dropped=item.tx_dropped,
+            )
+            for item in reply.network_stats[:_MAX_ROWS]
+        ),
+    )
+
+
+def _memory_use(value: pb.MemoryData) -> MemoryUse:
+    return MemoryUse(
+        usage_bytes=value.usage, max_usage_bytes=value.max_usage, failures=value.failcnt, limit_bytes=value.limit
+    )
+
+
+def _block_io(value: pb.BlkioStats) -> BlockIoStats:
+    return BlockIoStats(
+        service_bytes=_block_rows(value.io_service_bytes_recursive),
+        serviced=_block_rows(value.io_serviced_recursive),
+        queued=_block_rows(value.io_queued_recursive),
+        service_time=_block_rows(value.io_service_time_recursive),
+        wait_time=_block_rows(value.io_wait_time_recursive),
+        merged=_block_rows(value.io_merged_recursive),
+        time=_block_rows(value.io_time_recursive),
+        sectors=_block_rows(value.sectors_recursive),
+    )
+
+
+def _block_rows(rows: Iterable[pb.BlkioStatsEntry]) -> tuple[BlockIoEntry, ...]:
+    return tuple(
+        BlockIoEntry(major=row.major, minor=row.minor, op=row.op, value=row.value)
+        for _, row in zip(range(_MAX_ROWS), rows, strict=False)
+    )
+
+
+def _family(address: str) -> types_pb2.IPFamily:
+    return types_pb2.v6 if ":" in address else types_pb2.v4
+
+
+def _fill(message: Message, raw: Mapping[str, Any], where: str) -> None:
+    """Fields of `message` set from JSON members of the same name; the wire's names differ from OCI's in case only."""
+    members = {key.lower(): (key, value) for key, value in raw.items()}
+    for field in message.DESCRIPTOR.fields:
+        key, value = members.get(field.name.lower(), ("", None))
+        if value is None:
+            continue
+        try:
+            _set(message, field, value, f"{where}: {key}")
+        except (TypeError, ValueError, AttributeError) as exc:
+            raise InvalidArgument(f"read {where}: {key} does not fit: {str(exc)[:200]}") from exc
+
+
+def _set(message: Message, field: Any, value: Any, where: str) -> None:
+    if field.is_repeated and not isinstance(value, dict if _is_map(field) else list):
+        raise TypeError(f"found {type(value).__name__}")
+    if _is_map(field):
+        getattr(message, field.name).update(value)
+    elif field.message_type is not None and field.is_repeated:
+        for item in value:
+            _fill(getattr(message, field.name).add(), _object(item), where)
+    elif field.message_type is not None:
+        target = getattr(message, field.name)
+        target.SetInParent()
+        _fill(target, _object(value), where)
+    elif field.is_repeated:
+        getattr(message, field.name).extend(value)
+    else:
+        setattr(message, field.name, value)
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"expected an object, found {type(value).__name__}")
+    return value

@@ -1,0 +1,28 @@
+"""Removing the socket a dead shim left; apart from address.py, which `start` imports."""
+
+import _socket
+import contextlib
+import errno
+import fcntl
+import os
+
+
+def remove_dead_socket(path: str) -> None:
+    """No socket is left at `path` that refuses connections; one that is served, or being claimed just now, stays."""
+    try:
+        lock_fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    probe = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    try:
+        # The lock of address.claim: a socket that is bound but not yet listening refuses connections too.
+        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        probe.setblocking(False)
+        probe.connect(path)
+    except OSError as error:
+        if error.errno == errno.ECONNREFUSED:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    finally:
+        probe.close()
+        os.close(lock_fd)

@@ -1,0 +1,118 @@
+"""`delete`: containerd's request to clean up after a container whose shim has gone, or is just going.
+
+It runs after every task, in five seconds of its own, mostly with nothing left to do. It takes away what it is asked
+about: the bundle's mount, and the virtual machine only when nobody serves it any more or containerd has given up the
+whole sandbox. Repeating it is harmless; only the answer goes to stdout, errors go to stderr.
+
+The rooms it needs (`state`, `host`) are imported where there is something to clean: the usual case costs one umount.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from pyshim.bootstrap import spec, wire
+from pyshim.bootstrap.argv import Invocation
+from pyshim.bootstrap.errors import BootstrapError, os_failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyshim.model.snapshot import ContainerSnapshot
+
+STATE_ROOT = "/run/vc/sbs"
+EXIT_KILLED = 128 + signal.SIGKILL
+DEADLINE_S = 4.0
+"""containerd kills us after five; an answer without a clean host is worth more than none."""
+
+
+def main(call: Invocation, *, state_root: str = STATE_ROOT) -> int:
+    """The exit code of `delete`: 0 when nothing is left that should not be, the answer then being on stdout."""
+    deadline = time.monotonic() + DEADLINE_S
+    # The daemon ends on these; half a cleanup would help nobody.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    errors: list[str] = []
+    answer = delete(call, state_root=state_root, deadline=deadline, errors=errors)
+    for error in errors:
+        print(error, file=sys.stderr)
+    try:
+        while answer:
+            answer = answer[os.write(1, answer) :]
+    except OSError as error:
+        raise os_failure("write answer", "stdout", error) from error
+    return 1 if errors else 0
+
+
+def delete(call: Invocation, *, state_root: str, deadline: float, errors: "list[str]") -> bytes:
+    """The DeleteResponse for `call.id`, whose leftovers are gone except for what `errors` then says.
+
+    Raises BootstrapError for a call that does not say what to delete.
+    """
+    container_id = spec.checked_id(call.id, "flag -id")
+    bundle = os.path.abspath(call.bundle or ".")
+    sandbox_id = _sandbox_of(container_id, bundle, state_root)
+    pid, container = 0, None
+    if sandbox_id:
+        from pyshim.bootstrap import leftovers
+
+        pid, container = leftovers.clean(
+            sandbox_id,
+            container_id,
+            namespace=call.namespace,
+            state_root=state_root,
+            deadline=deadline,
+            errors=errors,
+        )
+    _unmount_rootfs(bundle, errors)
+    _remove_dead_socket(bundle)
+    return _answer(pid, container)
+
+
+def _sandbox_of(container_id: str, bundle: str, state_root: str) -> str:
+    """The sandbox whose state knows of the container; empty when there is none."""
+    candidates = [container_id]
+    # A damaged config.json must not keep us from cleaning; the directories below answer as well.
+    with contextlib.suppress(BootstrapError):
+        candidates.insert(0, spec.group_id(bundle, container_id))
+    for candidate in candidates:
+        if os.path.lexists(f"{state_root}/{candidate}/persist.json"):
+            return candidate
+    try:
+        names = os.listdir(state_root)
+    except OSError:
+        return ""
+    return next((name for name in names if os.path.isdir(f"{state_root}/{name}/{container_id}")), "")
+
+
+def _unmount_rootfs(bundle: str, errors: "list[str]") -> None:
+    from pyshim.host.mount_table import unmount_all
+
+    rootfs = f"{bundle}/rootfs"
+    try:
+        unmount_all(rootfs)
+    except OSError as error:
+        errors.append(str(os_failure("unmount", rootfs, error)))
+
+
+def _remove_dead_socket(bundle: str) -> None:
+    """The socket named by the bundle's `address` file is gone if nobody listens on it."""
+    try:
+        with open(f"{bundle}/address", encoding="utf-8") as file:
+            scheme, _, path = file.read(4096).strip().partition("://")
+    except (OSError, ValueError):
+        return
+    if scheme == "unix" and path.startswith("/"):
+        from pyshim.bootstrap.dead_socket import remove_dead_socket
+
+        remove_dead_socket(path)
+
+
+def _answer(pid: int, container: "ContainerSnapshot | None") -> bytes:
+    """containerd.task.v2.DeleteResponse: the exit the container is known to have had, else killed, now."""
+    status, exited_at_ns = EXIT_KILLED, time.time_ns()
+    if container is not None and container.exit is not None:
+        status, exited_at_ns = container.exit.status, container.exit.exited_at_ns
+    timestamp = wire.encode((1, exited_at_ns // 10**9), (2, exited_at_ns % 10**9))
+    return wire.encode((1, pid), (2, status), (3, timestamp))

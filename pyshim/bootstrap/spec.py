@@ -1,0 +1,89 @@
+"""Which group a bundle belongs to: the annotations of its OCI spec, read without the price of `import json`."""
+
+import os
+
+from pyshim.bootstrap.errors import BootstrapError, os_failure
+
+# Which annotation says that a container belongs to a pod, and which names the pod: containerd's and CRI-O's CRI, and
+# cri-dockerd. As pyshim.plan.kind reads them. Not io.containerd.runc.v2.group, with which runc's shim serves unrelated
+# containers in one process to save memory: here it would put them into one virtual machine.
+_POD_ANNOTATIONS = (
+    ("io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id"),
+    ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.SandboxID"),
+    ("io.kubernetes.docker.type", "io.kubernetes.sandbox.id"),
+)
+_IN_A_POD = "container"
+_MAX_ID_CHARS = 76
+
+
+def group_id(bundle: str, container_id: str) -> str:
+    """The id under which containers share a shim and a virtual machine: the pod's, or the container's own.
+
+    Without a config.json (a sandbox made through the sandbox API has none) it is the container's own. So it is for
+    annotations that make no sense; Create refuses those, with an error of its own.
+    Raises BootstrapError naming the file or the annotation.
+    """
+    path = os.path.join(bundle, "config.json")
+    try:
+        with open(path, "rb") as file:
+            spec = parse_json(file.read())
+    except FileNotFoundError:
+        return checked_id(container_id, "flag -id")
+    except OSError as error:
+        raise os_failure("read spec", path, error) from error
+    except (ValueError, RecursionError) as error:
+        raise BootstrapError(f"parse spec {path!r}: {error}") from error
+    annotations = spec.get("annotations") if isinstance(spec, dict) else None
+    if isinstance(annotations, dict):
+        for kind, name in _POD_ANNOTATIONS:
+            group = annotations.get(name) if annotations.get(kind) == _IN_A_POD else None
+            if isinstance(group, str) and group:
+                return checked_id(group, f"annotation {name}")
+            if annotations.get(kind) is not None:
+                break
+    return checked_id(container_id, "flag -id")
+
+
+def checked_id(text: str, what: str) -> str:
+    """`text` when it is an identifier by containerd's rule, and so one safe path component; else BootstrapError.
+
+    The rule of pyshim.model.ids.checked_id, without `re`.
+    """
+    words = text.replace("-", ".").replace("_", ".").split(".")
+    if len(text) > _MAX_ID_CHARS or not all(word.isascii() and word.isalnum() for word in words):
+        raise BootstrapError(f"check {what} {text[:100]!r}: not a valid identifier")
+    return text
+
+
+def parse_json(data: bytes) -> object:
+    """The value of a JSON text; raises ValueError with the reason."""
+    try:
+        from _json import make_scanner
+    except ImportError:
+        return _parse_json_slowly(data)
+    # The C scanner of the json package, without the package: that would import `re` (8 ms) for its error messages.
+    text = data.decode().strip(" \t\r\n")
+    try:
+        value, end = make_scanner(_ScannerContext)(text, 0)  # type: ignore[arg-type]
+    except (StopIteration, ValueError, SystemError):
+        # SystemError: the scanner finds json.decoder's exception only where that has been imported.
+        return _parse_json_slowly(data)
+    return value if end == len(text) else _parse_json_slowly(data)
+
+
+def _parse_json_slowly(data: bytes) -> object:
+    """By the json package: it says where the error is."""
+    import json
+
+    return json.loads(data)
+
+
+class _ScannerContext:
+    """What the scanner reads from the JSONDecoder it is normally made by."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = float

@@ -1,0 +1,174 @@
+"""What a pod's annotations change in its sandbox's configuration, and which of them it may set.
+
+Kata's rules: annotations under `io.katacontainers.config.hypervisor.` need the file's permission (enable_annotations),
+those for runtime and agent do not; values are checked like the file's own. What is refused is an error, never silence.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from pyshim.config.catalogue import annotated
+from pyshim.config.effective import Effective, Finding, Level, Setting, contradictions
+from pyshim.config.hashes import HASHED_ASSETS
+from pyshim.config.keys import NOT_YET, Key, Table, Verdict
+from pyshim.config.values import PATH
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.kernel_line import split_params
+
+PREFIX = "io.katacontainers.config."
+HYPERVISOR_PREFIX = PREFIX + "hypervisor."
+HYPERVISOR_NAME = PREFIX + "runtime.hypervisor_name"
+
+_REFUSED = {
+    HYPERVISOR_PREFIX + "cc_init_data": "initdata of confidential guests",
+    PREFIX + "agent.policy": "agent policies",
+}
+"""Annotations that ask for safety: a guest without it must not start in their name."""
+_WITHOUT_EFFECT = {
+    HYPERVISOR_PREFIX + "default_gpus": "only remote VMs have it",
+    HYPERVISOR_PREFIX + "default_gpu_model": "only remote VMs have it",
+    PREFIX + "agent.cdh_api_timeout": NOT_YET,
+    PREFIX + "agent.cdh_api_timeout_ms": NOT_YET,
+    "io.katacontainers.container.resource.swappiness": f"{NOT_YET}: guests have no swap",
+    "io.katacontainers.container.resource.swap_in_bytes": f"{NOT_YET}: guests have no swap",
+    "io.katacontainers.config_path": "removed from Kata: a pod does not choose the node's configuration",
+}
+PATH_LISTS: Mapping[str, str] = {
+    "path": "valid_hypervisor_paths",
+    "jailer_path": "valid_jailer_paths",
+    "virtio_fs_daemon": "valid_virtio_fs_daemon_paths",
+    "vhost_user_store_path": "valid_vhost_user_store_paths",
+    "entropy_source": "valid_entropy_sources",
+    "kernel": "valid_kernel_paths",
+    "image": "valid_image_paths",
+    "initrd": "valid_initrd_paths",
+    "firmware": "valid_firmware_paths",
+}
+"""The key that lists what an annotation for a path may name."""
+_OPEN_WHEN_EMPTY = frozenset({"kernel", "image", "initrd", "firmware"})
+"""Kata has no list for these: an empty one means what it means there, any file."""
+
+
+def with_annotations(effective: Effective, annotations: Mapping[str, str]) -> Effective:
+    """`effective` as the pod wants it. Raises InvalidArgument naming annotation, rule and file; FailedPrecondition
+    for an annotation that asks for what is not there."""
+    changed: dict[tuple[Table, str], Setting] = {}
+    findings: list[Finding] = []
+    for name in sorted(annotations):
+        if name.startswith(HYPERVISOR_PREFIX):
+            _check_enabled(effective, name)
+        key = annotated().get(name)
+        if key is not None:
+            setting = _overridden(effective, key, name, annotations[name])
+            _check_one_spelling(changed.get((key.table, key.name)), setting)
+            changed[key.table, key.name] = setting
+            if key.verdict is Verdict.NO_EFFECT:
+                findings.append(_finding(name, Verdict.NO_EFFECT, key.why, setting.value != key.default))
+        else:
+            findings += _not_a_key(name)
+    _exclude_each_other(effective, changed)
+    result = replace(effective.with_settings(changed), findings=(*effective.findings, *findings))
+    for problem in contradictions(result.settings, result.hypervisor):
+        names = ", ".join(sorted(setting.annotation for setting in changed.values()))
+        raise InvalidArgument(f"apply annotations {names}: {problem.subject}: {problem.text}")
+    return result
+
+
+def path_is_listed(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern covers `path`, name by name: `*` never crosses a slash, as in a shell."""
+    names = path.split("/")
+    for pattern in patterns:
+        parts = pattern.replace("[^", "[!").split("/")
+        if len(parts) == len(names) and all(map(fnmatchcase, names, parts)):
+            return True
+    return False
+
+
+def _check_enabled(effective: Effective, name: str) -> None:
+    rule = effective.of(Table.HYPERVISOR, "enable_annotations")
+    anchored = effective.of(Table.HYPERVISOR, "annotation_match").value == "anchored"
+    match = re.fullmatch if anchored else re.search
+    suffix = name.removeprefix(HYPERVISOR_PREFIX)
+    if not any(match(pattern, suffix) for pattern in rule.value):
+        raise InvalidArgument(
+            f"refuse annotation '{name}': not enabled by {_rule(effective, rule)}{' (anchored)' if anchored else ''}"
+        )
+
+
+def _rule(effective: Effective, setting: Setting) -> str:
+    listed = ", ".join(f'"{item}"' for item in setting.value)
+    where = f"'{setting.place}'" if setting.place else f"'{effective.source.path}'"
+    return f"{setting.key.name} = [{listed}] in {where}"
+
+
+def _overridden(effective: Effective, key: Key, name: str, text: str) -> Setting:
+    if "\0" in text:
+        raise InvalidArgument(f"read annotation '{name}': contains a NUL character")
+    try:
+        value = key.kind.convert_text(text)
+    except ValueError as exc:
+        raise InvalidArgument(f"read annotation '{name}': {exc}") from exc
+    old = effective.of(key.table, key.name)
+    if key.kind is PATH:
+        _check_path(effective, old, name, value)
+    if key.name == "kernel_params":
+        value = _merged_params(old.value, value)
+    return Setting(key=key, value=value, place=None, annotation=name, is_default=False)
+
+
+def _check_path(effective: Effective, old: Setting, name: str, path: str) -> None:
+    list_name = PATH_LISTS.get(old.key.name)
+    if list_name is not None and path != old.value:
+        rule = effective.of(Table.HYPERVISOR, list_name)
+        is_open = not rule.value and old.key.name in _OPEN_WHEN_EMPTY
+        if not is_open and not path_is_listed(path, rule.value):
+            raise InvalidArgument(f"refuse annotation '{name}': '{path}' is not in {_rule(effective, rule)}")
+    if path and (not path.startswith("/") or os.path.normpath(path) != path):
+        raise InvalidArgument(f"refuse annotation '{name}': '{path}' is not an absolute path in its shortest form")
+    if path and old.key.verdict is Verdict.HONOURED and not os.path.exists(path):
+        raise InvalidArgument(f"read annotation '{name}': '{path}' does not exist")
+
+
+def _merged_params(file: str, annotation: str) -> str:
+    """The file's parameters without those of the annotation's names, then the annotation's."""
+    own = split_params(annotation)
+    replaced = {param.partition("=")[0] for param in own}
+    kept = (param for param in split_params(file) if param.partition("=")[0] not in replaced)
+    return " ".join((*kept, *own))
+
+
+def _check_one_spelling(first: Setting | None, second: Setting) -> None:
+    if first is not None and first.value != second.value:
+        raise InvalidArgument(
+            f"read annotation '{second.annotation}': contradicts '{first.annotation}', which is the same key"
+        )
+
+
+def _not_a_key(name: str) -> list[Finding]:
+    if name in _REFUSED:
+        raise FailedPrecondition(f"read annotation '{name}': {_REFUSED[name]} are not supported yet")
+    if name.removeprefix(HYPERVISOR_PREFIX) in HASHED_ASSETS and name.startswith(HYPERVISOR_PREFIX):
+        return []
+    if name in _WITHOUT_EFFECT:
+        return [_finding(name, Verdict.NO_EFFECT, _WITHOUT_EFFECT[name], True)]
+    if name.startswith(PREFIX):
+        return [_finding(name, Verdict.UNKNOWN, "is not a known annotation", True)]
+    return []
+
+
+def _finding(name: str, verdict: Verdict, text: str, decisive: bool) -> Finding:
+    level = Level.WARNING if verdict is Verdict.UNKNOWN else Level.NOTE
+    return Finding(level=level, verdict=verdict, subject=f"annotation {name}", place=None, text=text, decisive=decisive)
+
+
+def _exclude_each_other(effective: Effective, changed: dict[tuple[Table, str], Setting]) -> None:
+    """An annotation for one way to plug a device takes back the file's other way."""
+    names = ("cold_plug_vfio", "hot_plug_vfio")
+    for name, other in (names, names[::-1]):
+        mine = changed.get((Table.HYPERVISOR, name))
+        if mine is not None and mine.value != "no-port" and (Table.HYPERVISOR, other) not in changed:
+            old = effective.of(Table.HYPERVISOR, other)
+            changed[Table.HYPERVISOR, other] = replace(old, value="no-port", annotation=mine.annotation)

@@ -1,0 +1,285 @@
+"""What a document comes to: a value and its origin for every key, and a finding for everything that was written.
+
+Never stops at the first mistake: `pyshim config check` shows them all, a sandbox's start raises the first.
+"""
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from pyshim.config.catalogue import KEYS, nearest, spellings
+from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
+from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
+from pyshim.config.sources import Place, Source
+from pyshim.config.values import PATH
+
+KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
+    "path": ("/usr/bin/qemu-system-x86_64", "/opt/kata/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm"),
+    "virtio_fs_daemon": (
+        "/usr/libexec/virtiofsd",
+        "/usr/lib/virtiofsd",
+        "/opt/kata/libexec/virtiofsd",
+        "/usr/lib/qemu/virtiofsd",
+    ),
+}
+"""Where a program is looked for when its key is empty: Debian's, Fedora's and kata-deploy's places."""
+OTHER_VMMS = frozenset({"clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "remote", "stratovirt"})
+_TOP = ("hypervisor", "agent", "runtime", "factory")
+
+
+class Level(IntEnum):
+    FINE = 0
+    NOTE = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    level: Level
+    verdict: Verdict | None
+    """None for what is wrong in itself: an error."""
+    subject: str
+    """Dotted key or table as it was written."""
+    place: Place | None
+    text: str
+    decisive: bool
+    """The value is not the default: without effect, something is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    key: Key
+    value: Any
+    place: Place | None
+    annotation: str
+    """The annotation it comes from; empty for a value of a file, or the default."""
+    is_default: bool
+    """Nobody set it."""
+
+    @property
+    def origin(self) -> str:
+        if self.annotation:
+            return f"annotation {self.annotation}"
+        return "default" if self.is_default else str(self.place) if self.place else "file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    source: Source
+    hypervisor: str
+    settings: Mapping[tuple[Table, str], Setting]
+    findings: tuple[Finding, ...]
+
+    def of(self, table: Table, name: str) -> Setting:
+        return self.settings[table, name]
+
+    def dotted(self, key: Key) -> str:
+        return f"{document_table(key.table, self.hypervisor)}.{key.name}"
+
+    def with_settings(self, changed: Mapping[tuple[Table, str], Setting]) -> "Effective":
+        return replace(self, settings={**self.settings, **changed})
+
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.level is Level.ERROR)
+
+
+def examine(source: Source, hypervisor_name: str = "") -> Effective:
+    """Every key of `source` judged, `hypervisor_name` overriding the file's own choice."""
+    reader = _Reader(source, hypervisor_name)
+    settings = {(key.table, key.name): reader.setting(key) for key in KEYS}
+    findings = [*reader.findings, *reader.unknown(), *contradictions(settings, reader.hypervisor)]
+    return Effective(
+        source=source,
+        hypervisor=reader.hypervisor,
+        settings=settings,
+        findings=tuple(sorted(findings, key=_reading_order)),
+    )
+
+
+def _reading_order(finding: Finding) -> tuple[int, int]:
+    return (finding.place.layer, finding.place.line) if finding.place else (-1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One spelling of a key, present in the document."""
+
+    alias: Alias
+    path: tuple[str, ...]
+    raw: Any
+    place: Place | None
+
+
+class _Reader:
+    def __init__(self, source: Source, hypervisor_name: str) -> None:
+        self._source = source
+        self._broken: set[tuple[str, ...]] = set()
+        self.findings: list[Finding] = []
+        self.hypervisor = hypervisor_name or self._chosen()
+
+    def _chosen(self) -> str:
+        """runtime.hypervisor_name as the Rust runtime reads it; else the table that is there, as the Go one does."""
+        named = self._table(("runtime",)).get("hypervisor_name")
+        if isinstance(named, str) and named:
+            return named
+        present = [name for name, table in self._table(("hypervisor",)).items() if isinstance(table, dict)]
+        return "qemu" if "qemu" in present or not present else present[0]
+
+    def setting(self, key: Key) -> Setting:
+        """The key's value, located if it is a path; the default when it is absent, or wrong (which is a finding)."""
+        written = self._written(key)
+        if not written:
+            return self._located(Setting(key=key, value=key.default, place=None, annotation="", is_default=True))
+        results: list[tuple[_Written, Any]] = []
+        for one in written:
+            try:
+                results.append((one, one.alias.kind.convert(one.raw)))
+            except ValueError as exc:
+                self._note(Level.ERROR, None, one.path, one.place, str(exc), decisive=True)
+        if not results:
+            return self._located(Setting(key=key, value=key.default, place=None, annotation="", is_default=True))
+        last, value = max(results, key=lambda result: result[0].place.layer if result[0].place else 0)
+        for one, other in results:
+            if other != value and (not one.place or not last.place or one.place.layer == last.place.layer):
+                text = f"contradicts {'.'.join(last.path)}, which is the same key"
+                self._note(Level.ERROR, None, one.path, one.place, text, decisive=True)
+        for one, other in results:
+            self._note(*_judged(key), one.path, one.place, key.why, decisive=other != key.default)
+        return self._located(Setting(key=key, value=value, place=last.place, annotation="", is_default=False))
+
+    def unknown(self) -> Iterator[Finding]:
+        """What stands in the document and is no key."""
+        for name, value in self._source.document.items():
+            if name not in _TOP:
+                yield self._stranger((name,), value)
+        for table, path in self._tables():
+            for name, value in self._table(path).items():
+                if (table, name) in spellings() or (*path, name) in self._known_tables():
+                    continue
+                yield self._unknown_key(table, (*path, name), value)
+        for group in ("hypervisor", "agent"):
+            for name, value in self._table((group,)).items():
+                if (group, name) not in {("hypervisor", self.hypervisor), ("agent", "kata")}:
+                    yield self._stranger((group, name), value)
+
+    def _written(self, key: Key) -> list[_Written]:
+        found = []
+        for alias in (Alias(name=key.name, table=key.table, kind=key.kind), *key.aliases):
+            for table, path in self._tables():
+                values = self._table(path)
+                if table is alias.table and alias.name in values:
+                    at = (*path, alias.name)
+                    found.append(_Written(alias, at, values[alias.name], self._source.places.get(at)))
+        return found
+
+    def _tables(self) -> tuple[tuple[Table, tuple[str, ...]], ...]:
+        """Where each table's keys stand; the Rust runtime has the factory inside the hypervisor's table."""
+        return (
+            (Table.HYPERVISOR, ("hypervisor", self.hypervisor)),
+            (Table.AGENT, ("agent", "kata")),
+            (Table.MEM_AGENT, ("agent", "kata", "mem_agent")),
+            (Table.RUNTIME, ("runtime",)),
+            (Table.FACTORY, ("factory",)),
+            (Table.FACTORY, ("hypervisor", self.hypervisor, "factory")),
+        )
+
+    def _known_tables(self) -> frozenset[tuple[str, ...]]:
+        return frozenset(path for _, path in self._tables())
+
+    def _table(self, path: tuple[str, ...]) -> Mapping[str, Any]:
+        table: Mapping[str, Any] = self._source.document
+        for depth, name in enumerate(path, start=1):
+            inner = table.get(name, {})
+            if not isinstance(inner, dict):
+                if path[:depth] not in self._broken:
+                    self._broken.add(path[:depth])
+                    place = self._source.places.get(path[:depth])
+                    self._note(Level.ERROR, None, path[:depth], place, "is not a table", decisive=True)
+                return {}
+            table = inner
+        return table
+
+    def _unknown_key(self, table: Table, path: tuple[str, ...], value: Any) -> Finding:
+        removed = REMOVED.get((table, path[-1]))
+        if removed:
+            return self._finding(Level.WARNING, Verdict.REMOVED, path, f"was removed from Kata: {removed}")
+        near = nearest(table, path[-1])
+        hint = f" (did you mean {near}?)" if near else ""
+        what = "table" if isinstance(value, dict) else "key"
+        return self._finding(Level.WARNING, Verdict.UNKNOWN, path, f"is not a known {what}{hint}")
+
+    def _stranger(self, path: tuple[str, ...], value: Any) -> Finding:
+        """A table nobody reads."""
+        if path[0] == "hypervisor" and path[-1] in OTHER_VMMS | {"qemu"}:
+            return self._finding(
+                Level.NOTE, Verdict.NO_EFFECT, path, f"sandboxes of this file run on {self.hypervisor}", decisive=False
+            )
+        if path[0] in REMOVED_TABLES:
+            return self._finding(
+                Level.WARNING, Verdict.REMOVED, path, f"was removed from Kata: {REMOVED_TABLES[path[0]]}"
+            )
+        what = "table" if isinstance(value, dict | list) else "key"
+        near = difflib.get_close_matches(path[-1], _TOP if len(path) == 1 else (self.hypervisor,), n=1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        return self._finding(Level.WARNING, Verdict.UNKNOWN, path, f"is not a known {what}{hint}")
+
+    def _finding(
+        self, level: Level, verdict: Verdict, path: tuple[str, ...], text: str, decisive: bool = True
+    ) -> Finding:
+        place = self._source.places.get(path)
+        return Finding(level=level, verdict=verdict, subject=".".join(path), place=place, text=text, decisive=decisive)
+
+    def _note(
+        self,
+        level: Level,
+        verdict: Verdict | None,
+        path: tuple[str, ...],
+        place: Place | None,
+        text: str,
+        *,
+        decisive: bool,
+    ) -> None:
+        self.findings.append(
+            Finding(level=level, verdict=verdict, subject=".".join(path), place=place, text=text, decisive=decisive)
+        )
+
+    def _located(self, setting: Setting) -> Setting:
+        """A path that starts with a dot is relative to the file, an empty program is looked for."""
+        if setting.key.kind is not PATH:
+            return setting
+        if setting.value.startswith("."):
+            return replace(setting, value=os.path.normpath(os.path.join(self._source.directory, setting.value)))
+        if not setting.value and setting.key.name in KNOWN_PLACES:
+            places = KNOWN_PLACES[setting.key.name]
+            return replace(setting, value=next((path for path in places if os.access(path, os.X_OK)), places[0]))
+        return setting
+
+
+def _judged(key: Key) -> tuple[Level, Verdict]:
+    return (Level.FINE if key.verdict is Verdict.HONOURED else Level.NOTE), key.verdict
+
+
+def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: str) -> Iterator[Finding]:
+    """Pairs of values that exclude each other. Source: Kata's own checks of a configuration."""
+
+    def get(table: Table, name: str) -> Setting:
+        return settings[table, name]
+
+    def finding(setting: Setting, text: str) -> Finding:
+        dotted = f"{document_table(setting.key.table, hypervisor)}.{setting.key.name}"
+        return Finding(level=Level.ERROR, verdict=None, subject=dotted, place=setting.place, text=text, decisive=True)
+
+    cold, hot = get(Table.HYPERVISOR, "cold_plug_vfio"), get(Table.HYPERVISOR, "hot_plug_vfio")
+    if cold.value != "no-port" and hot.value != "no-port":
+        yield finding(hot, f'"{hot.value}" excludes cold_plug_vfio = "{cold.value}"')
+    logical = get(Table.HYPERVISOR, "block_device_logical_sector_size")
+    physical = get(Table.HYPERVISOR, "block_device_physical_sector_size")
+    if physical.value and logical.value > physical.value:
+        yield finding(logical, f"{logical.value} is above block_device_physical_sector_size = {physical.value}")
+    netns, model = get(Table.RUNTIME, "disable_new_netns"), get(Table.RUNTIME, "internetworking_model")
+    if netns.value and model.value != "none":
+        yield finding(netns, f'true needs internetworking_model = "none", not "{model.value}"')

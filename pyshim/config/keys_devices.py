@@ -1,0 +1,227 @@
+"""Keys of the hypervisor's table: shared directories, disks, network, devices, debugging, the remote VM."""
+
+from pyshim.config.keys import Dialect, Key, Rows, Table
+from pyshim.config.values import BOOL, PATH, SECONDS, SECTOR_SIZE, TEXT, WORDS, choice, memory, whole
+
+_H = Rows(table=Table.HYPERVISOR)
+_RS = Rows(table=Table.HYPERVISOR, dialect=Dialect.RUST)
+_NO_BLOCK = "no volume is given to the guest as a disk"
+_OTHER_VMM = "only other hypervisors have it"
+_U32 = (1 << 32) - 1
+_MAX_RATE = (1 << 63) - 1
+
+SHARE: tuple[Key, ...] = (
+    _H.used(
+        "shared_fs",
+        choice("virtio-fs", "virtio-9p", "virtio-fs-nydus", "inline-virtio-fs", "none"),
+        "virtio-fs",
+        "How host directories reach the guest; a sandbox starts with virtio-fs only.",
+        ann=True,
+    ),
+    _H.used(
+        "virtio_fs_daemon",
+        PATH,
+        "",
+        "virtiofsd, the Rust one or QEMU's own. Empty: looked for in the usual places.",
+        ann=True,
+    ),
+    _H.used(
+        "virtio_fs_cache",
+        choice("", "never", "metadata", "auto", "always"),
+        "auto",
+        "What the guest may cache. Empty: virtiofsd's default.",
+        ann=True,
+    ),
+    _H.later("virtio_fs_cache_size", memory(0), 0, "Size of the DAX window. 0: none.", ann=True),
+    _RS.later("virtio_fs_is_dax", BOOL, False, "Map files through the DAX window."),
+    _H.used("virtio_fs_queue_size", whole(1, 1024), 1024, "Requests virtiofsd's queue can hold."),
+    _H.used(
+        "virtio_fs_extra_args",
+        WORDS,
+        ("--thread-pool-size=1", "--announce-submounts"),
+        "Further arguments of virtiofsd.",
+        ann=True,
+    ),
+    _H.never("msize_9p", whole(0, _U32), 8192, "Packet size of 9p.", "9p is not offered", ann=True),
+    _RS.never(
+        "prefetch_list_path",
+        PATH,
+        "",
+        "Files to prefetch.",
+        "only nydus has it",
+        also=("config.hypervisor.prefetch_files.list",),
+    ),
+)
+
+BLOCK: tuple[Key, ...] = (
+    _H.later("disable_block_device_use", BOOL, True, "No root file system or volume as a disk.", _NO_BLOCK, ann=True),
+    _H.used(
+        "block_device_driver",
+        choice(
+            "virtio-scsi",
+            "virtio-blk",
+            "virtio-blk-pci",
+            "virtio-blk-ccw",
+            "virtio-blk-mmio",
+            "virtio-mmio",
+            "virtio-pmem",
+            "nvdimm",
+        ),
+        "virtio-scsi",
+        "How volumes become disks. Decides scsi_mod.scan= of the kernel line; there are no disks for volumes yet.",
+        ann=True,
+    ),
+    _H.later(
+        "block_device_aio",
+        choice("io_uring", "native", "threads"),
+        "io_uring",
+        "Asynchronous I/O of disks.",
+        _NO_BLOCK,
+        ann=True,
+    ),
+    _H.later("block_device_cache_set", BOOL, False, "Whether the two keys below are passed on.", _NO_BLOCK, ann=True),
+    _H.later("block_device_cache_direct", BOOL, False, "Bypass the host's page cache.", _NO_BLOCK, ann=True),
+    _H.later("block_device_cache_noflush", BOOL, False, "Ignore the guest's flushes.", _NO_BLOCK, ann=True),
+    *(
+        _H.later(
+            f"block_device_{which}_sector_size",
+            SECTOR_SIZE,
+            0,
+            f"The {which} sector size disks report; the logical one is not above the physical one. 0: QEMU's.",
+            _NO_BLOCK,
+            aliases=(f"blk_{which}_sector_size",),
+            also=(f"config.hypervisor.blk_{which}_sector_size",),
+        )
+        for which in ("logical", "physical")
+    ),
+    _H.later("enable_iothreads", BOOL, False, "An I/O thread for the SCSI controller.", _NO_BLOCK, ann=True),
+    _H.later("indep_iothreads", whole(0, 50), 0, "Further I/O threads for disks added later.", _NO_BLOCK, ann=True),
+    _RS.never("vm_rootfs_driver", TEXT, "", "Device of the root disk.", "disable_image_nvdimm decides"),
+    _RS.later(
+        "queue_size",
+        whole(1, 1024),
+        128,
+        "Requests a disk's queue can hold.",
+        _NO_BLOCK,
+        also=("config.hypervisor.block_device_queue_size",),
+    ),
+    _RS.later(
+        "num_queues",
+        whole(1, 256),
+        1,
+        "Queues of a disk.",
+        _NO_BLOCK,
+        also=("config.hypervisor.block_device_num_queues",),
+    ),
+    *(
+        _H.never(
+            f"{which}_rate_limiter_{what}_{limit}",
+            whole(0, _MAX_RATE),
+            0,
+            f"Limits {'disks' if which == 'disk' else 'network interfaces'}: {what} {limit.replace('_', ' ')}.",
+            _OTHER_VMM,
+        )
+        for which in ("disk", "net")
+        for what in ("bw", "ops")
+        for limit in ("max_rate", "one_time_burst")
+    ),
+    _H.used(
+        "disable_image_nvdimm",
+        BOOL,
+        False,
+        "The root image as a virtio disk instead of persistent memory; with microvm always.",
+        ann=True,
+    ),
+)
+
+DEVICES: tuple[Key, ...] = (
+    _H.used("default_bridges", whole(0, 5), 1, "PCI bridges, where devices are added later."),
+    _H.later("enable_iommu", BOOL, False, "An IOMMU in the guest.", ann=True),
+    _H.later("enable_iommu_platform", BOOL, False, "Virtio devices behind the guest's IOMMU.", ann=True),
+    _H.used("disable_vhost_net", BOOL, False, "Network queues in QEMU instead of the host's kernel.", ann=True),
+    _RS.later("network_queues", whole(1, 256), 1, "Queues of a network interface.", ann=True),
+    *(
+        _H.later(
+            f"{way}_rate_limiter_max_rate",
+            whole(0, _MAX_RATE),
+            0,
+            f"{text} of a network interface in bit/s. 0: no limit.",
+            ann=True,
+        )
+        for way, text in (("rx", "Received traffic"), ("tx", "Sent traffic"))
+    ),
+    _H.used(
+        "entropy_source",
+        PATH,
+        "/dev/urandom",
+        "The host's source behind the guest's virtio-rng. Empty: none.",
+        ann=True,
+    ),
+    _H.later("enable_vhost_user_store", BOOL, False, "Disks served by vhost-user programs.", ann=True),
+    _H.later(
+        "vhost_user_store_path", PATH, "/var/run/kata-containers/vhost-user", "Where their sockets are.", ann=True
+    ),
+    _H.later(
+        "vhost_user_reconnect_timeout_sec",
+        whole(0, 86_400),
+        0,
+        "Seconds between attempts to reconnect. 0: none.",
+        ann=True,
+        field="vhost_user_reconnect_timeout_s",
+    ),
+    _H.refused(
+        "hot_plug_vfio",
+        choice("no-port", "bridge-port", "root-port", "switch-port"),
+        "no-port",
+        "Where devices passed through are added to a running VM.",
+        ann=True,
+    ),
+    _H.refused(
+        "cold_plug_vfio",
+        choice("no-port", "bridge-port", "root-port", "switch-port"),
+        "no-port",
+        "Where devices passed through are put before the VM starts. Excludes hot_plug_vfio.",
+        ann=True,
+    ),
+    _H.later("pcie_root_port", whole(0, 16), 0, "PCIe root ports for devices passed through.", ann=True),
+    _H.later("pcie_switch_port", whole(0, 16), 0, "PCIe switch ports for devices passed through.", ann=True),
+    _H.used(
+        "use_vsock",
+        choice("auto", "true", "false"),
+        "auto",
+        "Reach the agent over vhost-vsock; `auto`: where the host has it, else over one virtio-serial port.",
+        own=True,
+    ),
+)
+
+DEBUG: tuple[Key, ...] = (
+    _H.used("enable_debug", BOOL, False, "Kernel and QEMU say more; a second monitor socket is opened."),
+    _H.later(
+        "extra_monitor_socket",
+        choice("", "hmp", "qmp", "qmp-pretty"),
+        "",
+        "A monitor socket for people.",
+        "enable_debug opens one",
+    ),
+    _H.later("hypervisor_loglevel", whole(0, 3), 1, "How much the hypervisor logs."),
+    _RS.later("log_level", TEXT, "", "How much the hypervisor logs, as a word."),
+)
+
+REMOTE: tuple[Key, ...] = (
+    _H.later(
+        "remote_hypervisor_socket",
+        PATH,
+        "/run/peerpod/hypervisor.sock",
+        "Socket of the service that makes remote VMs.",
+        "remote VMs",
+        aliases=("hypervisor_socket",),
+    ),
+    _H.later(
+        "remote_hypervisor_timeout",
+        SECONDS,
+        600.0,
+        "Seconds until a remote VM must have started.",
+        "remote VMs",
+        aliases=("hypervisor_timeout",),
+    ),
+)

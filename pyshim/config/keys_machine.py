@@ -1,0 +1,230 @@
+"""Keys of the hypervisor's table: what is booted, its size, its safety, what a pod may choose of it."""
+
+from fractions import Fraction
+
+from pyshim.config.keys import Dialect, Key, Rows, Table
+from pyshim.config.values import (
+    BOOL,
+    GLOBS,
+    MAX_MIB,
+    PATH,
+    PATTERNS,
+    TABLE,
+    TEXT,
+    VCPUS,
+    WORDS,
+    choice,
+    memory,
+    tables,
+    whole,
+)
+
+_OTHER_VMM = "only other hypervisors have it"
+_NO_FILE = "guest memory is always shared, anonymously or from hugepages"
+_ARM = "only arm64 guests need it"
+_H = Rows(table=Table.HYPERVISOR)
+_RS = Rows(table=Table.HYPERVISOR, dialect=Dialect.RUST)
+
+BOOT: tuple[Key, ...] = (
+    _H.used("path", PATH, "", "The QEMU binary. Empty: looked for in the usual places.", ann=True),
+    _H.never("jailer_path", PATH, "", "Firecracker's jailer.", _OTHER_VMM, ann=True),
+    _H.used("kernel", PATH, "", "The guest's kernel.", ann=True),
+    _H.used("image", PATH, "", "The guest's root disk.", ann=True),
+    _H.used("initrd", PATH, "", "The guest's initial RAM disk: its whole root, or the loader of `image`.", ann=True),
+    _H.used(
+        "rootfs_type",
+        choice("ext4", "xfs", "erofs", "squashfs"),
+        "ext4",
+        "File system of `image`: becomes root= and rootfstype= of the guest's kernel line.",
+    ),
+    _H.used(
+        "kernel_params",
+        TEXT,
+        "",
+        "Kernel parameters, put last. One replaces pyshim's of the same name; an annotation's replaces the file's.",
+        ann=True,
+    ),
+    _H.refused(
+        "kernel_verity_params",
+        TEXT,
+        "",
+        "dm-verity of the root disk: root_hash, salt, data_blocks, data_block_size, hash_block_size, comma-separated.",
+        ann=True,
+    ),
+    _H.used("firmware", PATH, "", "Firmware image, for -bios or as flash. Empty: QEMU's own.", ann=True),
+    _H.later("firmware_volume", PATH, "", "The firmware's variable store.", ann=True),
+    _H.used(
+        "machine_type", choice("q35", "microvm"), "q35", "QEMU's machine; microvm has no PCI and no hotplug.", ann=True
+    ),
+    _H.used("machine_accelerators", TEXT, "", "Options added to -machine, with commas between.", ann=True),
+    _H.used("cpu_features", TEXT, "pmu=off", "Options added to -cpu with KVM, with commas between.", ann=True),
+    _H.used(
+        "accelerator",
+        choice("auto", "kvm", "tcg"),
+        "auto",
+        "`auto` is KVM where it is proved to work, else emulation with a warning.",
+        own=True,
+    ),
+    _H.used("cpu_model", TEXT, "", "QEMU's -cpu. Empty: `host` with KVM, an x86-64-v2 model with emulation.", own=True),
+    _H.never("pflashes", WORDS, (), "Flash images of the machine.", _ARM),
+    _H.refused(
+        "guest_extension_images",
+        tables("name", "path"),
+        (),
+        "Further read-only disks of the guest: tables with name, path and verity_params.",
+    ),
+    _H.later("use_legacy_serial", BOOL, False, "Console on a serial port instead of a virtio console.", ann=True),
+    _H.later("guest_hook_path", PATH, "", "Where OCI hooks lie inside the guest's image.", ann=True),
+)
+
+SIZE: tuple[Key, ...] = (
+    _H.used(
+        "default_vcpus",
+        VCPUS,
+        Fraction(1),
+        "vCPUs of a VM before its pod's own are added. Fractions are exact; the sum is rounded up once.",
+        ann=True,
+    ),
+    _H.used(
+        "default_maxvcpus",
+        whole(0, 4096),
+        0,
+        "Most vCPUs a VM may have. 0: the host's CPUs, which also bound it.",
+        aliases=("default_max_vcpus",),
+        also=("config.hypervisor.default_max_vcpus", "config.hypervisor.default_maxvcpus"),
+    ),
+    _H.used("default_memory", memory(64), 2048, "Memory of a VM before its pod's own is added.", ann=True),
+    _H.used("default_maxmemory", memory(0), 0, "Most memory a VM may have. 0: the host's, which also bounds it."),
+    _RS.used(
+        "overhead_vcpus",
+        VCPUS,
+        Fraction(1, 5),
+        "Sizing policy `overhead`: vCPUs of the VM's own beside a pod that states its CPU.",
+    ),
+    _RS.used(
+        "overhead_memory",
+        memory(0),
+        32,
+        "Sizing policy `overhead`: memory of the VM's own beside a pod that states its memory.",
+    ),
+    _H.used("memory_slots", whole(0, 256), 10, "Slots for memory modules added later.", ann=True),
+    _H.never(
+        "memory_offset",
+        memory(0),
+        0,
+        "Room kept for NVDIMMs in the guest's address space.",
+        "QEMU finds its own place",
+        ann=True,
+    ),
+    _H.used(
+        "enable_virtio_mem",
+        BOOL,
+        False,
+        "Where VMs are resized, with virtio-mem instead of memory modules: memory is given back as well.",
+        ann=True,
+    ),
+    _H.used("enable_mem_prealloc", BOOL, False, "Touch all of the guest's memory before it starts.", ann=True),
+    _H.used("enable_hugepages", BOOL, False, "Guest memory from the host's hugepages, preallocated.", ann=True),
+    _RS.never("hugepage_type", choice("hugetlbfs", "thp"), "hugetlbfs", "Kind of hugepages.", _OTHER_VMM, ann=True),
+    _H.later(
+        "reclaim_guest_freed_memory", BOOL, False, "Balloon that gives freed guest pages back to the host.", ann=True
+    ),
+    _H.never("file_mem_backend", PATH, "", "Directory behind the guest's memory.", _NO_FILE, ann=True),
+    _H.never("valid_file_mem_backends", GLOBS, ("",), "What annotation `file_mem_backend` may name.", _NO_FILE),
+    _H.later("enable_numa", BOOL, False, "NUMA nodes in the guest, as on the host."),
+    _H.later("numa_mapping", WORDS, (), "Host nodes of each guest node.", ann=True),
+    _H.later("enable_guest_swap", BOOL, False, "A swap disk for containers that ask for one.", ann=True),
+    _RS.later("guest_swap_path", PATH, "/run/kata-containers/swap", "Where swap disks are kept."),
+    _RS.later(
+        "guest_swap_size_percent", whole(0, 100_000), 100, "Size of the swap disk in percent of the VM's memory."
+    ),
+    _RS.later(
+        "guest_swap_create_threshold_secs",
+        whole(0, 86_400),
+        60,
+        "Seconds before a swap disk is made.",
+        field="guest_swap_create_threshold_s",
+    ),
+    _H.later("guest_memory_dump_path", PATH, "", "Directory for the guest's memory when its kernel panics."),
+    _H.later(
+        "guest_memory_dump_paging", BOOL, False, "Dump with guest paging, so that debuggers find virtual addresses."
+    ),
+)
+
+SAFETY: tuple[Key, ...] = (
+    _H.refused(
+        "confidential_guest", BOOL, False, "A guest whose memory the host cannot read: TDX, SEV or SNP by host."
+    ),
+    _H.refused("sev_snp_guest", BOOL, False, "With confidential_guest on AMD: SNP instead of SEV."),
+    _H.later(
+        "snp_guest_policy", whole(0, (1 << 64) - 1), 0x30000, "The SNP guest policy's bits.", "no confidential guests"
+    ),
+    _H.refused("snp_id_block", TEXT, "", "SNP identity block, base64."),
+    _H.refused("snp_id_auth", TEXT, "", "SNP identity authentication, base64."),
+    _H.later(
+        "measurement_algo",
+        choice("sha256", "sha384", "sha512"),
+        "sha512",
+        "Digest of initdata.",
+        "no confidential guests",
+    ),
+    _H.later(
+        "tdx_quote_generation_service_socket_port",
+        whole(0, MAX_MIB - 1),
+        0,
+        "vsock port of the host's quote service. 0: none.",
+        "no confidential guests",
+    ),
+    _RS.refused("initdata", TEXT, "", "Data measured into a confidential guest."),
+    _H.used(
+        "seccompsandbox", TEXT, "", "QEMU's own seccomp filter: the text of -sandbox.", aliases=("seccomp_sandbox",)
+    ),
+    _H.never("disable_seccomp", BOOL, False, "No seccomp filter for the VMM.", "with QEMU, seccompsandbox decides"),
+    _H.refused("rootless", BOOL, False, "QEMU under a generated user without privileges.", ann=True),
+    _RS.never("rootless_user", TABLE, {}, "The user of `rootless`.", "rootless is not implemented yet"),
+    _H.later("disable_selinux", BOOL, False, "No SELinux label for QEMU.", "QEMU gets no label of its own"),
+    _H.refused("disable_guest_selinux", BOOL, True, "false: SELinux inside the guest."),
+    _H.used("disable_nesting_checks", BOOL, False, "Do not lower what is asked of KVM when the host is itself a VM."),
+    _RS.never("disable_nested_virtualization", BOOL, False, "Hide virtualization from the guest.", _OTHER_VMM),
+)
+
+PERMISSIONS: tuple[Key, ...] = (
+    _H.used(
+        "enable_annotations",
+        PATTERNS,
+        (),
+        "Which annotations io.katacontainers.config.hypervisor.NAME a pod may set: expressions for NAME.",
+        field="",
+    ),
+    _H.used(
+        "annotation_match",
+        choice("search", "anchored"),
+        "search",
+        "`search`: an expression of enable_annotations matches any part of NAME, as in Kata. `anchored`: all of it.",
+        own=True,
+        field="",
+    ),
+    *(
+        _H.used(name, GLOBS, default, f"What annotation `{about}` may name, beside the file's own value.", field="")
+        for name, about, default in (
+            ("valid_hypervisor_paths", "path", ()),
+            ("valid_jailer_paths", "jailer_path", ()),
+            ("valid_virtio_fs_daemon_paths", "virtio_fs_daemon", ()),
+            ("valid_vhost_user_store_paths", "vhost_user_store_path", ()),
+            ("valid_entropy_sources", "entropy_source", ("/dev/urandom", "/dev/random", "")),
+        )
+    ),
+    *(
+        _H.used(
+            f"valid_{name}_paths",
+            GLOBS,
+            (),
+            f"What annotation `{name}` may name. Empty: any file, as in Kata, once enable_annotations allows it.",
+            own=True,
+            field="",
+        )
+        for name in ("kernel", "image", "initrd", "firmware")
+    ),
+    _RS.never("ctlpath", PATH, "", "Control program of the hypervisor.", _OTHER_VMM),
+    _RS.never("valid_ctlpaths", GLOBS, (), "What annotation `ctlpath` may name.", _OTHER_VMM),
+)

@@ -1,0 +1,226 @@
+"""Keys of [agent.kata], [runtime] and [factory], and those that Kata has given up."""
+
+from collections.abc import Mapping
+
+from pyshim.config.keys import Dialect, Key, Rows, Table
+from pyshim.config.values import BOOL, MILLISECONDS, MODULES, PATH, SECONDS, TEXT, WORDS, choice, tables, whole
+
+_A = Rows(table=Table.AGENT)
+_A_RS = Rows(table=Table.AGENT, dialect=Dialect.RUST)
+_M = Rows(table=Table.MEM_AGENT, dialect=Dialect.RUST)
+_R = Rows(table=Table.RUNTIME)
+_R_RS = Rows(table=Table.RUNTIME, dialect=Dialect.RUST)
+_F = Rows(table=Table.FACTORY)
+_U32 = (1 << 32) - 1
+_U64 = (1 << 64) - 1
+_PORT = whole(1, _U32)
+_FIXED_PORT = "the agent's ports are fixed"
+
+AGENT: tuple[Key, ...] = (
+    _A.used("enable_debug", BOOL, False, "The agent logs more: agent.log=debug."),
+    _A.later("enable_tracing", BOOL, False, "Traces from the agent.", ann=True),
+    _A.used("debug_console_enabled", BOOL, False, "A shell in the guest on vsock port 1026."),
+    _A.used(
+        "kernel_modules",
+        MODULES,
+        (),
+        "Modules the agent loads; an annotation separates them with semicolons.",
+        ann=True,
+    ),
+    _A.used(
+        "dial_timeout",
+        SECONDS,
+        30.0,
+        "Seconds until the guest's agent must have answered; reconnect_timeout_ms is the same in milliseconds.",
+        aliases=(("reconnect_timeout_ms", Table.AGENT, MILLISECONDS),),
+    ),
+    _A_RS.never(
+        "dial_timeout_ms",
+        whole(1, 86_400_000),
+        10,
+        "Milliseconds of one attempt to reach the agent.",
+        "attempts follow each other as fast as the guest boots",
+    ),
+    _A.used(
+        "request_timeout",
+        SECONDS,
+        60.0,
+        "Seconds until the agent must have answered a request.",
+        own=True,
+        aliases=(("request_timeout_ms", Table.AGENT, MILLISECONDS),),
+    ),
+    _A.later(
+        "cdh_api_timeout",
+        SECONDS,
+        50.0,
+        "Seconds for a call of the guest's data hub; cdh_api_timeout_ms is the same in milliseconds.",
+        aliases=(("cdh_api_timeout_ms", Table.AGENT, MILLISECONDS),),
+    ),
+    _A.later("launch_process_timeout", SECONDS, 6.0, "Seconds for the start of the guest's helpers."),
+    _A.later("visible_cdi_devices", BOOL, False, "The guest honours VISIBLE_CDI_DEVICES."),
+    _A_RS.refused("policy", TEXT, "", "The agent's policy, in Rego."),
+    _A_RS.never("server_port", _PORT, 1024, "The agent's vsock port.", _FIXED_PORT),
+    _A_RS.never("log_port", _PORT, 1025, "The agent's vsock port for logs.", _FIXED_PORT),
+    _A_RS.never("log_level", TEXT, "", "How much the agent logs, as a word.", "enable_debug decides"),
+    _A_RS.later(
+        "passfd_listener_port",
+        _PORT,
+        1027,
+        "The agent's vsock port for process streams.",
+        aliases=(("passfd_listener_port", Table.RUNTIME, _PORT),),
+    ),
+    _A_RS.later("health_check_request_timeout_ms", whole(1, 86_400_000), 90_000, "Milliseconds for a health check."),
+    _A_RS.later("container_pipe_size", whole(0, _U32), 0, "Size of the pipes of a container's streams in the guest."),
+)
+
+_AGENT_RECLAIMS = "the agent's memory reclaim is not driven"
+MEM_AGENT: tuple[Key, ...] = tuple(
+    _M.never(name, BOOL if default is False else whole(0, _U64), default, meaning, _AGENT_RECLAIMS)
+    for name, default, meaning in (
+        ("mem_agent_enable", False, "Memory reclaim and compaction by the agent."),
+        ("memcg_disable", False, "No reclaim."),
+        ("memcg_swap", False, "Reclaim may swap."),
+        ("memcg_swappiness_max", 50, "Highest swappiness."),
+        ("memcg_period_secs", 600, "Seconds between rounds of reclaim."),
+        ("memcg_period_psi_percent_limit", 1, "Pressure that delays a round, percent."),
+        ("memcg_eviction_psi_percent_limit", 1, "Pressure that ends a round, percent."),
+        ("memcg_eviction_run_aging_count_min", 3, "Agings before an eviction."),
+        ("compact_disable", False, "No compaction."),
+        ("compact_period_secs", 600, "Seconds between rounds of compaction."),
+        ("compact_period_psi_percent_limit", 1, "Pressure that delays a round, percent."),
+        ("compact_psi_percent_limit", 5, "Pressure that ends a round, percent."),
+        ("compact_sec_max", 300, "Longest round, seconds."),
+        ("compact_order", 9, "Order of the blocks wanted."),
+        ("compact_threshold", 0, "Free blocks below which a round begins."),
+        ("compact_force_times", 0, "Rounds after which one is forced."),
+    )
+)
+
+RUNTIME: tuple[Key, ...] = (
+    _R_RS.used(
+        "hypervisor_name",
+        choice("", "qemu", "remote", "clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "stratovirt"),
+        "",
+        "Which [hypervisor.NAME] counts. Empty: the one that is there.",
+        ann=True,
+        field="",
+    ),
+    _R_RS.never("name", TEXT, "virt_container", "Kind of runtime.", "there is one", ann=True),
+    _R_RS.never("agent_name", TEXT, "kata", "Which [agent.NAME] counts.", "there is one", ann=True),
+    _R.used("enable_debug", BOOL, False, "The shim logs more."),
+    _R_RS.never("log_level", TEXT, "", "How much the shim logs, as a word.", "enable_debug decides"),
+    _R.used(
+        "internetworking_model",
+        choice("tcfilter", "macvtap", "l3forwarding", "none"),
+        "tcfilter",
+        "How the pod's interfaces reach the VM; a sandbox starts with tcfilter or none.",
+        ann=True,
+    ),
+    _R.used(
+        "disable_new_netns", BOOL, False, "The VM stays out of the pod's network namespace; needs model none.", ann=True
+    ),
+    _R.later(
+        "sandbox_cgroup_only",
+        BOOL,
+        False,
+        "All of the sandbox in the pod's cgroup.",
+        "host cgroups are not managed",
+        ann=True,
+    ),
+    _R.used(
+        "static_sandbox_resource_mgmt",
+        BOOL,
+        True,
+        "Size the VM once, from what the pod asks for. With false it boots at the defaults and follows its containers.",
+    ),
+    _R.used(
+        "sizing_policy",
+        choice("sum", "overhead"),
+        "sum",
+        "`sum`: default plus the pod's own. `overhead`: overhead_* plus the pod's own, default_* where it states none.",
+        own=True,
+    ),
+    _R.used(
+        "strict_memory",
+        BOOL,
+        False,
+        "A VM that does not fit the pod's cgroup is refused, not warned about.",
+        own=True,
+    ),
+    _R.later(
+        "enable_vcpus_pinning",
+        BOOL,
+        False,
+        "Each vCPU on a CPU of its own, when the pod's cpuset has as many.",
+        ann=True,
+        also=("enable_vcpus_pinning",),
+    ),
+    _R.later(
+        "vfio_mode",
+        choice("guest-kernel", "vfio"),
+        "guest-kernel",
+        "Who owns a device passed through in the guest.",
+        ann=True,
+    ),
+    _R.later("pod_resource_api_sock", PATH, "", "Socket of the kubelet's PodResources service."),
+    _R.later("kubelet_root_dir", PATH, "/var/lib/kubelet", "Where the kubelet keeps volumes."),
+    _R.used(
+        "create_container_timeout",
+        SECONDS,
+        60.0,
+        "Seconds for one container's creation in the guest; also accepted in [agent.kata].",
+        ann=True,
+        aliases=(("create_container_timeout", Table.AGENT, SECONDS),),
+    ),
+    _R.used("disable_guest_seccomp", BOOL, True, "false: the pod's seccomp profile is applied in the guest.", ann=True),
+    _R.later("disable_guest_empty_dir", BOOL, True, "emptyDir volumes on disk stay on the host.", "they always do"),
+    _R.refused(
+        "emptydir_mode",
+        choice("shared-fs", "block-encrypted", "block-plain"),
+        "shared-fs",
+        "What an emptyDir volume is in the guest.",
+    ),
+    _R.refused("sandbox_bind_mounts", WORDS, (), "Host directories shown to every guest.", ann=True),
+    _R_RS.later(
+        "shared_mounts",
+        tables("name", "src_ctr", "src_path", "dst_ctr", "dst_path"),
+        (),
+        "Mounts that containers of a pod share.",
+        ann=True,
+    ),
+    _R.later("experimental", WORDS, (), "Names of features.", "there are none", ann=True),
+    _R.refused("experimental_force_guest_pull", BOOL, False, "Images are pulled in the guest.", ann=True),
+    _R.later("dan_conf", PATH, "/run/kata-containers/dans", "Where directly attached network devices are described."),
+    _R.refused("guest_selinux_label", TEXT, "", "SELinux label of containers in the guest.", ann=True),
+    _R.later("enable_tracing", BOOL, False, "Traces from the shim."),
+    _R.later("jaeger_endpoint", TEXT, "", "Where traces are sent."),
+    _R.later("jaeger_user", TEXT, "", "User for it."),
+    _R.later("jaeger_password", TEXT, "", "Password for it."),
+    _R.never(
+        "enable_pprof", BOOL, False, "Go's profiler.", "SIGUSR1 writes the shim's state to the log instead", ann=True
+    ),
+    _R_RS.later("keep_abnormal", BOOL, False, "Keep what is left of a sandbox that failed."),
+    _R_RS.later("use_passfd_io", BOOL, False, "Give process streams to the VMM."),
+)
+
+FACTORY: tuple[Key, ...] = (
+    _F.later("enable_template", BOOL, False, "Clone VMs from a template."),
+    _F.later("template_path", PATH, "/run/vc/vm/template", "Where the template is."),
+    _F.later("vm_cache_number", whole(0, _U32), 0, "VMs started ahead."),
+    _F.later(
+        "vm_cache_endpoint", PATH, "/var/run/kata-containers/cache.sock", "Socket of the service that keeps them."
+    ),
+)
+
+REMOVED: Mapping[tuple[Table, str], str] = {
+    (Table.HYPERVISOR, "hotplug_vfio_on_root_bus"): "hot_plug_vfio says where devices are added",
+    (Table.HYPERVISOR, "enable_swap"): "guest memory follows the host's swap settings",
+}
+"""Keys that Kata had once, and what takes their place."""
+
+REMOVED_TABLES: Mapping[str, str] = {
+    "proxy": "the shim speaks to the agent itself",
+    "shim": "the shim is this program",
+    "netmon": "the shim watches the network itself",
+    "image": "images are the runtime's business",
+}

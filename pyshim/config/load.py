@@ -1,0 +1,103 @@
+"""A sandbox's start: the file and the pod's annotations become one `Config`, or an error that names the culprit."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
+from pyshim.config.effective import Effective, Finding, Level, Setting, examine
+from pyshim.config.hashes import verify_assets
+from pyshim.config.keys import Table, Verdict
+from pyshim.config.sources import Source, read_source
+from pyshim.config.toml_text import toml_value
+from pyshim.model.config import AgentConfig, Config, FactoryConfig, HypervisorConfig, RuntimeConfig
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.task import RuntimeOptions
+
+log = logging.getLogger("pyshim.config")
+
+SUPPORTED_HYPERVISORS = frozenset({"qemu"})
+
+
+def load_config(
+    options: RuntimeOptions | None, annotations: Mapping[str, str], environment: Mapping[str, str]
+) -> Config:
+    """The effective configuration of a new sandbox. Raises ShimError naming file and key, or annotation."""
+    source = read_source(options, environment)
+    effective = examine(source, annotations.get(HYPERVISOR_NAME, ""))
+    raise_first_error(effective)
+    effective = with_annotations(effective, annotations)
+    for warning in warnings(effective):
+        log.warning("configuration", extra={"file": source.path, "problem": warning})
+    config = typed(effective)
+    refuse_unsupported(effective)
+    verify_assets(effective, annotations)
+    return config
+
+
+def build_config(source: Source) -> Config:
+    """`source` as a typed value. Raises InvalidArgument naming file and key for a wrong type or range."""
+    effective = examine(source)
+    raise_first_error(effective)
+    return typed(effective)
+
+
+def raise_first_error(effective: Effective) -> None:
+    """Raises InvalidArgument when something in the file is wrong in itself."""
+    for finding in effective.errors():
+        more = len(effective.errors()) - 1
+        hint = f" (and {more} more: `pyshim config check`)" if more else ""
+        raise InvalidArgument(f"read {finding.subject} in {_where(effective, finding)}: {finding.text}{hint}")
+
+
+def typed(effective: Effective) -> Config:
+    """The nouns the rest of the shim reads. Raises FailedPrecondition when another hypervisor than ours is chosen."""
+    if effective.hypervisor not in SUPPORTED_HYPERVISORS:
+        chosen = f"hypervisor.{effective.hypervisor}"
+        raise FailedPrecondition(f"start sandbox with '{effective.source.path}': {chosen} is not supported, only qemu")
+    fields: dict[Table, dict[str, Any]] = {table: {} for table in Table}
+    for setting in effective.settings.values():
+        if setting.key.field:
+            fields[setting.key.table][setting.key.field] = setting.value
+    return Config(
+        source=effective.source.path,
+        hypervisor_name=effective.hypervisor,
+        hypervisor=HypervisorConfig(**fields[Table.HYPERVISOR]),
+        agent=AgentConfig(**fields[Table.AGENT]),
+        runtime=RuntimeConfig(**fields[Table.RUNTIME]),
+        factory=FactoryConfig(**fields[Table.FACTORY]),
+    )
+
+
+def refuse_unsupported(effective: Effective) -> None:
+    """Raises FailedPrecondition naming every setting that would promise what is not there, and where it was made."""
+    asked = "; ".join(
+        f"{effective.dotted(setting.key)} = {toml_value(setting.value)} ({setting.origin})"
+        for setting in refused(effective)
+    )
+    if asked:
+        raise FailedPrecondition(f"start sandbox with '{effective.source.path}': not supported yet: {asked}")
+
+
+def refused(effective: Effective) -> tuple[Setting, ...]:
+    """Settings no sandbox may start with: to ignore them would leave a pod less safe than its owner believes."""
+    return tuple(
+        setting
+        for setting in effective.settings.values()
+        if setting.key.verdict is Verdict.REFUSED and setting.value != setting.key.default
+    )
+
+
+def warnings(effective: Effective) -> tuple[str, ...]:
+    """One sentence for each key that is set in vain: unknown, removed, or without effect and not the default."""
+    found = []
+    for finding in effective.findings:
+        if finding.level is Level.WARNING:
+            found.append(f"{finding.subject} {finding.text}")
+        elif finding.verdict is Verdict.NO_EFFECT and finding.decisive:
+            found.append(f"{finding.subject} has no effect: {finding.text}")
+    return tuple(found)
+
+
+def _where(effective: Effective, finding: Finding) -> str:
+    return f"'{finding.place.file}' line {finding.place.line}" if finding.place else f"'{effective.source.path}'"

@@ -1,0 +1,94 @@
+"""Taking a cgroup away, with whatever still runs in it. Works on v1 and v2 directories."""
+
+import contextlib
+import errno
+import os
+import signal
+import time
+
+from pyshim.host import processes
+from pyshim.model.errors import DeadlineExceeded
+
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.1
+
+
+def remove_cgroup(path: str, deadline: float) -> None:
+    """The cgroup and those below it are gone; their processes were killed, this one was moved out.
+
+    Only ever called on a cgroup of our own making, so its processes are ours. Idempotent. Raises DeadlineExceeded
+    when a process in it does not die (uninterruptible I/O), OSError.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while not _removed(path):
+        _empty(path)
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"remove cgroup {path!r}: still busy")
+        # A dead process leaves its cgroup a moment later, and cgroup v1 has no event for that.
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _removed(path: str) -> bool:
+    """True when the cgroup is gone; its empty children were removed on the way."""
+    try:
+        with os.scandir(path) as entries:
+            children = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    if not all(_removed(child) for child in children):
+        return False
+    try:
+        os.rmdir(path)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno in (errno.EBUSY, errno.ENOTEMPTY):
+            return False
+        raise
+    return True
+
+
+def _empty(path: str) -> None:
+    for directory, _, _ in os.walk(path):
+        for pid in _members(directory):
+            if pid == os.getpid():
+                _move_out(directory, path)
+                continue
+            ticks = processes.start_ticks(pid)
+            if ticks is not None:
+                _send_kill(processes.ProcessRef(pid, ticks), directory)
+
+
+def _members(directory: str) -> tuple[int, ...]:
+    try:
+        with open(f"{directory}/cgroup.procs", encoding="ascii") as file:
+            return tuple(int(line) for line in file)
+    except OSError:
+        # Removed meanwhile, or a threaded v2 cgroup, whose processes its parent lists.
+        return ()
+
+
+def _send_kill(process: processes.ProcessRef, directory: str) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(process.pid)
+        try:
+            # Still a member once the fd is held: then the fd is that member, not a successor of its pid.
+            if processes.is_alive(process) and process.pid in _members(directory):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)
+
+
+def _move_out(directory: str, removed_root: str) -> None:
+    """This process is in a cgroup above `removed_root`: the nearest that takes it (v2 refuses inner ones)."""
+    above = os.path.dirname(removed_root.rstrip("/"))
+    while True:
+        try:
+            with open(f"{above}/cgroup.procs", "w", encoding="ascii") as file:
+                file.write(str(os.getpid()))
+            return
+        except FileNotFoundError:
+            raise OSError(errno.EBUSY, "no cgroup above it takes this process", directory) from None
+        except OSError:
+            above = os.path.dirname(above)

@@ -1,0 +1,320 @@
+"""The only place that starts and reaps processes.
+
+A child is started by posix_spawn (`launch.py`: no Python runs between fork and exec), watched by a pidfd on the event
+loop and reaped by `waitid(P_PIDFD)`, so a signal never reaches a recycled pid. It gets exactly the descriptors it was
+given, default signals and its own session. Source of the pidfd rule: pidfd_open(2); cpython issue 127049 tells what
+goes wrong without.
+"""
+
+import asyncio
+import logging
+import os
+import shlex
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pyshim.host.launch import FileActions, Launch, SpawnFailed, describe_os_error, kill_and_reap
+from pyshim.host.text_tail import TextTail
+from pyshim.model.errors import DeadlineExceeded, ShimError
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+
+log = logging.getLogger("pyshim.host.children")
+
+_NO_FDS: Mapping[int, int] = MappingProxyType({})
+_READ_BYTES = 65536
+_DRAIN_BYTES = 1 << 20
+_LOGGED_LINES = 500
+"""Lines of one child's stderr that reach the log; a guest can make a VMM talk for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExit:
+    """How a process ended: `code`, or the number of the signal that killed it."""
+
+    code: int
+    signal: int
+
+    def __str__(self) -> str:
+        if not self.signal:
+            return f"exited with status {self.code}"
+        return f"was killed by {signal_name(self.signal)}"
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def start_ticks_of(pid: int, proc_root: str = "/proc") -> int:
+    """When `pid` started, in clock ticks since boot; with the pid it names one process (proc(5), stat field 22)."""
+    with open(f"{proc_root}/{pid}/stat", encoding="ascii", errors="replace") as file:
+        return int(file.read().rpartition(")")[2].split()[19])
+
+
+class Child:
+    """One process of ours, from spawn to reaped. Made by `Children.spawn`."""
+
+    def __init__(
+        self, *, name: str, pid: int, stderr_fd: int | None, tail_lines: int, on_exit: Callable[["Child"], None]
+    ):
+        self.name = name
+        self.pid = pid
+        self.start_ticks = start_ticks_of(pid)
+        self._loop = asyncio.get_running_loop()
+        self._log = log.getChild(name)
+        self._exit: asyncio.Future[ChildExit] = self._loop.create_future()
+        self._on_exit = on_exit
+        self._tail = TextTail(max_lines=tail_lines, on_line=self._log_line)
+        self._logged_lines = 0
+        self._stderr_fd = stderr_fd
+        self._pidfd = os.pidfd_open(pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+        if stderr_fd is not None:
+            self._loop.add_reader(stderr_fd, self._read_stderr)
+
+    @property
+    def exit(self) -> ChildExit | None:
+        """How it ended; None while it runs."""
+        return self._exit.result() if self._exit.done() else None
+
+    async def wait(self) -> ChildExit:
+        """How it ended, once it has; every waiter gets the same answer, and cancelling one disturbs none."""
+        return await asyncio.shield(self._exit)
+
+    def kill(self, signal_number: int = signal.SIGKILL) -> bool:
+        """The signal is sent, to this very process; False when it has already ended."""
+        if self._exit.done():
+            return False
+        try:
+            signal.pidfd_send_signal(self._pidfd, signal_number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    async def end(self, *, signal_number: int = signal.SIGKILL, grace_s: float = 0.0) -> ChildExit:
+        """It has ended: by `signal_number`, or by SIGKILL when it has not obeyed within `grace_s`."""
+        if grace_s > 0:
+            self.kill(signal_number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    return await self.wait()
+        self.kill(signal.SIGKILL)
+        return await self.wait()
+
+    def stderr_tail(self) -> str:
+        """The last lines it wrote to stderr, without control characters."""
+        return self._tail.text()
+
+    def describe_exit(self) -> str:
+        """`qemu (pid 12) was killed by SIGKILL: <its last words>`, for error texts."""
+        state = str(self._exit.result()) if self._exit.done() else "is running"
+        words = "; ".join(self._tail.lines())
+        return f"{self.name} (pid {self.pid}) {state}" + (f": {words}" if words else "")
+
+    def _reap(self) -> None:
+        """The pidfd is readable: the process is a zombie. Last words first, so that whoever waits finds them."""
+        result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        if result is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._drain_stderr()
+        exited = result.si_code == os.CLD_EXITED
+        self._exit.set_result(ChildExit(result.si_status, 0) if exited else ChildExit(0, result.si_status))
+        self._log.debug("child ended", extra={"pid": self.pid, "exit": str(self._exit.result())})
+        self._on_exit(self)
+
+    def _read_stderr(self) -> bool:
+        """True when there may be more to read now."""
+        assert self._stderr_fd is not None
+        try:
+            data = os.read(self._stderr_fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if data:
+            self._tail.feed(data)
+            return True
+        self._close_stderr()
+        return False
+
+    def _drain_stderr(self) -> None:
+        """What the process left in the pipe is read; bounded, as a grandchild may go on writing."""
+        left_bytes = _DRAIN_BYTES
+        while self._stderr_fd is not None and left_bytes > 0 and self._read_stderr():
+            left_bytes -= _READ_BYTES
+        self._close_stderr()
+
+    def _close_stderr(self) -> None:
+        if self._stderr_fd is not None:
+            self._loop.remove_reader(self._stderr_fd)
+            os.close(self._stderr_fd)
+            self._stderr_fd = None
+            self._tail.finish()
+
+    def _log_line(self, line: str) -> None:
+        self._logged_lines += 1
+        if self._logged_lines <= _LOGGED_LINES:
+            self._log.info("stderr", extra={"pid": self.pid, "line": line})
+        if self._logged_lines == _LOGGED_LINES:
+            self._log.warning("further stderr lines are not logged", extra={"pid": self.pid})
+
+
+class Children:
+    """Every process the shim has started and not yet reaped. One per shim, used from its event loop."""
+
+    def __init__(self) -> None:
+        self._alive: dict[int, Child] = {}
+
+    @property
+    def alive(self) -> tuple[Child, ...]:
+        return tuple(self._alive.values())
+
+    async def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        fds: Mapping[int, int] = _NO_FDS,
+        stdin: int | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        netns_path: str | None = None,
+        new_session: bool = True,
+        stderr_tail_lines: int = 20,
+        ledger: Ledger | None = None,
+        ledger_key: str = "",
+    ) -> Child:
+        """The program runs. `argv[0]` is its path; `fds` maps its descriptors (3 and up) to ours, which stay ours.
+
+        stdin and stdout are /dev/null unless given; stderr is read into the child's tail and the log unless given.
+        With a `ledger`, the intent is recorded under `ledger_key` (a text of its argv) before the process exists, and
+        its pid right after; striking it out is the caller's, once the process has ended. Raises SpawnFailed.
+        """
+        entry = LedgerEntry(kind=ResourceKind.PROCESS, key=ledger_key)
+        if ledger is not None:
+            assert ledger_key, "a process is recorded under a key"
+            assert any(ledger_key in word for word in argv), "a sweeper must find the key in the argv"
+            ledger.acquire(entry)
+        try:
+            child = await self._spawn(
+                argv, env, {0: stdin, 1: stdout, 2: stderr}, fds, netns_path, new_session, stderr_tail_lines
+            )
+        except BaseException:
+            if ledger is not None:
+                await ledger.release(entry)
+            raise
+        if ledger is not None:
+            detail = {"pid": child.pid, "start_ticks": child.start_ticks}
+            try:
+                ledger.acquire(LedgerEntry(kind=ResourceKind.PROCESS, key=ledger_key, detail=detail))
+            except ShimError:
+                await child.end()
+                await ledger.release(entry)
+                raise
+        return child
+
+    async def _spawn(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdio: Mapping[int, int | None],
+        fds: Mapping[int, int],
+        netns_path: str | None,
+        new_session: bool,
+        stderr_tail_lines: int,
+    ) -> Child:
+        program = argv[0]
+        log.debug("spawn", extra={"command": shlex.join(argv)})
+        try:
+            stderr_read, stderr_write = _tail_pipe() if stdio[2] is None else (None, None)
+        except OSError as error:
+            raise SpawnFailed(f"start program {program!r}: {describe_os_error(error)}") from error
+        taken = {0: stdio[0], 1: stdio[1], 2: stdio[2] if stderr_write is None else stderr_write, **fds}
+        try:
+            with FileActions(taken) as actions:
+                launch = Launch(argv=tuple(argv), env=dict(env), actions=actions, new_session=new_session)
+                pid = launch.run() if netns_path is None else await launch.run_in_netns(netns_path)
+        except BaseException as error:
+            if stderr_read is not None:
+                os.close(stderr_read)
+            if isinstance(error, OSError):
+                raise SpawnFailed(f"start program {program!r}: {describe_os_error(error)}") from error
+            raise
+        finally:
+            if stderr_write is not None:
+                os.close(stderr_write)
+        try:
+            child = Child(
+                name=os.path.basename(program),
+                pid=pid,
+                stderr_fd=stderr_read,
+                tail_lines=stderr_tail_lines,
+                on_exit=self._forget,
+            )
+        except OSError as error:
+            kill_and_reap(pid)
+            if stderr_read is not None:
+                os.close(stderr_read)
+            raise SpawnFailed(f"watch program {program!r}: {describe_os_error(error)}") from error
+        self._alive[pid] = child
+        return child
+
+    def _forget(self, child: Child) -> None:
+        del self._alive[child.pid]
+
+    async def output(
+        self, argv: Sequence[str], *, env: Mapping[str, str], timeout_s: float, max_bytes: int = 1 << 20
+    ) -> tuple[ChildExit, bytes]:
+        """How the program ended and what it wrote to stdout (its first `max_bytes`); killed after `timeout_s`."""
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read_fd, False)
+        try:
+            try:
+                child = await self.spawn(argv, env=env, stdout=write_fd)
+            finally:
+                os.close(write_fd)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    data = await _read_to_end(read_fd, max_bytes)
+                    return await child.wait(), data
+            except TimeoutError:
+                raise DeadlineExceeded(f"run program {argv[0]!r}: no end within {timeout_s:g} s") from None
+            finally:
+                await child.end()
+        finally:
+            os.close(read_fd)
+
+    async def end_all(self) -> None:
+        """Every child still alive has been killed and reaped: the shim's last act."""
+        for child in self.alive:
+            await child.end()
+
+
+def _tail_pipe() -> tuple[int, int]:
+    """Our end, which never blocks us, and the child's, which does block it."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(write_fd, True)
+    return read_fd, write_fd
+
+
+async def _read_to_end(fd: int, max_bytes: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = bytearray()
+    while True:
+        readable = asyncio.Event()
+        loop.add_reader(fd, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(fd)
+        with suppress(BlockingIOError):
+            chunk = os.read(fd, _READ_BYTES)
+            if not chunk:
+                return bytes(data[:max_bytes])
+            if len(data) < max_bytes:
+                data += chunk

@@ -1,0 +1,164 @@
+"""FIFOs between a client (containerd, ctr, the CRI plugin) and a process in the guest.
+
+Neither opening nor closing ever waits for the client. Keeping a handle of our own on the client's side is what makes
+the streams survive it: a reader that vanishes (containerd restarts) gives back-pressure instead of SIGPIPE, a stdin
+whose client went away is not at its end until CloseIO. Source: containerd's runc shim, process/io.go.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+
+from pyshim.host.fds import OwnedFd
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
+
+READ_BYTES = 256 * 1024
+_PIPE_BYTES = 1024 * 1024
+"""Wanted size of a pipe; the kernel's default of 64 KiB costs a wake-up of both sides for every 64 KiB."""
+
+
+def open_fd(path: str, flags: int, stream: str) -> OwnedFd:
+    """`path` open; raises InvalidArgument naming stream and path when it does not exist or is not what it must be."""
+    try:
+        return OwnedFd(os.open(path, flags | os.O_CLOEXEC | os.O_NOCTTY))
+    except OSError as error:
+        kind = InvalidArgument if isinstance(error, (FileNotFoundError, NotADirectoryError)) else FailedPrecondition
+        raise kind(f"open {stream} {path!r}: {error.strerror}") from error
+
+
+def widen(fd: OwnedFd) -> None:
+    """The pipe holds up to a mebibyte where the kernel allows it; it works as it is where not."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def is_fifo(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+class Readiness:
+    """Waits until the loop can read or write one fd. One wait at a time."""
+
+    def __init__(self, fd: OwnedFd, *, writing: bool) -> None:
+        self._fd = fd
+        self._writing = writing
+        self._stop: Callable[[], None] | None = None
+
+    async def wait(self) -> None:
+        """The fd is ready, or `end` was called."""
+        loop = asyncio.get_running_loop()
+        number = self._fd.fileno()
+        waiter: asyncio.Future[None] = loop.create_future()
+        add, remove = (loop.add_writer, loop.remove_writer) if self._writing else (loop.add_reader, loop.remove_reader)
+
+        def stop() -> None:
+            # In one stretch with closing the fd: the loop must not watch a number that may be given to another file.
+            remove(number)
+            if not waiter.done():
+                waiter.set_result(None)
+
+        if self._stop is not None:
+            raise RuntimeError(f"wait for fd {number}: somebody else already waits")
+        self._stop = stop
+        add(number, self.end)
+        try:
+            await waiter
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Nobody waits any more and the loop has forgotten the fd. Idempotent."""
+        stop, self._stop = self._stop, None
+        if stop is not None:
+            stop()
+
+
+class PipeOutput:
+    """The writing end of a pipe; `write` waits for a slow reader, and drops what a pipe without readers cannot take.
+
+    `close` never waits: a `write` still waiting ends at once and its rest is dropped (the way to abort it), bytes
+    already written stay readable, and the reader sees end of file after them. One writer at a time.
+    """
+
+    def __init__(self, fd: OwnedFd, *, keep_alive: OwnedFd | None = None) -> None:
+        """Owns `fd` (non-blocking) and `keep_alive`, the reading handle that keeps a FIFO open without a client."""
+        self._fd = fd
+        self._keep_alive = keep_alive
+        self._writable = Readiness(fd, writing=True)
+
+    async def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and self._fd.is_open:
+            try:
+                written = os.write(self._fd.fileno(), view)
+            except BlockingIOError:
+                await self._writable.wait()
+            except BrokenPipeError:
+                return
+            else:
+                view = view[written:]
+
+    async def close(self) -> None:
+        self._writable.end()
+        self._fd.close()
+        if self._keep_alive is not None:
+            self._keep_alive.close()
+
+
+class FifoInput:
+    """The reading end of a stdin FIFO, with a writing handle of our own until CloseIO.
+
+    So its end comes only after CloseIO, when the client has closed its handles too and every byte was read.
+    """
+
+    def __init__(self, fd: OwnedFd, own_writer: OwnedFd) -> None:
+        self._fd = fd
+        self._own_writer = own_writer
+        self._readable = Readiness(fd, writing=False)
+
+    async def read(self) -> bytes:
+        while self._fd.is_open:
+            try:
+                return os.read(self._fd.fileno(), READ_BYTES)
+            except BlockingIOError:
+                await self._readable.wait()
+        return b""
+
+    def close_io(self) -> None:
+        self._own_writer.close()
+
+    async def close(self) -> None:
+        self._readable.end()
+        self._own_writer.close()
+        self._fd.close()
+
+
+def open_fifo_output(path: str, stream: str) -> PipeOutput:
+    """The client's FIFO, open for writing whether or not the client reads. Raises ShimError naming it."""
+    keep_alive = open_fd(path, os.O_RDONLY | os.O_NONBLOCK, stream)
+    try:
+        # Succeeds at once: there is a reader, ours.
+        fd = open_fd(path, os.O_WRONLY | os.O_NONBLOCK, stream)
+    except ShimError:
+        keep_alive.close()
+        raise
+    widen(fd)
+    return PipeOutput(fd, keep_alive=keep_alive)
+
+
+def open_fifo_input(path: str) -> FifoInput:
+    """The client's stdin FIFO, open for reading whether or not the client writes. Raises ShimError naming it."""
+    fd = open_fd(path, os.O_RDONLY | os.O_NONBLOCK, "stdin")
+    try:
+        own_writer = open_fd(path, os.O_WRONLY | os.O_NONBLOCK, "stdin")
+    except ShimError:
+        fd.close()
+        raise
+    widen(fd)
+    return FifoInput(fd, own_writer)

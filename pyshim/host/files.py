@@ -1,0 +1,86 @@
+"""Streams that are plain files: `file://` logs, a path that is no FIFO, /dev/null."""
+
+import asyncio
+import os
+
+from pyshim.host.fds import OwnedFd
+from pyshim.host.fifos import READ_BYTES, open_fd
+from pyshim.model.errors import FailedPrecondition
+
+
+class FileOutput:
+    """A file written at its end. Opened once per stream: O_APPEND makes two of them on one file as good as one."""
+
+    def __init__(self, fd: OwnedFd, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    async def write(self, data: bytes) -> None:
+        """All of `data` is in the file. Raises FailedPrecondition naming the file when it cannot be (disk full)."""
+        if not self._fd.is_open:
+            return
+        # In a thread: a slow or dead disk must not stop every other stream of the pod. On a descriptor of its own,
+        # so that a close or cancellation in the middle cannot hand the thread somebody else's file.
+        copy = OwnedFd(os.dup(self._fd.fileno()))
+        try:
+            await asyncio.to_thread(_write_all_and_close, copy, data)
+        except OSError as error:
+            raise FailedPrecondition(f"write {self._path!r}: {error.strerror}") from error
+
+    async def close(self) -> None:
+        self._fd.close()
+
+
+def _write_all_and_close(fd: OwnedFd, data: bytes) -> None:
+    with fd:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd.fileno(), view) :]
+
+
+class FileInput:
+    """A stdin that is no FIFO: read to its end, which CloseIO does not change."""
+
+    def __init__(self, fd: OwnedFd, path: str) -> None:
+        self._fd = fd
+        self._path = path
+
+    async def read(self) -> bytes:
+        if not self._fd.is_open:
+            return b""
+        copy = OwnedFd(os.dup(self._fd.fileno()))
+        try:
+            return await asyncio.to_thread(_read_and_close, copy)
+        except OSError as error:
+            raise FailedPrecondition(f"read {self._path!r}: {error.strerror}") from error
+
+    def close_io(self) -> None:
+        """Nothing: nobody else writes."""
+
+    async def close(self) -> None:
+        self._fd.close()
+
+
+def _read_and_close(fd: OwnedFd) -> bytes:
+    with fd:
+        return os.read(fd.fileno(), READ_BYTES)
+
+
+def open_file_output(path: str, stream: str) -> FileOutput:
+    """An existing file (or device) to append to. Raises ShimError naming it."""
+    return FileOutput(open_fd(path, os.O_WRONLY | os.O_APPEND, stream), path)
+
+
+def open_log_file(path: str, stream: str) -> FileOutput:
+    """The log file of a `file://` URI, made with its directories when missing. Raises ShimError naming it."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY, 0o644)
+    except OSError as error:
+        raise FailedPrecondition(f"open {stream} log {path!r}: {error.strerror}") from error
+    return FileOutput(OwnedFd(fd), path)
+
+
+def open_file_input(path: str) -> FileInput:
+    """A file (or device) to read to its end. Raises ShimError naming it."""
+    return FileInput(open_fd(path, os.O_RDONLY, "stdin"), path)

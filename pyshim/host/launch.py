@@ -1,0 +1,140 @@
+"""posix_spawn with exactly the descriptors wanted, default signals and a chosen network namespace; no waiting here."""
+
+import asyncio
+import errno
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pyshim.host import syscalls
+from pyshim.host.fds import OwnedFd
+from pyshim.model.errors import FailedPrecondition
+
+
+class SpawnFailed(FailedPrecondition):
+    """The program could not be started."""
+
+
+def describe_os_error(error: OSError) -> str:
+    """`ENOENT (no such file or directory)`."""
+    name = errno.errorcode.get(error.errno or 0, "EUNKNOWN")
+    return f"{name} ({(error.strerror or str(error)).lower()})"
+
+
+class FileActions:
+    """posix_spawn's file actions that give a child exactly `taken`: {its number: ours, or None for /dev/null}.
+
+    Our descriptors are first duplicated above every target number, so that no dup2 overwrites one still to be copied;
+    descriptors we ourselves inherited without close-on-exec are closed.
+    """
+
+    def __init__(self, taken: Mapping[int, int | None]) -> None:
+        self._taken = taken
+        self._copies: list[int] = []
+
+    def __enter__(self) -> list[tuple[int, ...]]:
+        above = max(self._taken) + 1
+        actions: list[tuple[int, ...]] = []
+        try:
+            for target, source in self._taken.items():
+                own = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC) if source is None else source
+                try:
+                    copy = fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, above)
+                finally:
+                    if source is None:
+                        os.close(own)
+                self._copies.append(copy)
+                actions.append((os.POSIX_SPAWN_DUP2, copy, target))
+            return [*((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable_fds() if fd not in self._taken), *actions]
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_error: object) -> None:
+        while self._copies:
+            os.close(self._copies.pop())
+
+
+def _inheritable_fds() -> list[int]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if int(name) > 2 and os.get_inheritable(int(name)):
+                found.append(int(name))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    actions: list[tuple[int, ...]]
+    new_session: bool
+
+    def run(self) -> int:
+        """The child's pid. Signals it would inherit as ignored (Python ignores SIGPIPE) are at their defaults."""
+        return os.posix_spawn(
+            self.argv[0],
+            self.argv,
+            self.env,
+            file_actions=self.actions,
+            setsid=self.new_session,
+            setsigmask=(),
+            setsigdef=[number for number in signal.valid_signals() if number not in _UNCATCHABLE],
+        )
+
+    async def run_in_netns(self, path: str) -> int:
+        """`run` from a thread of its own that has entered the namespace and ends at once: namespaces are per thread."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[int] = loop.create_future()
+        started: list[int] = []
+
+        def work() -> None:
+            try:
+                _enter_netns(path)
+                started.append(self.run())
+            except (OSError, SpawnFailed) as error:
+                loop.call_soon_threadsafe(_settle, result, None, error)
+            else:
+                loop.call_soon_threadsafe(_settle, result, started[0], None)
+
+        thread = threading.Thread(target=work, name=f"spawn {self.argv[0]}", daemon=True)
+        thread.start()
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            thread.join()  # milliseconds; what it started has no owner yet, so it must not outlive this call
+            for pid in started:
+                kill_and_reap(pid)
+            raise
+
+
+def kill_and_reap(pid: int) -> None:
+    """A child of ours that nobody watches yet is gone."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+_UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
+
+
+def _settle(result: "asyncio.Future[int]", pid: int | None, error: BaseException | None) -> None:
+    if result.done():
+        return
+    if error is not None:
+        result.set_exception(error)
+    elif pid is not None:
+        result.set_result(pid)
+
+
+def _enter_netns(path: str) -> None:
+    """This thread is in the network namespace `path` names."""
+    try:
+        with OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as namespace:
+            syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNET)
+    except OSError as error:
+        raise SpawnFailed(f"enter network namespace {path!r}: {describe_os_error(error)}") from error

@@ -1,0 +1,121 @@
+"""The host as orchestration sees it (`sandbox/seams.py`, Host): blocking work in threads, streams on the loop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec
+
+from pyshim.host.children import Children
+from pyshim.host.mounts import perform_mount
+from pyshim.host.release import release
+from pyshim.host.streams import Streams, open_streams
+from pyshim.host.virtiofsd import VirtiofsdFlavours, VirtiofsdProcess, start_virtiofsd
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.mounts import HostMount, SourceKind
+from pyshim.model.task import Stdio
+
+if TYPE_CHECKING:
+    from pyshim.model.share import VirtiofsdPlan
+
+
+log = logging.getLogger("pyshim.host")
+
+P = ParamSpec("P")
+
+
+class LinuxHost:
+    """Implements the seam `Host` on this machine. Every method raises ShimError naming the object."""
+
+    def __init__(self, *, children: Children) -> None:
+        self._children = children
+        self._flavours = VirtiofsdFlavours(children)
+
+    async def read_bytes(self, path: str, max_bytes: int) -> bytes:
+        """The file's content. Raises NotFound when missing, InvalidArgument when larger or no regular file."""
+        try:
+            return await asyncio.to_thread(_read_bytes, path, max_bytes)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"read {path!r}: no such file") from None
+        except OSError as error:
+            raise FailedPrecondition(f"read {path!r}: {error.strerror}") from error
+
+    async def source_kind(self, path: str) -> SourceKind:
+        """What `path` is, links followed; MISSING when it is not there or cannot be looked at."""
+        return await asyncio.to_thread(_source_kind, path)
+
+    async def make_directory(self, path: str, mode: int) -> None:
+        """The directory exists with exactly `mode`; those above it were made with 0755 where missing."""
+
+        def make() -> None:
+            os.makedirs(os.path.dirname(path) or "/", mode=0o755, exist_ok=True)
+            try:
+                os.mkdir(path, mode)
+            except FileExistsError:
+                if not os.path.isdir(path):
+                    raise
+            os.chmod(path, mode)
+
+        try:
+            await to_the_end(make)
+        except OSError as error:
+            raise FailedPrecondition(f"make directory {path!r}: {error.strerror}") from error
+
+    async def mount(self, mount: HostMount) -> None:
+        """The mount is in place, or nothing is; see `mounts.perform_mount`."""
+        await to_the_end(perform_mount, mount)
+
+    async def start_virtiofsd(self, plan: "VirtiofsdPlan", ledger: Ledger) -> VirtiofsdProcess:
+        """virtiofsd runs and its socket takes connections; see `virtiofsd.start_virtiofsd`."""
+        return await start_virtiofsd(plan, ledger, self._children, flavours=self._flavours)
+
+    async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> Streams:
+        """The process's streams are open; see `streams.open_streams`."""
+        return await open_streams(stdio, namespace=namespace, process_id=process_id, children=self._children)
+
+    async def release(self, entry: LedgerEntry) -> None:
+        """The resource is gone; see `release.release`."""
+        await to_the_end(release, entry)
+
+
+async def to_the_end(change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """`change` was made in a thread, and is not still being made when this raises CancelledError.
+
+    A thread cannot be cancelled; were it left behind, the caller's undo would run first and the change stay for ever.
+    """
+    work = asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs))
+    try:
+        await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if error := work.exception():
+            log.debug("failed while being cancelled", extra={"error": str(error)})
+        raise
+
+
+def _read_bytes(path: str, max_bytes: int) -> bytes:
+    # Non-blocking, so that a FIFO in a file's place is refused instead of waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InvalidArgument(f"read {path!r}: not a regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise InvalidArgument(f"read {path!r}: larger than {max_bytes} bytes")
+    return content
+
+
+def _source_kind(path: str) -> SourceKind:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return SourceKind.MISSING
+    if stat.S_ISDIR(mode):
+        return SourceKind.DIRECTORY
+    if stat.S_ISREG(mode):
+        return SourceKind.FILE
+    return SourceKind.BLOCK if stat.S_ISBLK(mode) else SourceKind.OTHER

@@ -1,0 +1,58 @@
+"""What is mounted where, and taking it away. Import-light: `delete` and the ledger's undo use it."""
+
+import errno
+import os
+
+from pyshim.host import syscalls
+
+_MAX_LAYERS = 4096
+"""More than anybody stacks by design; a bound, so that a bug elsewhere cannot make an undo run for ever."""
+
+
+def mounted_below(path: str, *, table: str = "/proc/self/mountinfo") -> tuple[str, ...]:
+    """Mount points at or below `path` in this mount namespace, the one to unmount first in front.
+
+    A path that is covered several times is listed as often. Source: proc(5), /proc/pid/mountinfo.
+    """
+    above, name = os.path.split(os.path.abspath(path))
+    # The last component is not followed, as in unmount_all.
+    root = os.path.join(os.path.realpath(above), name)
+    prefix = root if root.endswith("/") else root + "/"
+    points = []
+    with open(table, "rb") as lines:
+        for line in lines:
+            point = _unescaped(line.split(b" ", 5)[4])
+            if point == root or point.startswith(prefix):
+                points.append(point)
+    # The table is in mounting order, so whatever was mounted on top of something else comes after it.
+    points.reverse()
+    return tuple(points)
+
+
+def _unescaped(field: bytes) -> str:
+    """The kernel writes space, tab, newline and backslash as a backslash and three octal digits."""
+    head, *rest = field.split(b"\\")
+    return os.fsdecode(head + b"".join(bytes((int(part[:3], 8),)) + part[3:] for part in rest))
+
+
+def unmount_all(path: str) -> None:
+    """Nothing is mounted at `path` any more: every layer is detached lazily, with all that is mounted below it.
+
+    Idempotent: a path that does not exist or is no mount point is success. The last component is not followed when it
+    is a symbolic link. Raises OSError.
+    """
+    for _ in range(_MAX_LAYERS):
+        try:
+            syscalls.umount2(path, syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
+        except OSError as error:
+            # EINVAL: not a mount point (or a symbolic link, which is none).
+            if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return
+            raise
+    raise OSError(errno.EBUSY, f"still mounted after {_MAX_LAYERS} layers", path)
+
+
+def unmount_below(path: str) -> None:
+    """Nothing is mounted at or below `path` any more. Idempotent; raises OSError."""
+    for point in mounted_below(path):
+        unmount_all(point)

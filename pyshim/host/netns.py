@@ -1,0 +1,63 @@
+"""A pod's network namespace: opened once, checked, and held by one sandbox at a time while it is being wired."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyshim.host.fds import OwnedFd
+from pyshim.host.launch import describe_os_error
+from pyshim.host.syscalls import CLONE_NEWNET
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+
+_NS_GET_NSTYPE = 0xB703
+"""ioctl_ns(2)."""
+
+
+@contextmanager
+def held_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> Iterator[int]:
+    """An fd of the network namespace at `path`; nobody else holds it until the block is left.
+
+    Raises NotFound when there is nothing at `path`, InvalidArgument when it is no network namespace or the shim's own
+    (a pod on the host's network cannot be moved into a VM), FailedPrecondition while another sandbox holds it.
+    """
+    with open_netns(path, own_path=own_path) as namespace:
+        try:
+            # Two sandboxes in one namespace: the second must not look before the first has finished wiring.
+            fcntl.flock(namespace.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"hold network namespace {path!r}: {describe_os_error(error)} (hint: another sandbox is using it)"
+            ) from error
+        yield namespace.fileno()
+
+
+def open_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> OwnedFd:
+    """The network namespace at `path`, checked; see `held_netns`."""
+    subject = f"open network namespace {path!r}"
+    try:
+        # Never block on a FIFO, never open a device.
+        namespace = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"{subject}: {describe_os_error(error)}") from error
+    except (OSError, ValueError) as error:
+        cause = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InvalidArgument(f"{subject}: {cause}") from error
+    try:
+        _check(namespace.fileno(), subject, own_path)
+    except BaseException:
+        namespace.close()
+        raise
+    return namespace
+
+
+def _check(fd: int, subject: str, own_path: str) -> None:
+    try:
+        kind = fcntl.ioctl(fd, _NS_GET_NSTYPE)
+    except OSError:
+        kind = 0
+    if kind != CLONE_NEWNET:
+        raise InvalidArgument(f"{subject}: not a network namespace")
+    theirs, ours = os.fstat(fd), os.stat(own_path)
+    if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
+        raise InvalidArgument(f"{subject}: it is the host's own, and host networking is not possible in a VM")

@@ -1,0 +1,112 @@
+"""Processes that are not (or no longer) children of ours: told apart by pid and start time, killed through a pidfd."""
+
+import os
+import select
+import signal
+import time
+from typing import NamedTuple
+
+from pyshim.model.errors import DeadlineExceeded, InvalidArgument
+
+
+class ProcessRef(NamedTuple):
+    """One process for ever: a pid may be given to another, the pair with its start time may not."""
+
+    pid: int
+    start_ticks: int
+
+
+def start_ticks(pid: int) -> int | None:
+    """When `pid` started, in clock ticks since boot; None when there is no such process, or only its zombie.
+
+    Source: proc(5), /proc/pid/stat; the command name in it may hold spaces and parentheses.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+
+
+def is_alive(process: ProcessRef) -> bool:
+    """That very process runs."""
+    return start_ticks(process.pid) == process.start_ticks
+
+
+def find_by_argument(text: str) -> tuple[ProcessRef, ...]:
+    """Processes with `text` in one word of their command line, this one excepted."""
+    if len(text) < 8:
+        raise InvalidArgument(f"find process by {text!r}: too short to be anybody's own")
+    wanted = os.fsencode(text)
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        ticks = start_ticks(int(name)) if any(wanted in word for word in words) else None
+        if ticks is not None:
+            found.append(ProcessRef(int(name), ticks))
+    return tuple(found)
+
+
+def kill_family(process: ProcessRef, deadline: float) -> None:
+    """That process and those it has started have ended: virtiofsd serves from a child of its own.
+
+    Idempotent; raises DeadlineExceeded, OSError. Once the process is gone its children cannot be told from others.
+    """
+    if not is_alive(process):
+        return
+    family = (process, *_descendants(process.pid))
+    for member in family:
+        kill(member, deadline)
+
+
+def _descendants(pid: int) -> tuple[ProcessRef, ...]:
+    """Processes below `pid`. Source: proc(5), /proc/pid/task/tid/children."""
+    children: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                children += [int(word) for word in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        # It is ending, or the kernel has no such list (CONFIG_PROC_CHILDREN).
+        pass
+    found = []
+    for child in children:
+        ticks = start_ticks(child)
+        if ticks is not None:
+            found += [ProcessRef(child, ticks), *_descendants(child)]
+    return tuple(found)
+
+
+def kill(process: ProcessRef, deadline: float) -> None:
+    """That very process has ended, if only to a zombie. Idempotent; raises DeadlineExceeded, OSError."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    try:
+        # Asked after opening: from here on the fd and the pid mean the same process, or the pid's is gone.
+        if not is_alive(process):
+            return
+        try:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        wait_gone(fd, process.pid, deadline)
+    finally:
+        os.close(fd)
+
+
+def wait_gone(pidfd: int, pid: int, deadline: float) -> None:
+    """The process has ended. Raises DeadlineExceeded at `deadline` (of the monotonic clock)."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    while not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded(f"kill process {pid}: it did not end in time")

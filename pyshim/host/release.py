@@ -1,0 +1,95 @@
+"""The one undo of each kind of ledger entry. Every undo is idempotent: what is already gone is success.
+
+Synchronous and import-light: the daemon runs it in a thread, `delete` in an interpreter of its own that has a few
+seconds to live. Nothing here trusts that the process which made the resource finished making it.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+from pyshim.host import processes
+from pyshim.host.mount_table import unmount_all
+from pyshim.host.trees import remove_tree
+from pyshim.model.errors import FailedPrecondition, Unimplemented
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+
+TIMEOUT_S = 5.0
+"""How long one undo may wait for the kernel: a process to die, a cgroup to become empty."""
+
+
+def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
+    """The resource is gone. Raises ShimError naming kind and key when it is not."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        _UNDO[entry.kind](entry, deadline)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename and error.filename != entry.key else ""
+        raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: {cause}{where}") from error
+
+
+def _release_directory(entry: LedgerEntry, _deadline: float) -> None:
+    remove_tree(entry.key)
+
+
+def _release_socket(entry: LedgerEntry, _deadline: float) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(entry.key)
+
+
+def _release_mount(entry: LedgerEntry, _deadline: float) -> None:
+    unmount_all(entry.key)
+
+
+def _release_process(entry: LedgerEntry, deadline: float) -> None:
+    pid, ticks = entry.detail.get("pid"), entry.detail.get("start_ticks")
+    if isinstance(pid, int) and isinstance(ticks, int):
+        found: tuple[processes.ProcessRef, ...] = (processes.ProcessRef(pid, ticks),)
+    else:
+        # The maker died between starting it and writing the pid down.
+        found = processes.find_by_argument(entry.key)
+    for process in found:
+        processes.kill_family(process, deadline)
+
+
+def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
+    from pyshim.host.cgroup_removal import remove_cgroup
+
+    remove_cgroup(entry.key, deadline)
+
+
+def _release_link(entry: LedgerEntry, _deadline: float) -> None:
+    from pyshim.host.link_removal import delete_link
+
+    delete_link(entry.key, netns=str(entry.detail.get("netns", "")))
+
+
+def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
+    from pyshim.host.link_removal import delete_ingress
+
+    delete_ingress(entry.key, netns=str(entry.detail.get("netns", "")))
+
+
+def _release_netns(entry: LedgerEntry, deadline: float) -> None:
+    unmount_all(entry.key)
+    _release_socket(entry, deadline)
+
+
+def _unsupported(entry: LedgerEntry, _deadline: float) -> None:
+    raise Unimplemented(f"release {entry.kind.value} {entry.key!r}: no undo for this kind")
+
+
+_UNDO: dict[ResourceKind, Callable[[LedgerEntry, float], None]] = {
+    ResourceKind.DIRECTORY: _release_directory,
+    ResourceKind.SOCKET: _release_socket,
+    ResourceKind.MOUNT: _release_mount,
+    ResourceKind.PROCESS: _release_process,
+    ResourceKind.CGROUP: _release_cgroup,
+    ResourceKind.LINK: _release_link,
+    ResourceKind.INGRESS: _release_ingress,
+    ResourceKind.NETNS: _release_netns,
+    ResourceKind.REMOTE_VM: _unsupported,
+    ResourceKind.VFIO: _unsupported,
+}

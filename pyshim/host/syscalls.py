@@ -1,0 +1,176 @@
+"""The system calls Python 3.11 does not offer, one thin function each, failing as OSError.
+
+Import-light: `delete` uses it in an interpreter that lives for a tenth of a second. Numbers below 424 differ between
+architectures and are not used; from 424 on every architecture has the same (Documentation/process/adding-syscalls.rst).
+"""
+
+import ctypes
+import os
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_SYNCHRONOUS = 16
+MS_REMOUNT = 32
+MS_MANDLOCK = 64
+MS_DIRSYNC = 128
+MS_NOATIME = 1 << 10
+MS_NODIRATIME = 1 << 11
+MS_BIND = 1 << 12
+MS_REC = 1 << 14
+MS_UNBINDABLE = 1 << 17
+MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
+MS_SHARED = 1 << 20
+MS_RELATIME = 1 << 21
+MS_STRICTATIME = 1 << 24
+
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+MOUNT_ATTR__ATIME = 0x70
+MOUNT_ATTR_NOATIME = 0x10
+MOUNT_ATTR_STRICTATIME = 0x20
+MOUNT_ATTR_NODIRATIME = 0x80
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_RECURSIVE = 0x8000
+OPEN_TREE_CLONE = 1
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
+
+RESOLVE_NO_XDEV = 0x01
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+
+CLONE_FS = 0x00000200
+CLONE_NEWNET = 0x40000000
+
+_SYS_OPEN_TREE = 428
+_SYS_MOVE_MOUNT = 429
+_SYS_OPENAT2 = 437
+_SYS_MOUNT_SETATTR = 442
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_syscall = _libc.syscall
+_syscall.restype = ctypes.c_long
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class _MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def _checked(result: int, path: str | None = None) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return result
+
+
+def mount(source: str, target: str, fs_type: str, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    _checked(
+        _libc.mount(
+            os.fsencode(source),
+            os.fsencode(target),
+            os.fsencode(fs_type),
+            ctypes.c_ulong(flags),
+            os.fsencode(data) if data else None,
+        ),
+        target,
+    )
+
+
+def umount2(target: str, flags: int) -> None:
+    """umount2(2)."""
+    _checked(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), target)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2), of the calling thread."""
+    _checked(_libc.unshare(ctypes.c_int(flags)))
+
+
+def setns(fd: int, kind: int) -> None:
+    """setns(2), of the calling thread."""
+    _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
+
+
+def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:
+    """openat2(2): a new close-on-exec fd; `resolve` limits what the path walk may do."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    while True:
+        try:
+            return _checked(
+                _syscall(
+                    ctypes.c_long(_SYS_OPENAT2),
+                    ctypes.c_int(directory_fd),
+                    ctypes.c_char_p(os.fsencode(path)),
+                    ctypes.byref(how),
+                    ctypes.c_size_t(ctypes.sizeof(how)),
+                ),
+                path,
+            )
+        except BlockingIOError:
+            # EAGAIN: a rename raced with a ".." in the path; the manual page says to try again.
+            continue
+        except InterruptedError:
+            continue
+
+
+def open_tree(directory_fd: int, path: str, flags: int) -> int:
+    """open_tree(2): a new close-on-exec fd for the mount at `path`; with OPEN_TREE_CLONE for a detached copy."""
+    return _checked(
+        _syscall(
+            ctypes.c_long(_SYS_OPEN_TREE),
+            ctypes.c_int(directory_fd),
+            ctypes.c_char_p(os.fsencode(path)),
+            ctypes.c_uint(flags | os.O_CLOEXEC),
+        ),
+        path,
+    )
+
+
+def move_mount(from_fd: int, to_fd: int) -> None:
+    """move_mount(2): the mount open at `from_fd` is attached on what `to_fd` has open."""
+    _checked(
+        _syscall(
+            ctypes.c_long(_SYS_MOVE_MOUNT),
+            ctypes.c_int(from_fd),
+            ctypes.c_char_p(b""),
+            ctypes.c_int(to_fd),
+            ctypes.c_char_p(b""),
+            ctypes.c_uint(MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH),
+        )
+    )
+
+
+def mount_setattr(fd: int, flags: int, *, attr_set: int = 0, attr_clr: int = 0, propagation: int = 0) -> None:
+    """mount_setattr(2) on the mount open at `fd`."""
+    attr = _MountAttr(attr_set, attr_clr, propagation, 0)
+    _checked(
+        _syscall(
+            ctypes.c_long(_SYS_MOUNT_SETATTR),
+            ctypes.c_int(fd),
+            ctypes.c_char_p(b""),
+            ctypes.c_uint(flags | AT_EMPTY_PATH),
+            ctypes.byref(attr),
+            ctypes.c_size_t(ctypes.sizeof(attr)),
+        )
+    )

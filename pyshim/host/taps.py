@@ -1,0 +1,59 @@
+"""Tap devices and vhost-net: the descriptors that become a VM's network card.
+
+Source: the kernel's Documentation/networking/tuntap.rst; linux/if_tun.h.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+
+_TUNSETIFF = 0x400454CA
+_IFF_TAP = 0x0002
+_IFF_MULTI_QUEUE = 0x0100
+_IFF_NO_PI = 0x1000
+_IFF_VNET_HDR = 0x4000
+_IFF_TUN_EXCL = 0x8000
+_IFREQ = struct.Struct("16sH22x")
+_NOT_OFFERED = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM})
+
+
+def open_tap(name: str, queues: int, *, device: str = "/dev/net/tun") -> tuple[int, ...]:
+    """The queues of the new tap `name` in the calling thread's network namespace; the fds are the caller's.
+
+    It goes away with its last descriptor. Raises OSError; EBUSY when an interface of that name exists.
+    """
+    fds: list[int] = []
+    try:
+        for queue in range(queues):
+            fds.append(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+            flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+            if queues > 1:
+                # Not for a single queue: whoever opens such a tap by name must ask for it too, and not every VMM does.
+                flags |= _IFF_MULTI_QUEUE
+            if queue == 0:
+                flags |= _IFF_TUN_EXCL
+            fcntl.ioctl(fds[-1], _TUNSETIFF, _IFREQ.pack(name.encode(), flags))
+    except BaseException:
+        close_fds(tuple(fds))
+        raise
+    return tuple(fds)
+
+
+def open_vhost_net(queues: int, *, device: str = "/dev/vhost-net") -> tuple[int, ...]:
+    """One vhost-net fd per queue; empty where the host has none or lets us have none, as QEMU does without."""
+    fds: list[int] = []
+    try:
+        for _ in range(queues):
+            fds.append(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        close_fds(tuple(fds))
+        if error.errno in _NOT_OFFERED:
+            return ()
+        raise
+    return tuple(fds)
+
+
+def close_fds(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,288 @@
+"""virtiofsd, the Rust one or QEMU's C one: told apart by asking, given a socket that already listens.
+
+Option tables: `virtiofsd --help` of 1.13 (Rust) and of QEMU 7.2 (C). Two traps of the C one decide the shape here:
+without `-o source=` it shares the host's root directory, and with `--syslog` its errors reach nobody.
+"""
+
+import json
+import logging
+import os
+import socket
+from dataclasses import dataclass
+
+from pyshim.host.children import Child, Children
+from pyshim.host.launch import describe_os_error
+from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
+from pyshim.model.host_facts import VirtiofsdFlavour
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.share import VirtiofsdPlan
+
+log = logging.getLogger("pyshim.host.virtiofsd")
+
+LISTEN_FD = 3
+CACHE_MODES = ("never", "metadata", "auto", "always")
+_PROBE_TIMEOUT_S = 5.0
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_UNIX_PATH_BYTES = 107
+
+# What the plan decides; a user's extra argument must not change it behind our back.
+_OURS = frozenset({"--fd", "--socket-path", "--shared-dir", "--cache", "--daemonize", "--print-capabilities"})
+_OUR_SUBOPTIONS = frozenset({"source", "cache"})
+_HIDES_ERRORS = "--syslog"
+_TAKES_VALUE = frozenset(
+    {"--fd", "--socket-path", "--shared-dir", "--cache", "--tag", "--socket-group", "--thread-pool-size", "--sandbox"}
+    | {"--seccomp", "--rlimit-nofile", "--log-level", "--xattrmap", "--modcaps", "--inode-file-handles", "--uid-map"}
+    | {"--gid-map", "--translate-uid", "--translate-gid", "--migration-mode", "--migration-on-error", "-o"}
+)
+# Rust spelling -> the C one's `-o` spelling ("{}" takes the value).
+_AS_C_SUBOPTION = {
+    "--announce-submounts": "announce_submounts",
+    "--xattr": "xattr",
+    "--xattrmap": "xattrmap={}",
+    "--posix-acl": "posix_acl",
+    "--security-label": "security_label",
+    "--killpriv-v2": "killpriv_v2",
+    "--no-killpriv-v2": "no_killpriv_v2",
+    "--writeback": "writeback",
+    "--allow-direct-io": "allow_direct_io",
+    "--no-readdirplus": "no_readdirplus",
+    "--modcaps": "modcaps={}",
+    "--log-level": "log_level={}",
+    "--sandbox": "sandbox={}",
+}
+_C_LOG_LEVELS = {"error": "err", "warn": "warn", "info": "info", "debug": "debug", "trace": "debug"}
+_KEPT_FOR_C = frozenset({"--thread-pool-size", "--rlimit-nofile", "--socket-group"})
+
+
+class VirtiofsdFailed(Internal):
+    """virtiofsd could not be asked or started."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtiofsdCommand:
+    argv: tuple[str, ...]
+    key: str
+    """The word of `argv` no other process has: what it shares."""
+    dropped: tuple[str, ...]
+    """Extra arguments this flavour has no word for, or that would undo a decision; to be told to the user."""
+
+
+def virtiofsd_command(plan: VirtiofsdPlan, flavour: VirtiofsdFlavour) -> VirtiofsdCommand:
+    """The argv for a socket that listens at LISTEN_FD; pure. Raises InvalidArgument for an unknown cache mode."""
+    cache = plan.cache or "auto"
+    if cache not in CACHE_MODES:
+        raise InvalidArgument(f"build virtiofsd command for {plan.shared_dir!r}: unknown cache mode {plan.cache!r}")
+    if flavour is VirtiofsdFlavour.RUST:
+        return _rust_command(plan, cache)
+    return _c_command(plan, cache)
+
+
+def _rust_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
+    key = f"--shared-dir={plan.shared_dir}"
+    argv = [plan.binary, f"--fd={LISTEN_FD}", key, f"--cache={cache}"]
+    if plan.debug:
+        argv.append("--log-level=debug")
+    dropped: list[str] = []
+    for option, value in _options(plan.extra_args):
+        if option in _OURS or option == _HIDES_ERRORS or (option == "-o" and _touches_ours(value)):
+            dropped.append(_spelled(option, value))
+        elif option == "-o":
+            argv += [option, value or ""]
+        else:
+            argv.append(_spelled(option, value))
+    return VirtiofsdCommand(tuple(argv), key, tuple(dropped))
+
+
+def _c_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
+    # It knows no "metadata"; "none" is the nearest that never shows stale data.
+    mode = {"never": "none", "metadata": "none"}.get(cache, cache)
+    key = f"source={_c_quoted(plan.shared_dir)}"
+    argv = [plan.binary, f"--fd={LISTEN_FD}", "-o", key, "-o", f"cache={mode}"]
+    dropped: list[str] = ["--cache=metadata"] if cache == "metadata" else []
+    if plan.debug:
+        argv += ["-o", "log_level=debug"]
+    for option, value in _options(plan.extra_args):
+        translated = _for_c(option, value)
+        if not translated:
+            dropped.append(_spelled(option, value))
+        argv += translated
+    return VirtiofsdCommand(tuple(argv), key, tuple(dropped))
+
+
+def _for_c(option: str, value: str | None) -> list[str]:
+    """The C spelling of one extra argument; empty when there is none."""
+    if option in _KEPT_FOR_C and value:
+        return [f"{option}={value}"]
+    if option == "-o" and value and not _touches_ours(value):
+        return ["-o", value]
+    if option == "--sandbox" and value not in ("namespace", "chroot"):
+        return []
+    if option == "--log-level":
+        value = _C_LOG_LEVELS.get(value or "")
+        if value is None:
+            return []
+    form = _AS_C_SUBOPTION.get(option)
+    if form is None or ("{}" in form) != (value is not None):
+        return []
+    return ["-o", form.format(_c_quoted(value) if value else "")]
+
+
+def _options(extra_args: tuple[str, ...]) -> list[tuple[str, str | None]]:
+    """(option, value) pairs, whether written `--a=b`, `--a b` or `-ob`."""
+    found: list[tuple[str, str | None]] = []
+    words = list(extra_args)
+    while words:
+        word = words.pop(0)
+        if word.startswith("--") and "=" in word:
+            option, _, value = word.partition("=")
+            found.append((option, value))
+        elif word.startswith("-o") and len(word) > 2:
+            found.append(("-o", word[2:]))
+        elif word in _TAKES_VALUE and words:
+            found.append((word, words.pop(0)))
+        else:
+            found.append((word, None))
+    return found
+
+
+def _touches_ours(suboptions: str | None) -> bool:
+    return any(part.partition("=")[0] in _OUR_SUBOPTIONS for part in (suboptions or "").split(","))
+
+
+def _spelled(option: str, value: str | None) -> str:
+    if value is None:
+        return option
+    return f"{option} {value}" if option == "-o" else f"{option}={value}"
+
+
+def _c_quoted(value: str) -> str:
+    """A value inside `-o`: libfuse's parser splits at commas unless escaped."""
+    return value.replace("\\", "\\\\").replace(",", "\\,")
+
+
+class VirtiofsdFlavours:
+    """Which flavour each binary is, asked once per file (device, inode, size and mtime)."""
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self._known: dict[tuple[int, int, int, int], VirtiofsdFlavour] = {}
+
+    async def of(self, binary: str) -> VirtiofsdFlavour:
+        """Raises FailedPrecondition when there is no such program, VirtiofsdFailed when its answer is neither's."""
+        try:
+            status = os.stat(binary)
+        except OSError as error:
+            raise FailedPrecondition(f"find virtiofsd {binary!r}: {describe_os_error(error)}") from error
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in self._known:
+            self._known[key] = await self._ask(binary)
+        return self._known[key]
+
+    async def _ask(self, binary: str) -> VirtiofsdFlavour:
+        asked = [binary, "--print-capabilities"]
+        ended, output = await self._children.output(asked, env=_ENV, timeout_s=_PROBE_TIMEOUT_S)
+        flavour = flavour_from_capabilities(output) if ended.code == 0 and not ended.signal else None
+        if flavour is None:
+            _, output = await self._children.output([binary, "-V"], env=_ENV, timeout_s=_PROBE_TIMEOUT_S)
+            flavour = flavour_from_version(output)
+        if flavour is None:
+            raise VirtiofsdFailed(f"probe virtiofsd {binary!r}: --print-capabilities {ended}, -V is not understood")
+        log.debug("virtiofsd probed", extra={"binary": binary, "flavour": str(flavour)})
+        return flavour
+
+
+def flavour_from_capabilities(output: bytes) -> VirtiofsdFlavour | None:
+    """Both print JSON of type fs; only the Rust one lists features, `separate-options` among them."""
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        return None
+    if not isinstance(answer, dict) or answer.get("type") != "fs":
+        return None
+    features = answer.get("features")
+    if features is None:
+        return VirtiofsdFlavour.C
+    return VirtiofsdFlavour.RUST if isinstance(features, list) and "separate-options" in features else None
+
+
+def flavour_from_version(output: bytes) -> VirtiofsdFlavour | None:
+    text = output.decode("utf-8", "replace")
+    if "using FUSE kernel interface" in text:
+        return VirtiofsdFlavour.C
+    return VirtiofsdFlavour.RUST if text.startswith("virtiofsd 1.") else None
+
+
+class VirtiofsdProcess:
+    """One running virtiofsd."""
+
+    def __init__(self, child: Child, shared_dir: str, *, ledger: Ledger, entries: tuple[LedgerEntry, ...]) -> None:
+        self._child = child
+        self._shared_dir = shared_dir
+        self._ledger = ledger
+        self._entries = entries
+        self.pid = child.pid
+
+    async def wait(self) -> str:
+        """How it ended, with its last words, once it has."""
+        await self._child.wait()
+        return f"virtiofsd of {self._shared_dir!r} ended: {self._child.describe_exit()}"
+
+    async def stop(self) -> None:
+        """The daemon and its socket are gone. Idempotent. It has nothing to flush: the host's files are the truth."""
+        await self._child.end()
+        for entry in self._entries:
+            await self._ledger.release(entry)
+
+
+async def start_virtiofsd(
+    plan: VirtiofsdPlan, ledger: Ledger, children: Children, *, flavours: VirtiofsdFlavours | None = None
+) -> VirtiofsdProcess:
+    """virtiofsd runs and its socket takes connections, from before the call returns.
+
+    Ledger: SOCKET `plan.listen_path`, and PROCESS under the word that names the share; both released again on error.
+    """
+    flavour = await (flavours or VirtiofsdFlavours(children)).of(plan.binary)
+    command = virtiofsd_command(plan, flavour)
+    _check_directory(plan.shared_dir)
+    for argument in command.dropped:
+        log.warning("virtiofsd argument dropped", extra={"argument": argument, "flavour": str(flavour)})
+    socket_entry = LedgerEntry(kind=ResourceKind.SOCKET, key=plan.listen_path)
+    ledger.acquire(socket_entry)
+    try:
+        with listening_socket(plan.listen_path) as listener:
+            child = await children.spawn(
+                command.argv,
+                env=_ENV,
+                fds={LISTEN_FD: listener.fileno()},
+                ledger=ledger,
+                ledger_key=command.key,
+            )
+    except BaseException:
+        await ledger.release(socket_entry)
+        raise
+    log.info("virtiofsd started", extra={"pid": child.pid, "shared_dir": plan.shared_dir})
+    process_entry = LedgerEntry(kind=ResourceKind.PROCESS, key=command.key)
+    return VirtiofsdProcess(child, plan.shared_dir, ledger=ledger, entries=(process_entry, socket_entry))
+
+
+def _check_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        raise FailedPrecondition(f"share directory {path!r}: not a directory")
+
+
+def listening_socket(path: str) -> socket.socket:
+    """A stream socket that listens at `path`, for its owner only; close-on-exec. A stale socket file is replaced."""
+    if len(os.fsencode(path)) > _UNIX_PATH_BYTES:
+        raise InvalidArgument(f"listen at {path!r}: longer than {_UNIX_PATH_BYTES} bytes, the limit of a unix socket")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        if os.path.exists(path):
+            os.unlink(path)
+        # fchmod on an unbound socket decides the mode bind() gives the file (unix(7)), so there is no open moment.
+        os.fchmod(listener.fileno(), 0o600)
+        listener.bind(path)
+        listener.listen(1)
+    except OSError as error:
+        listener.close()
+        raise Internal(f"listen at {path!r}: {describe_os_error(error)}") from error
+    return listener

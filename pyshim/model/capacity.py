@@ -1,0 +1,52 @@
+"""What the host has left for one more VM, asked by `host/capacity.py` just before it boots.
+
+Unlike `HostFacts` these change from second to second: they are read once for each sandbox and never kept.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityQuestion:
+    """What of the host matters for this sandbox."""
+
+    cgroups_path: str
+    """As the OCI spec has it, cgroupfs or systemd form; empty when the sandbox has none."""
+    hugepages: bool
+    """Guest RAM is huge pages of the host's default size."""
+    directory: str
+    """The file system guest RAM is a file of, e.g. /dev/shm; empty when it is no file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RamBacking:
+    """What guest RAM is taken from, where that is not plain memory."""
+
+    name: str
+    """For messages: `huge pages of 2 MiB`, `'/dev/shm'`."""
+    free_mib: int
+    page_mib: int
+    """RAM has to be a multiple of it; 1 where any size will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupLimits:
+    """The tightest limits over a sandbox's parent cgroup (a pod's) and all above it; None where there is none."""
+
+    memory_bytes: int | None
+    memory_path: str
+    """The cgroup whose limit that is."""
+    cpu_quota: Fraction | None
+    """CPUs: quota / period."""
+    cpu_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityFacts:
+    available_mib: int | None
+    """MemAvailable; None when the kernel does not say."""
+    swap_free_mib: int
+    backing: RamBacking | None
+    """None: guest RAM is a memfd of ordinary pages."""
+    cgroup: CgroupLimits

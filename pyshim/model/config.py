@@ -1,0 +1,188 @@
+"""The effective configuration: what TOML, drop-ins and annotations come to, typed and in named units.
+
+Field names are Kata's key names, a unit added where Kata's name has none. `config/` builds it; everybody else reads it.
+What each key means, and which of them decide nothing yet, is said once: in `config/keys_*.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HypervisorConfig:
+    # What is booted.
+    path: str
+    kernel: str
+    image: str
+    initrd: str
+    rootfs_type: str
+    kernel_params: str
+    kernel_verity_params: str
+    firmware: str
+    firmware_volume: str
+    machine_type: str
+    machine_accelerators: str
+    cpu_features: str
+    accelerator: str
+    """`auto`, `kvm` or `tcg`; our own key."""
+    cpu_model: str
+    """QEMU's -cpu model; empty: `host` with KVM, a model fit for emulation without. Our own key."""
+    guest_extension_images: tuple[Mapping[str, Any], ...]
+    use_legacy_serial: bool
+    guest_hook_path: str
+    # Size.
+    default_vcpus: Fraction
+    default_maxvcpus: int
+    """0: the host's CPU count."""
+    default_memory_mib: int
+    default_maxmemory_mib: int
+    """0: the host's memory."""
+    overhead_vcpus: Fraction
+    """Sizing policy `overhead`: what the VM itself needs beside a workload that states its CPUs."""
+    overhead_memory_mib: int
+    memory_slots: int
+    enable_virtio_mem: bool
+    enable_mem_prealloc: bool
+    enable_hugepages: bool
+    reclaim_guest_freed_memory: bool
+    enable_numa: bool
+    numa_mapping: tuple[str, ...]
+    enable_guest_swap: bool
+    guest_swap_path: str
+    guest_swap_size_percent: int
+    guest_swap_create_threshold_s: int
+    guest_memory_dump_path: str
+    guest_memory_dump_paging: bool
+    # Safety.
+    confidential_guest: bool
+    sev_snp_guest: bool
+    snp_guest_policy: int
+    snp_id_block: str
+    snp_id_auth: str
+    measurement_algo: str
+    tdx_quote_generation_service_socket_port: int
+    initdata: str
+    seccompsandbox: str
+    rootless: bool
+    disable_selinux: bool
+    disable_guest_selinux: bool
+    disable_nesting_checks: bool
+    # Shared directories.
+    shared_fs: str
+    virtio_fs_daemon: str
+    virtio_fs_cache: str
+    virtio_fs_cache_size_mib: int
+    virtio_fs_is_dax: bool
+    virtio_fs_queue_size: int
+    virtio_fs_extra_args: tuple[str, ...]
+    # Disks.
+    disable_block_device_use: bool
+    block_device_driver: str
+    block_device_aio: str
+    block_device_cache_set: bool
+    block_device_cache_direct: bool
+    block_device_cache_noflush: bool
+    block_device_logical_sector_size: int
+    block_device_physical_sector_size: int
+    enable_iothreads: bool
+    indep_iothreads: int
+    queue_size: int
+    num_queues: int
+    disable_image_nvdimm: bool
+    # Devices.
+    default_bridges: int
+    enable_iommu: bool
+    enable_iommu_platform: bool
+    disable_vhost_net: bool
+    network_queues: int
+    rx_rate_limiter_max_rate: int
+    tx_rate_limiter_max_rate: int
+    entropy_source: str
+    enable_vhost_user_store: bool
+    vhost_user_store_path: str
+    vhost_user_reconnect_timeout_s: int
+    hot_plug_vfio: str
+    cold_plug_vfio: str
+    pcie_root_port: int
+    pcie_switch_port: int
+    use_vsock: str
+    """`auto`, `true` or `false`: reach the agent over vhost-vsock; our own key."""
+    # Debugging.
+    enable_debug: bool
+    extra_monitor_socket: str
+    hypervisor_loglevel: int
+    log_level: str
+    # Remote VMs.
+    remote_hypervisor_socket: str
+    remote_hypervisor_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    enable_debug: bool
+    enable_tracing: bool
+    debug_console_enabled: bool
+    kernel_modules: tuple[str, ...]
+    dial_timeout_s: float
+    request_timeout_s: float
+    cdh_api_timeout_s: float
+    launch_process_timeout_s: float
+    visible_cdi_devices: bool
+    policy: str
+    passfd_listener_port: int
+    health_check_request_timeout_ms: int
+    container_pipe_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    enable_debug: bool
+    internetworking_model: str
+    disable_new_netns: bool
+    sandbox_cgroup_only: bool
+    static_sandbox_resource_mgmt: bool
+    sizing_policy: str
+    """`sum` or `overhead`; our own key."""
+    strict_memory: bool
+    """Overcommitting the pod's cgroup is an error, not a warning; our own key."""
+    enable_vcpus_pinning: bool
+    vfio_mode: str
+    pod_resource_api_sock: str
+    kubelet_root_dir: str
+    create_container_timeout_s: float
+    disable_guest_seccomp: bool
+    disable_guest_empty_dir: bool
+    emptydir_mode: str
+    sandbox_bind_mounts: tuple[str, ...]
+    shared_mounts: tuple[Mapping[str, Any], ...]
+    experimental: tuple[str, ...]
+    experimental_force_guest_pull: bool
+    dan_conf: str
+    guest_selinux_label: str
+    enable_tracing: bool
+    jaeger_endpoint: str
+    jaeger_user: str
+    jaeger_password: str
+    keep_abnormal: bool
+    use_passfd_io: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactoryConfig:
+    enable_template: bool
+    template_path: str
+    vm_cache_number: int
+    vm_cache_endpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    source: str
+    """The file it was read from, for messages."""
+    hypervisor_name: str
+    hypervisor: HypervisorConfig
+    agent: AgentConfig
+    runtime: RuntimeConfig
+    factory: FactoryConfig

@@ -1,0 +1,78 @@
+"""The error tree of the shim: every error carries the ttrpc status code its caller gets.
+
+Room errors derive from these, so no table translates them. Text is `verb object: cause`.
+Code numbers are google.rpc.Code, the ones containerd maps back to its own errors.
+"""
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class ShimError(Exception):
+    """An error meant for the caller; `str(error)` is the text the user reads."""
+
+    code: ErrorCode = ErrorCode.INTERNAL
+
+
+class Cancelled(ShimError):
+    """The work was ended at somebody else's wish before it was done."""
+
+    code = ErrorCode.CANCELLED
+
+
+class InvalidArgument(ShimError):
+    code = ErrorCode.INVALID_ARGUMENT
+
+
+class NotFound(ShimError):
+    code = ErrorCode.NOT_FOUND
+
+
+class AlreadyExists(ShimError):
+    code = ErrorCode.ALREADY_EXISTS
+
+
+class FailedPrecondition(ShimError):
+    code = ErrorCode.FAILED_PRECONDITION
+
+
+class Unavailable(ShimError):
+    code = ErrorCode.UNAVAILABLE
+
+
+class DeadlineExceeded(ShimError):
+    code = ErrorCode.DEADLINE_EXCEEDED
+
+
+class ResourceExhausted(ShimError):
+    code = ErrorCode.RESOURCE_EXHAUSTED
+
+
+class Unimplemented(ShimError):
+    code = ErrorCode.UNIMPLEMENTED
+
+
+class Internal(ShimError):
+    code = ErrorCode.INTERNAL
+
+
+class AgentGone(Unavailable):
+    """The connection to the guest's agent ended; what the call did in the guest is not known."""

@@ -1,0 +1,25 @@
+"""Identifiers and paths that must not be mixed up."""
+
+import re
+from typing import NewType
+
+from pyshim.model.errors import InvalidArgument
+
+SandboxId = NewType("SandboxId", str)
+ContainerId = NewType("ContainerId", str)
+ExecId = NewType("ExecId", str)
+HostPath = NewType("HostPath", str)
+GuestPath = NewType("GuestPath", str)
+
+MAX_ID_CHARS = 76
+_ID_PATTERN = r"[A-Za-z0-9]+(?:[._-][A-Za-z0-9]+)*"
+
+
+def checked_id(text: str, what: str) -> str:
+    """`text` when it is a valid containerd identifier; it is then also safe as one path component.
+
+    Source: containerd pkg/identifiers (pattern and the limit of 76 characters).
+    """
+    if len(text) > MAX_ID_CHARS or re.fullmatch(_ID_PATTERN, text) is None:
+        raise InvalidArgument(f"check {what} {text[:100]!r}: not a valid identifier")
+    return text

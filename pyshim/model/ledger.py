@@ -1,0 +1,42 @@
+"""The ledger's nouns: every host resource a sandbox holds, by kind and key (design rule: intent before effect).
+
+An entry is written before the resource is made and struck out after it is gone, so whoever comes after a crash
+knows all that may exist. `host/release.py` holds the one undo of each kind; every undo is idempotent.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class ResourceKind(StrEnum):
+    """Kinds in use; the comment names the key and the detail fields."""
+
+    DIRECTORY = "directory"  # key: path; removed with all below it, never across a mount point
+    SOCKET = "socket"  # key: path of a unix socket or other single file
+    MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it
+    PROCESS = "process"  # key: a text unique in its argv; detail: pid, start_ticks once known
+    CGROUP = "cgroup"  # key: absolute path of a cgroup directory
+    LINK = "link"  # key: interface name; detail: netns path ("" = the host's)
+    INGRESS = "ingress"  # key: interface name whose ingress qdisc we added; detail: netns path
+    NETNS = "netns"  # key: path of a namespace file we bound
+    REMOTE_VM = "remote-vm"  # key: VM id; detail: socket of the remote hypervisor
+    VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    kind: ResourceKind
+    key: str
+    detail: Mapping[str, str | int] = field(default_factory=dict)
+
+
+class Ledger(Protocol):
+    """What rooms that make host resources see of the sandbox's ledger."""
+
+    def acquire(self, entry: LedgerEntry) -> None:
+        """The intent is on disk; call before the resource is made. The same kind and key replaces the entry."""
+
+    async def release(self, entry: LedgerEntry) -> None:
+        """The resource is gone and struck out. Idempotent; raises ShimError when the undo fails (entry stays)."""

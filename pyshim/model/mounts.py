@@ -1,0 +1,45 @@
+"""Mounts on the host, decided: what `host/mounts.py` carries out, one value per mount(2) sequence."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pyshim.model.ids import HostPath
+
+
+class Propagation(StrEnum):
+    PRIVATE = "private"
+    SHARED = "shared"
+    SLAVE = "slave"
+
+
+class TargetKind(StrEnum):
+    """What the mount point must be before mounting; created when missing."""
+
+    DIRECTORY = "directory"
+    FILE = "file"
+    LIKE_SOURCE = "like-source"
+    """A file when the source is anything but a directory (bind mounts)."""
+
+
+class SourceKind(StrEnum):
+    """What a volume's source is on the host, found before planning."""
+
+    DIRECTORY = "directory"
+    FILE = "file"
+    BLOCK = "block"
+    OTHER = "other"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMount:
+    """One mount: `options` are fstab words (`ro`, `rbind`, `loop`, `lowerdir=...`), applied as containerd does."""
+
+    type: str
+    source: str
+    target: HostPath
+    target_kind: TargetKind
+    options: tuple[str, ...]
+    propagation: Propagation | None
+    beneath: HostPath | None
+    """When set, the target is opened beneath this root and no link leads out of it: the tree is shared with a guest."""

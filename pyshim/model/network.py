@@ -1,0 +1,94 @@
+"""The pod's network: the model it is wired by, and what a scan of its namespace says in rtnetlink's own terms."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pyshim.model.errors import InvalidArgument, Unimplemented
+
+
+class NetworkModel(StrEnum):
+    """Kata's `internetworking_model`: how a link of the namespace reaches the VM."""
+
+    TCFILTER = "tcfilter"
+    NONE = "none"
+
+
+_UNBUILT_MODELS = frozenset({"macvtap", "l3forwarding"})
+
+
+def network_model(text: str) -> NetworkModel:
+    """The model `text` asks for; `default` is tcfilter. Raises Unimplemented for Kata's other two, by name."""
+    if text in _UNBUILT_MODELS:
+        raise Unimplemented(
+            f"choose internetworking_model {text!r}: not available (hint: 'tcfilter' carries the same links)"
+        )
+    try:
+        return NetworkModel.TCFILTER if text == "default" else NetworkModel(text)
+    except ValueError:
+        raise InvalidArgument(f"choose internetworking_model {text!r}: not one of 'tcfilter', 'none'") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkReport:
+    index: int
+    name: str
+    kind: str
+    """IFLA_INFO_KIND (`veth`, `macvlan`, `tun`, ...); empty for a device whose driver registers none."""
+    hardware_type: int
+    """ARPHRD_*: 1 is Ethernet."""
+    mac: str
+    mtu: int
+    flags: int
+    """IFF_*."""
+    bus: str
+    """Bus of the device behind it (`pci`, `virtio`, ...); empty for one that only exists in software."""
+    ingress_qdisc: str
+    """`ingress` or `clsact` when one is attached; empty for none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressReport:
+    index: int
+    address: str
+    prefix_length: int
+    peer: str
+    """The other end of a point-to-point address, whose prefix it then is; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteReport:
+    index: int
+    """The interface it leaves by; 0 when it has none or several."""
+    family: int
+    """4 or 6."""
+    destination: str
+    """CIDR; empty for the default route."""
+    gateway: str
+    source: str
+    table: int
+    protocol: int
+    scope: int
+    type: int
+    flags: int
+    metric: int
+    mtu: int
+    """RTAX_MTU; 0 when the route sets none."""
+    beyond: str
+    """What of it no agent can be told (`multipath`, `gateway of another family`); empty for an ordinary route."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourReport:
+    index: int
+    address: str
+    mac: str
+    state: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkScan:
+    links: tuple[LinkReport, ...]
+    addresses: tuple[AddressReport, ...]
+    routes: tuple[RouteReport, ...]
+    neighbours: tuple[NeighbourReport, ...]

@@ -1,0 +1,79 @@
+"""The guest kernel's command line, in Kata's order: platform, root, console, verbosity, agent, then the operator's own.
+
+Source: the parameters Kata's Go runtime passes on x86; a parameter of the operator replaces ours of the same name.
+"""
+
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.kernel_line import split_params
+from pyshim.plan.sizing import is_resizable
+
+SERIAL_AGENT_PORT = "org.pykata.agent.0"
+
+X86_PARAMS = (
+    "tsc=reliable",
+    "no_timer_check",
+    "rcupdate.rcu_expedited=1",
+    "i8042.direct=1",
+    "i8042.dumbkbd=1",
+    "i8042.nopnp=1",
+    "i8042.noaux=1",
+    "noreplace-smp",
+    "reboot=k",
+    "cryptomgr.notests",
+    "net.ifnames=0",
+    "pci=lastbus=0",
+)
+_SYSTEMD_PARAMS = (
+    "systemd.unit=kata-containers.target",
+    "systemd.mask=systemd-networkd.service",
+    "systemd.mask=systemd-networkd.socket",
+)
+_ONLINE_AT_ONCE = "memhp_default_state=online"
+"""Added memory is used as soon as the guest's kernel finds it, which can be after the agent was asked to put it online;
+and virtio-mem stops at 1 GiB that nobody has put online.
+Source: the kernel's admin-guide/mm/memory-hotplug.rst and drivers/virtio/virtio_mem.c (offline_threshold)."""
+_MOVABLE = "memory_hotplug.online_policy=auto-movable"
+"""Most added memory is kept for pages that can move: only their memory can be given back. Source: as above."""
+_ROOT_FLAGS = {"ext4": "data=ordered,errors=remount-ro", "xfs": "", "erofs": "", "squashfs": ""}
+
+
+def kernel_params(config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_agent: bool) -> tuple[str, ...]:
+    """The parameters of one guest, final and in order. Raises InvalidArgument for an unknown root file system type."""
+    hypervisor = config.hypervisor
+    params = [*X86_PARAMS]
+    if hypervisor.image:
+        params += _root_params(hypervisor.rootfs_type, root_on_pmem)
+    # Until the virtio console's driver is there, a panic is only heard on the serial port every VM has.
+    params += ["earlyprintk=ttyS0,115200", "console=hvc0"]
+    params += ["debug"] if hypervisor.enable_debug else ["quiet"]
+    if hypervisor.image:
+        params += [f"systemd.show_status={'true' if hypervisor.enable_debug else 'false'}", *_SYSTEMD_PARAMS]
+    params += ["panic=1", f"nr_cpus={max_vcpus}", "selinux=0"]
+    if is_resizable(config):
+        params.append(_ONLINE_AT_ONCE)
+        params += [_MOVABLE] if hypervisor.enable_virtio_mem else []
+    if hypervisor.block_device_driver == "virtio-scsi":
+        params.append("scsi_mod.scan=none")
+    if serial_agent:
+        params.append(f"agent.server_addr=serial:///dev/virtio-ports/{SERIAL_AGENT_PORT}")
+    if config.agent.enable_debug:
+        params.append("agent.log=debug")
+    if config.agent.debug_console_enabled:
+        params += ["agent.debug_console", "agent.debug_console_vport=1026"]
+    own = split_params(hypervisor.kernel_params)
+    replaced = {_name(param) for param in own}
+    return tuple(param for param in params if _name(param) not in replaced) + own
+
+
+def _root_params(fs_type: str, on_pmem: bool) -> tuple[str, ...]:
+    if fs_type not in _ROOT_FLAGS:
+        known = ", ".join(sorted(_ROOT_FLAGS))
+        raise InvalidArgument(f"read rootfs_type {fs_type!r}: not one of {known}")
+    flags = ",".join(part for part in ("dax" if on_pmem else "", _ROOT_FLAGS[fs_type]) if part)
+    device = "/dev/pmem0p1" if on_pmem else "/dev/vda1"
+    return (f"root={device}", f"rootfstype={fs_type}", *((f"rootflags={flags}",) if flags else ()), "ro")
+
+
+def _name(param: str) -> str:
+    return param.partition("=")[0]

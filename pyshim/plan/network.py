@@ -1,0 +1,212 @@
+"""How a pod's network is wired: which links become devices of the VM, and what the guest is told. Pure.
+
+Rules that follow Kata's runtimes, so that one CNI configuration gives one guest: loopback and links without an address
+are no endpoints; endpoints are ordered by name; routes the kernel made by itself are left for the guest's kernel to
+make again; only permanent neighbours are passed on.
+"""
+
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hypervisors.base import NicDevice
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
+from pyshim.model.network import AddressReport, LinkReport, NetworkScan, RouteReport
+
+# linux/if.h, linux/if_arp.h, linux/rtnetlink.h, linux/neighbour.h
+IFF_LOOPBACK = 0x8
+IFF_NOARP = 0x80
+ARPHRD_ETHER = 1
+RT_TABLE_MAIN = 254
+RTN_UNICAST = 1
+RTPROT_KERNEL = 2
+RT_SCOPE_LINK = 253
+RTM_F_CLONED = 0x200
+RTNH_F_ONLINK = 0x4
+NUD_PERMANENT = 0x80
+
+# Link kind -> the type Kata's agent is told. An unnamed kind is a driver that registers none.
+_ENDPOINT_TYPES = {
+    "veth": "virtual",
+    "": "virtual",
+    "macvlan": "macvlan",
+    "macvtap": "macvtap",
+    "ipvlan": "ipvlan",
+    "vlan": "vlan",
+    "tun": "tuntap",
+    "bridge": "bridge",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointPlan:
+    """One interface of the pod: the link CNI made, and the tap that carries its frames to the VM."""
+
+    id: str
+    link_index: int
+    link_name: str
+    tap_name: str
+    mac: str
+    mtu: int
+
+    def device(self, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> NicDevice:
+        """The VM's device. The guest uses the link's own MAC: the other side of the link expects no other."""
+        return NicDevice(id=self.id, mac=self.mac, tap_fds=tap_fds, vhost_fds=vhost_fds, mtu=self.mtu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkPlan:
+    endpoints: tuple[EndpointPlan, ...]
+    interfaces: tuple[NetworkInterface, ...]
+    routes: tuple[NetworkRoute, ...]
+    neighbours: tuple[NetworkNeighbour, ...]
+    left_out: tuple[str, ...]
+    """Routes the pod has and its guest cannot be told, one sentence each, for the log."""
+
+
+def network_plan(scan: NetworkScan) -> NetworkPlan:
+    """What to wire and what to tell the guest. Raises ShimError naming the first link that cannot be wired."""
+    links = _endpoint_links(scan)
+    names = {link.index: link.name for link in links}
+    addresses = {link.index: [item for item in scan.addresses if item.index == link.index] for link in links}
+    routes, left_out = _routes(scan.routes, names)
+    return NetworkPlan(
+        endpoints=tuple(_endpoints(links, taken={link.name for link in scan.links})),
+        interfaces=tuple(_interface(link, addresses[link.index]) for link in links),
+        routes=(*_peer_routes(addresses, names), *routes),
+        neighbours=tuple(
+            NetworkNeighbour(
+                address=item.address, device=names[item.index], mac=item.mac, state=item.state, flags=item.flags
+            )
+            for item in scan.neighbours
+            if item.index in names and item.state == NUD_PERMANENT and item.mac
+        ),
+        left_out=left_out,
+    )
+
+
+def _endpoint_links(scan: NetworkScan) -> list[LinkReport]:
+    addressed = {address.index for address in scan.addresses}
+    links = [link for link in scan.links if link.index in addressed and not link.flags & IFF_LOOPBACK]
+    links.sort(key=lambda link: link.name)
+    by_mac: dict[str, str] = {}
+    for link in links:
+        _check_link(link)
+        other = by_mac.setdefault(link.mac.lower(), link.name)
+        if other != link.name:
+            # The agent finds an interface by its MAC and would configure one of them twice.
+            raise InvalidArgument(f"connect links {other!r} and {link.name!r}: both have the MAC {link.mac}")
+    return links
+
+
+def _check_link(link: LinkReport) -> None:
+    subject = f"connect link {link.name!r}"
+    if not link.name.isprintable():
+        raise InvalidArgument(f"{subject}: a guest cannot be told such a name")
+    if link.bus == "pci":
+        raise Unimplemented(f"{subject}: a physical device; handing one to the VM needs VFIO")
+    if link.hardware_type != ARPHRD_ETHER or not link.mac:
+        raise Unimplemented(f"{subject}: a {link.kind or 'link'} without Ethernet frames cannot reach a VM")
+    if link.kind not in _ENDPOINT_TYPES:
+        known = ", ".join(kind for kind in _ENDPOINT_TYPES if kind)
+        raise Unimplemented(f"{subject}: kind {link.kind!r} is not one of {known}")
+    if link.ingress_qdisc:
+        raise FailedPrecondition(
+            f"{subject}: it has {'an' if link.ingress_qdisc == 'ingress' else 'a'} {link.ingress_qdisc} qdisc already "
+            "(hint: another sandbox in this namespace, or a CNI plugin that filters inside the pod)"
+        )
+
+
+def _endpoints(links: list[LinkReport], taken: set[str]) -> Iterator[EndpointPlan]:
+    number = 0
+    for position, link in enumerate(links):
+        while f"tap{number}_kata" in taken:
+            number += 1
+        yield EndpointPlan(
+            id=f"network-{position}",
+            link_index=link.index,
+            link_name=link.name,
+            tap_name=f"tap{number}_kata",
+            mac=link.mac,
+            mtu=link.mtu,
+        )
+        number += 1
+
+
+def _interface(link: LinkReport, addresses: list[AddressReport]) -> NetworkInterface:
+    return NetworkInterface(
+        name=link.name,
+        addresses=tuple(
+            NetworkAddress(address=item.address, prefix_length=_full_length(item) if item.peer else item.prefix_length)
+            for item in addresses
+            if not _is_made_by_guest(item)
+        ),
+        mtu=link.mtu,
+        mac=link.mac,
+        flags=link.flags & IFF_NOARP,
+        type=_ENDPOINT_TYPES[link.kind],
+        device_path="",
+    )
+
+
+def _is_made_by_guest(item: AddressReport) -> bool:
+    """IPv6 link-local: the guest's kernel makes it from the MAC, as the host's did; a second add would collide."""
+    address = ipaddress.ip_address(item.address)
+    return address.is_loopback or (address.version == 6 and address.is_link_local)
+
+
+def _full_length(item: AddressReport) -> int:
+    return ipaddress.ip_address(item.address).max_prefixlen
+
+
+def _peer_routes(addresses: dict[int, list[AddressReport]], names: dict[int, str]) -> Iterator[NetworkRoute]:
+    """The route a point-to-point address implies; the agent's addresses have no peer, so it must be said."""
+    for index, items in addresses.items():
+        for item in items:
+            if item.peer:
+                network = ipaddress.ip_network((item.peer, item.prefix_length), strict=False)
+                yield NetworkRoute(
+                    destination=str(network),
+                    gateway="",
+                    device=names[index],
+                    source="",
+                    scope=RT_SCOPE_LINK if network.version == 4 else 0,
+                    family=network.version,
+                    flags=0,
+                    mtu=0,
+                )
+
+
+def _routes(reports: tuple[RouteReport, ...], names: dict[int, str]) -> tuple[list[NetworkRoute], tuple[str, ...]]:
+    """By metric, as the agent knows none: of two routes to one destination the guest keeps the first it is given."""
+    wanted = [report for report in reports if _is_for_guest(report)]
+    wanted.sort(key=lambda report: report.metric)
+    left_out = tuple(
+        f"route to {report.destination or 'default'}: {report.beyond}" for report in wanted if report.beyond
+    )
+    told = [
+        NetworkRoute(
+            destination=report.destination,
+            gateway=report.gateway,
+            device=names[report.index],
+            source=report.source,
+            scope=report.scope,
+            family=report.family,
+            # The other bits of rtnh_flags are the host kernel's findings (dead, linkdown, offloaded), not a wish.
+            flags=report.flags & RTNH_F_ONLINK,
+            mtu=report.mtu,
+        )
+        for report in wanted
+        if report.index in names and not report.beyond
+    ]
+    return told, left_out
+
+
+def _is_for_guest(report: RouteReport) -> bool:
+    return (
+        report.table == RT_TABLE_MAIN
+        and report.type == RTN_UNICAST
+        and report.protocol != RTPROT_KERNEL
+        and not report.flags & RTM_F_CLONED
+    )

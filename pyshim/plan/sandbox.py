@@ -1,0 +1,321 @@
+"""The plan of one sandbox: its VM, its share, what the agent is told; all that `sandbox/` then carries out."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hypervisors.base import (
+    AgentChannel,
+    BootConfig,
+    CpuConfig,
+    ImageDriver,
+    MemoryBacking,
+    MemoryConfig,
+    NicDevice,
+    SerialChannel,
+    ShareDevice,
+    VmConfig,
+    VsockChannel,
+)
+from pyshim.model.agent_address import AGENT_VSOCK_PORT
+from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.config import Config, HypervisorConfig
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.guest import GuestSandbox, KernelModule, Storage
+from pyshim.model.host_facts import Accelerator, HostFacts
+from pyshim.model.ids import GuestPath, SandboxId
+from pyshim.model.kernel_line import split_params
+from pyshim.model.oci import OciSpec
+from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
+from pyshim.plan.kind import ContainerKind
+from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, share_plan
+from pyshim.plan.sizing import (
+    Headroom,
+    SizingRecord,
+    boot_size,
+    capacity_check,
+    headroom,
+    is_resizable,
+    static_size,
+    workload,
+)
+
+VM_ROOT = "/run/vc/vm"
+DEFAULT_SHM_BYTES = 64 * 1024 * 1024
+_START_TIMEOUT_S = 10.0
+_MAX_BRIDGES = 5
+EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
+"""The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md)."""
+_MAX_HOSTNAME = 64
+"""__NEW_UTS_LEN: what sethostname(2) takes."""
+_UNNAMED_LENGTH = 12
+"""A host name must not be empty: without one it is the head of the id, as docker has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxPlan:
+    sandbox_id: SandboxId
+    kind: ContainerKind
+    config: Config
+    vm: VmConfig
+    share: SharePlan
+    guest: GuestSandbox
+    sizing: SizingRecord
+    netns_path: str | None
+    """The pod's network namespace on the host; None when the pod has no network of its own."""
+    sysctls: Mapping[str, str]
+    """Kernel settings of the pod, which each container's creation makes sure of."""
+
+
+def sandbox_plan(
+    *,
+    sandbox_id: SandboxId,
+    kind: ContainerKind,
+    uuid: str,
+    spec: OciSpec,
+    config: Config,
+    host: HostFacts,
+    capacity: CapacityFacts,
+) -> SandboxPlan:
+    """The plan of the sandbox that `spec` opens. Raises InvalidArgument or FailedPrecondition naming key and file."""
+    _check(config)
+    sizing = _sized(kind, spec, config, host, capacity)
+    vm_dir = f"{VM_ROOT}/{sandbox_id}"
+    netns_path = _netns_path(spec, config)
+    share = share_plan(
+        sandbox_id=sandbox_id,
+        vm_dir=vm_dir,
+        binary=config.hypervisor.virtio_fs_daemon,
+        cache=config.hypervisor.virtio_fs_cache,
+        extra_args=config.hypervisor.virtio_fs_extra_args,
+        debug=config.hypervisor.enable_debug,
+    )
+    return SandboxPlan(
+        sandbox_id=sandbox_id,
+        kind=kind,
+        config=config,
+        vm=_vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path),
+        share=share,
+        guest=_guest(sandbox_id, spec, config),
+        sizing=sizing,
+        netns_path=netns_path,
+        sysctls=_sysctls(spec),
+    )
+
+
+def _sized(
+    kind: ContainerKind, spec: OciSpec, config: Config, host: HostFacts, capacity: CapacityFacts
+) -> SizingRecord:
+    """The size the VM boots with; one that follows its containers starts at the defaults."""
+    if is_resizable(config):
+        sizing = boot_size(config, host)
+    else:
+        sizing = static_size(config, host, workload(kind, spec.annotations, spec.raw))
+    return sizing.with_warnings(*capacity_check(sizing, config, host, capacity))
+
+
+def _vm(
+    sandbox_id: SandboxId,
+    uuid: str,
+    vm_dir: str,
+    config: Config,
+    host: HostFacts,
+    sizing: SizingRecord,
+    share: SharePlan,
+    netns_path: str | None,
+) -> VmConfig:
+    hypervisor = config.hypervisor
+    room = headroom(config, host, sizing)
+    return VmConfig(
+        sandbox_id=sandbox_id,
+        uuid=uuid,
+        vm_dir=vm_dir,
+        hypervisor_path=hypervisor.path,
+        machine_type=hypervisor.machine_type,
+        machine_options=tuple(part for part in hypervisor.machine_accelerators.split(",") if part),
+        boot=_boot(config, host, room),
+        cpu=_cpu(config, host, sizing, room),
+        memory=_memory(config, sizing, room),
+        share=ShareDevice(
+            tag=SHARE_TAG, socket_path=share.virtiofsd.listen_path, queue_size=hypervisor.virtio_fs_queue_size
+        ),
+        agent_channel=agent_channel(config, host, vm_dir),
+        nics=(),
+        bridges=min(hypervisor.default_bridges, _MAX_BRIDGES),
+        entropy_source=hypervisor.entropy_source,
+        seccomp_sandbox=hypervisor.seccompsandbox,
+        netns_path=netns_path,
+        extra_monitor=hypervisor.enable_debug,
+        nested=host.nested and not hypervisor.disable_nesting_checks,
+        debug=hypervisor.enable_debug,
+        start_timeout_s=_START_TIMEOUT_S,
+    )
+
+
+def with_nics(vm: VmConfig, nics: tuple[NicDevice, ...]) -> VmConfig:
+    """`vm` with its network devices, known only once the taps are open."""
+    return replace(vm, nics=nics)
+
+
+def accelerator(config: Config, host: HostFacts) -> Accelerator:
+    """`auto` is kvm where it was proved usable, else tcg. Raises FailedPrecondition when kvm is demanded in vain."""
+    wanted = config.hypervisor.accelerator
+    match wanted:
+        case "auto":
+            return Accelerator.KVM if host.kvm_usable else Accelerator.TCG
+        case "kvm" if host.kvm_usable:
+            return Accelerator.KVM
+        case "kvm":
+            raise FailedPrecondition(f"start vm: accelerator \"kvm\" in '{config.source}': {host.kvm_reason}")
+        case "tcg":
+            return Accelerator.TCG
+    raise InvalidArgument(f"read accelerator in '{config.source}': {wanted!r} is not one of auto, kvm, tcg")
+
+
+def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
+    """vhost-vsock where the host has it, else one virtio-serial port."""
+    wanted = config.hypervisor.use_vsock
+    if wanted == "true" and not host.vhost_vsock:
+        raise FailedPrecondition(f"start vm: use_vsock = true in '{config.source}': /dev/vhost-vsock cannot be opened")
+    if wanted == "true" or (wanted == "auto" and host.vhost_vsock):
+        return VsockChannel(port=AGENT_VSOCK_PORT)
+    return SerialChannel(port_name=SERIAL_AGENT_PORT, socket_path=f"{vm_dir}/agent.sock")
+
+
+def _check(config: Config) -> None:
+    hypervisor = config.hypervisor
+    for key, value in (("path", hypervisor.path), ("kernel", hypervisor.kernel)):
+        if not value.startswith("/"):
+            raise InvalidArgument(f"read {key} in '{config.source}': {value!r} is not an absolute path")
+    if not hypervisor.image and not hypervisor.initrd:
+        raise InvalidArgument(f"read '{config.source}': neither image nor initrd is set: the guest has no root")
+    if hypervisor.shared_fs != "virtio-fs":
+        raise FailedPrecondition(
+            f"read shared_fs in '{config.source}': {hypervisor.shared_fs!r} is not supported yet, only \"virtio-fs\""
+        )
+
+
+def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
+    hypervisor = config.hypervisor
+    use_pmem = bool(hypervisor.image) and not hypervisor.disable_image_nvdimm and hypervisor.machine_type != "microvm"
+    serial = isinstance(agent_channel(config, host, ""), SerialChannel)
+    return BootConfig(
+        kernel=hypervisor.kernel,
+        kernel_params=kernel_params(
+            config,
+            max_vcpus=room.max_vcpus,
+            root_on_pmem=use_pmem,
+            serial_agent=serial,
+        ),
+        initrd=hypervisor.initrd or None,
+        image=hypervisor.image or None,
+        image_driver=ImageDriver.PMEM if use_pmem else ImageDriver.VIRTIO_BLK,
+        firmware=hypervisor.firmware or None,
+    )
+
+
+def _cpu(config: Config, host: HostFacts, sizing: SizingRecord, room: Headroom) -> CpuConfig:
+    hypervisor = config.hypervisor
+    chosen = accelerator(config, host)
+    model = hypervisor.cpu_model or ("host" if chosen is Accelerator.KVM else EMULATED_CPU)
+    features = hypervisor.cpu_features if chosen is Accelerator.KVM else ""
+    return CpuConfig(
+        accelerator=chosen,
+        model=f"{model},{features}" if features else model,
+        boot_vcpus=sizing.vcpus.granted,
+        max_vcpus=room.max_vcpus,
+    )
+
+
+def _memory(config: Config, sizing: SizingRecord, room: Headroom) -> MemoryConfig:
+    hypervisor = config.hypervisor
+    return MemoryConfig(
+        boot_mib=sizing.memory_mib.granted,
+        max_mib=room.max_memory_mib,
+        slots=room.memory_slots,
+        backing=_backing(hypervisor),
+        prealloc=hypervisor.enable_mem_prealloc or hypervisor.enable_hugepages,
+        virtio_mem=hypervisor.enable_virtio_mem and is_resizable(config),
+    )
+
+
+def _backing(hypervisor: HypervisorConfig) -> MemoryBacking:
+    return MemoryBacking.HUGEPAGES if hypervisor.enable_hugepages else MemoryBacking.SHARED_MEMFD
+
+
+def capacity_question(config: Config, spec: OciSpec) -> CapacityQuestion:
+    """What of the host has to be asked before the sandbox of `spec` is planned."""
+    backing = _backing(config.hypervisor)
+    return CapacityQuestion(
+        cgroups_path=spec.cgroups_path,
+        hugepages=backing is MemoryBacking.HUGEPAGES,
+        directory="/dev/shm" if backing is MemoryBacking.SHARED_FILE else "",
+    )
+
+
+def _netns_path(spec: OciSpec, config: Config) -> str | None:
+    """The namespace CNI prepared. A namespace without a path is a fresh one: a pod without network."""
+    path = spec.namespace_path("network")
+    if not path or config.runtime.disable_new_netns or path == "/proc/0/ns/net":
+        return None
+    return path
+
+
+def _guest(sandbox_id: SandboxId, spec: OciSpec, config: Config) -> GuestSandbox:
+    return GuestSandbox(
+        sandbox_id=sandbox_id,
+        hostname=(spec.hostname or sandbox_id[:_UNNAMED_LENGTH])[:_MAX_HOSTNAME],
+        dns=(),
+        storages=(
+            Storage(
+                driver="virtio-fs",
+                driver_options=(),
+                source=SHARE_TAG,
+                fs_type="virtiofs",
+                options=("nodev",),
+                mount_point=GUEST_SHARED_DIR,
+            ),
+            Storage(
+                driver="ephemeral",
+                driver_options=(),
+                source="shm",
+                fs_type="tmpfs",
+                options=("noexec", "nosuid", "nodev", "mode=1777", f"size={_shm_bytes(spec)}"),
+                mount_point=GuestPath(f"{GUEST_SANDBOX_DIR}/shm"),
+            ),
+        ),
+        shared_pid_namespace=False,
+        guest_hook_path="",
+        kernel_modules=tuple(_kernel_module(text) for text in config.agent.kernel_modules),
+    )
+
+
+def _sysctls(spec: OciSpec) -> Mapping[str, str]:
+    found = (spec.raw.get("linux") or {}).get("sysctl") or {}
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise InvalidArgument("read spec: linux.sysctl is not an object of strings")
+    return dict(found)
+
+
+def _shm_bytes(spec: OciSpec) -> int:
+    """The size the spec's own tmpfs on /dev/shm has; 64 MiB otherwise (the kubelet's and docker's default)."""
+    for mount in spec.mounts:
+        if mount.destination == "/dev/shm" and not mount.is_bind:
+            for option in mount.options:
+                name, _, value = option.partition("=")
+                if name == "size" and re.fullmatch(r"[0-9]{1,12}[kKmMgG]?", value):
+                    return _with_unit(value)
+    return DEFAULT_SHM_BYTES
+
+
+def _with_unit(text: str) -> int:
+    units = {"k": 1024, "m": 1024**2, "g": 1024**3}
+    unit = units.get(text[-1].lower())
+    return int(text[:-1]) * unit if unit else int(text)
+
+
+def _kernel_module(text: str) -> KernelModule:
+    words = split_params(text)
+    if not words:
+        raise InvalidArgument(f"read kernel_modules: {text!r} names no module")
+    return KernelModule(name=words[0], parameters=words[1:])

@@ -1,0 +1,368 @@
+"""One container: its host mounts, its init and exec processes, its end.
+
+A container exists from the moment the agent has created it; `create` leaves nothing behind when it fails. The init's
+exit is published after every exec's (they live in its pid namespace, so they are dead by then), and nothing but its
+deletion after it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from hypervisors.base import BlockDevice, Hypervisor
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
+from pyshim.model.guest import GuestContainer, GuestDevice
+from pyshim.model.ids import ExecId, HostPath
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.stats import ContainerStats
+from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
+from pyshim.plan.container import ContainerPlan, with_devices
+from pyshim.plan.guest_spec import guest_process, guest_resources
+from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST, Process
+from pyshim.sandbox.resizing import Resizer
+from pyshim.sandbox.seams import ContainerAgent, Host, ProcessStreams, Publisher
+from pyshim.sandbox.tasks import TaskOwner
+from pyshim.sandbox.undo import Undo
+
+log = logging.getLogger("pyshim.sandbox.container")
+
+# The kubelet gives Delete ten seconds: these and the streams' CLOSE_DRAIN_S are its parts.
+KILL_CREATED_WAIT_S = 2.0
+REMOVE_TIMEOUT_S = 3
+UNPLUG_WAIT_S = 2.0
+EXEC_EXIT_WAIT_S = 5.0
+SIGKILL = 9
+EXIT_START_FAILED = 128
+"""containerd's StartError status."""
+
+
+class Container:
+    def __init__(
+        self,
+        *,
+        request: CreateTask,
+        plan: ContainerPlan,
+        namespace: str,
+        pid: int,
+        agent: ContainerAgent,
+        host: Host,
+        hypervisor: Hypervisor,
+        resizer: Resizer,
+        resources: Mapping[str, Any],
+        ledger: Ledger,
+        publisher: Publisher,
+        tasks: TaskOwner,
+        clock_ns: Callable[[], int],
+        on_exit: Callable[["Container"], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.id = request.container_id
+        self.request = request
+        self.pid = pid
+        self._plan = plan
+        self._namespace = namespace
+        self._agent = agent
+        self._host = host
+        self._hypervisor = hypervisor
+        self._resizer = resizer
+        self._resources = resources
+        self._ledger = ledger
+        self._publisher = publisher
+        self._tasks = tasks
+        self._clock_ns = clock_ns
+        self._on_exit = on_exit
+        self._on_change = on_change
+        self._init: Process | None = None
+        self._execs: dict[ExecId, Process] = {}
+        self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
+        self._opening: set[ExecId] = set()
+        self._undo = Undo(f"container '{self.id}'")
+
+    @property
+    def rootfs(self) -> HostPath:
+        """The root file system's place on the host."""
+        return self._plan.rootfs
+
+    @property
+    def init(self) -> Process:
+        assert self._init is not None, "create() makes the init process"
+        return self._init
+
+    def process(self, exec_id: ExecId | None) -> Process:
+        if exec_id is None:
+            return self.init
+        process = self._execs.get(exec_id)
+        if process is None:
+            raise NotFound(f"find exec '{exec_id}' of container '{self.id}': no such exec")
+        return process
+
+    def processes(self) -> tuple[ProcessInfo, ...]:
+        """Every process that has not ended; the init always, so that a reload never takes the task for leaked."""
+        running = [exec_id for exec_id, process in self._execs.items() if process.status is Status.RUNNING]
+        return (
+            ProcessInfo(pid=self.pid, exec_id=None),
+            *(ProcessInfo(pid=self.pid, exec_id=exec_id) for exec_id in running),
+        )
+
+    async def create(self, timeout_s: float) -> None:
+        """The container waits in the guest to be started; nothing of it is left when this raises."""
+        try:
+            self._init = await self._make(timeout_s)
+        except BaseException:
+            await self._undo.run()
+            raise
+        self._tasks.supervise(f"wait/{self.id}", self._watch_init())
+
+    async def _make(self, timeout_s: float) -> Process:
+        for mount in self._plan.rootfs_mounts:
+            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
+            await self._host.mount(mount)
+        for point in self._plan.share_points:
+            self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point))
+        for mount in self._plan.share_mounts:
+            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
+            await self._host.mount(mount)
+        streams = await self._host.open_streams(self.request.stdio, namespace=self._namespace, process_id=self.id)
+        self._undo.push(streams.close)
+        guest = await self._with_block_volumes()
+        self._undo.push(self._resizer.leave, self.id)
+        await self._resizer.join(self.id, self._resources)
+        self._undo.push(self._remove_from_guest)  # before the call: the guest may carry out what we gave up
+        await self._agent.create_container(guest, timeout_s)
+        return self._new_process(None, self.request.stdio, streams)
+
+    def _acquire(self, entry: LedgerEntry) -> None:
+        self._ledger.acquire(entry)
+        self._undo.push(self._ledger.release, entry)
+
+    def _new_process(self, exec_id: ExecId | None, stdio: Stdio, streams: ProcessStreams) -> Process:
+        return Process(
+            container_id=self.id,
+            exec_id=exec_id,
+            bundle=self.request.bundle,
+            pid=self.pid,
+            stdio=stdio,
+            streams=streams,
+            agent=self._agent,
+            tasks=self._tasks,
+            clock_ns=self._clock_ns,
+        )
+
+    async def _with_block_volumes(self) -> GuestContainer:
+        """The guest's part of the plan, its block devices plugged into the VM and named by their guest PCI paths."""
+        devices: list[GuestDevice] = []
+        for volume in self._plan.block_volumes:
+            if not self._hypervisor.capabilities().block_hotplug:
+                raise Unimplemented(f"plug '{volume.host_path}': this machine type takes no devices while it runs")
+            self._undo.push(self._unplug, volume.id)
+            location = await self._hypervisor.plug(
+                BlockDevice(id=volume.id, path=volume.host_path, read_only=volume.read_only, direct=False)
+            )
+            devices.append(
+                GuestDevice(
+                    id=location.pci_path, type="blk", vm_path="", container_path=volume.container_path, options=()
+                )
+            )
+        return with_devices(self._plan.guest, tuple(devices))
+
+    async def _unplug(self, device_id: str) -> None:
+        """The guest was asked to let go of the device; one that takes its time does so without holding up Delete."""
+        name = f"unplug/{self.id}/{device_id}"
+        await asyncio.wait([self._tasks.supervise(name, self._unplug_at_leisure(device_id))], timeout=UNPLUG_WAIT_S)
+
+    async def _unplug_at_leisure(self, device_id: str) -> None:
+        try:
+            await self._hypervisor.unplug(device_id)
+        except ShimError as exc:  # a VM that has gone took the device along
+            log.debug("unplug device", extra={"container": self.id, "device": device_id, "error": str(exc)})
+
+    async def start(self, exec_id: ExecId | None) -> int:
+        """The process runs. When it cannot be started its exit is latched, so that a Wait issued before returns."""
+        process = self.process(exec_id)
+        async with process.lock:
+            process.require(Status.CREATED, verb="start")
+            if exec_id is None:
+                await self._start_init(process)
+            else:
+                await self._start_exec(process, exec_id)
+        self._on_change()
+        return process.pid
+
+    async def _start_init(self, process: Process) -> None:
+        try:
+            await self._agent.start_container(self.id)
+        except ShimError as exc:
+            await self._fail_start(process, exc)
+            raise
+        process.become(Status.RUNNING)
+        process.start_streams()
+        self._publisher.publish(TaskStarted(container_id=self.id, pid=process.pid))
+
+    async def _start_exec(self, process: Process, exec_id: ExecId) -> None:
+        try:
+            self._require_running(f"start exec '{exec_id}'")
+            await self._agent.exec_process(self.id, exec_id, self._exec_specs.pop(exec_id))
+            if self.init.exit is not None:  # it ended meanwhile, and nothing may follow its exit
+                self._require_running(f"start exec '{exec_id}'")
+        except ShimError as exc:
+            await self._fail_start(process, exc)
+            raise
+        process.become(Status.RUNNING)
+        process.start_streams()
+        self._publisher.publish(ExecStarted(container_id=self.id, exec_id=exec_id, pid=process.pid))
+        self._tasks.supervise(f"wait/{process.label}", self._watch_exec(process))
+
+    def _require_running(self, action: str) -> None:
+        if self.init.status is not Status.RUNNING:
+            raise FailedPrecondition(f"{action}: container '{self.id}' is {self.init.status.name.lower()}")
+
+    async def _fail_start(self, process: Process, cause: ShimError) -> None:
+        """Waiters see an exit and readers an end of stream: a client waits for both before it reports the error."""
+        self._end(process, EXIT_SANDBOX_LOST if isinstance(cause, AgentGone) else EXIT_START_FAILED)
+        await process.close_streams()
+
+    async def add_exec(self, request: ExecTask) -> None:
+        """The exec is known and its streams are open; `start` runs it."""
+        exec_id = request.exec_id
+        self._require_running(f"add exec '{exec_id}'")
+        if exec_id in self._execs or exec_id in self._opening:
+            raise AlreadyExists(f"add exec '{exec_id}': container '{self.id}' already has it")
+        self._opening.add(exec_id)
+        try:
+            streams = await self._host.open_streams(request.stdio, namespace=self._namespace, process_id=exec_id)
+        finally:
+            self._opening.discard(exec_id)
+        try:
+            self._require_running(f"add exec '{exec_id}'")  # a log program may have taken its time to start
+        except FailedPrecondition:
+            await streams.close()
+            raise
+        self._exec_specs[exec_id] = guest_process(request.process, terminal=request.stdio.terminal)
+        self._execs[exec_id] = self._new_process(exec_id, request.stdio, streams)
+        self._publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
+
+    async def delete_exec(self, exec_id: ExecId) -> ExitStatus:
+        process = self.process(exec_id)
+        async with process.lock:
+            process.require(Status.CREATED, Status.STOPPED, verb="delete")
+            self._end(process, 0)
+            await process.close_streams()
+            if self._execs.get(exec_id) is process:  # else somebody else was faster, and the id may be in use again
+                del self._execs[exec_id]
+                self._exec_specs.pop(exec_id, None)
+        return await process.wait()
+
+    async def delete(self) -> ExitStatus:
+        """Nothing of the container is left on the host, and its guest was asked to forget it.
+
+        Raises FailedPrecondition while it runs, and what an undo raised: then the call can be repeated.
+        """
+        process = self.init
+        if process.status is Status.CREATED:
+            await self._kill_created(process)  # outside the lock: the exit's watcher needs it
+        async with process.lock:
+            process.require(Status.STOPPED, verb="delete")
+            execs = tuple(self._execs.values())
+            self._execs.clear()
+            for each in execs:
+                self._end(each, EXIT_KILLED)  # those that were never started: somebody may wait for them
+            await asyncio.gather(*(each.close_streams() for each in (*execs, process)))
+            if error := await self._undo.run():
+                raise error
+        return await process.wait()
+
+    async def _kill_created(self, process: Process) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILL_CREATED_WAIT_S):
+                try:
+                    await process.kill(SIGKILL, all_processes=False)
+                except ShimError as exc:
+                    log.debug("kill before delete", extra={"container": self.id, "error": str(exc)})
+                await process.wait()
+        self._end(process, EXIT_KILLED)
+
+    async def pause(self) -> None:
+        """The container's processes are frozen; pausing what is paused is refused, like resuming what runs."""
+        async with self.init.lock:
+            self.init.become(Status.PAUSING)
+            try:
+                await self._agent.pause_container(self.id)
+            except ShimError:
+                if self.init.status is Status.PAUSING:
+                    self.init.become(Status.RUNNING)
+                raise
+            self.init.become(Status.PAUSED)  # refused when the sandbox was lost meanwhile
+            self._publisher.publish(TaskPaused(container_id=self.id))
+        self._on_change()
+
+    async def resume(self) -> None:
+        async with self.init.lock:
+            self.init.require(Status.PAUSED, verb="resume")
+            await self._agent.resume_container(self.id)
+            self.init.become(Status.RUNNING)
+            self._publisher.publish(TaskResumed(container_id=self.id))
+        self._on_change()
+
+    async def update(self, resources: Mapping[str, Any]) -> None:
+        self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="update")
+
+        async def apply(after: Mapping[str, Any]) -> None:
+            await self._agent.update_container(self.id, guest_resources(after))
+
+        await self._resizer.update(self.id, resources, apply)
+
+    async def stats(self) -> ContainerStats:
+        self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="measure")
+        return await self._agent.stats_container(self.id)
+
+    def end_all(self, status: int) -> None:
+        """Every process that had not ended has ended with `status`, execs first: the guest is gone."""
+        for process in (*self._execs.values(), self.init):
+            self._end(process, status)
+
+    async def _watch_init(self) -> None:
+        process = self.init
+        status = await process.watch_exit()
+        async with process.lock:  # a start in flight publishes its event first
+            await self._wait_for_execs()
+            self._end(process, status)
+        await self._resizer.leave(self.id)
+        self._on_exit(self)
+
+    async def _wait_for_execs(self) -> None:
+        """No exec runs any more; one of which the guest says nothing went with its pid namespace."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXEC_EXIT_WAIT_S):
+                while running := self._running_execs():
+                    await running[0].wait()
+        for process in self._running_execs():
+            self._end(process, EXIT_KILLED)
+
+    def _running_execs(self) -> list[Process]:
+        return [process for process in self._execs.values() if process.status is Status.RUNNING]
+
+    async def _watch_exec(self, process: Process) -> None:
+        status = await process.watch_exit()
+        async with process.lock:
+            self._end(process, status)
+
+    def _end(self, process: Process, status: int) -> None:
+        ended_before_start = process.status is Status.CREATED and process.exec_id is not None
+        exit_status = process.latch_exit(status)
+        if exit_status is None or ended_before_start:
+            return
+        self._publisher.publish(
+            TaskExited(container_id=self.id, process_id=process.guest_id, pid=process.pid, exit=exit_status)
+        )
+        self._on_change()
+
+    async def _remove_from_guest(self) -> None:
+        """The guest was asked; one that refuses or says nothing must not keep the container on the host for ever."""
+        try:
+            await self._agent.remove_container(self.id, REMOVE_TIMEOUT_S)
+        except ShimError as exc:
+            level = logging.DEBUG if isinstance(exc, AgentGone | NotFound) else logging.WARNING
+            log.log(level, "remove from guest", extra={"container": self.id, "error": str(exc)})

@@ -1,0 +1,28 @@
+"""What a pod is given: every neighbour it acts through, so that a test can give it others."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.config import Config
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import SandboxId
+from pyshim.model.task import RuntimeOptions
+from pyshim.sandbox.seams import AgentConnector, Host, HypervisorFactory, NetworkConnector, Publisher, Records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The pod's neighbours, built once by the composition root."""
+
+    host: Host
+    load_config: Callable[[RuntimeOptions | None, Mapping[str, str]], Awaitable[Config]]
+    host_facts: Callable[[], Awaitable[HostFacts]]
+    capacity: Callable[[CapacityQuestion], Awaitable[CapacityFacts]]
+    hypervisor_factory: HypervisorFactory
+    connector_factory: Callable[[Config], AgentConnector]
+    network_connector: NetworkConnector
+    publisher: Publisher
+    open_records: Callable[[SandboxId], Records]
+    clock_ns: Callable[[], int]
+    new_uuid: Callable[[], str]

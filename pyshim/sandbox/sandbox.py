@@ -1,0 +1,276 @@
+"""One VM and all in it, from the first host directory to nothing left.
+
+`start` carries out the plan; every step pushes its undo, which `stop` runs, or `start` itself when it fails. After
+`start`, three watchers wait for the end nobody asked for: the VMM's exit, virtiofsd's, the agent connection's.
+Whichever comes first gives the reason, and `on_lost` is called once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from hypervisors.base import Hypervisor
+from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.plan.sandbox import SandboxPlan, with_nics
+from pyshim.sandbox.resizing import Resizer
+from pyshim.sandbox.seams import Agent, AgentConnector, Host, HypervisorFactory, Network, NetworkConnector, Virtiofsd
+from pyshim.sandbox.tasks import TaskOwner, to_the_end
+from pyshim.sandbox.undo import Undo
+
+log = logging.getLogger("pyshim.sandbox")
+T = TypeVar("T")
+
+DESTROY_TIMEOUT_S = 3.0
+LOST_REASON_WAIT_S = 0.5
+OOM_PAUSE_S = 0.1
+"""A guest may report as many OOM kills as it likes; containerd is told ten of them a second."""
+
+
+class Sandbox:
+    def __init__(
+        self,
+        *,
+        plan: SandboxPlan,
+        host: Host,
+        hypervisor_factory: HypervisorFactory,
+        connector: AgentConnector,
+        network_connector: NetworkConnector,
+        ledger: Ledger,
+        tasks: TaskOwner,
+        on_lost: Callable[[str], None],
+        on_oom: Callable[[str], None],
+        host_facts: HostFacts,
+        on_resize: Callable[[], None],
+    ) -> None:
+        self.plan = plan
+        self._host = host
+        self._connector = connector
+        self._network_connector = network_connector
+        self._ledger = ledger
+        self._tasks = tasks
+        self._on_lost = on_lost
+        self._on_oom = on_oom
+        self.hypervisor: Hypervisor = hypervisor_factory(ledger)
+        self.resizer = Resizer(
+            plan=plan,
+            host=host_facts,
+            hypervisor=self.hypervisor,
+            agent=lambda: self.agent,
+            tasks=tasks,
+            on_change=on_resize,
+        )
+        self._agent: Agent | None = None
+        self._virtiofsd: Virtiofsd | None = None
+        self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
+        self._watchers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._stop_lock = asyncio.Lock()
+        self._pid = 0
+        self.failure = ""
+        self.is_stopped = False
+        """`stop` has done its work."""
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def virtiofsd_pid(self) -> int:
+        """virtiofsd's pid, also after it has gone; 0 before it runs."""
+        return self._virtiofsd.pid if self._virtiofsd is not None else 0
+
+    @property
+    def pid(self) -> int:
+        """The VMM's pid, also after it has gone: containerd keeps using the number it was given."""
+        return self._pid
+
+    @property
+    def agent(self) -> Agent:
+        """The guest's agent. Raises Unavailable with the reason once the sandbox is lost or stopped."""
+        if self._agent is None or self._stopping:
+            raise Unavailable(f"use sandbox '{self.plan.sandbox_id}': {self.failure or 'its vm is not running'}")
+        return self._agent
+
+    async def start(self) -> None:
+        """The VM runs and its agent has the sandbox; nothing is left on the host when this raises."""
+        try:
+            self._agent = await self._start()
+        except BaseException:
+            await self._undo.run()
+            raise
+        self._watch(self._agent)
+
+    async def _start(self) -> Agent:
+        await self._make_share()
+        network = await self._connect_network()
+        self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
+        self._undo.push(self._virtiofsd.stop)
+        await self._boot(network)
+        agent = await self._reach_agent()
+        self._undo.push(agent.close)
+        await self._or_lost(self._set_up_guest(agent, network))
+        return agent
+
+    async def loss(self, otherwise: str) -> str:
+        """Why the sandbox was lost, if that shows up soon; `otherwise` when it does not."""
+        if not self.failure and not self._stopping:
+            await asyncio.wait([self._lost], timeout=2 * LOST_REASON_WAIT_S)
+        return self.failure or otherwise
+
+    async def stop(self) -> None:
+        """The VM is gone and nothing of the sandbox is left on the host but its state.
+
+        Idempotent, callers share it. What could not be undone is logged and stays in the ledger.
+        """
+        self._stopping = True
+        await to_the_end(self._stop())
+
+    async def _stop(self) -> None:
+        async with self._stop_lock:
+            for watcher in self._watchers:
+                watcher.cancel()
+            await asyncio.gather(*self._watchers, return_exceptions=True)
+            self._watchers.clear()
+            if self._agent is not None and not self.failure and not self.is_stopped:
+                await self._ask_guest_to_end(self._agent)
+            await self._undo.run()
+            self.is_stopped = True
+
+    async def _make_share(self) -> None:
+        share = self.plan.share
+        for path in (self.plan.vm.vm_dir, share.root):
+            self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=path))
+            await self._host.make_directory(path, 0o700)
+        for mount in share.mounts:
+            await self._host.make_directory(mount.target, 0o700)
+            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
+            await self._host.mount(mount)
+
+    async def _connect_network(self) -> Network | None:
+        plan = self.plan
+        model = plan.config.runtime.internetworking_model
+        if plan.netns_path is None or model == "none":
+            return None
+        network = await self._network_connector.connect(
+            plan.netns_path,
+            model,
+            plan.vm.cpu.boot_vcpus,
+            self._ledger,
+            vhost_net=not plan.config.hypervisor.disable_vhost_net,
+        )
+        self._undo.push(network.disconnect)
+        return network
+
+    async def _boot(self, network: Network | None) -> None:
+        vm = with_nics(self.plan.vm, network.nics) if network else self.plan.vm
+        self._undo.push(self.hypervisor.stop)
+        try:
+            await self.hypervisor.create(vm)
+        finally:
+            if network is not None:
+                network.close_taps()
+        self._pid = self.hypervisor.pid
+        await self.hypervisor.start()
+
+    async def _reach_agent(self) -> Agent:
+        timeout_s = self.plan.config.agent.dial_timeout_s
+        try:
+            return await self._or_lost(self._connector.connect(self.hypervisor.agent_address, timeout_s))
+        except DeadlineExceeded as exc:
+            tail = self.hypervisor.console_tail()
+            raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc
+
+    async def _set_up_guest(self, agent: Agent, network: Network | None) -> None:
+        if network is not None:
+            for interface in network.interfaces:
+                await agent.update_interface(interface)
+            if network.routes:
+                await agent.update_routes(network.routes)
+            if network.neighbours:
+                await agent.add_neighbours(network.neighbours)
+        await agent.create_sandbox(self.plan.guest)
+
+    async def _or_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, or Unavailable with the reason as soon as the VM or virtiofsd dies under it."""
+        wanted = asyncio.ensure_future(work)
+        lost = asyncio.ensure_future(self._first_loss())
+        try:
+            await asyncio.wait([wanted, lost], return_when=asyncio.FIRST_COMPLETED)
+            if wanted.done() and wanted.exception() is None:
+                return wanted.result()
+            if not lost.done():  # a failed call is often the first sign of a dying vm, whose reason explains more
+                await asyncio.wait([lost], timeout=LOST_REASON_WAIT_S)
+            if lost.done():
+                cause = wanted.exception() if wanted.done() else None
+                raise Unavailable(f"start vm '{self.plan.sandbox_id}': {lost.result()}") from cause
+            return wanted.result()
+        finally:
+            for task in (wanted, lost):
+                task.cancel()
+            await asyncio.gather(wanted, lost, return_exceptions=True)
+
+    async def _first_loss(self) -> str:
+        ends = [asyncio.ensure_future(self._vm_end()), asyncio.ensure_future(self._virtiofsd_end())]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not ends[0].done():  # virtiofsd ends with its VM and is mostly noticed first: the VM's reason explains
+                await asyncio.wait(ends[:1], timeout=LOST_REASON_WAIT_S)
+            return next(end for end in ends if end.done()).result()
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _vm_end(self) -> str:
+        return (await self.hypervisor.wait()).reason
+
+    async def _virtiofsd_end(self) -> str:
+        assert self._virtiofsd is not None, "virtiofsd starts before the vm"
+        return await self._virtiofsd.wait()
+
+    def _watch(self, agent: Agent) -> None:
+        sandbox_id = self.plan.sandbox_id
+        for name, end in (("vm", self._vm_end), ("virtiofsd", self._virtiofsd_end), ("agent", agent.gone)):
+            self._watchers.append(self._tasks.supervise(f"watch/{name}/{sandbox_id}", self._watch_end(name, end)))
+        self._watchers.append(self._tasks.supervise(f"watch/oom/{sandbox_id}", self._watch_oom(agent)))
+
+    async def _watch_end(self, name: str, end: Callable[[], Awaitable[str]]) -> None:
+        reason = await end()
+        if name != "vm":
+            reason = await self._better_reason(name, reason)
+        if self._stopping or self.failure:
+            return
+        self.failure = reason
+        self._lost.set_result(None)
+        log.error("sandbox lost", extra={"sandbox": self.plan.sandbox_id, "watcher": name, "error": reason})
+        self._on_lost(reason)
+
+    async def _better_reason(self, name: str, reason: str) -> str:
+        """What else is lost is mostly the echo of a dead VM: the VMM's own words explain more, if they come soon."""
+        try:
+            async with asyncio.timeout(LOST_REASON_WAIT_S):
+                return await self._vm_end()
+        except TimeoutError:
+            return f"the agent's connection ended: {reason}" if name == "agent" else reason
+
+    async def _watch_oom(self, agent: Agent) -> None:
+        while True:
+            try:
+                container_id = await agent.next_oom_event()
+            except ShimError as exc:
+                log.debug("no more oom events", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
+                return
+            self._on_oom(container_id)
+            await asyncio.sleep(OOM_PAUSE_S)
+
+    async def _ask_guest_to_end(self, agent: Agent) -> None:
+        """The agent has flushed and unmounted what it can; a guest that does not answer in time is simply ended."""
+        try:
+            async with asyncio.timeout(DESTROY_TIMEOUT_S):
+                await agent.destroy_sandbox()
+        except (ShimError, TimeoutError) as exc:
+            log.debug("destroy sandbox", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
+
+    def _acquire(self, entry: LedgerEntry) -> None:
+        self._ledger.acquire(entry)
+        self._undo.push(self._ledger.release, entry)

@@ -1,0 +1,177 @@
+"""What the sandbox room needs of its neighbours: the guest's agent, the host, the event publisher."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hypervisors.base import Hypervisor, NicDevice
+from pyshim.model.agent_address import AgentAddress
+from pyshim.model.events import TaskEvent
+from pyshim.model.guest import (
+    AgentDetails,
+    GuestContainer,
+    GuestSandbox,
+    NetworkInterface,
+    NetworkNeighbour,
+    NetworkRoute,
+)
+from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.mounts import HostMount, SourceKind
+from pyshim.model.share import VirtiofsdPlan
+from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.stats import ContainerStats
+from pyshim.model.task import Stdio
+
+
+class ContainerAgent(Protocol):
+    """The agent's calls about one container. Every call raises ShimError (code as the agent gave it) or AgentGone;
+    `exec_id` is the container id for the init process, as kata-agent has it."""
+
+    async def create_container(self, container: GuestContainer, timeout_s: float) -> None: ...
+    async def start_container(self, container_id: str) -> None: ...
+    async def remove_container(self, container_id: str, timeout_s: int) -> None: ...
+    async def exec_process(self, container_id: str, exec_id: str, process: Mapping[str, Any]) -> None: ...
+    async def signal_process(self, container_id: str, exec_id: str, signal: int) -> None:
+        """An empty `exec_id` signals every process of the container."""
+
+    async def wait_process(self, container_id: str, exec_id: str) -> int:
+        """The exit status (code, or 128 + signal), once it has ended; no deadline."""
+
+    async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None: ...
+    async def stats_container(self, container_id: str) -> ContainerStats: ...
+    async def pause_container(self, container_id: str) -> None: ...
+    async def resume_container(self, container_id: str) -> None: ...
+    async def write_stdin(self, container_id: str, exec_id: str, data: bytes | memoryview) -> int: ...
+    async def read_stdout(self, container_id: str, exec_id: str, max_bytes: int) -> bytes:
+        """The next chunk; empty at end of stream."""
+
+    async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes: ...
+    async def close_stdin(self, container_id: str, exec_id: str) -> None: ...
+    async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None: ...
+
+
+class Agent(ContainerAgent, Protocol):
+    """The guest's agent: its containers and the sandbox. `None` as a timeout means until the connection ends."""
+
+    async def create_sandbox(self, sandbox: GuestSandbox) -> None: ...
+    async def destroy_sandbox(self) -> None: ...
+    async def guest_details(self) -> AgentDetails: ...
+    async def update_interface(self, interface: NetworkInterface) -> None: ...
+    async def update_routes(self, routes: tuple[NetworkRoute, ...]) -> None: ...
+    async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None: ...
+    async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None: ...
+    async def next_oom_event(self) -> str:
+        """The id of the next container that met an OOM kill; no deadline."""
+
+    async def gone(self) -> str:
+        """Why the connection ended, once it has."""
+
+    async def close(self) -> None: ...
+
+
+class AgentConnector(Protocol):
+    async def connect(self, address: AgentAddress, timeout_s: float) -> Agent:
+        """An agent that has answered its health check; raises DeadlineExceeded or Unavailable naming the address."""
+
+
+class InputStream(Protocol):
+    """Host end of a process's stdin."""
+
+    async def read(self) -> bytes:
+        """The next bytes of the client; empty once every writer has closed and CloseIO was called."""
+
+    def close_io(self) -> None:
+        """CloseIO: our own write handle is closed, so that EOF follows the bytes already written. Idempotent."""
+
+    async def close(self) -> None: ...
+
+
+class OutputStream(Protocol):
+    """Host end of a process's stdout or stderr."""
+
+    async def write(self, data: bytes) -> None:
+        """All of `data` is with the reader; a slow reader makes this wait (back-pressure)."""
+
+    async def close(self) -> None: ...
+
+
+class ProcessStreams(Protocol):
+    @property
+    def stdin(self) -> InputStream | None: ...
+    @property
+    def stdout(self) -> OutputStream | None: ...
+    @property
+    def stderr(self) -> OutputStream | None: ...
+
+    async def close(self) -> None:
+        """All streams closed, log programs ended; idempotent."""
+
+
+class Virtiofsd(Protocol):
+    pid: int
+
+    async def wait(self) -> str:
+        """How it ended, with its last words, once it has."""
+
+    async def stop(self) -> None:
+        """The daemon and its socket are gone. Idempotent."""
+
+
+class Host(Protocol):
+    """All contact with Linux that orchestration needs. Every method raises ShimError naming the object."""
+
+    async def read_bytes(self, path: str, max_bytes: int) -> bytes:
+        """The file's content; NotFound when missing, InvalidArgument when larger than `max_bytes`."""
+
+    async def source_kind(self, path: str) -> SourceKind:
+        """What `path` is, links followed; MISSING rather than an error when it is not there."""
+
+    async def make_directory(self, path: str, mode: int) -> None: ...
+    async def mount(self, mount: HostMount) -> None: ...
+    async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> Virtiofsd: ...
+    async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> ProcessStreams: ...
+    async def release(self, entry: LedgerEntry) -> None: ...
+
+
+class Publisher(Protocol):
+    def publish(self, event: TaskEvent) -> None:
+        """The event is queued; events leave in the order of these calls. Never blocks, never raises."""
+
+
+class HypervisorFactory(Protocol):
+    def __call__(self, ledger: Ledger) -> Hypervisor: ...
+
+
+class Records(Protocol):
+    """The sandbox's persisted state: snapshots replace each other, the ledger is part of it."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    def save(self, snapshot: SandboxSnapshot) -> None:
+        """The snapshot is on disk, whole. Raises ShimError naming the file."""
+
+    def remove(self) -> None:
+        """Nothing of the sandbox is on disk, unless something is still held. Idempotent, never raises."""
+
+
+class Network(Protocol):
+    """The pod's network on the host side: taps behind the VM's devices, and what the guest must be told."""
+
+    nics: tuple[NicDevice, ...]
+    interfaces: tuple[NetworkInterface, ...]
+    routes: tuple[NetworkRoute, ...]
+    neighbours: tuple[NetworkNeighbour, ...]
+
+    def close_taps(self) -> None:
+        """Our copies of the tap fds are closed; the VMM has its own. Idempotent."""
+
+    async def disconnect(self) -> None:
+        """The namespace is as CNI left it. Idempotent, and fine when the namespace is already gone."""
+
+
+class NetworkConnector(Protocol):
+    async def connect(self, netns_path: str, model: str, queues: int, ledger: Ledger, *, vhost_net: bool) -> Network:
+        """Every endpoint of the namespace is wired to a tap; nothing is left behind on error.
+
+        With `vhost_net` each queue gets a vhost-net descriptor where the host has any.
+        """

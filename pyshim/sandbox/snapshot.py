@@ -1,0 +1,55 @@
+"""The live objects as one frozen value, for `state/` to persist."""
+
+from collections.abc import Mapping
+
+from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.task import Status
+from pyshim.plan.kata_config import kata_hypervisor_config
+from pyshim.sandbox.container import Container
+from pyshim.sandbox.sandbox import Sandbox
+
+
+def sandbox_snapshot(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxSnapshot:
+    plan = sandbox.plan
+    return SandboxSnapshot(
+        sandbox_id=plan.sandbox_id,
+        status=_status(sandbox, containers),
+        config_source=plan.config.source,
+        hypervisor_type=plan.config.hypervisor_name,
+        hypervisor=_hypervisor(sandbox),
+        hypervisor_config=kata_hypervisor_config(plan),
+        vmm_pid=sandbox.pid,
+        agent_address=str(sandbox.hypervisor.agent_address) if sandbox.pid else "",
+        netns_path=plan.netns_path or "",
+        sizing=sandbox.resizer.record.as_json(),
+        containers=tuple(_container(container) for container in containers),
+        failure=sandbox.failure,
+    )
+
+
+def _hypervisor(sandbox: Sandbox) -> Mapping[str, object]:
+    """Kata's HypervisorState; it counts virtiofsd to the hypervisor."""
+    if not sandbox.pid:
+        return {}
+    return {**sandbox.hypervisor.saved(), "VirtiofsDaemonPid": sandbox.virtiofsd_pid}
+
+
+def _status(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxStatus:
+    if sandbox.failure or sandbox.is_stopped:
+        return SandboxStatus.STOPPED
+    if not sandbox.pid:
+        return SandboxStatus.CREATING
+    running = any(container.init.status not in (Status.CREATED, Status.STOPPED) for container in containers)
+    return SandboxStatus.RUNNING if running else SandboxStatus.READY
+
+
+def _container(container: Container) -> ContainerSnapshot:
+    init = container.init
+    return ContainerSnapshot(
+        container_id=container.id,
+        bundle=container.request.bundle,
+        status=init.status,
+        stdio=init.stdio,
+        exit=init.exit,
+        rootfs=container.rootfs,
+    )

@@ -1,0 +1,77 @@
+"""Owned asyncio tasks: the loop keeps only weak references, so every task here has a name and one owner."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from pyshim.model.errors import Cancelled
+
+log = logging.getLogger("pyshim.sandbox.tasks")
+T = TypeVar("T")
+
+
+class TaskOwner:
+    """Keeps tasks alive until they end, reports the ones that fail, and ends them all on `close`."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """`work` runs as a task called `name`. A failure nobody awaits is logged, never lost."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def supervise(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Like `spawn` for background work nobody awaits: its failure is logged with the traceback."""
+        task = self.spawn(name, work)
+        task.add_done_callback(_report)
+        return task
+
+    async def close(self) -> None:
+        """Every task has ended, cancelled where it still ran. Must not be called from one of them."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it retrieved: whoever awaits the task reports it
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which has ended even when the caller was cancelled meanwhile, be it twice.
+
+    The cancellation follows then. For what must not be left half done; `work` bounds itself in time.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    result = task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+    return result
+
+
+async def joined(task: asyncio.Task[T], action: str) -> T:
+    """The result of `task`, which goes on when this caller gives up. Raises Cancelled when `task` itself was ended."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        caller = asyncio.current_task()
+        if task.cancelled() and (caller is None or not caller.cancelling()):
+            raise Cancelled(f"{action}: ended before it was done") from None
+        raise
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("task failed", extra={"task": task.get_name()}, exc_info=error)

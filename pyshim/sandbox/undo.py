@@ -1,0 +1,42 @@
+"""Taking back what was done, last first: of a creation that failed, or of what has come to its end."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from pyshim.model.errors import ShimError
+from pyshim.sandbox.tasks import to_the_end
+
+log = logging.getLogger("pyshim.sandbox.undo")
+
+
+class Undo:
+    """Steps that take something back, each idempotent, pushed once there may be something to take back."""
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._steps: list[Callable[[], Awaitable[None]]] = []
+
+    def push(self, step: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self._steps.append(partial(step, *args))
+
+    async def run(self) -> Exception | None:
+        """Every step was tried, last first, whoever gave up waiting meanwhile; what failed stays for the next run.
+
+        The first failure is returned, not raised: it must never hide the error that made the undo necessary.
+        """
+        return await to_the_end(self._run())
+
+    async def _run(self) -> Exception | None:
+        failed: list[tuple[Callable[[], Awaitable[None]], Exception]] = []
+        while self._steps:
+            step = self._steps.pop()
+            try:
+                await step()
+            except Exception as exc:  # whatever one step meets, the others must still clean the host
+                bug = None if isinstance(exc, ShimError) else exc
+                log.warning("undo failed", extra={"of": self._of, "error": str(exc)}, exc_info=bug)
+                failed.append((step, exc))
+        self._steps.extend(step for step, _ in reversed(failed))
+        return failed[0][1] if failed else None

@@ -1,0 +1,178 @@
+"""The daemon: builds the real adapters, passes them in, serves the socket until nothing is left to serve.
+
+`serve` is entered with the listening socket and an identity, by exec or by a fork of a process that has imported this
+module already: nothing here happens at import time.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+
+from hypervisors.base import Hypervisor
+from hypervisors.qemu.vm import QemuVm
+from pyshim import log as shim_log
+from pyshim.agent.connect import Connector
+from pyshim.bootstrap.address import unlink
+from pyshim.config.load import load_config
+from pyshim.debug import dump_on_signal
+from pyshim.host.capacity import probe_capacity
+from pyshim.host.children import Children, start_ticks_of
+from pyshim.host.linux import LinuxHost
+from pyshim.host.network import HostNetworkConnector
+from pyshim.host.probe import probe_host
+from pyshim.host.processes import ProcessRef, is_alive
+from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import Ledger
+from pyshim.model.task import Identity, RuntimeOptions
+from pyshim.plan.network import network_plan
+from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.pod import Pod
+from pyshim.sandbox.tasks import TaskOwner
+from pyshim.state.json_fields import StateDamaged
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.state.store import StateStore
+from pyshim.task.publisher import EventPublisher
+from pyshim.task.service import TaskService
+from pyshim.ttrpc import Server
+
+log = logging.getLogger("pyshim.serve")
+
+REPLY_GRACE_S = 5.0
+FLUSH_TIMEOUT_S = 3.0
+UNUSED_AFTER_S = 600.0
+"""A daemon that containerd never asked for anything (it died in between) ends itself after this long."""
+
+
+def serve(listening_fd: int, identity: Identity) -> int:
+    """The exit code, once every task is gone and containerd has been told: 0."""
+    shim_log.set_up(debug=identity.debug, fields={"sandbox": identity.sandbox_id, "namespace": identity.namespace})
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    listener = socket.socket(fileno=listening_fd)
+    os.set_inheritable(listening_fd, False)
+    asyncio.run(_Daemon(identity).run(listener))
+    return 0
+
+
+class _Daemon:
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._children = Children()
+        self._facts: HostFacts | None = None
+
+    async def run(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        socket_path = listener.getsockname()
+        # Read from below: first nobody can find the socket, then all is ended, the last replies and events leave, then
+        # the process. Each step is taken whatever the one before it met.
+        async with AsyncExitStack() as end:
+            end.push_async_callback(self._children.end_all)
+            tasks = TaskOwner()
+            end.push_async_callback(tasks.close)
+            publisher = EventPublisher(
+                address=self._identity.containerd_ttrpc_address, namespace=self._identity.namespace
+            )
+            end.push_async_callback(publisher.flush, FLUSH_TIMEOUT_S)
+            pod = Pod(identity=self._identity, environment=self._environment(publisher, socket_path))
+            service = TaskService(sandboxes=pod, cgroup_mode=(await self._host_facts()).cgroup_mode)
+            server = Server(services=service.services(), authorize=check_peer)
+            end.push_async_callback(server.shutdown, REPLY_GRACE_S)
+            end.push_async_callback(pod.close)
+            end.callback(unlink, socket_path)
+            stop = service.finished
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop.set)
+            dump_on_signal(loop, service.open_calls)
+            loop.call_later(UNUSED_AFTER_S, lambda: None if pod.was_used else stop.set())
+            for task in (
+                tasks.supervise("publisher", publisher.run()),
+                tasks.supervise("accept", server.serve(listener)),
+            ):
+                task.add_done_callback(lambda _: stop.set())  # a shim nobody can reach must not stay
+            log.info("shim started", extra={"pid": os.getpid()})
+            await stop.wait()
+        log.info("shim ended", extra={"pid": os.getpid()})
+
+    def _environment(self, publisher: EventPublisher, socket_path: str) -> Environment:
+        children = self._children
+
+        def hypervisor(ledger: Ledger) -> Hypervisor:
+            return QemuVm(children=children, ledger=ledger)
+
+        shim = ShimRecord(
+            pid=os.getpid(),
+            start_ticks=start_ticks_of(os.getpid()),
+            socket=f"unix://{socket_path}",
+            namespace=self._identity.namespace,
+        )
+
+        def records(sandbox_id: SandboxId) -> SandboxRecords:
+            store = StateStore()
+            refuse_living_namesake(store, sandbox_id, shim)
+            return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
+
+        async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
+            loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ))
+            if loaded.runtime.enable_debug:
+                shim_log.set_debug()
+            return loaded
+
+        host = LinuxHost(children=children)
+        return Environment(
+            host=host,
+            load_config=config,
+            host_facts=self._host_facts,
+            capacity=self._capacity,
+            hypervisor_factory=hypervisor,
+            connector_factory=lambda config: Connector(request_timeout_s=config.agent.request_timeout_s),
+            network_connector=HostNetworkConnector(children=children, plan=network_plan),
+            publisher=publisher,
+            open_records=records,
+            clock_ns=time.time_ns,
+            new_uuid=lambda: str(uuid.uuid4()),
+        )
+
+    async def _host_facts(self) -> HostFacts:
+        if self._facts is None:
+            self._facts = await asyncio.to_thread(probe_host)
+        return self._facts
+
+    async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
+        facts = await self._host_facts()
+        return await asyncio.to_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
+
+
+def refuse_living_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimRecord) -> None:
+    """No other living shim has a sandbox of this id. Raises FailedPrecondition naming it; NotOurState, StateTooNew.
+
+    Ids are unique in a namespace of containerd only, and Kata's directories are named by the id alone: a second sandbox
+    would mount over the first one's share, and its end would take the first one's directories along.
+    """
+    try:
+        theirs = store.load(sandbox_id).shim
+    except (NotFound, StateDamaged):
+        return
+    owner = ProcessRef(theirs.pid, theirs.start_ticks)
+    if owner != ProcessRef(ours.pid, ours.start_ticks) and is_alive(owner):
+        raise FailedPrecondition(
+            f"create sandbox {sandbox_id!r}: the shim of pid {theirs.pid} in namespace {theirs.namespace!r} has one"
+        )
+
+
+def check_peer(sock: socket.socket) -> None:
+    """The peer runs as our own user and group, as containerd does. Raises PermissionError otherwise."""
+    size = struct.calcsize("3i")
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    if (uid, gid) != (os.geteuid(), os.getegid()):
+        raise PermissionError(f"accept connection of pid {pid}: uid {uid}, gid {gid} is not ours")

@@ -1,0 +1,125 @@
+"""The state of a live sandbox: what is in memory is what is on disk, before anybody acts on it.
+
+`PersistentLedger` is the `Ledger` rooms see (model/ledger.py); `SandboxRecords` implements the seam `Records`.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
+
+log = logging.getLogger("pyshim.state")
+
+
+class PersistentLedger:
+    """Intents in order of acquisition, each on disk before `acquire` returns."""
+
+    def __init__(self, *, release: Callable[[LedgerEntry], Awaitable[None]], write: Callable[[], None]) -> None:
+        """`release` undoes one entry; `write` puts the sandbox's state, this ledger included, on disk."""
+        self._undo = release
+        self._write = write
+        self._entries: dict[tuple[ResourceKind, str], LedgerEntry] = {}
+
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """What is held, in order of acquisition."""
+        return tuple(self._entries.values())
+
+    def acquire(self, entry: LedgerEntry) -> None:
+        """The intent is on disk; the same kind and key replaces its entry in place. Raises ShimError: do not act."""
+        slot = (entry.kind, entry.key)
+        former = self._entries.get(slot)
+        self._entries[slot] = entry
+        try:
+            self._write()
+        except ShimError:
+            if former is None:
+                del self._entries[slot]
+            else:
+                self._entries[slot] = former
+            raise
+
+    async def release(self, entry: LedgerEntry) -> None:
+        """The resource is gone and struck out; one that is not held is. Raises ShimError when its undo fails.
+
+        The entry may be the first intent: what was learned since (a pid) is taken from the ledger.
+        """
+        slot = (entry.kind, entry.key)
+        held = self._entries.get(slot)
+        if held is None:
+            return
+        await self._undo(held)
+        if self._entries.get(slot) is not held:
+            return
+        del self._entries[slot]
+        try:
+            self._write()
+        except ShimError as error:
+            # The resource is gone; the line that stays on disk costs whoever replays it one idempotent undo.
+            log.warning("strike out of ledger", extra={"kind": entry.kind.value, "key": entry.key, "error": str(error)})
+
+
+class SandboxRecords:
+    """One sandbox's persist.json, kept current until `remove`."""
+
+    def __init__(
+        self,
+        *,
+        store: StateStore,
+        sandbox_id: SandboxId,
+        shim: ShimRecord,
+        release: Callable[[LedgerEntry], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._sandbox_id = sandbox_id
+        self._shim = shim
+        self._snapshot: SandboxSnapshot | None = None
+        self._removed = False
+        self._ledger = PersistentLedger(release=release, write=self._write_ledger)
+
+    @property
+    def ledger(self) -> PersistentLedger:
+        return self._ledger
+
+    def save(self, snapshot: SandboxSnapshot) -> None:
+        """The snapshot is on disk, whole, with the ledger; ignored after `remove`. Raises ShimError naming the file."""
+        self._snapshot = snapshot
+        if not self._removed:
+            self._write()
+
+    def remove(self) -> None:
+        """Nothing of the sandbox is on disk, nor will be. Idempotent, never raises.
+
+        While the ledger still holds something the files stay: they are the only ones who know. What cannot be removed
+        otherwise is only logged: it must not fail the Delete or Shutdown whose resources are all gone.
+        """
+        if self._ledger.entries():
+            log.warning(
+                "state kept: resources are still held",
+                extra={"sandbox": self._sandbox_id, "held": len(self._ledger.entries())},
+            )
+            return
+        self._removed = True
+        try:
+            self._store.remove(self._sandbox_id)
+        except ShimError as error:
+            log.warning("remove state", extra={"sandbox": self._sandbox_id, "error": str(error)})
+
+    def _write_ledger(self) -> None:
+        if self._removed:
+            raise FailedPrecondition(f"write ledger of sandbox {self._sandbox_id!r}: its state was removed")
+        self._write()
+
+    def _write(self) -> None:
+        self._store.save(
+            SandboxState(
+                sandbox_id=self._sandbox_id,
+                shim=self._shim,
+                snapshot=self._snapshot,
+                ledger=self._ledger.entries(),
+            )
+        )

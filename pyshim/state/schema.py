@@ -1,0 +1,185 @@
+"""What persist.json says, both ways: Kata's keys for its operators (`kata.py`), one key of ours for us.
+
+Only our key is read back. It holds what Kata does not keep: the ledger, the sizing record, the agent's address, the
+bundles and exits of the containers, and which shim it is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyshim.model.errors import FailedPrecondition, Internal
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.task import ExitStatus, Status, Stdio
+from pyshim.state.json_fields import Fields, StateDamaged
+from pyshim.state.kata import PERSIST_VERSION, kata_sandbox
+
+KEY = "Pyshim"
+VERSION = 1
+
+
+class StateTooNew(FailedPrecondition):
+    """A later version wrote it; reading it by our rules could undo the wrong things."""
+
+
+class NotOurState(Internal):
+    """The file is another runtime's (Kata's own shim uses the same directory); it is none of our business."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShimRecord:
+    """The daemon that owns the sandbox: pid and start time tell whether it still runs."""
+
+    pid: int
+    start_ticks: int
+    socket: str
+    """Address of its task service, as `start` printed it."""
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxState:
+    """All of one persist.json. `snapshot` is None until the sandbox has been planned."""
+
+    sandbox_id: SandboxId
+    shim: ShimRecord
+    snapshot: SandboxSnapshot | None
+    ledger: tuple[LedgerEntry, ...]
+    """In the order of acquisition; undone from the end."""
+
+
+def state_to_json(state: SandboxState) -> dict[str, object]:
+    """The document; plain dicts, lists, strings and numbers."""
+    ours: dict[str, object] = {
+        "Version": VERSION,
+        "SandboxID": state.sandbox_id,
+        "Shim": {
+            "Pid": state.shim.pid,
+            "StartTicks": state.shim.start_ticks,
+            "Socket": state.shim.socket,
+            "Namespace": state.shim.namespace,
+        },
+        "Ledger": [
+            {"Kind": entry.kind.value, "Key": entry.key, "Detail": dict(entry.detail)} for entry in state.ledger
+        ],
+        "Snapshot": None if state.snapshot is None else _snapshot_to_json(state.snapshot),
+    }
+    kata: dict[str, object] = {"PersistVersion": PERSIST_VERSION, "State": ""}
+    if state.snapshot is not None:
+        kata = kata_sandbox(state.snapshot)
+    return {**kata, KEY: ours}
+
+
+def state_from_json(document: object, where: str) -> SandboxState:
+    """The state in `document`, read from `where`.
+
+    Raises NotOurState without our key, StateTooNew for a later version, StateDamaged naming the key that is wrong.
+    """
+    if isinstance(document, Mapping) and KEY not in document:
+        raise NotOurState(f"read state {where!r}: it was not written by pyshim")
+    top = Fields(document, where)
+    version = top.number("PersistVersion")
+    ours = top.child(KEY)
+    own_version = ours.number("Version")
+    if version > PERSIST_VERSION or own_version > VERSION:
+        raise StateTooNew(
+            f"read state {where!r}: it has version {version}/{own_version}, this pyshim reads up to "
+            f"{PERSIST_VERSION}/{VERSION}"
+        )
+    shim = ours.child("Shim")
+    return SandboxState(
+        sandbox_id=SandboxId(ours.text("SandboxID")),
+        shim=ShimRecord(
+            pid=shim.number("Pid"),
+            start_ticks=shim.number("StartTicks"),
+            socket=shim.text("Socket"),
+            namespace=shim.text("Namespace"),
+        ),
+        snapshot=None if ours.is_null("Snapshot") else _snapshot_from_json(ours, top),
+        ledger=tuple(_entry_from_json(item) for item in ours.children("Ledger")),
+    )
+
+
+def _entry_from_json(item: Fields) -> LedgerEntry:
+    kind = item.text("Kind")
+    if kind not in ResourceKind._value2member_map_:
+        raise StateDamaged(f"read state {item.where!r}: unknown kind {kind!r} of resource")
+    detail = {
+        name: value for name, value in item.child("Detail").items() if isinstance(value, str | int) and name != "Kind"
+    }
+    return LedgerEntry(kind=ResourceKind(kind), key=item.text("Key"), detail=detail)
+
+
+def _snapshot_to_json(snapshot: SandboxSnapshot) -> dict[str, object]:
+    """What Kata's keys do not already hold."""
+    return {
+        "ConfigSource": snapshot.config_source,
+        "HypervisorType": snapshot.hypervisor_type,
+        "VmmPid": snapshot.vmm_pid,
+        "AgentAddress": snapshot.agent_address,
+        "NetnsPath": snapshot.netns_path,
+        "Sizing": dict(snapshot.sizing),
+        "Failure": snapshot.failure,
+        "Containers": [_container_to_json(container) for container in snapshot.containers],
+    }
+
+
+def _snapshot_from_json(ours: Fields, top: Fields) -> SandboxSnapshot:
+    item = ours.child("Snapshot")
+    status = top.text("State", "")
+    if status not in SandboxStatus._value2member_map_:
+        raise StateDamaged(f"read state {top.where!r}: unknown state {status!r}")
+    config = top.child("Config", {})
+    return SandboxSnapshot(
+        sandbox_id=SandboxId(ours.text("SandboxID")),
+        status=SandboxStatus(status),
+        config_source=item.text("ConfigSource", ""),
+        hypervisor_type=item.text("HypervisorType", ""),
+        hypervisor=dict(top.child("HypervisorState", {}).items()),
+        hypervisor_config=dict(config.child("HypervisorConfig", {}).items()),
+        vmm_pid=item.number("VmmPid", 0),
+        agent_address=item.text("AgentAddress", ""),
+        netns_path=item.text("NetnsPath", ""),
+        sizing=dict(item.child("Sizing", {}).items()),
+        containers=tuple(_container_from_json(container) for container in item.children("Containers")),
+        failure=item.text("Failure", ""),
+    )
+
+
+def _container_to_json(container: ContainerSnapshot) -> dict[str, object]:
+    stdio, end = container.stdio, container.exit
+    return {
+        "ID": container.container_id,
+        "Bundle": container.bundle,
+        "Status": container.status.name,
+        "Rootfs": container.rootfs,
+        "Stdio": {
+            "Stdin": stdio.stdin,
+            "Stdout": stdio.stdout,
+            "Stderr": stdio.stderr,
+            "Terminal": stdio.terminal,
+        },
+        "Exit": None if end is None else {"Status": end.status, "ExitedAtNs": end.exited_at_ns},
+    }
+
+
+def _container_from_json(item: Fields) -> ContainerSnapshot:
+    stdio = item.child("Stdio")
+    status = item.text("Status")
+    if status not in Status.__members__:
+        raise StateDamaged(f"read state {item.where!r}: unknown container status {status!r}")
+    end = None if item.is_null("Exit") else item.child("Exit")
+    return ContainerSnapshot(
+        container_id=ContainerId(item.text("ID")),
+        bundle=HostPath(item.text("Bundle")),
+        status=Status[status],
+        stdio=Stdio(
+            stdin=stdio.text("Stdin"),
+            stdout=stdio.text("Stdout"),
+            stderr=stdio.text("Stderr"),
+            terminal=stdio.truth("Terminal"),
+        ),
+        exit=None if end is None else ExitStatus(status=end.number("Status"), exited_at_ns=end.number("ExitedAtNs")),
+        rootfs=HostPath(item.text("Rootfs", "")),
+    )

@@ -1,0 +1,143 @@
+"""Where states are kept: <root>/<sandbox>/persist.json and <root>/<sandbox>/<container>/persist.json.
+
+A file is replaced whole (written aside, synced, renamed), so a reader finds the old or the new one, after a crash too.
+Directories 0700, files 0600: bundles and addresses are nobody else's business.
+"""
+
+import contextlib
+import json
+import os
+
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.state.json_fields import StateDamaged
+from pyshim.state.kata import kata_container
+from pyshim.state.schema import SandboxState, state_from_json, state_to_json
+
+ROOT = "/run/vc/sbs"
+FILE_NAME = "persist.json"
+MAX_BYTES = 16 * 1024 * 1024
+
+
+class StateStore:
+    """The states below one root directory. Knows files, not what they mean."""
+
+    def __init__(self, *, root: str = ROOT) -> None:
+        self.root = root
+
+    def directory(self, sandbox_id: str) -> str:
+        """Where the sandbox's state is. Raises FailedPrecondition for an id that is no plain file name."""
+        if sandbox_id in ("", ".", "..") or "/" in sandbox_id or "\0" in sandbox_id:
+            raise FailedPrecondition(f"find state of {sandbox_id!r}: not a sandbox id")
+        return f"{self.root}/{sandbox_id}"
+
+    def save(self, state: SandboxState) -> None:
+        """The state is on disk, whole, with a file for each of its containers. Raises FailedPrecondition."""
+        directory = self.directory(state.sandbox_id)
+        try:
+            self._make(directory)
+            _replace(f"{directory}/{FILE_NAME}", _encoded(state_to_json(state)))
+            self._save_containers(directory, state)
+        except OSError as error:
+            raise FailedPrecondition(f"write state {directory!r}: {error.strerror}") from error
+
+    def load(self, sandbox_id: str) -> SandboxState:
+        """The sandbox's state. Raises NotFound, StateDamaged, StateTooNew, NotOurState; each names the file."""
+        path = f"{self.directory(sandbox_id)}/{FILE_NAME}"
+        try:
+            with open(path, "rb") as file:
+                body = file.read(MAX_BYTES + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"read state {path!r}: no such file") from None
+        except OSError as error:
+            raise FailedPrecondition(f"read state {path!r}: {error.strerror}") from error
+        if len(body) > MAX_BYTES:
+            raise StateDamaged(f"read state {path!r}: larger than {MAX_BYTES} bytes")
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise StateDamaged(f"read state {path!r}: not JSON: {error}") from error
+        state = state_from_json(document, path)
+        if state.sandbox_id != sandbox_id:
+            raise StateDamaged(f"read state {path!r}: it is the state of {state.sandbox_id!r}")
+        return state
+
+    def remove(self, sandbox_id: str) -> None:
+        """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
+        directory = self.directory(sandbox_id)
+        try:
+            _remove_tree(directory)
+        except OSError as error:
+            raise FailedPrecondition(f"remove state {directory!r}: {error.strerror}") from error
+
+    def sandbox_ids(self) -> tuple[str, ...]:
+        """Every sandbox that has a state here, ours or another runtime's, in no order."""
+        try:
+            with os.scandir(self.root) as entries:
+                return tuple(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        except FileNotFoundError:
+            return ()
+
+    def _make(self, directory: str) -> None:
+        os.makedirs(self.root, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+
+    def _save_containers(self, directory: str, state: SandboxState) -> None:
+        snapshot = state.snapshot
+        wanted = {} if snapshot is None else {container.container_id: container for container in snapshot.containers}
+        with os.scandir(directory) as entries:
+            gone = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in wanted]
+        for path in gone:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{path}/{FILE_NAME}")
+            # What is not ours in there stays, and its directory with it.
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+        for container_id, container in wanted.items():
+            path = f"{directory}/{container_id}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            assert snapshot is not None
+            body = _encoded(kata_container(container, snapshot.vmm_pid))
+            if _content(f"{path}/{FILE_NAME}", len(body) + 1) != body:
+                _replace(f"{path}/{FILE_NAME}", body)
+
+
+def _remove_tree(directory: str) -> None:
+    for path, _, names in os.walk(directory, topdown=False, followlinks=False):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{path}/{name}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+
+
+def _encoded(document: dict[str, object]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def _content(path: str, limit: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit)
+    except OSError:
+        return b""
+
+
+def _replace(path: str, body: bytes) -> None:
+    """`path` holds `body`; on failure, or after a power cut, it may hold what it held, but never a part."""
+    aside = f"{path}.new"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            view = memoryview(body)
+            while view:
+                view = view[os.write(fd, view) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(aside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise

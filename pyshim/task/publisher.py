@@ -1,0 +1,167 @@
+"""Events on their way to containerd: one queue, one sender, in the order in which they happened.
+
+containerd may be away for as long as it likes. Calls never wait for it: `publish` only queues, and the sender tries
+again, ever more slowly up to a limit, until the event at the head has been taken. Nothing overtakes that event.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from pyshim.model.events import TaskEvent, TaskExited
+from pyshim.task.translate_events import forward_request
+from pyshim.ttrpc import Client, Code, MessageTooLarge, RemoteError, TtrpcError
+
+log = logging.getLogger("pyshim.task.publisher")
+
+_SERVICE = "containerd.services.events.ttrpc.v1.Events"
+_METHOD = "Forward"
+_NAMESPACE_KEY = "containerd-namespace-ttrpc"
+# containerd read the event and will not have it, now or later.
+_REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED})
+
+
+class PublisherLimits(NamedTuple):
+    """What the queue holds and how patient the sender is."""
+
+    queued_events: int = 2048
+    call_timeout_s: float = 5.0
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 5.0
+
+
+class _Queued(NamedTuple):
+    event: TaskEvent
+    at_ns: int
+
+
+class EventPublisher:
+    """Publishes to containerd's ttrpc socket `address`, for `namespace`. Nothing is sent while `run` does not run."""
+
+    def __init__(
+        self,
+        *,
+        address: str,
+        namespace: str,
+        limits: PublisherLimits | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._path = address.removeprefix("unix://")
+        self._namespace = namespace
+        self._limits = limits if limits is not None else PublisherLimits()
+        self._clock_ns = clock_ns
+        self._queue: deque[_Queued] = deque()
+        self._filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+        self._emptied.set()
+        self._client: Client | None = None
+        self._dropped = 0
+
+    @property
+    def queued(self) -> int:
+        """Events that containerd has not taken yet."""
+        return len(self._queue)
+
+    def publish(self, event: TaskEvent) -> None:
+        """The event is queued, with this moment as its time; events leave in the order of these calls.
+
+        Never waits, never raises. While the queue is full only exits are added, for somebody may wait for those.
+        """
+        if len(self._queue) >= self._limits.queued_events and not isinstance(event, TaskExited):
+            self._dropped += 1
+            log.warning(
+                "event dropped, containerd does not take events",
+                extra={"event": type(event).__name__, "container": event.container_id, "dropped": self._dropped},
+            )
+            return
+        self._queue.append(_Queued(event, self._clock_ns()))
+        self._emptied.clear()
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Send until cancelled. To be run by exactly one task."""
+        try:
+            while True:
+                await self._filled.wait()
+                while self._queue:
+                    await self._deliver(self._queue[0])
+                    # Only now: an event whose sending is cancelled stays the next one.
+                    self._queue.popleft()
+                self._filled.clear()
+                self._emptied.set()
+        finally:
+            self._disconnect()
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Whether every event published so far has been taken or refused, after at most `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._emptied.wait()
+        if self._queue:
+            log.warning("events left unsent", extra={"events": len(self._queue)})
+        return not self._queue
+
+    async def _deliver(self, queued: _Queued) -> None:
+        fields = {"event": type(queued.event).__name__, "container": queued.event.container_id}
+        try:
+            request = forward_request(queued.event, namespace=self._namespace, at_ns=queued.at_ns)
+        except ValueError as error:
+            # A value its field cannot carry: no reason to hold back the events behind it.
+            log.error("event cannot be encoded", extra={**fields, "error": str(error)})
+            return
+        pause_s = self._limits.first_pause_s
+        failures = 0
+        while True:
+            try:
+                await self._forward(request)
+            except (OSError, TtrpcError) as error:
+                if _is_refusal(error):
+                    log.error("event refused by containerd", extra={**fields, "error": str(error)})
+                    return
+                # A connection on which one call failed or got no answer is not trusted with the next.
+                self._disconnect()
+                failures += 1
+                if failures == 1:
+                    log.warning("event not delivered, trying again", extra={**fields, "error": str(error)})
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, self._limits.longest_pause_s)
+                continue
+            log.debug("event delivered", extra={**fields, "failures": failures})
+            return
+
+    async def _forward(self, request: bytes) -> None:
+        if self._client is None or self._client.is_closed:
+            self._client = await _connect(self._path, self._limits.call_timeout_s)
+        await self._client.call(
+            _SERVICE,
+            _METHOD,
+            request,
+            timeout_s=self._limits.call_timeout_s,
+            metadata=((_NAMESPACE_KEY, self._namespace),),
+        )
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, MessageTooLarge) or (isinstance(error, RemoteError) and error.code in _REFUSALS)
+
+
+async def _connect(path: str, timeout_s: float) -> Client:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        async with asyncio.timeout(timeout_s):
+            await asyncio.get_running_loop().sock_connect(sock, path)
+    except BaseException:
+        sock.close()
+        raise
+    return await Client.connect_socket(sock)

@@ -1,0 +1,135 @@
+"""containerd's Task API, generations 2 and 3: every method is decode, ask the sandboxes, encode."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pyshim.model.errors import Unimplemented
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.stats import ContainerStats
+from pyshim.task import translate, translate_stats
+from pyshim.task.seams import SandboxRpc
+from pyshim.task.status import status_of
+from pyshim.ttrpc import CallContext, Handler, UnaryHandler
+
+log = logging.getLogger("pyshim.task")
+
+SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
+# They only wait: when the caller's time is over, so is the call.
+_WAITING_METHODS = frozenset({"Wait"})
+
+
+class _Method(NamedTuple):
+    decode: Callable[[bytes], Any]
+    act: Callable[[Any], Awaitable[Any]]
+    encode: Callable[[Any], bytes]
+
+
+class _OpenCall:
+    """One call being served; the ids are known once it is decoded."""
+
+    __slots__ = ("container_id", "exec_id", "method", "since_s")
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+        self.container_id = ""
+        self.exec_id = ""
+        self.since_s = time.monotonic()
+
+
+class TaskService:
+    """The Task API over `sandboxes`. `finished` is set once containerd's Shutdown found nothing left to serve."""
+
+    def __init__(self, *, sandboxes: SandboxRpc, cgroup_mode: CgroupMode) -> None:
+        """`cgroup_mode` is the host's: containerd's metrics collector expects statistics in its form."""
+        self.finished = asyncio.Event()
+        self._sandboxes = sandboxes
+        self._cgroup_mode = cgroup_mode
+        self._open: set[_OpenCall] = set()
+
+    def services(self) -> Mapping[str, Mapping[str, Handler]]:
+        """Handlers for a ttrpc server, the same under both service names."""
+        handlers = {
+            name: UnaryHandler(self._handler(name, method), cancel_on_timeout=name in _WAITING_METHODS)
+            for name, method in self._methods().items()
+        }
+        return dict.fromkeys(SERVICES, handlers)
+
+    def open_calls(self) -> Iterator[str]:
+        """One line per call that has not been answered yet."""
+        now_s = time.monotonic()
+        for call in sorted(self._open, key=lambda call: call.since_s):
+            yield f"{call.method} {call.container_id} {call.exec_id or '-'} for {now_s - call.since_s:.1f} s"
+
+    def _methods(self) -> dict[str, _Method]:
+        rpc = self._sandboxes
+        return {
+            "Create": _Method(translate.create_request, rpc.create, translate.create_reply),
+            "Start": _Method(translate.process_ref, lambda r: rpc.start(*r), translate.start_reply),
+            "State": _Method(translate.process_ref, lambda r: rpc.state(*r), translate.state_reply),
+            "Pids": _Method(translate.task_ref, lambda r: rpc.pids(*r), translate.pids_reply),
+            "Pause": _Method(translate.task_ref, lambda r: rpc.pause(*r), translate.empty_reply),
+            "Resume": _Method(translate.task_ref, lambda r: rpc.resume(*r), translate.empty_reply),
+            "Kill": _Method(translate.kill_request, lambda r: rpc.kill(*r), translate.empty_reply),
+            "Exec": _Method(translate.exec_request, rpc.exec, translate.empty_reply),
+            "ResizePty": _Method(translate.resize_request, lambda r: rpc.resize_pty(*r), translate.empty_reply),
+            # Whatever its flag `stdin` says: runc's shim does not look at it either, and clients count on that.
+            "CloseIO": _Method(translate.process_ref, lambda r: rpc.close_io(*r), translate.empty_reply),
+            "Update": _Method(translate.update_request, lambda r: rpc.update(*r), translate.empty_reply),
+            "Wait": _Method(translate.process_ref, lambda r: rpc.wait(*r), translate.wait_reply),
+            "Stats": _Method(translate.task_ref, lambda r: rpc.stats(*r), self._stats_reply),
+            "Connect": _Method(translate.task_ref, lambda r: rpc.connect(*r), self._connect_reply),
+            "Delete": _Method(translate.process_ref, lambda r: rpc.delete(*r), translate.delete_reply),
+            "Shutdown": _Method(translate.shutdown_request, self._shutdown, translate.empty_reply),
+            "Checkpoint": _Method(translate.task_ref, _checkpoint, translate.empty_reply),
+        }
+
+    def _handler(self, name: str, method: _Method) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
+        async def handle(payload: bytes, _: CallContext) -> bytes:
+            call = _OpenCall(name)
+            self._open.add(call)
+            failure = ""
+            try:
+                request = method.decode(payload)
+                call.container_id = request.container_id
+                call.exec_id = getattr(request, "exec_id", None) or ""
+                return method.encode(await method.act(request))
+            except asyncio.CancelledError:
+                failure = "cancelled"
+                raise
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+                raise status_of(error, name) from error
+            finally:
+                self._open.discard(call)
+                _log_call(call, failure)
+
+        return handle
+
+    async def _shutdown(self, request: translate.ShutdownRequest) -> None:
+        if await self._sandboxes.shutdown(request.now):
+            self.finished.set()
+
+    def _stats_reply(self, stats: ContainerStats) -> bytes:
+        return translate.stats_reply(translate_stats.metrics(stats, self._cgroup_mode))
+
+    def _connect_reply(self, task_pid: int) -> bytes:
+        return translate.connect_reply(os.getpid(), task_pid)
+
+
+async def _checkpoint(request: translate.TaskRef) -> None:
+    raise Unimplemented(f"checkpoint task {request.container_id!r}: not supported for virtual machines")
+
+
+def _log_call(call: _OpenCall, failure: str) -> None:
+    fields: dict[str, object] = {
+        "method": call.method,
+        "container": call.container_id,
+        "exec": call.exec_id,
+        "took_ms": round((time.monotonic() - call.since_s) * 1000),
+        "error": failure,
+    }
+    log.debug("task call", extra={key: value for key, value in fields.items() if value != ""})

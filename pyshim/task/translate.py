@@ -1,0 +1,291 @@
+"""containerd's Task messages to model values and back. Field by field here, decided nothing: bad input is refused.
+
+One set of generated classes serves both generations of the API: containerd.task.v3 has the messages of
+containerd.task.v2 under another package, and the package is not on the wire.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_types_pb2
+from protos.containerd import task_v2_pb2 as pb
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.ids import ContainerId, ExecId, HostPath, checked_id
+from pyshim.model.task import (
+    CreateTask,
+    ExecTask,
+    ExitStatus,
+    ProcessInfo,
+    ProcessState,
+    RootfsMount,
+    RuntimeOptions,
+    Stdio,
+)
+
+log = logging.getLogger("pyshim.task")
+
+_RUNTIME_OPTIONS = "runtimeoptions.v1.Options"
+_PROCESS = "opencontainers/runtime-spec/1/Process"
+_LINUX_RESOURCES = "opencontainers/runtime-spec/1/LinuxResources"
+_PROCESS_DETAILS = "containerd.runc.v1.ProcessDetails"
+_MAX_SIGNAL = 64
+
+M = TypeVar("M", bound=Message)
+
+
+class TaskRef(NamedTuple):
+    """A request about a container and nothing else."""
+
+    container_id: ContainerId
+
+
+class ProcessRef(NamedTuple):
+    """A request about one process and nothing else."""
+
+    container_id: ContainerId
+    exec_id: ExecId | None
+
+
+class KillRequest(NamedTuple):
+    container_id: ContainerId
+    exec_id: ExecId | None
+    signal: int
+    all_processes: bool
+
+
+class ResizeRequest(NamedTuple):
+    container_id: ContainerId
+    exec_id: ExecId | None
+    width: int
+    height: int
+
+
+class UpdateRequest(NamedTuple):
+    container_id: ContainerId
+    resources: Mapping[str, Any]
+    annotations: Mapping[str, str]
+
+
+class ShutdownRequest(NamedTuple):
+    container_id: ContainerId
+    now: bool
+
+
+# ---- requests ----
+
+
+def task_ref(payload: bytes) -> TaskRef:
+    """Of any request that starts with an id: all of them have it as field 1."""
+    return TaskRef(_container_id(_parse(pb.PidsRequest, payload).id))
+
+
+def process_ref(payload: bytes) -> ProcessRef:
+    """Of State, Start, Delete, Wait and CloseIO: all have the id as field 1 and the exec id as field 2."""
+    request = _parse(pb.StateRequest, payload)
+    return ProcessRef(_container_id(request.id), _exec_id(request.exec_id))
+
+
+def create_request(payload: bytes) -> CreateTask:
+    request = _parse(pb.CreateTaskRequest, payload)
+    container_id = _container_id(request.id)
+    if request.checkpoint:
+        raise InvalidArgument(f"create task {container_id!r}: restoring from a checkpoint is not supported")
+    return CreateTask(
+        container_id=container_id,
+        bundle=_absolute(request.bundle, f"bundle of task {container_id!r}"),
+        rootfs=tuple(
+            RootfsMount(type=mount.type, source=mount.source, target=mount.target, options=tuple(mount.options))
+            for mount in request.rootfs
+        ),
+        stdio=_stdio(request),
+        options=_runtime_options(request.options) if request.HasField("options") else None,
+    )
+
+
+def exec_request(payload: bytes) -> ExecTask:
+    request = _parse(pb.ExecProcessRequest, payload)
+    container_id = _container_id(request.id)
+    exec_id = ExecId(checked_id(request.exec_id, "exec id"))
+    process = _json_object(request.spec, _PROCESS, f"process of exec {exec_id!r}")
+    # The request's word counts, whatever the process says.
+    process["terminal"] = request.terminal
+    return ExecTask(container_id=container_id, exec_id=exec_id, stdio=_stdio(request), process=process)
+
+
+def kill_request(payload: bytes) -> KillRequest:
+    request = _parse(pb.KillRequest, payload)
+    container_id = _container_id(request.id)
+    if request.signal > _MAX_SIGNAL:
+        raise InvalidArgument(f"kill task {container_id!r}: {request.signal} is not a signal number")
+    return KillRequest(container_id, _exec_id(request.exec_id), request.signal, request.all)
+
+
+def resize_request(payload: bytes) -> ResizeRequest:
+    request = _parse(pb.ResizePtyRequest, payload)
+    return ResizeRequest(_container_id(request.id), _exec_id(request.exec_id), request.width, request.height)
+
+
+def update_request(payload: bytes) -> UpdateRequest:
+    request = _parse(pb.UpdateTaskRequest, payload)
+    container_id = _container_id(request.id)
+    resources: Mapping[str, Any] = {}
+    if request.HasField("resources"):
+        resources = _json_object(request.resources, _LINUX_RESOURCES, f"resources of task {container_id!r}")
+    return UpdateRequest(container_id, resources, dict(request.annotations))
+
+
+def shutdown_request(payload: bytes) -> ShutdownRequest:
+    """The id is for the log only: containerd asks with that of the task it deleted last."""
+    request = _parse(pb.ShutdownRequest, payload)
+    return ShutdownRequest(ContainerId(request.id), request.now)
+
+
+# ---- replies ----
+
+
+def empty_reply(_: None) -> bytes:
+    return b""
+
+
+def create_reply(pid: int) -> bytes:
+    return pb.CreateTaskResponse(pid=pid).SerializeToString()
+
+
+def start_reply(pid: int) -> bytes:
+    return pb.StartResponse(pid=pid).SerializeToString()
+
+
+def state_reply(state: ProcessState) -> bytes:
+    """`exited_at` is absent until the process has ended: containerd reads that as its zero time."""
+    reply = pb.StateResponse(
+        id=state.container_id,
+        exec_id=state.exec_id or "",
+        bundle=state.bundle,
+        pid=state.pid,
+        status=task_types_pb2.Status.Name(state.status),
+        stdin=state.stdio.stdin,
+        stdout=state.stdio.stdout,
+        stderr=state.stdio.stderr,
+        terminal=state.stdio.terminal,
+    )
+    if state.exit is not None:
+        reply.exit_status = uint32(state.exit.status)
+        reply.exited_at.CopyFrom(timestamp(state.exit.exited_at_ns))
+    return reply.SerializeToString()
+
+
+def pids_reply(processes: tuple[ProcessInfo, ...]) -> bytes:
+    reply = pb.PidsResponse()
+    for process in processes:
+        row = reply.processes.add(pid=process.pid)
+        if process.exec_id is not None:
+            details = runc_options_pb2.ProcessDetails(exec_id=process.exec_id)
+            row.info.CopyFrom(AnyMessage(type_url=_PROCESS_DETAILS, value=details.SerializeToString()))
+    return reply.SerializeToString()
+
+
+def wait_reply(exit_status: ExitStatus) -> bytes:
+    return pb.WaitResponse(
+        exit_status=uint32(exit_status.status), exited_at=timestamp(exit_status.exited_at_ns)
+    ).SerializeToString()
+
+
+def delete_reply(deleted: tuple[int, ExitStatus]) -> bytes:
+    pid, exit_status = deleted
+    return pb.DeleteResponse(
+        pid=pid, exit_status=uint32(exit_status.status), exited_at=timestamp(exit_status.exited_at_ns)
+    ).SerializeToString()
+
+
+def connect_reply(shim_pid: int, task_pid: int) -> bytes:
+    return pb.ConnectResponse(shim_pid=shim_pid, task_pid=task_pid).SerializeToString()
+
+
+def stats_reply(metrics: AnyMessage) -> bytes:
+    return pb.StatsResponse(stats=metrics).SerializeToString()
+
+
+def timestamp(ns: int) -> Timestamp:
+    """Nanoseconds since the epoch as protobuf writes a moment."""
+    return Timestamp(seconds=ns // 1_000_000_000, nanos=ns % 1_000_000_000)
+
+
+# ---- parts ----
+
+
+def uint32(status: int) -> int:
+    """An exit status as the field carries it; a guest may report any int32."""
+    return status & 0xFFFFFFFF
+
+
+def _parse(kind: type[M], payload: bytes) -> M:
+    message = kind()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError as error:
+        raise InvalidArgument(f"decode {kind.DESCRIPTOR.name}: {error}") from error
+    return message
+
+
+def _container_id(text: str) -> ContainerId:
+    return ContainerId(checked_id(text, "container id"))
+
+
+def _exec_id(text: str) -> ExecId | None:
+    return ExecId(checked_id(text, "exec id")) if text else None
+
+
+def _absolute(path: str, what: str) -> HostPath:
+    if not path.startswith("/") or "\0" in path:
+        raise InvalidArgument(f"check {what}: {path[:200]!r} is not an absolute path")
+    return HostPath(path)
+
+
+def _stdio(request: pb.CreateTaskRequest | pb.ExecProcessRequest) -> Stdio:
+    return Stdio(
+        stdin=request.stdin,
+        stdout=request.stdout,
+        # A terminal has one output; what clients put here then is to be ignored.
+        stderr="" if request.terminal else request.stderr,
+        terminal=request.terminal,
+    )
+
+
+def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
+    """Of the generic options type; None for every other one, runc's among them, which clients send to any runtime."""
+    name = _type_name(options)
+    if name == _RUNTIME_OPTIONS:
+        parsed = runtimeoptions_pb2.Options()
+        try:
+            parsed.ParseFromString(options.value)
+        except DecodeError as error:
+            raise InvalidArgument(f"decode runtime options {name!r}: {error}") from error
+        return RuntimeOptions(config_path=parsed.config_path, config_body=parsed.config_body)
+    if name:
+        log.debug("runtime options of another runtime ignored", extra={"type": name})
+    return None
+
+
+def _json_object(message: AnyMessage, wanted: str, what: str) -> dict[str, Any]:
+    """The JSON object that an Any carries under the type `wanted`, whatever host its URL names."""
+    if message.type_url and not message.type_url.endswith(wanted):
+        raise InvalidArgument(f"decode {what}: type {message.type_url!r} is not {wanted!r}")
+    try:
+        value = json.loads(message.value)
+    except ValueError as error:
+        raise InvalidArgument(f"decode {what}: not JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidArgument(f"decode {what}: nested too deeply") from error
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"decode {what}: not a JSON object")
+    return value
+
+
+def _type_name(message: AnyMessage) -> str:
+    return message.type_url.rpartition("/")[2]

@@ -1,0 +1,186 @@
+"""A container's statistics as containerd's metrics messages, in the form of the host's cgroup version.
+
+The numbers are the guest's, which has a cgroup version of its own: the lines of its memory.stat come under the names
+of that version, so each field looks under every name its number can have.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from protos.cgroups import v1_pb2, v2_pb2
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.stats import BlockIoStats, ContainerStats, MemoryStats, MemoryUse
+
+_NS_PER_US = 1000
+
+# Fields of the v1 message whose lines have other names; the first that the guest has counts. A v2 guest counts each
+# cgroup with its descendants, which is what v1 calls total_.
+_V1_ALIASES = {
+    "rss": ("anon",),
+    "cache": ("file",),
+    "rss_huge": ("anon_thp",),
+    "mapped_file": ("file_mapped",),
+    "dirty": ("file_dirty",),
+    "writeback": ("file_writeback",),
+    "pg_pg_in": ("pgpgin",),
+    "pg_pg_out": ("pgpgout",),
+    "pg_fault": ("pgfault",),
+    "pg_maj_fault": ("pgmajfault",),
+    "hierarchical_swap_limit": ("hierarchical_memsw_limit",),
+}
+_V2_ALIASES = {
+    "anon": ("total_rss", "rss"),
+    "file": ("total_cache", "cache"),
+    "anon_thp": ("total_rss_huge", "rss_huge"),
+    "file_mapped": ("total_mapped_file", "mapped_file"),
+    "file_dirty": ("total_dirty", "dirty"),
+    "file_writeback": ("total_writeback", "writeback"),
+    "shmem": ("total_shmem",),
+    "workingset_refault": ("workingset_refault_file",),
+    "workingset_activate": ("workingset_activate_file",),
+}
+_TOTAL = "total_"
+
+
+def metrics(stats: ContainerStats, mode: CgroupMode) -> AnyMessage:
+    """The Any of a Stats reply; its type URL is bare, as containerd 1.6 needs it."""
+    message = _v1(stats) if mode is CgroupMode.V1 else _v2(stats)
+    return AnyMessage(type_url=message.DESCRIPTOR.full_name, value=message.SerializeToString())
+
+
+def _v1(stats: ContainerStats) -> v1_pb2.Metrics:
+    cpu = stats.cpu
+    return v1_pb2.Metrics(
+        hugetlb=[
+            v1_pb2.HugetlbStat(
+                usage=page.usage_bytes, max=page.max_usage_bytes, failcnt=page.failures, pagesize=page.page_size
+            )
+            for page in stats.hugetlb
+        ],
+        pids=v1_pb2.PidsStat(current=stats.pids_current, limit=stats.pids_limit),
+        # containerd's ctr follows cpu.usage and memory.usage without a look whether they are there.
+        cpu=v1_pb2.CPUStat(
+            usage=v1_pb2.CPUUsage(total=cpu.total_ns, kernel=cpu.kernel_ns, user=cpu.user_ns, per_cpu=cpu.per_cpu_ns),
+            throttling=v1_pb2.Throttle(
+                periods=cpu.periods, throttled_periods=cpu.throttled_periods, throttled_time=cpu.throttled_ns
+            ),
+        ),
+        memory=_v1_memory(stats.memory),
+        blkio=_v1_block_io(stats.block_io),
+        network=[v1_pb2.NetworkStat(**counters) for counters in _interfaces(stats)],
+    )
+
+
+def _v1_memory(memory: MemoryStats) -> v1_pb2.MemoryStat:
+    message = v1_pb2.MemoryStat(
+        usage=_v1_entry(memory.usage), swap=_v1_entry(memory.swap), kernel=_v1_entry(memory.kernel)
+    )
+    for field in _counter_fields(message):
+        plain = field.removeprefix(_TOTAL)
+        names = (plain, *_V1_ALIASES.get(plain, ()))
+        if field.startswith(_TOTAL):
+            names = (*(_TOTAL + name for name in names), *names)
+        _set_first(message, field, memory.detail, names)
+    message.cache = message.cache or memory.cache_bytes
+    return message
+
+
+def _v1_entry(use: MemoryUse) -> v1_pb2.MemoryEntry:
+    return v1_pb2.MemoryEntry(
+        limit=use.limit_bytes, usage=use.usage_bytes, max=use.max_usage_bytes, failcnt=use.failures
+    )
+
+
+def _v1_block_io(block_io: BlockIoStats) -> v1_pb2.BlkIOStat:
+    message = v1_pb2.BlkIOStat()
+    for entries, field in (
+        (block_io.service_bytes, message.io_service_bytes_recursive),
+        (block_io.serviced, message.io_serviced_recursive),
+        (block_io.queued, message.io_queued_recursive),
+        (block_io.service_time, message.io_service_time_recursive),
+        (block_io.wait_time, message.io_wait_time_recursive),
+        (block_io.merged, message.io_merged_recursive),
+        (block_io.time, message.io_time_recursive),
+        (block_io.sectors, message.sectors_recursive),
+    ):
+        for entry in entries:
+            field.add(op=entry.op, major=entry.major, minor=entry.minor, value=entry.value)
+    return message
+
+
+def _v2(stats: ContainerStats) -> v2_pb2.Metrics:
+    cpu = stats.cpu
+    return v2_pb2.Metrics(
+        pids=v2_pb2.PidsStat(current=stats.pids_current, limit=stats.pids_limit),
+        cpu=v2_pb2.CPUStat(
+            usage_usec=cpu.total_ns // _NS_PER_US,
+            user_usec=cpu.user_ns // _NS_PER_US,
+            system_usec=cpu.kernel_ns // _NS_PER_US,
+            nr_periods=cpu.periods,
+            nr_throttled=cpu.throttled_periods,
+            throttled_usec=cpu.throttled_ns // _NS_PER_US,
+        ),
+        memory=_v2_memory(stats.memory),
+        io=_v2_io(stats.block_io),
+        hugetlb=[
+            v2_pb2.HugeTlbStat(
+                current=page.usage_bytes, max=page.max_usage_bytes, pagesize=page.page_size, failcnt=page.failures
+            )
+            for page in stats.hugetlb
+        ],
+        network=[v2_pb2.NetworkStat(**counters) for counters in _interfaces(stats)],
+    )
+
+
+def _v2_memory(memory: MemoryStats) -> v2_pb2.MemoryStat:
+    message = v2_pb2.MemoryStat()
+    for field in _counter_fields(message):
+        # A v1 guest's plain lines leave the descendants out; its total_ lines do not.
+        _set_first(message, field, memory.detail, (_TOTAL + field, field, *_V2_ALIASES.get(field, ())))
+    message.file = message.file or memory.cache_bytes
+    message.usage = memory.usage.usage_bytes
+    message.usage_limit = memory.usage.limit_bytes
+    message.max_usage = memory.usage.max_usage_bytes
+    message.swap_usage = memory.swap.usage_bytes
+    message.swap_limit = memory.swap.limit_bytes
+    message.swap_max_usage = memory.swap.max_usage_bytes
+    return message
+
+
+def _v2_io(block_io: BlockIoStats) -> v2_pb2.IOStat:
+    """One row per device; the operations are named `Read` and `read`, by v1 and v2 guests."""
+    rows: dict[tuple[int, int], v2_pb2.IOEntry] = {}
+    for entries, columns in (
+        (block_io.service_bytes, {"read": "rbytes", "write": "wbytes"}),
+        (block_io.serviced, {"read": "rios", "write": "wios"}),
+    ):
+        for entry in entries:
+            column = columns.get(entry.op.lower())
+            if column is not None:
+                device = (entry.major, entry.minor)
+                row = rows.setdefault(device, v2_pb2.IOEntry(major=entry.major, minor=entry.minor))
+                setattr(row, column, entry.value)
+    return v2_pb2.IOStat(usage=rows.values())
+
+
+def _interfaces(stats: ContainerStats) -> list[dict[str, Any]]:
+    """The counters of each interface, by the names both messages give them."""
+    return [asdict(interface) for interface in stats.interfaces]
+
+
+def _counter_fields(message: Message) -> list[str]:
+    return [field.name for field in message.DESCRIPTOR.fields if field.type == FieldDescriptor.TYPE_UINT64]
+
+
+def _set_first(
+    message: v1_pb2.MemoryStat | v2_pb2.MemoryStat, field: str, lines: Mapping[str, int], names: tuple[str, ...]
+) -> None:
+    for name in names:
+        if name in lines:
+            setattr(message, field, lines[name])
+            return

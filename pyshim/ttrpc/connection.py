@@ -1,0 +1,353 @@
+"""The protocol without I/O: bytes in, events out; calls in, bytes out. One class per role.
+
+Theory of operation. A stream begins with a client's request and has an odd id above all earlier ones. It ends for the
+server when it sends a response, or a data frame with remote-closed; for the client when it receives one of these, or
+forgets the stream. While it is open a streaming client may send data frames until one carries remote-closed; a
+streaming server likewise.
+
+    server:  (absent) --request--> open --response sent | closing data sent | refused--> (absent)
+    client:  (absent) --request sent--> open --response | closing data | unusable frame | forget--> (absent)
+
+Received bytes never raise and never end the connection: each frame says its length, so a frame that cannot be used
+(too large, malformed, bad stream id, unknown type) is answered or ignored alone. State is bounded: one unfinished
+frame and one entry per open stream. Peers without streaming (ttrpc 1.1) work because unary calls use frame types 1 and
+2 with flags 0 only. Source: containerd/ttrpc PROTOCOL.md and server.go.
+
+Every `send_x` returns the frame as one `bytes`; the `x_parts` under it returns the buffers to be written in order,
+payload uncopied.
+"""
+
+from __future__ import annotations
+
+from .events import DataReceived, Event, RequestReceived, RequestRefused, ResponseReceived, StreamFailed
+from .framing import (
+    DATA,
+    FLAG_NO_DATA,
+    FLAG_REMOTE_CLOSED,
+    FLAG_REMOTE_OPEN,
+    HEADER,
+    MAX_MESSAGE_BYTES,
+    MAX_STREAM_ID,
+    REQUEST,
+    RESPONSE,
+    Frame,
+    FrameReader,
+)
+from .messages import MalformedMessage, decode_request, decode_response, request_around, response_before
+from .status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import TypeAlias
+
+    from .framing import Buffer
+
+    Parts: TypeAlias = tuple[Buffer, ...]
+
+MAX_OPEN_STREAMS = 1024
+
+
+class _Connection:
+    """What both roles share: the reading side and the limits."""
+
+    __slots__ = ("_max_message_bytes", "_reader", "_streams", "ignored_frames")
+
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._reader = FrameReader(max_message_bytes)
+        self._streams: dict[int, int] = {}
+        self.ignored_frames = 0
+        """Frames that were dropped because no rule says what they mean here."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes held for an unfinished frame: at most the message limit."""
+        return self._reader.buffered_bytes
+
+    @property
+    def open_streams(self) -> int:
+        return len(self._streams)
+
+    def is_open(self, stream_id: int) -> bool:
+        return stream_id in self._streams
+
+    def receive_data(self, data: Buffer) -> list[Event]:
+        """What `data`, the next bytes of the peer, means."""
+        return self._events(self._reader.feed(data))
+
+    def receive_buffer(self) -> memoryview:
+        """A buffer to receive into instead of calling `receive_data`: saves a copy of large payloads."""
+        return self._reader.buffer()
+
+    def received(self, count: int) -> list[Event]:
+        """What the `count` bytes (at least 1) just received into `receive_buffer()` mean."""
+        return self._events(self._reader.received(count))
+
+    def receive_eof(self) -> RemoteProtocolError | None:
+        """The complaint about a peer that ended inside a frame, if it did. All streams are over."""
+        self._streams.clear()
+        return RemoteProtocolError("connection ended inside a frame") if self._reader.mid_frame else None
+
+    def _events(self, frames: list[Frame]) -> list[Event]:
+        events: list[Event] = []
+        for frame in frames:
+            event = self._on_frame(frame)
+            if event is None:
+                self.ignored_frames += 1
+            else:
+                events.append(event)
+        return events
+
+    def _on_frame(self, frame: Frame) -> Event | None:
+        raise NotImplementedError
+
+    def _frame(
+        self, stream_id: int, type_: int, flags: int, before: bytes, payload: Buffer, after: bytes = b""
+    ) -> Parts:
+        length = len(before) + len(payload) + len(after)
+        if length > self._max_message_bytes:
+            raise MessageTooLarge(f"message of {length} bytes exceeds the limit of {self._max_message_bytes}")
+        head = HEADER.pack(length, stream_id, type_, flags) + before
+        if not payload:
+            return (head + after,)
+        return (head, payload, after) if after else (head, payload)
+
+    def _data(self, stream_id: int, payload: Buffer | None, closing: bool) -> Parts:
+        flags = FLAG_REMOTE_CLOSED if closing else 0
+        if payload is None:
+            return self._frame(stream_id, DATA, flags | FLAG_NO_DATA, b"", b"")
+        return self._frame(stream_id, DATA, flags, b"", payload)
+
+
+_REMOTE_DONE = 0
+_REMOTE_SENDS = 1
+
+
+class ServerConnection(_Connection):
+    """The server's end. Reports RequestReceived, DataReceived, RequestRefused."""
+
+    __slots__ = ("_last_stream_id", "_max_open_streams")
+
+    def __init__(self, *, max_message_bytes: int = MAX_MESSAGE_BYTES, max_open_streams: int = MAX_OPEN_STREAMS) -> None:
+        super().__init__(max_message_bytes)
+        self._max_open_streams = max_open_streams
+        self._last_stream_id = 0
+
+    def send_response(self, stream_id: int, payload: Buffer = b"") -> bytes:
+        """The frame that ends a stream with success."""
+        return b"".join(self.response_parts(stream_id, payload))
+
+    def response_parts(self, stream_id: int, payload: Buffer = b"") -> Parts:
+        """As `send_response`. Raises MessageTooLarge and leaves the stream open when the reply exceeds the limit."""
+        self._require_open(stream_id)
+        parts = self._frame(stream_id, RESPONSE, 0, response_before(len(payload)), payload)
+        del self._streams[stream_id]
+        return parts
+
+    def send_error(self, stream_id: int, code: int, message: str, details: Iterable[bytes] = ()) -> bytes:
+        """The frame that ends a stream with a status. Code 0 is no error: it is sent as UNKNOWN."""
+        self._require_open(stream_id)
+        frame = self._error(stream_id, code or Code.UNKNOWN, message, details)
+        del self._streams[stream_id]
+        return frame
+
+    def send_data(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> bytes:
+        """The frame of one message of a streaming server; `payload=None, close=True` ends the stream with success."""
+        return b"".join(self.data_parts(stream_id, payload, close=close))
+
+    def data_parts(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> Parts:
+        """As `send_data`."""
+        self._require_open(stream_id)
+        if close and payload is not None:
+            raise LocalProtocolError(f"close stream {stream_id}: a closing frame carries no message")
+        parts = self._data(stream_id, payload, close)
+        if close:
+            del self._streams[stream_id]
+        return parts
+
+    def _require_open(self, stream_id: int) -> None:
+        if stream_id not in self._streams:
+            raise LocalProtocolError(f"answer stream {stream_id}: not open")
+
+    def _error(self, stream_id: int, code: int, message: str, details: Iterable[bytes] = ()) -> bytes:
+        return b"".join(self._frame(stream_id, RESPONSE, 0, response_before(0, code, message, details), b""))
+
+    def _on_frame(self, frame: Frame) -> Event | None:
+        if frame.type == REQUEST:
+            return self._on_request(frame)
+        if frame.type == DATA:
+            return self._on_data(frame)
+        return None
+
+    def _on_request(self, frame: Frame) -> Event:
+        stream_id = frame.stream_id
+        if not stream_id & 1:
+            return self._refuse(stream_id, Code.INVALID_ARGUMENT, f"open stream {stream_id}: id must be odd")
+        if stream_id <= self._last_stream_id:
+            message = f"open stream {stream_id}: id must be above {self._last_stream_id}"
+            return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
+        self._last_stream_id = stream_id
+        if frame.discarded_bytes:
+            return self._refuse_oversize(frame)
+        if len(self._streams) >= self._max_open_streams:
+            message = f"open stream {stream_id}: {self._max_open_streams} streams are open already"
+            return self._refuse(stream_id, Code.RESOURCE_EXHAUSTED, message)
+        try:
+            request = decode_request(frame.payload)
+        except MalformedMessage as exc:
+            return self._refuse(stream_id, Code.INVALID_ARGUMENT, f"decode request: {exc}")
+        self._streams[stream_id] = _REMOTE_SENDS if frame.flags & FLAG_REMOTE_OPEN else _REMOTE_DONE
+        # A timeout of zero or below means none, as in the Go server.
+        timeout_ns = max(request.timeout_ns, 0)
+        return RequestReceived(
+            stream_id, request.service, request.method, request.payload, timeout_ns, request.metadata, frame.flags
+        )
+
+    def _on_data(self, frame: Frame) -> Event | None:
+        stream_id = frame.stream_id
+        state = self._streams.get(stream_id)
+        if state is None:
+            if stream_id & 1 and stream_id <= self._last_stream_id:
+                return None  # crossed with our final answer on the wire: no fault of the client
+            return self._refuse(stream_id, Code.INVALID_ARGUMENT, f"data on stream {stream_id}: never opened")
+        if state != _REMOTE_SENDS:
+            message = f"data on stream {stream_id}: the client had closed its side"
+            return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
+        if frame.discarded_bytes:
+            return self._refuse_oversize(frame)
+        closed = bool(frame.flags & FLAG_REMOTE_CLOSED)
+        if closed and frame.payload:
+            message = f"data on stream {stream_id}: a closing frame carries no data"
+            return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
+        if closed:
+            self._streams[stream_id] = _REMOTE_DONE
+        return DataReceived(stream_id, None if frame.flags & FLAG_NO_DATA else bytes(frame.payload), closed)
+
+    def _refuse_oversize(self, frame: Frame) -> RequestRefused:
+        message = f"message of {frame.discarded_bytes} bytes exceeds the limit of {self._max_message_bytes}"
+        return self._refuse(frame.stream_id, Code.RESOURCE_EXHAUSTED, message)
+
+    def _refuse(self, stream_id: int, code: int, message: str) -> RequestRefused:
+        reply = self._error(stream_id, code, message)
+        ended = self._streams.pop(stream_id, None) is not None
+        return RequestRefused(stream_id, code, message, reply, ended)
+
+
+_UNARY = 0
+_STREAM_DONE = 1
+_STREAM_SENDS = 2
+
+
+class ClientConnection(_Connection):
+    """The client's end. Reports ResponseReceived, DataReceived, StreamFailed, and only for streams it knows."""
+
+    __slots__ = ("_next_stream_id", "late_frames")
+
+    def __init__(self, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        super().__init__(max_message_bytes)
+        self._next_stream_id = 1
+        self.late_frames = 0
+        """Frames for streams that are over or were forgotten, dropped."""
+
+    def send_request(
+        self,
+        service: str,
+        method: str,
+        payload: Buffer,
+        *,
+        timeout_ns: int = 0,
+        metadata: Iterable[tuple[str, str]] = (),
+        flags: int = 0,
+    ) -> tuple[int, bytes]:
+        """The new stream's id and the frame that opens it.
+
+        `flags`: 0 for a unary call; FLAG_REMOTE_CLOSED for a stream on which only the server sends; FLAG_REMOTE_OPEN
+        for one on which this side sends data too. Frames must be written in the order they were made: the peer wants
+        rising ids.
+        """
+        stream_id, parts = self.request_parts(
+            service, method, payload, timeout_ns=timeout_ns, metadata=metadata, flags=flags
+        )
+        return stream_id, b"".join(parts)
+
+    def request_parts(
+        self,
+        service: str,
+        method: str,
+        payload: Buffer,
+        *,
+        timeout_ns: int = 0,
+        metadata: Iterable[tuple[str, str]] = (),
+        flags: int = 0,
+    ) -> tuple[int, Parts]:
+        """As `send_request`. Raises MessageTooLarge; then no id is used up."""
+        stream_id = self._next_stream_id
+        if stream_id > MAX_STREAM_ID:
+            raise LocalProtocolError("open stream: all stream ids of this connection are used up")
+        try:
+            before, after = request_around(service, method, len(payload), timeout_ns, metadata)
+        except UnicodeEncodeError as exc:
+            raise LocalProtocolError(f"call '{service}/{method}': text is not UTF-8") from exc
+        parts = self._frame(stream_id, REQUEST, flags, before, payload, after)
+        self._next_stream_id = stream_id + 2
+        if flags & FLAG_REMOTE_OPEN:
+            self._streams[stream_id] = _STREAM_SENDS
+        else:
+            self._streams[stream_id] = _STREAM_DONE if flags & FLAG_REMOTE_CLOSED else _UNARY
+        return stream_id, parts
+
+    def send_data(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> bytes:
+        """The frame of one message of a streaming client; `payload=None, close=True` says that no more will come."""
+        return b"".join(self.data_parts(stream_id, payload, close=close))
+
+    def data_parts(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> Parts:
+        """As `send_data`."""
+        if self._streams.get(stream_id) != _STREAM_SENDS:
+            raise LocalProtocolError(f"send on stream {stream_id}: not open for sending")
+        if close and payload is not None:
+            raise LocalProtocolError(f"close stream {stream_id}: a closing frame carries no message")
+        parts = self._data(stream_id, payload, close)
+        if close:
+            self._streams[stream_id] = _STREAM_DONE
+        return parts
+
+    def can_send(self, stream_id: int) -> bool:
+        return self._streams.get(stream_id) == _STREAM_SENDS
+
+    def forget(self, stream_id: int) -> None:
+        """Late frames of this stream are dropped from now on. Does nothing for a stream that is over."""
+        self._streams.pop(stream_id, None)
+
+    def _on_frame(self, frame: Frame) -> Event | None:
+        stream_id = frame.stream_id
+        state = self._streams.get(stream_id)
+        if state is None or frame.type not in (RESPONSE, DATA):
+            if frame.type in (RESPONSE, DATA) and stream_id & 1 and stream_id < self._next_stream_id:
+                self.late_frames += 1
+            return None
+        if frame.discarded_bytes:
+            message = f"reply of {frame.discarded_bytes} bytes exceeds the limit of {self._max_message_bytes}"
+            return self._fail(stream_id, MessageTooLarge(message))
+        if frame.type == RESPONSE:
+            return self._on_response(frame)
+        if state == _UNARY:
+            return self._fail(stream_id, RemoteProtocolError("data frame as reply to a unary call"))
+        closed = bool(frame.flags & FLAG_REMOTE_CLOSED)
+        if closed:
+            del self._streams[stream_id]
+        # A message in the closing frame is taken, as the Go client does; servers are not to send one.
+        return DataReceived(stream_id, None if frame.flags & FLAG_NO_DATA else bytes(frame.payload), closed)
+
+    def _on_response(self, frame: Frame) -> Event:
+        stream_id = frame.stream_id
+        try:
+            response = decode_response(frame.payload)
+        except MalformedMessage as exc:
+            return self._fail(stream_id, RemoteProtocolError(f"decode response: {exc}"))
+        del self._streams[stream_id]
+        return ResponseReceived(stream_id, response.payload, response.code, response.message, response.details)
+
+    def _fail(self, stream_id: int, error: MessageTooLarge | RemoteProtocolError) -> StreamFailed:
+        del self._streams[stream_id]
+        return StreamFailed(stream_id, error)

@@ -1,0 +1,150 @@
+"""Frames: a 10-byte header (payload length u32, stream id u32, type u8, flags u8, big endian) and the payload."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Buffer: TypeAlias = bytes | bytearray | memoryview
+
+HEADER = Struct(">IIBB")
+HEADER_BYTES = HEADER.size
+MAX_MESSAGE_BYTES = 4 << 20
+
+REQUEST = 1
+RESPONSE = 2
+DATA = 3
+
+FLAG_REMOTE_CLOSED = 0x1
+"""The sender of this frame sends nothing more on the stream."""
+FLAG_REMOTE_OPEN = 0x2
+"""On a request: the sender will send data frames."""
+FLAG_NO_DATA = 0x4
+"""The frame carries no message, which differs from an empty message."""
+
+MAX_STREAM_ID = 0xFFFFFFFF
+
+_SCRATCH_BYTES = 64 << 10
+_DIRECT_BYTES = 16 << 10
+_NOTHING = memoryview(b"")
+
+
+class Frame:
+    """One received frame. `payload` is a view that is valid until the reader is fed again.
+
+    `discarded_bytes` is 0, or the announced length of a frame over the limit, whose payload is thrown away.
+    """
+
+    __slots__ = ("discarded_bytes", "flags", "payload", "stream_id", "type")
+
+    def __init__(self, stream_id: int, type_: int, flags: int, payload: memoryview, discarded_bytes: int = 0) -> None:
+        self.stream_id = stream_id
+        self.type = type_
+        self.flags = flags
+        self.payload = payload
+        self.discarded_bytes = discarded_bytes
+
+    def __repr__(self) -> str:
+        size = f"discarded={self.discarded_bytes}" if self.discarded_bytes else f"bytes={len(self.payload)}"
+        return f"Frame(stream={self.stream_id} type={self.type} flags={self.flags:#x} {size})"
+
+
+class FrameReader:
+    """Cuts a byte stream into frames and holds at most one unfinished frame, never one over the limit.
+
+    Two ways in: `feed(data)`; or, without a copy of large payloads, receive into `buffer()` and then say
+    `received(count)`.
+    """
+
+    __slots__ = ("_filled", "_head", "_limit_bytes", "_pending", "_scratch", "_skip_bytes", "_view")
+
+    def __init__(self, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._head = bytearray()
+        self._pending = (0, 0, 0)
+        self._view: memoryview | None = None
+        self._filled = 0
+        self._skip_bytes = 0
+        self._scratch: memoryview | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes set aside for the unfinished frame."""
+        return len(self._head) + (0 if self._view is None else len(self._view))
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether a stream that ended now would be cut inside a frame."""
+        return bool(self._head) or self._view is not None or self._skip_bytes > 0
+
+    def feed(self, data: Buffer) -> list[Frame]:
+        """Frames completed by `data`. A frame over the limit is reported as soon as its header is known."""
+        frames: list[Frame] = []
+        chunk = memoryview(data)
+        position, end = 0, len(chunk)
+        while position < end:
+            if self._skip_bytes:
+                step = min(self._skip_bytes, end - position)
+                self._skip_bytes -= step
+                position += step
+            elif self._view is not None:
+                step = min(len(self._view) - self._filled, end - position)
+                self._view[self._filled : self._filled + step] = chunk[position : position + step]
+                position += step
+                self._advance(step, frames)
+            elif self._head or end - position < HEADER_BYTES:
+                step = min(HEADER_BYTES - len(self._head), end - position)
+                self._head += chunk[position : position + step]
+                position += step
+                if len(self._head) == HEADER_BYTES:
+                    length, stream_id, type_, flags = HEADER.unpack(self._head)
+                    self._head.clear()
+                    position = self._begin(length, stream_id, type_, flags, chunk, position, frames)
+            else:
+                length, stream_id, type_, flags = HEADER.unpack_from(chunk, position)
+                position = self._begin(length, stream_id, type_, flags, chunk, position + HEADER_BYTES, frames)
+        return frames
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes of the stream belong. Never empty; valid until `received` or `feed` is called."""
+        if self._view is not None and len(self._view) - self._filled >= _DIRECT_BYTES:
+            return self._view[self._filled :]
+        if self._scratch is None:
+            self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        return self._scratch
+
+    def received(self, count: int) -> list[Frame]:
+        """Frames completed by `count` bytes that were just received into `buffer()`."""
+        if self._view is not None and len(self._view) - self._filled >= _DIRECT_BYTES:
+            frames: list[Frame] = []
+            self._advance(count, frames)
+            return frames
+        if self._scratch is None:
+            return []
+        return self.feed(self._scratch[:count])
+
+    def _begin(
+        self, length: int, stream_id: int, type_: int, flags: int, chunk: memoryview, position: int, frames: list[Frame]
+    ) -> int:
+        if length > self._limit_bytes:
+            self._skip_bytes = length
+            frames.append(Frame(stream_id, type_, flags, _NOTHING, length))
+            return position
+        if length <= len(chunk) - position:
+            frames.append(Frame(stream_id, type_, flags, chunk[position : position + length]))
+            return position + length
+        # The allocation is untouched zero pages until bytes arrive: a header alone costs the peer more than us.
+        self._view = memoryview(bytearray(length))
+        self._filled = 0
+        self._pending = (stream_id, type_, flags)
+        return position
+
+    def _advance(self, count: int, frames: list[Frame]) -> None:
+        assert self._view is not None
+        self._filled += count
+        if self._filled == len(self._view):
+            frames.append(Frame(*self._pending, self._view))
+            self._view = None

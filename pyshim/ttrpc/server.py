@@ -1,0 +1,164 @@
+"""The asyncio server: listeners, connections, and the life of handlers beyond both."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+
+from .connection import MAX_OPEN_STREAMS
+from .framing import MAX_MESSAGE_BYTES
+from .handlers import Handler
+from .inbox import STALL_GRACE_S
+from .link import QUEUE_BYTES
+from .session import Session, SessionLimits
+
+_ACCEPTS_PER_TURN = 16
+_ACCEPT_PAUSE_S = 1.0
+_FLUSH_S = 1.0
+
+
+class Server:
+    """Serves methods on any number of listeners and connections. Handlers belong to the server, not to connections."""
+
+    def __init__(
+        self,
+        *,
+        services: Mapping[str, Mapping[str, Handler]],
+        log: logging.Logger | None = None,
+        authorize: Callable[[socket.socket], None] | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        max_in_flight: int = MAX_OPEN_STREAMS,
+        max_in_flight_bytes: int = 64 << 20,
+        queue_bytes: int = QUEUE_BYTES,
+        stall_grace_s: float = STALL_GRACE_S,
+    ) -> None:
+        """`services` maps full service names to method tables; it is looked up at every request.
+
+        `authorize` gets each connected socket before a byte is read and raises to refuse it.
+        `max_in_flight` and `max_in_flight_bytes` bound the running handlers and their request payloads, per connection.
+        Requests beyond are answered RESOURCE_EXHAUSTED, not delayed: behind calls that wait for an event, the call that
+        causes the event must get through. Once `queue_bytes` of replies wait for a peer, nothing more is read from it.
+        A stream whose handler leaves a full inbox (64 messages or 4 MiB) unread for `stall_grace_s` fails.
+        """
+        self.services = services
+        self.log = log if log is not None else logging.getLogger(__name__)
+        self.limits = SessionLimits(
+            message_bytes=max_message_bytes,
+            in_flight=max_in_flight,
+            in_flight_bytes=max_in_flight_bytes,
+            queue_bytes=queue_bytes,
+            stall_grace_s=stall_grace_s,
+        )
+        self.draining = False
+        """Set once by `shutdown`: new requests are answered UNAVAILABLE."""
+        self._authorize = authorize
+        self._stop_accepting = asyncio.Event()
+        self._sessions: set[Session] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
+
+    @property
+    def connections(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def running_handlers(self) -> int:
+        """Handlers at work, those of dropped connections and passed deadlines included."""
+        return len(self._handlers)
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Accept on a listening stream socket until `shutdown` begins. Owns the listener: it is closed at the end."""
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        if not self.draining:
+            loop.add_reader(listener, self._accept_ready, listener)
+        try:
+            await self._stop_accepting.wait()
+        finally:
+            loop.remove_reader(listener)
+            listener.close()
+
+    async def serve_connection(self, sock: socket.socket) -> None:
+        """Serve one connected stream socket until it closes. Owns the socket. Handlers may still run afterwards."""
+        session = self._open(sock)
+        if session is not None:
+            await self._until_closed(session)
+
+    async def serve_streams(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """As `serve_connection` for a byte stream that is no socket of ours; `authorize` is not asked."""
+        session = Session.on_streams(self, reader, writer)
+        self._sessions.add(session)
+        session.start()
+        await self._until_closed(session)
+
+    async def shutdown(self, grace_s: float) -> None:
+        """Nothing of the server is left: no listener, no connection, no handler.
+
+        Accepting stops at once. Running handlers get `grace_s` to end, then they are cancelled and their callers are
+        answered CANCELLED. Every reply is handed to the kernel before its connection is closed, at most a second per
+        connection. Not to be awaited by a handler, which it would wait for: let the handler wake another task.
+        """
+        if asyncio.current_task() in self._handlers:
+            raise RuntimeError("shut down server: called by one of its handlers")
+        self.draining = True
+        self._stop_accepting.set()
+        if self._handlers:
+            await asyncio.wait(self._handlers, timeout=grace_s)
+        for task in self._handlers:
+            task.cancel()
+        if self._handlers:
+            await asyncio.wait(self._handlers)
+        sessions = tuple(self._sessions)
+        await asyncio.gather(*(session.flush_and_close(_FLUSH_S) for session in sessions))
+
+    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        """A task owned by the server until it ends."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._handlers.add(task)
+        task.add_done_callback(self._handlers.discard)
+        return task
+
+    def session_ended(self, session: Session) -> None:
+        self._sessions.discard(session)
+
+    def _accept_ready(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                # Out of fds, mostly. The waiting connection keeps the listener readable: without a pause this would
+                # spin.
+                self.log.error("accept paused", extra={"error": errno.errorcode.get(exc.errno or 0, str(exc))})
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener)
+                loop.call_later(_ACCEPT_PAUSE_S, self._resume_accepting, listener)
+                return
+            self._open(sock)
+
+    def _resume_accepting(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0 and not self.draining:
+            asyncio.get_running_loop().add_reader(listener, self._accept_ready, listener)
+
+    def _open(self, sock: socket.socket) -> Session | None:
+        try:
+            if self._authorize is not None:
+                self._authorize(sock)
+            session = Session.on_socket(self, sock)
+        except Exception as exc:
+            # Whatever speaks against this one peer must not end the listener.
+            self.log.warning("connection refused", extra={"error": f"{type(exc).__name__}: {exc}"})
+            sock.close()
+            return None
+        self._sessions.add(session)
+        session.start()
+        return session
+
+    async def _until_closed(self, session: Session) -> None:
+        try:
+            await session.wait_closed()
+        finally:
+            session.close()

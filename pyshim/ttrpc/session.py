@@ -1,0 +1,318 @@
+"""One connection of a server: its protocol core, its link, its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from .connection import ServerConnection
+from .events import DataReceived, Event, RequestReceived, RequestRefused
+from .handlers import CallContext, Handler, PeerCredentials, ServerStream, StreamHandler, UnaryHandler
+from .inbox import Inbox, StallGuard
+from .link import Link, SocketLink, StreamLink
+from .status import Code, ConnectionClosed, DeadlineExceeded, RemoteProtocolError, TtrpcError
+
+if TYPE_CHECKING:
+    from .connection import Parts
+    from .framing import Buffer
+
+_QUOTED_CHARS = 128
+
+
+class SessionLimits(NamedTuple):
+    """Bounds of one connection."""
+
+    message_bytes: int
+    in_flight: int
+    in_flight_bytes: int
+    queue_bytes: int
+    stall_grace_s: float
+
+
+class SessionOwner(Protocol):
+    """What a session needs of its server."""
+
+    @property
+    def services(self) -> Mapping[str, Mapping[str, Handler]]: ...
+    @property
+    def limits(self) -> SessionLimits: ...
+    @property
+    def log(self) -> logging.Logger: ...
+    @property
+    def draining(self) -> bool: ...
+
+    def spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]: ...
+    def session_ended(self, session: Session) -> None: ...
+
+
+class _Call:
+    """A running handler. Its stream may be over before it: after a deadline, a refusal, a dropped connection."""
+
+    __slots__ = ("context", "ended_by", "handler", "inbox", "payload_bytes", "task", "timer")
+
+    def __init__(self, handler: UnaryHandler | StreamHandler, context: CallContext, payload_bytes: int) -> None:
+        self.handler = handler
+        self.context = context
+        self.payload_bytes = payload_bytes
+        self.inbox: Inbox | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.ended_by: TtrpcError | None = None
+
+    @property
+    def stream_id(self) -> int:
+        return self.context.stream_id
+
+    @property
+    def name(self) -> str:
+        return f"{self.context.service}/{self.context.method}"
+
+    def end(self, error: TtrpcError) -> None:
+        """The stream is over for the handler, which learns it when it next receives or sends."""
+        self.ended_by = self.ended_by or error
+        if self.inbox is not None:
+            self.inbox.end(error)
+
+
+class Session:
+    """Answers the requests of one connection, each in a task of its own, in whatever order they finish."""
+
+    def __init__(
+        self, owner: SessionOwner, peer: PeerCredentials | None, make_link: Callable[[Session, ServerConnection], Link]
+    ) -> None:
+        self._owner = owner
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._log = owner.log
+        self._core = ServerConnection(
+            max_message_bytes=owner.limits.message_bytes, max_open_streams=owner.limits.in_flight
+        )
+        self._link = make_link(self, self._core)
+        self._stalls = StallGuard(self._link, self._on_stall, owner.limits.stall_grace_s)
+        self._calls: dict[int, _Call] = {}
+        self._in_flight_bytes = 0
+
+    @classmethod
+    def on_socket(cls, owner: SessionOwner, sock: socket.socket) -> Session:
+        """A session that owns this connected socket."""
+        return cls(
+            owner,
+            PeerCredentials.of(sock),
+            lambda session, core: SocketLink(
+                core,
+                sock,
+                on_events=session._on_events,
+                on_closed=session._on_closed,
+                queue_bytes=owner.limits.queue_bytes,
+                hold_when_full=True,
+            ),
+        )
+
+    @classmethod
+    def on_streams(cls, owner: SessionOwner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session:
+        """A session that owns this pair of streams."""
+        return cls(
+            owner,
+            None,
+            lambda session, core: StreamLink(
+                core,
+                reader,
+                writer,
+                on_events=session._on_events,
+                on_closed=session._on_closed,
+                queue_bytes=owner.limits.queue_bytes,
+                hold_when_full=True,
+            ),
+        )
+
+    def start(self) -> None:
+        self._link.start()
+
+    def close(self) -> None:
+        """The connection is closed at once. Idempotent."""
+        self._link.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._link.closed)
+
+    async def flush_and_close(self, timeout_s: float) -> None:
+        """Queued replies are with the kernel, or the time is up; then the connection is closed."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._link.flush()
+        except TimeoutError:
+            self._log.warning("replies dropped", extra={"bytes": self._link.queued_bytes})
+        finally:
+            self._link.close()
+
+    def _on_events(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, RequestReceived):
+                self._on_request(event)
+            elif isinstance(event, DataReceived):
+                self._on_data(event)
+            elif isinstance(event, RequestRefused):
+                self._on_refused(event)
+
+    def _on_request(self, event: RequestReceived) -> None:
+        stream_id = event.stream_id
+        found = self._find(event)
+        if isinstance(found, TtrpcError):
+            self._answer(stream_id, found.code, found.message)
+            return
+        timeout_s = event.timeout_ns / 1e9
+        deadline = self._loop.time() + timeout_s if event.timeout_ns else None
+        context = CallContext(event.service, event.method, stream_id, event.metadata, deadline, self._peer)
+        call = _Call(found, context, len(event.payload))
+        self._calls[stream_id] = call
+        self._in_flight_bytes += call.payload_bytes
+        if deadline is not None:
+            call.timer = self._loop.call_at(deadline, self._expire, call)
+        if isinstance(found, StreamHandler):
+            coroutine = self._run_stream(call, found, self._open_stream(call, found, event))
+        else:
+            coroutine = self._run_unary(call, found, event.payload)
+        call.task = self._owner.spawn(coroutine, f"ttrpc/{event.method}/{stream_id}")
+        # Not in the task: one that is cancelled before its first step never runs a line of it.
+        call.task.add_done_callback(lambda _: self._finish(call))
+
+    def _find(self, event: RequestReceived) -> UnaryHandler | StreamHandler | TtrpcError:
+        """The handler of a request, or why it is not accepted."""
+        methods = self._owner.services.get(event.service)
+        if methods is None:
+            return TtrpcError(Code.UNIMPLEMENTED, f"service {_quote(event.service)}: not served here")
+        handler = methods.get(event.method)
+        if handler is None:
+            name = _quote(f"{event.service}/{event.method}")
+            return TtrpcError(Code.UNIMPLEMENTED, f"method {name}: not implemented")
+        if self._owner.draining:
+            return TtrpcError(Code.UNAVAILABLE, "server is shutting down")
+        limits = self._owner.limits
+        if len(self._calls) >= limits.in_flight:
+            return TtrpcError(Code.RESOURCE_EXHAUSTED, f"{limits.in_flight} calls of this connection are in flight")
+        if self._calls and self._in_flight_bytes + len(event.payload) > limits.in_flight_bytes:
+            return TtrpcError(Code.RESOURCE_EXHAUSTED, f"{limits.in_flight_bytes} request bytes are in flight")
+        return handler if isinstance(handler, UnaryHandler | StreamHandler) else UnaryHandler(handler)
+
+    def _open_stream(self, call: _Call, handler: StreamHandler, event: RequestReceived) -> ServerStream:
+        stream_id = call.stream_id
+        inbox = call.inbox = Inbox(lambda: self._stalls.release(stream_id))
+        # An empty payload of a streaming client is no message: proto3 cannot tell it from an absent one.
+        if event.payload or not handler.client_streams:
+            inbox.put(event.payload)
+        if not event.remote_open:
+            inbox.end()
+
+        async def send(message: Buffer) -> None:
+            await self._link.send(lambda: self._data_parts(call, message))
+
+        return ServerStream(inbox.get, send)
+
+    def _data_parts(self, call: _Call, message: Buffer) -> Parts:
+        if call.ended_by is not None:
+            raise call.ended_by
+        return self._core.data_parts(call.stream_id, message)
+
+    def _on_data(self, event: DataReceived) -> None:
+        call = self._calls.get(event.stream_id)
+        if call is None or call.inbox is None:
+            return  # a unary method that was called with an open client side: its data has no taker
+        if event.payload is not None:
+            call.inbox.put(event.payload)
+            self._stalls.check(event.stream_id, call.inbox)
+        if event.closed:
+            call.inbox.end()
+
+    def _on_refused(self, event: RequestRefused) -> None:
+        self._log.debug("frame refused", extra={"stream": event.stream_id, "error": event.message})
+        self._link.write((event.reply,))
+        call = self._calls.get(event.stream_id)
+        if event.ended and call is not None:
+            call.end(RemoteProtocolError(event.message))
+
+    async def _run_unary(self, call: _Call, handler: UnaryHandler, payload: bytes) -> None:
+        try:
+            result = await handler.function(payload, call.context)
+            await self._link.send(lambda: self._reply_parts(call, result))
+        except Exception as exc:
+            self._on_exception(call, exc)
+
+    async def _run_stream(self, call: _Call, handler: StreamHandler, stream: ServerStream) -> None:
+        try:
+            result = await handler.function(stream, call.context)
+            await self._link.send(lambda: self._reply_parts(call, result))
+        except Exception as exc:
+            self._on_exception(call, exc)
+
+    def _reply_parts(self, call: _Call, result: Buffer | None) -> Parts | None:
+        stream_id = call.stream_id
+        if not self._core.is_open(stream_id):
+            self._log.debug("late reply dropped", extra={"method": call.name, "stream": stream_id})
+            return None
+        if isinstance(call.handler, StreamHandler) and call.handler.server_streams:
+            if result is not None:
+                raise TypeError(f"streaming method '{call.name}' returned {type(result).__name__}, expected None")
+            return self._core.data_parts(stream_id, None, close=True)
+        if not isinstance(result, bytes | bytearray | memoryview):
+            raise TypeError(f"method '{call.name}' returned {type(result).__name__}, expected bytes")
+        return self._core.response_parts(stream_id, result)
+
+    def _on_exception(self, call: _Call, exc: Exception) -> None:
+        code = getattr(exc, "code", None)
+        fields = {"method": call.name, "stream": call.stream_id, "error": f"{type(exc).__name__}: {exc}"}
+        if isinstance(exc, ConnectionClosed) and self._link.is_closed:
+            self._log.debug("reply lost", extra=fields)
+        elif isinstance(code, int) and not isinstance(code, bool) and Code.OK < code <= Code.UNAUTHENTICATED:
+            self._log.debug("call failed", extra=fields)
+            self._answer(call.stream_id, code, str(exc))
+        else:
+            self._log.error("call raised", exc_info=exc, extra=fields)
+            self._answer(call.stream_id, Code.INTERNAL, f"{type(exc).__name__}: {exc}")
+
+    def _answer(self, stream_id: int, code: int, message: str) -> None:
+        """Ends the stream with a status unless it is over. Not delayed by a full queue: a status is small."""
+        if self._core.is_open(stream_id) and not self._link.is_closed:
+            self._link.write((self._core.send_error(stream_id, code, message),))
+
+    def _expire(self, call: _Call) -> None:
+        error = DeadlineExceeded(f"call '{call.name}': deadline exceeded")
+        self._answer(call.stream_id, error.code, error.message)
+        call.end(error)
+        self._cancel_if_allowed(call)
+
+    def _on_stall(self, stream_id: int) -> None:
+        call = self._calls.get(stream_id)
+        if call is None or call.inbox is None:
+            return
+        error = TtrpcError(Code.RESOURCE_EXHAUSTED, f"stream of '{call.name}': its messages are not read in time")
+        self._answer(call.stream_id, error.code, error.message)
+        call.inbox.discard()
+        call.end(error)
+
+    def _on_closed(self, error: Exception | None) -> None:
+        level = logging.DEBUG if error is None or isinstance(error, ConnectionError) else logging.WARNING
+        self._log.log(level, "connection closed", extra={"in_flight": len(self._calls), "error": str(error or "")})
+        self._stalls.close()
+        for call in tuple(self._calls.values()):
+            call.end(ConnectionClosed("connection is closed"))
+            self._cancel_if_allowed(call)
+        self._owner.session_ended(self)
+
+    def _cancel_if_allowed(self, call: _Call) -> None:
+        if call.handler.cancel_on_timeout and call.task is not None:
+            call.task.cancel()
+
+    def _finish(self, call: _Call) -> None:
+        self._answer(call.stream_id, Code.CANCELLED, f"call '{call.name}': handler was cancelled")
+        if call.timer is not None:
+            call.timer.cancel()
+        del self._calls[call.stream_id]
+        self._in_flight_bytes -= call.payload_bytes
+        self._stalls.release(call.stream_id)
+
+
+def _quote(name: str) -> str:
+    return repr(name if len(name) <= _QUOTED_CHARS else name[:_QUOTED_CHARS] + "...")

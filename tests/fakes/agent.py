@@ -1,0 +1,262 @@
+"""A guest agent that is a true ttrpc server on a socket pair, running small scripted processes instead of containers.
+
+A process does what its `args` say: `exit N`, `echo TEXT`, `cat` (stdin to stdout, ends at EOF), `sleep` (until
+signalled), `hold` (echoes, ends, but leaves its output open as a grandchild would), `flood N` (N bytes of output).
+"""
+
+import asyncio
+import socket
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
+
+from protos.agent import agent_pb2 as pb
+from protos.agent import health_pb2
+from pyshim.ttrpc import Code, Server, TtrpcError
+from pyshim.ttrpc.handlers import CallContext, UnaryHandler
+
+
+class FakeProcess:
+    def __init__(self, args: list[str]) -> None:
+        self.args = args
+        self.output = bytearray()
+        self.output_ended = False
+        self.input = bytearray()
+        self.input_ended = False
+        self.changed = asyncio.Condition()
+        self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.signals: list[int] = []
+
+    async def run(self) -> None:
+        match self.args:
+            case ["exit", status]:
+                await self.end(int(status))
+            case ["echo", text]:
+                self.output += text.encode()
+                await self.end(0)
+            case ["flood", count]:
+                self.output += b"x" * int(count)
+                await self.end(0)
+            case ["hold", text]:
+                self.output += text.encode()
+                await self.end(0, close=False)
+            case ["cat"]:
+                await self._copy()
+
+    async def _copy(self) -> None:
+        async with self.changed:
+            while True:
+                await self.changed.wait_for(lambda: self.input or self.input_ended)
+                if not self.input:
+                    break
+                self.output += self.input
+                self.input.clear()
+                self.changed.notify_all()
+        await self.end(0)
+
+    async def end(self, status: int, *, close: bool = True) -> None:
+        async with self.changed:
+            self.output_ended = self.output_ended or close
+            self.changed.notify_all()
+        if not self.exit.done():
+            self.exit.set_result(status)
+
+
+class FakeAgent:
+    """`calls` is every method in order; `failures` maps a method to its error; `hung` methods never answer.
+
+    `held` methods wait for their event before they do anything, `late` ones do their work and then hold the reply.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failures: dict[str, tuple[int, str]] = {}
+        self.hung: set[str] = set()
+        self.held: dict[str, asyncio.Event] = {}
+        self.late: dict[str, asyncio.Event] = {}
+        self.containers: dict[str, pb.CreateContainerRequest] = {}
+        self.processes: dict[tuple[str, str], FakeProcess] = {}
+        self.execs: dict[tuple[str, str], pb.ExecProcessRequest] = {}
+        self.sizes: list[tuple[str, str, int, int]] = []
+        self.takes: int | None = None
+        """What WriteStdin claims to have taken, where it lies."""
+        self.sandbox: pb.CreateSandboxRequest | None = None
+        self.updates: list[pb.UpdateContainerRequest] = []
+        self.memory_block_bytes = 128 << 20
+        self.onlined: list[tuple[int, bool]] = []
+        """(CPUs, CPUs only) of every OnlineCPUMem."""
+        self.oom: asyncio.Queue[str] = asyncio.Queue()
+        self._running: set[asyncio.Task[None]] = set()
+        names = [name.removeprefix("_on_") for name in dir(self) if name.startswith("_on_")]
+        agent = {name: UnaryHandler(self._handler(name), cancel_on_timeout=True) for name in names if name != "Check"}
+        self.server = Server(
+            services={
+                "grpc.AgentService": agent,
+                "grpc.Health": {"Check": UnaryHandler(self._handler("Check"), cancel_on_timeout=True)},
+            }
+        )
+
+    def connection(self) -> socket.socket:
+        """A new connected socket whose other end this agent serves."""
+        ours, theirs = socket.socketpair()
+        task = asyncio.get_running_loop().create_task(self.server.serve_connection(theirs), name="fake-agent")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        ours.setblocking(False)
+        return ours
+
+    async def close(self) -> None:
+        for process in self.processes.values():
+            process.exit.cancel()
+        await self.server.shutdown(0)
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _handler(self, name: str):
+        async def handle(payload: bytes, _: CallContext) -> bytes:
+            self.calls.append(name)
+            if name in self.hung:
+                await asyncio.get_running_loop().create_future()
+            if name in self.held:
+                await self.held[name].wait()
+            if name in self.failures:
+                raise TtrpcError(*self.failures[name])
+            reply: Message = await getattr(self, f"_on_{name}")(payload)
+            if name in self.late:
+                await self.late[name].wait()
+            return reply.SerializeToString()
+
+        return handle
+
+    def _process(self, container_id: str, exec_id: str) -> FakeProcess:
+        process = self.processes.get((container_id, exec_id or container_id))
+        if process is None:
+            raise TtrpcError(Code.NOT_FOUND, f"no process {container_id}/{exec_id}")
+        return process
+
+    def _run(self, process: FakeProcess) -> None:
+        task = asyncio.get_running_loop().create_task(process.run(), name="fake-process")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _on_Check(self, payload: bytes) -> Message:
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+    async def _on_CreateSandbox(self, payload: bytes) -> Message:
+        self.sandbox = pb.CreateSandboxRequest.FromString(payload)
+        return Empty()
+
+    async def _on_DestroySandbox(self, payload: bytes) -> Message:
+        return Empty()
+
+    async def _on_UpdateInterface(self, payload: bytes) -> Message:
+        return pb.UpdateInterfaceRequest.FromString(payload).interface
+
+    async def _on_UpdateRoutes(self, payload: bytes) -> Message:
+        return pb.UpdateRoutesRequest.FromString(payload).routes
+
+    async def _on_AddARPNeighbors(self, payload: bytes) -> Message:
+        return Empty()
+
+    async def _on_CreateContainer(self, payload: bytes) -> Message:
+        request = pb.CreateContainerRequest.FromString(payload)
+        self.containers[request.container_id] = request
+        self.processes[request.container_id, request.container_id] = FakeProcess(list(request.OCI.Process.Args))
+        return Empty()
+
+    async def _on_StartContainer(self, payload: bytes) -> Message:
+        request = pb.StartContainerRequest.FromString(payload)
+        self._run(self._process(request.container_id, ""))
+        return Empty()
+
+    async def _on_RemoveContainer(self, payload: bytes) -> Message:
+        container_id = pb.RemoveContainerRequest.FromString(payload).container_id
+        if self.containers.pop(container_id, None) is None:
+            raise TtrpcError(Code.NOT_FOUND, f"no container {container_id}")
+        for key in [key for key in self.processes if key[0] == container_id]:
+            await self.processes.pop(key).end(137)
+        return Empty()
+
+    async def _on_ExecProcess(self, payload: bytes) -> Message:
+        request = pb.ExecProcessRequest.FromString(payload)
+        process = FakeProcess(list(request.process.Args))
+        self.execs[request.container_id, request.exec_id] = request
+        self.processes[request.container_id, request.exec_id] = process
+        self._run(process)
+        return Empty()
+
+    async def _on_SignalProcess(self, payload: bytes) -> Message:
+        request = pb.SignalProcessRequest.FromString(payload)
+        process = self._process(request.container_id, request.exec_id)
+        if process.exit.done():
+            raise TtrpcError(Code.NOT_FOUND, "process has exited")
+        process.signals.append(request.signal)
+        await process.end(128 + request.signal)
+        return Empty()
+
+    async def _on_WaitProcess(self, payload: bytes) -> Message:
+        request = pb.WaitProcessRequest.FromString(payload)
+        status = await asyncio.shield(self._process(request.container_id, request.exec_id).exit)
+        return pb.WaitProcessResponse(status=status)
+
+    async def _on_ReadStdout(self, payload: bytes) -> Message:
+        request = pb.ReadStreamRequest.FromString(payload)
+        process = self._process(request.container_id, request.exec_id)
+        async with process.changed:
+            await process.changed.wait_for(lambda: process.output or process.output_ended)
+            data = bytes(process.output[: request.len])
+            del process.output[: request.len]
+            return pb.ReadStreamResponse(data=data)
+
+    async def _on_ReadStderr(self, payload: bytes) -> Message:
+        return pb.ReadStreamResponse()
+
+    async def _on_WriteStdin(self, payload: bytes) -> Message:
+        request = pb.WriteStreamRequest.FromString(payload)
+        process = self._process(request.container_id, request.exec_id)
+        async with process.changed:
+            process.input += request.data
+            process.changed.notify_all()
+        return pb.WriteStreamResponse(len=len(request.data) if self.takes is None else self.takes)
+
+    async def _on_CloseStdin(self, payload: bytes) -> Message:
+        request = pb.CloseStdinRequest.FromString(payload)
+        process = self._process(request.container_id, request.exec_id)
+        async with process.changed:
+            process.input_ended = True
+            process.changed.notify_all()
+        return Empty()
+
+    async def _on_TtyWinResize(self, payload: bytes) -> Message:
+        request = pb.TtyWinResizeRequest.FromString(payload)
+        self.sizes.append((request.container_id, request.exec_id, request.row, request.column))
+        return Empty()
+
+    async def _on_PauseContainer(self, payload: bytes) -> Message:
+        return Empty()
+
+    async def _on_ResumeContainer(self, payload: bytes) -> Message:
+        return Empty()
+
+    async def _on_UpdateContainer(self, payload: bytes) -> Message:
+        self.updates.append(pb.UpdateContainerRequest.FromString(payload))
+        return Empty()
+
+    async def _on_GetGuestDetails(self, payload: bytes) -> Message:
+        return pb.GuestDetailsResponse(mem_block_size_bytes=self.memory_block_bytes)
+
+    async def _on_OnlineCPUMem(self, payload: bytes) -> Message:
+        request = pb.OnlineCPUMemRequest.FromString(payload)
+        self.onlined.append((request.nb_cpus, request.cpu_only))
+        return Empty()
+
+    async def _on_StatsContainer(self, payload: bytes) -> Message:
+        reply = pb.StatsContainerResponse()
+        reply.cgroup_stats.cpu_stats.cpu_usage.total_usage = 42
+        reply.cgroup_stats.memory_stats.usage.usage = 4096
+        reply.cgroup_stats.pids_stats.current = 3
+        return reply
+
+    async def _on_GetOOMEvent(self, payload: bytes) -> Message:
+        return pb.OOMEvent(container_id=await self.oom.get())

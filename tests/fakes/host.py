@@ -1,0 +1,199 @@
+"""The host, the records and the publisher as memory: every effect is counted, any of them can be made to fail."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.events import TaskEvent
+from pyshim.model.ledger import LedgerEntry
+from pyshim.model.mounts import HostMount
+from pyshim.model.share import VirtiofsdPlan
+from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.task import Stdio
+from pyshim.plan.container import SourceKind
+
+
+class Faults:
+    """Makes the nth call of a named step fail: `Faults({"mount": 2})` lets the first mount pass."""
+
+    def __init__(self, plan: Mapping[str, int] | None = None) -> None:
+        self._plan = dict(plan or {})
+        self.seen: Counter[str] = Counter()
+
+    def plan(self, plan: Mapping[str, int]) -> None:
+        """From now on these calls fail, counted from the beginning."""
+        self._plan = dict(plan)
+
+    def hit(self, step: str) -> None:
+        self.seen[step] += 1
+        if self._plan.get(step) == self.seen[step]:
+            raise FailedPrecondition(f"{step}: injected fault")
+
+
+class FakeInput:
+    def __init__(self) -> None:
+        self.chunks: asyncio.Queue[bytes] = asyncio.Queue()
+        self.closed = False
+
+    async def read(self) -> bytes:
+        return await self.chunks.get()
+
+    def close_io(self) -> None:
+        self.chunks.put_nowait(b"")
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeOutput:
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.closed = False
+        self.broken: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def write(self, data: bytes) -> None:
+        await self.gate.wait()
+        if self.broken is not None:
+            raise self.broken
+        self.data += data
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeStreams:
+    def __init__(self, stdio: Stdio) -> None:
+        self.stdin = FakeInput() if stdio.stdin else None
+        self.stdout = FakeOutput() if stdio.stdout else None
+        self.stderr = FakeOutput() if stdio.stderr else None
+        self.closed = False
+
+    async def close(self) -> None:
+        self.closed = True
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream is not None:
+                await stream.close()
+
+
+class FakeVirtiofsd:
+    def __init__(self, host: "FakeHost") -> None:
+        self.pid = 77
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._host = host
+
+    async def wait(self) -> str:
+        return await asyncio.shield(self.ended)
+
+    async def stop(self) -> None:
+        self._host.daemons.discard(self)
+        if not self.ended.done():
+            self.ended.set_result("stopped")
+
+
+class FakeHost:
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.faults = faults or Faults()
+        self.files: dict[str, bytes] = {}
+        self.directories: set[str] = set()
+        self.mounts: list[str] = []
+        self.daemons: set[FakeVirtiofsd] = set()
+        self.streams: dict[str, FakeStreams] = {}
+        self.kinds: dict[str, SourceKind] = {}
+        self.before_effect: Callable[[str, str], None] = lambda _effect, _path: None
+        self.may_open_streams = asyncio.Event()
+        """Cleared: `open_streams` takes until it is set, as a log program's start may."""
+        self.may_open_streams.set()
+
+    def write_spec(self, bundle: str, args: list[str], **extra: Any) -> None:
+        spec = {"ociVersion": "1.0.2", "process": {"args": args, "cwd": "/"}, "root": {"path": "rootfs"}, **extra}
+        self.files[f"{bundle}/config.json"] = json.dumps(spec).encode()
+
+    async def read_bytes(self, path: str, max_bytes: int) -> bytes:
+        self.faults.hit("read")
+        if path not in self.files:
+            raise NotFound(f"read '{path}': ENOENT")
+        return self.files[path]
+
+    async def source_kind(self, path: str) -> SourceKind:
+        return self.kinds.get(path, SourceKind.DIRECTORY)
+
+    async def make_directory(self, path: str, mode: int) -> None:
+        self.faults.hit("make_directory")
+        self.before_effect("make_directory", path)
+        self.directories.add(path)
+
+    async def mount(self, mount: HostMount) -> None:
+        self.faults.hit("mount")
+        self.before_effect("mount", mount.target)
+        self.mounts.append(mount.target)
+
+    async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: object) -> FakeVirtiofsd:
+        self.faults.hit("virtiofsd")
+        daemon = FakeVirtiofsd(self)
+        self.daemons.add(daemon)
+        return daemon
+
+    async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> FakeStreams:
+        self.faults.hit("streams")
+        await self.may_open_streams.wait()
+        self.streams[process_id] = FakeStreams(stdio)
+        return self.streams[process_id]
+
+    async def release(self, entry: LedgerEntry) -> None:
+        self.faults.hit("release")
+        self.mounts = [path for path in self.mounts if path != entry.key]
+        self.directories = {path for path in self.directories if not path.startswith(entry.key)}
+
+    def left(self) -> dict[str, object]:
+        """What a clean host does not have."""
+        found = {
+            "mounts": self.mounts,
+            "directories": sorted(self.directories),
+            "daemons": len(self.daemons),
+            "streams": [name for name, streams in self.streams.items() if not streams.closed],
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+class FakeLedger:
+    def __init__(self, host: FakeHost) -> None:
+        self.entries: list[LedgerEntry] = []
+        self._host = host
+
+    def acquire(self, entry: LedgerEntry) -> None:
+        self._host.faults.hit("acquire")
+        self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)] + [entry]
+
+    async def release(self, entry: LedgerEntry) -> None:
+        await self._host.release(entry)
+        self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)]
+
+
+class FakeRecords:
+    def __init__(self, host: FakeHost) -> None:
+        self.ledger = FakeLedger(host)
+        self.snapshots: list[SandboxSnapshot] = []
+        self.removed = False
+
+    def save(self, snapshot: SandboxSnapshot) -> None:
+        self.snapshots.append(snapshot)
+
+    def remove(self) -> None:
+        if not self.ledger.entries:  # who still holds something keeps the only record of it
+            self.removed = True
+
+
+class FakePublisher:
+    def __init__(self) -> None:
+        self.events: list[TaskEvent] = []
+
+    def publish(self, event: TaskEvent) -> None:
+        self.events.append(event)
+
+    def names(self) -> list[str]:
+        return [type(event).__name__ for event in self.events]

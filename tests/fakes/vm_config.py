@@ -1,0 +1,71 @@
+"""VmConfigs for tests: one plain q35 VM, and whatever a test changes in it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hypervisors.base import (
+    BootConfig,
+    CpuConfig,
+    ImageDriver,
+    MemoryBacking,
+    MemoryConfig,
+    NicDevice,
+    SerialChannel,
+    ShareDevice,
+    VmConfig,
+)
+from pyshim.model.host_facts import Accelerator
+from tests.fakes.tiny_kernel import bzimage
+
+UUID = "6f9619ff-8b86-4011-b42d-00c04fc964ff"
+
+
+def vm_config(**changes: Any) -> VmConfig:
+    """A q35 VM under TCG with virtio-fs, a root image with its loader, and the agent on a serial port."""
+    vm_dir = changes.get("vm_dir", "/run/vc/vm/pod1")
+    config = VmConfig(
+        sandbox_id="pod1",
+        uuid=UUID,
+        vm_dir=vm_dir,
+        hypervisor_path="/usr/bin/qemu-system-x86_64",
+        machine_type="q35",
+        machine_options=(),
+        boot=BootConfig(
+            kernel="/opt/guest/vmlinuz",
+            kernel_params=("console=hvc0", "panic=1", "root=/dev/vda"),
+            initrd="/opt/guest/initrd.img",
+            image="/opt/guest/rootfs.img",
+            image_driver=ImageDriver.VIRTIO_BLK,
+            firmware=None,
+        ),
+        cpu=CpuConfig(accelerator=Accelerator.TCG, model="max", boot_vcpus=1, max_vcpus=2),
+        memory=MemoryConfig(
+            boot_mib=256, max_mib=1024, slots=4, backing=MemoryBacking.SHARED_MEMFD, prealloc=False, virtio_mem=False
+        ),
+        share=ShareDevice(tag="kataShared", socket_path=f"{vm_dir}/vhost-fs.sock", queue_size=1024),
+        agent_channel=SerialChannel(port_name="org.pykata.agent.0", socket_path=f"{vm_dir}/agent.sock"),
+        nics=(),
+        bridges=1,
+        entropy_source="/dev/urandom",
+        seccomp_sandbox="on,obsolete=deny,spawn=deny,resourcecontrol=deny",
+        netns_path=None,
+        extra_monitor=False,
+        nested=False,
+        debug=False,
+        start_timeout_s=30.0,
+    )
+    return replace(config, **changes)
+
+
+def nic(index: int, *, taps: tuple[int, ...], vhosts: tuple[int, ...] = (), mtu: int = 1500) -> NicDevice:
+    return NicDevice(id=f"net{index}", mac=f"02:00:ca:fe:00:{index:02x}", tap_fds=taps, vhost_fds=vhosts, mtu=mtu)
+
+
+def bootable(directory: Path, code: bytes, **changes: Any) -> VmConfig:
+    """A VM that boots `code` (see tiny_kernel.py), with nothing but a kernel and a dummy initrd, all in `directory`."""
+    kernel, initrd = directory / "kernel", directory / "initrd"
+    kernel.write_bytes(bzimage(code))
+    initrd.write_bytes(b"no initrd")
+    config = vm_config(**{"vm_dir": str(directory / "vm"), "share": None, **changes})
+    return replace(config, boot=replace(config.boot, kernel=str(kernel), initrd=str(initrd), image=None))

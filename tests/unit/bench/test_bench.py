@@ -1,0 +1,92 @@
+"""What the benchmark does with its samples, and what it leaves of a VM's command line."""
+
+from pathlib import Path
+
+import pytest
+
+from bench import chart, report
+from bench.bare_boot import bare_argv
+from bench.rounds import Samples
+
+INITRD = Path("/scratch/bare")
+
+
+def samples(**series: list[list[float]]) -> Samples:
+    """The given series; every other has a 1 in each of as many rounds as the longest."""
+    found = Samples()
+    rounds = max((len(one) for one in series.values()), default=2)
+    for question in report.QUESTIONS:
+        for name in (question.series, question.reference):
+            found.by_round[name] = series.get(name, [[1.0]] * rounds)
+    return found
+
+
+def row(title: str, found: list[report.Row]) -> report.Row:
+    (only,) = [one for one in found if one.title == title]
+    return only
+
+
+@pytest.fixture
+def argv() -> list[str]:
+    words = "qemu -machine q35 -m 2048M -no-reboot -S -chardev socket,id=qmp0,fd=3,server=on,wait=off"
+    words += " -mon chardev=qmp0,mode=control -device virtio-serial-pci,id=serial0"
+    words += " -chardev socket,id=hvc0,fd=4 -device virtconsole,chardev=hvc0,id=console0"
+    words += " -chardev socket,id=tty0,fd=5 -serial chardev:tty0"
+    words += " -blockdev driver=raw,node-name=image0 -device virtio-blk-pci,drive=image0,id=virtio-image0"
+    words += " -chardev socket,id=agent0,fd=6,server=on -device virtserialport,chardev=agent0,name=port"
+    words += " -chardev socket,id=share0,path=/s -device vhost-user-fs-pci,chardev=share0,tag=kataShared"
+    words += " -netdev tap,id=eth0,fds=8 -device virtio-net-pci,netdev=eth0 -kernel /k -initrd /big"
+    return [*words.split(), "-append", "quiet console=hvc0 panic=1"]
+
+
+def test_a_bare_boot_keeps_the_machine_and_drops_what_leads_out_of_it(argv: list[str]) -> None:
+    words = bare_argv(argv, INITRD, {"hvc0": 10, "tty0": 11})
+
+    expected = "qemu -machine q35 -m 2048M -no-reboot -device virtio-serial-pci,id=serial0"
+    expected += " -chardev socket,id=hvc0,fd=10 -device virtconsole,chardev=hvc0,id=console0"
+    expected += " -chardev socket,id=tty0,fd=11 -serial chardev:tty0 -kernel /k -initrd /scratch/bare"
+    assert words == [*expected.split(), "-append", "quiet console=ttyS0 panic=1"]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    found = report.rows(samples(start_pykata=[[2.0], [30.0], [8.0]], start_bare=[[1.0, 1.0], [10.0, 10.0], [2.0, 2.0]]))
+
+    start = row("`start`", found)
+    assert start.ratios == (2.0, 3.0, 4.0)
+    assert start.ratio == 3.0
+    assert (start.value, start.spread, start.reference) == (8000.0, (2000.0, 30000.0), 2000.0)
+
+
+def test_one_disturbed_sample_does_not_move_a_rounds_ratio() -> None:
+    found = report.rows(samples(start_pykata=[[2.0, 2.0, 90.0]], start_bare=[[1.0, 1.0, 1.0]]))
+
+    assert row("`start`", found).ratio == 2.0
+
+
+def test_a_series_without_its_reference_in_every_round_is_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        report.rows(samples(start_pykata=[[1.0], [1.0]], start_bare=[[1.0]]))
+
+
+def test_every_row_is_in_the_table_the_markdown_and_the_picture(tmp_path: Path) -> None:
+    found = report.rows(samples())
+
+    chart.write_svg(tmp_path / "a.svg", found, "caption")
+    text, markdown, picture = (
+        report.as_text(found),
+        report.as_markdown(found, {"cpu": "x"}, "a note"),
+        (tmp_path / "a.svg").read_text(),
+    )
+    for one in found:
+        assert one.title in markdown
+        assert one.title.replace("`", "") in text
+        assert one.title.replace("`", "") in picture
+    assert "a note" in markdown
+
+
+def test_equal_results_make_an_equal_picture(tmp_path: Path) -> None:
+    found = report.rows(samples())
+
+    for name in ("a.svg", "b.svg"):
+        chart.write_svg(tmp_path / name, found, "caption")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

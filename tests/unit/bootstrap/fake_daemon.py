@@ -1,0 +1,41 @@
+"""A program of the tests: takes the place of `serve`, and tells everybody who connects to fd 3 what it was given.
+
+It notes its pid in the directory FAKE_DAEMON_PIDS, so that a test can count daemons and end them, and gives up by
+itself when nobody asks for a minute.
+"""
+
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+with open(os.path.join(os.environ["FAKE_DAEMON_PIDS"], str(os.getpid())), "w"):
+    pass
+listener = socket.socket(fileno=3)
+listener.settimeout(60)
+report = json.dumps(
+    {
+        "argv": sys.argv[1:],
+        "pid": os.getpid(),
+        "session": os.getsid(0),
+        "cwd": os.getcwd(),
+        "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),
+        "fds": {
+            fd: os.readlink(f"/proc/self/fd/{fd}")
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{fd}")
+        },
+        "log_blocks": os.get_blocking(2),
+        "no_site": bool(sys.flags.no_site and sys.flags.isolated),
+        "environment": dict(os.environ),
+    }
+)
+os.write(2, b"daemon speaks\n")
+while True:
+    connection, _ = listener.accept()
+    # Whoever only looked whether somebody listens has gone again.
+    with suppress(BrokenPipeError):
+        connection.sendall(report.encode())
+    connection.close()

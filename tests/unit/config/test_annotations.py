@@ -1,0 +1,283 @@
+"""What a pod may change, what it may not, and what it is told."""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyshim.config.annotations import path_is_listed, with_annotations
+from pyshim.config.effective import Effective
+from pyshim.config.keys import Table
+from pyshim.config.load import load_config, refused, typed, warnings
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+
+from .documents import examined, options, write
+
+C = "io.katacontainers.config."
+H = C + "hypervisor."
+ALL = '[hypervisor.qemu]\nenable_annotations = [".*"]\n'
+
+
+def applied(path: Path, text: str, annotations: dict[str, str]) -> Effective:
+    return with_annotations(examined(path, text), annotations)
+
+
+def value(effective: Effective, table: Table, name: str) -> Any:
+    return effective.of(table, name).value
+
+
+VALUES = [
+    (H + "default_vcpus", "0.5", Table.HYPERVISOR, "default_vcpus", Fraction(1, 2)),
+    (H + "default_memory", "512", Table.HYPERVISOR, "default_memory", 512),
+    (H + "default_memory", "2 GiB", Table.HYPERVISOR, "default_memory", 2048),
+    (H + "default_max_vcpus", "4", Table.HYPERVISOR, "default_maxvcpus", 4),
+    (H + "default_maxvcpus", "4", Table.HYPERVISOR, "default_maxvcpus", 4),
+    (H + "blk_logical_sector_size", "512", Table.HYPERVISOR, "block_device_logical_sector_size", 512),
+    (H + "machine_type", "microvm", Table.HYPERVISOR, "machine_type", "microvm"),
+    (H + "enable_hugepages", "true", Table.HYPERVISOR, "enable_hugepages", True),
+    (H + "virtio_fs_extra_args", '["-o", "a,b"]', Table.HYPERVISOR, "virtio_fs_extra_args", ("-o", "a,b")),
+    (H + "virtio_fs_extra_args", "--a,--b", Table.HYPERVISOR, "virtio_fs_extra_args", ("--a", "--b")),
+    (H + "block_device_queue_size", "64", Table.HYPERVISOR, "queue_size", 64),
+    (C + "runtime.create_container_timeout", "90", Table.RUNTIME, "create_container_timeout", 90.0),
+    (C + "runtime.disable_guest_seccomp", "false", Table.RUNTIME, "disable_guest_seccomp", False),
+    (C + "runtime.internetworking_model", "none", Table.RUNTIME, "internetworking_model", "none"),
+    (C + "runtime.enable_vcpus_pinning", "true", Table.RUNTIME, "enable_vcpus_pinning", True),
+    ("io.katacontainers.enable_vcpus_pinning", "true", Table.RUNTIME, "enable_vcpus_pinning", True),
+    (C + "agent.kernel_modules", "a x=1;b", Table.AGENT, "kernel_modules", ("a x=1", "b")),
+    (C + "agent.enable_tracing", "1", Table.AGENT, "enable_tracing", True),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "table", "key", "expected"), VALUES, ids=[f"{r[0]}={r[1]}" for r in VALUES])
+def test_an_annotation_overrides_its_key(
+    tmp_path: Path, name: str, text: str, table: Table, key: str, expected: Any
+) -> None:
+    effective = applied(tmp_path / "c.toml", ALL, {name: text, "unrelated": "x"})
+
+    assert value(effective, table, key) == expected
+    assert effective.of(table, key).origin == f"annotation {name}"
+
+
+GATE = [
+    ("search matches anywhere", '["path"]', "search", "jailer_path", True),
+    ("search of a part", '["gpu_model"]', "search", "default_gpu_model", True),
+    ("search with anchors of its own", '["^path$"]', "search", "jailer_path", False),
+    ("anchored wants all", '["path"]', "anchored", "jailer_path", False),
+    ("anchored takes all", '["default_.*"]', "anchored", "default_vcpus", True),
+    ("anchored alternatives", '["x|default_vcpus"]', "anchored", "default_vcpus", True),
+    ("nothing enabled", "[]", "search", "default_vcpus", False),
+    ("everything enabled", '[".*"]', "anchored", "default_vcpus", True),
+    ("unknown and not enabled", '["default_vcpus"]', "search", "no_such_key", False),
+]
+GATED_VALUES = {"jailer_path": "", "default_gpu_model": "A100", "default_vcpus": "1", "no_such_key": "1"}
+
+
+@pytest.mark.parametrize(("_", "enabled", "match", "name", "passes"), GATE, ids=[row[0] for row in GATE])
+def test_the_gate(tmp_path: Path, _: str, enabled: str, match: str, name: str, passes: bool) -> None:
+    path = tmp_path / "c.toml"
+    text = f'[hypervisor.qemu]\nannotation_match = "{match}"\nenable_annotations = {enabled}\n'
+    pod = {H + name: GATED_VALUES[name]}
+
+    if passes:
+        applied(path, text, pod)
+    else:
+        with pytest.raises(InvalidArgument) as caught:
+            applied(path, text, pod)
+        assert f"refuse annotation '{H}{name}': not enabled by enable_annotations = {enabled}" in str(caught.value)
+        assert f"'{path}:3'" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["runtime.vfio_mode", "agent.kernel_modules"])
+def test_runtime_and_agent_need_no_permission(tmp_path: Path, name: str) -> None:
+    applied(write(tmp_path / "c.toml", ""), "", {C + name: "vfio"})
+
+
+BAD = [
+    (H + "default_vcpus", "many", "expected a number, not 'many'"),
+    (H + "default_vcpus", "nan", "expected a number, not 'nan'"),
+    (H + "default_vcpus", "-1", "-1 is not between"),
+    (H + "default_vcpus", "1e400", "expected a number, not '1e400'"),
+    (H + "default_memory", "2 parsecs", "with a unit"),
+    (H + "default_memory", "16", "16 is not between 64"),
+    (H + "machine_type", "pc", "'pc' is not one of"),
+    (H + "kernel_params", 'a="b', "a double quote is not closed"),
+    (H + "kernel_params", "a\0b", "contains a NUL character"),
+    (H + "kernel", "relative", "not an absolute path"),
+    (H + "kernel", "/boot/../etc/passwd", "not an absolute path in its shortest form"),
+    (H + "kernel", "/no/such/kernel", "does not exist"),
+    (C + "runtime.disable_new_netns", "true", 'needs internetworking_model = "none"'),
+    (C + "runtime.internetworking_model", "magic", "'magic' is not one of"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "reason"), BAD, ids=[f"{row[0]}={row[1]!r}" for row in BAD])
+def test_a_bad_value_is_an_error_that_names_the_annotation(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        applied(tmp_path / "c.toml", ALL, {name: text})
+
+    assert reason in str(caught.value)
+    assert name in str(caught.value) or name.endswith("kernel_params")
+
+
+LISTED = [
+    ("path", "valid_hypervisor_paths", "[]", False),
+    ("path", "valid_hypervisor_paths", '["{dir}/*"]', True),
+    ("path", "valid_hypervisor_paths", '["{parent}/*"]', False),
+    ("virtio_fs_daemon", "valid_virtio_fs_daemon_paths", '["{dir}/f?le"]', True),
+    ("virtio_fs_daemon", "valid_virtio_fs_daemon_paths", '["/elsewhere"]', False),
+    ("entropy_source", "valid_entropy_sources", '["/dev/random"]', False),
+    ("kernel", "valid_kernel_paths", "[]", True),
+    ("kernel", "valid_kernel_paths", '["/elsewhere/*"]', False),
+    ("image", "valid_image_paths", '["{dir}/file"]', True),
+    ("initrd", "valid_initrd_paths", '["/x"]', False),
+    ("firmware", "valid_firmware_paths", '["/x"]', False),
+]
+
+
+@pytest.mark.parametrize(("name", "rule", "listed", "passes"), LISTED, ids=[f"{r[1]}={r[2]}" for r in LISTED])
+def test_a_path_must_be_listed(tmp_path: Path, name: str, rule: str, listed: str, passes: bool) -> None:
+    file = write(tmp_path / "d/file", "x")
+    listed = listed.format(dir=file.parent, parent=tmp_path)
+    text = f"{ALL}{rule} = {listed}\n"
+    pod = {H + name: str(file)}
+
+    if passes:
+        assert value(applied(tmp_path / "c.toml", text, pod), Table.HYPERVISOR, name) == str(file)
+    else:
+        with pytest.raises(InvalidArgument) as caught:
+            applied(tmp_path / "c.toml", text, pod)
+        assert f"refuse annotation '{H}{name}': '{file}' is not in {rule} = {listed}" in str(caught.value)
+        assert f"'{tmp_path}/c.toml:3'" in str(caught.value)
+
+
+def test_the_files_own_path_needs_no_list(tmp_path: Path) -> None:
+    file = write(tmp_path / "qemu", "x")
+
+    applied(tmp_path / "c.toml", f'{ALL}path = "{file}"\n', {H + "path": str(file)})
+
+
+@pytest.mark.parametrize(
+    ("path", "patterns", "listed"),
+    [
+        ("/a/b", ["/a/b"], True),
+        ("/a/b", ["/a/*"], True),
+        ("/a/b/c", ["/a/*"], False),
+        ("/a/b", ["/*"], False),
+        ("/a/b", ["/a/[^c]"], True),
+        ("/a/c", ["/a/[^c]"], False),
+        ("/a/b", [], False),
+        ("", [""], True),
+        ("/A/b", ["/a/b"], False),
+    ],
+)
+def test_patterns_match_name_by_name(path: str, patterns: list[str], listed: bool) -> None:
+    assert path_is_listed(path, patterns) is listed
+
+
+def test_kernel_parameters_of_the_same_name_are_replaced(tmp_path: Path) -> None:
+    text = ALL + 'kernel_params = "quiet a=1 b=\\"x y\\" a=2"\n'
+
+    effective = applied(tmp_path / "c.toml", text, {H + "kernel_params": "a=3 c"})
+
+    assert value(effective, Table.HYPERVISOR, "kernel_params") == 'quiet b="x y" a=3 c'
+
+
+def test_one_way_to_plug_devices_takes_the_other_back(tmp_path: Path) -> None:
+    effective = applied(
+        tmp_path / "c.toml", ALL + 'cold_plug_vfio = "root-port"\n', {H + "hot_plug_vfio": "bridge-port"}
+    )
+
+    assert value(effective, Table.HYPERVISOR, "cold_plug_vfio") == "no-port"
+    assert [setting.key.name for setting in refused(effective)] == ["hot_plug_vfio"]
+
+
+def test_two_spellings_that_disagree_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="which is the same key"):
+        applied(
+            tmp_path / "c.toml",
+            ALL,
+            {"io.katacontainers.enable_vcpus_pinning": "true", C + "runtime.enable_vcpus_pinning": "false"},
+        )
+
+
+@pytest.mark.parametrize("name", [H + "cc_init_data", C + "agent.policy"])
+def test_a_demand_for_safety_that_is_not_there_starts_nothing(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FailedPrecondition, match=f"{name}.*not supported yet"):
+        applied(tmp_path / "c.toml", ALL, {name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("file", "pod", "named"),
+    [
+        ("confidential_guest = true", {}, "hypervisor.qemu.confidential_guest = true"),
+        ("sev_snp_guest = true", {}, "hypervisor.qemu.sev_snp_guest = true"),
+        ("rootless = true", {}, "hypervisor.qemu.rootless = true"),
+        ("disable_guest_selinux = false", {}, "hypervisor.qemu.disable_guest_selinux = false"),
+        ("", {H + "rootless": "true"}, f"hypervisor.qemu.rootless = true (annotation {H}rootless)"),
+        ("", {H + "kernel_verity_params": "root_hash=1"}, 'kernel_verity_params = "root_hash=1"'),
+        ("", {C + "runtime.experimental_force_guest_pull": "1"}, "experimental_force_guest_pull = true"),
+    ],
+)
+def test_what_would_be_unsafe_to_ignore_starts_nothing(
+    tmp_path: Path, file: str, pod: dict[str, str], named: str
+) -> None:
+    path = write(tmp_path / "c.toml", f"{ALL}{file}\n")
+
+    with pytest.raises(FailedPrecondition) as caught:
+        load_config(options(path), pod, {})
+
+    assert "not supported yet" in str(caught.value)
+    assert named in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
+    effective = applied(
+        tmp_path / "c.toml",
+        ALL,
+        {
+            H + "default_gpus": "1",
+            H + "no_such_key": "1",
+            H + "enable_iommu": "true",
+            H + "enable_numa": "false",
+            C + "runtime.no_such_key": "1",
+            C + "shim.x": "1",
+            "io.katacontainers.config_path": "/etc/passwd",
+            "io.katacontainers.container.resource.swappiness": "1",
+            "io.katacontainers.pkg.oci.bundle_path": "/b",
+        },
+    )
+
+    assert warnings(effective) == (
+        f"annotation {H}default_gpus has no effect: only remote VMs have it",
+        f"annotation {H}enable_iommu has no effect: not implemented yet",
+        f"annotation {H}enable_numa is not a known annotation",
+        f"annotation {H}no_such_key is not a known annotation",
+        f"annotation {C}runtime.no_such_key is not a known annotation",
+        f"annotation {C}shim.x is not a known annotation",
+        "annotation io.katacontainers.config_path has no effect: removed from Kata: a pod does not choose the node's "
+        "configuration",
+        "annotation io.katacontainers.container.resource.swappiness has no effect: not implemented yet: guests have no "
+        "swap",
+    )
+
+
+def test_the_size_a_pod_asks_for_reaches_the_nouns(tmp_path: Path) -> None:
+    config = typed(applied(tmp_path / "c.toml", ALL, {H + "default_vcpus": "1.5", H + "default_memory": "1Gi"}))
+
+    assert (config.hypervisor.default_vcpus, config.hypervisor.default_memory_mib) == (Fraction(3, 2), 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "reason"),
+    [
+        ("remote", FailedPrecondition, "hypervisor.remote is not supported"),
+        ("nonsense", InvalidArgument, "is not one of"),
+    ],
+)
+def test_a_pod_may_not_choose_a_hypervisor_that_is_not_there(
+    tmp_path: Path, name: str, error: type[Exception], reason: str
+) -> None:
+    with pytest.raises(error, match=reason):
+        load_config(options(write(tmp_path / "c.toml", "")), {C + "runtime.hypervisor_name": name}, {})

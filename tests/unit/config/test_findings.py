@@ -1,0 +1,195 @@
+"""What a document comes to: origins, aliases of both dialects, lines of mistakes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyshim.config.effective import Level
+from pyshim.config.keys import Table, Verdict
+from pyshim.config.load import build_config, raise_first_error
+from pyshim.config.sources import read_source
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+
+from .documents import examined, options, write
+
+H, A, R, F = Table.HYPERVISOR, Table.AGENT, Table.RUNTIME, Table.FACTORY
+
+BOTH_DIALECTS = [
+    ("[hypervisor.qemu]\ndefault_max_vcpus = 3", H, "default_maxvcpus", 3),
+    ("[hypervisor.qemu]\nseccomp_sandbox = 'on'", H, "seccompsandbox", "on"),
+    ("[hypervisor.qemu]\nblk_logical_sector_size = 512", H, "block_device_logical_sector_size", 512),
+    ("[hypervisor.qemu]\nblk_physical_sector_size = 4096", H, "block_device_physical_sector_size", 4096),
+    ("[hypervisor.remote]\nhypervisor_socket = '/s'", H, "remote_hypervisor_socket", "/s"),
+    ("[hypervisor.remote]\nremote_hypervisor_timeout = 60", H, "remote_hypervisor_timeout", 60.0),
+    ("[hypervisor.remote]\nhypervisor_timeout = 61", H, "remote_hypervisor_timeout", 61.0),
+    ("[agent.kata]\ncreate_container_timeout = 5", R, "create_container_timeout", 5.0),
+    ("[runtime]\ncreate_container_timeout = 6", R, "create_container_timeout", 6.0),
+    ("[agent.kata]\nreconnect_timeout_ms = 45000", A, "dial_timeout", 45.0),
+    ("[agent.kata]\nrequest_timeout_ms = 1500", A, "request_timeout", 1.5),
+    ("[agent.kata]\ncdh_api_timeout_ms = 50000", A, "cdh_api_timeout", 50.0),
+    ("[factory]\nenable_template = true", F, "enable_template", True),
+    ("[hypervisor.qemu.factory]\nenable_template = true", F, "enable_template", True),
+    ("[agent.kata.mem_agent]\nmem_agent_enable = true", Table.MEM_AGENT, "mem_agent_enable", True),
+    # The value Kata's Rust template ships.
+    (
+        "[agent.kata.mem_agent]\ncompact_force_times = 9223372036854775807",
+        Table.MEM_AGENT,
+        "compact_force_times",
+        2**63 - 1,
+    ),
+    ("[runtime]\npassfd_listener_port = 1030", A, "passfd_listener_port", 1030),
+]
+
+
+@pytest.mark.parametrize(("text", "table", "name", "value"), BOTH_DIALECTS, ids=[row[0] for row in BOTH_DIALECTS])
+def test_a_key_is_accepted_where_either_runtime_has_it(
+    tmp_path: Path, text: str, table: Table, name: str, value: Any
+) -> None:
+    effective = examined(tmp_path / "c.toml", text)
+
+    assert effective.of(table, name).value == value
+    assert effective.of(table, name).origin == f"{tmp_path}/c.toml:2"
+    assert {finding.verdict for finding in effective.findings} <= {Verdict.HONOURED, Verdict.NO_EFFECT}
+
+
+def test_two_spellings_that_disagree_are_an_error_and_two_that_agree_are_not(tmp_path: Path) -> None:
+    disagree = "[agent.kata]\ndial_timeout = 30\nreconnect_timeout_ms = 3000\n"
+    agree = "[agent.kata]\ndial_timeout = 3\nreconnect_timeout_ms = 3000\n"
+
+    (error,) = examined(tmp_path / "c.toml", disagree).errors()
+    assert (error.subject, str(error.place)) == ("agent.kata.reconnect_timeout_ms", f"{tmp_path}/c.toml:3")
+    assert "which is the same key" in error.text
+    assert examined(tmp_path / "c.toml", agree).errors() == ()
+
+
+def test_a_drop_in_in_the_other_dialect_overrides_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "config.d/10.toml", "[agent.kata]\nreconnect_timeout_ms = 3000\n")
+
+    effective = examined(tmp_path / "c.toml", "[agent.kata]\ndial_timeout = 30\n")
+
+    assert effective.errors() == ()
+    assert effective.of(A, "dial_timeout").value == 3.0
+    assert effective.of(A, "dial_timeout").origin == f"{tmp_path}/config.d/10.toml:2"
+
+
+def test_arrays_of_a_drop_in_replace(tmp_path: Path) -> None:
+    write(tmp_path / "config.d/10.toml", '[agent.kata]\nkernel_modules = ["b"]\n')
+
+    effective = examined(tmp_path / "c.toml", '[agent.kata]\nkernel_modules = ["a", "c"]\n')
+
+    assert effective.of(A, "kernel_modules").value == ("b",)
+
+
+def test_a_relative_path_starts_from_the_file_and_an_empty_program_is_looked_for(tmp_path: Path) -> None:
+    effective = examined(tmp_path / "c.toml", "[hypervisor.qemu]\nkernel = '../k'\npath = ''\n")
+
+    assert effective.of(H, "kernel").value == os.path.normpath(tmp_path / "../k")
+    assert os.path.isabs(effective.of(H, "path").value)
+
+
+CHOICES = [
+    ("", "qemu"),
+    ("[hypervisor.remote]\n", "remote"),
+    ("[hypervisor.clh]\n[hypervisor.qemu]\n", "qemu"),
+    ("[hypervisor.qemu]\n[hypervisor.remote]\n[runtime]\nhypervisor_name = 'remote'\n", "remote"),
+]
+
+
+@pytest.mark.parametrize(("text", "chosen"), CHOICES)
+def test_the_hypervisor_is_the_named_one_or_the_one_that_is_there(tmp_path: Path, text: str, chosen: str) -> None:
+    assert examined(write(tmp_path / "c.toml", text)).hypervisor == chosen
+
+
+@pytest.mark.parametrize("name", ["remote", "clh"])
+def test_a_file_for_another_hypervisor_starts_nothing(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "c.toml", f"[hypervisor.{name}]\n")
+
+    with pytest.raises(FailedPrecondition, match=rf"hypervisor\.{name} is not supported, only qemu"):
+        build_config(read_source(options(path), {}))
+
+
+WITH_LINES = [
+    ("[hypervisor.qemu]\n\ndefault_vcpus = 'two'", 3, "default_vcpus"),
+    ("[hypervisor.qemu]\ndefault_memory = -1", 2, "default_memory"),
+    ("[hypervisor.qemu]\ndefault_vcpus = nan", 2, "nan is not a usable number"),
+    ("[hypervisor.qemu]\ndefault_vcpus = 1e400", 2, "1e400 is not a usable number"),
+    ("[hypervisor.qemu]\ndefault_memory = '2 GiB'", 2, "expected a whole number"),
+    ("[hypervisor.qemu]\nenable_annotations = ['ok', '*']", 2, "'*' is not a regular expression"),
+    ("[runtime]\nunused = 1\ndisable_new_netns = true", 3, 'true needs internetworking_model = "none"'),
+    ("[hypervisor.qemu]\ncold_plug_vfio = 'root-port'\nhot_plug_vfio = 'root-port'", 3, "excludes cold_plug_vfio"),
+    (
+        "[hypervisor.qemu]\nblk_logical_sector_size = 4096\nblk_physical_sector_size = 512",
+        2,
+        "4096 is above block_device_physical_sector_size = 512",
+    ),
+    ("runtime = 3", 1, "is not a table"),
+    ("[hypervisor.qemu]\nrootless_user = 3", 2, "expected a table"),
+    ("[[hypervisor.qemu.guest_extension_images]]\nname = 'x'", 1, "lacks the string 'path'"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "reason"), WITH_LINES, ids=[row[0] for row in WITH_LINES])
+def test_a_mistake_is_named_with_its_file_and_line(tmp_path: Path, text: str, line: int, reason: str) -> None:
+    effective = examined(tmp_path / "c.toml", text)
+
+    with pytest.raises(InvalidArgument) as caught:
+        raise_first_error(effective)
+    assert f"'{tmp_path}/c.toml' line {line}: " in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_a_mistake_in_a_drop_in_is_named_there(tmp_path: Path) -> None:
+    drop_in = write(tmp_path / "config.d/10.toml", "\n[hypervisor.qemu]\ndefault_vcpus = 'two'\n")
+
+    effective = examined(tmp_path / "c.toml", "[hypervisor.qemu]\ndefault_vcpus = 2\n")
+
+    assert [str(error.place) for error in effective.errors()] == [f"{drop_in}:3"]
+
+
+UNREADABLE = [
+    ("[a]\nb = 1\n[a]\n", "line 3", InvalidArgument),
+    ("a = 1\na = 2\n", "line 2", InvalidArgument),
+    (b"a = 1\nb = '\xff'\n", "line 2", InvalidArgument),
+]
+
+
+@pytest.mark.parametrize(("text", "place", "error"), UNREADABLE, ids=["table twice", "key twice", "not UTF-8"])
+def test_a_text_that_is_not_toml_is_named_with_its_line(
+    tmp_path: Path, text: str | bytes, place: str, error: type[Exception]
+) -> None:
+    path = write(tmp_path / "c.toml", text)
+
+    with pytest.raises(error) as caught:
+        read_source(options(path), {})
+    assert str(path) in str(caught.value)
+    assert place in str(caught.value)
+
+
+def test_a_drop_in_that_is_no_file_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "c.toml", "")
+    directory = tmp_path / "config.d"
+
+    (directory / "a.toml").mkdir(parents=True)
+    with pytest.raises(FailedPrecondition, match=r"config\.d/a\.toml': it is a directory"):
+        read_source(options(path), {})
+
+    (directory / "a.toml").rmdir()
+    os.mkfifo(directory / "a.toml")
+    with pytest.raises(FailedPrecondition, match=r"config\.d/a\.toml': it is not a regular file"):
+        read_source(options(path), {})
+
+    (directory / "a.toml").unlink()
+    (directory / "a.toml").symlink_to(tmp_path / "gone")
+    with pytest.raises(FailedPrecondition, match=r"config\.d/a\.toml': No such file"):
+        read_source(options(path), {})
+
+
+def test_the_file_of_another_vmm_beside_ours_is_only_a_note(tmp_path: Path) -> None:
+    effective = examined(tmp_path / "c.toml", "[hypervisor.qemu]\n[hypervisor.clh]\npath = '/x'\n[hypervisor.bhyve]\n")
+
+    assert [(finding.level, finding.subject) for finding in effective.findings] == [
+        (Level.NOTE, "hypervisor.clh"),
+        (Level.WARNING, "hypervisor.bhyve"),
+    ]

@@ -1,0 +1,73 @@
+"""The files in configs/: without mistakes, and honest about what is not there yet."""
+
+from pathlib import Path
+
+import pytest
+
+from pyshim.config.catalogue import KEYS
+from pyshim.config.effective import Level
+from pyshim.config.keys import Verdict
+from pyshim.config.load import build_config, load_config
+from pyshim.config.sources import Source
+from pyshim.model.errors import FailedPrecondition
+from pyshim.operator.config_reference import commented_toml, markdown
+
+from .documents import examined, options
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "configs").glob("configuration-*.toml"))
+STARTS_NOTHING = {
+    "configuration-qemu-tdx.toml": "hypervisor.qemu.confidential_guest = true",
+    "configuration-qemu-snp.toml": "hypervisor.qemu.sev_snp_guest = true",
+    "configuration-qemu-sev.toml": "hypervisor.qemu.confidential_guest = true",
+    "configuration-qemu-nvidia-gpu.toml": 'hypervisor.qemu.cold_plug_vfio = "root-port"',
+    "configuration-remote.toml": "hypervisor.remote is not supported",
+}
+
+
+def test_every_kind_of_vm_has_its_file() -> None:
+    names = {path.name for path in FILES}
+
+    assert names == {*STARTS_NOTHING, "configuration-qemu.toml", "configuration-reference.toml"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_shipped_file_has_neither_errors_nor_unknown_keys(path: Path) -> None:
+    assert [finding for finding in examined(path).findings if finding.level > Level.NOTE] == []
+
+
+@pytest.mark.parametrize(("name", "named"), STARTS_NOTHING.items(), ids=str)
+def test_a_file_for_what_is_not_there_yet_starts_nothing(name: str, named: str) -> None:
+    with pytest.raises(FailedPrecondition) as caught:
+        load_config(options(ROOT / "configs" / name), {}, {})
+
+    assert named in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_the_plain_file_sets_nothing_in_vain() -> None:
+    findings = examined(ROOT / "configs/configuration-qemu.toml").findings
+
+    assert {finding.verdict for finding in findings} == {Verdict.HONOURED}
+
+
+def test_the_reference_file_sets_every_key_to_its_default() -> None:
+    path = ROOT / "configs/configuration-reference.toml"
+    effective = examined(path)
+
+    assert {setting.key.name: setting.is_default for setting in effective.settings.values()} == dict.fromkeys(
+        (key.name for key in KEYS), False
+    )
+    empty = Source(path=str(path), directory=str(path.parent), document={})
+    assert build_config(empty) == build_config(effective.source)
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [("docs/CONFIGURATION.md", markdown()), ("configs/configuration-reference.toml", commented_toml())],
+    ids=["docs/CONFIGURATION.md", "configs/configuration-reference.toml"],
+)
+def test_what_is_generated_is_current(path: str, text: str) -> None:
+    verb = "pyshim config reference" + (" --toml" if path.endswith("toml") else "")
+
+    assert (ROOT / path).read_text() == text, f"write it anew: {verb} > {path}"

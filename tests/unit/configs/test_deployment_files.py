@@ -1,0 +1,69 @@
+"""What is installed on nodes and clusters: it parses, and the files agree with each other and with the program."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pyshim.plan.sizing.capacity import HOST_SIDE_MIB
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+SECTIONS = {
+    "containerd-1.x-pykata.toml": (2, "io.containerd.grpc.v1.cri"),
+    "containerd-2.x-pykata.toml": (3, "io.containerd.cri.v1.runtime"),
+}
+
+
+def handlers(name: str) -> dict[str, Any]:
+    version, plugin = SECTIONS[name]
+    document = tomllib.loads((CONFIGS / "containerd" / name).read_text())
+    assert document["version"] == version
+    found: dict[str, Any] = document["plugins"][plugin]["containerd"]["runtimes"]
+    return found
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((CONFIGS / "kubernetes" / name).read_text()))
+
+
+def test_every_drop_in_is_known_here() -> None:
+    assert {path.name for path in (CONFIGS / "containerd").iterdir()} == SECTIONS.keys()
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_handlers_name_the_shims_runtime_type(name: str) -> None:
+    for handler in handlers(name).values():
+        assert handler["runtime_type"] == "io.containerd.pykata.v2"
+        assert handler["privileged_without_host_devices"]
+
+
+def test_both_generations_have_the_same_handlers() -> None:
+    old, new = (handlers(name) for name in SECTIONS)
+    for handler in new.values():
+        assert handler.pop("sandboxer") == "podsandbox"  # a key that 1.x does not have
+
+    assert old == new
+
+
+def test_every_runtime_class_has_its_handler() -> None:
+    classes = [item for path in (CONFIGS / "kubernetes").glob("runtimeclass-*.yaml") for item in manifests(path.name)]
+
+    assert classes
+    assert {item["handler"] for item in classes} <= handlers("containerd-1.x-pykata.toml").keys()
+
+
+def test_the_overhead_is_the_shipped_base_and_the_host_side() -> None:
+    shipped = tomllib.loads((CONFIGS / "configuration-qemu.toml").read_text())["hypervisor"]["qemu"]
+    (runtime_class,) = manifests("runtimeclass-pykata.yaml")
+
+    fixed = runtime_class["overhead"]["podFixed"]
+    assert fixed["memory"] == f"{shipped['default_memory'] + HOST_SIDE_MIB}Mi"
+    assert fixed["cpu"] == str(shipped["default_vcpus"])
+
+
+def test_the_example_uses_the_class() -> None:
+    (pod,) = manifests("pod-example.yaml")
+
+    assert pod["spec"]["runtimeClassName"] == manifests("runtimeclass-pykata.yaml")[0]["metadata"]["name"]

@@ -1,0 +1,48 @@
+"""Mount tests run in a forked child with a mount namespace of its own: nothing they do outlives it."""
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from pyshim.host import syscalls
+
+CLONE_NEWNS = 0x00020000
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.geteuid() == 0:
+        return
+    for item in items:
+        if item.get_closest_marker("root"):
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture
+def in_private_mounts() -> Callable[[Callable[[], None]], None]:
+    """Runs a function where mounts are nobody else's; its failure is the test's."""
+
+    def run(body: Callable[[], None]) -> None:
+        read_fd, write_fd = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            report = b""
+            try:
+                signal.alarm(60)
+                syscalls.unshare(CLONE_NEWNS)
+                syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+                body()
+            except BaseException:
+                report = traceback.format_exc().encode()
+            os.write(write_fd, report[-60000:])
+            os._exit(1 if report else 0)
+        os.close(write_fd)
+        with open(read_fd, "rb") as pipe:
+            report = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        if status != 0:
+            pytest.fail(report.decode() or f"the child ended with wait status {status}", pytrace=False)
+
+    return run

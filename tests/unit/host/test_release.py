@@ -1,0 +1,361 @@
+"""Each undo on the real thing: whole, half made, already gone, and twice."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyshim.host import processes, syscalls
+from pyshim.host.mount_table import mounted_below
+from pyshim.host.release import release
+from pyshim.host.trees import remove_tree
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError, Unimplemented
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+
+Run = Callable[[Callable[[], None]], None]
+
+
+def entry(kind: ResourceKind, key: Path | str, **detail: str | int) -> LedgerEntry:
+    return LedgerEntry(kind=kind, key=str(key), detail=detail)
+
+
+def twice(found: LedgerEntry) -> None:
+    release(found)
+    release(found)
+
+
+# ---- directories and files
+
+
+def test_a_directory_goes_with_all_below_it_but_not_what_its_links_point_to(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    tree = tmp_path / "tree"
+    (tree / "a/b").mkdir(parents=True)
+    (tree / "a/file").write_text("x")
+    (tree / "a/link").symlink_to(outside)
+    (tree / "dangling").symlink_to("nowhere")
+    os.mkfifo(tree / "fifo")
+    (tree / "a/b").chmod(0)
+
+    twice(entry(ResourceKind.DIRECTORY, tree))
+
+    assert os.listdir(tmp_path) == ["outside"]
+    assert os.listdir(outside) == ["kept"]
+
+
+def test_a_link_in_a_directorys_place_is_removed_itself(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    twice(entry(ResourceKind.DIRECTORY, f"{tmp_path}/link/"))
+
+    assert os.listdir(tmp_path) == ["real"]
+
+
+def test_a_directory_whose_parent_is_gone_is_gone(tmp_path: Path) -> None:
+    twice(entry(ResourceKind.DIRECTORY, tmp_path / "no/such/place"))
+
+
+@pytest.mark.parametrize("path", ["/", "//"])
+def test_the_root_directory_is_refused(path: str) -> None:
+    with pytest.raises(OSError, match="refused"):
+        remove_tree(path)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("source", ["tmpfs", "bind", "file"])
+def test_what_is_mounted_in_a_directory_is_neither_emptied_nor_entered(
+    tmp_path: Path, in_private_mounts: Run, source: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("x")
+    point = tmp_path / "tree/sub/point"
+    (point.parent).mkdir(parents=True)
+
+    def body() -> None:
+        if source == "file":
+            point.touch()
+            syscalls.mount(str(precious / "data"), str(point), "", syscalls.MS_BIND)
+        elif source == "bind":
+            point.mkdir()
+            syscalls.mount(str(precious), str(point), "", syscalls.MS_BIND)
+        else:
+            point.mkdir()
+            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+            (point / "data").write_text("x")
+        found = entry(ResourceKind.DIRECTORY, tmp_path / "tree")
+
+        with pytest.raises(FailedPrecondition, match=rf"still mounted there \({point}\)"):
+            release(found)
+
+        assert (precious / "data").read_text() == "x"
+        assert source == "file" or (point / "data").read_text() == "x"
+        release(entry(ResourceKind.MOUNT, point))
+        release(found)
+        assert not (tmp_path / "tree").exists()
+
+    in_private_mounts(body)
+
+
+def test_a_socket_is_unlinked(tmp_path: Path) -> None:
+    (tmp_path / "socket").touch()
+
+    twice(entry(ResourceKind.SOCKET, tmp_path / "socket"))
+    twice(entry(ResourceKind.SOCKET, tmp_path / "no/such/socket"))
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_undo_that_fails_names_kind_and_key(tmp_path: Path) -> None:
+    with pytest.raises(ShimError, match=rf"release socket '{tmp_path}': Is a directory"):
+        release(entry(ResourceKind.SOCKET, tmp_path))
+
+
+@pytest.mark.root
+def test_all_layers_of_a_mount_go(tmp_path: Path, in_private_mounts: Run) -> None:
+    def body() -> None:
+        for _ in range(2):
+            syscalls.mount("tmpfs", str(tmp_path), "tmpfs", 0)
+
+        twice(entry(ResourceKind.MOUNT, tmp_path))
+
+        assert mounted_below(str(tmp_path)) == ()
+
+    in_private_mounts(body)
+
+
+def test_a_mount_that_was_never_made_is_gone(tmp_path: Path) -> None:
+    twice(entry(ResourceKind.MOUNT, tmp_path))
+    twice(entry(ResourceKind.MOUNT, tmp_path / "nowhere"))
+
+
+# ---- processes
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the test's directory in its command line."""
+    program = "import time; print(flush=True); time.sleep(600)"
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program, str(tmp_path / "key")], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # Popen may return before the kernel shows the new command line
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def ticks(process: "subprocess.Popen[Any]") -> int:
+    found = processes.start_ticks(process.pid)
+    assert found is not None
+    return found
+
+
+def test_a_process_dies_by_pid_and_start_time(sleeper: "subprocess.Popen[bytes]") -> None:
+    twice(entry(ResourceKind.PROCESS, "some-long-key", pid=sleeper.pid, start_ticks=ticks(sleeper)))
+
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_what_a_process_started_dies_with_it() -> None:
+    script = "sleep 600 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        found = entry(ResourceKind.PROCESS, "some-long-key", pid=parent.pid, start_ticks=ticks(parent))
+
+        twice(found)
+
+        assert processes.start_ticks(child) is None
+        assert parent.wait() == -signal.SIGKILL
+
+
+def test_a_successor_of_the_pid_is_left_alone(sleeper: "subprocess.Popen[bytes]") -> None:
+    twice(entry(ResourceKind.PROCESS, "some-long-key", pid=sleeper.pid, start_ticks=ticks(sleeper) - 1))
+
+    assert sleeper.poll() is None
+
+
+def test_a_process_whose_pid_was_never_written_down_is_found_by_its_command_line(
+    sleeper: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    twice(entry(ResourceKind.PROCESS, tmp_path / "key"))
+
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_a_search_does_not_hit_others_nor_ourselves(sleeper: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
+    release(entry(ResourceKind.PROCESS, tmp_path / "other-key"))
+    release(entry(ResourceKind.PROCESS, sys.orig_argv[-1] + "-no-such-word"))
+
+    assert sleeper.poll() is None
+
+
+@pytest.mark.parametrize("key", ["", "a", "qemu"])
+def test_a_search_for_a_word_that_anybody_may_have_is_refused(key: str) -> None:
+    with pytest.raises(InvalidArgument, match="too short"):
+        release(entry(ResourceKind.PROCESS, key))
+
+
+def test_a_zombie_counts_as_gone(sleeper: "subprocess.Popen[bytes]") -> None:
+    found = processes.ProcessRef(sleeper.pid, ticks(sleeper))
+    sleeper.kill()
+    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+
+    assert not processes.is_alive(found)
+    processes.kill(found, time.monotonic())
+
+
+def test_waiting_for_a_process_ends_at_the_deadline(sleeper: "subprocess.Popen[bytes]") -> None:
+    fd = os.pidfd_open(sleeper.pid)
+    try:
+        with pytest.raises(DeadlineExceeded, match=str(sleeper.pid)):
+            processes.wait_gone(fd, sleeper.pid, time.monotonic() + 0.05)
+    finally:
+        os.close(fd)
+
+
+# ---- cgroups
+
+
+def cgroup_roots() -> list[str]:
+    roots = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/unified", "/sys/fs/cgroup")
+    return [root for root in roots if os.path.exists(f"{root}/cgroup.procs") and os.access(root, os.W_OK)]
+
+
+@pytest.fixture(params=cgroup_roots() or [pytest.param("", marks=pytest.mark.skip(reason="needs a cgroup hierarchy"))])
+def cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
+    path = Path(f"{request.param}/pyshim-test-{os.getpid()}")
+    path.mkdir()
+    yield path
+    for found in (path / "a/b", path / "a", path):
+        if found.exists():
+            found.rmdir()
+
+
+@pytest.mark.root
+def test_a_cgroup_goes_with_its_children_and_their_processes(cgroup: Path, sleeper: "subprocess.Popen[bytes]") -> None:
+    (cgroup / "a/b").mkdir(parents=True)
+    (cgroup / "a/b/cgroup.procs").write_text(str(sleeper.pid))
+
+    twice(entry(ResourceKind.CGROUP, cgroup))
+
+    assert not cgroup.exists()
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+@pytest.mark.root
+def test_a_cgroup_we_are_in_ourselves_is_left_first(cgroup: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+            release(entry(ResourceKind.CGROUP, cgroup))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+
+    assert status == 0
+    assert not cgroup.exists()
+
+
+# ---- network
+
+
+@pytest.fixture
+def netns(tmp_path: Path) -> Iterator[Path]:
+    """A bound network namespace with the tap `t0`, which has an ingress qdisc."""
+    path = tmp_path / "netns"
+    path.touch()
+    script = (
+        "ip link set lo up && ip tuntap add t0 mode tap && tc qdisc add dev t0 ingress"
+        f" && mount --bind /proc/self/ns/net {path}"
+    )
+    # Bound in our mount namespace: `nsenter` back into it through our own.
+    subprocess.run(["unshare", "-n", "sh", "-c", script], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
+
+
+def in_netns(netns: Path, *command: str) -> str:
+    return subprocess.run(["nsenter", f"--net={netns}", *command], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.root
+def test_a_link_is_deleted_in_its_namespace(netns: Path) -> None:
+    before = os.readlink("/proc/self/ns/net")
+
+    twice(entry(ResourceKind.LINK, "t0", netns=str(netns)))
+
+    assert "t0" not in in_netns(netns, "ip", "link", "show")
+    assert "lo" in in_netns(netns, "ip", "link", "show")
+    assert os.readlink("/proc/self/ns/net") == before
+
+
+@pytest.mark.root
+def test_an_ingress_qdisc_is_deleted_and_the_link_stays(netns: Path) -> None:
+    assert "ingress" in in_netns(netns, "tc", "qdisc", "show", "dev", "t0")
+
+    twice(entry(ResourceKind.INGRESS, "t0", netns=str(netns)))
+
+    assert "ingress" not in in_netns(netns, "tc", "qdisc", "show", "dev", "t0")
+    assert "t0" in in_netns(netns, "ip", "link", "show")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", [ResourceKind.LINK, ResourceKind.INGRESS])
+def test_what_was_in_a_namespace_that_is_gone_is_gone(netns: Path, tmp_path: Path, kind: ResourceKind) -> None:
+    twice(entry(kind, "no-such-link", netns=str(netns)))
+    twice(entry(kind, "t0", netns=str(tmp_path / "no-such-namespace")))
+    subprocess.run(["umount", str(netns)], check=True)
+
+    twice(entry(kind, "t0", netns=str(netns)))
+
+
+@pytest.mark.root
+def test_a_link_that_cannot_be_deleted_is_an_error(netns: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="release link 'lo'"):
+        release(entry(ResourceKind.LINK, "lo", netns=str(netns)))
+
+
+@pytest.mark.root
+def test_a_bound_namespace_is_unmounted_and_its_file_removed(netns: Path) -> None:
+    twice(entry(ResourceKind.NETNS, netns))
+
+    assert not netns.exists()
+
+
+@pytest.mark.parametrize("kind", [ResourceKind.REMOTE_VM, ResourceKind.VFIO])
+def test_a_kind_without_an_undo_says_so(kind: ResourceKind) -> None:
+    with pytest.raises(Unimplemented, match=kind.value):
+        release(entry(kind, "k"))
+
+
+def test_a_directory_nested_too_deeply_fails_as_itself_and_not_as_a_crash(tmp_path: Path) -> None:
+    """Whoever replays a ledger goes on with the other entries after a ShimError only."""
+    top = tmp_path / "top"
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(sys.getrecursionlimit() + 100):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+
+    try:
+        with pytest.raises(FailedPrecondition, match=f"release directory '{top}': "):
+            release(entry(ResourceKind.DIRECTORY, top))
+    finally:
+        subprocess.run(["rm", "-rf", str(top)], check=True)  # pytest's own cleaning is recursive, too

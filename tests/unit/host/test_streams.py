@@ -1,0 +1,500 @@
+"""Streams against a client that does what containerd's clients do: opens late, reads slowly, vanishes, comes back."""
+
+import asyncio
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from pyshim.host.children import Children
+from pyshim.host.log_programs import LogProgramTimes
+from pyshim.host.streams import Streams, open_streams
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
+from pyshim.model.task import Stdio
+
+TIMEOUT_S = 20
+SHORT = LogProgramTimes(ready_s=0.5, end_of_input_s=0.2, terminate_s=0.2)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    """`body` on a loop of its own, with as many open files after as before."""
+
+    async def bounded() -> None:
+        before = open_files()
+        async with asyncio.timeout(TIMEOUT_S):
+            await body()
+        assert open_files() == before
+
+    asyncio.run(bounded())
+
+
+def open_files() -> set[str]:
+    links = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+        except FileNotFoundError:
+            continue
+    return links
+
+
+async def opened(
+    stdin: str | Path = "",
+    stdout: str | Path = "",
+    stderr: str | Path = "",
+    *,
+    terminal: bool = False,
+    log_program_times: LogProgramTimes | None = None,
+) -> Streams:
+    stdio = Stdio(stdin=str(stdin), stdout=str(stdout), stderr=str(stderr), terminal=terminal)
+    times = log_program_times or LogProgramTimes()
+    return await open_streams(stdio, namespace="ns1", process_id="exec1", children=Children(), log_program_times=times)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path, 0o700)
+    return path
+
+
+def client(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+async def read_to_end(fd: int) -> bytes:
+    os.set_blocking(fd, True)
+    chunks = []
+    while chunk := await asyncio.to_thread(os.read, fd, 65536):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def stalled(task: "asyncio.Task[None]") -> bool:
+    """Whether the task waits: it has had the loop many times over and every event that was due."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    return not task.done()
+
+
+def test_output_opens_without_a_reader_and_keeps_what_was_written_until_one_comes(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdout=fifo)
+        assert streams.stdout is not None
+        await streams.stdout.write(b"early")
+
+        reader = client(fifo, os.O_RDONLY)
+        await streams.close()
+
+        assert await read_to_end(reader) == b"early"
+        os.close(reader)
+
+    run(body)
+
+
+def test_a_slow_reader_makes_the_writer_wait_and_loses_nothing(fifo: Path) -> None:
+    async def body() -> None:
+        data = os.urandom(3 << 20)
+        streams = await opened(stdout=fifo)
+        assert streams.stdout is not None
+        reader = client(fifo, os.O_RDONLY)
+        writing = asyncio.create_task(streams.stdout.write(data))
+        assert await stalled(writing)
+
+        async def finish() -> None:
+            await writing
+            await streams.close()
+
+        _, received = await asyncio.gather(finish(), read_to_end(reader))
+
+        assert received == data
+        os.close(reader)
+
+    run(body)
+
+
+def test_a_reader_that_vanishes_and_comes_back_finds_the_stream_alive(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdout=fifo)
+        assert streams.stdout is not None
+        first = client(fifo, os.O_RDONLY)
+        await streams.stdout.write(b"one")
+        assert os.read(first, 100) == b"one"
+        os.close(first)
+
+        await streams.stdout.write(b"two")
+        second = client(fifo, os.O_RDONLY)
+        await streams.close()
+
+        assert await read_to_end(second) == b"two"
+        os.close(second)
+
+    run(body)
+
+
+def test_closing_ends_a_write_nobody_reads(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdout=fifo)
+        assert streams.stdout is not None
+        writing = asyncio.create_task(streams.stdout.write(bytes(4 << 20)))
+        assert await stalled(writing)
+
+        await streams.close()
+        await writing
+        await streams.stdout.write(b"after the end")
+
+        await streams.close()
+
+    run(body)
+
+
+def test_a_cancelled_write_leaves_the_stream_usable(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdout=fifo)
+        assert streams.stdout is not None
+        reader = client(fifo, os.O_RDONLY)
+        writing = asyncio.create_task(streams.stdout.write(bytes(4 << 20)))
+        assert await stalled(writing)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        assert os.read(reader, 4 << 20)
+
+        await streams.stdout.write(b"next")
+
+        await streams.close()
+        assert (await read_to_end(reader)).endswith(b"next")
+        os.close(reader)
+
+    run(body)
+
+
+def test_stdin_gives_every_byte_before_its_end_when_closed_in_the_middle(fifo: Path) -> None:
+    async def body() -> None:
+        data = os.urandom(2 << 20)
+        streams = await opened(stdin=fifo)
+        stdin = streams.stdin
+        assert stdin is not None
+        writer = client(fifo, os.O_WRONLY)
+        os.set_blocking(writer, True)
+
+        async def feed() -> None:
+            await asyncio.to_thread(lambda: [os.write(writer, data[i : i + 65536]) for i in range(0, len(data), 65536)])
+            os.close(writer)
+            stdin.close_io()
+
+        async def drain() -> bytes:
+            return b"".join([chunk async for chunk in chunks(stdin.read)])
+
+        _, received = await asyncio.gather(feed(), drain())
+
+        assert received == data
+        await streams.close()
+
+    run(body)
+
+
+async def chunks(read: Callable[[], Awaitable[bytes]]):  # type: ignore[no-untyped-def]
+    while chunk := await read():
+        yield chunk
+
+
+def test_a_client_closing_stdin_is_not_its_end_until_close_io(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdin=fifo)
+        assert streams.stdin is not None
+        writer = client(fifo, os.O_WRONLY)
+        os.write(writer, b"one")
+        os.close(writer)
+        assert await streams.stdin.read() == b"one"
+        waiting = asyncio.create_task(streams.stdin.read())
+        assert await stalled(waiting)
+
+        again = client(fifo, os.O_WRONLY)
+        os.write(again, b"two")
+        assert await waiting == b"two"
+        os.close(again)
+        last = asyncio.create_task(streams.stdin.read())
+        assert await stalled(last)
+        streams.stdin.close_io()
+
+        assert await last == b""
+        streams.stdin.close_io()
+        await streams.close()
+
+    run(body)
+
+
+def test_close_io_before_the_client_is_done_does_not_truncate(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdin=fifo)
+        assert streams.stdin is not None
+        writer = client(fifo, os.O_WRONLY)
+        os.write(writer, b"one ")
+        streams.stdin.close_io()
+        assert await streams.stdin.read() == b"one "
+        waiting = asyncio.create_task(streams.stdin.read())
+        assert await stalled(waiting)
+
+        os.write(writer, b"two")
+        assert await waiting == b"two"
+        os.close(writer)
+
+        assert await streams.stdin.read() == b""
+        await streams.close()
+
+    run(body)
+
+
+def test_closing_wakes_whoever_reads_stdin(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdin=fifo)
+        assert streams.stdin is not None
+        waiting = asyncio.create_task(streams.stdin.read())
+        assert await stalled(waiting)
+
+        await streams.close()
+
+        assert await waiting == b""
+
+    run(body)
+
+
+def test_no_names_mean_no_streams() -> None:
+    async def body() -> None:
+        streams = await opened()
+
+        assert (streams.stdin, streams.stdout, streams.stderr) == (None, None, None)
+        await streams.close()
+
+    run(body)
+
+
+def test_a_terminal_has_no_stderr(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdout=fifo, stderr=fifo, terminal=True)
+
+        assert streams.stdout is not None
+        assert streams.stderr is None
+        await streams.close()
+
+    run(body)
+
+
+def test_a_fifo_may_be_given_as_a_uri(fifo: Path) -> None:
+    async def body() -> None:
+        streams = await opened(stdin=f"fifo://{fifo}", stdout=f"fifo://{fifo}")
+        assert streams.stdin is not None
+        assert streams.stdout is not None
+
+        await streams.stdout.write(b"round")
+
+        assert await streams.stdin.read() == b"round"
+        await streams.close()
+
+    run(body)
+
+
+def test_a_plain_file_is_appended_to_by_both_streams(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+
+    async def body() -> None:
+        streams = await opened(stdout=log, stderr=log)
+        assert streams.stdout is not None
+        assert streams.stderr is not None
+
+        await streams.stdout.write(b"out\n")
+        await streams.stderr.write(b"err\n")
+        await streams.stdout.write(b"out\n")
+
+        await streams.close()
+
+    run(body)
+    assert log.read_text() == "before\nout\nerr\nout\n"
+
+
+def test_a_file_uri_makes_the_file_and_its_directories_for_both_streams(tmp_path: Path) -> None:
+    log = tmp_path / "a/b c/log"
+
+    async def body() -> None:
+        streams = await opened(stdout=f"file://{tmp_path}/a/b%20c/log", stderr=f"file://{tmp_path}/ignored")
+        assert streams.stdout is not None
+        assert streams.stderr is not None
+
+        await streams.stdout.write(b"out\n")
+        await streams.stderr.write(b"err\n")
+
+        await streams.close()
+
+    before = os.umask(0o022)
+    try:
+        run(body)
+    finally:
+        os.umask(before)
+    assert log.read_text() == "out\nerr\n"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o644
+    assert stat.S_IMODE(log.parent.stat().st_mode) == 0o755
+    assert not (tmp_path / "ignored").exists()
+
+
+def test_a_file_as_stdin_is_read_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "input").write_bytes(b"text")
+
+    async def body() -> None:
+        streams = await opened(stdin=tmp_path / "input")
+        assert streams.stdin is not None
+
+        assert await streams.stdin.read() == b"text"
+        assert await streams.stdin.read() == b""
+        await streams.close()
+
+    run(body)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_an_error_that_names_the_file() -> None:
+    async def body() -> None:
+        streams = await opened(stdout="/dev/full")
+        assert streams.stdout is not None
+
+        with pytest.raises(FailedPrecondition, match="write '/dev/full': No space left"):
+            await streams.stdout.write(b"x")
+        await streams.close()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        pytest.param({"stdin": "/nowhere/in"}, "open stdin '/nowhere/in': No such file", id="stdin"),
+        pytest.param({"stdout": "/nowhere/out"}, "open stdout '/nowhere/out': No such file", id="stdout"),
+        pytest.param({"stderr": "/nowhere/err"}, "open stderr '/nowhere/err': No such file", id="stderr"),
+        pytest.param({"stdout": "npipe:////./pipe/x"}, "scheme 'npipe' is none of", id="foreign scheme"),
+        pytest.param({"stdout": "unix:///s?streaming_id=a-stdout"}, "scheme 'unix' is none of", id="streaming"),
+        pytest.param({"stdout": "file://host/x"}, "absolute path", id="file on a host"),
+        pytest.param({"stdout": "file://"}, "absolute path", id="file without path"),
+        pytest.param({"stderr": "binary:///bin/true"}, "only be given as stdout", id="log program as stderr"),
+        pytest.param({"stdin": "file:///x"}, "for output only", id="log as stdin"),
+    ],
+)
+def test_a_name_that_cannot_be_opened_is_an_invalid_argument_and_leaves_nothing_open(
+    fifo: Path, names: dict[str, str], text: str
+) -> None:
+    async def body() -> None:
+        with pytest.raises(InvalidArgument, match=text):
+            await opened(**{"stdin": fifo, "stdout": fifo, "stderr": fifo, **names})
+
+    run(body)
+
+
+PROGRAM = """\
+#!/bin/sh
+{{
+echo "args $*"
+env | grep ^CONTAINER | sort
+}} > {log}
+{ready}
+cat <&3 >> {log}
+cat <&4 >> {log}
+{end}
+"""
+
+
+def log_program(tmp_path: Path, *, ready: str = "exec 5>&-", end: str = "") -> tuple[Path, Path]:
+    log, program = tmp_path / "program.log", tmp_path / "program"
+    program.write_text(PROGRAM.format(log=log, ready=ready, end=end))
+    program.chmod(0o755)
+    return program, log
+
+
+def test_a_log_program_gets_arguments_environment_and_both_streams(tmp_path: Path) -> None:
+    program, log = log_program(tmp_path)
+
+    async def body() -> None:
+        streams = await opened(stdout=f"binary://{program}?a=1&b=2&a=3&c=", stderr="ignored")
+        assert streams.stdout is not None
+        assert streams.stderr is not None
+        await streams.stdout.write(b"out\n")
+        await streams.stderr.write(b"err\n")
+
+        await streams.close()
+        await streams.close()
+
+    run(body)
+    assert log.read_text() == "args a 1 b 2 c \nCONTAINER_ID=exec1\nCONTAINER_NAMESPACE=ns1\nout\nerr\n"
+
+
+def test_a_log_program_may_say_ready_with_a_byte(tmp_path: Path) -> None:
+    program, log = log_program(tmp_path, ready="printf r >&5")
+
+    async def body() -> None:
+        streams = await opened(stdout=f"binary-v2://{program}", terminal=True)
+        assert streams.stdout is not None
+        assert streams.stderr is None
+        await streams.stdout.write(b"out\n")
+
+        await streams.close()
+
+    run(body)
+    assert log.read_text().endswith("out\n")
+
+
+def test_a_version_2_log_program_that_only_closes_its_ready_pipe_has_failed(tmp_path: Path) -> None:
+    program, _ = log_program(tmp_path, ready="echo 'bad option' >&2; exit 3")
+
+    async def body() -> None:
+        with pytest.raises(FailedPrecondition, match=r"exited with status 3.*bad option"):
+            await opened(stdout=f"binary-v2://{program}")
+
+    run(body)
+
+
+def test_a_log_program_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
+    async def body() -> None:
+        with pytest.raises(ShimError, match=r"nowhere/prog.*ENOENT"):
+            await opened(stdout="binary:///nowhere/prog")
+
+    run(body)
+
+
+def test_a_log_program_that_never_gets_ready_is_killed(tmp_path: Path) -> None:
+    program, _ = log_program(tmp_path, ready="echo $$ >> $0.pid; exec sleep 1000")
+
+    async def body() -> None:
+        with pytest.raises(DeadlineExceeded, match=str(program)):
+            await opened(stdout=f"binary://{program}", log_program_times=SHORT)
+
+    run(body)
+    pid = int((tmp_path / "program.pid").read_text())
+    assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_output_of_a_log_program_that_died_is_dropped(tmp_path: Path) -> None:
+    program, _ = log_program(tmp_path, ready="exit 0")
+
+    async def body() -> None:
+        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT)
+        assert streams.stdout is not None
+
+        await streams.stdout.write(bytes(4 << 20))
+
+        await streams.close()
+
+    run(body)
+
+
+def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
+    program, _ = log_program(tmp_path, end="echo $$ > $0.pid; kill -STOP $$")
+
+    async def body() -> None:
+        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT)
+
+        await streams.close()
+
+    run(body)
+    pid = int((tmp_path / "program.pid").read_text())
+    assert not os.path.exists(f"/proc/{pid}")

@@ -1,0 +1,202 @@
+"""The argv as a value: golden files for whole VMs, rules for the rest.
+
+After a wanted change: `PYSHIM_UPDATE_GOLDEN=1 pytest tests/unit/hypervisors/test_cmdline.py`, then read the diff.
+"""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypervisors.base import ImageDriver, MemoryBacking, VmConfig, VsockChannel
+from hypervisors.qemu.cmdline import FdTable, check_config, fd_table, kernel_command_line, qemu_argv, socket_paths
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import Accelerator
+from tests.fakes.vm_config import nic, vm_config
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "qemu"
+IMAGE_BYTES = 64 << 20
+
+
+def _kvm(config: VmConfig) -> VmConfig:
+    return replace(config, cpu=replace(config.cpu, accelerator=Accelerator.KVM, model="host,pmu=off"))
+
+
+def _microvm() -> VmConfig:
+    base = vm_config()
+    return replace(base, machine_type="microvm", machine_options=("pit=off", "rtc=on"), bridges=0, share=None)
+
+
+def _boot(config: VmConfig, **changes: Any) -> VmConfig:
+    return replace(config, boot=replace(config.boot, **changes))
+
+
+def _memory(config: VmConfig, **changes: Any) -> VmConfig:
+    return replace(config, memory=replace(config.memory, **changes))
+
+
+CONFIGS = {
+    "q35-virtiofs-serial-tcg": vm_config(),
+    "q35-vsock-kvm": _kvm(vm_config(agent_channel=VsockChannel(port=1024))),
+    "q35-nested-kvm-debug": _kvm(vm_config(nested=True, debug=True, extra_monitor=True, seccomp_sandbox="")),
+    "microvm": _microvm(),
+    "q35-initrd-only": _boot(vm_config(share=None), image=None),
+    "q35-image-pmem": _boot(vm_config(), image_driver=ImageDriver.PMEM, initrd=None),
+    "q35-two-nics": vm_config(nics=(nic(0, taps=(40, 41), vhosts=(50, 51)), nic(1, taps=(42,), mtu=0))),
+    "q35-hugepages": _memory(vm_config(), backing=MemoryBacking.HUGEPAGES, prealloc=True),
+    "q35-virtio-mem": _memory(vm_config(), max_mib=1027, virtio_mem=True, prealloc=True),
+    "q35-private-firmware": _boot(
+        _memory(vm_config(share=None), backing=MemoryBacking.PRIVATE), firmware="/opt/OVMF.fd"
+    ),
+    "q35-shared-file-two-bridges": _memory(vm_config(bridges=2), backing=MemoryBacking.SHARED_FILE, max_mib=0),
+}
+
+
+def table(config: VmConfig) -> FdTable:
+    has_vsock = isinstance(config.agent_channel, VsockChannel)
+    return fd_table(config, guest_cid=4242 if has_vsock else 0, image_bytes=IMAGE_BYTES if config.boot.image else 0)
+
+
+def as_text(argv: tuple[str, ...]) -> str:
+    """One option per line, with its value."""
+    lines = [argv[0]]
+    for word in argv[1:]:
+        if word.startswith("-"):
+            lines.append(word)
+        else:
+            lines[-1] += f" {word}"
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_argv_is_the_golden_one(name: str) -> None:
+    check_config(CONFIGS[name])
+    text = as_text(qemu_argv(CONFIGS[name], table(CONFIGS[name])))
+    file = GOLDEN / f"{name}.txt"
+    if os.environ.get("PYSHIM_UPDATE_GOLDEN"):
+        file.write_text(text)
+
+    assert text == file.read_text()
+
+
+def test_every_golden_file_belongs_to_a_config() -> None:
+    assert sorted(file.stem for file in GOLDEN.iterdir()) == sorted(CONFIGS)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_config_gives_the_same_argv(name: str) -> None:
+    config = CONFIGS[name]
+
+    assert qemu_argv(config, table(config)) == qemu_argv(replace(config), table(config))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_uuid_is_in_the_argv_for_whoever_sweeps(name: str) -> None:
+    assert CONFIGS[name].uuid in qemu_argv(CONFIGS[name], table(CONFIGS[name]))
+
+
+def test_descriptors_are_numbered_from_three_without_gaps() -> None:
+    numbers = table(CONFIGS["q35-two-nics"])
+
+    assert (numbers.qmp, numbers.console, numbers.serial, numbers.agent) == (3, 4, 5, 6)
+    assert [nic_fds.vhosts + nic_fds.taps for nic_fds in numbers.nics] == [(7, 8, 9, 10), (11,)]
+
+
+def test_commas_in_paths_are_doubled_where_qemu_splits_at_them() -> None:
+    config = _boot(vm_config(vm_dir="/vm,1"), image="/img,1", kernel="/k,1", initrd="/i,1")
+
+    argv = qemu_argv(config, table(config))
+
+    assert "file.filename=/img,,1" in argv[argv.index("-blockdev") + 1]
+    assert "socket,id=share0,path=/vm,,1/vhost-fs.sock" in argv
+    assert argv[argv.index("-kernel") + 1] == "/k,1"
+    assert argv[argv.index("-initrd") + 1] == "/i,1"
+
+
+def test_without_room_for_memory_no_slots_are_offered() -> None:
+    config = _memory(vm_config(), max_mib=256)
+
+    argv = qemu_argv(config, table(config))
+
+    assert argv[argv.index("-m") + 1] == "256M"
+
+
+def test_a_pmem_image_gets_a_slot_and_room_of_its_own() -> None:
+    config = _memory(CONFIGS["q35-image-pmem"], max_mib=0)
+
+    argv = qemu_argv(config, fd_table(config, guest_cid=0, image_bytes=(10 << 20) + 1))
+
+    assert argv[argv.index("-m") + 1] == "256M,slots=1,maxmem=267M"
+
+
+@pytest.mark.parametrize("max_mib", [0, 256, 259], ids=["no-maximum", "no-room", "less-than-a-block"])
+def test_without_room_there_is_no_virtio_mem_device(max_mib: int) -> None:
+    config = _memory(vm_config(), max_mib=max_mib, virtio_mem=True)
+
+    argv = qemu_argv(config, table(config))
+
+    assert [word for word in argv if "virtio-mem" in word] == []
+    assert argv[argv.index("-m") + 1] == "256M"
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        pytest.param(("quiet", "panic=1"), "quiet panic=1", id="plain"),
+        pytest.param(("root=/dev/vda1", "ro"), "root=/dev/vda1 ro", id="equals"),
+        pytest.param(("a=b c",), 'a="b c"', id="blank-in-value"),
+        pytest.param(("a b",), '"a b"', id="blank-without-value"),
+        pytest.param(("a b=c",), '"a b=c"', id="blank-in-name"),
+        pytest.param(('dm-mod.create="dm-verity,,,ro,0 1 x"',), 'dm-mod.create="dm-verity,,,ro,0 1 x"', id="quoted"),
+        pytest.param((), "", id="none"),
+    ],
+)
+def test_kernel_command_line(params: tuple[str, ...], line: str) -> None:
+    assert kernel_command_line(params) == line
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        pytest.param(('a="b',), "open quote", id="open-quote"),
+        pytest.param(("a=b\ninit=/bin/sh",), "control character", id="newline"),
+        pytest.param(("a=\0",), "control character", id="nul"),
+        pytest.param(('a="b" c',), "mixes quotes and blanks", id="unspeakable"),
+        pytest.param(("x" * 2048,), "2048 bytes, at most 2047", id="too-long"),
+        pytest.param(("ü" * 1024,), "2048 bytes", id="bytes-not-characters"),
+    ],
+)
+def test_kernel_parameter_without_a_spelling_is_refused(params: tuple[str, ...], text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        kernel_command_line(params)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        pytest.param(vm_config(machine_type="pc"), "machine type 'pc' is not one of q35, microvm", id="machine"),
+        pytest.param(_boot(vm_config(), image=None, initrd=None), "neither a root image nor an initrd", id="no-root"),
+        pytest.param(_memory(vm_config(), backing=MemoryBacking.PRIVATE), "needs shared memory", id="private-share"),
+        pytest.param(_boot(_microvm(), image_driver=ImageDriver.PMEM), "microvm has no pmem", id="microvm-pmem"),
+        pytest.param(vm_config(cpu=replace(vm_config().cpu, boot_vcpus=0)), "0 vCPUs", id="no-cpu"),
+        pytest.param(_memory(_microvm(), virtio_mem=True), "microvm has no virtio-mem", id="microvm-virtio-mem"),
+        pytest.param(_memory(vm_config(), boot_mib=0), "0 MiB", id="no-memory"),
+        pytest.param(vm_config(nics=(nic(0, taps=()),)), "needs a tap queue", id="nic-without-tap"),
+        pytest.param(vm_config(nics=(nic(0, taps=(5, 6), vhosts=(7,)),)), "as many vhost fds", id="uneven-queues"),
+        pytest.param(_boot(vm_config(), kernel_params=('"',)), "open quote", id="kernel-parameter"),
+    ],
+)
+def test_config_that_cannot_work_is_refused_before_anything_is_made(config: VmConfig, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        check_config(config)
+
+
+def test_socket_paths_are_all_there_are() -> None:
+    assert socket_paths(vm_config(extra_monitor=True)) == (
+        "/run/vc/vm/pod1/qmp.sock",
+        "/run/vc/vm/pod1/agent.sock",
+        "/run/vc/vm/pod1/extra-monitor.sock",
+    )
+    assert socket_paths(vm_config(agent_channel=VsockChannel(port=1024))) == ("/run/vc/vm/pod1/qmp.sock",)

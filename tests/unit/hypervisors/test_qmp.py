@@ -1,0 +1,420 @@
+"""The QMP layer against scripted peers (silence, garbage, hang-ups, lies) and against a real QEMU without a machine."""
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from hypervisors.qemu.qmp import CpuSlot, Monitor, QmpCommandFailed, QmpError, QmpEvent, QmpGone, QmpTimeout, Vcpu
+from pyshim.host.children import Children
+from pyshim.model.errors import ErrorCode
+from tests.fakes.qmp_peer import Answer, QmpPeer
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """On a loop of its own; afterwards no task and no descriptor is left."""
+
+    async def body() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        async with asyncio.timeout(30):
+            await scenario()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(body(), debug=True)
+
+
+class Session:
+    """A monitor on a scripted peer."""
+
+    def __init__(self, answers: dict[str, Answer] | None = None, *, greeting: bytes | None = None) -> None:
+        self.events: list[QmpEvent] = []
+        self.peer = QmpPeer(answers, greeting=greeting)
+        self.monitor = Monitor(name="vm1", on_event=self.events.append)
+
+    async def __aenter__(self) -> "Session":
+        await self.monitor.connect(self.peer.client, 5)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.monitor.close()
+        await self.peer.close()
+
+
+def forget(_peer: QmpPeer, _request: dict[str, Any]) -> None:
+    """No answer."""
+
+
+@pytest.mark.parametrize(
+    ("greeting", "error", "text"),
+    [
+        pytest.param(b"", QmpTimeout, "greet qemu of 'vm1': no answer within 0.2 s", id="silence"),
+        pytest.param(b"SSH-2.0-OpenSSH\r\n", QmpError, "greet qemu of 'vm1': ", id="other-protocol"),
+        pytest.param(b'{"QMP": 7}\r\n', QmpError, "greet qemu of 'vm1': ", id="malformed"),
+        pytest.param(b"\xff\xfe\x00\r\n", QmpError, "greet qemu of 'vm1': ", id="no-text"),
+        pytest.param(
+            b'{"QMP": {"version": {}, "capabilities": []}}\r\n', QmpError, "no version in its greeting", id="no-version"
+        ),
+        pytest.param(
+            b'{"QMP": {"version": {"qemu": {"major": 4, "minor": 2, "micro": 1}}, "capabilities": []}}\r\n',
+            QmpError,
+            r"version 4\.2\.1 is older than 5\.0",
+            id="too-old",
+        ),
+    ],
+)
+def test_a_greeting_that_is_none(greeting: bytes, error: type[Exception], text: str) -> None:
+    async def scenario() -> None:
+        session = Session(greeting=greeting)
+
+        with pytest.raises(error, match=text):
+            await session.monitor.connect(session.peer.client, 0.2)
+
+        await session.monitor.close()
+        await session.peer.close()
+
+    run(scenario)
+
+
+def test_a_peer_that_hangs_up_before_the_greeting_is_gone_not_late() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        monitor = Monitor(name="vm1", on_event=lambda _event: None)
+
+        with pytest.raises(QmpGone, match=r"closed by qemu|reset"):
+            await monitor.connect(ours, 20)
+
+    run(scenario)
+
+
+def test_version_is_known_after_the_greeting() -> None:
+    async def scenario() -> None:
+        async with Session() as session:
+            assert session.monitor.version == (7, 2, 0)
+            assert session.monitor.is_open
+        assert not session.monitor.is_open
+
+    run(scenario)
+
+
+def test_a_refusal_carries_qemus_words_and_the_command() -> None:
+    def refuse(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.refuse(request, "GenericError", "Bus 'pcie.0' does not support hotplugging\x1b[31m")
+
+    async def scenario() -> None:
+        async with Session({"device_add": refuse}) as session:
+            with pytest.raises(QmpCommandFailed) as caught:
+                await session.monitor.device_add("virtio-blk-pci", "d", {})
+
+        assert str(caught.value) == "ask qemu 'device_add': Bus 'pcie.0' does not support hotplugging"
+        assert caught.value.error_class == "GenericError"
+
+    run(scenario)
+
+
+def test_silence_is_a_deadline_and_a_late_answer_harms_nobody() -> None:
+    late: list[dict[str, Any]] = []
+
+    def keep(_peer: QmpPeer, request: dict[str, Any]) -> None:
+        late.append(request)
+
+    async def scenario() -> None:
+        async with Session({"query-status": keep}) as session:
+            with pytest.raises(QmpTimeout, match=r"ask qemu 'query-status': no answer within 0\.1 s") as caught:
+                await session.monitor.execute("query-status", timeout_s=0.1)
+            session.peer.reply(late[0], {"status": "running"})
+
+            assert await session.monitor.execute("cont") == {}
+            assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
+
+    run(scenario)
+
+
+def test_answers_find_their_commands_in_any_order() -> None:
+    held: list[dict[str, Any]] = []
+
+    def hold(peer: QmpPeer, request: dict[str, Any]) -> None:
+        held.append(request)
+        if len(held) == 3:
+            for each in reversed(held):
+                peer.reply(each, each["arguments"]["n"])
+
+    async def scenario() -> None:
+        async with Session({"x": hold}) as session:
+            answers = await asyncio.gather(*(session.monitor.execute("x", {"n": n}) for n in range(3)))
+
+        assert answers == [0, 1, 2]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda peer: peer.hang_up(), id="hang-up"),
+        pytest.param(lambda peer: peer.send(b"}{ this is not json\r\n"), id="garbage"),
+        pytest.param(lambda peer: peer.send(b'{"return": "\xff"}\r\n'), id="not-utf-8"),
+        pytest.param(lambda peer: peer.send(b'{"error": {"class": "GenericError", "desc": "what?"}}\r\n'), id="no-id"),
+    ],
+)
+def test_the_end_of_a_connection_ends_what_waits_and_is_told_once(end: Callable[[QmpPeer], None]) -> None:
+    async def scenario() -> None:
+        async with Session({"x": lambda peer, _request: end(peer)}) as session:
+            with session.monitor.expecting(lambda _event: True) as event:
+                with pytest.raises(QmpGone, match="ask qemu 'x' of 'vm1': qmp connection"):
+                    await session.monitor.execute("x")
+                reason = await session.monitor.closed()
+                with pytest.raises(QmpGone, match="wait for an event"):
+                    await event
+
+            assert reason
+            assert not session.monitor.is_open
+            with pytest.raises(QmpGone):
+                await session.monitor.cont()
+
+    run(scenario)
+
+
+def test_a_reply_without_a_result_is_an_error_of_the_command() -> None:
+    async def scenario() -> None:
+        def half(peer: QmpPeer, request: dict[str, Any]) -> None:
+            peer.send(b'{"id": "%s"}\r\n' % request["id"].encode())
+
+        async with Session({"cont": half}) as session:
+            with pytest.raises(QmpError, match="ask qemu 'cont'"):
+                await session.monitor.cont()
+            assert session.monitor.is_open
+
+    run(scenario)
+
+
+def test_close_does_not_wait_for_a_peer_that_reads_nothing() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        theirs.send(b'{"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}\r\n')
+        theirs.send(b'{"return": {}}\r\n')
+        monitor = Monitor(name="vm1", on_event=lambda _event: None)
+        await monitor.connect(ours, 5)
+        stuck = asyncio.create_task(monitor.execute("x", {"big": "x" * 5_000_000}, timeout_s=60))
+        await asyncio.sleep(0.05)
+
+        await monitor.close()
+        await monitor.close()
+
+        with pytest.raises(QmpGone):
+            await stuck
+        theirs.close()
+
+    run(scenario)
+
+
+def test_events_come_in_order_and_are_not_stored() -> None:
+    async def scenario() -> None:
+        async with Session() as session:
+            for number in range(1000):
+                session.peer.event("RTC_CHANGE", {"offset": number})
+            await session.monitor.cont()
+
+            assert [event.data["offset"] for event in session.events] == list(range(1000))
+            # The library would keep all of them for ever, in two places.
+            listener = session.monitor._client.events
+            assert (listener.history, listener.empty()) == ((), True)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(b'{"event": 7, "data": {}}\r\n', id="name-is-no-text"),
+        pytest.param(b'{"event": "SHUTDOWN", "data": [1]}\r\n', id="data-is-no-object"),
+    ],
+)
+def test_a_malformed_event_is_passed_over(event: bytes) -> None:
+    async def scenario() -> None:
+        async with Session() as session:
+            session.peer.send(event)
+            await session.monitor.cont()
+
+            assert session.events == []
+
+    run(scenario)
+
+
+def deleted(device: str | None) -> Answer:
+    def answer(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.event("DEVICE_DELETED", {"path": "/machine/peripheral/d/virtio-backend"})
+        peer.reply(request, {})
+        peer.event("DEVICE_DELETED", {"device": device, "path": "/machine/peripheral/d"} if device else {})
+
+    return answer
+
+
+def unplug_error(peer: QmpPeer, request: dict[str, Any]) -> None:
+    peer.reply(request, {})
+    peer.event("DEVICE_UNPLUG_GUEST_ERROR", {"device": "d", "path": "/machine/peripheral/d"})
+
+
+def test_device_remove_waits_for_the_event_with_the_devices_own_id() -> None:
+    async def scenario() -> None:
+        async with Session({"device_del": deleted("d")}) as session:
+            await session.monitor.device_remove("d")
+
+            assert [event.name for event in session.events] == ["DEVICE_DELETED"] * 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        pytest.param(deleted("other"), QmpTimeout, "unplug 'd': the guest did not let go", id="another-device"),
+        pytest.param(unplug_error, QmpError, "unplug 'd': the guest refused", id="guest-refuses"),
+    ],
+)
+def test_device_remove_fails_as_the_guest_does(answer: Answer, error: type[Exception], text: str) -> None:
+    async def scenario() -> None:
+        async with Session({"device_del": answer}) as session:
+            with pytest.raises(error, match=text):
+                await session.monitor.device_remove("d", timeout_s=0.2)
+
+    run(scenario)
+
+
+def test_device_remove_of_a_device_already_gone_is_done() -> None:
+    def unknown(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.refuse(request, "DeviceNotFound", "Device 'd' not found")
+
+    async def scenario() -> None:
+        async with Session({"device_del": unknown}) as session:
+            await session.monitor.device_remove("d")
+
+    run(scenario)
+
+
+def test_device_remove_asked_again_waits_on() -> None:
+    def pending(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.refuse(request, "GenericError", "Device d is already in the process of unplug")
+        peer.event("DEVICE_DELETED", {"device": "d"})
+
+    async def scenario() -> None:
+        async with Session({"device_del": pending}) as session:
+            await session.monitor.device_remove("d")
+
+    run(scenario)
+
+
+def value(answer: object) -> Answer:
+    return lambda peer, request: peer.reply(request, answer)
+
+
+def test_typed_answers() -> None:
+    answers = {
+        "query-status": value({"status": "paused", "running": False}),
+        "query-cpus-fast": value([{"cpu-index": 1, "thread-id": 22}, {"cpu-index": 0, "thread-id": 11}]),
+        "query-hotpluggable-cpus": value(
+            [
+                {"type": "max-x86_64-cpu", "vcpus-count": 1, "props": {"socket-id": 1, "core-id": 0}},
+                {"type": "max-x86_64-cpu", "qom-path": "/cpu[0]", "props": {"socket-id": 0, "core-id": 0}},
+            ]
+        ),
+        "query-memory-size-summary": value({"base-memory": 1024, "plugged-memory": 512}),
+        "query-memory-devices": value([{"type": "dimm", "data": {"slot": 3}}]),
+    }
+
+    async def scenario() -> None:
+        async with Session(answers) as session:
+            monitor = session.monitor
+            assert await monitor.status() == "paused"
+            assert await monitor.cpus() == (Vcpu(0, 11), Vcpu(1, 22))
+            assert await monitor.cpu_slots() == (
+                CpuSlot("max-x86_64-cpu", {"socket-id": 0, "core-id": 0}, "/cpu[0]"),
+                CpuSlot("max-x86_64-cpu", {"socket-id": 1, "core-id": 0}, ""),
+            )
+            assert await monitor.memory_size() == (1024, 512)
+            assert await monitor.dimm_slots() == {3}
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("lie", [None, 7, [7], {"x": 1}, [{"cpu-index": "0", "thread-id": True}]])
+def test_an_answer_of_another_shape_is_an_error_not_a_crash(lie: object) -> None:
+    async def scenario() -> None:
+        names = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
+        async with Session(dict.fromkeys(names, value(lie))) as session:
+            monitor = session.monitor
+            for ask in (monitor.status, monitor.cpus, monitor.cpu_slots, monitor.memory_size):
+                with pytest.raises(QmpError, match="ask qemu 'query-"):
+                    await ask()
+
+    run(scenario)
+
+
+async def real_qemu(children: Children) -> socket.socket:
+    """QMP of a QEMU that has no machine."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        await children.spawn(
+            f"{QEMU} -machine none -nodefaults -display none -S -chardev socket,id=q,fd=3 -mon q,mode=control".split(),
+            env={},
+            fds={3: theirs.fileno()},
+        )
+    return ours
+
+
+@pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
+def test_real_qemu_answers_takes_descriptors_and_quits() -> None:
+    async def scenario() -> None:
+        children = Children()
+        events: list[QmpEvent] = []
+        monitor = Monitor(name="none", on_event=events.append)
+        await monitor.connect(await real_qemu(children), 30)
+        null = os.open("/dev/null", os.O_RDWR)
+
+        assert monitor.version[0] >= 5
+        assert await monitor.status() == "prelaunch"
+        assert await monitor.cpus() == ()
+        with pytest.raises(QmpCommandFailed, match="nonsense"):
+            await monitor.execute("nonsense")
+        # At once: QEMU keeps only the newest unclaimed descriptor, so without the lock one of these fails.
+        await asyncio.gather(*(monitor.give_fd(f"fd{n}", null) for n in range(8)))
+        for n in range(8):
+            await monitor.drop_fd(f"fd{n}")
+        with pytest.raises(QmpCommandFailed, match="fd0"):
+            await monitor.drop_fd("fd0")
+        await monitor.quit(10)
+        assert await monitor.closed()
+        await monitor.close()
+        (child,) = children.alive or (None,)
+        if child is not None:
+            await child.wait()
+        os.close(null)
+
+        assert children.alive == ()
+        assert [event.text("reason") for event in events if event.name == "SHUTDOWN"] == ["host-qmp-quit"]
+
+    run(scenario)
+
+
+@pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
+def test_real_qemu_killed_in_the_middle_is_gone() -> None:
+    async def scenario() -> None:
+        children = Children()
+        monitor = Monitor(name="none", on_event=lambda _event: None)
+        await monitor.connect(await real_qemu(children), 30)
+
+        await children.alive[0].end()
+
+        with pytest.raises(QmpGone):
+            await monitor.status()
+        await monitor.close()
+
+    run(scenario)

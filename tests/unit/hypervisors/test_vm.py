@@ -1,0 +1,342 @@
+"""The QEMU driver when things go otherwise: guests that end, VMMs that fail, callers that give up.
+
+Real QEMU under TCG; the guests are kernels of a few bytes, the broken VMMs are scripts.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypervisors.base import VmConfig, VmExit, VmExitKind, VsockChannel
+from hypervisors.qemu.console import MAX_FILE_BYTES
+from hypervisors.qemu.vm import QemuVm, VmStartFailed, VmStartTimedOut
+from pyshim.host.children import Children
+from pyshim.host.release import release
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
+from pyshim.model.ledger import ResourceKind
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.tiny_kernel import FLOOD, HALT, PANIC_EVENT, POWER_OFF, RESET, say
+from tests.fakes.vm_config import bootable
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+pytestmark = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
+
+
+class Bench:
+    """A driver and what it may leave behind."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.ledger = FakeLedger(release)
+        self.children = Children()
+        self.vm = QemuVm(ledger=self.ledger, children=self.children)
+
+    def config(self, code: bytes = HALT, **changes: Any) -> VmConfig:
+        return bootable(self.directory, code, **changes)
+
+    def vmm(self, script: str) -> str:
+        """A program in QEMU's place; `accept()` takes the shim's QMP connection, `greet()` speaks QMP's first words."""
+        path = self.directory / "vmm"
+        helpers = """import json, os, signal, socket, sys, time
+def accept():
+    return socket.socket(fileno=3).accept()[0]
+def greet():
+    qmp = accept()
+    qmp.sendall(b'{"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}\\r\\n')
+    request = json.loads(qmp.recv(65536))
+    qmp.sendall(json.dumps({"return": {}, "id": request.get("id")}).encode() + b"\\r\\n")
+    return qmp
+"""
+        path.write_text(f"#!{sys.executable} -IS\n{helpers}{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    async def end_of(self, code: bytes) -> VmExit:
+        """How the VM that boots `code` ends by itself."""
+        await self.vm.create(self.config(code))
+        await self.vm.start()
+        ended = await self.vm.wait()
+        await self.vm.stop()
+        return ended
+
+
+def run(directory: Path, scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        before = sorted(os.listdir("/proc/self/fd"))
+        bench = Bench(directory)
+        async with asyncio.timeout(60):
+            await scenario(bench)
+        assert bench.ledger.held == {}
+        assert bench.children.alive == ()
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(body(), debug=True)
+    assert not (directory / "vm").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        pytest.param(
+            say("bye\n") + POWER_OFF + HALT, VmExitKind.GUEST_SHUTDOWN, ["powered off", "bye"], id="power-off"
+        ),
+        pytest.param(RESET + HALT, VmExitKind.GUEST_SHUTDOWN, ["the guest reset", "console is empty"], id="reset"),
+        pytest.param(
+            say("one\nKernel panic - not syncing: no init\n") + RESET + HALT,
+            VmExitKind.GUEST_PANIC,
+            ["kernel panicked", "one\nKernel panic - not syncing: no init"],
+            id="panic-without-driver",
+        ),
+        pytest.param(say("oops\n") + PANIC_EVENT + HALT, VmExitKind.GUEST_PANIC, ["panicked", "oops"], id="pvpanic"),
+    ],
+)
+def test_how_a_guest_ends_and_its_last_words(tmp_path: Path, code: bytes, kind: VmExitKind, words: list[str]) -> None:
+    async def scenario(bench: Bench) -> None:
+        ended = await bench.end_of(code)
+
+        assert ended.kind is kind
+        assert ended.reason.startswith("vm 'pod1': ")
+        assert [word for word in words if word not in ended.reason] == []
+
+    run(tmp_path, scenario)
+
+
+def test_console_text_cannot_forge_or_command(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        ended = await bench.end_of(say("\x1b[2J\x1b[31mred\x07\n") + POWER_OFF + HALT)
+
+        assert ended.reason.endswith("last console lines:\nred")
+
+    run(tmp_path, scenario)
+
+
+def test_a_guest_that_floods_its_console_fills_neither_memory_nor_disk(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(FLOOD))
+        await bench.vm.start()
+        old = tmp_path / "vm" / "console.log.1"
+        while not old.exists():  # noqa: ASYNC110 - the file system has no event for us
+            await asyncio.sleep(0.02)
+
+        await bench.vm.pause()  # the shim still answers, and so does QEMU
+        sizes = [(tmp_path / "vm" / name).stat().st_size for name in ("console.log", "console.log.1")]
+        tail = bench.vm.console_tail()
+        await bench.vm.stop()
+
+        assert max(sizes) <= MAX_FILE_BYTES
+        assert len(tail) < 20_000
+
+    run(tmp_path, scenario)
+
+
+def test_the_agents_socket_takes_a_connection_as_soon_as_create_returns(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config())
+        path = str(bench.vm.agent_address).removeprefix("serial://")
+
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.connect(path)
+        mode = (tmp_path / "vm" / "agent.sock").stat().st_mode
+        await bench.vm.stop()
+
+        assert stat.S_IMODE(mode) == 0o600
+
+    run(tmp_path, scenario)
+
+
+def test_qemus_own_words_come_at_once_when_it_refuses(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(VmStartFailed) as caught:
+            await bench.vm.create(bench.config(machine_options=("nonsense=on",), start_timeout_s=50))
+
+        text = str(caught.value)
+        assert text.startswith("start vm 'pod1': qemu-system-x86_64 (pid ")
+        assert "exited with status 1: " in text
+        assert "nonsense" in text
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "text"),
+    [
+        pytest.param(
+            "print('no luck today', file=sys.stderr); sys.exit(3)",
+            VmStartFailed,
+            r"vmm \(pid \d+\) exited with status 3: no luck today",
+            id="dies-with-words",
+        ),
+        pytest.param("os.kill(os.getpid(), signal.SIGABRT)", VmStartFailed, "was killed by SIGABRT", id="aborts"),
+        pytest.param(
+            "time.sleep(1000)", VmStartTimedOut, r"no answer within 1 s; vmm \(pid \d+\) is running", id="silent"
+        ),
+        pytest.param(
+            "accept().sendall(b'hello?\\n'); time.sleep(1000)", VmStartFailed, "greet qemu of 'pod1'", id="garbage"
+        ),
+    ],
+)
+def test_a_vmm_that_does_not_come_up(tmp_path: Path, script: str, error: type[ShimError], text: str) -> None:
+    async def scenario(bench: Bench) -> None:
+        config = bench.config(hypervisor_path=bench.vmm(script), start_timeout_s=1)
+
+        with pytest.raises(error, match=text):
+            await bench.vm.create(config)
+        with pytest.raises(FailedPrecondition):
+            await bench.vm.wait()
+
+    run(tmp_path, scenario)
+
+
+def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(tmp_path: Path) -> None:
+    script = "qmp = greet(); qmp.recv(100); qmp.close(); print('drifting', file=sys.stderr); time.sleep(1000)"
+
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(script)))
+
+        with pytest.raises(ShimError, match="ask qemu 'cont' of 'pod1': qmp connection"):
+            await bench.vm.start()
+        ended = await bench.vm.wait()
+        await bench.vm.stop()
+
+        assert ended.kind is VmExitKind.VMM_DIED
+        assert "lost control of qemu" in ended.reason
+        assert "was killed by SIGKILL: drifting" in ended.reason
+
+    run(tmp_path, scenario)
+
+
+def test_a_vmm_that_hangs_is_killed_by_stop(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config())
+        await bench.vm.start()
+        os.kill(bench.vm.pid, signal.SIGSTOP)
+
+        await bench.vm.stop()
+
+        assert (await bench.vm.wait()).kind is VmExitKind.REQUESTED
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("steps", range(12))
+def test_create_given_up_at_any_moment_leaves_nothing(tmp_path: Path, steps: int) -> None:
+    async def scenario(bench: Bench) -> None:
+        creating = asyncio.create_task(bench.vm.create(bench.config(netns_path="/proc/self/ns/net")))
+        for _ in range(steps):
+            await asyncio.sleep(0 if steps < 8 else 0.01)
+        creating.cancel()
+
+        await asyncio.gather(creating, return_exceptions=True)
+        await bench.vm.stop()
+
+    if os.geteuid() != 0:
+        pytest.skip("needs root: enters a network namespace")
+    run(tmp_path, scenario)
+
+
+def test_a_ledger_full_at_the_last_write_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        full = FakeLedger(release, full_after=2)
+        vm = QemuVm(ledger=full, children=bench.children)
+
+        with pytest.raises(FailedPrecondition, match="ENOSPC"):
+            await vm.create(bench.config())
+
+        assert full.held == {}
+
+    run(tmp_path, scenario)
+
+
+def test_a_directory_somebody_else_made_stays_with_what_is_in_it(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        own = tmp_path / "vm"
+        own.mkdir()
+        (own / "vhost-fs.sock").touch()
+
+        await bench.vm.create(bench.config(extra_monitor=True, debug=True))
+        kinds = [entry.kind for entry in bench.ledger.held.values()]
+        made = sorted(os.listdir(own))
+        await bench.vm.stop()
+
+        assert kinds == [ResourceKind.PROCESS]
+        assert made == ["agent.sock", "console.log", "extra-monitor.sock", "qmp.sock", "vhost-fs.sock"]
+        assert os.listdir(own) == ["vhost-fs.sock"]
+        shutil.rmtree(own)
+
+    run(tmp_path, scenario)
+
+
+def test_a_link_in_place_of_the_console_log_is_not_followed(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        (tmp_path / "vm").mkdir()
+        (tmp_path / "vm" / "console.log").symlink_to(tmp_path / "elsewhere")
+
+        with pytest.raises(VmStartFailed, match=r"start vm 'pod1': ELOOP .*console\.log"):
+            await bench.vm.create(bench.config())
+
+        shutil.rmtree(tmp_path / "vm")
+
+    run(tmp_path, scenario)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_path_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(InvalidArgument, match=r"qmp\.sock': longer than 107 bytes"):
+            await bench.vm.create(bench.config(vm_dir=f"{tmp_path}/{'x' * 100}"))
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.skipif(os.path.exists("/dev/vhost-vsock"), reason="needs a host without vhost-vsock")
+def test_vsock_without_the_device_says_what_is_missing(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(FailedPrecondition, match=r"open '/dev/vhost-vsock': ENOENT .*modprobe vhost_vsock"):
+            await bench.vm.create(bench.config(agent_channel=VsockChannel(port=1024)))
+
+    run(tmp_path, scenario)
+
+
+def test_an_empty_image_is_refused_by_name(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        config = bench.config()
+        image = tmp_path / "image"
+        image.touch()
+
+        with pytest.raises(InvalidArgument, match=f"image '{image}' is empty"):
+            await bench.vm.create(replace(config, boot=replace(config.boot, image=str(image))))
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.root
+def test_qemu_runs_in_the_pods_network_namespace(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        ready, ready_write = os.pipe()
+        holder = await bench.children.spawn(
+            ["/usr/bin/unshare", "--net", "/bin/sh", "-c", "echo; exec sleep 1000"], env={}, stdout=ready_write
+        )
+        os.close(ready_write)
+        await asyncio.to_thread(os.read, ready, 1)
+        os.close(ready)
+        namespace = f"/proc/{holder.pid}/ns/net"
+
+        await bench.vm.create(bench.config(netns_path=namespace))
+        inside = os.readlink(f"/proc/{bench.vm.pid}/ns/net")
+        await bench.vm.stop()
+
+        assert inside == os.readlink(namespace) != os.readlink("/proc/self/ns/net")
+        await holder.end()
+
+    run(tmp_path, scenario)

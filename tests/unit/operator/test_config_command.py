@@ -1,0 +1,204 @@
+"""`pyshim config`: what it finds, what it shows, what it exits with."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from pyshim.__main__ import operator_main
+from pyshim.config.load import build_config
+from pyshim.config.sources import read_source
+from pyshim.model.task import RuntimeOptions
+
+PLANTED = """\
+[hypervisor.qemu]
+kernal = "/vmlinuz"
+default_vcpus = "two"
+default_memory = -1
+default_maxmemory = 1e400
+machine_type = "pc"
+enable_annotations = ["(broken"]
+block_device_logical_sector_size = 1000
+hotplug_vfio_on_root_bus = true
+[agent.kata]
+dial_timeout = 30
+reconnect_timeout_ms = 3000
+[runtme]
+enable_debug = true
+"""
+FOUND = [
+    "2: warning: hypervisor.qemu.kernal: is not a known key (did you mean kernel?)",
+    "3: error: hypervisor.qemu.default_vcpus: expected a number",
+    "4: error: hypervisor.qemu.default_memory: -1 is not between 64 and 4294967296",
+    "5: error: hypervisor.qemu.default_maxmemory: 1e400 is not a usable number",
+    '6: error: hypervisor.qemu.machine_type: \'pc\' is not one of "q35", "microvm"',
+    "7: error: hypervisor.qemu.enable_annotations: '(broken' is not a regular expression: missing ), unterminated "
+    "subpattern at position 0",
+    "8: error: hypervisor.qemu.block_device_logical_sector_size: 1000 is neither 0 nor a power of two between 512 and "
+    "65536",
+    "9: warning: hypervisor.qemu.hotplug_vfio_on_root_bus: was removed from Kata: hot_plug_vfio says where devices are "
+    "added",
+    "12: error: agent.kata.reconnect_timeout_ms: contradicts agent.kata.dial_timeout, which is the same key",
+    "13: warning: runtme: is not a known table (did you mean runtime?)",
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "c.toml"
+
+
+def test_check_finds_ten_planted_mistakes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(PLANTED)
+
+    assert operator_main(["config", "check", str(file)]) == 1
+
+    *lines, summary = capsys.readouterr().out.splitlines()
+    mistakes = [line for line in lines if ": note: " not in line]
+    assert mistakes == [f"{file}:{line}" for line in FOUND]
+    assert summary == f"{file}: 2 honoured, 0 no effect, 0 refused, 1 removed, 2 unknown; 7 errors"
+
+
+def test_check_of_a_clean_file_is_quiet_and_exits_0(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(f'[hypervisor.qemu]\npath = "{file}"\nvirtio_fs_daemon = "{file}"\ndefault_vcpus = 2\n')
+
+    assert operator_main(["config", "check", "--strict", str(file)]) == 0
+
+    assert capsys.readouterr().out == f"{file}: 3 honoured, 0 no effect, 0 refused, 0 removed, 0 unknown; 0 errors\n"
+
+
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["--strict"], 1)])
+def test_an_unknown_key_is_an_error_only_when_strict(file: Path, words: list[str], code: int) -> None:
+    file.write_text("[runtime]\nenable_debgu = true\n")
+
+    assert operator_main(["config", "check", *words, str(file)]) == code
+
+
+def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(
+        "[hypervisor.qemu]\ndefault_vcpus = 1\nenable_iommu = true\nconfidential_guest = true\nrootless = false\n"
+        "kernel = '/no/such/kernel'\n"
+    )
+
+    assert operator_main(["config", "check", "--all", str(file)]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{file}:2: fine: hypervisor.qemu.default_vcpus: honoured" in lines
+    assert f"{file}:3: note: hypervisor.qemu.enable_iommu: no effect: not implemented yet" in lines
+    assert (
+        f"{file}:4: note: hypervisor.qemu.confidential_guest: not implemented yet: no sandbox starts with this value"
+        in lines
+    )
+    assert f"{file}:5: note: hypervisor.qemu.rootless: not implemented yet: only this value is accepted" in lines
+    assert f"{file}:6: note: hypervisor.qemu.kernel: '/no/such/kernel' does not exist on this host" in lines
+
+
+@pytest.mark.parametrize(
+    ("hypervisor", "words", "code"), [("remote", ["--strict"], 0), ("clh", [], 0), ("clh", ["--strict"], 1)]
+)
+def test_check_says_that_a_file_for_another_hypervisor_starts_nothing(
+    file: Path, capsys: pytest.CaptureFixture[str], hypervisor: str, words: list[str], code: int
+) -> None:
+    file.write_text(f"\n[hypervisor.{hypervisor}]\n")
+
+    assert operator_main(["config", "check", *words, str(file)]) == code
+
+    assert re.search(
+        rf"{file}:2: (note|warning): hypervisor\.{hypervisor}: not supported, only qemu: no sandbox starts with this",
+        capsys.readouterr().out,
+    )
+
+
+@pytest.mark.parametrize("text", ["[a]\n[a]\n", "x = "], ids=["table twice", "not TOML"])
+def test_a_file_that_cannot_be_read_is_one_line_on_stderr(
+    file: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    file.write_text(text)
+
+    for action in ("check", "show"):
+        assert operator_main(["config", action, str(file)]) == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"pyshim: read configuration '{file}': ")
+        assert captured.err.count("\n") == 1
+
+
+def test_show_names_the_origin_of_each_value(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(
+        '[hypervisor.qemu]\nenable_annotations = ["default_vcpus"]\ndefault_memory = 512\nmemory_slots = 2\n'
+        "enable_iommu = true\n"
+    )
+    (file.parent / "config.d").mkdir()
+    drop_in = file.parent / "config.d/10.toml"
+    drop_in.write_text("[hypervisor.qemu]\nmemory_slots = 3\n")
+    name = "io.katacontainers.config.hypervisor.default_vcpus"
+
+    assert operator_main(["config", "show", str(file), "--annotation", f"{name}=1.5"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"# {file}"
+    assert f"default_vcpus = 1.5  # annotation {name}" in lines
+    assert f"default_memory = 512  # {file}:3" in lines
+    assert f"memory_slots = 3  # {drop_in}:2" in lines
+    assert "default_maxvcpus = 0  # default" in lines
+    assert f"enable_iommu = true  # {file}:5; no effect: not implemented yet" in lines
+    assert not any(line.startswith("enable_numa") for line in lines)
+
+
+@pytest.mark.parametrize("words", [[], ["--all"]], ids=["what counts", "all"])
+def test_what_show_prints_is_the_same_configuration(
+    file: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    file.write_text(
+        '[hypervisor.qemu]\ndefault_vcpus = 0.1\nkernel = "../k"\nkernel_params = "a=\\"b c\\" \\u007f \\\\"\n'
+        '[agent.kata]\nkernel_modules = ["a b=1", "ü"]\nreconnect_timeout_ms = 1500\n'
+    )
+    original = build_config(read_source(RuntimeOptions(config_path=str(file), config_body=b""), {}))
+
+    assert operator_main(["config", "show", *words, str(file)]) == 0
+
+    shown = capsys.readouterr().out
+    tomllib.loads(shown)
+    again = build_config(read_source(RuntimeOptions(config_path="", config_body=shown.encode()), {}))
+    assert again.hypervisor == original.hypervisor
+    assert (again.runtime, again.factory) == (original.runtime, original.factory)
+    assert again.agent == original.agent
+
+
+@pytest.mark.parametrize(
+    ("annotation", "error"),
+    [
+        ("novalue", "expected NAME=VALUE"),
+        ("io.katacontainers.config.hypervisor.path=/bin/sh", "not enabled by enable_annotations"),
+        ("io.katacontainers.config.runtime.create_container_timeout=-1", "-1 is not between"),
+    ],
+)
+def test_show_refuses_what_a_sandbox_would(
+    file: Path, capsys: pytest.CaptureFixture[str], annotation: str, error: str
+) -> None:
+    file.write_text("")
+
+    assert operator_main(["config", "show", str(file), "--annotation", annotation]) == 1
+
+    assert error in capsys.readouterr().err
+
+
+def test_show_warns_of_values_no_sandbox_starts_with(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("[hypervisor.qemu]\nconfidential_guest = true\n")
+
+    assert operator_main(["config", "show", str(file)]) == 0
+
+    captured = capsys.readouterr()
+    assert f"confidential_guest = true  # {file}:2; refused: not implemented yet" in captured.out
+    assert captured.err == (
+        f"pyshim: no sandbox starts with hypervisor.qemu.confidential_guest = true ({file}:2): not implemented yet\n"
+    )
+
+
+def test_reference_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert operator_main(["config", "reference"]) == 0
+    assert capsys.readouterr().out.startswith("# Configuration\n")
+
+    assert operator_main(["config", "reference", "--toml"]) == 0
+    tomllib.loads(capsys.readouterr().out)

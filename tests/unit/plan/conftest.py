@@ -1,0 +1,69 @@
+"""Configurations, host facts and specs as plain values."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.model.config import Config
+from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.oci import OciSpec, parse_spec
+
+# A busy machine is no failure: an example may take as long as it takes.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
+
+
+@pytest.fixture
+def host() -> Callable[..., HostFacts]:
+    def make(**changes: Any) -> HostFacts:
+        fields: dict[str, Any] = {
+            "cpu_count": 8,
+            "memory_mib": 16384,
+            "cpu_flags": frozenset(),
+            "kvm_usable": False,
+            "kvm_reason": "the CPU shows neither vmx nor svm",
+            "vhost_vsock": False,
+            "vhost_net": False,
+            "nested": False,
+            "cgroup_mode": CgroupMode.V1,
+            "systemd": False,
+        }
+        return HostFacts(**{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture
+def config() -> Callable[..., Config]:
+    def make(**qemu: Any) -> Config:
+        base = {"path": "/bin/qemu", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "rootfs_type": "erofs"}
+        tables = {"hypervisor": {"qemu": {**base, **qemu}}, "agent": {}, "runtime": {}}
+        return build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+
+    return make
+
+
+@pytest.fixture
+def spec() -> Callable[..., OciSpec]:
+    def make(**members: Any) -> OciSpec:
+        import json
+
+        document = {"ociVersion": "1.1.0", "process": {"args": ["sh"], "cwd": "/"}, "root": {"path": "rootfs"}}
+        return parse_spec(json.dumps({**document, **members}).encode(), "config.json")
+
+    return make
+
+
+@pytest.fixture
+def configured() -> Callable[..., Config]:
+    """As `config`, with keys of [runtime] too."""
+
+    def make(qemu: dict[str, Any] | None = None, runtime: dict[str, Any] | None = None) -> Config:
+        tables = {"hypervisor": {"qemu": qemu or {}}, "agent": {}, "runtime": runtime or {}}
+        return build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+
+    return make

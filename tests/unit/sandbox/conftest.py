@@ -1,0 +1,201 @@
+"""A pod on fakes: memory for the host, a scripted guest agent behind a real ttrpc connection."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pyshim.agent.client import AgentClient
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.model.agent_address import AgentAddress
+from pyshim.model.capacity import CapacityFacts, CapacityQuestion, CgroupLimits
+from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.ids import ContainerId, ExecId, HostPath
+from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
+from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.pod import Pod
+from pyshim.ttrpc import Client
+from tests.fakes.agent import FakeAgent
+from tests.fakes.clock import run_fast_forward
+from tests.fakes.host import FakeHost, FakePublisher, FakeRecords, Faults
+from tests.fakes.vm import FakeVm
+
+BUNDLES = "/bundles"
+NO_STDIO = Stdio(stdin="", stdout="", stderr="", terminal=False)
+PIPES = Stdio(stdin="/in", stdout="/out", stderr="/err", terminal=False)
+
+FACTS = HostFacts(
+    cpu_count=4,
+    memory_mib=8192,
+    cpu_flags=frozenset(),
+    kvm_usable=False,
+    kvm_reason="no vmx or svm",
+    vhost_vsock=False,
+    vhost_net=False,
+    nested=False,
+    cgroup_mode=CgroupMode.V1,
+    systemd=False,
+)
+CAPACITY = CapacityFacts(
+    available_mib=8000,
+    swap_free_mib=0,
+    backing=None,
+    cgroup=CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path=""),
+)
+DOCUMENT: Mapping[str, Any] = {
+    "hypervisor": {
+        "qemu": {"path": "/bin/qemu", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "rootfs_type": "erofs"}
+    }
+}
+
+
+class FakeConnector:
+    def __init__(self, stack: "Stack") -> None:
+        self._stack = stack
+
+    async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
+        self._stack.host.faults.hit("connect")
+        client = await Client.connect_socket(self._stack.agent.connection())
+        agent = AgentClient(client, request_timeout_s=5)
+        self._stack.clients.append(client)
+        await agent.check(timeout_s)
+        return agent
+
+
+class Stack:
+    """A pod and all its fakes."""
+
+    def __init__(self, faults: Faults | None = None) -> None:
+        self.host = FakeHost(faults)
+        self.agent = FakeAgent()
+        self.capacity = CAPACITY
+        self.document: Mapping[str, Any] = DOCUMENT
+        self.block_hotplug = True
+        self.clients: list[Client] = []
+        self.publisher = FakePublisher()
+        self.records: list[FakeRecords] = []
+        self.hypervisors: list[FakeVm] = []
+        self.pod = Pod(
+            identity=Identity(
+                namespace="default",
+                sandbox_id="c1",
+                containerd_address="",
+                containerd_ttrpc_address="",
+                publish_binary="",
+                bundle=HostPath(f"{BUNDLES}/c1"),
+                debug=True,
+            ),
+            environment=Environment(
+                host=self.host,
+                load_config=self._load_config,
+                host_facts=self._host_facts,
+                capacity=self._capacity,
+                hypervisor_factory=self._hypervisor,
+                connector_factory=lambda config: FakeConnector(self),
+                network_connector=None,  # type: ignore[arg-type]  # no test here gives a network namespace
+                publisher=self.publisher,
+                open_records=self._records,
+                clock_ns=lambda: 1_700_000_000_000_000_000,
+                new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
+            ),
+        )
+
+    async def _load_config(self, options: object, annotations: object) -> Any:
+        self.host.faults.hit("config")
+        await asyncio.sleep(0)
+        return build_config(Source(path="test.toml", directory="/", document=self.document))
+
+    async def _host_facts(self) -> HostFacts:
+        return FACTS
+
+    async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
+        self.host.faults.hit("capacity")
+        return self.capacity
+
+    def _hypervisor(self, ledger: Any) -> FakeVm:
+        self.hypervisors.append(FakeVm(self.host.faults.hit, block_hotplug=self.block_hotplug))
+        return self.hypervisors[-1]
+
+    def _records(self, sandbox_id: str) -> FakeRecords:
+        self.records.append(FakeRecords(self.host))
+        return self.records[-1]
+
+    def request(self, name: str, args: list[str], stdio: Stdio = NO_STDIO, **spec: Any) -> CreateTask:
+        bundle = f"{BUNDLES}/{name}"
+        self.host.write_spec(bundle, args, **spec)
+        return CreateTask(container_id=ContainerId(name), bundle=HostPath(bundle), rootfs=(), stdio=stdio, options=None)
+
+    def with_rootfs(self, request: CreateTask, *mounts: RootfsMount) -> CreateTask:
+        return replace(request, rootfs=mounts)
+
+    async def create(self, name: str, args: list[str], stdio: Stdio = NO_STDIO, **spec: Any) -> ContainerId:
+        await self.pod.create(self.request(name, args, stdio, **spec))
+        return ContainerId(name)
+
+    async def run(self, name: str, args: list[str], stdio: Stdio = NO_STDIO, **spec: Any) -> ContainerId:
+        container_id = await self.create(name, args, stdio, **spec)
+        await self.pod.start(container_id, None)
+        return container_id
+
+    async def exec(
+        self, container_id: ContainerId, exec_id: str, args: list[str], stdio: Stdio = NO_STDIO, **process: Any
+    ) -> ExecId:
+        await self.pod.exec(
+            ExecTask(
+                container_id=container_id,
+                exec_id=ExecId(exec_id),
+                stdio=stdio,
+                process={"args": args, "cwd": "/", "terminal": stdio.terminal, **process},
+            )
+        )
+        return ExecId(exec_id)
+
+    def left(self) -> dict[str, object]:
+        """What is left on the host, the state files and running VMs included; empty when all is clean."""
+        found = self.host.left()
+        found["ledger"] = [entry for records in self.records for entry in records.ledger.entries]
+        found["vms"] = [vm for vm in self.hypervisors if vm.is_running]
+        found["state"] = [records for records in self.records if not records.removed]
+        return {name: value for name, value in found.items() if value}
+
+    async def close(self) -> None:
+        await self.pod.close()
+        await self.agent.close()
+        for client in self.clients:
+            client.close()
+        await asyncio.sleep(0)
+
+
+def scenario(test: Callable[[Stack], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs `test` on a fresh stack, idle time skipped, and demands a clean host after it."""
+
+    def run() -> None:
+        async def body() -> None:
+            stack = Stack()
+            try:
+                async with asyncio.timeout(60):
+                    await test(stack)
+            finally:
+                await stack.close()
+            assert stack.left() == {}
+
+        run_fast_forward(body())
+
+    run.__name__ = test.__name__
+    return run
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """`holds` is true; the scenario's own time limit ends a wait in vain."""
+    while not holds():  # noqa: ASYNC110 - the fakes have no event for everything a test may ask
+        await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+def pod_annotations() -> Mapping[str, Mapping[str, str]]:
+    """Spec members of a pod's sandbox `c1` and of a container in it."""
+    sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
+    return {"sandbox": sandbox, "container": {**sandbox, "io.kubernetes.cri.container-type": "container"}}

@@ -1,0 +1,98 @@
+"""What is on disk at each moment is enough for whoever comes after a crash."""
+
+from typing import Any
+
+from pyshim.model.ledger import ResourceKind
+from pyshim.model.snapshot import SandboxStatus
+from pyshim.model.task import RootfsMount, Status
+from tests.unit.sandbox.conftest import PIPES, Stack, scenario, until
+
+VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind"]}
+OVERLAY = RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b",))
+
+
+def status(stack: Stack) -> SandboxStatus:
+    return stack.records[-1].snapshots[-1].status
+
+
+@scenario
+async def test_every_effect_on_the_host_finds_its_intent_written(stack: Stack) -> None:
+    seen: list[str] = []
+
+    def intended(effect: str, path: str) -> None:
+        seen.append(effect)
+        entries = stack.records[-1].ledger.entries
+        if effect == "mount":
+            assert (ResourceKind.MOUNT, path) in [(entry.kind, entry.key) for entry in entries]
+        directories = [entry.key for entry in entries if entry.kind is ResourceKind.DIRECTORY]
+        bundle = path.startswith("/bundles/")
+        assert bundle or any(path == above or path.startswith(f"{above}/") for above in directories)
+
+    stack.host.before_effect = intended
+    request = stack.request("c1", ["sleep"], mounts=[VOLUME])
+    await stack.pod.create(stack.with_rootfs(request, OVERLAY))
+
+    assert seen.count("mount") == 2 + 1 + 2  # the share's two, the root file system, its share and the volume's
+
+
+def test_a_deleted_container_leaves_nothing_in_the_share_of_a_living_pod(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        before = [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries]
+        app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], mounts=[VOLUME])
+        await stack.pod.wait(app, None)
+        added = {entry.key for entry in stack.records[-1].ledger.entries if (entry.kind, entry.key) not in before}
+        points = [key for key in added if "/mounts/app" in key]
+        assert len(points) == 3  # the container's directory, the root file system in it, the volume
+
+        await stack.pod.delete(app, None)
+
+        assert [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries] == before
+
+    body()
+
+
+@scenario
+async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"], PIPES)
+    snapshots = stack.records[-1].snapshots
+    assert snapshots[0].status is SandboxStatus.CREATING
+    assert (status(stack), snapshots[-1].vmm_pid) == (SandboxStatus.READY, stack.hypervisors[0].pid)
+
+    await stack.pod.start(container, None)
+    assert status(stack) is SandboxStatus.RUNNING
+
+    await stack.pod.pause(container)
+    assert status(stack) is SandboxStatus.RUNNING
+    assert snapshots[-1].containers[0].status is Status.PAUSED
+    await stack.pod.resume(container)
+    assert snapshots[-1].containers[0].status is Status.RUNNING
+
+    await stack.pod.kill(container, None, 9, False)
+    exit_status = await stack.pod.wait(container, None)
+    assert snapshots[-1].containers[0].exit == exit_status
+
+    await until(lambda: status(stack) is SandboxStatus.STOPPED)
+    await stack.pod.delete(container, None)
+    assert stack.records[-1].removed
+
+
+@scenario
+async def test_why_a_sandbox_was_lost_is_on_disk(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+
+    stack.hypervisors[0].die("qemu was killed by SIGKILL")
+    await stack.pod.wait(container, None)
+
+    last = stack.records[-1].snapshots[-1]
+    assert (last.status, last.failure) == (SandboxStatus.STOPPED, "qemu was killed by SIGKILL")
+
+
+@scenario
+async def test_the_state_names_the_vmm_and_virtiofsd_as_kata_does(stack: Stack) -> None:
+    await stack.create("c1", ["sleep"])
+
+    hypervisor = stack.records[-1].snapshots[-1].hypervisor
+
+    assert (hypervisor["Pid"], hypervisor["VirtiofsDaemonPid"]) == (stack.hypervisors[0].pid, 77)

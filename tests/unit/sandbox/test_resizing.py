@@ -1,0 +1,410 @@
+"""A VM that follows its containers, and one that does not: order of the steps, limits, failures; on fakes."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from pyshim.model.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ShimError
+from pyshim.model.ids import ContainerId
+from tests.unit.sandbox.conftest import DOCUMENT, Stack, scenario, until
+
+MIB = 1024 * 1024
+
+
+def document(*, static: bool = False, **hypervisor: object) -> Mapping[str, Any]:
+    qemu = {**DOCUMENT["hypervisor"]["qemu"], "default_memory": 512, **hypervisor}
+    return {"hypervisor": {"qemu": qemu}, "runtime": {"static_sandbox_resource_mgmt": static}}
+
+
+def resources(*, cpus: float = 0, mib: int = 0, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = dict(more)
+    if cpus:
+        found["cpu"] = {"quota": int(cpus * 100_000), "period": 100_000}
+    if mib:
+        found["memory"] = {"limit": mib * MIB}
+    return found
+
+
+async def start_pod(stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], **keys: Any) -> None:
+    stack.document = document(**keys)
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+
+
+async def add(
+    stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], name: str, asked: Mapping[str, Any]
+) -> ContainerId:
+    spec = {"annotations": pod_annotations["container"], "linux": {"resources": asked}}
+    return await stack.run(name, ["sleep"], **spec)
+
+
+def sizing(stack: Stack) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = stack.records[0].snapshots[-1].sizing
+    return found
+
+
+def granted(stack: Stack) -> tuple[int, int]:
+    """What the persisted record says."""
+    return sizing(stack)["vcpus"]["granted"], sizing(stack)["memory_mib"]["granted"]
+
+
+async def settled(stack: Stack, vcpus: int, memory_mib: int) -> None:
+    await until(lambda: granted(stack) == (vcpus, memory_mib))
+
+
+Annotations = Mapping[str, Mapping[str, str]]
+SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
+POD: Annotations = {"sandbox": SANDBOX, "container": {**SANDBOX, "io.kubernetes.cri.container-type": "container"}}
+
+
+@scenario
+async def test_the_vm_has_grown_and_the_guest_uses_it_before_the_container_is_made(stack: Stack) -> None:
+    await start_pod(stack, POD)
+    vm = stack.hypervisors[0]
+    assert vm.resizes == []
+    assert sizing(stack)["policy"] == "dynamic"
+
+    await add(stack, POD, "a", resources(cpus=1.5, mib=200))
+
+    assert vm.resizes == [("vcpus", 3), ("memory", 768)]
+    assert stack.agent.onlined[-1] == (3, False)
+    calls = stack.agent.calls
+    assert calls.index("OnlineCPUMem") < calls.index("CreateContainer")
+    assert granted(stack) == (3, 768)
+
+
+@scenario
+async def test_fractions_of_several_containers_are_rounded_once(stack: Stack) -> None:
+    await start_pod(stack, POD, default_vcpus=Fraction(1, 2))
+
+    await add(stack, POD, "a", resources(cpus=0.25))
+    assert stack.hypervisors[0].resizes == []
+    await add(stack, POD, "b", resources(cpus=0.25, mib=1))
+    assert stack.hypervisors[0].resizes == [("memory", 640)]
+    await add(stack, POD, "c", resources(cpus=0.25))
+
+    assert stack.hypervisors[0].resizes == [("memory", 640), ("vcpus", 2)]
+    assert stack.agent.onlined[-1] == (2, True)
+
+
+@scenario
+async def test_containers_created_together_all_count(stack: Stack) -> None:
+    await start_pod(stack, POD)
+
+    await asyncio.gather(*(add(stack, POD, name, resources(cpus=1, mib=128)) for name in ("a", "b", "c")))
+
+    assert granted(stack) == (4, 512 + 3 * 128)
+    assert stack.hypervisors[0].vcpus == 4
+
+
+@pytest.mark.parametrize("end", ["stop", "delete-unstarted"])
+def test_a_container_that_ends_is_no_longer_counted(end: str) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await start_pod(stack, POD, enable_virtio_mem=True)
+        spec = {"annotations": POD["container"], "linux": {"resources": resources(cpus=2, mib=300)}}
+        container = await stack.create("a", ["sleep"], **spec)
+        assert granted(stack) == (3, 896)
+
+        if end == "stop":
+            await stack.pod.start(container, None)
+            stack.agent.failures["RemoveContainer"] = (13, "not yet")  # the exit alone must do
+            await stack.agent.processes["a", "a"].end(0)
+            await stack.pod.wait(container, None)
+        else:
+            await stack.pod.delete(container, None)
+        await settled(stack, 1, 512)
+
+        assert stack.hypervisors[0].resizes[-2:] == [("vcpus", 1), ("memory", 512)]
+
+    body()
+
+
+@scenario
+async def test_dimms_stay_and_the_record_says_so(stack: Stack) -> None:
+    await start_pod(stack, POD)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=200))
+    await stack.pod.kill(container, None, 9, False)
+    await stack.pod.wait(container, None)
+    await settled(stack, 1, 768)
+
+    assert sizing(stack)["memory_mib"]["rounded"] == 512
+    assert any("DIMMs are not taken away" in warning for warning in sizing(stack)["warnings"])
+    await add(stack, POD, "b", resources(mib=200))
+    assert stack.hypervisors[0].resizes.count(("memory", 768)) == 1, "what stayed serves the next container"
+
+
+@scenario
+async def test_what_a_guest_keeps_is_recorded_with_a_warning(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    vm = stack.hypervisors[0]
+    vm.takes_cpus_away, vm.guest_keeps_mib = False, 640
+    container = await add(stack, POD, "a", resources(cpus=1, mib=384))
+    await stack.pod.delete(await _ended(stack, container), None)
+    await settled(stack, 2, 640)
+
+    assert sizing(stack)["vcpus"]["limited_by"] == "what is not taken away"
+    assert {"2 vCPUs kept, 1 wanted", "640 MiB kept, 512 wanted"} <= set(sizing(stack)["warnings"])
+
+
+async def _ended(stack: Stack, container: ContainerId) -> ContainerId:
+    await stack.pod.kill(container, None, 9, False)
+    await stack.pod.wait(container, None)
+    return container
+
+
+@scenario
+async def test_growth_beyond_the_limits_is_given_as_far_as_it_goes_with_a_warning(stack: Stack) -> None:
+    await start_pod(stack, POD, default_maxvcpus=2, default_maxmemory=1024)
+
+    await add(stack, POD, "a", resources(cpus=5, mib=4096))
+
+    assert granted(stack) == (2, 1024)
+    assert sizing(stack)["vcpus"]["limited_by"] == "default_maxvcpus"
+    assert any("limited by default_maxmemory" in warning for warning in sizing(stack)["warnings"])
+
+
+@scenario
+async def test_a_guest_without_memory_hotplug_keeps_its_memory(stack: Stack) -> None:
+    stack.agent.memory_block_bytes = 0
+    await start_pod(stack, POD)
+
+    await add(stack, POD, "a", resources(cpus=1, mib=200))
+
+    assert stack.hypervisors[0].resizes == [("vcpus", 2)]
+    assert stack.agent.onlined == [(2, True)]
+    assert sizing(stack)["memory_mib"]["limited_by"] == "what the VM was made for"
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        pytest.param("resize_vcpus", "resize_vcpus: injected fault", id="vcpus"),
+        pytest.param("resize_memory", "resize_memory: injected fault", id="memory"),
+        pytest.param("online", "no such cpu", id="online"),
+    ],
+)
+def test_a_growth_that_fails_fails_the_create_and_is_taken_back(step: str, error: str) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await start_pod(stack, POD, enable_virtio_mem=True)
+        if step == "online":
+            stack.agent.failures["OnlineCPUMem"] = (13, error)
+        else:
+            stack.host.faults.plan({step: 1})
+        before = list(stack.agent.calls)
+
+        with pytest.raises(ShimError, match=error):
+            await add(stack, POD, "a", resources(cpus=1, mib=200))
+        await until(lambda: not _shrinking())
+
+        assert "CreateContainer" not in stack.agent.calls[len(before) :]
+        vm = stack.hypervisors[0]
+        assert (vm.vcpus, vm.memory_mib) == (1, 512)
+        stack.agent.failures.clear()
+        await add(stack, POD, "a", resources(cpus=1, mib=200))
+        assert granted(stack) == (2, 768)
+
+    body()
+
+
+@scenario
+async def test_memory_taken_in_part_before_a_growth_failed_is_taken_back(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    vm = stack.hypervisors[0]
+    vm.guest_takes_mib = 576
+
+    with pytest.raises(ShimError, match="the guest took 576 MiB"):
+        await add(stack, POD, "a", resources(cpus=1, mib=200))
+    await until(lambda: not _shrinking())
+
+    assert (vm.vcpus, vm.memory_mib) == (1, 512)
+
+
+@scenario
+async def test_memory_slots_that_are_taken_are_a_limit(stack: Stack) -> None:
+    await start_pod(stack, POD, memory_slots=1)
+
+    await add(stack, POD, "a", resources(mib=100))
+    await add(stack, POD, "b", resources(mib=400))
+
+    assert granted(stack) == (1, 640)
+    assert sizing(stack)["memory_mib"]["limited_by"] == "memory slots"
+
+
+@scenario
+async def test_a_guest_that_does_not_tell_its_block_size_fails_the_create(stack: Stack) -> None:
+    stack.document = document()
+    stack.agent.failures["GetGuestDetails"] = (13, "deaf")
+
+    with pytest.raises(ShimError, match="deaf"):
+        await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1)})
+
+    assert stack.hypervisors[0].resizes == []
+    assert stack.left() == {}
+
+
+def _shrinking() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("shrink/")]
+
+
+@scenario
+async def test_a_shrink_that_fails_only_warns_and_the_next_one_succeeds(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    first = await add(stack, POD, "a", resources(cpus=1, mib=100))
+    second = await add(stack, POD, "b", resources(cpus=1, mib=100))
+    stack.host.faults.seen.clear()
+    stack.host.faults.plan({"resize_vcpus": 1})
+
+    await stack.pod.delete(await _ended(stack, first), None)
+    await until(lambda: not _shrinking())
+    assert stack.hypervisors[0].vcpus == 3
+    await stack.pod.delete(await _ended(stack, second), None)
+    await settled(stack, 1, 512)
+
+    assert stack.hypervisors[0].vcpus == 1
+
+
+@scenario
+async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+    vm = stack.hypervisors[0]
+    stack.agent.held["UpdateContainer"] = asyncio.Event()
+
+    growing = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=512), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
+    assert (vm.vcpus, vm.memory_mib) == (3, 1024)
+    stack.agent.held["UpdateContainer"].set()
+    await growing
+    stack.agent.held["UpdateContainer"].clear()
+    shrinking = asyncio.ensure_future(stack.pod.update(container, resources(cpus=0.5, mib=128), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer" and not growing.cancelled())
+    assert (vm.vcpus, vm.memory_mib) == (3, 1024), "the guest's limits are lowered before its memory goes"
+    stack.agent.held["UpdateContainer"].set()
+    await shrinking
+
+    await settled(stack, 2, 640)
+
+
+@scenario
+async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack) -> None:
+    await start_pod(stack, POD)
+    asked = resources(cpus=1, mib=256)
+    asked["cpu"]["shares"] = 512
+    container = await add(stack, POD, "a", asked)
+
+    await stack.pod.update(container, {"cpu": {"quota": 50_000, "period": 0}, "memory": {"limit": 0}}, {})
+
+    sent = stack.agent.updates[-1].resources
+    assert (sent.CPU.Quota, sent.CPU.Period, sent.CPU.Shares, sent.Memory.Limit) == (50_000, 100_000, 512, 256 * MIB)
+
+
+@scenario
+async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=128))
+    stack.agent.failures["UpdateContainer"] = (13, "busy")
+
+    with pytest.raises(ShimError, match="busy"):
+        await stack.pod.update(container, resources(cpus=3, mib=512), {})
+
+    await settled(stack, 2, 640)
+    assert stack.hypervisors[0].vcpus == 2
+
+
+@scenario
+async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(stack: Stack) -> None:
+    stack.document = document(static=True)
+    spec = {"linux": {"resources": resources(cpus=1, mib=256)}}
+    container = await stack.run("c1", ["sleep"], **spec)
+    vm = stack.hypervisors[0]
+
+    await stack.pod.update(container, resources(cpus=2, mib=700), {})
+    assert stack.agent.updates[-1].resources.Memory.Limit == 700 * MIB
+    with pytest.raises(FailedPrecondition, match="3 CPUs for all containers are more than the 2 vCPUs"):
+        await stack.pod.update(container, resources(cpus=3), {})
+    with pytest.raises(FailedPrecondition, match="800 MiB for all containers are more than the 768 MiB"):
+        await stack.pod.update(container, resources(mib=800), {})
+
+    assert len(stack.agent.updates) == 1
+    assert vm.resizes == []
+    assert "GetGuestDetails" not in stack.agent.calls
+
+
+@scenario
+async def test_the_pods_own_container_counts_for_nothing(stack: Stack) -> None:
+    stack.document = document()
+    pause = {"annotations": POD["sandbox"], "linux": {"resources": resources(cpus=2, mib=500)}}
+
+    await stack.run("c1", ["sleep"], **pause)
+
+    assert stack.hypervisors[0].resizes == []
+
+
+@scenario
+async def test_resources_that_make_no_sense_are_refused_before_anything_grows(stack: Stack) -> None:
+    await start_pod(stack, POD)
+
+    with pytest.raises(InvalidArgument, match=r"linux\.resources\.cpu\.period is negative"):
+        await add(stack, POD, "a", {"cpu": {"period": -1, "quota": 5}})
+
+    assert stack.hypervisors[0].resizes == []
+    await add(stack, POD, "b", resources(cpus=1))
+    assert granted(stack) == (2, 512)
+
+
+@scenario
+async def test_an_ended_vm_ends_a_resize_in_words(stack: Stack) -> None:
+    await start_pod(stack, POD)
+    container = await add(stack, POD, "a", resources(cpus=1))
+    stack.hypervisors[0].die("qemu was killed")
+    await stack.pod.wait(container, None)
+
+    with pytest.raises(ShimError):
+        await stack.pod.update(container, resources(cpus=3), {})
+
+    assert json.dumps(sizing(stack))
+
+
+@scenario
+async def test_a_create_given_up_while_the_vm_grows_leaves_the_vm_as_it_was(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    vm = stack.hypervisors[0]
+    vm.may_answer.clear()
+    creating = asyncio.ensure_future(add(stack, POD, "a", resources(cpus=1, mib=100)))
+    await until(lambda: vm.resizes)
+
+    deleting = asyncio.ensure_future(stack.pod.delete(ContainerId("a"), None))
+    await asyncio.sleep(0.01)
+    vm.may_answer.set()
+    ends = await asyncio.gather(creating, deleting, return_exceptions=True)
+    await until(lambda: not _shrinking())
+
+    assert [type(end) for end in ends] == [Cancelled, NotFound]
+    assert "CreateContainer" not in stack.agent.calls
+    assert (vm.vcpus, vm.memory_mib) == (1, 512)
+    assert granted(stack) == (1, 512)
+
+
+@scenario
+async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(mib=100))
+    held = stack.agent.held["UpdateContainer"] = asyncio.Event()
+    stack.agent.failures["UpdateContainer"] = (5, "no such container")
+    updating = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=600), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
+
+    await stack.agent.processes["a", "a"].end(0)
+    await stack.pod.wait(container, None)
+    held.set()
+    with pytest.raises(NotFound):
+        await updating
+
+    await settled(stack, 1, 512)
+    with pytest.raises(FailedPrecondition):
+        await stack.pod.update(container, resources(cpus=1), {})

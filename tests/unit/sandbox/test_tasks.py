@@ -1,0 +1,131 @@
+"""Owned tasks, work that must reach its end, and undoing in order."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyshim.model.errors import Cancelled, FailedPrecondition
+from pyshim.sandbox.tasks import TaskOwner, joined, to_the_end
+from pyshim.sandbox.undo import Undo
+from tests.fakes.clock import run_fast_forward
+
+
+def test_work_that_must_reach_its_end_survives_two_cancellations() -> None:
+    async def body() -> None:
+        done: list[str] = []
+
+        async def work() -> str:
+            await asyncio.sleep(5)
+            done.append("all of it")
+            return "result"
+
+        waiting = asyncio.ensure_future(to_the_end(work()))
+        for _ in range(2):
+            await asyncio.sleep(1)
+            waiting.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert done == ["all of it"]
+        assert await to_the_end(work()) == "result"
+
+    run_fast_forward(body())
+
+
+def test_an_error_of_such_work_is_the_callers() -> None:
+    async def work() -> None:
+        raise FailedPrecondition("no")
+
+    async def body() -> None:
+        with pytest.raises(FailedPrecondition, match="no"):
+            await to_the_end(work())
+
+    run_fast_forward(body())
+
+
+def test_a_caller_that_gives_up_does_not_end_what_it_joined() -> None:
+    async def body() -> None:
+        owner = TaskOwner()
+        task = owner.spawn("work", asyncio.sleep(5, "result"))
+        first, second = (asyncio.ensure_future(joined(task, "do it")) for _ in range(2))
+        await asyncio.sleep(1)
+
+        first.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert await second == "result"
+
+    run_fast_forward(body())
+
+
+def test_joined_work_that_is_ended_is_an_error_for_everybody_who_waits() -> None:
+    async def body() -> None:
+        owner = TaskOwner()
+        task = owner.spawn("work", asyncio.sleep(5))
+        waiting = asyncio.ensure_future(joined(task, "do it"))
+        await asyncio.sleep(1)
+
+        await owner.close()
+
+        with pytest.raises(Cancelled, match="do it"):
+            await waiting
+
+    run_fast_forward(body())
+
+
+def test_closing_the_owner_from_one_of_its_tasks_ends_the_others() -> None:
+    async def body() -> None:
+        owner = TaskOwner()
+        other = owner.spawn("other", asyncio.sleep(3600))
+
+        await owner.spawn("closer", owner.close())
+
+        assert other.cancelled()
+
+    run_fast_forward(body())
+
+
+def test_a_failing_background_task_is_logged_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        raise ValueError("a bug")
+
+    async def body() -> None:
+        TaskOwner().supervise("watch/c1", work())
+        await asyncio.sleep(0.01)
+
+    run_fast_forward(body())
+
+    assert [getattr(record, "task", "") for record in caplog.records] == ["watch/c1"]
+    assert "a bug" in caplog.text
+
+
+def _step(log: list[str], name: str, failures: list[Exception]) -> Callable[[], Any]:
+    async def step() -> None:
+        log.append(name)
+        if failures:
+            raise failures.pop()
+
+    return step
+
+
+def test_undo_goes_backwards_tries_everything_and_keeps_what_failed() -> None:
+    async def body() -> None:
+        log: list[str] = []
+        undo = Undo("test")
+        undo.push(_step(log, "first", []))
+        undo.push(_step(log, "second", [ValueError("a bug")]))
+        undo.push(_step(log, "third", [FailedPrecondition("busy")]))
+
+        error = await undo.run()
+
+        assert isinstance(error, FailedPrecondition)
+        assert log == ["third", "second", "first"]
+        assert await undo.run() is None
+        assert log[3:] == ["third", "second"]
+        assert await undo.run() is None
+        assert len(log) == 5
+
+    run_fast_forward(body())

@@ -1,0 +1,237 @@
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from states import container, state
+
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.task import ExitStatus
+from pyshim.state.json_fields import StateDamaged
+from pyshim.state.schema import NotOurState, SandboxState, StateTooNew
+from pyshim.state.store import MAX_BYTES, StateStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StateStore:
+    return StateStore(root=str(tmp_path / "sbs"))
+
+
+def document(store: StateStore) -> dict:  # type: ignore[type-arg]
+    with open(f"{store.root}/sb1/persist.json", encoding="utf-8") as file:
+        return json.load(file)  # type: ignore[no-any-return]
+
+
+def rewrite(store: StateStore, text: str | bytes) -> None:
+    Path(f"{store.root}/sb1/persist.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(state(planned=False), id="before the plan"),
+        pytest.param(state(), id="without containers"),
+        pytest.param(
+            state(container("c1"), container("c2", ExitStatus(status=137, exited_at_ns=1_700_000_000_123_456_789))),
+            id="a running and a stopped container",
+        ),
+    ],
+)
+def test_a_state_is_read_as_it_was_written(store: StateStore, wanted: SandboxState) -> None:
+    store.save(wanted)
+
+    found = store.load("sb1")
+
+    if wanted.snapshot is None:
+        assert found == wanted
+        return
+    assert found.snapshot is not None
+    assert (found.shim, found.ledger, found.sandbox_id) == (wanted.shim, wanted.ledger, wanted.sandbox_id)
+    assert found.snapshot.containers == wanted.snapshot.containers
+    assert found.snapshot.sizing == wanted.snapshot.sizing
+    assert found.snapshot.hypervisor["UUID"] == "u-1"
+    assert found.snapshot.hypervisor_config == wanted.snapshot.hypervisor_config
+    assert (found.snapshot.vmm_pid, found.snapshot.agent_address) == (12, "vsock://5:1024")
+
+
+def test_what_is_written_again_after_reading_is_the_same(store: StateStore) -> None:
+    store.save(state(container("c1")))
+    first = document(store)
+
+    store.save(store.load("sb1"))
+
+    assert document(store) == first
+
+
+def test_a_kata_operator_finds_katas_keys(store: StateStore) -> None:
+    store.save(state(container("c1")))
+
+    found = document(store)
+
+    assert set(found) == {
+        "PersistVersion",
+        "State",
+        "SandboxContainer",
+        "GuestMemoryBlockSizeMB",
+        "GuestMemoryHotplugProbe",
+        "SandboxCgroupPath",
+        "OverheadCgroupPath",
+        "CgroupPaths",
+        "Devices",
+        "HypervisorState",
+        "AgentState",
+        "Network",
+        "Config",
+        "Pyshim",
+    }
+    assert found["PersistVersion"] == 2
+    assert found["State"] == "running"
+    assert found["SandboxContainer"] == "c1"
+    assert found["AgentState"] == {"URL": "vsock://5:1024"}
+    assert found["HypervisorState"]["Pid"] == 12
+    assert found["HypervisorState"]["Type"] == "qemu"
+    assert found["Config"]["HypervisorConfig"]["KernelPath"] == "/boot/vmlinuz"
+    assert [item["ID"] for item in found["Config"]["ContainerConfigs"]] == ["c1"]
+
+
+def test_each_container_has_a_file_of_its_own_until_it_is_gone(store: StateStore) -> None:
+    store.save(state(container("c1"), container("c2")))
+    with open(f"{store.root}/sb1/c2/persist.json", encoding="utf-8") as file:
+        assert json.load(file)["BundlePath"] == "/bundles/c2"
+
+    store.save(state(container("c1")))
+
+    assert sorted(os.listdir(f"{store.root}/sb1")) == ["c1", "persist.json"]
+
+
+def test_nobody_else_can_read_it(store: StateStore) -> None:
+    before = os.umask(0)
+    try:
+        store.save(state(container("c1")))
+    finally:
+        os.umask(before)
+
+    for directory, _, names in os.walk(store.root):
+        assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+        assert all(stat.S_IMODE(os.stat(f"{directory}/{name}").st_mode) == 0o600 for name in names)
+
+
+def test_a_failed_write_leaves_the_old_state_whole(store: StateStore) -> None:
+    store.save(state(planned=False))
+    os.mkdir(f"{store.root}/sb1/persist.json.new")
+
+    with pytest.raises(FailedPrecondition, match=r"write state .*sb1"):
+        store.save(state(container("c1")))
+
+    assert store.load("sb1") == state(planned=False)
+
+
+def test_no_state_is_not_found(store: StateStore) -> None:
+    with pytest.raises(NotFound, match=r"sb1/persist\.json"):
+        store.load("sb1")
+
+
+@pytest.mark.parametrize("sandbox_id", ["", ".", "..", "a/b", "../sb1", "a\0b"])
+def test_an_id_that_leads_elsewhere_is_refused(store: StateStore, sandbox_id: str) -> None:
+    with pytest.raises(FailedPrecondition, match="not a sandbox id"):
+        store.remove(sandbox_id)
+
+
+def damaged(change: str) -> bytes:
+    found = json.loads(json.dumps(GOOD))
+    exec(change, {"d": found, "p": found["Pyshim"]})
+    return json.dumps(found).encode()
+
+
+GOOD = {
+    "PersistVersion": 2,
+    "State": "running",
+    "Pyshim": {
+        "Version": 1,
+        "SandboxID": "sb1",
+        "Shim": {"Pid": 1, "StartTicks": 2, "Socket": "", "Namespace": "n"},
+        "Ledger": [{"Kind": "mount", "Key": "/m", "Detail": {}}],
+        "Snapshot": None,
+    },
+}
+
+
+def test_katas_own_keys_may_be_missing(store: StateStore) -> None:
+    store.save(state())
+    rewrite(store, json.dumps(GOOD))
+
+    assert store.load("sb1").ledger == (LedgerEntry(kind=ResourceKind.MOUNT, key="/m"),)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        pytest.param(b"", "not JSON", id="empty"),
+        pytest.param(json.dumps(GOOD)[:-20].encode(), "not JSON", id="cut off"),
+        pytest.param(b"\xff\xfe", "not JSON", id="not text"),
+        pytest.param(b"[" * 100_000, "not JSON", id="nested without end"),
+        pytest.param(b"[]", "not a JSON object", id="a list"),
+        pytest.param(b'{"PersistVersion": 2, "Pyshim": 3}', "not a JSON object", id="our key is no object"),
+        pytest.param(damaged("del p['Ledger']"), "Ledger", id="no ledger"),
+        pytest.param(damaged("p['Ledger'] = {}"), "Ledger is not a list", id="ledger is no list"),
+        pytest.param(damaged("p['Ledger'][0]['Kind'] = 'moon'"), "unknown kind 'moon'", id="unknown kind"),
+        pytest.param(damaged("p['Ledger'][0]['Key'] = 7"), "Key is not a string", id="key is a number"),
+        pytest.param(damaged("p['Shim']['Pid'] = '1'"), "Pid is not a whole number", id="pid is a string"),
+        pytest.param(damaged("p['Shim']['Pid'] = True"), "Pid is not a whole number", id="pid is a truth"),
+        pytest.param(damaged("p['SandboxID'] = 'other'"), "state of 'other'", id="somebody else's"),
+        pytest.param(damaged("del d['PersistVersion']"), "PersistVersion is not there", id="no version"),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_names_file_and_place(store: StateStore, body: bytes, text: str) -> None:
+    store.save(state())
+    rewrite(store, body)
+
+    with pytest.raises(StateDamaged, match=text) as caught:
+        store.load("sb1")
+
+    assert "sb1/persist.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["d['PersistVersion'] = 3", "p['Version'] = 2"])
+def test_a_newer_version_is_refused(store: StateStore, change: str) -> None:
+    store.save(state())
+    rewrite(store, damaged(change))
+
+    with pytest.raises(StateTooNew, match="reads up to 2/1"):
+        store.load("sb1")
+
+
+def test_katas_own_state_is_told_apart_from_a_damaged_one(store: StateStore) -> None:
+    store.save(state())
+    rewrite(store, b'{"PersistVersion": 2, "State": "running"}')
+
+    with pytest.raises(NotOurState):
+        store.load("sb1")
+
+
+def test_a_huge_file_is_not_read(store: StateStore) -> None:
+    store.save(state())
+    os.truncate(f"{store.root}/sb1/persist.json", MAX_BYTES + 1)
+
+    with pytest.raises(StateDamaged, match="larger than"):
+        store.load("sb1")
+
+
+def test_removing_takes_everything_and_again_is_harmless(store: StateStore) -> None:
+    store.save(state(container("c1")))
+    Path(f"{store.root}/sb1/shim-monitor.sock").touch()
+
+    store.remove("sb1")
+    store.remove("sb1")
+
+    assert store.sandbox_ids() == ()
+
+
+def test_sandboxes_are_listed(store: StateStore) -> None:
+    assert store.sandbox_ids() == ()
+
+    store.save(state())
+
+    assert store.sandbox_ids() == ("sb1",)

@@ -1,0 +1,68 @@
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+
+import pytest
+
+from pyshim.debug import children, dump_on_signal, waiting_at
+
+
+async def inner(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def outer(event: asyncio.Event) -> None:
+    await inner(event)
+
+
+def test_signal_writes_tasks_requests_children_and_fds_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"x")
+    child.stdin.flush()
+    assert child.stdout.read(1) == b"x"  # Popen may return before the kernel has named the process after its program
+
+    async def main() -> None:
+        event = asyncio.Event()
+        task = asyncio.create_task(outer(event), name="wait/c1")
+        loop = asyncio.get_running_loop()
+        asked = asyncio.Event()
+
+        def open_requests() -> list[str]:
+            asked.set()
+            return ["Wait c1 - for 1.0 s"]
+
+        dump_on_signal(loop, open_requests)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asked.wait()
+        event.set()
+        await task
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+    with caplog.at_level(logging.INFO, logger="pyshim.debug"):
+        asyncio.run(main())
+    child.kill()
+    child.communicate()
+
+    facts = {(r.message, str(getattr(r, "task", ""))): vars(r) for r in caplog.records}
+    assert "outer (test_debug.py:" in facts["dump task", "wait/c1"]["waits_at"]
+    assert "> inner (test_debug.py:" in facts["dump task", "wait/c1"]["waits_at"]
+    assert facts["dump request", ""]["request"] == "Wait c1 - for 1.0 s"
+    assert (facts["dump child", ""]["pid"], facts["dump child", ""]["command"]) == (child.pid, "cat")
+    assert facts["dump end", ""]["fds"] > 2
+
+
+def test_finished_task_waits_nowhere() -> None:
+    async def main() -> list[str]:
+        task = asyncio.create_task(asyncio.sleep(0))
+        await task
+        return waiting_at(task)
+
+    assert asyncio.run(main()) == []
+
+
+def test_there_may_be_no_children() -> None:
+    assert all(pid > 0 for pid, _ in children())

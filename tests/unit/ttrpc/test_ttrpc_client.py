@@ -1,0 +1,421 @@
+"""The asyncio client: what a caller learns when the peer is slow, wrong or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+from ttrpc_peers import RawPeer, frame, raw_client, run, served
+
+from pyshim.ttrpc.client import Client
+from pyshim.ttrpc.framing import DATA, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
+from pyshim.ttrpc.handlers import CallContext
+from pyshim.ttrpc.messages import Request, decode_request
+from pyshim.ttrpc.server import Server
+from pyshim.ttrpc.status import (
+    Code,
+    ConnectionClosed,
+    DeadlineExceeded,
+    LocalProtocolError,
+    MessageTooLarge,
+    OutcomeUnknown,
+    RemoteError,
+    RemoteProtocolError,
+    TtrpcError,
+)
+
+
+async def request_of(peer: RawPeer) -> tuple[int, Request]:
+    """(stream id, request) of the next frame."""
+    received = await peer.frame()
+    assert received is not None
+    assert received[1] == REQUEST
+    return received[0], decode_request(received[3])
+
+
+def calling(client: Client, payload: bytes = b"", timeout_s: float | None = None) -> asyncio.Task[bytes]:
+    return asyncio.create_task(client.call("demo", "Get", payload, timeout_s=timeout_s))
+
+
+def test_request_carries_timeout_and_metadata() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = asyncio.create_task(client.call("s.S", "M", b"p", timeout_s=2.5, metadata=[("k", "v")]))
+            stream_id, request = await request_of(peer)
+            assert (stream_id, request.service, request.method, request.payload) == (1, "s.S", "M", b"p")
+            assert (request.timeout_ns, request.metadata) == (2_500_000_000, (("k", "v"),))
+            await peer.send(frame(1, RESPONSE, 0, b"\x12\x02ok"))
+            assert await call == b"ok"
+
+    run(main)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 1e18, float("inf")])
+def test_no_timeout_is_sent_as_none(timeout_s: float | None) -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client, timeout_s=timeout_s)
+            assert (await request_of(peer))[1].timeout_ns == 0
+            await peer.send(frame(1, RESPONSE, 0))
+            assert await call == b""
+
+    run(main)
+
+
+def test_remote_error_carries_code_text_and_details() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await peer.send(frame(1, RESPONSE, 0, bytes.fromhex("0a0d 0805 1204676f6e65 1a030a0174")))
+            with pytest.raises(RemoteError) as caught:
+                await call
+            assert (caught.value.code, str(caught.value)) == (Code.NOT_FOUND, "gone")
+            assert caught.value.details == (b"\x0a\x01t",)
+
+    run(main)
+
+
+def test_code_without_a_name_is_kept() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await peer.send(frame(1, RESPONSE, 0, bytes.fromhex("0a02 084d")))
+            with pytest.raises(RemoteError) as caught:
+                await call
+            assert caught.value.code == 77
+
+    run(main)
+
+
+def test_timed_out_call_is_forgotten_and_its_late_reply_dropped() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            with pytest.raises(DeadlineExceeded) as caught:
+                await client.call("demo", "Get", b"", timeout_s=0.01)
+            assert caught.value.code == Code.DEADLINE_EXCEEDED
+            second = calling(client)
+            await peer.send(frame(1, RESPONSE, 0, b"\x12\x04late") + frame(3, RESPONSE, 0, b"\x12\x02ok"))
+            assert await second == b"ok"
+            assert (client.late_frames, client.ignored_frames) == (1, 0)
+            assert client._calls == {}
+
+    run(main)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 1e-12])
+def test_timeout_that_passed_already_is_a_timeout(timeout_s: float) -> None:
+    async def main() -> None:
+        async with raw_client() as (client, _):
+            with pytest.raises(DeadlineExceeded):
+                await client.call("demo", "Get", b"", timeout_s=timeout_s)
+            assert not client.is_closed
+
+    run(main)
+
+
+def test_cancelled_call_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await request_of(peer)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            assert (client._calls, client._core.open_streams) == ({}, 0)
+
+    run(main)
+
+
+def test_dropped_connection_leaves_the_outcome_unknown() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            calls = [calling(client) for _ in range(5)]
+            for _ in calls:
+                await request_of(peer)
+            peer.close()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert [type(result) for result in results] == [OutcomeUnknown] * 5
+            await client.closed()
+            assert client.is_closed
+
+    run(main)
+
+
+def test_call_on_a_closed_connection_was_not_carried_out() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            peer.close()
+            await client.closed()
+            with pytest.raises(ConnectionClosed) as caught:
+                await client.call("demo", "Get", b"", timeout_s=1)
+            assert type(caught.value) is ConnectionClosed
+
+    run(main)
+
+
+def test_request_that_never_left_whole_was_not_carried_out() -> None:
+    async def main() -> None:
+        async with raw_client(queue_bytes=64 << 20) as (client, peer):
+            sent = calling(client)
+            stuck = calling(client, bytes(4 << 20)[:-100])
+            queued = calling(client)
+            await request_of(peer)
+            peer.close()
+            results = await asyncio.gather(sent, stuck, queued, return_exceptions=True)
+            assert [type(result) for result in results] == [OutcomeUnknown, ConnectionClosed, ConnectionClosed]
+
+    run(main)
+
+
+def test_reply_that_arrived_before_the_connection_broke_counts() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            first = calling(client)
+            await request_of(peer)
+            # No turn of the loop between these and the write that fails: the reply is still unread then.
+            peer.sock.send(frame(1, RESPONSE, 0, b"\x12\x02ok"))
+            peer.close()
+            with pytest.raises(ConnectionClosed):
+                await client.call("demo", "Get", b"", timeout_s=None)
+            assert await first == b"ok"
+            assert isinstance(client.close_error, BrokenPipeError)
+
+    run(main)
+
+
+def test_close_fails_calls_and_may_be_repeated() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await request_of(peer)
+            client.close()
+            client.close()
+            with pytest.raises(OutcomeUnknown):
+                await call
+            assert await peer.frame() is None
+            assert client.close_error is None
+
+    run(main)
+
+
+def test_connection_that_ends_inside_a_frame_says_so() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await request_of(peer)
+            await peer.send(HEADER.pack(100, 1, RESPONSE, 0) + b"half")
+            peer.close()
+            with pytest.raises(OutcomeUnknown, match="inside a frame"):
+                await call
+            assert isinstance(client.close_error, RemoteProtocolError)
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        pytest.param(frame(1, RESPONSE, 0, b"\xff"), RemoteProtocolError, id="malformed"),
+        pytest.param(frame(1, RESPONSE, 0, bytes(5 << 20)), MessageTooLarge, id="five megabytes"),
+        pytest.param(frame(1, DATA, 0, b"x"), RemoteProtocolError, id="data frame"),
+    ],
+)
+def test_unusable_reply_fails_one_call_and_the_connection_lives_on(reply: bytes, error: type[TtrpcError]) -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            first, second = calling(client), calling(client)
+            await peer.send(reply)
+            with pytest.raises(error):
+                await first
+            await peer.send(frame(3, RESPONSE, 0, b"\x12\x02ok"))
+            assert await second == b"ok"
+
+    run(main)
+
+
+def test_frames_that_answer_nothing_are_counted_not_fatal() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await peer.send(frame(99, RESPONSE, 0) + frame(2, DATA, 0) + frame(1, 200, 0, b"?"))
+            await peer.send(frame(1, RESPONSE, 0))
+            assert await call == b""
+            assert client.ignored_frames == 3
+
+    run(main)
+
+
+def test_request_over_the_limit_is_refused_here() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            with pytest.raises(MessageTooLarge):
+                await client.call("demo", "Get", bytes(MAX_MESSAGE_BYTES), timeout_s=1)
+            call = calling(client)
+            assert (await request_of(peer))[0] == 1
+            await peer.send(frame(1, RESPONSE, 0))
+            await call
+
+    run(main)
+
+
+def test_calls_wait_while_the_peer_does_not_read_and_stay_in_order() -> None:
+    async def main() -> None:
+        async with raw_client(queue_bytes=100_000) as (client, peer):
+            calls = [calling(client, bytes(50_000)) for _ in range(60)]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert client._link.queued_bytes <= 151_000
+            ids = [(await request_of(peer))[0] for _ in calls]
+            assert ids == list(range(1, 121, 2))
+            await peer.send(b"".join(frame(n, RESPONSE, 0) for n in ids))
+            await asyncio.gather(*calls)
+
+    run(main)
+
+
+def test_timeout_counts_while_a_call_waits_for_room() -> None:
+    async def main() -> None:
+        async with raw_client(queue_bytes=1000) as (client, _):
+            stuck = calling(client, bytes(4_000_000))
+            with pytest.raises(DeadlineExceeded):
+                await client.call("demo", "Get", b"", timeout_s=0.01)
+            client.close()
+            with pytest.raises(ConnectionClosed):
+                await stuck
+
+    run(main)
+
+
+def test_cancelling_one_waiting_call_lets_the_next_through() -> None:
+    async def main() -> None:
+        async with raw_client(queue_bytes=1000) as (client, peer):
+            stuck = calling(client, bytes(4_000_000))
+            waiting = [calling(client, b"%d" % n) for n in range(3)]
+            await asyncio.sleep(0)
+            waiting[0].cancel()
+            waiting[1].cancel()
+            assert (await request_of(peer))[0] == 1
+            stream_id, request = await request_of(peer)
+            assert (stream_id, request.payload) == (3, b"2")
+            await peer.send(frame(1, RESPONSE, 0) + frame(3, RESPONSE, 0))
+            await asyncio.gather(stuck, waiting[2])
+
+    run(main)
+
+
+async def echo(payload: bytes, call: CallContext) -> bytes:
+    return payload
+
+
+def test_client_and_server_work_over_stream_pairs() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        server = Server(services={"demo": {"Get": echo}})
+        serving = asyncio.create_task(server.serve_streams(*await asyncio.open_connection(sock=theirs)))
+        client = await Client.from_streams(*await asyncio.open_connection(sock=ours))
+        payload = os.urandom(3 << 20)
+        assert await client.call("demo", "Get", payload, timeout_s=None) == payload
+        replies = await asyncio.gather(*(calling(client, b"%d" % n) for n in range(100)))
+        assert replies == [b"%d" % n for n in range(100)]
+        with pytest.raises(RemoteError):
+            await client.call("demo", "Nothing", b"", timeout_s=None)
+        await server.shutdown(1)
+        await client.closed()
+        await serving
+
+    run(main)
+
+
+def test_stream_pair_that_ends_fails_its_calls() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        client = await Client.from_streams(*await asyncio.open_connection(sock=ours))
+        peer = RawPeer(theirs)
+        call = calling(client)
+        await request_of(peer)
+        peer.close()
+        with pytest.raises(OutcomeUnknown):
+            await call
+        client.close()
+
+    run(main)
+
+
+def test_stream_pair_sends_no_more_than_its_queue_takes() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        client = await Client.from_streams(*await asyncio.open_connection(sock=ours), queue_bytes=100_000)
+        peer = RawPeer(theirs)
+        calls = [calling(client, bytes(50_000)) for _ in range(60)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert client._link.queued_bytes <= 151_000
+        ids = [(await request_of(peer))[0] for _ in calls]
+        await peer.send(b"".join(frame(n, RESPONSE, 0) for n in ids))
+        await asyncio.gather(*calls)
+        client.close()
+        peer.close()
+
+    run(main)
+
+
+def test_no_half_close_is_needed_or_made() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await request_of(peer)
+            peer.sock.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                peer.sock.recv(1)
+            await peer.send(frame(1, RESPONSE, 0))
+            await call
+            with pytest.raises(BlockingIOError):
+                peer.sock.recv(1)
+
+    run(main)
+
+
+def test_stream_of_a_silent_client_needs_a_request() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, _):
+            with pytest.raises(LocalProtocolError):
+                client.stream("demo", "Watch", client_streams=False, server_streams=True)
+
+    run(main)
+
+
+def test_leaving_the_context_closes_the_client() -> None:
+    async def main() -> None:
+        async with raw_client() as (client, _):
+            async with client:
+                pass
+            assert client.is_closed
+
+    run(main)
+
+
+def fd_count() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(lambda client, server: client.close(), id="client closes"),
+        pytest.param(lambda client, server: next(iter(server._sessions)).close(), id="server closes"),
+    ],
+)
+def test_no_descriptor_and_no_task_is_left(end: Callable[[Client, Server], None]) -> None:
+    async def main() -> None:
+        fds, tasks = fd_count(), len(asyncio.all_tasks())
+        async with served({"demo": {"Get": echo}}) as (server, client):
+            await calling(client)
+            end(client, server)
+            await client.closed()
+        await asyncio.sleep(0)
+        assert (fd_count(), len(asyncio.all_tasks())) == (fds, tasks)
+
+    run(main)

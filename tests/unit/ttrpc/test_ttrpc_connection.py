@@ -1,0 +1,421 @@
+"""The protocol core: two cores back to back, transcripts split anywhere, and what is refused how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from ttrpc_peers import frame, kinds, request
+
+from pyshim.ttrpc.connection import ClientConnection, ServerConnection
+from pyshim.ttrpc.events import DataReceived, Event, RequestReceived, RequestRefused, ResponseReceived, StreamFailed
+from pyshim.ttrpc.framing import DATA, FLAG_NO_DATA, FLAG_REMOTE_CLOSED, FLAG_REMOTE_OPEN, HEADER, REQUEST, RESPONSE
+from pyshim.ttrpc.messages import decode_response
+from pyshim.ttrpc.status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
+
+
+def only(events: list[Event]) -> Event:
+    assert len(events) == 1
+    return events[0]
+
+
+def refusal(events: list[Event]) -> tuple[int, int, str, bool]:
+    """(stream id, code, message, ended) of the only event, after checking that its reply frame says the same."""
+    event = only(events)
+    assert isinstance(event, RequestRefused)
+    length, stream_id, type_, flags = HEADER.unpack_from(event.reply)
+    reply = decode_response(event.reply[10:])
+    assert (length, stream_id, type_, flags) == (len(event.reply) - 10, event.stream_id, RESPONSE, 0)
+    assert (reply.code, reply.message) == (event.code, event.message)
+    return event.stream_id, event.code, event.message, event.ended
+
+
+def test_unary_call_golden_bytes() -> None:
+    client = ClientConnection()
+
+    stream_id, data = client.send_request("a.B", "Get", b"\x08\x01", timeout_ns=5, metadata=[("k", "v")])
+
+    assert stream_id == 1
+    assert data == bytes.fromhex("00000018 00000001 01 00 0a03612e42 1203476574 1a020801 2005 2a060a016b120176")
+
+
+def test_empty_success_is_a_frame_of_length_zero() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1))
+
+    assert server.send_response(1) == bytes.fromhex("00000000 00000001 02 00")
+
+
+def test_frame_of_length_zero_is_success() -> None:
+    client = ClientConnection()
+    client.send_request("s", "m", b"")
+
+    event = only(client.receive_data(bytes.fromhex("00000000 00000001 02 00")))
+
+    assert event == ResponseReceived(1, b"", 0, "")
+
+
+def test_status_of_code_zero_is_success() -> None:
+    client = ClientConnection()
+    client.send_request("s", "m", b"")
+
+    event = only(client.receive_data(frame(1, RESPONSE, 0, bytes.fromhex("0a00 12026869"))))
+
+    assert event == ResponseReceived(1, b"hi", 0, "")
+
+
+def test_request_reaches_the_server_whole() -> None:
+    client, server = ClientConnection(), ServerConnection()
+
+    _, data = client.send_request("s.S", "M", b"payload", timeout_ns=7, metadata=[("a", "b"), ("a", "c")])
+
+    expected = RequestReceived(1, "s.S", "M", b"payload", 7, (("a", "b"), ("a", "c")), 0)
+    assert server.receive_data(data) == [expected]
+
+
+def test_replies_may_come_in_any_order() -> None:
+    client, server = ClientConnection(), ServerConnection()
+    for name in ("a", "b", "c"):
+        server.receive_data(client.send_request("s", name, b"")[1])
+
+    replies = server.send_response(5, b"c") + server.send_error(1, Code.NOT_FOUND, "no") + server.send_response(3, b"b")
+
+    assert client.receive_data(replies) == [
+        ResponseReceived(5, b"c"),
+        ResponseReceived(1, b"", 5, "no"),
+        ResponseReceived(3, b"b"),
+    ]
+    assert (client.open_streams, server.open_streams) == (0, 0)
+
+
+def test_error_details_survive() -> None:
+    client, server = ClientConnection(), ServerConnection()
+    server.receive_data(client.send_request("s", "m", b"")[1])
+
+    event = only(client.receive_data(server.send_error(1, 3, "bad", [b"\x0a\x01t"])))
+
+    assert event == ResponseReceived(1, b"", 3, "bad", (b"\x0a\x01t",))
+
+
+def test_error_without_a_code_is_unknown_and_never_success() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1))
+
+    assert decode_response(server.send_error(1, 0, "odd")[10:]).code == Code.UNKNOWN
+
+
+def test_bidirectional_stream() -> None:
+    client, server = ClientConnection(), ServerConnection()
+    stream_id, opening = client.send_request("s", "m", b"", flags=FLAG_REMOTE_OPEN)
+    assert only(server.receive_data(opening)).remote_open  # type: ignore[attr-defined]
+
+    upward = client.send_data(stream_id, b"1") + client.send_data(stream_id, b"")
+    upward += client.send_data(stream_id, None, close=True)
+
+    assert server.receive_data(upward) == [
+        DataReceived(1, b"1"),
+        DataReceived(1, b""),
+        DataReceived(1, None, True),
+    ]
+    downward = server.send_data(stream_id, b"one") + server.send_data(stream_id, None, close=True)
+    assert client.receive_data(downward) == [DataReceived(1, b"one"), DataReceived(1, None, True)]
+
+
+def test_closing_frame_golden_bytes() -> None:
+    client = ClientConnection()
+    client.send_request("s", "m", b"", flags=FLAG_REMOTE_OPEN)
+
+    assert client.send_data(1, None, close=True) == bytes.fromhex("00000000 00000001 03 05")
+
+
+def test_stream_of_a_client_that_sends_no_data_is_flagged_remote_closed() -> None:
+    client = ClientConnection()
+
+    _, data = client.send_request("s", "m", b"", flags=FLAG_REMOTE_CLOSED)
+
+    assert data[8:10] == bytes((REQUEST, FLAG_REMOTE_CLOSED))
+
+
+@pytest.mark.parametrize("stream_id", [0, 2, 0xFFFFFFFE])
+def test_even_stream_id_is_invalid(stream_id: int) -> None:
+    assert refusal(ServerConnection().receive_data(request(stream_id)))[:2] == (stream_id, Code.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("stream_id", [5, 3, 1])
+def test_stream_id_must_rise(stream_id: int) -> None:
+    server = ServerConnection()
+    server.receive_data(request(5))
+    server.send_response(5)
+
+    assert refusal(server.receive_data(request(stream_id)))[:2] == (stream_id, Code.INVALID_ARGUMENT)
+
+
+def test_reused_id_of_an_open_stream_ends_that_stream() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1))
+
+    assert refusal(server.receive_data(request(1)))[3] is True
+    with pytest.raises(LocalProtocolError):
+        server.send_response(1)
+
+
+def test_malformed_request_is_invalid_and_the_connection_goes_on() -> None:
+    server = ServerConnection()
+
+    assert refusal(server.receive_data(frame(1, REQUEST, 0, b"\x0a\x05ab")))[:2] == (1, Code.INVALID_ARGUMENT)
+    assert kinds(server.receive_data(request(3))) == ["RequestReceived"]
+
+
+def test_oversize_request_is_exhausted_and_the_connection_goes_on() -> None:
+    server = ServerConnection()
+    data = frame(1, REQUEST, 0, bytes(5 << 20)) + request(3)
+
+    events = server.receive_data(data)
+
+    assert refusal(events[:1])[:2] == (1, Code.RESOURCE_EXHAUSTED)
+    assert kinds(events[1:]) == ["RequestReceived"]
+
+
+def test_oversize_data_ends_its_stream_only() -> None:
+    server = ServerConnection(max_message_bytes=100)
+    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN) + request(3))
+
+    assert refusal(server.receive_data(frame(1, DATA, 0, bytes(101)))) == (
+        1,
+        Code.RESOURCE_EXHAUSTED,
+        "message of 101 bytes exceeds the limit of 100",
+        True,
+    )
+    assert server.is_open(3)
+
+
+def test_more_open_streams_than_allowed_are_exhausted() -> None:
+    server = ServerConnection(max_open_streams=2)
+    server.receive_data(request(1) + request(3))
+
+    assert refusal(server.receive_data(request(5)))[:2] == (5, Code.RESOURCE_EXHAUSTED)
+    server.send_response(1)
+    assert kinds(server.receive_data(request(7))) == ["RequestReceived"]
+
+
+@pytest.mark.parametrize("timeout_ns", [-1, -(2**63), 0])
+def test_timeout_of_zero_or_below_means_none(timeout_ns: int) -> None:
+    event = only(ServerConnection().receive_data(request(1, timeout_ns=timeout_ns)))
+
+    assert event.timeout_ns == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("type_", [0, RESPONSE, 4, 255])
+def test_frame_types_without_meaning_for_a_server_are_ignored(type_: int) -> None:
+    server = ServerConnection()
+
+    assert server.receive_data(frame(1, type_, 0xFF, b"junk") + request(1))[0].stream_id == 1
+    assert server.ignored_frames == 1
+
+
+def test_data_for_a_stream_that_never_was_is_invalid() -> None:
+    assert refusal(ServerConnection().receive_data(frame(1, DATA, 0, b"x")))[:2] == (1, Code.INVALID_ARGUMENT)
+
+
+def test_data_that_crossed_with_the_final_answer_is_dropped() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
+    server.send_error(1, Code.ABORTED, "enough")
+
+    assert server.receive_data(frame(1, DATA, 0, b"late")) == []
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        pytest.param(request(1), id="unary"),
+        pytest.param(request(1, flags=FLAG_REMOTE_CLOSED), id="server stream"),
+        pytest.param(
+            request(1, flags=FLAG_REMOTE_OPEN) + frame(1, DATA, FLAG_REMOTE_CLOSED | FLAG_NO_DATA),
+            id="closed client stream",
+        ),
+    ],
+)
+def test_data_after_the_client_closed_its_side_is_invalid(opening: bytes) -> None:
+    server = ServerConnection()
+    server.receive_data(opening)
+
+    assert refusal(server.receive_data(frame(1, DATA, 0, b"x")))[1::2] == (Code.INVALID_ARGUMENT, True)
+
+
+def test_closing_frame_of_a_client_must_not_carry_data() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
+
+    assert refusal(server.receive_data(frame(1, DATA, FLAG_REMOTE_CLOSED, b"x")))[1::2] == (3, True)
+
+
+def server_with_request(**options: int) -> ServerConnection:
+    server = ServerConnection(**options)
+    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
+    return server
+
+
+def test_a_stream_is_answered_once() -> None:
+    server = server_with_request()
+    server.send_response(1)
+
+    for again in (
+        lambda: server.send_response(1),
+        lambda: server.send_error(1, 5, ""),
+        lambda: server.send_data(1, b""),
+    ):
+        with pytest.raises(LocalProtocolError):
+            again()
+
+
+@pytest.mark.parametrize("send", [ServerConnection.send_response, ServerConnection.send_data], ids=["response", "data"])
+def test_sender_refuses_what_exceeds_the_limit_and_the_stream_stays(
+    send: Callable[[ServerConnection, int, bytes], bytes],
+) -> None:
+    server = server_with_request(max_message_bytes=100)
+
+    with pytest.raises(MessageTooLarge):
+        send(server, 1, bytes(101))
+    assert server.is_open(1)
+
+
+def test_refused_request_uses_no_stream_id() -> None:
+    client = ClientConnection(max_message_bytes=100)
+
+    with pytest.raises(MessageTooLarge):
+        client.send_request("s", "m", bytes(100))
+    assert client.send_request("s", "m", b"")[0] == 1
+
+
+def test_request_text_must_be_utf8() -> None:
+    with pytest.raises(LocalProtocolError):
+        ClientConnection().send_request("s", "m", b"", metadata=[("path", "/\udcff")])
+
+
+def test_stream_ids_end_at_32_bits() -> None:
+    client = ClientConnection()
+    client._next_stream_id = 0xFFFFFFFF
+
+    assert client.send_request("s", "m", b"")[0] == 0xFFFFFFFF
+    with pytest.raises(LocalProtocolError):
+        client.send_request("s", "m", b"")
+
+
+def test_closing_frame_with_a_message_is_not_sent() -> None:
+    server = server_with_request()
+
+    with pytest.raises(LocalProtocolError):
+        server.send_data(1, b"x", close=True)
+
+
+def test_late_reply_of_a_forgotten_call_is_dropped() -> None:
+    client, server = ClientConnection(), ServerConnection()
+    server.receive_data(client.send_request("s", "m", b"")[1])
+
+    client.forget(1)
+
+    assert client.receive_data(server.send_response(1, b"late")) == []
+    assert client.late_frames == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(frame(3, RESPONSE, 0), id="reply to a stream never opened"),
+        pytest.param(frame(2, RESPONSE, 0), id="reply to an even stream"),
+        pytest.param(frame(0, DATA, 0), id="data on stream 0"),
+        pytest.param(frame(1, REQUEST, 0), id="request"),
+        pytest.param(frame(1, 9, 0, b"x"), id="unknown type"),
+        pytest.param(frame(9, RESPONSE, 0, bytes(5 << 20)), id="oversize on an unknown stream"),
+    ],
+)
+def test_client_ignores_and_counts_frames_that_answer_nothing(data: bytes) -> None:
+    client = ClientConnection()
+    client.send_request("s", "m", b"")
+
+    assert client.receive_data(data) == []
+    assert (client.ignored_frames, client.late_frames) == (1, 0)
+    assert client.is_open(1)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        pytest.param(frame(1, RESPONSE, 0, b"\x12\x05"), RemoteProtocolError, id="malformed response"),
+        pytest.param(frame(1, RESPONSE, 0, bytes(5 << 20)), MessageTooLarge, id="oversize response"),
+        pytest.param(frame(1, DATA, 0, b"x"), RemoteProtocolError, id="data for a unary call"),
+    ],
+)
+def test_unusable_reply_fails_its_call_only(data: bytes, error: type[Exception]) -> None:
+    client = ClientConnection()
+    client.send_request("s", "m", b"")
+    client.send_request("s", "m", b"")
+
+    event = only(client.receive_data(data))
+
+    assert isinstance(event, StreamFailed)
+    assert isinstance(event.error, error)
+    assert (client.is_open(1), client.is_open(3)) == (False, True)
+
+
+def test_end_inside_a_frame_is_the_peers_fault() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1)[:-1])
+
+    assert isinstance(server.receive_eof(), RemoteProtocolError)
+
+
+def test_end_between_frames_is_no_fault() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1))
+
+    assert server.receive_eof() is None
+    assert server.open_streams == 0
+
+
+CONVERSATION = (
+    request(1, payload=b"p" * 300, metadata=(("k", "v"),))
+    + request(3, "Watch", flags=FLAG_REMOTE_OPEN)
+    + frame(3, DATA, 0, b"one")
+    + frame(3, DATA, 0)
+    + frame(7, DATA, 0, b"nowhere")
+    + frame(5, 77, 0, b"unknown type")
+    + frame(4, REQUEST, 0, b"even")
+    + frame(5, REQUEST, 0, b"\xff")
+    + frame(7, REQUEST, 0, bytes(600))
+    + frame(3, DATA, FLAG_REMOTE_CLOSED | FLAG_NO_DATA)
+    + request(9, timeout_ns=10**9)
+)
+
+
+def test_server_events_do_not_depend_on_where_the_transcript_is_split() -> None:
+    whole = ServerConnection(max_message_bytes=500).receive_data(CONVERSATION)
+    assert kinds(whole).count("RequestRefused") == 4
+
+    for cut in range(len(CONVERSATION) + 1):
+        server = ServerConnection(max_message_bytes=500)
+        assert server.receive_data(CONVERSATION[:cut]) + server.receive_data(CONVERSATION[cut:]) == whole
+
+
+def test_client_events_do_not_depend_on_where_the_transcript_is_split() -> None:
+    transcript = (
+        frame(1, RESPONSE, 0)
+        + frame(3, DATA, 0, b"one")
+        + frame(9, RESPONSE, 0)
+        + frame(5, RESPONSE, 0, bytes(600))
+        + frame(7, RESPONSE, 0, bytes.fromhex("0a08 0805 1204676f6e65"))
+        + frame(3, DATA, FLAG_REMOTE_CLOSED | FLAG_NO_DATA)
+    )
+
+    def events(cut: int) -> list[str]:
+        client = ClientConnection(max_message_bytes=500)
+        for flags in (0, FLAG_REMOTE_OPEN, 0, 0):
+            client.send_request("s", "m", b"", flags=flags)
+        return list(map(repr, client.receive_data(transcript[:cut]) + client.receive_data(transcript[cut:])))
+
+    whole = events(0)
+    assert len(whole) == 5
+
+    for cut in range(len(transcript) + 1):
+        assert events(cut) == whole

@@ -1,0 +1,137 @@
+"""Both ends of a connection for the tests of this folder: real ones, or a bare socket in place of one."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from pyshim.ttrpc.client import Client
+from pyshim.ttrpc.events import Event
+from pyshim.ttrpc.framing import HEADER, REQUEST, FrameReader
+from pyshim.ttrpc.handlers import Handler
+from pyshim.ttrpc.messages import request_around
+from pyshim.ttrpc.server import Server
+
+_Result = TypeVar("_Result")
+
+
+def run(main: Callable[[], Awaitable[_Result]]) -> _Result:
+    """`main()` in a fresh loop. A hang is a failure; an exception that only reached the loop is one too."""
+
+    async def guarded() -> _Result:
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        async with asyncio.timeout(30):
+            result = await main()
+        assert complaints == []
+        return result
+
+    return asyncio.run(guarded())
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """`holds()` is true. For what nothing announces; `run` limits the wait."""
+    tick = asyncio.Event()
+    while not holds():
+        asyncio.get_running_loop().call_later(0.001, tick.set)
+        await tick.wait()
+        tick.clear()
+
+
+@asynccontextmanager
+async def served(services: Mapping[str, Mapping[str, Handler]], **options: Any) -> AsyncIterator[tuple[Server, Client]]:
+    """A server and a client of it; both are gone afterwards."""
+    server = Server(services=services, **options)
+    ours, theirs = socket.socketpair()
+    serving = asyncio.create_task(server.serve_connection(theirs))
+    client = await Client.connect_socket(ours)
+    try:
+        yield server, client
+    finally:
+        client.close()
+        await server.shutdown(0)
+        await serving
+
+
+@asynccontextmanager
+async def raw_server(
+    services: Mapping[str, Mapping[str, Handler]], **options: Any
+) -> AsyncIterator[tuple[Server, RawPeer]]:
+    """A server and the bare other end of its connection."""
+    server = Server(services=services, **options)
+    ours, theirs = socket.socketpair()
+    serving = asyncio.create_task(server.serve_connection(theirs))
+    peer = RawPeer(ours)
+    try:
+        yield server, peer
+    finally:
+        peer.close()
+        await server.shutdown(0)
+        await serving
+
+
+@asynccontextmanager
+async def raw_client(**options: Any) -> AsyncIterator[tuple[Client, RawPeer]]:
+    """A client and the bare other end of its connection."""
+    ours, theirs = socket.socketpair()
+    client = await Client.connect_socket(ours, **options)
+    peer = RawPeer(theirs)
+    try:
+        yield client, peer
+    finally:
+        client.close()
+        peer.close()
+
+
+class RawPeer:
+    """A socket that sends what the test says and cuts what it receives into frames."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._reader = FrameReader(64 << 20)
+        self._frames: list[tuple[int, int, int, bytes]] = []
+
+    async def send(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def frame(self) -> tuple[int, int, int, bytes] | None:
+        """(stream id, type, flags, payload) of the next frame; None at the end of the stream."""
+        while not self._frames:
+            try:
+                data = await asyncio.get_running_loop().sock_recv(self.sock, 65536)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._frames += [(f.stream_id, f.type, f.flags, bytes(f.payload)) for f in self._reader.feed(data)]
+        return self._frames.pop(0)
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def frame(stream_id: int, type_: int, flags: int, payload: bytes = b"") -> bytes:
+    return HEADER.pack(len(payload), stream_id, type_, flags) + payload
+
+
+def request(
+    stream_id: int,
+    method: str = "Echo",
+    payload: bytes = b"",
+    *,
+    service: str = "demo",
+    timeout_ns: int = 0,
+    flags: int = 0,
+    metadata: tuple[tuple[str, str], ...] = (),
+) -> bytes:
+    """A request frame."""
+    before, after = request_around(service, method, len(payload), timeout_ns, metadata)
+    return frame(stream_id, REQUEST, flags, before + payload + after)
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
