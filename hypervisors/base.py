@@ -98,13 +98,60 @@ class NicDevice:
     mtu: int
 
 
+class DiskBus(StrEnum):
+    """What a disk is to the guest: a device of its own, or one of the disks behind a SCSI controller."""
+
+    VIRTIO_BLK = "virtio-blk"
+    VIRTIO_SCSI = "virtio-scsi"
+
+
+class DiskAio(StrEnum):
+    """How the VMM reads and writes; NATIVE works only with `DiskCache.direct`."""
+
+    IO_URING = "io_uring"
+    NATIVE = "native"
+    THREADS = "threads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCache:
+    direct: bool
+    """Bypass the host page cache (O_DIRECT)."""
+    no_flush: bool
+    """The guest's flushes are ignored: fast, and gone with the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskTuning:
+    """How disks work, the same for all disks of one sandbox."""
+
+    bus: DiskBus
+    aio: DiskAio
+    """IO_URING falls back to threads where the host's kernel offers none."""
+    cache: DiskCache
+    logical_block_bytes: int
+    physical_block_bytes: int
+    """0 for either: the VMM's default."""
+    queues: int
+    queue_size: int
+    """0 for either: the VMM's default. Of each virtio-blk disk, or of the SCSI controller."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDevice:
+    """A disk backed by a host block device or file. Holds nothing of the host but what the VMM has open."""
+
     id: str
     path: str
     read_only: bool
-    direct: bool
-    """Bypass the host page cache (O_DIRECT)."""
+    discard: bool
+    """What the guest trims is given back to the host's file or device."""
+    serial: str
+    """What the guest reads as serial number; empty for none. Cut to 20 characters, virtio's limit."""
+    iothread: str
+    """Name of the I/O thread that serves it, made when first named; empty: the VMM's main loop. A SCSI controller has
+    the thread of its first disk."""
+    tuning: DiskTuning
 
 
 Device = BlockDevice | NicDevice
@@ -112,9 +159,12 @@ Device = BlockDevice | NicDevice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLocation:
-    """Where the guest finds a plugged device: its PCI path, slots from the root bus down, e.g. `02/01`."""
+    """Where the guest finds a plugged device."""
 
     pci_path: str
+    """Slots from the root bus down, e.g. `02/01`; of a SCSI disk, its controller's."""
+    scsi_address: str = ""
+    """`ID:LUN` of a SCSI disk, else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +248,9 @@ class Hypervisor(Protocol):
 
     async def unplug(self, device_id: str) -> None:
         """The guest has let go of the device and the VMM has dropped it."""
+
+    async def resize_disk(self, device_id: str, size_bytes: int) -> None:
+        """The guest sees the plugged disk with `size_bytes`; its host file or device has grown to that before."""
 
     async def resize_vcpus(self, vcpus: int) -> int:
         """The number of vCPUs the VM now has: as near to `vcpus` as this VM can come."""

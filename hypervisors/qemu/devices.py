@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hypervisors.base import (
-    BlockDevice,
     CpuConfig,
     ImageDriver,
     MemoryBacking,
@@ -268,21 +267,3 @@ def nic_vectors(queues: int) -> int:
 
 def _colons(fds: tuple[int, ...]) -> str:
     return ":".join(map(str, fds))
-
-
-def block_node(device: BlockDevice, *, node_name: str, is_block_special: bool) -> dict[str, object]:
-    """Arguments of blockdev-add for a plugged disk."""
-    return {
-        "driver": "raw",
-        "node-name": node_name,
-        "read-only": device.read_only,
-        "cache": {"direct": device.direct, "no-flush": False},
-        "discard": "unmap",
-        "file": {
-            "driver": "host_device" if is_block_special else "file",
-            "filename": device.path,
-            "read-only": device.read_only,
-            "aio": "native" if device.direct else "threads",
-            "cache": {"direct": device.direct, "no-flush": False},
-        },
-    }

@@ -6,20 +6,17 @@ device is QEMU's (asked by qom). The order is Kata's: blockdev-add, device_add; 
 
 import asyncio
 import logging
-import os
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 
 from hypervisors.base import BlockDevice, Capabilities, Device, GuestLocation, MemoryConfig, NicDevice, VmConfig
 from hypervisors.qemu import devices
 from hypervisors.qemu.cmdline import can_hotplug
+from hypervisors.qemu.disks import Disks
 from hypervisors.qemu.qmp import Monitor, QmpError
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
-from pyshim.host.launch import describe_os_error
 from pyshim.model.errors import (
     AlreadyExists,
-    FailedPrecondition,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -92,6 +89,7 @@ class Hotplug:
         self._lock = asyncio.Lock()
         self._slots = BridgeSlots(config.bridges)
         self._plugged: dict[str, Device] = {}
+        self._disks = Disks(monitor, self._add_behind_bridge)
         self._cpu_ids: list[str] = []
         self._plugged_mib = 0
 
@@ -100,7 +98,7 @@ class Hotplug:
             "Bridges": self._slots.saved(),
             "HotpluggedVCPUs": [{"ID": cpu_id} for cpu_id in self._cpu_ids],
             "HotpluggedMemory": self._plugged_mib,
-            "BlockIndexMap": {},
+            "BlockIndexMap": self._disks.saved(),
         }
 
     async def plug(self, device: Device) -> GuestLocation:
@@ -111,7 +109,7 @@ class Hotplug:
                 raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
             match device:
                 case BlockDevice():
-                    location = await self._plug_block(device)
+                    location = await self._disks.plug(device)
                 case NicDevice():
                     location = await self._plug_nic(device)
             self._plugged[device.id] = device
@@ -122,25 +120,21 @@ class Hotplug:
             device = self._plugged.get(device_id)
             if device is None:
                 raise NotFound(f"unplug {device_id!r}: the vm has no plugged device of this id")
-            await self._qmp.device_remove(devices.qdev_id(device_id))
-            if isinstance(device, BlockDevice):
-                await self._qmp.blockdev_del(devices.node_name(device_id))
-            else:
-                await self._qmp.netdev_del(devices.netdev_id(device_id))
+            match device:
+                case BlockDevice():
+                    await self._disks.unplug(device)
+                case NicDevice():
+                    await self._qmp.device_remove(devices.qdev_id(device_id))
+                    await self._qmp.netdev_del(devices.netdev_id(device_id))
             self._slots.give_back(device_id)
             del self._plugged[device_id]
 
-    async def _plug_block(self, device: BlockDevice) -> GuestLocation:
-        node = devices.node_name(device.id)
-        special = is_block_special(device)
-        await self._qmp.blockdev_add(devices.block_node(device, node_name=node, is_block_special=special))
-        try:
-            fields: dict[str, object] = {"drive": node, "share-rw": True}
-            return await self._add_behind_bridge("virtio-blk-pci", device.id, fields)
-        except ShimError:
-            with suppress(ShimError):
-                await self._qmp.blockdev_del(node)
-            raise
+    async def resize_disk(self, device_id: str, size_bytes: int) -> None:
+        async with self._lock:
+            device = self._plugged.get(device_id)
+            if not isinstance(device, BlockDevice):
+                raise NotFound(f"resize disk {device_id!r}: the vm has no plugged disk of this id")
+            await self._qmp.block_resize(devices.node_name(device_id), size_bytes)
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:
         """The NIC is in; the descriptors in `device` stay the caller's (QEMU has its own copies)."""
@@ -299,14 +293,3 @@ def _memory_room(memory: MemoryConfig) -> bool:
     if memory.virtio_mem:
         return devices.virtio_mem_mib(memory) > 0
     return memory.max_mib > memory.boot_mib and memory.slots > 0
-
-
-def is_block_special(device: BlockDevice) -> bool:
-    """Raises FailedPrecondition when `device.path` is neither a file nor a block device."""
-    try:
-        mode = os.stat(device.path).st_mode
-    except OSError as error:
-        raise FailedPrecondition(f"plug {device.id!r}: {device.path!r}: {describe_os_error(error)}") from error
-    if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
-        raise FailedPrecondition(f"plug {device.id!r}: {device.path!r} is neither a file nor a block device")
-    return stat.S_ISBLK(mode)

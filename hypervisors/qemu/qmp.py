@@ -312,6 +312,10 @@ class Monitor:
     async def blockdev_del(self, node_name: str) -> None:
         await self.execute("blockdev-del", {"node-name": node_name})
 
+    async def block_resize(self, node_name: str, size_bytes: int) -> None:
+        """The disk over the node has told its guest of the new size."""
+        await self.execute("block_resize", {"node-name": node_name, "size": size_bytes})
+
     async def object_add(self, fields: Mapping[str, object]) -> None:
         await self.execute("object-add", fields)
 

@@ -308,6 +308,9 @@ class QemuVm:
     async def unplug(self, device_id: str) -> None:
         await self._hotplug(f"unplug {device_id!r}").unplug(device_id)
 
+    async def resize_disk(self, device_id: str, size_bytes: int) -> None:
+        await self._hotplug(f"resize disk {device_id!r}").resize_disk(device_id, size_bytes)
+
     async def resize_vcpus(self, vcpus: int) -> int:
         return await self._hotplug("resize vCPUs").resize_vcpus(vcpus)
 

@@ -68,49 +68,45 @@ BLOCK: tuple[Key, ...] = (
             "nvdimm",
         ),
         "virtio-scsi",
-        "How volumes become disks. Decides scsi_mod.scan= of the kernel line; there are no disks for volumes yet.",
+        "How volumes become disks: virtio-scsi, virtio-blk or virtio-blk-pci; the others are refused when one is due.",
         ann=True,
     ),
-    _H.later(
+    _H.used(
         "block_device_aio",
         choice("io_uring", "native", "threads"),
         "io_uring",
         "Asynchronous I/O of disks.",
-        _NO_BLOCK,
         ann=True,
     ),
-    _H.later("block_device_cache_set", BOOL, False, "Whether the two keys below are passed on.", _NO_BLOCK, ann=True),
-    _H.later("block_device_cache_direct", BOOL, False, "Bypass the host's page cache.", _NO_BLOCK, ann=True),
-    _H.later("block_device_cache_noflush", BOOL, False, "Ignore the guest's flushes.", _NO_BLOCK, ann=True),
+    _H.used("block_device_cache_set", BOOL, False, "Whether the two keys below are passed on.", ann=True),
+    _H.used("block_device_cache_direct", BOOL, False, "Bypass the host's page cache.", ann=True),
+    _H.used("block_device_cache_noflush", BOOL, False, "Ignore the guest's flushes.", ann=True),
     *(
-        _H.later(
+        _H.used(
             f"block_device_{which}_sector_size",
             SECTOR_SIZE,
             0,
             f"The {which} sector size disks report; the logical one is not above the physical one. 0: QEMU's.",
-            _NO_BLOCK,
             aliases=(f"blk_{which}_sector_size",),
             also=(f"config.hypervisor.blk_{which}_sector_size",),
         )
         for which in ("logical", "physical")
     ),
-    _H.later("enable_iothreads", BOOL, False, "An I/O thread for the SCSI controller.", _NO_BLOCK, ann=True),
-    _H.later("indep_iothreads", whole(0, 50), 0, "Further I/O threads for disks added later.", _NO_BLOCK, ann=True),
+    _H.used("enable_iothreads", BOOL, False, "An I/O thread for the SCSI controller.", ann=True),
+    _H.used("indep_iothreads", whole(0, 50), 0, "Further I/O threads for disks added later.", ann=True),
     _RS.never("vm_rootfs_driver", TEXT, "", "Device of the root disk.", "disable_image_nvdimm decides"),
-    _RS.later(
+    _RS.used(
         "queue_size",
         whole(1, 1024),
         128,
         "Requests a disk's queue can hold.",
-        _NO_BLOCK,
         also=("config.hypervisor.block_device_queue_size",),
     ),
-    _RS.later(
+    _RS.used(
         "num_queues",
         whole(1, 256),
         1,
         "Queues of a disk.",
-        _NO_BLOCK,
         also=("config.hypervisor.block_device_num_queues",),
     ),
     *(

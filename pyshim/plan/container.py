@@ -1,11 +1,11 @@
 """The plan of one container: what the host mounts into the share, what the agent mounts, the spec it runs."""
 
-import hashlib
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hypervisors.base import BlockDevice
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestContainer, GuestDevice
@@ -13,6 +13,7 @@ from pyshim.model.ids import ContainerId, GuestPath, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciDevice, OciMount, OciSpec
 from pyshim.model.task import RootfsMount
+from pyshim.plan.disks import digest, disk
 from pyshim.plan.guest_spec import guest_spec
 from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SharePlan
 
@@ -23,10 +24,8 @@ _GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
 class BlockVolume:
     """A host block device the container gets as a device node: plugged into the VM, then handed to the agent."""
 
-    id: str
-    host_path: HostPath
+    disk: BlockDevice
     container_path: str
-    read_only: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +81,9 @@ def container_plan(
             HostPath(f"{share.mounts_dir}/{container_id}"),
             *(mount.target for mount in volumes.host_mounts),
         ),
-        block_volumes=tuple(_block_volume(device, spec, container_id) for device in spec.devices if device.type == "b"),
+        block_volumes=tuple(
+            _block_volume(device, spec, container_id, config) for device in spec.devices if device.type == "b"
+        ),
         guest=GuestContainer(
             container_id=container_id,
             spec=guest_spec(
@@ -175,7 +176,7 @@ class _Volumes:
         return self._share_volume(mount)
 
     def _share_volume(self, mount: OciMount) -> OciMount:
-        name = f"{self._container_id}-{_digest(mount.destination)}-{_short_name(mount.source)}"
+        name = f"{self._container_id}-{digest(mount.destination)}-{_short_name(mount.source)}"
         self.host_mounts += (
             HostMount(
                 type="bind",
@@ -203,12 +204,15 @@ def _is_cgroup(mount: OciMount) -> bool:
     return mount.type == "bind" and mount.source.startswith("/sys/fs/cgroup")
 
 
-def _block_volume(device: OciDevice, spec: OciSpec, container_id: ContainerId) -> BlockVolume:
+def _block_volume(device: OciDevice, spec: OciSpec, container_id: ContainerId, config: Config) -> BlockVolume:
     return BlockVolume(
-        id=f"blk-{_digest(f'{container_id}:{device.path}')}",
-        host_path=HostPath(device.path),
+        disk=disk(
+            config,
+            device_id=f"blk-{digest(f'{container_id}:{device.path}')}",
+            path=device.path,
+            read_only=_is_read_only(device, spec),
+        ),
         container_path=device.path,
-        read_only=_is_read_only(device, spec),
     )
 
 
@@ -231,7 +235,3 @@ def _guest_device_node(device: OciDevice, spec: OciSpec) -> Mapping[str, Any]:
 def _short_name(path: str) -> str:
     """What a person will recognise `path` by, short enough to be part of a file name."""
     return posixpath.basename(path).encode()[:100].decode(errors="ignore") or "root"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from hypervisors.base import BlockDevice, Hypervisor
+from hypervisors.base import Hypervisor
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unimplemented
 from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
 from pyshim.model.guest import GuestContainer, GuestDevice
@@ -20,6 +20,7 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.plan.container import ContainerPlan, with_devices
+from pyshim.plan.disks import guest_address, guest_driver
 from pyshim.plan.guest_spec import guest_process, guest_resources
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST, Process
 from pyshim.sandbox.resizing import Resizer
@@ -155,15 +156,18 @@ class Container:
         """The guest's part of the plan, its block devices plugged into the VM and named by their guest PCI paths."""
         devices: list[GuestDevice] = []
         for volume in self._plan.block_volumes:
+            disk = volume.disk
             if not self._hypervisor.capabilities().block_hotplug:
-                raise Unimplemented(f"plug '{volume.host_path}': this machine type takes no devices while it runs")
-            self._undo.push(self._unplug, volume.id)
-            location = await self._hypervisor.plug(
-                BlockDevice(id=volume.id, path=volume.host_path, read_only=volume.read_only, direct=False)
-            )
+                raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
+            self._undo.push(self._unplug, disk.id)
+            location = await self._hypervisor.plug(disk)
             devices.append(
                 GuestDevice(
-                    id=location.pci_path, type="blk", vm_path="", container_path=volume.container_path, options=()
+                    id=guest_address(location),
+                    type=guest_driver(location),
+                    vm_path="",
+                    container_path=volume.container_path,
+                    options=(),
                 )
             )
         return with_devices(self._plan.guest, tuple(devices))

@@ -1,6 +1,7 @@
 """What every hypervisor driver promises (hypervisors/base.py), as tests: run on the fake and on QEMU."""
 
 import asyncio
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import BlockDevice, Hypervisor, VmConfig, VmExitKind
+from hypervisors.base import BlockDevice, DiskBus, Hypervisor, VmConfig, VmExitKind
 from pyshim.model.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -20,6 +21,7 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import Ledger, ResourceKind
+from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger
 
 
@@ -68,10 +70,10 @@ async def running(rig: Rig, config: VmConfig | None = None) -> Hypervisor:
     return vm
 
 
-def disk(tmp_path: Path, name: str) -> BlockDevice:
+def disk(tmp_path: Path, name: str, **changes: Any) -> BlockDevice:
     path = tmp_path / f"{name}.img"
     path.write_bytes(bytes(1 << 20))
-    return BlockDevice(id=name, path=str(path), read_only=False, direct=False)
+    return plain_disk(name, path, **changes)
 
 
 class HypervisorContract:
@@ -250,7 +252,38 @@ class HypervisorContract:
             with pytest.raises(NotFound, match="disk-3"):
                 await vm.unplug("disk-3")
             with pytest.raises(FailedPrecondition, match="/none/such"):
-                await vm.plug(BlockDevice(id="disk-4", path="/none/such", read_only=True, direct=False))
+                await vm.plug(plain_disk("disk-4", "/none/such"))
+            await vm.stop()
+
+        run(rig, scenario)
+
+    def test_scsi_disks_share_a_controller_and_have_addresses_of_their_own(self, rig: Rig, tmp_path: Path) -> None:
+        scsi: dict[str, Any] = {"bus": DiskBus.VIRTIO_SCSI, "iothread": "disks", "serial": "vol-1", "discard": True}
+
+        async def scenario(rig: Rig) -> None:
+            vm = await running(rig)
+
+            first = await vm.plug(disk(tmp_path, "disk-1", **scsi))
+            second = await vm.plug(disk(tmp_path, "disk-2", **scsi))
+            third = await vm.plug(disk(tmp_path, "disk-3"))
+
+            assert (first.pci_path, second.pci_path, third.pci_path) == ("02/01", "02/01", "02/02")
+            assert (first.scsi_address, second.scsi_address, third.scsi_address) == ("0:0", "0:1", "")
+            await vm.stop()
+
+        run(rig, scenario)
+
+    def test_a_disk_that_has_grown_is_told_to_the_guest(self, rig: Rig, tmp_path: Path) -> None:
+        async def scenario(rig: Rig) -> None:
+            vm = await running(rig)
+            grown = disk(tmp_path, "disk-1")
+            await vm.plug(grown)
+            os.truncate(grown.path, 4 << 20)
+
+            await vm.resize_disk("disk-1", 4 << 20)
+
+            with pytest.raises(NotFound, match="disk-2"):
+                await vm.resize_disk("disk-2", 1)
             await vm.stop()
 
         run(rig, scenario)

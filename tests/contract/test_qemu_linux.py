@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import BlockDevice, VmConfig, VmExitKind
+from hypervisors.base import VmConfig, VmExitKind
 from hypervisors.qemu.vm import QemuVm
 from pyshim.host.children import Children
 from pyshim.host.release import release
+from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import vm_config
 
@@ -72,7 +73,7 @@ def test_a_guest_sees_disks_cpus_and_memory_come_and_disks_go(tmp_path: Path) ->
     config = linux(tmp_path)
     disk_file = tmp_path / "disk.img"
     disk_file.write_bytes(bytes(3 << 20))
-    disk = BlockDevice(id="disk-1", path=str(disk_file), read_only=True, direct=False)
+    disk = plain_disk("disk-1", disk_file, read_only=True)
 
     async def scenario(vm: QemuVm) -> None:
         await vm.create(config)

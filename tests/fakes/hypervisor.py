@@ -8,6 +8,7 @@ from hypervisors.base import (
     BlockDevice,
     Capabilities,
     Device,
+    DiskBus,
     GuestLocation,
     SerialChannel,
     VmConfig,
@@ -56,6 +57,7 @@ class FakeHypervisor:
         self._entries: list[LedgerEntry] = []
         self._exit: asyncio.Future[VmExit] | None = None
         self._slots: dict[int, str] = {}
+        self._luns: dict[int, str] = {}
         self._vcpus = 0
         self._memory_mib = 0
         self._console: list[str] = []
@@ -155,10 +157,17 @@ class FakeHypervisor:
             raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
         if isinstance(device, BlockDevice) and not self._exists(device.path):
             raise FailedPrecondition(f"plug {device.id!r}: {device.path!r}: ENOENT")
-        slot = next(number for number in range(1, 31) if number not in self._slots)
-        self._slots[slot] = device.id
+        scsi_address = ""
+        holder = device.id
+        if isinstance(device, BlockDevice) and device.tuning.bus is DiskBus.VIRTIO_SCSI:
+            lun = next(number for number in range(256) if number not in self._luns)
+            self._luns[lun] = device.id
+            holder, scsi_address = "scsi0", f"0:{lun}"
+        slot = next((number for number, held in self._slots.items() if held == holder), 0)
+        slot = slot or next(number for number in range(1, 31) if number not in self._slots)
+        self._slots[slot] = holder
         self.plugged[device.id] = device
-        return GuestLocation(pci_path=f"02/{slot:02x}")
+        return GuestLocation(pci_path=f"02/{slot:02x}", scsi_address=scsi_address)
 
     async def unplug(self, device_id: str) -> None:
         self._failpoint("unplug")
@@ -167,6 +176,13 @@ class FakeHypervisor:
             raise NotFound(f"unplug {device_id!r}: the vm has no plugged device of this id")
         del self.plugged[device_id]
         self._slots = {slot: holder for slot, holder in self._slots.items() if holder != device_id}
+        self._luns = {lun: holder for lun, holder in self._luns.items() if holder != device_id}
+
+    async def resize_disk(self, device_id: str, size_bytes: int) -> None:
+        self._failpoint("resize_disk")
+        self._in_phase(f"resize disk {device_id!r}", "created", "running", "paused")
+        if not isinstance(self.plugged.get(device_id), BlockDevice):
+            raise NotFound(f"resize disk {device_id!r}: the vm has no plugged disk of this id")
 
     async def resize_vcpus(self, vcpus: int) -> int:
         self._failpoint("resize_vcpus")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from hypervisors.base import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
+from hypervisors.base import BlockDevice, Capabilities, Device, DiskBus, GuestLocation, VmConfig, VmExit, VmExitKind
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.errors import DeadlineExceeded, NotFound
 
@@ -88,12 +88,18 @@ class FakeVm:
     async def plug(self, device: Device) -> GuestLocation:
         self._hit("plug")
         self.plugged[device.id] = device
+        if isinstance(device, BlockDevice) and device.tuning.bus is DiskBus.VIRTIO_SCSI:
+            return GuestLocation(pci_path="02/01", scsi_address=f"0:{len(self.plugged) - 1}")
         return GuestLocation(pci_path="02/01")
 
     async def unplug(self, device_id: str) -> None:
         await self.may_unplug.wait()
         if self.plugged.pop(device_id, None) is None:
             raise NotFound(f"unplug '{device_id}': no such device")
+
+    async def resize_disk(self, device_id: str, size_bytes: int) -> None:
+        self._hit("resize_disk")
+        self.resizes.append((device_id, size_bytes))
 
     async def resize_vcpus(self, vcpus: int) -> int:
         self._hit("resize_vcpus")

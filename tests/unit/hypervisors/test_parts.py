@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import BlockDevice, VmExitKind
+from hypervisors.base import VmExitKind
 from hypervisors.qemu.console import MAX_FILE_BYTES, MAX_SHOWN_CHARS, Console
-from hypervisors.qemu.devices import block_node, node_name
+from hypervisors.qemu.devices import node_name
 from hypervisors.qemu.exits import SHOWN_LINES, ExitClues, vm_exit
-from hypervisors.qemu.hotplug import BridgeSlots, is_block_special
+from hypervisors.qemu.hotplug import BridgeSlots
 from hypervisors.qemu.vsock import FIRST_CID, LAST_CID, candidate_cids, reserve_cid
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
 
@@ -154,26 +154,6 @@ def test_an_id_qemu_would_not_take_gets_a_name_made_of_it(device_id: str) -> Non
 @pytest.mark.parametrize("device_id", ["drive-1", "a" * 31, "eth0.100", "X_y"])
 def test_an_id_qemu_takes_is_kept(device_id: str) -> None:
     assert node_name(device_id) == device_id
-
-
-def test_direct_disks_bypass_the_page_cache_with_native_io() -> None:
-    disk = BlockDevice(id="d", path="/dev/vg/lv", read_only=True, direct=True)
-
-    node = block_node(disk, node_name="d", is_block_special=True)
-
-    assert node["cache"] == {"direct": True, "no-flush": False}
-    assert node["file"] == {
-        "driver": "host_device",
-        "filename": "/dev/vg/lv",
-        "read-only": True,
-        "aio": "native",
-        "cache": {"direct": True, "no-flush": False},
-    }
-
-
-def test_a_directory_is_no_disk(tmp_path: Path) -> None:
-    with pytest.raises(FailedPrecondition, match="neither a file nor a block device"):
-        is_block_special(BlockDevice(id="d", path=str(tmp_path), read_only=True, direct=False))
 
 
 def on_console(tmp_path: Path, *outputs: bytes) -> tuple[Console, tuple[str, ...]]:

@@ -212,7 +212,7 @@ def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner, spec: Callable
 
     planned = plan(spec(linux={"devices": devices, "resources": {"devices": rules}}))
 
-    assert [(v.host_path, v.container_path, v.read_only) for v in planned.block_volumes] == [
+    assert [(v.disk.path, v.container_path, v.disk.read_only) for v in planned.block_volumes] == [
         ("/dev/loop7", "/dev/loop7", True)
     ]
     assert planned.guest.spec["linux"]["devices"] == devices

@@ -1,0 +1,96 @@
+"""Disks: the arguments of every QMP command that plugs one. Pure.
+
+The order on the monitor is Kata's: [object-add iothread], blockdev-add, [device_add of the SCSI controller],
+device_add; and back: device_del, its event, blockdev-del. One virtio-scsi controller serves all SCSI disks of a VM; it
+is plugged with the first of them, so that a VM without disks does not have the guest probe it.
+"""
+
+from hypervisors.base import BlockDevice, DiskAio, DiskBus
+from hypervisors.qemu.devices import node_name, qdev_id
+
+SCSI_ID = "scsi0"
+SCSI_BUS = f"{qdev_id(SCSI_ID)}.0"
+_LUNS = 256
+_SCSI_IDS = 256
+MAX_SCSI_DISKS = _LUNS * _SCSI_IDS
+_SERIAL_CHARS = 20
+
+Fields = dict[str, object]
+
+
+def file_node(disk: BlockDevice, *, is_block_special: bool, aio: DiskAio) -> Fields:
+    """Arguments of blockdev-add: a raw format node over the file or device, under the disk's node name."""
+    cache = {"direct": disk.tuning.cache.direct, "no-flush": disk.tuning.cache.no_flush}
+    return {
+        "driver": "raw",
+        "node-name": node_name(disk.id),
+        "read-only": disk.read_only,
+        "cache": cache,
+        "discard": "unmap" if disk.discard else "ignore",
+        "file": {
+            "driver": "host_device" if is_block_special else "file",
+            "filename": disk.path,
+            "read-only": disk.read_only,
+            "aio": str(aio),
+            "cache": dict(cache),
+            "discard": "unmap" if disk.discard else "ignore",
+        },
+    }
+
+
+def virtio_blk(disk: BlockDevice) -> Fields:
+    """Fields of a virtio-blk-pci; bus and address are the caller's."""
+    fields: Fields = {"drive": node_name(disk.id), "share-rw": True, "romfile": ""}
+    if disk.tuning.queues:
+        fields["num-queues"] = disk.tuning.queues
+    if disk.tuning.queue_size:
+        fields["queue-size"] = disk.tuning.queue_size
+    if disk.iothread:
+        fields["iothread"] = iothread_id(disk.iothread)
+    if disk.discard:
+        fields["discard"] = True
+    return fields | _identity(disk)
+
+
+def scsi_controller(disk: BlockDevice) -> Fields:
+    """Fields of the virtio-scsi-pci that is plugged with the first SCSI disk, `disk`."""
+    fields: Fields = {"romfile": ""}
+    if disk.tuning.queues:
+        fields["num_queues"] = disk.tuning.queues
+    if disk.tuning.queue_size:
+        fields["virtqueue_size"] = disk.tuning.queue_size
+    if disk.iothread:
+        fields["iothread"] = iothread_id(disk.iothread)
+    return fields
+
+
+def scsi_disk(disk: BlockDevice, index: int) -> Fields:
+    """Fields of a scsi-hd; `index` counts the controller's disks: SCSI id * 256 + LUN, Kata's numbering."""
+    scsi_id, lun = divmod(index, _LUNS)
+    fields: Fields = {"drive": node_name(disk.id), "bus": SCSI_BUS, "scsi-id": scsi_id, "lun": lun, "share-rw": True}
+    return fields | _identity(disk)
+
+
+def scsi_address(index: int) -> str:
+    """`ID:LUN`, how the guest's agent is told of the disk."""
+    scsi_id, lun = divmod(index, _LUNS)
+    return f"{scsi_id}:{lun}"
+
+
+def _identity(disk: BlockDevice) -> Fields:
+    fields: Fields = {}
+    if disk.tuning.logical_block_bytes:
+        fields["logical_block_size"] = disk.tuning.logical_block_bytes
+    if disk.tuning.physical_block_bytes:
+        fields["physical_block_size"] = disk.tuning.physical_block_bytes
+    if disk.serial:
+        fields["serial"] = disk.serial[:_SERIAL_CHARS]
+    return fields
+
+
+def iothread_id(name: str) -> str:
+    return node_name(f"iothread-{name}")
+
+
+def is_scsi(disk: BlockDevice) -> bool:
+    return disk.tuning.bus is DiskBus.VIRTIO_SCSI

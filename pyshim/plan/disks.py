@@ -1,0 +1,88 @@
+"""How a volume becomes a disk: what the configuration's block_device_* keys come to. Pure."""
+
+import hashlib
+
+from hypervisors.base import BlockDevice, DiskAio, DiskBus, DiskCache, DiskTuning, GuestLocation
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+
+_BUSES = {
+    "virtio-scsi": DiskBus.VIRTIO_SCSI,
+    "virtio-blk": DiskBus.VIRTIO_BLK,
+    "virtio-blk-pci": DiskBus.VIRTIO_BLK,
+}
+_QEMUS_BLOCK_BYTES = 512
+
+
+def disk(config: Config, *, device_id: str, path: str, read_only: bool, discard: bool = False) -> BlockDevice:
+    """The disk over the host's `path`. Raises FailedPrecondition or InvalidArgument naming the key that is at fault."""
+    tuning = disk_tuning(config)
+    return BlockDevice(
+        id=device_id,
+        path=path,
+        read_only=read_only,
+        discard=discard,
+        serial=device_id,
+        iothread=_iothread(config, tuning.bus, device_id),
+        tuning=tuning,
+    )
+
+
+def disk_tuning(config: Config) -> DiskTuning:
+    hypervisor = config.hypervisor
+    bus = _BUSES.get(hypervisor.block_device_driver)
+    if bus is None:
+        raise FailedPrecondition(
+            f"read block_device_driver in '{config.source}': {hypervisor.block_device_driver!r} is not supported, "
+            f"{', '.join(sorted(_BUSES))} are"
+        )
+    is_set = hypervisor.block_device_cache_set
+    cache = DiskCache(
+        direct=is_set and hypervisor.block_device_cache_direct,
+        no_flush=is_set and hypervisor.block_device_cache_noflush,
+    )
+    aio = DiskAio(hypervisor.block_device_aio)
+    if aio is DiskAio.NATIVE and not cache.direct:
+        raise InvalidArgument(
+            f"read block_device_aio in '{config.source}': \"native\" needs block_device_cache_set and "
+            "block_device_cache_direct"
+        )
+    logical = hypervisor.block_device_logical_sector_size
+    physical = hypervisor.block_device_physical_sector_size
+    if physical and logical > physical:
+        raise InvalidArgument(
+            f"read block_device_logical_sector_size in '{config.source}': {logical} is above the physical {physical}"
+        )
+    return DiskTuning(
+        bus=bus,
+        aio=aio,
+        cache=cache,
+        logical_block_bytes=logical,
+        physical_block_bytes=physical or (logical if logical > _QEMUS_BLOCK_BYTES else 0),
+        queues=hypervisor.num_queues,
+        queue_size=hypervisor.queue_size,
+    )
+
+
+def _iothread(config: Config, bus: DiskBus, device_id: str) -> str:
+    """The SCSI controller's one thread, or one of the independent ones, always the same for the same disk."""
+    hypervisor = config.hypervisor
+    if bus is DiskBus.VIRTIO_SCSI:
+        return "scsi" if hypervisor.enable_iothreads else ""
+    count = hypervisor.indep_iothreads
+    return f"indep{int(digest(device_id), 16) % count}" if count else ""
+
+
+def guest_driver(location: GuestLocation) -> str:
+    """The agent's word for a disk at this location."""
+    return "scsi" if location.scsi_address else "blk"
+
+
+def guest_address(location: GuestLocation) -> str:
+    """Where the agent looks for it: SCSI `ID:LUN`, or the PCI path."""
+    return location.scsi_address or location.pci_path
+
+
+def digest(text: str) -> str:
+    """A short name for `text`, fit for device ids and file names."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,180 @@
+"""The arguments of the commands that plug a disk, and what is done when one of them fails."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypervisors.base import DiskAio, DiskBus, DiskCache, GuestLocation
+from hypervisors.qemu import block
+from hypervisors.qemu.disks import Disks, is_block_special
+from hypervisors.qemu.qmp import QmpCommandFailed
+from pyshim.model.errors import FailedPrecondition
+from tests.fakes.disks import disk
+
+
+def test_a_node_says_how_the_host_file_is_opened() -> None:
+    volume = disk(
+        "d", "/dev/vg/lv", read_only=True, discard=True, cache=DiskCache(direct=True, no_flush=True), aio=DiskAio.NATIVE
+    )
+
+    assert block.file_node(volume, is_block_special=True, aio=volume.tuning.aio) == {
+        "driver": "raw",
+        "node-name": "d",
+        "read-only": True,
+        "cache": {"direct": True, "no-flush": True},
+        "discard": "unmap",
+        "file": {
+            "driver": "host_device",
+            "filename": "/dev/vg/lv",
+            "read-only": True,
+            "aio": "native",
+            "cache": {"direct": True, "no-flush": True},
+            "discard": "unmap",
+        },
+    }
+
+
+def test_what_is_not_asked_for_is_not_said() -> None:
+    plain = disk("d", "/f")
+
+    assert block.file_node(plain, is_block_special=False, aio=DiskAio.THREADS)["discard"] == "ignore"
+    assert block.virtio_blk(plain) == {"drive": "d", "share-rw": True, "romfile": ""}
+    assert block.scsi_controller(plain) == {"romfile": ""}
+
+
+def test_every_setting_reaches_its_property() -> None:
+    volume = disk(
+        "d",
+        "/f",
+        discard=True,
+        serial="a-serial-number-of-more-than-20-characters",
+        iothread="one",
+        queues=2,
+        queue_size=64,
+        logical_block_bytes=512,
+        physical_block_bytes=4096,
+    )
+
+    assert block.virtio_blk(volume) == {
+        "drive": "d",
+        "share-rw": True,
+        "romfile": "",
+        "num-queues": 2,
+        "queue-size": 64,
+        "iothread": "iothread-one",
+        "discard": True,
+        "logical_block_size": 512,
+        "physical_block_size": 4096,
+        "serial": "a-serial-number-of-m",
+    }
+    assert block.scsi_controller(volume) == {
+        "romfile": "",
+        "num_queues": 2,
+        "virtqueue_size": 64,
+        "iothread": "iothread-one",
+    }
+
+
+@pytest.mark.parametrize(("index", "address"), [(0, "0:0"), (255, "0:255"), (256, "1:0"), (65535, "255:255")])
+def test_scsi_addresses_count_through_luns_first(index: int, address: str) -> None:
+    fields = block.scsi_disk(disk("d", "/f", serial="s"), index)
+
+    assert block.scsi_address(index) == address == f"{fields['scsi-id']}:{fields['lun']}"
+    assert (fields["bus"], fields["serial"]) == ("virtio-scsi0.0", "s")
+
+
+def test_a_directory_is_no_disk(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="neither a file nor a block device"):
+        is_block_special(disk("d", tmp_path))
+
+
+class Monitor:
+    """Writes down the commands; `refuse` names those that fail."""
+
+    def __init__(self, *refuse: str) -> None:
+        self.said: list[tuple[str, Any]] = []
+        self.refuse = list(refuse)
+
+    def _say(self, command: str, value: object) -> None:
+        self.said.append((command, value))
+        if command in self.refuse:
+            self.refuse.remove(command)
+            raise QmpCommandFailed(command, "GenericError", "no")
+
+    async def object_add(self, fields: Mapping[str, object]) -> None:
+        self._say("object_add", fields["id"])
+
+    async def blockdev_add(self, node: Mapping[str, Any]) -> None:
+        self._say("blockdev_add", node["file"]["aio"])
+
+    async def blockdev_del(self, name: str) -> None:
+        self._say("blockdev_del", name)
+
+    async def device_add(self, driver: str, device_id: str, _fields: Mapping[str, object]) -> None:
+        self._say("device_add", (driver, device_id))
+
+    async def device_remove(self, device_id: str) -> None:
+        self._say("device_remove", device_id)
+
+    async def behind_bridge(self, driver: str, device_id: str, _fields: Mapping[str, object]) -> GuestLocation:
+        self._say("behind_bridge", (driver, device_id))
+        return GuestLocation(pci_path="02/01")
+
+
+def disks(monitor: Monitor) -> Disks:
+    return Disks(monitor, monitor.behind_bridge)  # type: ignore[arg-type]
+
+
+def test_without_io_uring_disks_use_threads_and_do_not_ask_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monitor = Monitor("blockdev_add")
+    plugged = disks(monitor)
+
+    asyncio.run(plugged.plug(disk("a", path, aio=DiskAio.IO_URING)))
+    asyncio.run(plugged.plug(disk("b", path, aio=DiskAio.IO_URING)))
+
+    assert [value for name, value in monitor.said if name == "blockdev_add"] == ["io_uring", "threads", "threads"]
+
+
+def test_another_aio_that_fails_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+
+    with pytest.raises(QmpCommandFailed):
+        asyncio.run(disks(Monitor("blockdev_add")).plug(disk("a", path, aio=DiskAio.NATIVE)))
+
+
+@pytest.mark.parametrize("failing", ["behind_bridge", "device_add"])
+def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, failing: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monitor = Monitor(failing)
+    plugged = disks(monitor)
+
+    with pytest.raises(QmpCommandFailed):
+        asyncio.run(plugged.plug(disk("a", path, bus=DiskBus.VIRTIO_SCSI, iothread="one")))
+
+    assert monitor.said[0] == ("object_add", "iothread-one")
+    assert monitor.said[-1] == ("blockdev_del", "a")
+    assert plugged.saved() == {}
+
+
+def test_a_freed_scsi_address_is_given_again(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monitor = Monitor()
+    plugged = disks(monitor)
+
+    async def body() -> list[str]:
+        named = [disk(name, path, bus=DiskBus.VIRTIO_SCSI) for name in ("a", "b", "c")]
+        given = [(await plugged.plug(each)).scsi_address for each in named[:2]]
+        await plugged.unplug(named[0])
+        return [*given, (await plugged.plug(named[2])).scsi_address]
+
+    assert asyncio.run(body()) == ["0:0", "0:1", "0:0"]
+    assert [value for name, value in monitor.said if name == "behind_bridge"] == [("virtio-scsi-pci", "scsi0")]
+    assert plugged.saved() == {"0": "c", "1": "b"}
