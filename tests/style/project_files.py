@@ -19,7 +19,7 @@ def text_files() -> Iterator[Path]:
         here = Path(directory)
         skipped = _NOT_OURS | (_NOT_OURS_AT_TOP if here == ROOT else set())
         names[:] = sorted(n for n in names if n not in skipped and not n.endswith(".egg-info"))
-        for name in sorted(files):
+        for name in sorted(set(files) - _NOT_OURS):  # a worktree's .git is a file
             if (
                 not name.endswith((*_GENERATED, ".svg", ".png", ".pyc"))
                 and b"\0" not in (here / name).read_bytes()[:4096]
