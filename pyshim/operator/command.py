@@ -20,6 +20,7 @@ SUBCOMMANDS = {
     "state": ("pyshim.operator.state", "show what is recorded about a sandbox on this node"),
     "config": ("pyshim.operator.config", "check, show and explain the configuration"),
     "sizing": ("pyshim.operator.sizing", "explain how large a sandbox's VM is, or would be"),
+    "cdi": ("pyshim.operator.cdi", "list, judge and resolve the devices of this node's CDI specs"),
     "launcher": ("pyshim.operator.launcher", "write the shim binary that containerd calls"),
     "version": ("pyshim.operator.version", "print versions"),
 }

@@ -21,7 +21,15 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.log": (),
     "pyshim.debug": (),
     "pyshim.operator": (
-        *("pyshim.bootstrap", "pyshim.config", "pyshim.plan", "pyshim.model", "pyshim.state", "pyshim.host"),
+        *(
+            "pyshim.bootstrap",
+            "pyshim.config",
+            "pyshim.plan",
+            "pyshim.model",
+            "pyshim.state",
+            "pyshim.host",
+            "pyshim.cdi",
+        ),
     ),
     "pyshim.bootstrap": (),
     "pyshim.bootstrap.delete": ("pyshim.bootstrap", "pyshim.model", "pyshim.state", "pyshim.host"),
@@ -31,8 +39,10 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.plan": ("pyshim.model", "hypervisors.base"),
     "pyshim.config": ("pyshim.model",),
     "pyshim.state": ("pyshim.model",),
-    "pyshim.host": ("pyshim.model", "hypervisors.base"),
+    "pyshim.host": ("pyshim.model", "hypervisors.base", "pyshim.cdi"),
     "pyshim.ttrpc": (),
+    # A library of its own, used by host and guest.
+    "pyshim.cdi": (),
     "pyshim.task": ("pyshim.sandbox", "pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.sandbox": ("pyshim.plan", "pyshim.model", "pyshim.state", "hypervisors.base"),
     "pyshim.agent": ("pyshim.model", "pyshim.ttrpc", "protos"),
@@ -42,7 +52,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "hypervisors.remote": ("hypervisors.base", "pyshim.model", "pyshim.host", "pyshim.ttrpc", "protos"),
     "protos": (),
     "guest": (),
-    "guest.agent": ("protos", "pyshim.ttrpc"),
+    "guest.agent": ("protos", "pyshim.ttrpc", "pyshim.cdi"),
     "guest.image": (),
     "guest.image.start": ("guest.agent",),  # goes into the image, in front of the agent
 }

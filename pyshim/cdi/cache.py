@@ -1,0 +1,218 @@
+"""Directories of specs, kept in mind: which device a name stands for, by priority.
+
+A later directory wins. Two specs of one directory that define the same device leave nobody with it, unless a later
+directory defines it again. A file that is wrong is an error of its own and does not touch the devices of other files.
+Before each question the directories are looked at (names, times, sizes): what has not changed is not read again.
+"""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyshim.cdi.errors import CdiError, DeviceConflict, InvalidName, UnresolvedDevices
+from pyshim.cdi.files import SUFFIXES, read_spec, remove_spec, write_spec
+from pyshim.cdi.host_nodes import host_node
+from pyshim.cdi.inject import LookAt, inject
+from pyshim.cdi.names import parse_qualified_name
+from pyshim.cdi.spec import ContainerEdits, Device, Spec
+
+DEFAULT_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+"""Of what an administrator writes, and of what programs write while the machine runs."""
+
+_Signature = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedDevice:
+    name: str
+    """Qualified."""
+    device: Device
+    spec: Spec
+    path: str
+    """The file of `spec`."""
+    priority: int
+    """The index of its directory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    signature: _Signature
+    spec: Spec | None
+    error: CdiError | None
+
+
+class Cache:
+    """Safe to share between threads. Construction reads nothing."""
+
+    def __init__(
+        self,
+        directories: Iterable[str] = DEFAULT_DIRECTORIES,
+        *,
+        auto_refresh: bool = True,
+        look_at: LookAt = host_node,
+        read: Callable[[str], Spec] = read_spec,
+    ) -> None:
+        self.directories = tuple(directories)
+        self._auto_refresh = auto_refresh
+        self._look_at = look_at
+        self._read = read
+        self._lock = threading.RLock()
+        self._is_fresh = False
+        self._files: dict[str, _File] = {}
+        self._devices: dict[str, CachedDevice] = {}
+        self._errors: dict[str, tuple[CdiError, ...]] = {}
+
+    def refresh(self) -> Mapping[str, tuple[CdiError, ...]]:
+        """The directories as they are now; the errors by path (a directory's or a file's), empty when all is well."""
+        with self._lock:
+            failed: dict[str, CdiError] = {}
+            files: dict[str, _File] = {}
+            order: list[tuple[int, str]] = []
+            for priority, directory in enumerate(self.directories):
+                for path in self._listed(directory, failed):
+                    if path not in files:
+                        files[path] = self._file(path)
+                        order.append((priority, path))
+            if not self._is_fresh or failed or files != self._files or self._errors.keys() - files.keys():
+                self._files = files
+                self._index(order, failed)
+            self._is_fresh = True
+            return dict(self._errors)
+
+    def _listed(self, directory: str, failed: dict[str, CdiError]) -> list[str]:
+        try:
+            names = sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            cause = f"{errno.errorcode.get(error.errno or 0, error.errno)} ({(error.strerror or '').lower()})"
+            failed[directory] = CdiError(f"list cdi specs in '{directory}': {cause}")
+            return []
+        paths = (os.path.join(directory, name) for name in names if name.endswith(SUFFIXES) and name not in SUFFIXES)
+        return [path for path in paths if not os.path.isdir(path)]
+
+    def _file(self, path: str) -> _File:
+        signature = _signature(path)
+        known = self._files.get(path)
+        if known is not None and known.signature == signature:
+            return known
+        try:
+            return _File(signature=signature, spec=self._read(path), error=None)
+        except CdiError as error:
+            return _File(signature=signature, spec=None, error=error)
+
+    def _index(self, order: list[tuple[int, str]], failed: Mapping[str, CdiError]) -> None:
+        errors: dict[str, list[CdiError]] = {path: [error] for path, error in failed.items()}
+        found: dict[str, list[CachedDevice]] = {}
+        for priority, path in order:
+            file = self._files[path]
+            if file.error is not None:
+                errors.setdefault(path, []).append(file.error)
+            if file.spec is None:
+                continue
+            for device in file.spec.devices:
+                name = f"{file.spec.kind}={device.name}"
+                entry = CachedDevice(name=name, device=device, spec=file.spec, path=path, priority=priority)
+                found.setdefault(name, []).append(entry)
+        self._devices = {}
+        for name, entries in found.items():
+            best = [entry for entry in entries if entry.priority == entries[-1].priority]
+            if len(best) == 1:
+                self._devices[name] = best[0]
+                continue
+            conflict = DeviceConflict(name, tuple(entry.path for entry in best))
+            for entry in best:
+                errors.setdefault(entry.path, []).append(conflict)
+        self._errors = {path: tuple(found_errors) for path, found_errors in errors.items()}
+
+    def _current(self) -> None:
+        if self._auto_refresh or not self._is_fresh:
+            self.refresh()
+
+    def errors(self) -> Mapping[str, tuple[CdiError, ...]]:
+        """What is wrong with directories and files, by path."""
+        with self._lock:
+            self._current()
+            return dict(self._errors)
+
+    def devices(self) -> tuple[CachedDevice, ...]:
+        """Every device that can be had, by name."""
+        with self._lock:
+            self._current()
+            return tuple(self._devices[name] for name in sorted(self._devices))
+
+    def device(self, name: str) -> CachedDevice | None:
+        with self._lock:
+            self._current()
+            return self._devices.get(name)
+
+    def specs(self) -> Mapping[str, Spec]:
+        """The specs that are in order, by path."""
+        with self._lock:
+            self._current()
+            return {path: file.spec for path, file in self._files.items() if file.spec is not None}
+
+    def kinds(self) -> tuple[str, ...]:
+        """Every kind some valid spec is of."""
+        return tuple(sorted({spec.kind for spec in self.specs().values()}))
+
+    def find(self, names: Iterable[str]) -> tuple[CachedDevice, ...]:
+        """The devices, in the order asked for. Raises UnresolvedDevices with all that are missing and why."""
+        wanted = tuple(dict.fromkeys(names))
+        with self._lock:
+            self._current()
+            missing = tuple(name for name in wanted if name not in self._devices)
+            if missing:
+                raise UnresolvedDevices(missing, self._hints(missing))
+            return tuple(self._devices[name] for name in wanted)
+
+    def _hints(self, missing: tuple[str, ...]) -> tuple[str, ...]:
+        hints = []
+        for name in missing:
+            try:
+                parse_qualified_name(name)
+            except InvalidName as error:
+                hints.append(str(error))
+        for path in sorted(self._errors):
+            for found in self._errors[path]:
+                if not isinstance(found, DeviceConflict) or found.device in missing:
+                    hints.append(str(found))
+        return tuple(dict.fromkeys(hints))
+
+    def edits(self, names: Iterable[str]) -> ContainerEdits:
+        """What the devices do to a container together: a spec's own edits once, before those of its first device."""
+        edits = ContainerEdits()
+        begun: set[str] = set()
+        for found in self.find(names):
+            if found.path not in begun:
+                begun.add(found.path)
+                edits = edits.then(found.spec.container_edits)
+            edits = edits.then(found.device.container_edits)
+        return edits
+
+    def inject(self, oci_spec: dict[str, Any], names: Iterable[str]) -> None:
+        """`oci_spec` has the devices. Raises UnresolvedDevices or InjectionFailed with the spec untouched."""
+        inject(oci_spec, self.edits(names), look_at=self._look_at)
+
+    def write(self, spec: Spec, *, transient_id: str = "", suffix: str = ".json") -> str:
+        """The path of `spec` in the directory of highest priority, written whole."""
+        if not self.directories:
+            raise CdiError(f"write cdi spec of kind {spec.kind!r}: there is no directory")
+        return write_spec(spec, self.directories[-1], transient_id=transient_id, suffix=suffix)
+
+    def remove(self, kind: str, *, transient_id: str = "", suffix: str = ".json") -> None:
+        """What `write` made is gone. Idempotent."""
+        if self.directories:
+            remove_spec(kind, self.directories[-1], transient_id=transient_id, suffix=suffix)
+
+
+def _signature(path: str) -> _Signature:
+    """Changes whenever the file's content may have. A file that cannot be looked at has none."""
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        return (error.errno or 0,)
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -1,0 +1,40 @@
+"""What can be wrong with names, specs and devices. Every text names the file, the member or the device."""
+
+
+class CdiError(Exception):
+    """Base of all errors of this library."""
+
+
+class InvalidName(CdiError):
+    """A device name, kind or annotation that does not follow the rules."""
+
+
+class InvalidSpec(CdiError):
+    """A spec that cannot be used; `problems` holds every finding as `member: problem`, in document order."""
+
+    def __init__(self, where: str, problems: tuple[str, ...]) -> None:
+        super().__init__(f"load cdi spec '{where}': {'; '.join(problems)}")
+        self.where = where
+        self.problems = problems
+
+
+class DeviceConflict(CdiError):
+    """A device that two specs of the same priority define: nobody gets it."""
+
+    def __init__(self, device: str, files: tuple[str, ...]) -> None:
+        super().__init__(f"find cdi device '{device}': defined by {' and '.join(repr(file) for file in files)}")
+        self.device = device
+        self.files = files
+
+
+class UnresolvedDevices(CdiError):
+    """Devices that no spec defines; `devices` names all of them."""
+
+    def __init__(self, devices: tuple[str, ...], hints: tuple[str, ...] = ()) -> None:
+        text = f"resolve cdi devices: no spec defines {', '.join(repr(device) for device in devices)}"
+        super().__init__(f"{text} ({'; '.join(hints)})" if hints else text)
+        self.devices = devices
+
+
+class InjectionFailed(CdiError):
+    """An edit that cannot be made on this host, such as a device node that is not there."""

@@ -1,0 +1,32 @@
+"""What a device node of this machine is: the part of a spec that is left to where it is used."""
+
+import errno
+import os
+import stat
+from typing import NamedTuple
+
+from pyshim.cdi.errors import InjectionFailed
+
+
+class HostNode(NamedTuple):
+    type: str
+    """`b`, `c` or `p`."""
+    major: int
+    minor: int
+    file_mode: int
+
+
+def host_node(path: str) -> HostNode:
+    """The node at `path`, a link not followed. Raises InjectionFailed when there is none, or something else."""
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        cause = f"{errno.errorcode.get(number or 0, number)} ({os.strerror(number).lower()})" if number else str(error)
+        raise InjectionFailed(f"look at device node '{path}': {cause}") from error
+    kinds = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
+    kind = kinds.get(stat.S_IFMT(found.st_mode))
+    if kind is None:
+        raise InjectionFailed(f"look at device node '{path}': it is neither a device nor a fifo")
+    numbers = (0, 0) if kind == "p" else (os.major(found.st_rdev), os.minor(found.st_rdev))
+    return HostNode(kind, *numbers, stat.S_IMODE(found.st_mode))

@@ -1,0 +1,83 @@
+"""Names of devices: `vendor.com/class=name`."""
+
+from typing import NamedTuple
+
+from pyshim.cdi.errors import InvalidName
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+_ALPHANUMERIC = _LETTERS | frozenset("0123456789")
+_KIND_INSIDE = _ALPHANUMERIC | frozenset("_-.")
+_DEVICE_INSIDE = _KIND_INSIDE | frozenset(":")
+
+
+class QualifiedName(NamedTuple):
+    vendor: str
+    device_class: str
+    device: str
+
+    @property
+    def kind(self) -> str:
+        return f"{self.vendor}/{self.device_class}"
+
+    def __str__(self) -> str:
+        return f"{self.vendor}/{self.device_class}={self.device}"
+
+
+def parse_qualified_name(text: str) -> QualifiedName:
+    """The parts of `text`. Raises InvalidName saying which part is wrong."""
+    kind, equals, device = text.partition("=")
+    vendor, slash, device_class = kind.partition("/")
+    if text.startswith("/") or not (equals and slash and vendor and device_class and device):
+        raise InvalidName(f"parse cdi device {text[:200]!r}: want VENDOR/CLASS=NAME")
+    for what, part, check in (
+        ("vendor", vendor, check_vendor),
+        ("class", device_class, check_class),
+        ("name", device, check_device),
+    ):
+        if problem := check(part):
+            raise InvalidName(f"parse cdi device {text[:200]!r}: {what} {part[:100]!r} {problem}")
+    return QualifiedName(vendor, device_class, device)
+
+
+def is_qualified_name(text: str) -> bool:
+    try:
+        parse_qualified_name(text)
+    except InvalidName:
+        return False
+    return True
+
+
+def check_kind(kind: str) -> str:
+    """What is wrong with `kind`; empty when nothing is."""
+    vendor, slash, device_class = kind.partition("/")
+    if not slash:
+        return "is not VENDOR/CLASS"
+    if problem := check_vendor(vendor):
+        return f"has a vendor {vendor[:100]!r} that {problem}"
+    if problem := check_class(device_class):
+        return f"has a class {device_class[:100]!r} that {problem}"
+    return ""
+
+
+def check_vendor(text: str) -> str:
+    return _check(text, _LETTERS, _KIND_INSIDE, "a letter", "letters, digits, '_', '-' or '.'")
+
+
+def check_class(text: str) -> str:
+    return check_vendor(text)
+
+
+def check_device(text: str) -> str:
+    return _check(text, _ALPHANUMERIC, _DEVICE_INSIDE, "a letter or digit", "letters, digits, '_', '-', '.' or ':'")
+
+
+def _check(text: str, first: frozenset[str], inside: frozenset[str], first_is: str, inside_is: str) -> str:
+    if not text:
+        return "is empty"
+    if text[0] not in first:
+        return f"does not begin with {first_is}"
+    if any(char not in inside for char in text):
+        return f"has characters other than {inside_is}"
+    if text[-1] not in _ALPHANUMERIC:
+        return "does not end with a letter or digit"
+    return ""

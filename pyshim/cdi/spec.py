@@ -1,0 +1,143 @@
+"""The nouns of a spec, and their JSON. Absent numbers are None: 0 is a value (root's uid, the first minor)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+_JSON_NAMES = {
+    "host_path": "hostPath",
+    "file_mode": "fileMode",
+    "host_interface_name": "hostInterfaceName",
+    "container_path": "containerPath",
+    "hook_name": "hookName",
+    "clos_id": "closID",
+    "l3_cache_schema": "l3CacheSchema",
+    "mem_bw_schema": "memBwSchema",
+    "enable_monitoring": "enableMonitoring",
+    "enable_cmt": "enableCMT",
+    "enable_mbm": "enableMBM",
+    "device_nodes": "deviceNodes",
+    "net_devices": "netDevices",
+    "intel_rdt": "intelRdt",
+    "additional_gids": "additionalGids",
+    "cdi_version": "cdiVersion",
+    "container_edits": "containerEdits",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNode:
+    path: str
+    host_path: str = ""
+    type: str = ""
+    """`b`, `c`, `u` or `p`; empty: what the host's node is."""
+    major: int | None = None
+    minor: int | None = None
+    file_mode: int | None = None
+    permissions: str = ""
+    """A subset of `rwm`; empty: all of it."""
+    uid: int | None = None
+    gid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetDevice:
+    host_interface_name: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    host_path: str
+    container_path: str
+    options: tuple[str, ...] = ()
+    type: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hook:
+    hook_name: str
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    timeout: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IntelRdt:
+    clos_id: str = ""
+    l3_cache_schema: str = ""
+    mem_bw_schema: str = ""
+    schemata: tuple[str, ...] = ()
+    enable_monitoring: bool = False
+    enable_cmt: bool = False
+    enable_mbm: bool = False
+    """The last two in versions 0.7.0 to 1.0.0 only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEdits:
+    env: tuple[str, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    net_devices: tuple[NetDevice, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    intel_rdt: IntelRdt | None = None
+    additional_gids: tuple[int, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return self == ContainerEdits()
+
+    def then(self, other: "ContainerEdits") -> "ContainerEdits":
+        """These edits followed by `other`'s."""
+        return ContainerEdits(
+            env=self.env + other.env,
+            device_nodes=self.device_nodes + other.device_nodes,
+            net_devices=self.net_devices + other.net_devices,
+            mounts=self.mounts + other.mounts,
+            hooks=self.hooks + other.hooks,
+            intel_rdt=other.intel_rdt or self.intel_rdt,
+            additional_gids=self.additional_gids + other.additional_gids,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    name: str
+    container_edits: ContainerEdits
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    cdi_version: str
+    kind: str
+    devices: tuple[Device, ...]
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    container_edits: ContainerEdits = ContainerEdits()
+
+    def device(self, name: str) -> Device | None:
+        return next((device for device in self.devices if device.name == name), None)
+
+    def all_edits(self) -> tuple[ContainerEdits, ...]:
+        return (self.container_edits, *(device.container_edits for device in self.devices))
+
+
+def as_json(value: object) -> Any:
+    """The document of a Spec, or of any part of one: what is absent, empty or false is left out."""
+    if is_dataclass(value):
+        document = {}
+        for each in fields(value):
+            member = getattr(value, each.name)
+            if member in (None, "", (), {}) or member is False:
+                continue
+            if isinstance(member, ContainerEdits) and member.is_empty and not isinstance(value, Device):
+                continue
+            document[_JSON_NAMES.get(each.name, each.name)] = as_json(member)
+        return document
+    if isinstance(value, tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value

@@ -1,0 +1,54 @@
+"""YAML as specs use it: texts, whole numbers, booleans, lists and objects; nothing that runs or repeats silently."""
+
+import re
+from typing import Any, ClassVar
+
+import yaml
+
+MAX_DEPTH = 32
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """Dates and `1:30` (a number of base 60 in YAML 1.1) stay the texts they are; a name may not come twice."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "int")]
+        for first, resolvers in _Base.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        self.flatten_mapping(node)
+        found: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is no member's name", key_node.start_mark)
+            if key in found:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the name {key[:100]!r} is given twice in one object", key_node.start_mark
+                )
+            found[key] = self.construct_object(value_node, deep=deep)
+        return found
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(?:0|[1-9][0-9_]*|0[0-7_]+|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
+)
+
+
+def load(text: str) -> object:
+    """The one document in `text`. Raises yaml.YAMLError, ValueError or RecursionError."""
+    depth = 0
+    # PyYAML's C loader recurses without a limit of its own and dies of a deep document.
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_DEPTH}")
+    found: object = yaml.load(text, Loader=_Loader)
+    return found

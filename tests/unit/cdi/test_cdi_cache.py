@@ -1,0 +1,399 @@
+"""Directories of specs: files that are good, bad, hostile, changing; priorities, conflicts, writing; the command."""
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyshim.cdi import (
+    Cache,
+    CdiError,
+    DeviceConflict,
+    InvalidName,
+    InvalidSpec,
+    UnresolvedDevices,
+    parse_spec,
+    read_spec,
+    spec_file_name,
+)
+from pyshim.cdi.files import MAX_SPEC_BYTES, document_of
+from pyshim.operator.command import run
+
+
+def spec(kind: str = "v.com/c", *devices: str, env: str = "DEV", version: str = "1.1.0") -> dict[str, Any]:
+    names = devices or ("0",)
+    return {
+        "cdiVersion": version,
+        "kind": kind,
+        "devices": [{"name": name, "containerEdits": {"env": [f"{env}_{name}=1"]}} for name in names],
+        "containerEdits": {"env": ["COMMON=1"]},
+    }
+
+
+def put(directory: Path, name: str, document: object) -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+@pytest.fixture
+def low(tmp_path: Path) -> Path:
+    return tmp_path / "low"
+
+
+@pytest.fixture
+def high(tmp_path: Path) -> Path:
+    return tmp_path / "high"
+
+
+@pytest.fixture
+def cache(low: Path, high: Path) -> Cache:
+    return Cache([str(low), str(high)])
+
+
+def names(cache: Cache) -> list[str]:
+    return [found.name for found in cache.devices()]
+
+
+YAML = """
+cdiVersion: v0.6.0
+kind: "v.com/c"
+devices:
+  - name: 0
+    containerEdits:
+      deviceNodes:
+        - {path: /dev/x, type: c, major: 0x10, minor: 010, fileMode: 0660}
+      env: [WHEN=2020-01-01, 'A=b']
+  - name: 1:30
+    annotations: {released: 2020-01-01, yes: "1"}
+    containerEdits: &same
+      env: [A=b]
+  - {name: other, containerEdits: *same}
+"""
+
+
+def test_yaml_is_read_as_the_same_nouns(tmp_path: Path) -> None:
+    found = read_spec(str(put(tmp_path, "x.yaml", YAML.replace('yes: "1"', "'yes': \"1\""))))
+
+    node = found.devices[0].container_edits.device_nodes[0]
+    assert [device.name for device in found.devices] == ["0", "1:30", "other"]
+    assert (node.major, node.minor, node.file_mode) == (16, 8, 0o660)
+    assert found.devices[1].annotations == {"released": "2020-01-01", "yes": "1"}
+    assert found.devices[2].container_edits == found.devices[1].container_edits
+
+
+def test_content_decides_between_json_and_yaml(tmp_path: Path) -> None:
+    as_yaml = put(
+        tmp_path, "a.json", "cdiVersion: 0.3.0\nkind: v/c\ndevices: [{name: a, containerEdits: {env: [A=b]}}]"
+    )
+    as_json = put(tmp_path, "b.yaml", json.dumps(spec()))
+    flow = put(tmp_path, "c.yaml", "{cdiVersion: 0.3.0, kind: v/c, devices: [{name: a, containerEdits: {env: [A=b]}}]}")
+
+    assert [read_spec(str(path)).kind for path in (as_yaml, as_json, flow)] == ["v/c", "v.com/c", "v/c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("x.json", "", "the document is missing"),
+        ("x.json", "{", "not JSON"),
+        ("x.json", '{"kind": "a/b", "kind": "a/c"}', "the name 'kind' is given twice"),
+        ("x.yaml", "kind: a/b\nkind: a/c", "the name 'kind' is given twice"),
+        ("x.yaml", "a: [", "not YAML"),
+        ("x.yaml", "{1: 2}", "is no member's name"),
+        ("x.yaml", "--- {}\n--- {}", "not YAML"),
+        ("x.yaml", "!!python/object/apply:os.system [true]", "not YAML"),
+        ("x.yaml", "just text", "the document is not an object"),
+        ("x.json", "[" * 100_000, "not YAML"),
+        ("x.yaml", "&a [*a]", "nested deeper than"),
+        ("x.json", "\ud800", "not UTF-8 at byte 0"),
+        ("x.json", '{"kind": "\\ud800/x"}', "no text a kernel would take"),
+    ],
+    ids=lambda value: str(value)[:30].encode("ascii", "replace").decode(),
+)
+def test_files_that_are_no_specs(tmp_path: Path, name: str, content: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode("utf-8", "surrogatepass"))
+
+    with pytest.raises(InvalidSpec, match=text) as refused:
+        read_spec(str(path))
+    assert str(path) in str(refused.value)
+    assert len(str(refused.value)) < 2000
+
+
+def test_a_small_file_that_unfolds_to_billions_is_refused() -> None:
+    levels = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+
+    with pytest.raises(InvalidSpec, match="more than 1000000 values"):
+        document_of("\n".join(levels).encode(), "bomb.yaml")
+
+
+def test_a_file_beyond_the_limit_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with open(path, "wb") as file:
+        file.truncate(100 << 20)
+
+    with pytest.raises(InvalidSpec, match=f"it has {100 << 20} bytes, at most {MAX_SPEC_BYTES} are read"):
+        read_spec(str(path))
+
+
+def test_what_is_no_regular_file_is_refused_at_once(low: Path, cache: Cache) -> None:
+    good = put(low, "good.json", spec())
+    os.mkfifo(low / "fifo.json")
+    (low / "loop.json").symlink_to("loop.json")
+    (low / "dangling.json").symlink_to("nowhere")
+    (low / "null.yaml").symlink_to("/dev/null")
+    (low / "link.json").symlink_to("../elsewhere.json")
+    put(low.parent, "elsewhere.json", spec("v.com/linked"))
+
+    assert names(cache) == ["v.com/c=0", "v.com/linked=0"]
+    texts = {Path(path).name: str(error[0]) for path, error in cache.errors().items()}
+    assert sorted(texts) == ["dangling.json", "fifo.json", "loop.json", "null.yaml"]
+    assert "ELOOP" in texts["loop.json"]
+    assert "ENOENT" in texts["dangling.json"]
+    assert "not a regular file" in texts["fifo.json"]
+    assert "not a regular file" in texts["null.yaml"]
+    assert cache.device("v.com/c=0").path == str(good)  # type: ignore[union-attr]
+
+
+def test_only_files_of_the_two_suffixes_directly_in_the_directory_count(low: Path, cache: Cache) -> None:
+    put(low, "a.json", spec("v.com/a"))
+    put(low, "b.yaml", spec("v.com/b"))
+    for name in ("c.yml", "d.JSON", "e.json.bak", "f", ".json"):
+        put(low, name, "nonsense")
+    (low / "sub.json").mkdir()
+    put(low / "sub.json", "g.json", spec("v.com/g"))
+
+    assert names(cache) == ["v.com/a=0", "v.com/b=0"]
+    assert cache.errors() == {}
+    assert cache.kinds() == ("v.com/a", "v.com/b")
+
+
+def test_missing_directories_are_empty_ones_and_loops_are_errors(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("")
+    good = tmp_path / "good"
+    put(good, "x.json", spec())
+    cache = Cache([str(tmp_path / name) for name in ("none", "loop", "file", "good")])
+
+    assert names(cache) == ["v.com/c=0"]
+    assert {Path(path).name: str(errors[0]).split("': ")[1] for path, errors in cache.errors().items()} == {
+        "loop": "ELOOP (too many levels of symbolic links)",
+        "file": "ENOTDIR (not a directory)",
+    }
+
+
+def test_one_broken_file_does_not_touch_the_others(low: Path, cache: Cache) -> None:
+    put(low, "a.json", spec("v.com/a"))
+    put(low, "b.json", {**spec("v.com/b"), "extra": 1})
+    put(low, "c.json", spec("v.com/c", version="0.2.0"))
+
+    assert names(cache) == ["v.com/a=0"]
+    assert sorted(Path(path).name for path in cache.errors()) == ["b.json", "c.json"]
+    with pytest.raises(UnresolvedDevices, match=r"b\.json': extra is not known"):
+        cache.edits(["v.com/b=0"])
+
+
+def test_the_later_directory_wins(low: Path, high: Path, cache: Cache) -> None:
+    put(low, "x.json", spec("v.com/c", "0", "1", env="LOW"))
+    put(high, "y.json", spec("v.com/c", "1", env="HIGH"))
+
+    assert [(found.name, Path(found.path).name) for found in cache.devices()] == [
+        ("v.com/c=0", "x.json"),
+        ("v.com/c=1", "y.json"),
+    ]
+    assert cache.errors() == {}
+    assert cache.edits(["v.com/c=1"]).env == ("COMMON=1", "HIGH_1=1")
+
+
+def test_a_conflict_takes_the_device_away_and_is_told_on_both_files(low: Path, high: Path, cache: Cache) -> None:
+    put(low, "a.json", spec("v.com/c", "0", "1"))
+    put(low, "b.json", spec("v.com/c", "1", "2"))
+
+    assert names(cache) == ["v.com/c=0", "v.com/c=2"]
+    errors = cache.errors()
+    assert sorted(Path(path).name for path in errors) == ["a.json", "b.json"]
+    assert all(isinstance(error, DeviceConflict) for found in errors.values() for error in found)
+    with pytest.raises(UnresolvedDevices, match=r"'v.com/c=1' \(find cdi device 'v.com/c=1': defined by .*a.json"):
+        cache.edits(["v.com/c=1"])
+    put(high, "c.json", spec("v.com/c", "1"))
+    assert names(cache) == ["v.com/c=0", "v.com/c=1", "v.com/c=2"]
+    assert cache.errors() == {}
+
+
+def test_all_unresolved_names_are_listed_at_once_and_nothing_is_injected(low: Path, cache: Cache) -> None:
+    put(low, "a.json", spec())
+    oci: dict[str, Any] = {}
+
+    with pytest.raises(UnresolvedDevices, match=r"'v\.com/c=7', 'w\.com/c=0', 'nonsense'") as refused:
+        cache.inject(oci, ["v.com/c=0", "v.com/c=7", "w.com/c=0", "nonsense"])
+    assert refused.value.devices == ("v.com/c=7", "w.com/c=0", "nonsense")
+    assert "want VENDOR/CLASS=NAME" in str(refused.value)
+    assert oci == {}
+
+
+def test_a_specs_own_edits_come_once_before_its_first_device(low: Path, cache: Cache) -> None:
+    put(low, "a.json", {**spec("v.com/a", "0", "1"), "containerEdits": {"env": ["ORDER=a"]}})
+    put(low, "b.json", {**spec("v.com/b", "0"), "containerEdits": {"env": ["ORDER=b"]}})
+
+    edits = cache.edits(["v.com/b=0", "v.com/a=1", "v.com/a=0", "v.com/a=1"])
+
+    assert edits.env == ("ORDER=b", "DEV_0=1", "ORDER=a", "DEV_1=1", "DEV_0=1")
+
+
+def test_changes_are_seen_and_what_did_not_change_is_not_read_again(low: Path, high: Path) -> None:
+    read: list[str] = []
+
+    def reading(path: str) -> Any:
+        read.append(Path(path).name)
+        return read_spec(path)
+
+    cache = Cache([str(low), str(high)], read=reading)
+    put(low, "a.json", spec("v.com/a"))
+    assert names(cache) == ["v.com/a=0"]
+    put(high, "b.json", "broken")
+    assert names(cache) == ["v.com/a=0"]
+    assert len(cache.errors()) == 1
+    put(high, "b.json", spec("v.com/b", "0"))
+    assert names(cache) == ["v.com/a=0", "v.com/b=0"]
+    assert cache.errors() == {}
+    assert read == ["a.json", "b.json", "b.json"]
+    (low / "a.json").unlink()
+    assert names(cache) == ["v.com/b=0"]
+    assert read == ["a.json", "b.json", "b.json"]
+
+
+def test_without_auto_refresh_the_directories_are_read_when_told(low: Path) -> None:
+    cache = Cache([str(low)], auto_refresh=False)
+    put(low, "a.json", spec("v.com/a"))
+    assert names(cache) == ["v.com/a=0"]
+    put(low, "b.json", spec("v.com/b"))
+    assert names(cache) == ["v.com/a=0"]
+
+    cache.refresh()
+
+    assert names(cache) == ["v.com/a=0", "v.com/b=0"]
+
+
+def test_a_transient_spec_is_written_whole_and_removed(low: Path, high: Path, cache: Cache) -> None:
+    document = parse_spec(spec("v.com/c", "0", "1"), "x")
+
+    path = cache.write(document, transient_id="pod/7")
+
+    assert path == str(high / "v.com-c_pod_7.json")
+    assert os.stat(path).st_mode & 0o777 == 0o644
+    assert read_spec(path) == document
+    assert os.listdir(high) == ["v.com-c_pod_7.json"]
+    cache.remove("v.com/c", transient_id="pod/7")
+    cache.remove("v.com/c", transient_id="pod/7")
+    assert names(cache) == []
+
+
+def test_a_spec_can_be_written_as_yaml(high: Path, cache: Cache) -> None:
+    document = parse_spec(spec("v.com/c", "0", "1:2", "on"), "x")
+
+    path = cache.write(document, suffix=".yaml")
+
+    assert path == str(high / "v.com-c.yaml")
+    assert read_spec(path) == document
+
+
+def test_an_invalid_spec_is_not_written_and_leaves_the_old_one(high: Path, cache: Cache) -> None:
+    good = parse_spec(spec("v.com/c", "0"), "x")
+    path = cache.write(good)
+    from dataclasses import replace
+
+    with pytest.raises(InvalidSpec, match="is too low"):
+        cache.write(replace(good, cdi_version="0.3.0"))
+    assert read_spec(path) == good
+    with pytest.raises(InvalidName, match="suffix"):
+        cache.write(good, suffix=".txt")
+    with pytest.raises(InvalidName, match="id 'a b'"):
+        spec_file_name("v.com/c", "a b")
+    with pytest.raises(InvalidName, match="is not VENDOR/CLASS"):
+        spec_file_name("vendor")
+    assert os.listdir(high) == ["v.com-c.json"]
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    cache = Cache([str(tmp_path / "file" / "cdi")])
+
+    with pytest.raises(CdiError, match=r"write cdi spec '.*/file/cdi/v\.com-c\.json': ENOTDIR"):
+        cache.write(parse_spec(spec(), "x"))
+    with pytest.raises(CdiError, match="there is no directory"):
+        Cache([]).write(parse_spec(spec(), "x"))
+
+
+def test_readers_never_see_half_a_file(high: Path) -> None:
+    cache = Cache([str(high)])
+    writer_cache = Cache([str(high)])
+    long, short = (parse_spec(spec("v.com/c", *map(str, range(count))), "x") for count in (300, 1))
+    writer_cache.write(short)
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            writer_cache.write(long)
+            writer_cache.write(short)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = set()
+        deadline = time.monotonic() + 20
+        while len(seen) < 2 and time.monotonic() < deadline:
+            assert cache.errors() == {}
+            seen.add(len(cache.devices()))
+    finally:
+        stop.set()
+        writer.join()
+    assert seen == {1, 300}
+
+
+# The command
+
+
+def test_list_names_devices_and_errors(low: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(low, "a.json", spec("v.com/a", "x"))
+
+    assert run(["cdi", "list", "--directory", str(low)]) == 0
+    assert capsys.readouterr().out == f"v.com/a=x  {low}/a.json\n"
+    put(low, "b.json", "{")
+    assert run(["cdi", "list", "--json", "--directory", str(low)]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == [{"name": "v.com/a=x", "file": f"{low}/a.json"}]
+    assert f"load cdi spec '{low}/b.json': not JSON" in shown.err
+
+
+def test_validate_judges_each_file(low: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = put(low, "a.json", spec("v.com/a", "x")), put(low, "b.json", spec("v.com/b", version="0.9.0"))
+
+    assert run(["cdi", "validate", str(good)]) == 0
+    assert capsys.readouterr().out == f"{good}: v.com/a, 1 device, version 1.1.0, 0.3.0 would do\n"
+    assert run(["cdi", "validate", str(bad), str(good), str(low / "none.json")]) == 1
+    shown = capsys.readouterr()
+    assert "cdiVersion '0.9.0' is not one of" in shown.err
+    assert "ENOENT" in shown.err
+    assert str(good) in shown.out
+    assert run(["cdi", "validate", "--directory", str(low)]) == 1
+
+
+def test_resolve_prints_edits_or_a_whole_spec(low: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(low, "a.json", spec("v.com/a", "x"))
+    config = put(low, "config.oci", {"process": {"env": ["DEV_x=0"]}})
+    where = ["--directory", str(low)]
+
+    assert run(["cdi", "resolve", "v.com/a=x", *where]) == 0
+    assert json.loads(capsys.readouterr().out) == {"env": ["COMMON=1", "DEV_x=1"]}
+    assert run(["cdi", "resolve", "v.com/a=x", "--oci", str(config), *where]) == 0
+    assert json.loads(capsys.readouterr().out) == {"process": {"env": ["DEV_x=1", "COMMON=1"]}}
+    assert run(["cdi", "resolve", "v.com/a=y", "v.com/a=z", *where]) == 1
+    assert "no spec defines 'v.com/a=y', 'v.com/a=z'" in capsys.readouterr().err
+    assert run(["cdi", "resolve", "v.com/a=x", "--oci", str(low / "none"), *where]) == 1
+    assert "No such file" in capsys.readouterr().err
