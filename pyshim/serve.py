@@ -42,7 +42,7 @@ from pyshim.sandbox.tasks import TaskOwner
 from pyshim.state.json_fields import StateDamaged
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
-from pyshim.state.store import StateStore
+from pyshim.state.store import REGISTER, StateStore
 from pyshim.task.publisher import EventPublisher
 from pyshim.task.service import TaskService
 from pyshim.ttrpc import Server
@@ -118,7 +118,7 @@ class _Daemon:
         )
 
         def records(sandbox_id: SandboxId) -> SandboxRecords:
-            store = StateStore()
+            store = StateStore(register=REGISTER)
             refuse_living_namesake(store, sandbox_id, shim)
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 

@@ -34,6 +34,8 @@ _FURNITURE = frozenset(
         "/run/vc/vm",
         "/run/mount",
         "/run/netns",
+        "/run/pyshim",
+        "/run/pyshim/sandboxes",
     }
 )
 # Made and removed by the client; a `ctr` that detaches or is killed leaves them behind, whatever the shim does.

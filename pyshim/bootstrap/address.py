@@ -19,11 +19,15 @@ def socket_path(socket_dir: str, containerd_address: str, namespace: str, group:
     The same arithmetic as containerd's own shims (sha256 of the cleaned joined path); containerd uses only what
     `start` prints.
     """
-    name = _sha256_hex(os.fsencode(os.path.normpath("/".join((containerd_address, namespace, group)))))
-    path = os.path.join(socket_dir, name)
+    path = os.path.join(socket_dir, socket_name(containerd_address, namespace, group))
     if len(os.fsencode(path)) > _MAX_PATH_BYTES:
         raise BootstrapError(f"make socket {path!r}: the path is longer than {_MAX_PATH_BYTES} bytes")
     return path
+
+
+def socket_name(containerd_address: str, namespace: str, group: str) -> str:
+    """The file name of `socket_path`: 64 hexadecimal digits."""
+    return _sha256_hex(os.fsencode(os.path.normpath("/".join((containerd_address, namespace, group)))))
 
 
 def claim(path: str) -> "_socket.socket | None":

@@ -22,19 +22,20 @@ if TYPE_CHECKING:
     from pyshim.model.snapshot import ContainerSnapshot
 
 STATE_ROOT = "/run/vc/sbs"
+REGISTER = "/run/pyshim/sandboxes"
 EXIT_KILLED = 128 + signal.SIGKILL
 DEADLINE_S = 4.0
 """containerd kills us after five; an answer without a clean host is worth more than none."""
 
 
-def main(call: Invocation, *, state_root: str = STATE_ROOT) -> int:
+def main(call: Invocation, *, state_root: str = STATE_ROOT, register: str = REGISTER) -> int:
     """The exit code of `delete`: 0 when nothing is left that should not be, the answer then being on stdout."""
     deadline = time.monotonic() + DEADLINE_S
     # The daemon ends on these; half a cleanup would help nobody.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     errors: list[str] = []
-    answer = delete(call, state_root=state_root, deadline=deadline, errors=errors)
+    answer = delete(call, state_root=state_root, register=register, deadline=deadline, errors=errors)
     for error in errors:
         print(error, file=sys.stderr)
     try:
@@ -45,14 +46,14 @@ def main(call: Invocation, *, state_root: str = STATE_ROOT) -> int:
     return 1 if errors else 0
 
 
-def delete(call: Invocation, *, state_root: str, deadline: float, errors: "list[str]") -> bytes:
+def delete(call: Invocation, *, state_root: str, register: str, deadline: float, errors: "list[str]") -> bytes:
     """The DeleteResponse for `call.id`, whose leftovers are gone except for what `errors` then says.
 
     Raises BootstrapError for a call that does not say what to delete.
     """
     container_id = spec.checked_id(call.id, "flag -id")
     bundle = os.path.abspath(call.bundle or ".")
-    sandbox_id = _sandbox_of(container_id, bundle, state_root)
+    sandbox_id = _sandbox_of(container_id, bundle, state_root, register)
     pid, container = 0, None
     if sandbox_id:
         from pyshim.bootstrap import leftovers
@@ -60,8 +61,10 @@ def delete(call: Invocation, *, state_root: str, deadline: float, errors: "list[
         pid, container = leftovers.clean(
             sandbox_id,
             container_id,
+            address=call.address,
             namespace=call.namespace,
             state_root=state_root,
+            register=register,
             deadline=deadline,
             errors=errors,
         )
@@ -70,14 +73,14 @@ def delete(call: Invocation, *, state_root: str, deadline: float, errors: "list[
     return _answer(pid, container)
 
 
-def _sandbox_of(container_id: str, bundle: str, state_root: str) -> str:
-    """The sandbox whose state knows of the container; empty when there is none."""
+def _sandbox_of(container_id: str, bundle: str, state_root: str, register: str) -> str:
+    """The sandbox whose state, or entry in the register, knows of the container; empty when there is none."""
     candidates = [container_id]
     # A damaged config.json must not keep us from cleaning; the directories below answer as well.
     with contextlib.suppress(BootstrapError):
         candidates.insert(0, spec.group_id(bundle, container_id))
     for candidate in candidates:
-        if os.path.lexists(f"{state_root}/{candidate}/persist.json"):
+        if os.path.lexists(f"{state_root}/{candidate}/persist.json") or os.path.lexists(f"{register}/{candidate}"):
             return candidate
     try:
         names = os.listdir(state_root)

@@ -10,55 +10,70 @@ import select
 import signal
 import time
 
+from pyshim.bootstrap.address import socket_name
+from pyshim.bootstrap.conventions import Places, clean_by_convention
 from pyshim.bootstrap.dead_socket import remove_dead_socket
 from pyshim.host import processes
-from pyshim.host.mount_table import unmount_below
-from pyshim.host.release import release
-from pyshim.host.trees import remove_tree
+from pyshim.host.release import release_all
 from pyshim.model.errors import NotFound, ShimError
-from pyshim.model.ledger import LedgerEntry
 from pyshim.model.snapshot import ContainerSnapshot
 from pyshim.state.json_fields import StateDamaged
-from pyshim.state.schema import NotOurState, SandboxState
+from pyshim.state.schema import NotOurState, SandboxState, ShimRecord
 from pyshim.state.store import StateStore
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXIT_WAIT_S = 1.0
 """For a daemon that is on its way out, as it is at the normal end of every sandbox."""
 TERM_WAIT_S = 1.0
 _ONE_UNDO_S = 1.5
 _LOCK_PAUSE_S = 0.02
-
-# The places of plan/share.py and plan/sandbox.py, for a state that cannot be read; a test compares them.
-SHARED_ROOT = "/run/kata-containers/shared/sandboxes"
-VM_ROOT = "/run/vc/vm"
+_SOCKET_NAME_CHARS = 64
 
 
 def clean(
-    sandbox_id: str, container_id: str, *, namespace: str, state_root: str, deadline: float, errors: "list[str]"
+    sandbox_id: str,
+    container_id: str,
+    *,
+    address: str,
+    namespace: str,
+    state_root: str,
+    deadline: float,
+    errors: "list[str]",
+    register: "str | None" = None,
+    places: "Places | None" = None,
 ) -> "tuple[int, ContainerSnapshot | None]":
     """What nobody serves of the sandbox is gone, except for what `errors` then says. Returns pid and record, if known.
 
-    A sandbox of that name in another of containerd's namespaces is another sandbox: the state's path has no namespace.
+    A sandbox of that name in another namespace, or of another containerd (`address` is the caller's), is another
+    sandbox: the state's path has neither.
     With a living daemon nothing is touched, unless the container is the sandbox's own: then containerd has given up the
     whole sandbox, and a daemon that still holds resources after a grace is ended first.
     """
-    store = StateStore(root=state_root)
+    store = StateStore(root=state_root, register=register)
     lock_fd = _locked(store.directory(sandbox_id), deadline)
     pid, container = 0, None
     try:
         state = store.load(sandbox_id)
-        if state.shim.namespace != namespace:
+        if not _is_callers(state.shim, sandbox_id, address, namespace):
             return pid, container
         pid, container = _known(state, container_id)
-        if _is_served(state) and container_id != sandbox_id:
+        if _is_served(state.shim) and container_id != sandbox_id:
             return pid, container
-        _end_daemon(store, state, deadline)
+        _end_daemon(state.shim, deadline, holds=lambda: bool(store.load(sandbox_id).ledger))
         _undo_all(store, sandbox_id, deadline, errors)
-    except StateDamaged as error:
-        if container_id == sandbox_id:
-            errors.extend(_clean_by_convention(store, sandbox_id, str(error), deadline))
-    except (NotFound, NotOurState):
-        # The daemon or another `delete` was faster; or the state is Kata's own, with which we have nothing to do.
+    except (StateDamaged, NotFound) as error:
+        shim = store.entered(sandbox_id)
+        if container_id != sandbox_id or (shim is not None and not _is_callers(shim, sandbox_id, address, namespace)):
+            return pid, container
+        if shim is not None:
+            _end_daemon(shim, deadline, holds=lambda: True)
+        if shim is not None or isinstance(error, StateDamaged):
+            errors.extend(_clean_unread(store, sandbox_id, str(error), deadline, places or Places()))
+    except NotOurState:
+        # Kata's own, with which we have nothing to do.
         pass
     except ShimError as error:
         errors.append(str(error))
@@ -66,6 +81,16 @@ def clean(
         if lock_fd >= 0:
             os.close(lock_fd)
     return pid, container
+
+
+def _is_callers(shim: ShimRecord, sandbox_id: str, address: str, namespace: str) -> bool:
+    """The shim's socket is the one `start` claimed for this containerd, namespace and sandbox."""
+    if shim.namespace != namespace:
+        return False
+    claimed = os.path.basename(shim.socket)
+    if not address or len(claimed) != _SOCKET_NAME_CHARS:
+        return True
+    return claimed == socket_name(address, namespace, sandbox_id)
 
 
 def _locked(directory: str, deadline: float) -> int:
@@ -95,21 +120,17 @@ def _known(state: SandboxState, container_id: str) -> "tuple[int, ContainerSnaps
     return state.snapshot.vmm_pid, containers.get(container_id)
 
 
-def _daemon(state: SandboxState) -> processes.ProcessRef:
-    return processes.ProcessRef(state.shim.pid, state.shim.start_ticks)
+def _is_served(shim: ShimRecord) -> bool:
+    return processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks))
 
 
-def _is_served(state: SandboxState) -> bool:
-    return processes.is_alive(_daemon(state))
-
-
-def _end_daemon(store: StateStore, state: SandboxState, deadline: float) -> None:
+def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]") -> None:
     """The daemon has ended, or holds nothing any more.
 
     At the normal end it has stopped the VM already and exits by itself; where other containers' tasks are still to be
     deleted it lives on, without resources, and is left alone.
     """
-    daemon = _daemon(state)
+    daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
     try:
         fd = os.pidfd_open(daemon.pid)
     except ProcessLookupError:
@@ -117,7 +138,7 @@ def _end_daemon(store: StateStore, state: SandboxState, deadline: float) -> None
     try:
         if not processes.is_alive(daemon) or _gone_within(fd, EXIT_WAIT_S):
             return
-        if not store.load(state.sandbox_id).ledger:
+        if not holds():
             return
         for signal_number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, deadline - time.monotonic())):
             with contextlib.suppress(ProcessLookupError):
@@ -137,50 +158,25 @@ def _gone_within(pidfd: int, wait_s: float) -> bool:
 def _undo_all(store: StateStore, sandbox_id: str, deadline: float, errors: "list[str]") -> None:
     """The ledger, as it now is on disk, is undone from its end; what could not be stays there, for the next to try."""
     state = store.load(sandbox_id)
-    held = _undo(state.ledger, deadline, errors)
+    held = release_all(state.ledger, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors)
     if held:
         store.save(SandboxState(sandbox_id=state.sandbox_id, shim=state.shim, snapshot=state.snapshot, ledger=held))
-    elif not _is_served(state):
+    elif not _is_served(state.shim):
         scheme, _, path = state.shim.socket.partition("://")
         if scheme == "unix" and path.startswith("/"):
             remove_dead_socket(path)
         store.remove(sandbox_id)
 
 
-def _undo(ledger: "tuple[LedgerEntry, ...]", deadline: float, errors: "list[str]") -> "tuple[LedgerEntry, ...]":
-    """The entries that could not be undone, in their order."""
-    held: list[LedgerEntry] = []
-    for entry in reversed(ledger):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            errors.append(f"release {entry.kind.value} {entry.key!r}: no time left")
-            held.append(entry)
-            continue
+def _clean_unread(store: StateStore, sandbox_id: str, reason: str, deadline: float, places: Places) -> "list[str]":
+    """What could not be cleaned of a sandbox whose state cannot be read, going by names.
+
+    The damaged state goes last, so that failing leaves a trace.
+    """
+    errors = clean_by_convention(sandbox_id, reason, deadline, places)
+    if not errors:
         try:
-            release(entry, timeout_s=min(left_s, _ONE_UNDO_S))
+            store.remove(sandbox_id)
         except ShimError as error:
             errors.append(str(error))
-            held.append(entry)
-    return tuple(reversed(held))
-
-
-def _clean_by_convention(store: StateStore, sandbox_id: str, reason: str, deadline: float) -> "list[str]":
-    """What could not be cleaned of a sandbox whose state cannot be read, going by the names of its directories.
-
-    Its daemon cannot be asked for, so processes with the VM's directory in their command line decide: those are its VMM
-    and its virtiofsd. The damaged state goes last, so that failing leaves a trace.
-    """
-    errors = []
-    vm_dir, shared_dir = f"{VM_ROOT}/{sandbox_id}", f"{SHARED_ROOT}/{sandbox_id}"
-    try:
-        for process in processes.find_by_argument(f"{vm_dir}/"):
-            processes.kill(process, min(deadline, time.monotonic() + _ONE_UNDO_S))
-        unmount_below(shared_dir)
-        remove_tree(shared_dir)
-        remove_tree(vm_dir)
-        store.remove(sandbox_id)
-    except OSError as error:
-        errors.append(f"clean sandbox {sandbox_id!r} ({reason}): {error.strerror} ({error.filename})")
-    except ShimError as error:
-        errors.append(f"clean sandbox {sandbox_id!r} ({reason}): {error}")
     return errors

@@ -195,7 +195,7 @@ class Children:
         With a `ledger`, the intent is recorded under `ledger_key` (a text of its argv) before the process exists, and
         its pid right after; striking it out is the caller's, once the process has ended. Raises SpawnFailed.
         """
-        entry = LedgerEntry(kind=ResourceKind.PROCESS, key=ledger_key)
+        entry = LedgerEntry(kind=ResourceKind.PROCESS, key=ledger_key, detail={"program": argv[0]})
         if ledger is not None:
             assert ledger_key, "a process is recorded under a key"
             assert any(ledger_key in word for word in argv), "a sweeper must find the key in the argv"
@@ -209,7 +209,7 @@ class Children:
                 await ledger.release(entry)
             raise
         if ledger is not None:
-            detail = {"pid": child.pid, "start_ticks": child.start_ticks}
+            detail = {**entry.detail, "pid": child.pid, "start_ticks": child.start_ticks}
             try:
                 ledger.acquire(LedgerEntry(kind=ResourceKind.PROCESS, key=ledger_key, detail=detail))
             except ShimError:

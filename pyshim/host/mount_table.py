@@ -52,6 +52,35 @@ def unmount_all(path: str) -> None:
     raise OSError(errno.EBUSY, f"still mounted after {_MAX_LAYERS} layers", path)
 
 
+def unmount_beneath(root: str, path: str) -> None:
+    """As `unmount_all(path)`, for a path below `root` whose directories a guest may have exchanged for links.
+
+    The walk cannot leave `root`, so nothing but a mount below it is ever detached. A path that now leads elsewhere is
+    success: what is still mounted below `root` goes with the mount on it. Raises OSError.
+    """
+    above, name = os.path.split(os.path.relpath(path, root))
+    if name in ("", ".", "..") or above.startswith(".."):
+        raise OSError(errno.EINVAL, f"not a path below {root!r}", path)
+    try:
+        root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        # As make_target resolved it: a link that stays in the tree was followed when the mount was made.
+        resolve = syscalls.RESOLVE_BENEATH | syscalls.RESOLVE_NO_MAGICLINKS
+        above_fd = syscalls.openat2(root_fd, above or ".", os.O_PATH | os.O_DIRECTORY, resolve=resolve)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV):
+            return
+        raise
+    finally:
+        os.close(root_fd)
+    try:
+        unmount_all(f"/proc/self/fd/{above_fd}/{name}")
+    finally:
+        os.close(above_fd)
+
+
 def unmount_below(path: str) -> None:
     """Nothing is mounted at or below `path` any more. Idempotent; raises OSError."""
     for point in mounted_below(path):

@@ -54,6 +54,49 @@ def find_by_argument(text: str) -> tuple[ProcessRef, ...]:
     return tuple(found)
 
 
+def arguments(pid: int) -> tuple[str, ...]:
+    """The words of its command line; empty when there is no such process, or only a kernel thread."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return tuple(os.fsdecode(word) for word in file.read().split(b"\0"))[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return ()
+
+
+def program_name(process: ProcessRef) -> str:
+    """The name of the file it executes, of the script when that is interpreted; empty when it has ended."""
+    try:
+        executable = os.readlink(f"/proc/{process.pid}/exe").removesuffix(" (deleted)")
+    except OSError:
+        return ""
+    # `#!interpreter [argument]` puts the script's path behind them (execve(2)).
+    script = next((word for word in arguments(process.pid)[1:3] if word.startswith("/") and _is_script(word)), "")
+    return os.path.basename(script or executable)
+
+
+def runs(process: ProcessRef, program: str) -> bool:
+    """That process executes the file `program`, itself or through the interpreter of a script.
+
+    A word of a command line alone says little: it is also in that of whoever looks for it (`grep UUID`).
+    """
+    try:
+        executable = os.readlink(f"/proc/{process.pid}/exe")
+    except OSError:
+        return False
+    # The kernel's mark is on a file that was replaced meanwhile, as an upgrade does.
+    if executable.removesuffix(" (deleted)") == os.path.realpath(program):
+        return True
+    return _is_script(program) and program in arguments(process.pid)[1:3]
+
+
+def _is_script(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False
+
+
 def kill_family(process: ProcessRef, deadline: float) -> None:
     """That process and those it has started have ended: virtiofsd serves from a child of its own.
 

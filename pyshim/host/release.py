@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from pyshim.host import processes
-from pyshim.host.mount_table import unmount_all
+from pyshim.host.mount_table import unmount_all, unmount_beneath
 from pyshim.host.trees import remove_tree
-from pyshim.model.errors import FailedPrecondition, Unimplemented
+from pyshim.model.errors import FailedPrecondition, ShimError, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 TIMEOUT_S = 5.0
@@ -30,6 +30,28 @@ def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
         raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: {cause}{where}") from error
 
 
+def release_all(
+    ledger: tuple[LedgerEntry, ...], *, deadline: float, one_timeout_s: float, errors: list[str]
+) -> tuple[LedgerEntry, ...]:
+    """Every entry was undone, the last first; those that could not be are returned in their order, `errors` says why.
+
+    For whoever comes after the shim that held them: `deadline` (of the monotonic clock) is for all of them.
+    """
+    held: list[LedgerEntry] = []
+    for entry in reversed(ledger):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            errors.append(f"release {entry.kind.value} {entry.key!r}: no time left")
+            held.append(entry)
+            continue
+        try:
+            release(entry, timeout_s=min(left_s, one_timeout_s))
+        except ShimError as error:
+            errors.append(str(error))
+            held.append(entry)
+    return tuple(reversed(held))
+
+
 def _release_directory(entry: LedgerEntry, _deadline: float) -> None:
     remove_tree(entry.key)
 
@@ -40,7 +62,11 @@ def _release_socket(entry: LedgerEntry, _deadline: float) -> None:
 
 
 def _release_mount(entry: LedgerEntry, _deadline: float) -> None:
-    unmount_all(entry.key)
+    beneath = entry.detail.get("beneath")
+    if isinstance(beneath, str) and beneath:
+        unmount_beneath(beneath, entry.key)
+    else:
+        unmount_all(entry.key)
 
 
 def _release_process(entry: LedgerEntry, deadline: float) -> None:
@@ -49,7 +75,10 @@ def _release_process(entry: LedgerEntry, deadline: float) -> None:
         found: tuple[processes.ProcessRef, ...] = (processes.ProcessRef(pid, ticks),)
     else:
         # The maker died between starting it and writing the pid down.
+        program = entry.detail.get("program")
         found = processes.find_by_argument(entry.key)
+        if isinstance(program, str):
+            found = tuple(process for process in found if processes.runs(process, program))
     for process in found:
         processes.kill_family(process, deadline)
 

@@ -15,8 +15,8 @@ class ResourceKind(StrEnum):
 
     DIRECTORY = "directory"  # key: path; removed with all below it, never across a mount point
     SOCKET = "socket"  # key: path of a unix socket or other single file
-    MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it
-    PROCESS = "process"  # key: a text unique in its argv; detail: pid, start_ticks once known
+    MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it; detail: beneath, a root a guest writes in
+    PROCESS = "process"  # key: a text unique in its argv; detail: program; pid, start_ticks once known
     CGROUP = "cgroup"  # key: absolute path of a cgroup directory
     LINK = "link"  # key: interface name; detail: netns path ("" = the host's)
     INGRESS = "ingress"  # key: interface name whose ingress qdisc we added; detail: netns path

@@ -119,7 +119,8 @@ class Container:
 
     async def _make(self, timeout_s: float) -> Process:
         for mount in self._plan.rootfs_mounts:
-            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
+            detail = {} if mount.beneath is None else {"beneath": mount.beneath}
+            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target, detail=detail))
             await self._host.mount(mount)
         for point in self._plan.share_points:
             self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point))

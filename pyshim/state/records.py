@@ -79,6 +79,7 @@ class SandboxRecords:
         self._shim = shim
         self._snapshot: SandboxSnapshot | None = None
         self._removed = False
+        self._entered = False
         self._ledger = PersistentLedger(release=release, write=self._write_ledger)
 
     @property
@@ -115,6 +116,9 @@ class SandboxRecords:
         self._write()
 
     def _write(self) -> None:
+        if not self._entered:
+            self._store.enter(self._sandbox_id, self._shim)
+            self._entered = True
         self._store.save(
             SandboxState(
                 sandbox_id=self._sandbox_id,

@@ -54,12 +54,7 @@ def state_to_json(state: SandboxState) -> dict[str, object]:
     ours: dict[str, object] = {
         "Version": VERSION,
         "SandboxID": state.sandbox_id,
-        "Shim": {
-            "Pid": state.shim.pid,
-            "StartTicks": state.shim.start_ticks,
-            "Socket": state.shim.socket,
-            "Namespace": state.shim.namespace,
-        },
+        "Shim": shim_to_json(state.shim),
         "Ledger": [
             {"Kind": entry.kind.value, "Key": entry.key, "Detail": dict(entry.detail)} for entry in state.ledger
         ],
@@ -87,17 +82,29 @@ def state_from_json(document: object, where: str) -> SandboxState:
             f"read state {where!r}: it has version {version}/{own_version}, this pyshim reads up to "
             f"{PERSIST_VERSION}/{VERSION}"
         )
-    shim = ours.child("Shim")
     return SandboxState(
         sandbox_id=SandboxId(ours.text("SandboxID")),
-        shim=ShimRecord(
-            pid=shim.number("Pid"),
-            start_ticks=shim.number("StartTicks"),
-            socket=shim.text("Socket"),
-            namespace=shim.text("Namespace"),
-        ),
+        shim=shim_from_json(ours.child("Shim")),
         snapshot=None if ours.is_null("Snapshot") else _snapshot_from_json(ours, top),
         ledger=tuple(_entry_from_json(item) for item in ours.children("Ledger")),
+    )
+
+
+def shim_to_json(shim: ShimRecord) -> dict[str, object]:
+    return {
+        "Pid": shim.pid,
+        "StartTicks": shim.start_ticks,
+        "Socket": shim.socket,
+        "Namespace": shim.namespace,
+    }
+
+
+def shim_from_json(item: Fields) -> ShimRecord:
+    return ShimRecord(
+        pid=item.number("Pid"),
+        start_ticks=item.number("StartTicks"),
+        socket=item.text("Socket"),
+        namespace=item.text("Namespace"),
     )
 
 

@@ -1,5 +1,8 @@
 """Where states are kept: <root>/<sandbox>/persist.json and <root>/<sandbox>/<container>/persist.json.
 
+A second file, <register>/<sandbox>, says no more than that a shim of ours made the sandbox, and which. Kata's shims use
+the same root, so without it nobody could tell whose a sandbox is whose state was lost or damaged.
+
 A file is replaced whole (written aside, synced, renamed), so a reader finds the old or the new one, after a crash too.
 Directories 0700, files 0600: bundles and addresses are nobody else's business.
 """
@@ -9,20 +12,32 @@ import json
 import os
 
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.state.json_fields import StateDamaged
+from pyshim.state.json_fields import Fields, StateDamaged
 from pyshim.state.kata import kata_container
-from pyshim.state.schema import SandboxState, state_from_json, state_to_json
+from pyshim.state.schema import (
+    SandboxState,
+    ShimRecord,
+    shim_from_json,
+    shim_to_json,
+    state_from_json,
+    state_to_json,
+)
 
 ROOT = "/run/vc/sbs"
+REGISTER = "/run/pyshim/sandboxes"
 FILE_NAME = "persist.json"
 MAX_BYTES = 16 * 1024 * 1024
+MAX_ENTRY_BYTES = 64 * 1024
+_ASIDE = ".new"
 
 
 class StateStore:
     """The states below one root directory. Knows files, not what they mean."""
 
-    def __init__(self, *, root: str = ROOT) -> None:
+    def __init__(self, *, root: str = ROOT, register: str | None = None) -> None:
+        """Without `register` nothing is entered in one, and no sandbox is found there."""
         self.root = root
+        self._register = register
 
     def directory(self, sandbox_id: str) -> str:
         """Where the sandbox's state is. Raises FailedPrecondition for an id that is no plain file name."""
@@ -61,11 +76,47 @@ class StateStore:
             raise StateDamaged(f"read state {path!r}: it is the state of {state.sandbox_id!r}")
         return state
 
+    def enter(self, sandbox_id: str, shim: ShimRecord) -> None:
+        """The register says that the sandbox is this shim's. Raises FailedPrecondition."""
+        if self._register is None:
+            return
+        try:
+            os.makedirs(self._register, mode=0o700, exist_ok=True)
+            _replace(self._entry(sandbox_id), _encoded(shim_to_json(shim)))
+        except OSError as error:
+            raise FailedPrecondition(f"write register {self._register!r}: {error.strerror}") from error
+
+    def entered(self, sandbox_id: str) -> ShimRecord | None:
+        """The shim that entered the sandbox; None when it is in no register, or the entry says nothing."""
+        if self._register is None:
+            return None
+        path = self._entry(sandbox_id)
+        try:
+            return shim_from_json(Fields(json.loads(_content(path, MAX_ENTRY_BYTES)), path))
+        except (ValueError, RecursionError, StateDamaged):
+            return None
+
+    def entered_ids(self) -> tuple[str, ...]:
+        """Every sandbox in the register, in no order."""
+        if self._register is None:
+            return ()
+        try:
+            names = os.listdir(self._register)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        return tuple(name for name in names if not name.endswith(_ASIDE))
+
+    def _entry(self, sandbox_id: str) -> str:
+        return f"{self._register}/{os.path.basename(self.directory(sandbox_id))}"
+
     def remove(self, sandbox_id: str) -> None:
         """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
         directory = self.directory(sandbox_id)
         try:
             _remove_tree(directory)
+            if self._register is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._entry(sandbox_id))
         except OSError as error:
             raise FailedPrecondition(f"remove state {directory!r}: {error.strerror}") from error
 
@@ -126,7 +177,7 @@ def _content(path: str, limit: int) -> bytes:
 
 def _replace(path: str, body: bytes) -> None:
     """`path` holds `body`; on failure, or after a power cut, it may hold what it held, but never a part."""
-    aside = f"{path}.new"
+    aside = path + _ASIDE
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -21,7 +21,8 @@ def text_files() -> Iterator[Path]:
         names[:] = sorted(n for n in names if n not in skipped and not n.endswith(".egg-info"))
         for name in sorted(set(files) - _NOT_OURS):  # a worktree's .git is a file
             if (
-                not name.endswith((*_GENERATED, ".svg", ".png", ".pyc"))
+                name not in skipped  # in a worktree `.git` is a file
+                and not name.endswith((*_GENERATED, ".svg", ".png", ".pyc"))
                 and b"\0" not in (here / name).read_bytes()[:4096]
             ):
                 yield here / name

@@ -33,6 +33,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     ),
     "pyshim.bootstrap": (),
     "pyshim.bootstrap.delete": ("pyshim.bootstrap", "pyshim.model", "pyshim.state", "pyshim.host"),
+    "pyshim.bootstrap.conventions": ("pyshim.bootstrap", "pyshim.model", "pyshim.host"),
     "pyshim.bootstrap.leftovers": ("pyshim.bootstrap", "pyshim.model", "pyshim.state", "pyshim.host"),
     "pyshim.model": (),
     # hypervisors.base holds the nouns of a VM (VmConfig, its devices): data that plans are made of and the host opens.

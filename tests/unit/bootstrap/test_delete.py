@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
-from pyshim.bootstrap import delete, leftovers
+from pyshim.bootstrap import conventions, delete
+from pyshim.bootstrap.address import socket_path
 from pyshim.bootstrap.argv import Invocation
 from pyshim.bootstrap.errors import BootstrapError
 from pyshim.host import processes
@@ -25,7 +27,7 @@ from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.plan.sandbox import VM_ROOT
 from pyshim.plan.share import HOST_SHARED_ROOT
 from pyshim.state.schema import SandboxState, ShimRecord
-from pyshim.state.store import StateStore
+from pyshim.state.store import REGISTER, ROOT, StateStore
 
 PROJECT = Path(__file__).parents[3]
 SANDBOX = f"test-sandbox-{os.getpid()}"
@@ -40,7 +42,9 @@ class Node:
         self.root = root
         self.bundle = root / "bundle"
         (self.bundle / "rootfs").mkdir(parents=True)
-        self.store = StateStore(root=str(root / "sbs"))
+        self.register = str(root / "register")
+        self.store = StateStore(root=str(root / "sbs"), register=self.register)
+        self.socket = f"{root}/shim.sock"
         self.errors: list[str] = []
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -54,6 +58,19 @@ class Node:
         process.stdout.readline()
         return process
 
+    def program(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        """A running process whose executable has that name; it waits for its stdin to end."""
+        path = self.root / "programs" / name
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists():
+            shutil.copy(shutil.which("cat") or "/bin/cat", path)
+        # `cat -` ignores what it cannot open, and says so; the words are there all the same.
+        process = subprocess.Popen(
+            [path, "-", *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._processes.append(process)
+        return process
+
     def end(self) -> None:
         for process in self._processes:
             process.kill()
@@ -63,7 +80,7 @@ class Node:
         pid, ticks = 2**22 + 1, 0
         if daemon is not None:
             pid, ticks = daemon.pid, processes.start_ticks(daemon.pid) or 0
-        return ShimRecord(pid=pid, start_ticks=ticks, socket=f"unix://{self.root}/shim.sock", namespace="k8s.io")
+        return ShimRecord(pid=pid, start_ticks=ticks, socket=f"unix://{self.socket}", namespace="k8s.io")
 
     def save(
         self,
@@ -99,12 +116,15 @@ class Node:
     def state_file(self) -> Path:
         return Path(f"{self.store.root}/{SANDBOX}/persist.json")
 
-    def delete(self, container_id: str = SANDBOX, *, namespace: str = "k8s.io") -> DeleteResponse:
+    def delete(
+        self, container_id: str = SANDBOX, *, namespace: str = "k8s.io", address: str = "/run/c.sock"
+    ) -> DeleteResponse:
         call = Invocation()
-        call.id, call.bundle, call.namespace = container_id, str(self.bundle), namespace
+        call.id, call.bundle, call.namespace, call.address = container_id, str(self.bundle), namespace, address
         answer = delete.delete(
             call,
             state_root=self.store.root,
+            register=self.register,
             deadline=time.monotonic() + DEADLINE_S,
             errors=self.errors,
         )
@@ -266,6 +286,43 @@ def test_a_sandbox_of_the_same_name_in_another_namespace_is_not_touched(node: No
     assert node.errors == []
 
 
+def test_a_sandbox_of_the_same_name_and_namespace_of_another_containerd_is_not_touched(node: Node) -> None:
+    """Two containerds on one node, as with k3s beside another: only the name of the shim's socket tells them apart."""
+    node.socket = socket_path("/run/containerd/s", "/run/one.sock", "k8s.io", SANDBOX)
+    vmm = node.process()
+    kept = directory(node.root / "vm")
+    node.save(kept, running(vmm), vmm_pid=vmm.pid)
+
+    node.delete(address="/run/other.sock")
+
+    assert vmm.poll() is None
+    assert os.path.exists(kept.key)
+    node.delete(address="/run/one.sock")
+    assert vmm.wait() == -signal.SIGKILL
+    assert not os.path.exists(kept.key)
+    assert node.errors == []
+
+
+@pytest.mark.parametrize("body", [None, "{"], ids=["lost", "damaged"])
+def test_without_a_readable_state_the_register_says_whose_the_sandbox_is(node: Node, body: str | None) -> None:
+    daemon = node.process()
+    node.save()
+    node.state_file().unlink()
+    if body is not None:
+        node.state_file().write_text(body)
+    node.store.enter(SANDBOX, node.shim(daemon))
+
+    node.delete(namespace="another")
+    assert daemon.poll() is None
+    assert node.store.entered_ids() == (SANDBOX,)
+
+    node.delete()
+    assert daemon.wait() == -signal.SIGTERM
+    assert node.store.entered_ids() == ()
+    assert node.store.sandbox_ids() == ()
+    assert node.errors == []
+
+
 def test_a_daemon_on_its_way_out_is_waited_for_not_signalled(node: Node) -> None:
     daemon = node.process("time.sleep(0.2)")
     node.save(directory(node.root / "vm"), daemon=daemon)
@@ -375,9 +432,11 @@ def test_a_state_directory_without_state_is_no_error(node: Node) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"PersistVersion":2,"Pyshim":{}}'])
 def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, body: str) -> None:
-    vm_dir, shared = Path(leftovers.VM_ROOT, SANDBOX), Path(leftovers.SHARED_ROOT, SANDBOX)
-    vmm = node.process(key=f"path={vm_dir}/qmp.sock,server=on")
-    bystander = node.process(key=f"path={vm_dir}2/qmp.sock")
+    vm_dir, shared = Path(conventions.VM_ROOT, SANDBOX), Path(conventions.SHARED_ROOT, SANDBOX)
+    vmm = node.program("qemu-system-x86_64", f"path={vm_dir}/qmp.sock,server=on")
+    virtiofsd = node.program("virtiofsd", f"source={shared}/shared")
+    bystander = node.program("qemu-system-x86_64", f"path={vm_dir}2/qmp.sock")
+    onlooker = node.process(key=f"path={vm_dir}/qmp.sock,server=on")
     node.save()
     node.state_file().write_text(body)
     try:
@@ -390,7 +449,9 @@ def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, 
         node.delete()
 
         assert vmm.wait() == -signal.SIGKILL
+        assert virtiofsd.wait() == -signal.SIGKILL
         assert bystander.poll() is None
+        assert onlooker.poll() is None
         assert not vm_dir.exists()
         assert not shared.exists()
         assert node.store.sandbox_ids() == ()
@@ -400,7 +461,15 @@ def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, 
 
 
 def test_the_conventional_directories_are_those_the_plans_use() -> None:
-    assert (leftovers.VM_ROOT, leftovers.SHARED_ROOT) == (VM_ROOT, HOST_SHARED_ROOT)
+    assert (conventions.VM_ROOT, conventions.SHARED_ROOT) == (VM_ROOT, HOST_SHARED_ROOT)
+    assert (delete.STATE_ROOT, delete.REGISTER) == (ROOT, REGISTER)
+
+
+def test_every_vmm_of_ours_has_the_word_and_the_name_it_is_known_by() -> None:
+    for golden in (PROJECT / "tests/golden/qemu").glob("*.txt"):
+        words = [word for line in golden.read_text().splitlines() for word in line.split(" ", 1)]
+        assert conventions.VMM_WORD in words, golden.name
+        assert words[words.index("-name") + 1].startswith(conventions.VMM_NAME), golden.name
 
 
 @pytest.mark.parametrize("named_by", ["bundle", "state"])
@@ -428,7 +497,7 @@ def launch_words(node: Node, container_id: str = SANDBOX) -> list[str]:
         f"import sys; sys.path.append({str(PROJECT)!r})\n"
         "from pyshim.bootstrap import delete\n"
         "from pyshim.bootstrap.argv import parse\n"
-        f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={node.store.root!r}))"
+        f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={node.store.root!r}, register={node.register!r}))"
     )
     arguments = ("-namespace", "k8s.io", "-address", "/x", "-id", container_id, "-bundle", str(node.bundle), "delete")
     return [sys.executable, "-I", "-S", "-c", program, *arguments]

@@ -119,14 +119,16 @@ def test_child_has_exactly_the_descriptors_it_was_given(run: Any) -> None:
         os.set_inheritable(stray, True)
         given, peer = socket.socketpair()
         try:
-            # `$$`: the shell's own descriptors, not those of a helper it starts.
-            child = await finished(children, "ls /proc/$$/fd | tr '\\n' ' ' >&2", fds={7: given.fileno()})
+            child = await children.spawn(["/bin/sleep", "600"], env=ENV, fds={7: given.fileno()})
+            async with asyncio.timeout(30):
+                # While it starts the loader has the libraries open.
+                while sorted(os.listdir(f"/proc/{child.pid}/fd"), key=int) != ["0", "1", "2", "7"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await child.end()
         finally:
             os.close(stray)
             given.close()
             peer.close()
-
-        assert child.stderr_tail() == "0 1 2 7"
 
     run(scenario)
 
@@ -223,8 +225,8 @@ def test_intent_is_written_before_the_process_exists_and_its_pid_after(run: Any)
         child = await finished(children, "exit 0 # the-key", ledger=ledger, ledger_key="the-key")
 
         first, second = (entry for _, entry in ledger.history)
-        assert (first.kind, first.key, dict(first.detail)) == (ResourceKind.PROCESS, "the-key", {})
-        assert second.detail == {"pid": child.pid, "start_ticks": child.start_ticks}
+        assert (first.kind, first.key, dict(first.detail)) == (ResourceKind.PROCESS, "the-key", {"program": "/bin/sh"})
+        assert second.detail == {**first.detail, "pid": child.pid, "start_ticks": child.start_ticks}
 
     run(scenario)
 

@@ -138,6 +138,58 @@ def test_a_mount_that_was_never_made_is_gone(tmp_path: Path) -> None:
     twice(entry(ResourceKind.MOUNT, tmp_path / "nowhere"))
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("trick", ["link out", "link beside", "gone", "file"])
+def test_a_guest_that_exchanges_a_directory_cannot_have_another_mount_detached(
+    tmp_path: Path, in_private_mounts: Run, trick: str
+) -> None:
+    rootfs, elsewhere = tmp_path / "rootfs", tmp_path / "elsewhere/b"
+    (rootfs / "a/b").mkdir(parents=True)
+    elsewhere.mkdir(parents=True)
+
+    def body() -> None:
+        for point in (rootfs / "a/b", elsewhere):
+            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+        # As seen from virtiofsd's mount namespace, where nothing is mounted there, a guest can do this.
+        (rootfs / "a").rename(rootfs / "z")
+        if trick == "link out":
+            (rootfs / "a").symlink_to(elsewhere.parent)
+        elif trick == "link beside":
+            (rootfs / "a").symlink_to("../elsewhere")
+        elif trick == "file":
+            (rootfs / "a").touch()
+
+        twice(entry(ResourceKind.MOUNT, rootfs / "a/b", beneath=str(rootfs)))
+
+        assert mounted_below(str(elsewhere)) == (str(elsewhere),)
+
+    in_private_mounts(body)
+
+
+@pytest.mark.root
+def test_a_mount_beneath_a_guests_root_goes_with_all_its_layers(tmp_path: Path, in_private_mounts: Run) -> None:
+    point = tmp_path / "rootfs/a/b"
+    point.mkdir(parents=True)
+
+    def body() -> None:
+        for _ in range(2):
+            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+
+        twice(entry(ResourceKind.MOUNT, point, beneath=str(tmp_path / "rootfs")))
+
+        assert mounted_below(str(tmp_path)) == ()
+
+    in_private_mounts(body)
+
+
+@pytest.mark.parametrize("key", ["root", "", "other/x", "root/../x"])
+def test_a_mount_that_is_not_below_its_root_is_an_error(tmp_path: Path, key: str) -> None:
+    (tmp_path / "root").mkdir()
+
+    with pytest.raises(FailedPrecondition, match="not a path below"):
+        release(entry(ResourceKind.MOUNT, tmp_path / key, beneath=str(tmp_path / "root")))
+
+
 # ---- processes
 
 
@@ -192,6 +244,30 @@ def test_a_process_whose_pid_was_never_written_down_is_found_by_its_command_line
     twice(entry(ResourceKind.PROCESS, tmp_path / "key"))
 
     assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_a_process_that_has_the_word_but_is_another_program_is_left_alone(
+    sleeper: "subprocess.Popen[bytes]", tmp_path: Path
+) -> None:
+    """Whoever looks for a VM by its UUID has the UUID in its own command line."""
+    release(entry(ResourceKind.PROCESS, tmp_path / "key", program="/usr/bin/qemu-system-x86_64"))
+    assert sleeper.poll() is None
+
+    twice(entry(ResourceKind.PROCESS, tmp_path / "key", program=sys.executable))
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_a_program_that_is_a_script_is_known_by_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "wrapper"
+    script.write_text("#!/bin/sh\necho up\nread line\n")
+    script.chmod(0o755)
+    with subprocess.Popen([script, "the-long-key"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        twice(entry(ResourceKind.PROCESS, "the-long-key", program=str(script)))
+
+        assert process.wait() == -signal.SIGKILL
 
 
 def test_a_search_does_not_hit_others_nor_ourselves(sleeper: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
