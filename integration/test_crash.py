@@ -50,7 +50,8 @@ def test_killed_part_of_a_pod_ends_its_task_with_an_exit_event_and_leaves_nothin
     ctr("task", "rm", "--force", name, check=False)
     assert ctr.state_of(name) is None
     ctr("container", "rm", name)
-    assert not [p for find in _VICTIMS.values() for p in find(runtime, name)]
+    # containerd's answer does not wait for the shim to be gone.
+    eventually(lambda: not [p for find in _VICTIMS.values() for p in find(runtime, name)], what="every process is gone")
 
 
 @pytest.mark.vm

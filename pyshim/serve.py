@@ -24,7 +24,7 @@ from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal
 from pyshim.host.capacity import probe_capacity
 from pyshim.host.children import Children, start_ticks_of
-from pyshim.host.linux import LinuxHost
+from pyshim.host.linux import LinuxHost, to_the_end
 from pyshim.host.network import HostNetworkConnector
 from pyshim.host.probe import probe_host
 from pyshim.host.processes import ProcessRef, is_alive
@@ -51,6 +51,8 @@ log = logging.getLogger("pyshim.serve")
 
 REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0
+REMAINS_TIMEOUT_S = 10.0
+"""For undoing what a dead shim left of a sandbox that is now made anew."""
 UNUSED_AFTER_S = 600.0
 """A daemon that containerd never asked for anything (it died in between) ends itself after this long."""
 
@@ -117,9 +119,10 @@ class _Daemon:
             namespace=self._identity.namespace,
         )
 
-        def records(sandbox_id: SandboxId) -> SandboxRecords:
+        async def records(sandbox_id: SandboxId) -> SandboxRecords:
             store = StateStore(register=REGISTER)
             refuse_living_namesake(store, sandbox_id, shim)
+            await to_the_end(clear_remains, store, sandbox_id)
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 
         async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
@@ -162,11 +165,31 @@ def refuse_living_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimR
     try:
         theirs = store.load(sandbox_id).shim
     except (NotFound, StateDamaged):
-        return
+        entered = store.entered(sandbox_id)
+        if entered is None:
+            return
+        theirs = entered
     owner = ProcessRef(theirs.pid, theirs.start_ticks)
     if owner != ProcessRef(ours.pid, ours.start_ticks) and is_alive(owner):
         raise FailedPrecondition(
             f"create sandbox {sandbox_id!r}: the shim of pid {theirs.pid} in namespace {theirs.namespace!r} has one"
+        )
+
+
+def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
+    """What a dead shim left of a sandbox of this id is undone, before its only record is overwritten.
+
+    Blocking. Raises FailedPrecondition naming what cannot be undone: a new sandbox on top of it would hide it for ever.
+    """
+    if not store.knows(sandbox_id):
+        return
+    from pyshim.bootstrap.leftovers import undo_remains
+
+    errors = undo_remains(store, sandbox_id, deadline=time.monotonic() + REMAINS_TIMEOUT_S)
+    if errors:
+        raise FailedPrecondition(
+            f"create sandbox {sandbox_id!r}: an earlier shim left what cannot be undone: {'; '.join(errors)} "
+            f"(hint: 'pyshim cleanup {sandbox_id}' tries again)"
         )
 
 

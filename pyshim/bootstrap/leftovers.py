@@ -83,6 +83,25 @@ def clean(
     return pid, container
 
 
+def undo_remains(
+    store: StateStore, sandbox_id: str, *, deadline: float, places: "Places | None" = None
+) -> "list[str]":
+    """What could not be undone of a sandbox whose shim is known to be gone; nothing of it, and no state, is left else.
+
+    Raises StateTooNew, NotOurState.
+    """
+    errors: list[str] = []
+    lock_fd = _locked(store.directory(sandbox_id), deadline)
+    try:
+        _undo_all(store, sandbox_id, deadline, errors, is_gone=True)
+    except (StateDamaged, NotFound) as error:
+        errors = _clean_unread(store, sandbox_id, str(error), deadline, places or Places())
+    finally:
+        if lock_fd >= 0:
+            os.close(lock_fd)
+    return errors
+
+
 def _is_callers(shim: ShimRecord, sandbox_id: str, address: str, namespace: str) -> bool:
     """The shim's socket is the one `start` claimed for this containerd, namespace and sandbox."""
     if shim.namespace != namespace:
@@ -155,13 +174,15 @@ def _gone_within(pidfd: int, wait_s: float) -> bool:
     return bool(poll.poll(max(0.0, wait_s) * 1000))
 
 
-def _undo_all(store: StateStore, sandbox_id: str, deadline: float, errors: "list[str]") -> None:
+def _undo_all(
+    store: StateStore, sandbox_id: str, deadline: float, errors: "list[str]", *, is_gone: bool = False
+) -> None:
     """The ledger, as it now is on disk, is undone from its end; what could not be stays there, for the next to try."""
     state = store.load(sandbox_id)
     held = release_all(state.ledger, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors)
     if held:
         store.save(SandboxState(sandbox_id=state.sandbox_id, shim=state.shim, snapshot=state.snapshot, ledger=held))
-    elif not _is_served(state.shim):
+    elif is_gone or not _is_served(state.shim):
         scheme, _, path = state.shim.socket.partition("://")
         if scheme == "unix" and path.startswith("/"):
             remove_dead_socket(path)

@@ -23,6 +23,6 @@ class Environment:
     connector_factory: Callable[[Config], AgentConnector]
     network_connector: NetworkConnector
     publisher: Publisher
-    open_records: Callable[[SandboxId], Records]
+    open_records: Callable[[SandboxId], Awaitable[Records]]
     clock_ns: Callable[[], int]
     new_uuid: Callable[[], str]

@@ -123,7 +123,7 @@ class Pod:
             host=facts,
             capacity=await self._env.capacity(capacity_question(config, spec)),
         )
-        self._records = self._env.open_records(place.sandbox_id)
+        self._records = await self._env.open_records(place.sandbox_id)
         sandbox = Sandbox(
             plan=plan,
             host=self._env.host,

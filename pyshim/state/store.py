@@ -106,6 +106,12 @@ class StateStore:
             return ()
         return tuple(name for name in names if not name.endswith(_ASIDE))
 
+    def knows(self, sandbox_id: str) -> bool:
+        """There is a state of the sandbox, readable or not, or an entry in the register."""
+        if os.path.lexists(f"{self.directory(sandbox_id)}/{FILE_NAME}"):
+            return True
+        return self._register is not None and os.path.lexists(self._entry(sandbox_id))
+
     def _entry(self, sandbox_id: str) -> str:
         return f"{self._register}/{os.path.basename(self.directory(sandbox_id))}"
 

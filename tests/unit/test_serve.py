@@ -9,7 +9,8 @@ import pytest
 from pyshim.host import processes
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import SandboxId
-from pyshim.serve import check_peer, refuse_living_namesake
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.serve import check_peer, clear_remains, refuse_living_namesake
 from pyshim.state.schema import NotOurState, SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
@@ -69,6 +70,48 @@ def test_a_sandbox_without_a_state_or_with_a_damaged_one_can_be_made(tmp_path: P
     (tmp_path / SANDBOX / "persist.json").write_text('{"half')
 
     refuse_living_namesake(store, SANDBOX, shim(os.getpid()))
+
+
+def test_what_a_dead_shim_left_is_undone_before_its_record_is_overwritten(tmp_path: Path) -> None:
+    """A task of the same id is made anew after its shim was killed and nobody called `delete`."""
+    store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
+    left = tmp_path / "vm"
+    left.mkdir()
+    ledger = (LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(left)),)
+    store.save(SandboxState(sandbox_id=SANDBOX, shim=shim(os.getppid(), 1), snapshot=None, ledger=ledger))
+    store.enter(SANDBOX, shim(os.getppid(), 1))
+
+    clear_remains(store, SANDBOX)
+
+    assert not left.exists()
+    assert not store.knows(SANDBOX)
+    clear_remains(store, SANDBOX)
+
+
+def test_a_sandbox_is_not_made_over_remains_that_cannot_be_undone(tmp_path: Path) -> None:
+    store = StateStore(root=str(tmp_path / "sbs"))
+    (tmp_path / "in-the-way").mkdir()
+    stuck = LedgerEntry(kind=ResourceKind.SOCKET, key=str(tmp_path / "in-the-way"))
+    store.save(SandboxState(sandbox_id=SANDBOX, shim=shim(os.getppid(), 1), snapshot=None, ledger=(stuck,)))
+
+    with pytest.raises(FailedPrecondition, match="'demo': an earlier shim left .*in-the-way.*pyshim cleanup demo"):
+        clear_remains(store, SANDBOX)
+
+    assert store.load(SANDBOX).ledger == (stuck,)
+
+
+@pytest.mark.parametrize("body", [None, '{"half'], ids=["lost", "damaged"])
+def test_a_living_shim_is_known_by_the_register_when_its_state_is_not_readable(
+    tmp_path: Path, body: str | None
+) -> None:
+    store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
+    store.enter(SANDBOX, shim(os.getppid()))
+    if body is not None:
+        (tmp_path / "sbs" / SANDBOX).mkdir(parents=True)
+        (tmp_path / "sbs" / SANDBOX / "persist.json").write_text(body)
+
+    with pytest.raises(FailedPrecondition, match=f"the shim of pid {os.getppid()}"):
+        refuse_living_namesake(store, SANDBOX, shim(os.getpid()))
 
 
 def test_a_state_of_katas_own_is_not_overwritten(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class Stack:
         self.hypervisors.append(FakeVm(self.host.faults.hit, block_hotplug=self.block_hotplug))
         return self.hypervisors[-1]
 
-    def _records(self, sandbox_id: str) -> FakeRecords:
+    async def _records(self, sandbox_id: str) -> FakeRecords:
         self.records.append(FakeRecords(self.host))
         return self.records[-1]
 
