@@ -83,9 +83,7 @@ def clean(
     return pid, container
 
 
-def undo_remains(
-    store: StateStore, sandbox_id: str, *, deadline: float, places: "Places | None" = None
-) -> "list[str]":
+def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places: "Places | None" = None) -> "list[str]":
     """What could not be undone of a sandbox whose shim is known to be gone; nothing of it, and no state, is left else.
 
     Raises StateTooNew, NotOurState.

@@ -94,7 +94,7 @@ def test_a_sandbox_is_not_made_over_remains_that_cannot_be_undone(tmp_path: Path
     stuck = LedgerEntry(kind=ResourceKind.SOCKET, key=str(tmp_path / "in-the-way"))
     store.save(SandboxState(sandbox_id=SANDBOX, shim=shim(os.getppid(), 1), snapshot=None, ledger=(stuck,)))
 
-    with pytest.raises(FailedPrecondition, match="'demo': an earlier shim left .*in-the-way.*pyshim cleanup demo"):
+    with pytest.raises(FailedPrecondition, match=r"'demo': an earlier shim left .*in-the-way.*pyshim cleanup demo"):
         clear_remains(store, SANDBOX)
 
     assert store.load(SANDBOX).ledger == (stuck,)
