@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
@@ -46,6 +47,9 @@ from pyshim.state.store import REGISTER, StateStore
 from pyshim.task.publisher import EventPublisher
 from pyshim.task.service import TaskService
 from pyshim.ttrpc import Server
+
+if TYPE_CHECKING:
+    from pyshim.failpoints.wrapping import Faults
 
 log = logging.getLogger("pyshim.serve")
 
@@ -107,7 +111,8 @@ class _Daemon:
         log.info("shim ended", extra={"pid": os.getpid()})
 
     def _environment(self, publisher: EventPublisher, socket_path: str) -> Environment:
-        children = self._children
+        faults = faults_of(os.environ)
+        children = self._children if faults is None else faults.children(self._children)
 
         def hypervisor(ledger: Ledger) -> Hypervisor:
             return QemuVm(children=children, ledger=ledger)
@@ -132,19 +137,22 @@ class _Daemon:
             return loaded
 
         host = LinuxHost(children=children)
-        return Environment(
+        environment = Environment(
             host=host,
             load_config=config,
             host_facts=self._host_facts,
             capacity=self._capacity,
             hypervisor_factory=hypervisor,
-            connector_factory=lambda config: Connector(request_timeout_s=config.agent.request_timeout_s),
+            connector_factory=lambda config: Connector(
+                request_timeout_s=config.agent.request_timeout_s, wrap=faults.wire if faults else None
+            ),
             network_connector=HostNetworkConnector(children=children, plan=network_plan),
             publisher=publisher,
             open_records=records,
             clock_ns=time.time_ns,
             new_uuid=lambda: str(uuid.uuid4()),
         )
+        return environment if faults is None else faults.environment(environment)
 
     async def _host_facts(self) -> HostFacts:
         if self._facts is None:
@@ -154,6 +162,15 @@ class _Daemon:
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
         facts = await self._host_facts()
         return await asyncio.to_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
+
+
+def faults_of(environ: Mapping[str, str]) -> "Faults | None":
+    """The faults a test asked for; in production None, and nothing of them is even imported."""
+    if not environ.get("PYSHIM_FAILPOINTS"):
+        return None
+    from pyshim.failpoints.wrapping import Faults
+
+    return Faults(environ)
 
 
 def refuse_living_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimRecord) -> None:

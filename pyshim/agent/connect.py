@@ -7,6 +7,7 @@ with growing pauses until the deadline, because their listener appears only once
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 
 from pyshim.agent.client import AgentClient
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
@@ -23,8 +24,10 @@ _HANDSHAKE_BYTES = 64
 class Connector:
     """Makes agent clients; `request_timeout_s` bounds each of their ordinary calls."""
 
-    def __init__(self, *, request_timeout_s: float) -> None:
+    def __init__(self, *, request_timeout_s: float, wrap: Callable[[Client], Client] | None = None) -> None:
+        """With `wrap` every connection is what it makes of it."""
         self._request_timeout_s = request_timeout_s
+        self._wrap = wrap
 
     async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
         """An agent that has answered its health check.
@@ -48,7 +51,10 @@ class Connector:
 
     async def _attempt(self, address: AgentAddress, deadline: float) -> AgentClient:
         sock = await open_stream(address)
-        client = AgentClient(await Client.connect_socket(sock), request_timeout_s=self._request_timeout_s)
+        connection = await Client.connect_socket(sock)
+        if self._wrap is not None:
+            connection = self._wrap(connection)
+        client = AgentClient(connection, request_timeout_s=self._request_timeout_s)
         try:
             await client.check(max(deadline - asyncio.get_running_loop().time(), 0.001))
         except BaseException as exc:

@@ -26,6 +26,9 @@ log = logging.getLogger("pyshim.host")
 
 P = ParamSpec("P")
 
+LAST_WAIT_S = 5.0
+"""For a change whose caller has given up: after that the kernel is not going to answer (a dead disk or server)."""
+
 
 class LinuxHost:
     """Implements the seam `Host` on this machine. Every method raises ShimError naming the object."""
@@ -33,6 +36,8 @@ class LinuxHost:
     def __init__(self, *, children: Children) -> None:
         self._children = children
         self._flavours = VirtiofsdFlavours(children)
+        self._stuck: dict[str, asyncio.Future[None]] = {}
+        """Changes that were given up and may still happen, by path."""
 
     async def read_bytes(self, path: str, max_bytes: int) -> bytes:
         """The file's content. Raises NotFound when missing, InvalidArgument when larger or no regular file."""
@@ -60,13 +65,13 @@ class LinuxHost:
             os.chmod(path, mode)
 
         try:
-            await to_the_end(make)
+            await self._change(path, make)
         except OSError as error:
             raise FailedPrecondition(f"make directory {path!r}: {error.strerror}") from error
 
     async def mount(self, mount: HostMount) -> None:
         """The mount is in place, or nothing is; see `mounts.perform_mount`."""
-        await to_the_end(perform_mount, mount)
+        await self._change(mount.target, perform_mount, mount)
 
     async def start_virtiofsd(self, plan: "VirtiofsdPlan", ledger: Ledger) -> VirtiofsdProcess:
         """virtiofsd runs and its socket takes connections; see `virtiofsd.start_virtiofsd`."""
@@ -77,23 +82,44 @@ class LinuxHost:
         return await open_streams(stdio, namespace=namespace, process_id=process_id, children=self._children)
 
     async def release(self, entry: LedgerEntry) -> None:
-        """The resource is gone; see `release.release`."""
-        await to_the_end(release, entry)
+        """The resource is gone; see `release.release`.
+
+        Raises FailedPrecondition while it may still be in the making: the ledger must not forget it.
+        """
+        if entry.key in self._stuck:
+            raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: a change of it has never ended")
+        await self._change(entry.key, release, entry)
+
+    async def _change(self, path: str, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        work = asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs))
+        try:
+            await _ended(work)
+        finally:
+            if not work.done():
+                log.error("change given up", extra={"path": path})
+                self._stuck[path] = work
+                work.add_done_callback(lambda _: self._stuck.pop(path, None))
 
 
 async def to_the_end(change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
     """`change` was made in a thread, and is not still being made when this raises CancelledError.
 
     A thread cannot be cancelled; were it left behind, the caller's undo would run first and the change stay for ever.
+    Only one the kernel does not answer for LAST_WAIT_S after the cancellation is left behind.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs))
+    await _ended(asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs)))
+
+
+async def _ended(work: "asyncio.Future[None]") -> None:
     try:
         await asyncio.shield(work)
     except asyncio.CancelledError:
-        while not work.done():
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LAST_WAIT_S
+        while not work.done() and loop.time() < until:
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([work])
-        if error := work.exception():
+                await asyncio.wait([work], timeout=until - loop.time())
+        if work.done() and (error := work.exception()):
             log.debug("failed while being cancelled", extra={"error": str(error)})
         raise
 

@@ -29,6 +29,7 @@ from pyshim.plan.container import ContainerPlan, container_plan, volume_sources,
 from pyshim.plan.kind import ContainerKind, Placement, placement
 from pyshim.plan.sandbox import capacity_question, sandbox_plan
 from pyshim.sandbox.container import Container
+from pyshim.sandbox.deadlines import bounded
 from pyshim.sandbox.environment import Environment
 from pyshim.sandbox.pause import PauseAgent
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
@@ -48,7 +49,7 @@ class _Creation(NamedTuple):
 class Pod:
     def __init__(self, *, identity: Identity, environment: Environment) -> None:
         self._identity = identity
-        self._env = environment
+        self._env = bounded(environment)
         self._tasks = TaskOwner()
         self._sandbox: Sandbox | None = None
         self._records: Records | None = None

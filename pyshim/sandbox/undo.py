@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from pyshim.model.errors import ShimError
+from pyshim.sandbox.deadlines import UNDO_S, within
 from pyshim.sandbox.tasks import to_the_end
 
 log = logging.getLogger("pyshim.sandbox.undo")
@@ -33,7 +34,8 @@ class Undo:
         while self._steps:
             step = self._steps.pop()
             try:
-                await step()
+                async with within(UNDO_S, f"undo of {self._of}"):
+                    await step()
             except Exception as exc:  # whatever one step meets, the others must still clean the host
                 bug = None if isinstance(exc, ShimError) else exc
                 log.warning("undo failed", extra={"of": self._of, "error": str(exc)}, exc_info=bug)

@@ -47,6 +47,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.task": ("pyshim.sandbox", "pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.sandbox": ("pyshim.plan", "pyshim.model", "pyshim.state", "hypervisors.base"),
     "pyshim.agent": ("pyshim.model", "pyshim.ttrpc", "protos"),
+    # Wraps the seams in points where things go wrong; only `serve` loads it, when a test asks for faults.
+    "pyshim.failpoints": ("pyshim.sandbox", "pyshim.model", "pyshim.ttrpc", "hypervisors.base"),
     "hypervisors": (),
     "hypervisors.base": ("pyshim.model",),
     "hypervisors.qemu": ("hypervisors.base", "pyshim.model", "pyshim.host"),

@@ -1,0 +1,191 @@
+"""The seams with points in them: every call passes on to the real neighbour, through a point on either side."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from hypervisors.base import Hypervisor
+from pyshim.failpoints.points import VARIABLE, Failpoints, Step, parse, steps
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import Ledger
+from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.seams import AgentConnector, Records
+from pyshim.ttrpc import Client, Code, RemoteError
+
+log = logging.getLogger("pyshim.failpoints")
+T = TypeVar("T")
+
+_RESULTS = {"host.start_virtiofsd": "virtiofsd", "host.open_streams": "streams", "network.connect": "network"}
+"""Calls whose result is a neighbour of its own."""
+_PARTS = {"records.ledger": "ledger", "streams.stdin": "stdin", "streams.stdout": "output", "streams.stderr": "output"}
+
+
+class Seam:
+    """Stands for `target`: its calls have points under the seam's name, everything else is as it is."""
+
+    def __init__(self, faults: Failpoints, name: str, target: object) -> None:
+        self._faults = faults
+        self._name = name
+        self._target = target
+        self._steps = steps()
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        full = f"{self._name}.{name}"
+        if full in _PARTS:
+            return None if value is None else Seam(self._faults, _PARTS[full], value)
+        if self._name == "ledger":
+            return self._ledger_call(full, value)
+        step = self._steps.get(full)
+        if step is None:
+            return value
+        return call_with_points(self._faults, step, value)
+
+    def _ledger_call(self, full: str, call: Callable[..., Any]) -> Any:
+        def by_kind(entry: Any) -> Any:
+            step = self._steps.get(f"{full}.{entry.kind.value}")
+            return call(entry) if step is None else call_with_points(self._faults, step, call)(entry)
+
+        return by_kind
+
+
+def call_with_points(faults: Failpoints, step: Step, call: Callable[..., Any]) -> Callable[..., Any]:
+    def at_once(*args: Any, **named: Any) -> Any:
+        faults.reach_now(f"{step.name}:before")
+        result = call(*args, **named)
+        faults.reach_now(f"{step.name}:after")
+        return result
+
+    async def awaited(*args: Any, **named: Any) -> Any:
+        if await faults.reach(f"{step.name}:before"):
+            await _for_ever()
+        result = await call(*args, **named)
+        if await faults.reach(f"{step.name}:after"):
+            await _for_ever()
+        return Seam(faults, _RESULTS[step.name], result) if step.name in _RESULTS else result
+
+    return awaited if step.is_async else at_once
+
+
+async def _for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+class AgentWire:
+    """Stands for the connection to the agent. A call that hangs is made to a peer that reads and never answers."""
+
+    def __init__(self, faults: Failpoints, client: Client) -> None:
+        self._faults = faults
+        self._client = client
+        self._known = steps()
+        self._silent: tuple[Client, socket.socket] | None = None
+
+    async def call(self, service: str, method: str, payload: bytes, *, timeout_s: float | None) -> bytes:
+        name = f"agent.{method}"
+        if name not in self._known:
+            return await self._client.call(service, method, payload, timeout_s=timeout_s)
+        if await self._reach(f"{name}:before"):
+            return await self._unanswered(service, method, payload, timeout_s)
+        reply = await self._client.call(service, method, payload, timeout_s=timeout_s)
+        if await self._reach(f"{name}:after"):
+            return await self._unanswered(service, method, payload, timeout_s)
+        return reply
+
+    async def _reach(self, point: str) -> bool:
+        try:
+            return await self._faults.reach(point)
+        except FailedPrecondition as exc:
+            raise RemoteError(Code.INTERNAL, str(exc)) from exc
+
+    async def _unanswered(self, service: str, method: str, payload: bytes, timeout_s: float | None) -> bytes:
+        if self._silent is None:
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            self._silent = await Client.connect_socket(ours), theirs
+        hung = asyncio.ensure_future(self._silent[0].call(service, method, payload, timeout_s=timeout_s))
+        lost = asyncio.ensure_future(self._client.closed())
+        try:
+            await asyncio.wait([hung, lost], return_when=asyncio.FIRST_COMPLETED)
+            if not hung.done():
+                self._close_silent()
+            return await hung
+        finally:
+            lost.cancel()
+            hung.cancel()
+            await asyncio.gather(hung, lost, return_exceptions=True)
+
+    def _close_silent(self) -> None:
+        if self._silent is not None:
+            self._silent[0].close()
+            self._silent[1].close()
+            self._silent = None
+
+    def close(self) -> None:
+        self._close_silent()
+        self._client.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def seam(faults: Failpoints, name: str, target: T) -> T:
+    """`target` with points around its calls."""
+    return cast("T", Seam(faults, name, target))
+
+
+class Faults:
+    """What the composition root wraps its neighbours with, as the variable PYSHIM_FAILPOINTS says."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._faults = Failpoints(parse(environ[VARIABLE]))
+        log.warning("failpoints are on", extra={"points": environ[VARIABLE]})
+
+    def children(self, children: T) -> T:
+        return seam(self._faults, "children", children)
+
+    def wire(self, client: Client) -> Client:
+        return wire(self._faults, client)
+
+    def environment(self, environment: Environment) -> Environment:
+        return with_points(self._faults, environment)
+
+
+def wire(faults: Failpoints, client: Client) -> Client:
+    """`client` with points around every call of the agent."""
+    return cast("Client", AgentWire(faults, client))
+
+
+def with_points(faults: Failpoints, environment: Environment) -> Environment:
+    """The same neighbours, with points around every call of theirs."""
+    known = steps()
+
+    def function(name: str, call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        return call_with_points(faults, known[name], call)
+
+    def hypervisor(ledger: Ledger) -> Hypervisor:
+        return seam(faults, "hypervisor", environment.hypervisor_factory(ledger))
+
+    def connector(config: Config) -> AgentConnector:
+        return seam(faults, "agent", environment.connector_factory(config))
+
+    def records(sandbox_id: SandboxId) -> Records:
+        opened = call_with_points(faults, known["records.open"], environment.open_records)(sandbox_id)
+        return seam(faults, "records", cast("Records", opened))
+
+    return replace(
+        environment,
+        host=seam(faults, "host", environment.host),
+        load_config=function("config.load", environment.load_config),
+        host_facts=function("host.facts", environment.host_facts),
+        capacity=function("host.capacity", environment.capacity),
+        hypervisor_factory=hypervisor,
+        connector_factory=connector,
+        network_connector=seam(faults, "network", environment.network_connector),
+        publisher=seam(faults, "publisher", environment.publisher),
+        open_records=records,
+    )

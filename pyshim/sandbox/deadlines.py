@@ -1,0 +1,137 @@
+"""A deadline for every wait of a pod on its neighbours, and the words for the one that has passed.
+
+`bounded` wraps an environment once, so that no step of orchestration can forget it. The neighbours keep shorter limits
+of their own where they can say more (QMP, the agent's calls); these here hold when a neighbour itself hangs. Waits
+without end are few and listed by name: a VM's end, a daemon's end, the bytes of a stream.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar, cast
+
+from hypervisors.base import Hypervisor
+from pyshim.model.config import Config
+from pyshim.model.errors import DeadlineExceeded
+from pyshim.model.ledger import Ledger
+from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.seams import AgentConnector, Host, NetworkConnector
+
+T = TypeVar("T")
+
+READ_S = 10.0
+"""For what only looks at files."""
+CHANGE_S = 30.0
+"""For one change on the host, or a probe: a slow file system, the start of a program under load."""
+VM_S = 150.0
+"""For one change of a VM: virtio-mem may take two minutes, and says more when it is not done by then."""
+MARGIN_S = 10.0
+"""On top of a limit the neighbour was given."""
+UNDO_S = 10.0
+"""For one step of an undo; what is not done by then stays in the ledger."""
+
+
+class Limit(NamedTuple):
+    """`seconds` and `action` are asked with the call's arguments."""
+
+    seconds: Callable[..., float]
+    action: Callable[..., str]
+
+
+def _limit(seconds: float, action: Callable[..., str]) -> Limit:
+    return Limit(lambda *_args, **_named: seconds, action)
+
+
+HOST: Mapping[str, Limit] = {
+    "read_bytes": _limit(READ_S, lambda path, _max_bytes: f"read '{path}'"),
+    "source_kind": _limit(READ_S, lambda path: f"look at '{path}'"),
+    "make_directory": _limit(CHANGE_S, lambda path, _mode: f"make directory '{path}'"),
+    "mount": _limit(CHANGE_S, lambda mount: f"mount '{mount.source}' on '{mount.target}'"),
+    "start_virtiofsd": _limit(CHANGE_S, lambda plan, _ledger: f"start virtiofsd '{plan.binary}'"),
+    "open_streams": _limit(CHANGE_S, lambda _stdio, *, process_id, **_named: f"open streams of '{process_id}'"),
+    "release": _limit(CHANGE_S, lambda entry: f"release {entry.kind.value} '{entry.key}'"),
+}
+HYPERVISOR: Mapping[str, Limit] = {
+    "create": Limit(lambda vm: vm.start_timeout_s + MARGIN_S, lambda vm: f"create vm '{vm.sandbox_id}'"),
+    "start": _limit(CHANGE_S, lambda: "start vm"),
+    "stop": _limit(CHANGE_S, lambda: "stop vm"),
+    "pause": _limit(CHANGE_S, lambda: "pause vm"),
+    "resume": _limit(CHANGE_S, lambda: "resume vm"),
+    "plug": _limit(CHANGE_S, lambda device: f"plug device '{device.id}'"),
+    "unplug": _limit(CHANGE_S, lambda device_id: f"unplug device '{device_id}'"),
+    "resize_vcpus": _limit(VM_S, lambda vcpus: f"resize vm to {vcpus} vCPUs"),
+    "resize_memory": _limit(VM_S, lambda memory_mib: f"resize vm to {memory_mib} MiB"),
+    "vcpu_thread_ids": _limit(CHANGE_S, lambda: "list vCPU threads of vm"),
+}
+NETWORK: Mapping[str, Limit] = {
+    "connect": _limit(CHANGE_S + MARGIN_S, lambda netns, *_args, **_named: f"connect network namespace '{netns}'"),
+}
+AGENT: Mapping[str, Limit] = {
+    "connect": Limit(
+        lambda _address, timeout_s: timeout_s + MARGIN_S, lambda address, _s: f"connect agent '{address}'"
+    ),
+}
+ENDLESS = frozenset({"Hypervisor.wait"})
+"""Calls of those seams that answer when something ends, whenever that is."""
+
+
+@asynccontextmanager
+async def within(timeout_s: float, action: str) -> AsyncIterator[None]:
+    """The block is left within `timeout_s`. Raises DeadlineExceeded naming `action` when its deadline has passed."""
+    try:
+        async with asyncio.timeout(timeout_s) as deadline:
+            yield
+    except TimeoutError as exc:
+        if not deadline.expired():
+            raise  # somebody else's
+        raise DeadlineExceeded(f"{action}: not done within {timeout_s:g} s") from exc
+
+
+class _Bounded:
+    """Passes every call on, those named in `limits` under their deadline."""
+
+    def __init__(self, target: object, limits: Mapping[str, Limit]) -> None:
+        self._target = target
+        self._limits = limits
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        limit = self._limits.get(name)
+        if limit is None:
+            return value
+
+        async def call(*args: Any, **named: Any) -> Any:
+            async with within(limit.seconds(*args, **named), limit.action(*args, **named)):
+                return await value(*args, **named)
+
+        return call
+
+
+def bounded(environment: Environment) -> Environment:
+    """The same neighbours, whose every answer has a deadline."""
+
+    def hypervisor(ledger: Ledger) -> Hypervisor:
+        return cast("Hypervisor", _Bounded(environment.hypervisor_factory(ledger), HYPERVISOR))
+
+    def connector(config: Config) -> AgentConnector:
+        return cast("AgentConnector", _Bounded(environment.connector_factory(config), AGENT))
+
+    return replace(
+        environment,
+        host=cast("Host", _Bounded(environment.host, HOST)),
+        load_config=_bounded_call(environment.load_config, "load configuration"),
+        host_facts=_bounded_call(environment.host_facts, "probe host"),
+        capacity=_bounded_call(environment.capacity, "measure room on host"),
+        hypervisor_factory=hypervisor,
+        connector_factory=connector,
+        network_connector=cast("NetworkConnector", _Bounded(environment.network_connector, NETWORK)),
+    )
+
+
+def _bounded_call(function: Callable[..., Awaitable[T]], action: str) -> Callable[..., Awaitable[T]]:
+    async def call(*args: Any) -> T:
+        async with within(CHANGE_S, action):
+            return await function(*args)
+
+    return call
