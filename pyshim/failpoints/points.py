@@ -116,7 +116,7 @@ def _steps() -> Iterator[Step]:
                 elif name not in PASSED_ON:
                     yield Step(name, is_async)
     for seam, calls in FUNCTIONS.items():
-        yield from (Step(f"{seam}.{call}", seam != "records") for call in calls)
+        yield from (Step(f"{seam}.{call}", True) for call in calls)
     yield from (Step(f"agent.{call}", True) for call in AGENT_CALLS)
 
 

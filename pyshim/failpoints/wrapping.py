@@ -173,9 +173,8 @@ def with_points(faults: Failpoints, environment: Environment) -> Environment:
     def connector(config: Config) -> AgentConnector:
         return seam(faults, "agent", environment.connector_factory(config))
 
-    def records(sandbox_id: SandboxId) -> Records:
-        opened = call_with_points(faults, known["records.open"], environment.open_records)(sandbox_id)
-        return seam(faults, "records", cast("Records", opened))
+    async def records(sandbox_id: SandboxId) -> Records:
+        return seam(faults, "records", await function("records.open", environment.open_records)(sandbox_id))
 
     return replace(
         environment,

@@ -60,6 +60,7 @@ HYPERVISOR: Mapping[str, Limit] = {
     "resume": _limit(CHANGE_S, lambda: "resume vm"),
     "plug": _limit(CHANGE_S, lambda device: f"plug device '{device.id}'"),
     "unplug": _limit(CHANGE_S, lambda device_id: f"unplug device '{device_id}'"),
+    "resize_disk": _limit(CHANGE_S, lambda device_id, size_bytes: f"resize disk '{device_id}' to {size_bytes} bytes"),
     "resize_vcpus": _limit(VM_S, lambda vcpus: f"resize vm to {vcpus} vCPUs"),
     "resize_memory": _limit(VM_S, lambda memory_mib: f"resize vm to {memory_mib} MiB"),
     "vcpu_thread_ids": _limit(CHANGE_S, lambda: "list vCPU threads of vm"),
@@ -125,6 +126,7 @@ def bounded(environment: Environment) -> Environment:
         capacity=_bounded_call(environment.capacity, "measure room on host"),
         hypervisor_factory=hypervisor,
         connector_factory=connector,
+        open_records=_bounded_call(environment.open_records, "open state of sandbox"),
         network_connector=cast("NetworkConnector", _Bounded(environment.network_connector, NETWORK)),
     )
 
