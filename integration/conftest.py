@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .framework import enclosure, evidence, images
+from .framework import enclosure, evidence, images, zygote
 from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
 from .framework.ctr import Ctr, Result
@@ -23,6 +23,7 @@ GROUND = Path("/run/pyshim-integration")
 EVIDENCE = PROJECT / ".build" / "integration"
 _NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
 _kept: list[Path] = []
+session_zygote = zygote.Zygote(PROJECT / "bin" / "pyshim", GROUND / "zygote.log")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,14 +81,16 @@ def containerd() -> Iterator[Containerd]:
     daemon = Containerd(
         Directories(root=GROUND / "containerd", state=Path("/run/containerd")), binaries=PROJECT / "bin"
     )
-    daemon.start()
-    try:
+    with contextlib.ExitStack() as end:
+        end.callback(daemon.stop)
+        daemon.start()
+        if zygote.wanted():
+            end.callback(session_zygote.close)
+            session_zygote.start()
         archive = GROUND / "busybox.tar"
         images.write_archive(archive)
         daemon.ctr("images", "import", archive)
         yield daemon
-    finally:
-        daemon.stop()
     remove_daemon_files(daemon.directories)
     assert_nothing_left(before, (GROUND,))
 

@@ -33,7 +33,9 @@ def main(words: "list[str] | None" = None, *, launcher: str = "") -> int:
             return delete.main(call)
         if call.action == "serve":
             return _serve(call)
-        raise BootstrapError(f"run action {call.action!r}: expected start, delete or serve")
+        if call.action == "zygote":
+            return _zygote(call)
+        raise BootstrapError(f"run action {call.action!r}: expected start, delete, serve or zygote")
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return 1
@@ -55,6 +57,25 @@ def _serve(call: "Invocation") -> int:
         debug=call.debug,
     )
     return serve(LISTENING_FD, identity)
+
+
+def _zygote(call: "Invocation") -> int:
+    from pyshim.bootstrap import zygote as link
+    from pyshim.bootstrap.argv import parse
+    from pyshim.bootstrap.daemonize import ZYGOTE_DIR
+    from pyshim.bootstrap.errors import BootstrapError, os_failure
+    from pyshim.zygote import run
+
+    directory = call.directory or ZYGOTE_DIR
+    try:
+        idle_s = float(call.idle or link.IDLE_S)
+    except ValueError as error:
+        raise BootstrapError(f"parse flag '-idle': {call.idle!r} is no number of seconds") from error
+    try:
+        daemon = run(directory=directory, idle_s=idle_s)
+    except OSError as error:
+        raise os_failure("run zygote", directory, error) from error
+    return 0 if daemon is None else _serve(parse(daemon.words))
 
 
 def operator_main(words: "list[str] | None" = None) -> int:

@@ -27,7 +27,7 @@ def socket_path(socket_dir: str, containerd_address: str, namespace: str, group:
 
 def socket_name(containerd_address: str, namespace: str, group: str) -> str:
     """The file name of `socket_path`: 64 hexadecimal digits."""
-    return _sha256_hex(os.fsencode(os.path.normpath("/".join((containerd_address, namespace, group)))))
+    return sha256_hex(os.fsencode(os.path.normpath("/".join((containerd_address, namespace, group)))))
 
 
 def claim(path: str) -> "_socket.socket | None":
@@ -121,7 +121,8 @@ def _new_socket() -> "_socket.socket":
     return _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC, 0)
 
 
-def _sha256_hex(data: bytes) -> str:
+def sha256_hex(data: bytes) -> str:
+    """The SHA-256 of `data`."""
     # The interpreter's own code first: hashlib loads OpenSSL (2 ms) for one short hash.
     try:
         from _sha256 import sha256  # type: ignore[import-not-found]

@@ -6,7 +6,7 @@ action. Unlike Go, what we do not know is skipped, so that a containerd that say
 
 from pyshim.bootstrap.errors import BootstrapError
 
-ACTIONS = ("start", "delete", "serve")
+ACTIONS = ("start", "delete", "serve", "zygote")
 _VALUES = {
     "namespace": "namespace",
     "address": "address",
@@ -14,6 +14,8 @@ _VALUES = {
     "id": "id",
     "bundle": "bundle",
     "ttrpc-address": "ttrpc_address",
+    "idle": "idle",
+    "directory": "directory",
 }
 _SWITCHES = {"debug": "debug", "info": "info", "v": "version", "version": "version"}
 # The spellings of Go's strconv.ParseBool.
@@ -29,7 +31,9 @@ class Invocation:
         "address",
         "bundle",
         "debug",
+        "directory",
         "id",
+        "idle",
         "info",
         "namespace",
         "publish_binary",
@@ -47,6 +51,10 @@ class Invocation:
         self.bundle = ""
         self.ttrpc_address = ""
         """Ours, for `serve` only: containerd tells `start` in the environment."""
+        self.idle = ""
+        """Ours, for `zygote` only: after how many seconds without a request it ends, 0 for never."""
+        self.directory = ""
+        """Ours, for `zygote` only: where its socket is."""
         self.debug = False
         self.info = False
         self.version = False

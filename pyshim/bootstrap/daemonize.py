@@ -4,7 +4,8 @@
     fd 2      the bundle's `log` FIFO (or /dev/null)
     fd 3      the listening socket
 
-`become_daemon` does this to the calling process and can be used after any fork; `spawn` is fork, that, and exec.
+`become_daemon` does this to the calling process and can be used after any fork; `spawn` is fork, that, and exec;
+`make_daemon` asks the zygote first.
 """
 
 import os
@@ -15,11 +16,75 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyshim.bootstrap.zygote import Forked
+
 LISTENING_FD = 3
+ZYGOTE_DIR = "/run/pyshim"
 _FIRST_FREE_FD = 4
 _MAX_OOM_SCORE_ADJ = 1000
 _CGROUP_ROOT = "/sys/fs/cgroup"
 _PR_SCHED_CORE, _PR_SCHED_CORE_CREATE, _PIDTYPE_PGID = 62, 1, 2
+
+
+class Executed:
+    """A daemon of ours that already serves."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def release(self) -> None:
+        """It serves."""
+
+    def end(self) -> None:
+        """It has ended."""
+        os.kill(self._pid, 9)
+        os.waitpid(self._pid, 0)
+
+
+def make_daemon(
+    program: "list[str]",
+    words: "list[str]",
+    *,
+    environment: "dict[str, str]",
+    listening_fd: int,
+    log_path: str,
+    shim_cgroup: str,
+    zygote_dir: str,
+) -> "Forked | Executed":
+    """A daemon that serves, as `program` with `words`, once it is released: the zygote's, or else `spawn`'s.
+
+    Whether a zygote is used, and started where there is none, says the variable PYSHIM_ZYGOTE (bootstrap/zygote.py).
+    """
+    choice = environment.get("PYSHIM_ZYGOTE", "")
+    # A core of its own is asked of the kernel by `spawn`, before the fork.
+    if choice != "off" and not environment.get("SCHED_CORE") and (choice == "auto" or os.path.isdir(zygote_dir)):
+        from pyshim.bootstrap import zygote
+
+        log_fd = open_log(log_path)
+        try:
+            forked = zygote.fork_daemon(
+                program,
+                words,
+                environment=environment,
+                listening_fd=listening_fd,
+                log_fd=log_fd,
+                shim_cgroup=shim_cgroup,
+                directory=zygote_dir,
+            )
+        finally:
+            os.close(log_fd)
+        if forked is not None:
+            return forked
+        if choice == "auto":
+            zygote.launch(program, environment, zygote_dir)
+    pid = spawn(
+        [*program, *words],
+        environment=environment,
+        listening_fd=listening_fd,
+        log_path=log_path,
+        shim_cgroup=shim_cgroup,
+    )
+    return Executed(pid)
 
 
 def spawn(
@@ -44,18 +109,22 @@ def spawn(
     return _fork(run, listening_fd, log_path)
 
 
-def become_daemon(listening_fd: int, log_path: str, *, keep: "frozenset[int]" = frozenset()) -> None:
-    """We lead a session of our own and have the file descriptors of the table above and `keep`, no others.
+def open_log(path: str) -> int:
+    """The bundle's log, or /dev/null where it has none.
 
     The FIFO is opened for reading too: so the open never waits for containerd, a write never meets EPIPE, and what we
     say while containerd restarts waits in the pipe for the next one.
     """
+    try:
+        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+
+def become_daemon(listening_fd: int, log_fd: int, *, keep: "frozenset[int]" = frozenset()) -> None:
+    """We lead a session of our own and have the file descriptors of the table above and `keep`, no others."""
     os.setsid()
     null_fd = os.open(os.devnull, os.O_RDWR)
-    try:
-        log_fd = os.open(log_path, os.O_RDWR | os.O_NONBLOCK)
-    except OSError:
-        log_fd = null_fd
     # Out of the way first: any of these may sit on a number that is about to be overwritten.
     sources = [_above(fd, keep) for fd in (null_fd, null_fd, log_fd, listening_fd)]
     for target, source in enumerate(sources):
@@ -66,12 +135,13 @@ def become_daemon(listening_fd: int, log_path: str, *, keep: "frozenset[int]" = 
             _close(fd)
 
 
-def raise_oom_score() -> None:
-    """The kernel prefers us to containerd, from which the present score was inherited, when memory runs out."""
-    path = "/proc/self/oom_score_adj"
+def raise_oom_score(of: str = "self") -> None:
+    """The kernel prefers us to the process `of`, which has containerd's score, when memory runs out."""
+    path = f"/proc/{of}/oom_score_adj"
     try:
         with open(path) as file:
             score = int(file.read())
+        path = "/proc/self/oom_score_adj"
         with open(path, "w") as file:
             file.write(str(min(score + 1, _MAX_OOM_SCORE_ADJ)))
     except OSError as error:
@@ -130,7 +200,7 @@ def _fork(run: "Callable[[], None]", listening_fd: int, log_path: str) -> int:
 def _live_as_child(run: "Callable[[], None]", listening_fd: int, log_path: str, report_fd: int) -> None:
     report_fd = _above(report_fd, frozenset())
     try:
-        become_daemon(listening_fd, log_path, keep=frozenset({report_fd}))
+        become_daemon(listening_fd, open_log(log_path), keep=frozenset({report_fd}))
         run()
     except BaseException as error:
         # Whatever it was, it is told and this process ends.

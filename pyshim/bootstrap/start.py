@@ -16,11 +16,17 @@ from pyshim.bootstrap.errors import BootstrapError, os_failure
 _MAX_STDIN_BYTES = 16 << 20
 
 
-def main(call: Invocation, *, launcher: str, socket_dir: str = address.SOCKET_DIR) -> int:
+def main(
+    call: Invocation,
+    *,
+    launcher: str,
+    socket_dir: str = address.SOCKET_DIR,
+    zygote_dir: str = daemonize.ZYGOTE_DIR,
+) -> int:
     """The exit code of `start`; the daemon it leaves is this interpreter running `launcher` again, for `serve`."""
     program = [sys.executable, "-I", "-S", os.path.abspath(launcher)]
     try:
-        start(call, program=program, environment=dict(os.environ), socket_dir=socket_dir)
+        start(call, program=program, environment=dict(os.environ), socket_dir=socket_dir, zygote_dir=zygote_dir)
     except BootstrapError as error:
         os.write(2, f"{error}\n".encode())
         return 1
@@ -33,6 +39,7 @@ def start(
     program: "list[str]",
     environment: "dict[str, str]",
     socket_dir: str,
+    zygote_dir: str,
     stdin_fd: int = 0,
     stdout_fd: int = 1,
 ) -> None:
@@ -51,19 +58,21 @@ def start(
         _tell(bundle, path, caller, stdout_fd)
         return
     try:
-        pid = daemonize.spawn(
-            [*program, *_serve_arguments(call, caller, group, bundle, environment)],
+        daemon = daemonize.make_daemon(
+            program,
+            _serve_arguments(call, caller, group, bundle, environment),
             environment=environment,
             listening_fd=listener.fileno(),
             log_path=os.path.join(bundle, "log"),
             shim_cgroup=caller.shim_cgroup,
+            zygote_dir=zygote_dir,
         )
         try:
             _tell(bundle, path, caller, stdout_fd)
         except BaseException:
-            os.kill(pid, 9)
-            os.waitpid(pid, 0)
+            daemon.end()
             raise
+        daemon.release()
     except BaseException:
         address.abandon(listener, path)
         raise

@@ -18,6 +18,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim": (),
     "pyshim.__main__": ("pyshim",),
     "pyshim.serve": ("pyshim", "hypervisors", "protos"),
+    "pyshim.zygote": ("pyshim",),
     "pyshim.log": (),
     "pyshim.debug": (),
     "pyshim.operator": (

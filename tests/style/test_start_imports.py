@@ -23,6 +23,7 @@ ALLOWED = frozenset(
         *("pyshim", "pyshim.bootstrap", "pyshim.bootstrap.address", "pyshim.bootstrap.argv"),
         *("pyshim.bootstrap.daemonize", "pyshim.bootstrap.dialect", "pyshim.bootstrap.errors"),
         *("pyshim.bootstrap.spec", "pyshim.bootstrap.start", "pyshim.bootstrap.wire"),
+        "pyshim.bootstrap.zygote",
     }
 )
 
@@ -69,7 +70,18 @@ def strangers(imports: dict[str, str]) -> list[str]:
 
 
 def test_start_imports_nothing_off_the_list(directory: Path) -> None:
-    assert strangers(imports_of_start(directory)) == []
+    imports = imports_of_start(directory)
+
+    assert strangers(imports) == []
+    assert "pyshim.bootstrap.zygote" not in imports
+
+
+def test_nor_does_it_where_a_zygote_could_be(directory: Path) -> None:
+    (directory / "s.z").mkdir()
+    imports = imports_of_start(directory)
+
+    assert strangers(imports) == []
+    assert "pyshim.bootstrap.zygote" in imports
 
 
 @pytest.mark.parametrize("module", ["json", "socket", "asyncio"])

@@ -1,15 +1,35 @@
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from start_bench import StartBench
 
 
+@pytest.fixture(params=["executed", "forked"])
+def bench(request: pytest.FixtureRequest) -> Iterator[StartBench]:
+    """Every test of `start` runs in both ways of making the daemon, and may not see a difference."""
+    with _bench() as bench:
+        if request.param == "forked":
+            bench.with_zygote(modules="json")
+        yield bench
+        assert bench.zygote is None or bench.zygote.process.poll() is None, bench.zygote.said
+
+
 @pytest.fixture
-def bench() -> Iterator[StartBench]:
+def bare_bench() -> Iterator[StartBench]:
+    """Without a zygote, until the test makes one."""
+    with _bench() as bench:
+        yield bench
+
+
+@contextmanager
+def _bench() -> Iterator[StartBench]:
     # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
     with tempfile.TemporaryDirectory(prefix="start-") as directory:
         bench = StartBench(Path(directory))
-        yield bench
-        bench.close()
+        try:
+            yield bench
+        finally:
+            bench.close()

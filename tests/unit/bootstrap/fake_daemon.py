@@ -4,8 +4,10 @@ It notes its pid in the directory FAKE_DAEMON_PIDS, so that a test can count dae
 itself when nobody asks for a minute.
 """
 
+import gc
 import json
 import os
+import random
 import socket
 import sys
 from contextlib import suppress
@@ -15,10 +17,21 @@ with open(os.path.join(os.environ["FAKE_DAEMON_PIDS"], str(os.getpid())), "w"):
     pass
 listener = socket.socket(fileno=3)
 listener.settimeout(60)
+status = Path("/proc/self/status").read_text().splitlines()
 report = json.dumps(
     {
         "argv": sys.argv[1:],
         "pid": os.getpid(),
+        "parent": os.getppid(),
+        "command": Path("/proc/self/cmdline").read_bytes().decode().split("\0")[:-1],
+        "signals": [line for line in status if line[:4] in ("SigB", "SigI", "SigC")],
+        "limits": Path("/proc/self/limits").read_text(),
+        "cgroups": Path("/proc/self/cgroup").read_text(),
+        "umask": next(line for line in status if line[:5] == "Umask"),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "random": random.random(),
+        "frozen": gc.get_freeze_count(),
+        "collects": gc.isenabled(),
         "session": os.getsid(0),
         "cwd": os.getcwd(),
         "oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text()),

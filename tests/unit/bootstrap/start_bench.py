@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,41 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+class TestZygote:
+    """A zygote in `directory`, up when this returns; what it says is in the file `log`."""
+
+    __test__ = False
+
+    def __init__(self, directory: Path, *, repository: Path = REPOSITORY, idle_s: float = 0, modules: str = "") -> None:
+        self.directory = directory
+        self.log = directory.parent / "zygote.log"
+        driver = HERE / "zygote_driver.py"
+        command = [sys.executable, "-I", "-S", driver, repository, directory, str(idle_s), modules]
+        said_before = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._ready(said_before)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def _ready(self, said_before: int) -> None:
+        deadline = time.monotonic() + 60
+        while "ready" not in self.said[said_before:]:
+            assert time.monotonic() < deadline, f"the zygote is not ready: {self.said}"
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(30)
+
+
 class StartBench:
     """Starts shims below `root`; `sockets` is their socket directory."""
 
@@ -33,6 +69,17 @@ class StartBench:
         self.sockets = root / "s"
         self.pids = root / "pids"
         self.pids.mkdir()
+        self.repository = REPOSITORY
+        self.zygote: TestZygote | None = None
+
+    @property
+    def zygote_dir(self) -> Path:
+        return Path(f"{self.sockets}.z")
+
+    def with_zygote(self, **options: Any) -> TestZygote:
+        """From now on a zygote is there for every `start`."""
+        self.zygote = TestZygote(self.zygote_dir, **options)
+        return self.zygote
 
     def bundle(self, container_id: str, annotations: dict[str, str] | None = None) -> Path:
         path = self.root / container_id
@@ -46,10 +93,13 @@ class StartBench:
         return [*flags, "-id", container_id, *extra, "start"]
 
     def popen(self, bundle: Path, words: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-        """`start` as a child; `shell` is run first by the process that becomes it."""
+        """`start` as a child; `shell` is run first by the process that becomes it, `wrapper` is a program before it."""
         daemon = options.pop("daemon", HERE / "fake_daemon.py")
         shell = options.pop("shell", "")
-        command = [sys.executable, "-I", "-S", str(HERE / "start_driver.py"), str(REPOSITORY), str(self.sockets)]
+        wrapper = options.pop("wrapper", [])
+        command = [sys.executable, "-I", "-S", str(HERE / "start_driver.py"), str(self.repository), str(self.sockets)]
+        if self.zygote is not None and options.pop("patient", True):
+            options["env"] = {"ZYGOTE_ANSWER_WITHIN_S": "30"} | options.get("env", {})
         environment = {"FAKE_DAEMON_PIDS": str(self.pids), "TTRPC_ADDRESS": f"{self.containerd}.ttrpc"}
         settings: dict[str, Any] = {
             "cwd": bundle,
@@ -60,7 +110,7 @@ class StartBench:
         }
         if shell:
             command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
-        return subprocess.Popen([*command, str(daemon), *words], **(settings | options))
+        return subprocess.Popen([*wrapper, *command, str(daemon), *words], **(settings | options))
 
     def start(
         self, bundle: Path, *extra: str, stdin: bytes = b"", **options: Any
@@ -89,6 +139,8 @@ class StartBench:
         return not self.alive() and (not self.sockets.exists() or not list(self.sockets.iterdir()))
 
     def close(self) -> None:
+        if self.zygote is not None:
+            self.zygote.close()
         for pid in self.daemons():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

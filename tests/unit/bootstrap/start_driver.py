@@ -2,10 +2,12 @@
 
     start_driver.py <repository> <socket directory> <daemon script> <words of containerd>...
 
-Run under `python -I -S`. With START_IMPORTS_TO in the environment it writes every module that was imported, with the
-file that imported it, to the file named there.
+The zygote's directory is the socket directory's name with ".z" behind it. Run under `python -I -S`.
+With START_IMPORTS_TO in the environment it writes every module that was imported, with the file that imported it, to
+the file named there. ZYGOTE_ANSWER_WITHIN_S replaces the limit, which a busy machine exceeds.
 """
 
+import os
 import sys
 
 _repository, _socket_dir, _daemon, *_words = sys.argv[1:]
@@ -26,10 +28,11 @@ sys.meta_path.insert(0, _Witness)
 
 from pyshim.bootstrap import argv, start  # noqa: E402
 
-_code = start.main(argv.parse(_words), launcher=_daemon, socket_dir=_socket_dir)
+if os.environ.get("ZYGOTE_ANSWER_WITHIN_S"):
+    import pyshim.bootstrap.zygote as zygote
 
-import os  # noqa: E402
-
+    zygote.ANSWER_WITHIN_S = float(os.environ.pop("ZYGOTE_ANSWER_WITHIN_S"))
+_code = start.main(argv.parse(_words), launcher=_daemon, socket_dir=_socket_dir, zygote_dir=f"{_socket_dir}.z")
 if os.environ.get("START_IMPORTS_TO"):
     _importers = dict(reversed(_seen))
     with open(os.environ["START_IMPORTS_TO"], "w") as _file:

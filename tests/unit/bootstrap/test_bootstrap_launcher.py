@@ -69,8 +69,8 @@ def test_launcher_ignores_the_python_variables_of_its_caller(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "run action '': expected start, delete or serve\n"),
-        (("frobnicate",), "run action 'frobnicate': expected start, delete or serve\n"),
+        ((), "run action '': expected start, delete, serve or zygote\n"),
+        (("frobnicate",), "run action 'frobnicate': expected start, delete, serve or zygote\n"),
         (("-id",), "parse flag '-id': it needs a value\n"),
         (("start",), "check flag '-namespace': it is required by 'start'\n"),
     ],

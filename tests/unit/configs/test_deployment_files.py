@@ -1,5 +1,8 @@
 """What is installed on nodes and clusters: it parses, and the files agree with each other and with the program."""
 
+import configparser
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,32 @@ def test_the_overhead_is_the_shipped_base_and_the_host_side() -> None:
     fixed = runtime_class["overhead"]["podFixed"]
     assert fixed["memory"] == f"{shipped['default_memory'] + HOST_SIDE_MIB}Mi"
     assert fixed["cpu"] == str(shipped["default_vcpus"])
+
+
+@pytest.mark.parametrize("name", ["pyshim-zygote.service", "containerd-pyshim.conf"])
+def test_a_unit_has_only_sections_and_settings(name: str) -> None:
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string((CONFIGS / "systemd" / name).read_text())
+
+    assert set(parser.sections()) <= {"Unit", "Service", "Install"}
+    if name.endswith(".service"):
+        assert parser["Service"]["ExecStart"].endswith("pyshim zygote")
+        assert parser["Service"]["KillMode"] == "process"
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    text = (CONFIGS / "systemd" / "pyshim-zygote.service").read_text()
+    unit = tmp_path / "pyshim-zygote.service"
+    unit.write_text(text.replace("/opt/pyshim/bin/pyshim", "/bin/true"))
+
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert [line for line in (done.stdout + done.stderr).splitlines() if "pyshim-zygote" in line] == []
 
 
 def test_the_example_uses_the_class() -> None:

@@ -1,0 +1,167 @@
+"""A process that asks the zygote for a child: whether it lives in our world, and how a child becomes like it.
+
+An exec inherits all of this from its caller by itself; a fork of somebody else's process has to fetch it.
+"""
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "time", "user", "uts")
+# Lines of /proc/PID/status: rights that a child of ours would not get from its caller. Source: proc(5).
+_RIGHTS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
+_LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
+
+
+class CallerDiffers(Exception):
+    """The caller is not of our kind in what `str(error)` names; a child of ours could not stand for its own."""
+
+
+class World(NamedTuple):
+    """What cannot be changed after a fork, or not safely: it has to be the same from the start."""
+
+    namespaces: tuple[str, ...]
+    root: tuple[int, int]
+    rights: tuple[tuple[str, str], ...]
+    label: str
+
+
+def world_of(pid: int | str, proc_root: str = "/proc") -> World:
+    """The world of a process. Raises OSError when it is gone or must not be looked at."""
+    where = f"{proc_root}/{pid}"
+    root = os.stat(f"{where}/root")
+    status = _status(where)
+    return World(
+        namespaces=tuple(_link(f"{where}/ns/{name}") for name in _NAMESPACES),
+        root=(root.st_dev, root.st_ino),
+        rights=tuple((name, status.get(name, "")) for name in _RIGHTS),
+        label=_text(f"{where}/attr/current"),
+    )
+
+
+def require_same_world(ours: World, pid: int) -> None:
+    """The process `pid` lives where we do, with our rights. Raises CallerDiffers naming the first difference."""
+    try:
+        theirs = world_of(pid)
+    except OSError as error:
+        raise CallerDiffers(f"process {pid} cannot be examined: {error.strerror}") from error
+    for name, our_own, its_own in zip(_NAMESPACES, ours.namespaces, theirs.namespaces, strict=True):
+        if our_own != its_own:
+            raise CallerDiffers(f"process {pid} has another {name} namespace")
+    if ours.root != theirs.root:
+        raise CallerDiffers(f"process {pid} has another root directory")
+    for (name, our_own), (_, its_own) in zip(ours.rights, theirs.rights, strict=True):
+        if our_own != its_own:
+            raise CallerDiffers(f"process {pid} differs in {name}")
+    if ours.label != theirs.label:
+        raise CallerDiffers(f"process {pid} has another security label")
+
+
+class _CgroupMount(NamedTuple):
+    controllers: frozenset[str]
+    """What /proc/PID/cgroup names the hierarchy by, among other mount options; "" for the unified one."""
+    mount_point: str
+    root: str
+    """The cgroup that is seen at the mount point."""
+
+
+class Cgroups:
+    """Where the hierarchies of control groups are mounted, looked up once."""
+
+    def __init__(self, proc_root: str = "/proc") -> None:
+        self._proc_root = proc_root
+        self._mounts = _cgroup_mounts(f"{proc_root}/self/mountinfo")
+
+    def join_those_of(self, pid: int) -> None:
+        """We are in the control groups of process `pid`, in every hierarchy. Raises CallerDiffers, OSError."""
+        theirs = _memberships(f"{self._proc_root}/{pid}/cgroup")
+        ours = _memberships(f"{self._proc_root}/self/cgroup")
+        for controllers, path in theirs.items():
+            if ours.get(controllers) != path:
+                self._join(controllers, path)
+
+    def _join(self, controllers: str, path: str) -> None:
+        wanted = set(controllers.split(","))
+        for mount in self._mounts:
+            below = mount.root.rstrip("/")
+            if wanted <= mount.controllers and (path + "/").startswith(below + "/") and not path.startswith("/.."):
+                inside = path[len(below) :].rstrip("/")
+                with open(f"{mount.mount_point}{inside}/cgroup.procs", "w") as file:
+                    file.write("0")
+                return
+        raise CallerDiffers(f"cgroup {path!r} of {controllers or 'the unified hierarchy'} is mounted nowhere")
+
+
+def become_like(pid: int, environment: Mapping[str, str]) -> None:
+    """We have the resource limits, umask, niceness, CPUs and environment of process `pid`. Raises OSError.
+
+    Also no signal is blocked, and every handler is an interpreter's that has just begun.
+    """
+    for limit in _LIMITS:
+        theirs = resource.prlimit(pid, limit)
+        if theirs != resource.getrlimit(limit):
+            resource.setrlimit(limit, theirs)
+    os.umask(int(_status(f"/proc/{pid}").get("Umask", "0022"), 8))
+    niceness = os.getpriority(os.PRIO_PROCESS, pid)
+    if niceness != os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    cpus = os.sched_getaffinity(pid)
+    if cpus != os.sched_getaffinity(0):
+        os.sched_setaffinity(0, cpus)
+    fresh_signals()
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+
+
+def fresh_signals() -> None:
+    """Signals are as in an interpreter that has just begun: none blocked, none handled but SIGINT."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What the interpreter ignores from its start. Source: cpython Python/pylifecycle.c, init_signals.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _memberships(path: str) -> dict[str, str]:
+    with open(path) as file:
+        rows = [line.rstrip("\n").split(":", 2) for line in file]
+    return {controllers: place for _, controllers, place in rows}
+
+
+def _cgroup_mounts(path: str) -> list[_CgroupMount]:
+    found = []
+    with open(path) as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            fs_type, _, options = right.split()[:3]
+            root, mount_point = left.split()[3:5]
+            if fs_type in ("cgroup", "cgroup2"):
+                named = frozenset({""} if fs_type == "cgroup2" else options.split(","))
+                found.append(_CgroupMount(controllers=named, mount_point=mount_point, root=root))
+    return found
+
+
+def _status(where: str) -> dict[str, str]:
+    with open(f"{where}/status") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:
+        return ""  # a kind of namespace this kernel does not have
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""  # no security module

@@ -1,0 +1,368 @@
+"""The zygote: what it forks is what an exec would have made, and whatever is wrong with it nobody notices."""
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from start_bench import REPOSITORY, StartBench, is_alive
+
+from pyshim.bootstrap import zygote as link
+
+NOT_COMPARED = {"pid", "session", "parent", "random", "frozen", "fds"}
+
+
+def report(bench: StartBench, container: str, **options: Any) -> dict[str, Any]:
+    result = bench.start(bench.bundle(container), **options)
+    assert (result.returncode, result.stderr) == (0, b"")
+    return bench.ask(result.stdout.decode())
+
+
+def is_forked(bench: StartBench, container: str, **options: Any) -> bool:
+    assert bench.zygote is not None
+    return bool(report(bench, container, **options)["parent"] == bench.zygote.pid)
+
+
+def made_at(address: Path) -> None:
+    """`address` exists: the zygote listens there."""
+    deadline = time.monotonic() + 60
+    while not address.exists():
+        assert time.monotonic() < deadline, f"no zygote at {address}"
+        time.sleep(0.005)
+
+
+def test_the_daemon_is_forked_where_a_zygote_is_and_executed_where_none_is(bare_bench: StartBench) -> None:
+    executed = report(bare_bench, "c1")
+    bare_bench.with_zygote()
+
+    assert executed["frozen"] == 0
+    assert is_forked(bare_bench, "c2")
+
+
+def test_a_forked_daemon_is_what_an_executed_one_is(bare_bench: StartBench) -> None:
+    """The caller's limits, umask, niceness, OOM score and environment are not those of the zygote."""
+    shell = "ulimit -n 777; ulimit -c 0; umask 027; echo 321 > /proc/self/oom_score_adj; renice -n 3 $$ >/dev/null"
+    options: dict[str, Any] = {"shell": shell, "env": {"LC_ODD": "a=b\nc"}}
+    executed = report(bare_bench, "c1", **options)
+    bare_bench.with_zygote()
+    bare_bench.sockets.joinpath(executed_socket(bare_bench)).unlink()
+
+    forked = bare_bench.ask(bare_bench.start(bare_bench.root / "c1", **options).stdout.decode())
+
+    assert forked["parent"] == bare_bench.zygote.pid  # type: ignore[union-attr]
+    assert (executed["oom_score_adj"], executed["nice"], executed["umask"]) == (322, 3, "Umask:\t0027")
+    assert {k: v for k, v in forked.items() if k not in NOT_COMPARED} == {
+        k: v for k, v in executed.items() if k not in NOT_COMPARED
+    }
+    assert forked["session"] == forked["pid"]
+    assert {fd: kind(target) for fd, target in forked["fds"].items()} == {
+        fd: kind(target) for fd, target in executed["fds"].items()
+    }
+    assert forked["collects"]
+    assert forked["frozen"] > 1000
+
+
+def executed_socket(bench: StartBench) -> str:
+    (path,) = bench.sockets.iterdir()
+    return path.name
+
+
+def kind(target: str) -> str:
+    return target.partition(":")[0]
+
+
+def test_two_forks_do_not_share_their_random_numbers(bare_bench: StartBench) -> None:
+    bare_bench.with_zygote(modules="random")
+
+    first, second = report(bare_bench, "c1"), report(bare_bench, "c2")
+
+    assert first["random"] != second["random"]
+
+
+def test_the_zygote_has_one_thread_and_no_event_loop_when_it_forks(bare_bench: StartBench) -> None:
+    packages = f"{REPOSITORY}/.venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    script = (
+        "import sys, os, importlib; sys.path += sys.argv[1:]\n"
+        "from pyshim.zygote import SHIM_MODULES\n"
+        "for name in SHIM_MODULES: importlib.import_module(name)\n"
+        "import asyncio\n"
+        "print(len(os.listdir('/proc/self/task')), asyncio._get_running_loop(), len(os.listdir('/proc/self/fd')))"
+    )
+    command = [sys.executable, "-I", "-S", "-c", script, str(REPOSITORY), packages]
+
+    out = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert out.split() == ["1", "None", "4"]  # 0, 1, 2 and that of the listing
+
+
+def test_a_forked_daemon_joins_the_control_groups_of_its_caller(bare_bench: StartBench) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("making a control group needs root")
+    bare_bench.with_zygote()
+    with own_cgroup() as (name, procs):
+        shell = "; ".join(f"echo $$ > {path}" for path in procs)
+
+        found = report(bare_bench, "c1", shell=shell)
+        os.kill(found["pid"], signal.SIGKILL)
+
+    assert found["parent"] == bare_bench.zygote.pid  # type: ignore[union-attr]
+    assert found["cgroups"].count(f"/{name}\n") == len(procs)
+
+
+@contextmanager
+def own_cgroup() -> Iterator[tuple[str, list[str]]]:
+    """A new cgroup below this process's own in every hierarchy where that can be made, as name and `cgroup.procs`."""
+    name = f"zygote-test-{os.getpid()}"
+    ours = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    made = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, right = line.split(" - ")
+        fs_type, _, options = right.split()
+        if fs_type not in ("cgroup", "cgroup2"):
+            continue
+        key = next((k for k in ours if k and set(k.split(",")) <= set(options.split(","))), "")
+        if "cpuset" in key:
+            continue  # a new one takes no process before it has been given cpus
+        root, mount_point = left.split()[3:5]
+        path = Path(f"{mount_point}/{ours[key].removeprefix(root.rstrip('/'))}/{name}")
+        try:
+            path.mkdir()
+        except OSError:
+            continue
+        made.append(path)
+    if not made:
+        pytest.skip("no control group can be made here")
+    try:
+        yield name, [str(path / "cgroup.procs") for path in made]
+    finally:
+        deadline = time.monotonic() + 20
+        while made:
+            try:
+                made[-1].rmdir()
+                made.pop()
+            except OSError:
+                assert time.monotonic() < deadline, f"still in use: {made}"
+                time.sleep(0.01)
+
+
+def test_a_caller_in_another_namespace_is_refused_and_executes(bare_bench: StartBench) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("making a namespace needs root")
+    zygote = bare_bench.with_zygote()
+    bundle = bare_bench.bundle("c1")
+    driver = bare_bench.popen(bundle, bare_bench.words("c1"), stdin=subprocess.DEVNULL, wrapper=["unshare", "--uts"])
+
+    out, err = driver.communicate(timeout=30)
+
+    assert (driver.returncode, err) == (0, b"")
+    assert bare_bench.ask(out.decode())["frozen"] == 0
+    assert "another uts namespace" in zygote.said
+
+
+def test_a_caller_of_another_user_is_refused(bare_bench: StartBench, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    zygote = bare_bench.with_zygote()
+    os.chmod(bare_bench.root, 0o711)
+    os.chmod(bare_bench.zygote_dir, 0o711)
+    (path,) = (p for p in bare_bench.zygote_dir.iterdir() if p.is_socket())
+    os.chmod(path, 0o666)
+    script = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); print(s.recv(100).decode())"
+
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script, path], user=65534, capture_output=True, text=True, timeout=30, cwd="/"
+    )
+
+    assert "is of user 65534" in done.stdout + zygote.said
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"", b"\0", b"\0\0\0\5hello", b"\xff\xff\xff\xff", b"\0\0\0\x05" + b"9\0" + b"9\0" + b"\0"],
+    ids=["nothing", "cut", "no counts", "huge", "counts that lie"],
+)
+def test_a_request_that_is_none_is_refused_and_the_zygote_goes_on(bare_bench: StartBench, request_bytes: bytes) -> None:
+    zygote = bare_bench.with_zygote()
+    (path,) = (p for p in bare_bench.zygote_dir.iterdir() if p.is_socket())
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(30)
+        sock.connect(str(path))
+        sock.sendall(request_bytes)
+        sock.shutdown(socket.SHUT_WR)
+
+        assert sock.recv(1000).startswith(b"no: ")
+
+    assert is_forked(bare_bench, "c1"), zygote.said
+
+
+def test_a_zygote_that_does_not_answer_is_given_up_and_serves_nobody_later(bare_bench: StartBench) -> None:
+    """Stopped, it takes the request and forks when it goes on: that fork finds its caller gone, and ends."""
+    zygote = bare_bench.with_zygote()
+    os.kill(zygote.pid, signal.SIGSTOP)
+
+    found = report(bare_bench, "c1", patient=False)
+    os.kill(zygote.pid, signal.SIGCONT)
+
+    assert found["frozen"] == 0
+    assert is_forked(bare_bench, "c2"), zygote.said
+    assert len(bare_bench.alive()) == 2
+
+
+def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench) -> None:
+    zygote = bare_bench.with_zygote()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(bare_bench.root / "l"))
+        forked = fork_by_hand(bare_bench, listener.fileno())
+        assert forked is not None, zygote.said
+        (child,) = children_of(zygote.pid)
+
+        forked.end()
+
+        deadline = time.monotonic() + 30
+        while is_alive(child) and time.monotonic() < deadline:
+            time.sleep(0.005)
+    assert not is_alive(child)
+    assert not bare_bench.daemons()
+
+
+def fork_by_hand(bench: StartBench, listening_fd: int) -> link.Forked | None:
+    log_fd = os.open(os.devnull, os.O_RDWR)
+    deadline = time.monotonic() + 30
+    try:
+        while time.monotonic() < deadline:  # the limit of `start` is short, and this machine may be busy
+            forked = link.fork_daemon(
+                [sys.executable, "-I", "-S", "daemon"],
+                ["serve"],
+                environment={},
+                listening_fd=listening_fd,
+                log_fd=log_fd,
+                shim_cgroup="",
+                directory=str(bench.zygote_dir),
+            )
+            if forked is not None:
+                return forked
+        return None
+    finally:
+        os.close(log_fd)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_zygote_whose_code_has_changed_ends_and_what_it_forked_stays(bare_bench: StartBench) -> None:
+    tree = bare_bench.root / "tree"
+    shutil.copytree(REPOSITORY / "pyshim", tree / "pyshim", ignore=shutil.ignore_patterns("__pycache__"))
+    time.sleep(0.2)  # files that changed just before a zygote began count as changed while it was importing
+    zygote = bare_bench.with_zygote(repository=tree)
+    bare_bench.repository = tree
+    first = report(bare_bench, "c1")
+    (tree / "pyshim" / "zygote.py").touch()
+
+    second = report(bare_bench, "c2")
+
+    assert (first["parent"], second["frozen"]) == (zygote.pid, 0)
+    assert zygote.process.wait(30) == 0
+    assert "the code on disk has changed" in zygote.said
+    assert bare_bench.alive() == sorted([first["pid"], second["pid"]]) or set(bare_bench.alive()) == {
+        first["pid"],
+        second["pid"],
+    }
+    assert not [p for p in bare_bench.zygote_dir.iterdir() if p.is_socket()]
+
+
+def test_another_version_has_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = link.address("/run/x")
+    monkeypatch.setattr("pyshim.__version__", "999")
+
+    assert link.address("/run/x") != before
+
+
+def test_a_zygote_nobody_asks_ends_itself(bare_bench: StartBench) -> None:
+    zygote = bare_bench.with_zygote(idle_s=0.05)
+
+    assert zygote.process.wait(30) == 0
+    assert not [p for p in bare_bench.zygote_dir.iterdir() if p.is_socket()]
+
+
+def test_a_second_zygote_of_the_same_code_ends_at_once(bare_bench: StartBench) -> None:
+    first = bare_bench.with_zygote()
+    second = subprocess.run(first.process.args, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+
+    assert (second.returncode, second.stderr) == (0, "zygote: another zygote serves here already\n")
+    assert is_forked(bare_bench, "c1")
+
+
+def test_the_socket_of_a_dead_zygote_is_no_obstacle(bare_bench: StartBench) -> None:
+    dead = bare_bench.with_zygote()
+    dead.process.kill()
+    dead.process.wait(30)
+
+    assert report(bare_bench, "c1")["frozen"] == 0
+    bare_bench.with_zygote()
+    assert is_forked(bare_bench, "c2")
+
+
+def test_the_first_start_makes_a_zygote_where_that_is_wanted(bare_bench: StartBench, tmp_path: Path) -> None:
+    """The launcher is asked for `zygote`; here it notes the words and its descriptors."""
+    daemon = bare_bench.root / "daemon.py"
+    noted = bare_bench.root / "noted"
+    fake = Path(__file__).parent / "fake_daemon.py"
+    daemon.write_text(
+        "import os, sys, runpy\n"
+        "if sys.argv[-1] == 'zygote':\n"
+        f"    open({str(noted)!r} + '.new', 'w').write(' '.join(sys.argv[1:]) + ' ' + os.readlink('/proc/self/fd/1'))\n"
+        f"    os.rename({str(noted)!r} + '.new', {str(noted)!r})\n"
+        "else:\n"
+        f"    runpy.run_path({str(fake)!r}, run_name='__main__')\n"
+    )
+
+    found = report(bare_bench, "c1", daemon=daemon, env={"PYSHIM_ZYGOTE": "auto"})
+
+    made_at(noted)
+    assert found["frozen"] == 0
+    assert noted.read_text() == f"-idle 600 -directory {bare_bench.zygote_dir} zygote /dev/null"
+
+
+def test_a_zygote_that_is_on_its_way_up_is_not_made_twice(bare_bench: StartBench) -> None:
+    bare_bench.zygote_dir.mkdir()
+    lock = os.open(f"{link.address(str(bare_bench.zygote_dir))}.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    before = children_of(os.getpid())
+
+    link.launch(["/no/such/program"], {}, str(bare_bench.zygote_dir))
+
+    os.close(lock)
+    assert children_of(os.getpid()) == before
+
+
+@pytest.mark.parametrize("choice", ["off", "core"])
+def test_the_zygote_is_not_used_where_that_is_not_wanted(bare_bench: StartBench, choice: str) -> None:
+    zygote = bare_bench.with_zygote()
+    environment = {"PYSHIM_ZYGOTE": "off"} if choice == "off" else {"SCHED_CORE": "1"}
+
+    result = bare_bench.start(bare_bench.bundle("c1"), env=environment)
+
+    if choice == "off" or result.returncode == 0:  # core scheduling needs a kernel that has it
+        assert bare_bench.ask(result.stdout.decode())["frozen"] == 0
+    assert "refused" not in zygote.said
+
+
+def test_many_starts_at_once_are_all_answered(bare_bench: StartBench) -> None:
+    bare_bench.with_zygote()
+    bundles = [bare_bench.bundle(f"c{n}") for n in range(8)]
+
+    processes = [bare_bench.popen(bundle, bare_bench.words(bundle.name)) for bundle in bundles]
+    results = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+
+    assert {result[1:] for result in results} == {(b"", 0)}
+    assert len({bare_bench.ask(result[0].decode())["pid"] for result in results}) == 8
