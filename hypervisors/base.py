@@ -5,7 +5,7 @@ A driver object is one VM's whole life: `create` -> `start` -> (`pause`/`resume`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -154,7 +154,75 @@ class BlockDevice:
     tuning: DiskTuning
 
 
-Device = BlockDevice | NicDevice
+class PortKind(StrEnum):
+    """Where a PCI device is put; the values are those of Kata's `hot_plug_vfio` and `cold_plug_vfio`."""
+
+    ROOT = "root-port"
+    SWITCH = "switch-port"
+    BRIDGE = "bridge-port"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VfioDevice:
+    """One function of the host, bound to a VFIO driver, for the VM alone."""
+
+    id: str
+    host_address: str
+    """Domain, bus, slot, function: `0000:65:00.0`."""
+    iommufd: bool
+    """Through /dev/iommu and the function's own node instead of its IOMMU group's."""
+    vendor_id: str = ""
+    device_id: str = ""
+    """As sysfs has them (`0x10de`); the guest must see these. Empty: whatever the device says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmulatedDevice:
+    """A device model of the VMM's own where a passed-through one would be, on hosts that have none to give."""
+
+    id: str
+    model: str
+    """The VMM's name for it, such as QEMU's `edu`."""
+    properties: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+
+PciDevice = VfioDevice | EmulatedDevice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciPort:
+    """A PCIe port that takes one device, at slot 0 behind it."""
+
+    id: str
+    """The VMM's name for it, and for the bus behind it."""
+    kind: PortKind
+    bus: str
+    slot: int
+    """Where the port itself sits."""
+    pci_path: str
+    """The port's own guest PCI path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedDevice:
+    device: PciDevice
+    bus: str
+    slot: int
+    pci_path: str
+    """Where the guest finds it: slots from the root bus down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciLayout:
+    """The ports of a VM and the devices it boots with; `plan/pci_topology.py` decides it."""
+
+    ports: tuple[PciPort, ...] = ()
+    placed: tuple[PlacedDevice, ...] = ()
+    hot_plug: PortKind | None = None
+    """Where further devices go while it runs; None: nowhere."""
+
+
+Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +263,7 @@ class VmConfig:
     nested: bool
     debug: bool
     start_timeout_s: float
+    pci: PciLayout = PciLayout()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +276,8 @@ class Capabilities:
     cpu_hotplug: bool
     memory_hotplug: bool
     pause: bool
+    pci_hotplug: bool = False
+    """Takes VFIO and emulated PCI devices while it runs."""
 
 
 class VmExitKind(StrEnum):

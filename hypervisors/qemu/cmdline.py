@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hypervisors.base import MemoryBacking, SerialChannel, VmConfig
-from hypervisors.qemu import devices
+from hypervisors.qemu import devices, pci
 from pyshim.model.errors import InvalidArgument
 
 MACHINES = ("q35", "microvm")
@@ -83,6 +83,7 @@ def check_config(config: VmConfig) -> None:
         problem = "a network device needs a tap queue, and as many vhost fds as tap queues or none"
     if problem:
         raise InvalidArgument(f"configure vm {config.sandbox_id!r}: {problem}")
+    pci.check_layout(config)
     kernel_command_line(config.boot.kernel_params)
 
 
@@ -151,6 +152,7 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         # Bridges first: they sit at fixed slots, everything after takes what is free.
         for index in range(config.bridges):
             words += devices.bridge(index)
+        words += pci.ports(config.pci)
         if devices.virtio_mem_mib(config.memory):
             words += devices.virtio_mem(config.memory)
     words += devices.console(bus, hvc_fd=fds.console, serial_fd=fds.serial)
@@ -164,6 +166,8 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         words += devices.share(config.share, bus)
     for nic, nic_fds in zip(config.nics, fds.nics, strict=True):
         words += devices.nic(nic, bus, tap_fds=nic_fds.taps, vhost_fds=nic_fds.vhosts)
+    for placed in config.pci.placed:
+        words += pci.placed_device(placed)
     return words
 
 

@@ -9,11 +9,23 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hypervisors.base import BlockDevice, Capabilities, Device, GuestLocation, MemoryConfig, NicDevice, VmConfig
+from hypervisors.base import (
+    BlockDevice,
+    Capabilities,
+    Device,
+    EmulatedDevice,
+    GuestLocation,
+    MemoryConfig,
+    NicDevice,
+    PlacedDevice,
+    VfioDevice,
+    VmConfig,
+)
 from hypervisors.qemu import devices
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.disks import Disks
-from hypervisors.qemu.qmp import Monitor, QmpError
+from hypervisors.qemu.passthrough import PciDevices
+from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import (
     AlreadyExists,
@@ -37,8 +49,12 @@ _ROOT_BUS = "pcie.0"
 class BridgeSlots:
     """Which slot behind which bridge holds which device."""
 
-    def __init__(self, bridges: int) -> None:
-        self._taken: list[dict[int, str]] = [{} for _ in range(bridges)]
+    def __init__(self, bridges: int, cold: tuple[PlacedDevice, ...] = ()) -> None:
+        """`cold`: the devices there from the start; those behind bridges have their slots."""
+        self._taken: list[dict[int, str]] = [
+            {placed.slot: placed.device.id for placed in cold if placed.bus == devices.bridge_id(index)}
+            for index in range(bridges)
+        ]
 
     def take(self, device_id: str) -> tuple[int, int]:
         """(bridge, slot), the first free one. Raises ResourceExhausted."""
@@ -77,6 +93,7 @@ def capabilities_of(config: VmConfig) -> Capabilities:
         cpu_hotplug=hotplug and config.cpu.max_vcpus > config.cpu.boot_vcpus,
         memory_hotplug=hotplug and _memory_room(config.memory),
         pause=True,
+        pci_hotplug=hotplug and config.pci.hot_plug is not None,
     )
 
 
@@ -87,9 +104,10 @@ class Hotplug:
         self._config = config
         self._qmp = monitor
         self._lock = asyncio.Lock()
-        self._slots = BridgeSlots(config.bridges)
-        self._plugged: dict[str, Device] = {}
+        self._slots = BridgeSlots(config.bridges, config.pci.placed)
+        self._plugged: dict[str, Device] = {placed.device.id: placed.device for placed in config.pci.placed}
         self._disks = Disks(monitor, self._add_behind_bridge)
+        self._pci = PciDevices(config, monitor, self._add_at_slot, self._guest_location)
         self._cpu_ids: list[str] = []
         self._plugged_mib = 0
 
@@ -101,8 +119,12 @@ class Hotplug:
             "BlockIndexMap": self._disks.saved(),
         }
 
+    async def check_places(self) -> None:
+        await self._pci.check_places()
+
     async def plug(self, device: Device) -> GuestLocation:
-        if not capabilities_of(self._config).block_hotplug:  # the same bridges serve NICs
+        is_pci = isinstance(device, VfioDevice | EmulatedDevice)
+        if not is_pci and not capabilities_of(self._config).block_hotplug:  # the same bridges serve NICs
             raise self._unimplemented(f"plug {device.id!r}")
         async with self._lock:
             if device.id in self._plugged:
@@ -112,8 +134,17 @@ class Hotplug:
                     location = await self._disks.plug(device)
                 case NicDevice():
                     location = await self._plug_nic(device)
+                case VfioDevice() | EmulatedDevice():
+                    location = await self._plug_pci(device)
             self._plugged[device.id] = device
             return location
+
+    async def _plug_pci(self, device: VfioDevice | EmulatedDevice) -> GuestLocation:
+        try:
+            return await self._pci.plug(device)
+        except ShimError:
+            self._slots.give_back(device.id)
+            raise
 
     async def unplug(self, device_id: str) -> None:
         async with self._lock:
@@ -126,6 +157,8 @@ class Hotplug:
                 case NicDevice():
                     await self._qmp.device_remove(devices.qdev_id(device_id))
                     await self._qmp.netdev_del(devices.netdev_id(device_id))
+                case VfioDevice() | EmulatedDevice():
+                    await self._pci.unplug(device)
             self._slots.give_back(device_id)
             del self._plugged[device_id]
 
@@ -168,14 +201,20 @@ class Hotplug:
             raise
 
     async def _add_behind_bridge(self, driver: str, device_id: str, fields: Mapping[str, object]) -> GuestLocation:
+        qdev = devices.qdev_id(device_id)
+        await self._add_at_slot(driver, device_id, qdev, fields, COMMAND_TIMEOUT_S)
+        return await self._guest_location(qdev)
+
+    async def _add_at_slot(
+        self, driver: str, device_id: str, qdev: str, fields: Mapping[str, object], timeout_s: float
+    ) -> None:
         bridge, slot = self._slots.take(device_id)
         place = {"bus": devices.bridge_id(bridge), "addr": f"{slot:#x}"}
         try:
-            await self._qmp.device_add(driver, devices.qdev_id(device_id), {**fields, **place})
+            await self._qmp.device_add(driver, qdev, {**fields, **place}, timeout_s)
         except ShimError:
             self._slots.give_back(device_id)
             raise
-        return await self._guest_location(devices.qdev_id(device_id))
 
     async def _guest_location(self, qdev: str) -> GuestLocation:
         """Slots from the root bus down, as QEMU sees them."""

@@ -276,8 +276,10 @@ class Monitor:
                 used.add(slot)
         return frozenset(used)
 
-    async def device_add(self, driver: str, device_id: str, fields: Mapping[str, object]) -> None:
-        await self.execute("device_add", {"driver": driver, "id": device_id, **fields})
+    async def device_add(
+        self, driver: str, device_id: str, fields: Mapping[str, object], timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> None:
+        await self.execute("device_add", {"driver": driver, "id": device_id, **fields}, timeout_s=timeout_s)
 
     async def device_remove(self, device_id: str, timeout_s: float = UNPLUG_TIMEOUT_S) -> None:
         """The guest has let go of the device and it is gone; true also when it was gone before.

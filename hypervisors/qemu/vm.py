@@ -154,6 +154,8 @@ class QemuVm:
             connection.close()
             raise
         await self._greet(config, connection)
+        assert self._plugged is not None
+        await self._plugged.check_places()
 
     def _make_vm_dir(self, config: VmConfig) -> None:
         """The VM's directory exists. It is ours to remove only when made here: others may keep their sockets in it."""

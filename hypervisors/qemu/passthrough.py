@@ -1,0 +1,90 @@
+"""PCI devices of one VM, from the argv or plugged while it runs: which port has which, and where the guest sees it.
+
+`Hotplug` owns the order of changes and the bridges' slots; it asks this for ports and for VFIO's own steps.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from hypervisors.base import GuestLocation, PciDevice, PortKind, VmConfig
+from hypervisors.qemu import pci
+from hypervisors.qemu.qmp import Monitor
+from pyshim.model.errors import Internal, ResourceExhausted, ShimError, Unimplemented
+
+log = logging.getLogger("hypervisors.qemu.passthrough")
+
+VFIO_TIMEOUT_S = 120.0
+"""QEMU pins all of the guest's memory before it answers."""
+
+AddBehindBridge = Callable[[str, str, str, Mapping[str, object], float], Awaitable[None]]
+"""(driver, device id, QEMU's id, fields, seconds): added at the first free slot behind a bridge."""
+Locate = Callable[[str], Awaitable[GuestLocation]]
+"""QEMU's id -> where the guest finds it."""
+
+
+class PciDevices:
+    def __init__(self, config: VmConfig, monitor: Monitor, add_behind_bridge: AddBehindBridge, locate: Locate) -> None:
+        self._config = config
+        self._qmp = monitor
+        self._add_behind_bridge = add_behind_bridge
+        self._locate = locate
+        self._ports: dict[str, str] = {placed.bus: placed.device.id for placed in config.pci.placed}
+        self._objects: dict[str, list[str]] = {
+            placed.device.id: [str(fields["id"]) for fields in pci.objects(placed.device)]
+            for placed in config.pci.placed
+        }
+
+    async def check_places(self) -> None:
+        """Every device of the argv is where the plan said. Raises Internal naming the first that is not."""
+        for placed in self._config.pci.placed:
+            found = await self._locate(pci.qdev_id(placed.device.id))
+            if found.pci_path != placed.pci_path:
+                raise Internal(
+                    f"place {placed.device.id!r} in vm {self._config.sandbox_id!r}: qemu has it at"
+                    f" {found.pci_path}, the plan at {placed.pci_path}"
+                )
+
+    async def plug(self, device: PciDevice) -> GuestLocation:
+        """Raises Unimplemented without `hot_plug`, ResourceExhausted when no port is free."""
+        kind = self._config.pci.hot_plug
+        if kind is None:
+            raise Unimplemented(f'plug {device.id!r}: hot_plug_vfio is "no-port" for vm {self._config.sandbox_id!r}')
+        port = None if kind is PortKind.BRIDGE else self._free_port(kind, device)
+        qdev = pci.qdev_id(device.id)
+        self._objects[device.id] = []
+        try:
+            for arguments in pci.objects(device):
+                await self._qmp.object_add(arguments)
+                self._objects[device.id].append(str(arguments["id"]))
+            driver, fields = pci.hot_fields(device)
+            if port is None:
+                await self._add_behind_bridge(driver, device.id, qdev, fields, VFIO_TIMEOUT_S)
+            else:
+                self._ports[port] = device.id
+                await self._qmp.device_add(driver, qdev, {**fields, "bus": port, "addr": "0x0"}, VFIO_TIMEOUT_S)
+            return await self._locate(qdev)
+        except ShimError:
+            with suppress(ShimError):
+                await self._qmp.device_remove(qdev)
+            await self._forget(device.id)
+            raise
+
+    async def unplug(self, device: PciDevice) -> None:
+        """The guest has let go of the device, and its port is free."""
+        await self._qmp.device_remove(pci.qdev_id(device.id))
+        await self._forget(device.id)
+
+    async def _forget(self, device_id: str) -> None:
+        for object_id in reversed(self._objects.pop(device_id, [])):
+            with suppress(ShimError):
+                await self._qmp.object_del(object_id)
+        for port in [port for port, holder in self._ports.items() if holder == device_id]:
+            del self._ports[port]
+
+    def _free_port(self, kind: PortKind, device: PciDevice) -> str:
+        ports = [port.id for port in self._config.pci.ports if port.kind is kind]
+        for port in ports:
+            if port not in self._ports:
+                return port
+        raise ResourceExhausted(f"plug {device.id!r}: all {len(ports)} {kind}s are taken")

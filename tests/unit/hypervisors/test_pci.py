@@ -1,0 +1,219 @@
+"""Ports and passed-through devices: the words, held against what QEMU says it takes, and against QEMU itself."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypervisors.base import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice, VmConfig
+from hypervisors.qemu import pci
+from hypervisors.qemu.cmdline import check_config
+from hypervisors.qemu.vm import QemuVm
+from pyshim.host.children import Children
+from pyshim.host.release import release
+from pyshim.model.errors import InvalidArgument, ResourceExhausted, ShimError, Unimplemented
+from pyshim.plan.pci_topology import PortRequest, pci_layout
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.tiny_kernel import HALT
+from tests.fakes.vm_config import bootable, vm_config
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+# device-list-properties and query-qmp-schema of each version.
+GRAMMAR: dict[str, Any] = json.loads((Path(__file__).parents[2] / "golden" / "pci" / "properties.json").read_text())
+needs_qemu = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
+
+GPU = VfioDevice(id="0000:65:00.0", host_address="0000:65:00.0", iommufd=False, vendor_id="0x10de", device_id="0x2331")
+NIC = VfioDevice(id="vfio7", host_address="0000:17:00.1", iommufd=True)
+TOYS = tuple(EmulatedDevice(id=f"toy{n}", model="edu") for n in range(3))
+
+
+def layout(
+    devices: tuple[PciDevice, ...] = (),
+    cold: PortKind | None = PortKind.ROOT,
+    hot: PortKind | None = None,
+    roots: int = 0,
+    switches: int = 0,
+) -> PciLayout:
+    asked = PortRequest(cold_plug=cold, hot_plug=hot, root_ports=roots, switch_ports=switches, bridges=1)
+    return pci_layout(asked, devices, where="test")
+
+
+def test_the_words_of_root_ports_and_their_devices() -> None:
+    found = layout((GPU, NIC))
+
+    assert pci.ports(found) == (
+        "-device",
+        "pcie-root-port,id=rp0,bus=pcie.0,addr=0x1d,chassis=0,slot=29,multifunction=off,io-reserve=0",
+        "-device",
+        "pcie-root-port,id=rp1,bus=pcie.0,addr=0x1e,chassis=0,slot=30,multifunction=off,io-reserve=0",
+    )
+    # The id of the first is no name QEMU takes, so it has one made of it.
+    assert pci.placed_device(found.placed[0]) == (
+        "-device",
+        f"vfio-pci,id={pci.qdev_id(GPU.id)},host=0000:65:00.0,romfile=,x-pci-vendor-id=0x10de,x-pci-device-id=0x2331,"
+        "bus=rp0,addr=0x0",
+    )
+    assert pci.placed_device(found.placed[1]) == (
+        "-object",
+        "iommufd,id=iommufd-vfio7",
+        "-device",
+        "vfio-pci,id=pci-vfio7,host=0000:17:00.1,romfile=,iommufd=iommufd-vfio7,bus=rp1,addr=0x0",
+    )
+
+
+def test_the_words_of_a_switch() -> None:
+    found = layout((GPU,), PortKind.SWITCH, switches=2)
+
+    assert pci.ports(found)[1::2] == (
+        "pcie-root-port,id=swrp0,bus=pcie.0,addr=0x1e,chassis=1,slot=30,multifunction=off,io-reserve=0",
+        "x3130-upstream,id=swup0,bus=swrp0",
+        "xio3130-downstream,id=swdp0,bus=swup0,addr=0x0,chassis=2,slot=0,multifunction=off",
+        "xio3130-downstream,id=swdp1,bus=swup0,addr=0x1,chassis=2,slot=1,multifunction=off",
+    )
+    assert pci.placed_device(found.placed[0])[1].endswith(",bus=swdp0,addr=0x0")
+
+
+@pytest.mark.parametrize("version", GRAMMAR)
+@pytest.mark.parametrize("device", [GPU, NIC], ids=["group", "iommufd"])
+@pytest.mark.parametrize("kind", PortKind)
+def test_every_word_is_known_to_each_version_that_can_have_it(version: str, device: VfioDevice, kind: PortKind) -> None:
+    known = GRAMMAR[version]
+    if device.iommufd and "iommufd" not in known["objects"]:
+        return  # QEMU refuses it by name; iommufd came with 9.0
+    found = layout((device,), kind, roots=1, switches=1)
+    words = (*pci.ports(found), *pci.placed_device(found.placed[0]))
+
+    for option, text in zip(words[::2], words[1::2], strict=True):
+        name, *fields = text.split(",")
+        allowed = known["devices"][name] if option == "-device" else known["objects"][name]
+        unknown = {field.partition("=")[0] for field in fields} - {*allowed, "id", "bus", "addr", "x-pci-vendor-id"}
+        assert unknown <= {"x-pci-device-id"}, (version, text)
+    driver, hot = pci.hot_fields(device)
+    assert set(hot) <= {*known["devices"][driver], "x-pci-vendor-id", "x-pci-device-id"}
+
+
+def test_what_qmp_gets_are_numbers_where_qemu_wants_numbers() -> None:
+    assert pci.hot_fields(GPU) == (
+        "vfio-pci",
+        {"host": "0000:65:00.0", "romfile": "", "x-pci-vendor-id": 0x10DE, "x-pci-device-id": 0x2331},
+    )
+    assert pci.objects(NIC) == ({"qom-type": "iommufd", "id": "iommufd-vfio7"},)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"machine_type": "microvm", "pci": layout(TOYS), "bridges": 0},
+        {"machine_type": "microvm", "pci": layout(hot=PortKind.ROOT, cold=None), "bridges": 0},
+        {"pci": PciLayout(hot_plug=PortKind.BRIDGE), "bridges": 0},
+    ],
+    ids=["cold", "hot", "bridge"],
+)
+def test_a_machine_without_the_place_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="configure vm 'pod1'"):
+        check_config(replace(vm_config(share=None), **changes))
+
+
+# The installed QEMU
+
+
+@needs_qemu
+def test_qemu_knows_the_hidden_properties() -> None:
+    """Those that begin with `x-` are in no list but the help text."""
+    shown = subprocess.run([QEMU, "-device", "vfio-pci,help"], capture_output=True, text=True, timeout=30, check=True)
+
+    assert "x-pci-vendor-id=" in shown.stdout
+    assert "x-pci-device-id=" in shown.stdout
+
+
+def run(config: VmConfig, scenario: Callable[[QemuVm], Awaitable[None]]) -> None:
+    async def body() -> None:
+        ledger, children = FakeLedger(release), Children()
+        vm = QemuVm(ledger=ledger, children=children)
+        try:
+            await vm.create(config)
+            await scenario(vm)
+        finally:
+            await vm.stop()
+        assert ledger.held == {}
+
+    asyncio.run(body())
+
+
+@needs_qemu
+@pytest.mark.parametrize("kind", PortKind)
+@pytest.mark.parametrize(("roots", "switches"), [(0, 0), (16, 16)])
+def test_qemu_puts_devices_where_the_plan_says(kind: PortKind, roots: int, switches: int, tmp_path: Path) -> None:
+    config = bootable(tmp_path, HALT, pci=layout(TOYS, kind, roots=roots, switches=switches), bridges=5)
+
+    async def nothing(_vm: QemuVm) -> None:
+        """`create` has compared every path."""
+
+    run(config, nothing)
+
+
+@needs_qemu
+@pytest.mark.parametrize("kind", PortKind)
+def test_hot_plug_takes_free_ports_and_then_says_so(kind: PortKind, tmp_path: Path) -> None:
+    config = bootable(tmp_path, HALT, pci=layout(cold=None, hot=kind, roots=2, switches=2))
+
+    async def scenario(vm: QemuVm) -> None:
+        assert vm.capabilities().pci_hotplug
+        paths = [(await vm.plug(toy)).pci_path for toy in TOYS[:2]]
+
+        assert (
+            paths
+            == {
+                PortKind.ROOT: ["1c/00", "1d/00"],
+                PortKind.SWITCH: ["1e/00/00/00", "1e/00/01/00"],
+                PortKind.BRIDGE: ["02/01", "02/02"],
+            }[kind]
+        )
+        if kind is not PortKind.BRIDGE:
+            with pytest.raises(ResourceExhausted, match=f"plug 'toy2': all 2 {kind}s are taken"):
+                await vm.plug(TOYS[2])
+
+    run(config, scenario)
+
+
+@needs_qemu
+def test_a_device_that_is_not_there_leaves_its_port_free(tmp_path: Path) -> None:
+    config = bootable(tmp_path, HALT, pci=layout(cold=None, hot=PortKind.ROOT))
+
+    async def scenario(vm: QemuVm) -> None:
+        with pytest.raises(ShimError, match=r"ask qemu 'device_add': .*ffff:ff:1f\.7"):
+            await vm.plug(VfioDevice(id="gone", host_address="ffff:ff:1f.7", iommufd=False))
+        with pytest.raises(ShimError):
+            await vm.plug(EmulatedDevice(id="odd", model="no-such-model"))
+        assert (await vm.plug(TOYS[0])).pci_path == "1e/00"
+
+    run(config, scenario)
+
+
+@needs_qemu
+def test_cold_plug_of_a_device_that_is_not_there_is_qemus_own_error(tmp_path: Path) -> None:
+    missing = VfioDevice(id="gone", host_address="ffff:ff:1f.7", iommufd=False)
+    config = bootable(tmp_path, HALT, pci=layout((missing,)))
+
+    async def nothing(_vm: QemuVm) -> None: ...
+
+    with pytest.raises(ShimError, match=r"start vm 'pod1'.*ffff:ff:1f\.7"):
+        run(config, nothing)
+
+
+@needs_qemu
+def test_without_a_place_for_hot_plug_it_is_refused(tmp_path: Path) -> None:
+    config = bootable(tmp_path, HALT)
+
+    async def scenario(vm: QemuVm) -> None:
+        assert not vm.capabilities().pci_hotplug
+        with pytest.raises(Unimplemented, match="plug 'toy0': hot_plug_vfio is \"no-port\""):
+            await vm.plug(TOYS[0])
+
+    run(config, scenario)
