@@ -9,9 +9,10 @@ import os
 import select
 import signal
 import time
+from dataclasses import replace
 
 from pyshim.bootstrap.address import socket_name
-from pyshim.bootstrap.conventions import Places, clean_by_convention
+from pyshim.bootstrap.conventions import Places, conventional_ledger
 from pyshim.bootstrap.dead_socket import remove_dead_socket
 from pyshim.host import processes
 from pyshim.host.release import release_all
@@ -53,33 +54,31 @@ def clean(
     whole sandbox, and a daemon that still holds resources after a grace is ended first.
     """
     store = StateStore(root=state_root, register=register)
-    lock_fd = _locked(store.directory(sandbox_id), deadline)
     pid, container = 0, None
-    try:
-        state = store.load(sandbox_id)
-        if not _is_callers(state.shim, sandbox_id, address, namespace):
-            return pid, container
-        pid, container = _known(state, container_id)
-        if _is_served(state.shim) and container_id != sandbox_id:
-            return pid, container
-        _end_daemon(state.shim, deadline, holds=lambda: bool(store.load(sandbox_id).ledger))
-        _undo_all(store, sandbox_id, deadline, errors)
-    except (StateDamaged, NotFound) as error:
-        shim = store.entered(sandbox_id)
-        if container_id != sandbox_id or (shim is not None and not _is_callers(shim, sandbox_id, address, namespace)):
-            return pid, container
-        if shim is not None:
-            _end_daemon(shim, deadline, holds=lambda: True)
-        if shim is not None or isinstance(error, StateDamaged):
-            errors.extend(_clean_unread(store, sandbox_id, str(error), deadline, places or Places()))
-    except NotOurState:
-        # Kata's own, with which we have nothing to do.
-        pass
-    except ShimError as error:
-        errors.append(str(error))
-    finally:
-        if lock_fd >= 0:
-            os.close(lock_fd)
+    with locked(store.directory(sandbox_id), deadline):
+        try:
+            state = store.load(sandbox_id)
+            if not _is_callers(state.shim, sandbox_id, address, namespace):
+                return pid, container
+            pid, container = _known(state, container_id)
+            if _is_served(state.shim) and container_id != sandbox_id:
+                return pid, container
+            _end_daemon(state.shim, deadline, holds=lambda: bool(store.load(sandbox_id).ledger))
+            _undo_all(store, sandbox_id, deadline, errors)
+        except (StateDamaged, NotFound) as error:
+            shim = store.entered(sandbox_id)
+            is_callers = shim is None or _is_callers(shim, sandbox_id, address, namespace)
+            if container_id != sandbox_id or not is_callers:
+                return pid, container
+            if shim is not None:
+                _end_daemon(shim, deadline, holds=lambda: True)
+            if shim is not None or isinstance(error, StateDamaged):
+                errors.extend(_clean_unread(store, sandbox_id, str(error), deadline, places or Places()))
+        except NotOurState:
+            # Kata's own, with which we have nothing to do.
+            pass
+        except ShimError as error:
+            errors.append(str(error))
     return pid, container
 
 
@@ -89,14 +88,11 @@ def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places:
     Raises StateTooNew, NotOurState.
     """
     errors: list[str] = []
-    lock_fd = _locked(store.directory(sandbox_id), deadline)
-    try:
-        _undo_all(store, sandbox_id, deadline, errors, is_gone=True)
-    except (StateDamaged, NotFound) as error:
-        errors = _clean_unread(store, sandbox_id, str(error), deadline, places or Places())
-    finally:
-        if lock_fd >= 0:
-            os.close(lock_fd)
+    with locked(store.directory(sandbox_id), deadline):
+        try:
+            _undo_all(store, sandbox_id, deadline, errors, is_gone=True)
+        except (StateDamaged, NotFound) as error:
+            errors = _clean_unread(store, sandbox_id, str(error), deadline, places or Places())
     return errors
 
 
@@ -110,24 +106,34 @@ def _is_callers(shim: ShimRecord, sandbox_id: str, address: str, namespace: str)
     return claimed == socket_name(address, namespace, sandbox_id)
 
 
-def _locked(directory: str, deadline: float) -> int:
-    """An fd that holds the lock on the sandbox's state; -1 when it could not be had: cleaning twice is harmless.
+class locked:
+    """Holds the lock on a sandbox's state, or goes on without when it cannot be had: cleaning twice is harmless.
 
     A pod whose shim dies gets one `delete` per container at the same moment.
     """
-    try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-    while True:
+
+    def __init__(self, directory: str, deadline: float) -> None:
+        self._directory = directory
+        self._deadline = deadline
+        self._fd = -1
+
+    def __enter__(self) -> None:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return fd
+            self._fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            if time.monotonic() >= deadline - _ONE_UNDO_S:
-                os.close(fd)
-                return -1
-            time.sleep(_LOCK_PAUSE_S)
+            return
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if time.monotonic() >= self._deadline - _ONE_UNDO_S:
+                    return
+                time.sleep(_LOCK_PAUSE_S)
+
+    def __exit__(self, *_error: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
 
 
 def _known(state: SandboxState, container_id: str) -> "tuple[int, ContainerSnapshot | None]":
@@ -179,7 +185,7 @@ def _undo_all(
     state = store.load(sandbox_id)
     held = release_all(state.ledger, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors)
     if held:
-        store.save(SandboxState(sandbox_id=state.sandbox_id, shim=state.shim, snapshot=state.snapshot, ledger=held))
+        store.save(replace(state, ledger=held))
     elif is_gone or not _is_served(state.shim):
         scheme, _, path = state.shim.socket.partition("://")
         if scheme == "unix" and path.startswith("/"):
@@ -192,10 +198,13 @@ def _clean_unread(store: StateStore, sandbox_id: str, reason: str, deadline: flo
 
     The damaged state goes last, so that failing leaves a trace.
     """
-    errors = clean_by_convention(sandbox_id, reason, deadline, places)
-    if not errors:
-        try:
+    errors: list[str] = []
+    try:
+        ledger = conventional_ledger(sandbox_id, places)
+        if not release_all(ledger, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors):
             store.remove(sandbox_id)
-        except ShimError as error:
-            errors.append(str(error))
-    return errors
+    except OSError as error:
+        errors.append(f"look for remains: {error.strerror} ({error.filename})")
+    except ShimError as error:
+        errors.append(str(error))
+    return [f"clean sandbox {sandbox_id!r} ({reason}): {error}" for error in errors]

@@ -54,6 +54,15 @@ def find_by_argument(text: str) -> tuple[ProcessRef, ...]:
     return tuple(found)
 
 
+def parent(pid: int) -> int:
+    """The pid of its parent; 0 when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def arguments(pid: int) -> tuple[str, ...]:
     """The words of its command line; empty when there is no such process, or only a kernel thread."""
     try:
@@ -72,6 +81,14 @@ def program_name(process: ProcessRef) -> str:
     # `#!interpreter [argument]` puts the script's path behind them (execve(2)).
     script = next((word for word in arguments(process.pid)[1:3] if word.startswith("/") and _is_script(word)), "")
     return os.path.basename(script or executable)
+
+
+def is_in_our_namespace(process: ProcessRef) -> bool:
+    """That process lives in this process's pid namespace; False when it has ended."""
+    try:
+        return os.readlink(f"/proc/{process.pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return False
 
 
 def runs(process: ProcessRef, program: str) -> bool:

@@ -18,6 +18,7 @@ class Subcommand(Protocol):
 
 SUBCOMMANDS = {
     "state": ("pyshim.operator.state", "show what is recorded about a sandbox on this node"),
+    "cleanup": ("pyshim.operator.cleanup", "undo what dead shims left on this node"),
     "config": ("pyshim.operator.config", "check, show and explain the configuration"),
     "sizing": ("pyshim.operator.sizing", "explain how large a sandbox's VM is, or would be"),
     "cdi": ("pyshim.operator.cdi", "list, judge and resolve the devices of this node's CDI specs"),

@@ -15,6 +15,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.state.json_fields import Fields, StateDamaged
 from pyshim.state.kata import kata_container
 from pyshim.state.schema import (
+    KEY,
     SandboxState,
     ShimRecord,
     shim_from_json,
@@ -105,6 +106,10 @@ class StateStore:
         except (FileNotFoundError, NotADirectoryError):
             return ()
         return tuple(name for name in names if not name.endswith(_ASIDE))
+
+    def names_us(self, sandbox_id: str) -> bool:
+        """The state, however damaged, has our key in it."""
+        return f'"{KEY}"'.encode() in _content(f"{self.directory(sandbox_id)}/{FILE_NAME}", MAX_BYTES)
 
     def knows(self, sandbox_id: str) -> bool:
         """There is a state of the sandbox, readable or not, or an entry in the register."""

@@ -66,9 +66,12 @@ class Node:
             shutil.copy(shutil.which("cat") or "/bin/cat", path)
         # `cat -` ignores what it cannot open, and says so; the words are there all the same.
         process = subprocess.Popen(
-            [path, "-", *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [path, "--", "-", *arguments], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self._processes.append(process)
+        deadline = time.monotonic() + DEADLINE_S
+        while arguments[-1] not in processes.arguments(process.pid) and time.monotonic() < deadline:
+            time.sleep(0.005)  # the kernel shows the new command line a moment later
         return process
 
     def end(self) -> None:

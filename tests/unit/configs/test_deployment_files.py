@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from pyshim.operator.command import SUBCOMMANDS
 from pyshim.plan.sizing.capacity import HOST_SIDE_MIB
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -96,3 +97,32 @@ def test_the_example_uses_the_class() -> None:
     (pod,) = manifests("pod-example.yaml")
 
     assert pod["spec"]["runtimeClassName"] == manifests("runtimeclass-pykata.yaml")[0]["metadata"]["name"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    program = tmp_path / "pyshim"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for path in (CONFIGS / "systemd").iterdir():
+        (tmp_path / path.name).write_text(path.read_text().replace("/usr/local/bin/pyshim", str(program)))
+
+    units = sorted(path for path in tmp_path.iterdir() if path != program)
+    result = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
+    )
+
+    # Other units of this machine are loaded too, and complained about.
+    assert [line for line in result.stderr.splitlines() if "pyshim" in line] == []
+    assert units
+
+
+def test_what_the_units_start_is_a_command_of_ours() -> None:
+    for path in (CONFIGS / "systemd").glob("*.service"):
+        unit = configparser.ConfigParser(strict=False)
+        unit.read(path)
+        program, subcommand, *_ = unit["Service"]["ExecStart"].split()
+        assert program == "/usr/local/bin/pyshim"
+        assert subcommand in SUBCOMMANDS
+    for path in (CONFIGS / "systemd").glob("*.timer"):
+        assert path.with_suffix(".service").exists()

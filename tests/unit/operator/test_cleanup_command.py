@@ -1,0 +1,271 @@
+"""`pyshim cleanup` on real leftovers below directories of the test's own."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyshim.bootstrap.conventions import VMM_WORD, Places
+from pyshim.host import processes
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.operator import cleanup
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
+
+Process = subprocess.Popen[bytes]
+NAME = f"test-{os.getpid()}-"
+"""Instead of `sandbox-`: a test must not find the VMs that run on this machine."""
+
+
+def until_it_shows(pid: int, word: str) -> None:
+    """The kernel shows a new program's command line a moment after its start."""
+    deadline = time.monotonic() + 60
+    while word not in processes.arguments(pid) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+class Node:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = StateStore(root=f"{root}/sbs", register=f"{root}/register")
+        self.places = Places(
+            vm_root=f"{root}/vm", shared_root=f"{root}/shared", cgroup_root=f"{root}/cgroup", vmm_name=NAME
+        )
+        self.running: list[Process] = []
+
+    def program(self, name: str, *words: str) -> Process:
+        path = self.root / name
+        if not path.exists():
+            shutil.copy(shutil.which("cat") or "/bin/cat", path)
+        process = subprocess.Popen(
+            [path, "--", "-", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.running.append(process)
+        until_it_shows(process.pid, words[-1] if words else "-")
+        return process
+
+    def vmm(self, sandbox_id: str) -> Process:
+        return self.program("qemu-system-x86_64", "-name", f"{NAME}{sandbox_id},debug-threads=on", "-mon", VMM_WORD)
+
+    def directory(self, *parts: str) -> Path:
+        path = self.root.joinpath(*parts)
+        path.mkdir(parents=True)
+        (path / "file").touch()
+        return path
+
+    def shim(self, process: Process | None) -> ShimRecord:
+        pid, ticks = (2**22 + 1, 0) if process is None else (process.pid, processes.start_ticks(process.pid) or 0)
+        return ShimRecord(pid=pid, start_ticks=ticks, socket=f"unix://{self.root}/shim.sock", namespace="k8s.io")
+
+    def save(self, sandbox_id: str, *ledger: LedgerEntry, shim: Process | None = None) -> None:
+        record = self.shim(shim)
+        self.store.enter(sandbox_id, record)
+        self.store.save(SandboxState(sandbox_id=SandboxId(sandbox_id), shim=record, snapshot=None, ledger=ledger))
+
+    def state_file(self, sandbox_id: str) -> Path:
+        return Path(f"{self.store.root}/{sandbox_id}/persist.json")
+
+    def cleanup(self, *words: str) -> int:
+        parser = argparse.ArgumentParser()
+        cleanup.add_arguments(parser)
+        return cleanup.run(parser.parse_args(words), store=self.store, places=self.places)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    found = Node(tmp_path)
+    yield found
+    for process in found.running:
+        process.kill()
+        process.communicate()
+
+
+def entry(kind: ResourceKind, key: Path | str, **detail: str | int) -> LedgerEntry:
+    return LedgerEntry(kind=kind, key=str(key), detail=detail)
+
+
+def test_the_ledger_of_a_dead_shim_is_undone_and_reported_line_by_line(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vmm, directory = node.vmm("dead"), node.directory("somewhere")
+    detail = {"pid": vmm.pid, "start_ticks": processes.start_ticks(vmm.pid) or 0}
+    node.save("dead", entry(ResourceKind.DIRECTORY, directory), entry(ResourceKind.PROCESS, "the-uuid", **detail))
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert capsys.readouterr().out.splitlines() == [
+        "sandbox 'dead': known by its state, shim 4194305 of namespace 'k8s.io' is gone",
+        f"  undone: process the-uuid (pid {vmm.pid})",
+        f"  undone: directory {directory}",
+    ]
+    assert vmm.wait() == -signal.SIGKILL
+    assert not directory.exists()
+    assert not node.store.knows("dead")
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert capsys.readouterr().out == ""
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    vmm, directory = node.vmm("dead"), node.directory("somewhere")
+    node.save("dead", entry(ResourceKind.DIRECTORY, directory))
+
+    assert node.cleanup("--all", "--dry-run") == cleanup.TO_DO
+
+    assert f"  would undo: directory {directory}" in capsys.readouterr().out.splitlines()
+    assert vmm.poll() is None
+    assert directory.exists()
+    assert node.store.knows("dead")
+
+
+def test_a_living_shims_sandbox_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    shim = node.program("shim")
+    directory = node.directory("somewhere")
+    node.save("alive", entry(ResourceKind.DIRECTORY, directory), shim=shim)
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert capsys.readouterr().out == ""
+    assert node.cleanup("alive") == cleanup.IN_USE
+
+    assert f"shim {shim.pid} of namespace 'k8s.io' serves it" in capsys.readouterr().out
+    assert directory.exists()
+
+
+@pytest.mark.parametrize("body", [None, "", "{", '{"PersistVersion":2,"Pyshim":{}}'])
+def test_a_lost_or_damaged_state_is_made_up_for_by_conventions(
+    node: Node, body: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vmm = node.vmm("dead")
+    virtiofsd = node.program("virtiofsd", f"source={node.root}/shared/dead/shared")
+    directories = [node.directory("vm", "dead"), node.directory("shared", "dead")]
+    others = [node.directory("vm", "dead2"), node.directory("shared", "other")]
+    bystander = node.vmm("dead2")
+    node.save("dead")
+    node.state_file("dead").unlink()
+    if body is not None:
+        node.state_file("dead").write_text(body)
+
+    assert node.cleanup("dead") == cleanup.CLEAN
+
+    out = capsys.readouterr().out
+    assert "sandbox 'dead': known by the register" in out
+    assert f"undone: process qemu-system-x86_64 (pid {vmm.pid})" in out
+    assert (vmm.wait(), virtiofsd.wait()) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert bystander.poll() is None
+    assert [path.exists() for path in directories] == [False, False]
+    assert [path.exists() for path in others] == [True, True]
+    assert not node.store.knows("dead")
+
+
+def test_a_vmm_that_may_have_a_shim_nobody_wrote_down_is_left_alone(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its parent is this very test, a Python program, and might be its shim."""
+    vmm = node.vmm("lost")
+
+    assert node.cleanup("lost") == cleanup.IN_USE
+    assert f"process {os.getpid()} looks like its shim" in capsys.readouterr().out
+    assert vmm.poll() is None
+
+
+def test_a_vmm_whose_parent_is_no_shim_is_an_orphan(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    program = node.root / "qemu-system-x86_64"
+    shutil.copy(shutil.which("cat") or "/bin/cat", program)
+    # The shell stands for whoever inherits orphans.
+    script = f"exec 3<&0; '{program}' -- - -name {NAME}lost -mon {VMM_WORD} <&3 >&3 2>&3 & echo $!; wait"
+    ours, theirs = socket.socketpair()
+    with ours, subprocess.Popen(["sh", "-c", script], stdin=theirs.fileno(), stdout=subprocess.PIPE) as shell:
+        theirs.close()
+        assert shell.stdout is not None
+        pid = int(shell.stdout.readline())
+        until_it_shows(pid, VMM_WORD)
+
+        assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert f"known by its VMM (read state '{node.store.root}/lost/persist.json'" in capsys.readouterr().out
+    assert processes.start_ticks(pid) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"PersistVersion": 2, "State": "running"}', "another runtime's"),
+        ('{"PersistVersion": 2, "Sta', "nothing shows whose it is"),
+        ('{"PersistVersion": 9, "Pyshim": {"Version": 9}}', "reads up to"),
+    ],
+    ids=["kata's", "kata's, cut off", "newer"],
+)
+def test_what_is_not_provably_ours_is_left_alone(
+    node: Node, body: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = node.directory("vm", "theirs")
+    node.state_file("theirs").parent.mkdir(parents=True)
+    node.state_file("theirs").write_text(body)
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert reason in capsys.readouterr().out
+    assert node.cleanup("theirs") == cleanup.IN_USE
+
+    assert directory.exists()
+    assert node.state_file("theirs").read_text() == body
+
+
+def test_what_cannot_be_undone_is_kept_and_told_and_the_others_are_cleaned(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stuck = entry(ResourceKind.SOCKET, node.directory("in-the-way"))
+    node.save("bad", stuck, entry(ResourceKind.DIRECTORY, node.directory("gone")))
+    node.save("good", entry(ResourceKind.DIRECTORY, node.directory("gone too")))
+
+    assert node.cleanup("--all") == cleanup.FAILED
+
+    captured = capsys.readouterr()
+    assert f"  kept: socket {node.root}/in-the-way" in captured.out
+    assert f"pyshim: release socket '{node.root}/in-the-way': Is a directory" in captured.err
+    assert node.store.load("bad").ledger == (stuck,)
+    assert not node.store.knows("good")
+
+
+def test_cgroups_are_found_by_katas_names(node: Node) -> None:
+    ours = ["kubepods/pod1/kata_dead", "kata_overhead/dead", "system.slice/cri-containerd-dead.scope"]
+    others = ["kubepods/pod1/dead", "kata_overhead/dead2", "kubepods/kata_dead2"]
+    for path in (*ours, *others):
+        (node.root / "cgroup" / path).mkdir(parents=True)
+    node.save("dead")
+    node.state_file("dead").unlink()
+
+    assert node.cleanup("dead") == cleanup.CLEAN
+
+    assert [(node.root / "cgroup" / path).exists() for path in (*ours, *others)] == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("words", [[], ["x", "--all"]])
+def test_it_wants_one_or_all(node: Node, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        node.cleanup(*words)
+
+    assert caught.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_an_id_nobody_knows_is_clean(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert node.cleanup("nobody") == cleanup.CLEAN
+    assert capsys.readouterr().out == "sandbox 'nobody': nothing is left of it\n"
+
+
+def test_the_register_is_told_from_a_damaged_entry(node: Node) -> None:
+    node.save("dead", entry(ResourceKind.DIRECTORY, node.directory("gone")))
+    Path(f"{node.root}/register/dead").write_text(json.dumps({"Pid": "x"}))
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert node.store.entered_ids() == ()
+    assert not (node.root / "gone").exists()
