@@ -27,7 +27,7 @@ GATEWAY, GATEWAY6 = "10.233.7.1", "fd00:233:7::1"
 MTU = 1400
 _DROP_IN = PROJECT / "configs" / "containerd" / "containerd-1.x-pykata.toml"
 # libcni keeps results there whatever its configuration says: made private for the session.
-_CNI_CACHE = Path("/var/lib/cni")
+_VAR_LIB = Path("/var/lib")
 # Directories that containerd makes with its first pod and keeps.
 _FURNITURE = (
     "io.containerd.grpc.v1.cri/sandboxes",
@@ -81,17 +81,19 @@ def _cni() -> Iterator[None]:
     """The network's configuration and its bridge, which the plugin would make with the first pod and keep."""
     (GROUND / "cni" / "net.d").mkdir(parents=True)
     (GROUND / "cni" / "net.d" / "10-pods.conflist").write_text(_network())
-    made = [path for path in (_CNI_CACHE, *_CNI_CACHE.parents) if not path.exists()]
-    _CNI_CACHE.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "cni", str(_CNI_CACHE)], check=True)
+    # The plugins' paths are fixed. An overlay shows them here only: a directory made on the host's own disk, and
+    # removed from it at the end, would take a second test run's mount on it along.
+    layers = GROUND / "cni" / "state"
+    for name in ("upper", "work"):
+        (layers / name).mkdir(parents=True)
+    options = f"lowerdir={_VAR_LIB},upperdir={layers}/upper,workdir={layers}/work"
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "cni", str(_VAR_LIB)], check=True)
     subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
     try:
         yield
     finally:
         subprocess.run(["ip", "link", "delete", BRIDGE], check=True)
-        subprocess.run(["umount", str(_CNI_CACHE)], check=True)
-        for path in made:
-            path.rmdir()
+        subprocess.run(["umount", str(_VAR_LIB)], check=True)
 
 
 @contextlib.contextmanager
