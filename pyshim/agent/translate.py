@@ -27,6 +27,7 @@ from pyshim.model.stats import (
     MemoryStats,
     MemoryUse,
 )
+from pyshim.model.volumes import FsGroup
 
 _MAX_ROWS = 4096
 """More interfaces, disks or CPUs than this in one stats answer is a lying guest."""
@@ -75,7 +76,13 @@ def storage(value: Storage) -> pb.Storage:
         options=value.options,
         mount_point=value.mount_point,
         shared=value.shared,
+        fs_group=_fs_group(value.fs_group) if value.fs_group else None,
     )
+
+
+def _fs_group(value: FsGroup) -> pb.FSGroup:
+    policy = types_pb2.OnRootMismatch if value.only_on_root_mismatch else types_pb2.Always
+    return pb.FSGroup(group_id=value.group_id, group_change_policy=policy)
 
 
 def spec(raw: Mapping[str, Any], owner: str) -> oci_pb2.Spec:

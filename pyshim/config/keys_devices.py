@@ -5,7 +5,6 @@ from pyshim.config.values import BOOL, PATH, SECONDS, SECTOR_SIZE, TEXT, WORDS, 
 
 _H = Rows(table=Table.HYPERVISOR)
 _RS = Rows(table=Table.HYPERVISOR, dialect=Dialect.RUST)
-_NO_BLOCK = "no volume is given to the guest as a disk"
 _OTHER_VMM = "only other hypervisors have it"
 _U32 = (1 << 32) - 1
 _MAX_RATE = (1 << 63) - 1
@@ -54,7 +53,14 @@ SHARE: tuple[Key, ...] = (
 )
 
 BLOCK: tuple[Key, ...] = (
-    _H.later("disable_block_device_use", BOOL, True, "No root file system or volume as a disk.", _NO_BLOCK, ann=True),
+    _H.used(
+        "disable_block_device_use",
+        BOOL,
+        True,
+        "false: a root file system that is a block device or an image file is plugged as a disk; true: it is mounted "
+        "on the host and shared. Volumes that are block devices are always plugged.",
+        ann=True,
+    ),
     _H.used(
         "block_device_driver",
         choice(

@@ -173,7 +173,12 @@ RUNTIME: tuple[Key, ...] = (
         aliases=(("create_container_timeout", Table.AGENT, SECONDS),),
     ),
     _R.used("disable_guest_seccomp", BOOL, True, "false: the pod's seccomp profile is applied in the guest.", ann=True),
-    _R.later("disable_guest_empty_dir", BOOL, True, "emptyDir volumes on disk stay on the host.", "they always do"),
+    _R.used(
+        "disable_guest_empty_dir",
+        BOOL,
+        True,
+        "emptyDir volumes on disk stay on the host; false: they are directories in the guest's memory.",
+    ),
     _R.refused(
         "emptydir_mode",
         choice("shared-fs", "block-encrypted", "block-plain"),

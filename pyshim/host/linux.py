@@ -15,11 +15,12 @@ from pyshim.host.streams import Streams, open_streams
 from pyshim.host.virtiofsd import VirtiofsdFlavours, VirtiofsdProcess, start_virtiofsd
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ledger import Ledger, LedgerEntry
-from pyshim.model.mounts import HostMount, SourceKind
+from pyshim.model.mounts import HostMount
 from pyshim.model.task import Stdio
 
 if TYPE_CHECKING:
     from pyshim.model.share import VirtiofsdPlan
+    from pyshim.model.volumes import SourceFacts
 
 
 log = logging.getLogger("pyshim.host")
@@ -48,9 +49,11 @@ class LinuxHost:
         except OSError as error:
             raise FailedPrecondition(f"read {path!r}: {error.strerror}") from error
 
-    async def source_kind(self, path: str) -> SourceKind:
-        """What `path` is, links followed; MISSING when it is not there or cannot be looked at."""
-        return await asyncio.to_thread(_source_kind, path)
+    async def source_facts(self, path: str) -> "SourceFacts":
+        """What `path` is, links followed; see `sources.source_facts`."""
+        from pyshim.host.sources import source_facts
+
+        return await asyncio.to_thread(source_facts, path)
 
     async def make_directory(self, path: str, mode: int) -> None:
         """The directory exists with exactly `mode`; those above it were made with 0755 where missing."""
@@ -133,15 +136,3 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise InvalidArgument(f"read {path!r}: larger than {max_bytes} bytes")
     return content
-
-
-def _source_kind(path: str) -> SourceKind:
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return SourceKind.MISSING
-    if stat.S_ISDIR(mode):
-        return SourceKind.DIRECTORY
-    if stat.S_ISREG(mode):
-        return SourceKind.FILE
-    return SourceKind.BLOCK if stat.S_ISBLK(mode) else SourceKind.OTHER

@@ -29,6 +29,17 @@ def mounted_below(path: str, *, table: str = "/proc/self/mountinfo") -> tuple[st
     return tuple(points)
 
 
+def mount_root(path: str, *, table: str = "/proc/self/mountinfo") -> str | None:
+    """Which directory of its file system is mounted at `path`, `/` for all of it; None when it is no mount point."""
+    found = None
+    with open(table, "rb") as lines:
+        for line in lines:
+            fields = line.split(b" ", 5)
+            if _unescaped(fields[4]) == path:
+                found = _unescaped(fields[3])
+    return found
+
+
 def _unescaped(field: bytes) -> str:
     """The kernel writes space, tab, newline and backslash as a backslash and three octal digits."""
     head, *rest = field.split(b"\\")

@@ -12,7 +12,7 @@ import threading
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.loops import attach_loop
-from pyshim.host.mount_options import MountOptions, OverlayData, overlay_data, parse_mount_options
+from pyshim.host.mount_options import MountOptions, OverlayData, PropagationChange, overlay_data, parse_mount_options
 from pyshim.host.mount_targets import fd_path, make_target, open_target
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.mounts import HostMount
@@ -74,9 +74,14 @@ def _bind(mount: HostMount, options: MountOptions) -> None:
             )
         if options.read_only_recursive:
             syscalls.mount_setattr(copy.fileno(), syscalls.AT_RECURSIVE, attr_set=syscalls.MOUNT_ATTR_RDONLY)
+        for change in options.propagation:
+            if change.recursive:
+                # Before anybody can see it: attached to a shared tree it becomes shared again, but with nobody else.
+                # Left in its source's peer group, it would take the source's own mounts along when it is unmounted.
+                syscalls.mount_setattr(copy.fileno(), syscalls.AT_RECURSIVE, propagation=change.flag)
         with open_target(mount) as target:
             syscalls.move_mount(copy.fileno(), target.fileno())
-        _change_propagation(mount, copy, options)
+        _change_propagation(mount, copy, tuple(change for change in options.propagation if not change.recursive))
 
 
 def _mount_new(mount: HostMount, options: MountOptions) -> None:
@@ -100,7 +105,7 @@ def _mount_new(mount: HostMount, options: MountOptions) -> None:
     if options.propagation:
         # Opened again: this time it is what was just mounted.
         with open_target(mount) as mounted:
-            _change_propagation(mount, mounted, options)
+            _change_propagation(mount, mounted, options.propagation)
 
 
 def _remount(mount: HostMount, options: MountOptions) -> None:
@@ -109,7 +114,7 @@ def _remount(mount: HostMount, options: MountOptions) -> None:
         if options.is_bind:
             flags |= _kept_flags(mounted)
         syscalls.mount(mount.source, fd_path(mounted), mount.type, flags, ",".join(options.data))
-        _change_propagation(mount, mounted, options)
+        _change_propagation(mount, mounted, options.propagation, keep=True)
 
 
 def _kept_flags(mounted: OwnedFd) -> int:
@@ -126,12 +131,15 @@ def _kept_flags(mounted: OwnedFd) -> int:
     return sum(flag for bit, flag in pairs if present & bit)
 
 
-def _change_propagation(mount: HostMount, mounted: OwnedFd, options: MountOptions) -> None:
+def _change_propagation(
+    mount: HostMount, mounted: OwnedFd, changes: tuple[PropagationChange, ...], *, keep: bool = False
+) -> None:
+    """The mount has these propagation types; on failure it is gone again, unless it is to be kept."""
     try:
-        for change in options.propagation:
+        for change in changes:
             syscalls.mount("", fd_path(mounted), "", change.flag | (syscalls.MS_REC if change.recursive else 0))
     except OSError:
-        if not options.flags & syscalls.MS_REMOUNT:
+        if not keep:
             _detach(mounted)
         raise
 

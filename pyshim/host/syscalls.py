@@ -174,3 +174,11 @@ def mount_setattr(fd: int, flags: int, *, attr_set: int = 0, attr_clr: int = 0, 
             ctypes.c_size_t(ctypes.sizeof(attr)),
         )
     )
+
+
+def file_system_magic(path: str) -> int:
+    """statfs(2)'s f_type: which file system `path` is on."""
+    # f_type is the first member, a long; the rest of struct statfs (120 bytes on 64 bit) is not looked at.
+    buffer = (ctypes.c_long * 64)()
+    _checked(_libc.statfs(os.fsencode(path), buffer), path)
+    return int(buffer[0])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyshim.model.ids import GuestPath
+from pyshim.model.volumes import FsGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,8 @@ class Storage:
     options: tuple[str, ...]
     mount_point: GuestPath
     shared: bool = False
+    """Stays until the sandbox ends, whatever becomes of the container it came with."""
+    fs_group: FsGroup | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

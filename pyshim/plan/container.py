@@ -1,31 +1,23 @@
 """The plan of one container: what the host mounts into the share, what the agent mounts, the spec it runs."""
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hypervisors.base import BlockDevice
+from hypervisors.base import GuestLocation
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestContainer, GuestDevice
-from pyshim.model.ids import ContainerId, GuestPath, HostPath
+from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
-from pyshim.model.oci import OciDevice, OciMount, OciSpec
+from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.task import RootfsMount
-from pyshim.plan.disks import digest, disk
+from pyshim.model.volumes import SourceFacts
+from pyshim.plan.disks import digest, disk, guest_address, guest_driver
 from pyshim.plan.guest_spec import guest_spec
-from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SharePlan
-
-_GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockVolume:
-    """A host block device the container gets as a device node: plugged into the VM, then handed to the agent."""
-
-    disk: BlockDevice
-    container_path: str
+from pyshim.plan.share import GUEST_SHARED_DIR, SharePlan
+from pyshim.plan.volumes import DISK_TYPES, DiskUse, disk_id, disk_storage, volumes_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +30,9 @@ class ContainerPlan:
     """The root file system and each volume, bound into the share."""
     share_points: tuple[HostPath, ...]
     """What the targets of `share_mounts` leave in the share once unmounted."""
-    block_volumes: tuple[BlockVolume, ...]
+    disks: tuple[DiskUse, ...]
     guest: GuestContainer
-    """Complete but for the devices of `block_volumes`, whose guest addresses are known once plugged."""
+    """Complete but for what `disks` add: storages and devices whose places in the guest are known once plugged."""
 
 
 def container_plan(
@@ -51,52 +43,58 @@ def container_plan(
     spec: OciSpec,
     config: Config,
     share: SharePlan,
-    sources: Mapping[str, SourceKind],
+    sources: Mapping[str, SourceFacts],
     hostname: str,
     sysctls: Mapping[str, str],
     terminal: bool,
+    disk_rootfs: bool = True,
 ) -> ContainerPlan:
-    """The plan; `sources` holds the kind of every path in `volume_sources(spec)` and of every device's host path.
+    """The plan; `sources` holds the facts of every path in `volume_sources(spec)`.
+
+    With `disk_rootfs`, and where the configuration allows it, a root file system on a block device or in an image file
+    is plugged as a disk instead of being mounted on the host.
 
     Raises InvalidArgument or FailedPrecondition naming the mount.
     """
     host_rootfs = rootfs_path(bundle, spec, has_mounts=bool(rootfs))
-    volumes = _Volumes(container_id, share)
-    mounts = tuple(volumes.add(mount, sources) for mount in spec.mounts if not _is_cgroup(mount))
+    volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
+    disks = (*volumes.disks, *_device_disks(spec, config, sources))
+    root_disk = _root_disk(rootfs, config, container_id) if disk_rootfs else None
     root_share = HostMount(
         type="bind",
         source=host_rootfs,
         target=HostPath(f"{share.mounts_dir}/{container_id}/rootfs"),
         target_kind=TargetKind.DIRECTORY,
-        options=("rbind",),
+        options=("rbind", "rslave"),
         propagation=None,
         beneath=share.mounts_dir,
     )
+    share_mounts = (*(() if root_disk else (root_share,)), *volumes.host_mounts)
     return ContainerPlan(
         container_id=container_id,
         rootfs=host_rootfs,
-        rootfs_mounts=tuple(rootfs_mount(mount, host_rootfs) for mount in rootfs),
-        share_mounts=(root_share, *volumes.host_mounts),
+        rootfs_mounts=() if root_disk else tuple(rootfs_mount(mount, host_rootfs) for mount in rootfs),
+        share_mounts=share_mounts,
         share_points=(
             HostPath(f"{share.mounts_dir}/{container_id}"),
             *(mount.target for mount in volumes.host_mounts),
         ),
-        block_volumes=tuple(
-            _block_volume(device, spec, container_id, config) for device in spec.devices if device.type == "b"
-        ),
+        disks=(root_disk, *disks) if root_disk else disks,
         guest=GuestContainer(
             container_id=container_id,
             spec=guest_spec(
                 spec,
-                root_path=f"{GUEST_SHARED_DIR}/{container_id}/rootfs",
-                mounts=mounts,
+                root_path=root_disk.storage.mount_point
+                if root_disk and root_disk.storage
+                else f"{GUEST_SHARED_DIR}/{container_id}/rootfs",
+                mounts=volumes.mounts,
                 seccomp=not config.runtime.disable_guest_seccomp,
                 hostname=hostname,
                 sysctls=sysctls,
                 terminal=terminal,
                 devices=[_guest_device_node(device, spec) for device in spec.devices if device.type in ("c", "u", "b")],
             ),
-            storages=(),
+            storages=volumes.storages,
             devices=(),
             # A path is the sandbox's namespace on the host, or that of a container in it: the guest has one for all.
             shared_pid_namespace=bool(spec.namespace_path("pid")),
@@ -106,12 +104,45 @@ def container_plan(
 
 def without_image(plan: ContainerPlan) -> ContainerPlan:
     """`plan` of a container that exists on the host by name only: nothing to mount, share or plug."""
-    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), block_volumes=())
+    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), disks=())
 
 
-def with_devices(guest: GuestContainer, devices: tuple[GuestDevice, ...]) -> GuestContainer:
-    """`guest` with devices whose guest addresses are now known."""
-    return replace(guest, devices=devices)
+def with_disks(guest: GuestContainer, plugged: Sequence[tuple[DiskUse, GuestLocation]]) -> GuestContainer:
+    """`guest` with what plugged disks add to it: storages, mounted before its others, and devices."""
+    storages, devices = [], []
+    for use, location in plugged:
+        driver, address = guest_driver(location), guest_address(location)
+        if use.storage is not None:
+            storages.append(replace(use.storage, driver=driver, source=address))
+        else:
+            devices.append(
+                GuestDevice(id=address, type=driver, vm_path="", container_path=use.container_path, options=())
+            )
+    return replace(guest, storages=(*storages, *guest.storages), devices=(*guest.devices, *devices))
+
+
+def _root_disk(rootfs: tuple[RootfsMount, ...], config: Config, container_id: ContainerId) -> DiskUse | None:
+    """The disk of a root file system that is one file system on one block device, or in one image file.
+
+    That is what containerd's devmapper and blockfile snapshotters give: `ext4` or `xfs` of a device, or of a file with
+    the option `loop`.
+    """
+    if len(rootfs) != 1 or config.hypervisor.disable_block_device_use:
+        return None
+    mount = rootfs[0]
+    if mount.type not in DISK_TYPES or not mount.source.startswith("/") or mount.target.strip("/"):
+        return None
+    return DiskUse(
+        disk=disk(
+            config,
+            device_id=f"root-{digest(container_id)}",
+            path=mount.source,
+            read_only="ro" in mount.options,
+            discard="discard" in mount.options,
+        ),
+        storage=disk_storage(mount.type, mount.options, f"/run/kata-containers/{container_id}/rootfs"),
+        container_path="",
+    )
 
 
 def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPath:
@@ -147,73 +178,25 @@ def rootfs_mount(mount: RootfsMount, host_rootfs: HostPath) -> HostMount:
     )
 
 
-def volume_sources(spec: OciSpec) -> tuple[str, ...]:
-    """Host paths whose kind the plan needs to know."""
-    return tuple(mount.source for mount in spec.mounts if mount.is_bind and mount.source.startswith("/"))
-
-
-class _Volumes:
-    """Collects what each mount of the spec needs on the host and in the guest."""
-
-    def __init__(self, container_id: ContainerId, share: SharePlan) -> None:
-        self._container_id = container_id
-        self._share = share
-        self.host_mounts: tuple[HostMount, ...] = ()
-
-    def add(self, mount: OciMount, sources: Mapping[str, SourceKind]) -> OciMount:
-        """The mount as the guest makes it; whatever the host must do first is collected."""
-        if mount.destination == "/dev/shm":
-            return _moved(mount, f"{GUEST_SANDBOX_DIR}/shm", ("rbind",))
-        if not mount.is_bind:
-            return mount
-        if not mount.source.startswith("/"):
-            raise InvalidArgument(f"mount volume on '{mount.destination}': source {mount.source!r} is not absolute")
-        kind = sources[mount.source]
-        if kind is SourceKind.MISSING:
-            raise FailedPrecondition(f"mount volume '{mount.source}' on '{mount.destination}': ENOENT (no such file)")
-        if kind is not SourceKind.FILE and _is_guest_own(mount.source):
-            return mount
-        return self._share_volume(mount)
-
-    def _share_volume(self, mount: OciMount) -> OciMount:
-        name = f"{self._container_id}-{digest(mount.destination)}-{_short_name(mount.source)}"
-        self.host_mounts += (
-            HostMount(
-                type="bind",
-                source=mount.source,
-                target=HostPath(f"{self._share.mounts_dir}/{name}"),
-                target_kind=TargetKind.LIKE_SOURCE,
-                options=("rbind", "ro") if mount.is_read_only else ("rbind",),
-                propagation=None,
-                beneath=self._share.mounts_dir,
-            ),
-        )
-        return _moved(mount, f"{GUEST_SHARED_DIR}/{name}", mount.options)
-
-
-def _moved(mount: OciMount, source: str, options: tuple[str, ...]) -> OciMount:
-    return OciMount(destination=mount.destination, type="bind", source=GuestPath(source), options=options)
-
-
-def _is_guest_own(source: str) -> bool:
-    """Kernel trees are the guest's own: sharing the host's /proc, /sys or /dev would mean the wrong machine."""
-    return any(source == tree or source.startswith(f"{tree}/") for tree in _GUEST_OWN_TREES)
-
-
-def _is_cgroup(mount: OciMount) -> bool:
-    return mount.type == "bind" and mount.source.startswith("/sys/fs/cgroup")
-
-
-def _block_volume(device: OciDevice, spec: OciSpec, container_id: ContainerId, config: Config) -> BlockVolume:
-    return BlockVolume(
-        disk=disk(
+def _device_disks(spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts]) -> tuple[DiskUse, ...]:
+    """The block devices of linux.devices, found on the host by number: the path is the container's name for it."""
+    found = []
+    for device in spec.devices:
+        if device.type != "b":
+            continue
+        facts = sources[f"/dev/block/{device.major}:{device.minor}"]
+        if facts.kind is not SourceKind.BLOCK:
+            raise FailedPrecondition(
+                f"add device '{device.path}': the host has no block device {device.major}:{device.minor}"
+            )
+        volume = disk(
             config,
-            device_id=f"blk-{digest(f'{container_id}:{device.path}')}",
-            path=device.path,
-            read_only=_is_read_only(device, spec),
-        ),
-        container_path=device.path,
-    )
+            device_id=disk_id(facts.device_path),
+            path=facts.device_path,
+            read_only=facts.is_read_only_device or _is_read_only(device, spec),
+        )
+        found.append(DiskUse(disk=volume, storage=None, container_path=device.path))
+    return tuple(found)
 
 
 def _is_read_only(device: OciDevice, spec: OciSpec) -> bool:
@@ -230,8 +213,3 @@ def _guest_device_node(device: OciDevice, spec: OciSpec) -> Mapping[str, Any]:
         if raw.get("path") == device.path:
             return dict(raw)
     raise InvalidArgument(f"read spec: device {device.path!r} is not in linux.devices")
-
-
-def _short_name(path: str) -> str:
-    """What a person will recognise `path` by, short enough to be part of a file name."""
-    return posixpath.basename(path).encode()[:100].decode(errors="ignore") or "root"

@@ -26,6 +26,7 @@ from pyshim.model.host_facts import Accelerator, HostFacts
 from pyshim.model.ids import GuestPath, SandboxId
 from pyshim.model.kernel_line import split_params
 from pyshim.model.oci import OciSpec
+from pyshim.model.volumes import SourceFacts
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, share_plan
@@ -76,8 +77,12 @@ def sandbox_plan(
     config: Config,
     host: HostFacts,
     capacity: CapacityFacts,
+    sources: Mapping[str, SourceFacts],
 ) -> SandboxPlan:
-    """The plan of the sandbox that `spec` opens. Raises InvalidArgument or FailedPrecondition naming key and file."""
+    """The plan of the sandbox that `spec` opens; `sources` has the facts of its mounts.
+
+    Raises InvalidArgument or FailedPrecondition naming key and file.
+    """
     _check(config)
     sizing = _sized(kind, spec, config, host, capacity)
     vm_dir = f"{VM_ROOT}/{sandbox_id}"
@@ -96,7 +101,7 @@ def sandbox_plan(
         config=config,
         vm=_vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path),
         share=share,
-        guest=_guest(sandbox_id, spec, config),
+        guest=_guest(sandbox_id, spec, config, sources),
         sizing=sizing,
         netns_path=netns_path,
         sysctls=_sysctls(spec),
@@ -261,7 +266,7 @@ def _netns_path(spec: OciSpec, config: Config) -> str | None:
     return path
 
 
-def _guest(sandbox_id: SandboxId, spec: OciSpec, config: Config) -> GuestSandbox:
+def _guest(sandbox_id: SandboxId, spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts]) -> GuestSandbox:
     return GuestSandbox(
         sandbox_id=sandbox_id,
         hostname=(spec.hostname or sandbox_id[:_UNNAMED_LENGTH])[:_MAX_HOSTNAME],
@@ -280,7 +285,7 @@ def _guest(sandbox_id: SandboxId, spec: OciSpec, config: Config) -> GuestSandbox
                 driver_options=(),
                 source="shm",
                 fs_type="tmpfs",
-                options=("noexec", "nosuid", "nodev", "mode=1777", f"size={_shm_bytes(spec)}"),
+                options=("noexec", "nosuid", "nodev", "mode=1777", f"size={_shm_bytes(spec, sources)}"),
                 mount_point=GuestPath(f"{GUEST_SANDBOX_DIR}/shm"),
             ),
         ),
@@ -297,14 +302,18 @@ def _sysctls(spec: OciSpec) -> Mapping[str, str]:
     return dict(found)
 
 
-def _shm_bytes(spec: OciSpec) -> int:
-    """The size the spec's own tmpfs on /dev/shm has; 64 MiB otherwise (the kubelet's and docker's default)."""
+def _shm_bytes(spec: OciSpec, sources: Mapping[str, SourceFacts]) -> int:
+    """The size of the tmpfs the spec has on /dev/shm, its own or one of the host's; else 64 MiB (the kubelet's)."""
     for mount in spec.mounts:
-        if mount.destination == "/dev/shm" and not mount.is_bind:
-            for option in mount.options:
-                name, _, value = option.partition("=")
-                if name == "size" and re.fullmatch(r"[0-9]{1,12}[kKmMgG]?", value):
-                    return _with_unit(value)
+        if mount.destination != "/dev/shm":
+            continue
+        facts = sources.get(mount.source)
+        if mount.is_bind and facts is not None and facts.fs_type == "tmpfs" and facts.size_bytes:
+            return facts.size_bytes
+        for option in mount.options:
+            name, _, value = option.partition("=")
+            if name == "size" and re.fullmatch(r"[0-9]{1,12}[kKmMgG]?", value):
+                return _with_unit(value)
     return DEFAULT_SHM_BYTES
 
 

@@ -11,17 +11,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from hypervisors.base import Hypervisor
-from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
 from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
-from pyshim.model.guest import GuestContainer, GuestDevice
+from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ExecId, HostPath
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
-from pyshim.plan.container import ContainerPlan, with_devices
-from pyshim.plan.disks import guest_address, guest_driver
+from pyshim.plan.container import ContainerPlan, with_disks
 from pyshim.plan.guest_spec import guest_process, guest_resources
+from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST, Process
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import ContainerAgent, Host, ProcessStreams, Publisher
@@ -33,7 +32,6 @@ log = logging.getLogger("pyshim.sandbox.container")
 # The kubelet gives Delete ten seconds: these and the streams' CLOSE_DRAIN_S are its parts.
 KILL_CREATED_WAIT_S = 2.0
 REMOVE_TIMEOUT_S = 3
-UNPLUG_WAIT_S = 2.0
 EXEC_EXIT_WAIT_S = 5.0
 SIGKILL = 9
 EXIT_START_FAILED = 128
@@ -50,7 +48,7 @@ class Container:
         pid: int,
         agent: ContainerAgent,
         host: Host,
-        hypervisor: Hypervisor,
+        attachments: Attachments,
         resizer: Resizer,
         resources: Mapping[str, Any],
         ledger: Ledger,
@@ -67,7 +65,7 @@ class Container:
         self._namespace = namespace
         self._agent = agent
         self._host = host
-        self._hypervisor = hypervisor
+        self._attachments = attachments
         self._resizer = resizer
         self._resources = resources
         self._ledger = ledger
@@ -129,7 +127,7 @@ class Container:
             await self._host.mount(mount)
         streams = await self._host.open_streams(self.request.stdio, namespace=self._namespace, process_id=self.id)
         self._undo.push(streams.close)
-        guest = await self._with_block_volumes()
+        guest = await self._with_disks()
         self._undo.push(self._resizer.leave, self.id)
         await self._resizer.join(self.id, self._resources)
         self._undo.push(self._remove_from_guest)  # before the call: the guest may carry out what we gave up
@@ -153,36 +151,13 @@ class Container:
             clock_ns=self._clock_ns,
         )
 
-    async def _with_block_volumes(self) -> GuestContainer:
-        """The guest's part of the plan, its block devices plugged into the VM and named by their guest PCI paths."""
-        devices: list[GuestDevice] = []
-        for volume in self._plan.block_volumes:
-            disk = volume.disk
-            if not self._hypervisor.capabilities().block_hotplug:
-                raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
-            self._undo.push(self._unplug, disk.id)
-            location = await self._hypervisor.plug(disk)
-            devices.append(
-                GuestDevice(
-                    id=guest_address(location),
-                    type=guest_driver(location),
-                    vm_path="",
-                    container_path=volume.container_path,
-                    options=(),
-                )
-            )
-        return with_devices(self._plan.guest, tuple(devices))
-
-    async def _unplug(self, device_id: str) -> None:
-        """The guest was asked to let go of the device; one that takes its time does so without holding up Delete."""
-        name = f"unplug/{self.id}/{device_id}"
-        await asyncio.wait([self._tasks.supervise(name, self._unplug_at_leisure(device_id))], timeout=UNPLUG_WAIT_S)
-
-    async def _unplug_at_leisure(self, device_id: str) -> None:
-        try:
-            await self._hypervisor.unplug(device_id)
-        except ShimError as exc:  # a VM that has gone took the device along
-            log.debug("unplug device", extra={"container": self.id, "device": device_id, "error": str(exc)})
+    async def _with_disks(self) -> GuestContainer:
+        """The guest's part of the plan, its disks plugged into the VM and named by their places in it."""
+        plugged = []
+        for use in self._plan.disks:
+            self._undo.push(self._attachments.detach, use.disk.id, self.id)
+            plugged.append((use, await self._attachments.attach(use.disk, self.id)))
+        return with_disks(self._plan.guest, plugged)
 
     async def start(self, exec_id: ExecId | None) -> int:
         """The process runs. When it cannot be started its exit is latched, so that a Wait issued before returns."""

@@ -25,7 +25,7 @@ from pyshim.model.task import (
     ProcessState,
     Status,
 )
-from pyshim.plan.container import ContainerPlan, container_plan, volume_sources, without_image
+from pyshim.plan.container import ContainerPlan, container_plan, without_image
 from pyshim.plan.kind import ContainerKind, Placement, placement
 from pyshim.plan.sandbox import capacity_question, sandbox_plan
 from pyshim.sandbox.container import Container
@@ -36,6 +36,7 @@ from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.sandbox.sandbox import Sandbox
 from pyshim.sandbox.seams import ContainerAgent, Records
 from pyshim.sandbox.snapshot import sandbox_snapshot
+from pyshim.sandbox.sources import volume_facts
 from pyshim.sandbox.tasks import TaskOwner, joined, to_the_end
 
 log = logging.getLogger("pyshim.sandbox.pod")
@@ -123,6 +124,7 @@ class Pod:
             config=config,
             host=facts,
             capacity=await self._env.capacity(capacity_question(config, spec)),
+            sources=await volume_facts(self._env.host, spec),
         )
         self._records = await self._env.open_records(place.sandbox_id)
         sandbox = Sandbox(
@@ -179,7 +181,7 @@ class Pod:
             pid=sandbox.pid,
             agent=agent,
             host=self._env.host,
-            hypervisor=sandbox.hypervisor,
+            attachments=sandbox.attachments,
             resizer=sandbox.resizer,
             resources=resources,
             ledger=self._records.ledger,
@@ -205,7 +207,6 @@ class Pod:
             await self._pause.enter_guest(sandbox.plan.config.runtime.create_container_timeout_s)
 
     async def _plan_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> ContainerPlan:
-        sources = {source: await self._env.host.source_kind(source) for source in volume_sources(spec)}
         return container_plan(
             container_id=request.container_id,
             bundle=request.bundle,
@@ -213,10 +214,11 @@ class Pod:
             spec=spec,
             config=sandbox.plan.config,
             share=sandbox.plan.share,
-            sources=sources,
+            sources=await volume_facts(self._env.host, spec),
             hostname=spec.hostname or sandbox.plan.guest.hostname,
             sysctls=sandbox.plan.sysctls,
             terminal=request.stdio.terminal,
+            disk_rootfs=request.container_id != self._owner or sandbox.plan.kind is not ContainerKind.POD_SANDBOX,
         )
 
     # ---- calls on what exists

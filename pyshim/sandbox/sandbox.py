@@ -15,6 +15,7 @@ from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.plan.sandbox import SandboxPlan, with_nics
+from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import Agent, AgentConnector, Host, HypervisorFactory, Network, NetworkConnector, Virtiofsd
 from pyshim.sandbox.tasks import TaskOwner, to_the_end
@@ -62,6 +63,7 @@ class Sandbox:
             tasks=tasks,
             on_change=on_resize,
         )
+        self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks)
         self._agent: Agent | None = None
         self._virtiofsd: Virtiofsd | None = None
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")

@@ -15,11 +15,12 @@ from pyshim.model.guest import (
     NetworkRoute,
 )
 from pyshim.model.ledger import Ledger, LedgerEntry
-from pyshim.model.mounts import HostMount, SourceKind
+from pyshim.model.mounts import HostMount
 from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import Stdio
+from pyshim.model.volumes import SourceFacts
 
 
 class ContainerAgent(Protocol):
@@ -122,7 +123,7 @@ class Host(Protocol):
     async def read_bytes(self, path: str, max_bytes: int) -> bytes:
         """The file's content; NotFound when missing, InvalidArgument when larger than `max_bytes`."""
 
-    async def source_kind(self, path: str) -> SourceKind:
+    async def source_facts(self, path: str) -> SourceFacts:
         """What `path` is, links followed; MISSING rather than an error when it is not there."""
 
     async def make_directory(self, path: str, mode: int) -> None: ...

@@ -9,11 +9,11 @@ from typing import Any
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.events import TaskEvent
 from pyshim.model.ledger import LedgerEntry
-from pyshim.model.mounts import HostMount
+from pyshim.model.mounts import HostMount, SourceKind
 from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.task import Stdio
-from pyshim.plan.container import SourceKind
+from pyshim.model.volumes import SourceFacts
 
 
 class Faults:
@@ -103,7 +103,7 @@ class FakeHost:
         self.mounts: list[str] = []
         self.daemons: set[FakeVirtiofsd] = set()
         self.streams: dict[str, FakeStreams] = {}
-        self.kinds: dict[str, SourceKind] = {}
+        self.sources: dict[str, SourceFacts] = {}
         self.before_effect: Callable[[str, str], None] = lambda _effect, _path: None
         self.may_open_streams = asyncio.Event()
         """Cleared: `open_streams` takes until it is set, as a log program's start may."""
@@ -119,8 +119,11 @@ class FakeHost:
             raise NotFound(f"read '{path}': ENOENT")
         return self.files[path]
 
-    async def source_kind(self, path: str) -> SourceKind:
-        return self.kinds.get(path, SourceKind.DIRECTORY)
+    async def source_facts(self, path: str) -> SourceFacts:
+        """A directory unless said otherwise; every block device is there, loop7 by the number 7:7."""
+        if path.startswith("/dev/block/7:"):
+            return SourceFacts(kind=SourceKind.BLOCK, device_path=f"/dev/loop{path.rpartition(':')[2]}")
+        return self.sources.get(path, SourceFacts(kind=SourceKind.DIRECTORY))
 
     async def make_directory(self, path: str, mode: int) -> None:
         self.faults.hit("make_directory")

@@ -203,8 +203,8 @@ def set_directory_options(path: str, options: list[str]) -> None:
 
 
 def allocate_hugepages(options: list[str]) -> None:
-    """The kernel has set aside what `pagesize=` and `size=` (bytes) in `options` ask for. Internal says how much it
-    gave instead.
+    """The kernel has set aside what `pagesize=` and `size=` (bytes) in `options` ask for, on top of what others have.
+    Internal says how much it gave instead, and takes it back.
     """
     values = dict(part.partition("=")[::2] for word in options for part in word.split(","))
     try:
@@ -214,12 +214,22 @@ def allocate_hugepages(options: list[str]) -> None:
         raise InvalidArgument(f"hugepages: want pagesize= and size= in bytes, got {','.join(options)!r}") from None
     path = f"{_HUGEPAGES}/hugepages-{page_bytes // 1024}kB/nr_hugepages"
     try:
-        with open(path, "r+", encoding="ascii") as file:
-            file.write(str(count))
-            file.flush()
-            file.seek(0)
-            got = int(file.read())
+        before = read_number(path)
+        write_number(path, before + count)
+        got = read_number(path) - before
+        if got < count:
+            write_number(path, before)
     except OSError as error:
         raise Internal(f"allocate hugepages in {path!r}: {os_cause(error)}") from error
     if got < count:
         raise Internal(f"allocate hugepages in {path!r}: got {got} of {count}")
+
+
+def read_number(path: str) -> int:
+    with open(path, encoding="ascii") as file:
+        return int(file.read())
+
+
+def write_number(path: str, number: int) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(str(number))

@@ -27,6 +27,10 @@ _COPIES = "/run/kata-containers/watchable"
 _EVERY_S = 2.0
 _MAX_ENTRIES = 16
 _MAX_BYTES = 1 << 20
+# A source that was small enough when it was mounted and has grown since: a mount cannot be put in the copy's place any
+# more, so it is copied up to what Kubernetes allows a ConfigMap to be.
+_MAX_ENTRIES_LATER = 16_384
+_MAX_BYTES_LATER = 4 << 20
 _LAST = "..data"
 
 
@@ -78,19 +82,22 @@ async def _follow(agent: Agent, source: str, copy: str, seen: dict[str, tuple[in
     while True:
         await agent.loop.sleep(_EVERY_S)
         try:
-            seen = synchronize(source, copy, seen)
+            seen = synchronize(source, copy, seen, later=True)
         except (OSError, TooBig) as error:
             # The host may be in the middle of its own update: the next round sees its end.
             log.debug("not synchronized", source=source, error=error)
 
 
-def synchronize(source: str, copy: str, seen: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def synchronize(
+    source: str, copy: str, seen: dict[str, tuple[int, ...]], *, later: bool = False
+) -> dict[str, tuple[int, ...]]:
     """`copy` is like `source`. `seen` is what the last call returned: entries that are as they were then are not
     touched.
 
     Raises TooBig before anything is changed, OSError when the source changes meanwhile.
     """
-    found = _scan(source)
+    limits = (_MAX_ENTRIES_LATER, _MAX_BYTES_LATER) if later else (_MAX_ENTRIES, _MAX_BYTES)
+    found = _scan(source, *limits)
     changed = {name for name, entry in found.items() if seen.get(name) != entry}
     if changed or len(found) != len(seen):
         for name in sorted(changed, key=lambda name: _order(name, found[name][0])):
@@ -109,7 +116,7 @@ def _order(name: str, mode: int) -> tuple[int, str]:
     return (0 if stat.S_ISDIR(mode) else 1, name)
 
 
-def _scan(root: str) -> dict[str, tuple[int, ...]]:
+def _scan(root: str, max_entries: int = _MAX_ENTRIES, max_bytes: int = _MAX_BYTES) -> dict[str, tuple[int, ...]]:
     """Relative path ("" for the root) -> mode, owner, size, time and inode of everything that is copied."""
     found: dict[str, tuple[int, ...]] = {}
     waiting, files, size = [""], 0, 0
@@ -124,8 +131,8 @@ def _scan(root: str) -> dict[str, tuple[int, ...]]:
         elif stat.S_ISREG(entry.st_mode) or stat.S_ISLNK(entry.st_mode):
             found[name] = (entry.st_mode, entry.st_uid, entry.st_gid, entry.st_size, entry.st_mtime_ns, entry.st_ino)
             files, size = files + 1, size + entry.st_size
-        if files > _MAX_ENTRIES or len(found) > 4 * _MAX_ENTRIES or size > _MAX_BYTES:
-            raise TooBig(f"more than {_MAX_ENTRIES} files or {_MAX_BYTES} bytes")
+        if files > max_entries or len(found) > 4 * max_entries or size > max_bytes:
+            raise TooBig(f"more than {max_entries} files or {max_bytes} bytes")
     return found
 
 
@@ -145,7 +152,7 @@ def _copy_entry(source: str, copy: str, name: str) -> None:
         os.symlink(os.readlink(source), part)
     else:
         with open(source, "rb") as old, open(part, "wb") as new:
-            new.write(old.read(_MAX_BYTES + 1))
+            new.write(old.read(_MAX_BYTES_LATER + 1))
             os.fchmod(new.fileno(), stat.S_IMODE(entry.st_mode))
     os.chown(part, entry.st_uid, entry.st_gid, follow_symlinks=False)
     if name:

@@ -8,17 +8,13 @@ import pytest
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.task import RootfsMount
-from pyshim.plan.container import (
-    ContainerPlan,
-    SourceKind,
-    container_plan,
-    rootfs_mount,
-    volume_sources,
-    without_image,
-)
+from pyshim.model.volumes import SourceFacts
+from pyshim.plan.container import ContainerPlan, container_plan, rootfs_mount, without_image
 from pyshim.plan.share import share_plan
+from pyshim.plan.volumes import volume_sources
 
 SHARED = "/run/kata-containers/shared/containers"
 MOUNTS = "/run/kata-containers/shared/sandboxes/s1/mounts"
@@ -29,7 +25,7 @@ Planner = Callable[..., ContainerPlan]
 def plan(config: Callable[..., Config]) -> Planner:
     def make(
         spec: OciSpec,
-        sources: Mapping[str, SourceKind] | None = None,
+        sources: Mapping[str, SourceFacts] | None = None,
         rootfs: tuple[RootfsMount, ...] = (),
         sysctls: Mapping[str, str] | None = None,
     ) -> ContainerPlan:
@@ -42,7 +38,7 @@ def plan(config: Callable[..., Config]) -> Planner:
             share=share_plan(
                 sandbox_id=SandboxId("s1"), vm_dir="/vm", binary="/v", cache="auto", extra_args=(), debug=False
             ),
-            sources=sources or dict.fromkeys(volume_sources(spec), SourceKind.DIRECTORY),
+            sources=sources or dict.fromkeys(volume_sources(spec), SourceFacts(kind=SourceKind.DIRECTORY)),
             hostname=spec.hostname,
             sysctls=sysctls or {},
             terminal=False,
@@ -89,7 +85,7 @@ def test_the_guests_own_trees_are_not_shared(plan: Planner, spec: Callable[..., 
 
 def test_a_missing_volume_is_named(plan: Planner, spec: Callable[..., OciSpec]) -> None:
     with pytest.raises(FailedPrecondition, match=r"'/gone' on '/data'"):
-        plan(spec(mounts=[bind("/data", "/gone")]), {"/gone": SourceKind.MISSING})
+        plan(spec(mounts=[bind("/data", "/gone")]), {"/gone": SourceFacts(kind=SourceKind.MISSING)})
 
 
 @pytest.mark.parametrize(
@@ -191,7 +187,7 @@ def test_the_pods_sysctls_are_added_and_the_containers_own_win(plan: Planner, sp
 def test_a_container_without_its_image_needs_nothing_of_the_host(plan: Planner, spec: Callable[..., OciSpec]) -> None:
     bare = without_image(plan(spec(mounts=[bind("/data", "/srv")])))
 
-    assert (bare.rootfs_mounts, bare.share_mounts, bare.share_points, bare.block_volumes) == ((), (), (), ())
+    assert (bare.rootfs_mounts, bare.share_mounts, bare.share_points, bare.disks) == ((), (), (), ())
 
 
 def test_planning_does_not_change_the_spec(plan: Planner, spec: Callable[..., OciSpec]) -> None:
@@ -210,9 +206,11 @@ def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner, spec: Callable
     ]
     rules = [{"allow": True, "type": "b", "major": 7, "minor": 7, "access": "r"}]
 
-    planned = plan(spec(linux={"devices": devices, "resources": {"devices": rules}}))
+    facts = SourceFacts(kind=SourceKind.BLOCK, device_path="/dev/vg/data")
 
-    assert [(v.disk.path, v.container_path, v.disk.read_only) for v in planned.block_volumes] == [
-        ("/dev/loop7", "/dev/loop7", True)
+    planned = plan(spec(linux={"devices": devices, "resources": {"devices": rules}}), {"/dev/block/7:7": facts})
+
+    assert [(use.disk.path, use.container_path, use.disk.read_only) for use in planned.disks] == [
+        ("/dev/vg/data", "/dev/loop7", True)
     ]
     assert planned.guest.spec["linux"]["devices"] == devices

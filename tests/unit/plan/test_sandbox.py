@@ -32,6 +32,7 @@ def make(config: Config, host: HostFacts, spec: OciSpec) -> SandboxPlan:
         config=config,
         host=host,
         capacity=PLENTY,
+        sources={},
     )
 
 

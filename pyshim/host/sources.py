@@ -1,0 +1,173 @@
+"""Looks at what a spec names as a source: kind, file system, emptyDir, block device, direct volume. Blocking.
+
+Nothing is changed and nothing but a direct volume's record is opened. `/dev/block/MAJOR:MINOR` is the name udev gives a
+block device; it is resolved by sysfs, so that it works without udev too.
+"""
+
+import base64
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.host import syscalls
+from pyshim.host.mount_table import mount_root
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.mounts import SourceKind
+from pyshim.model.volumes import DirectVolume, EmptyDir, SourceFacts
+
+DIRECT_VOLUMES = "/run/kata-containers/shared/direct-volumes"
+MOUNT_INFO = "mountInfo.json"
+_EMPTY_DIR = "kubernetes.io~empty-dir"
+_MAX_RECORD_BYTES = 64 * 1024
+_NAME_MAX = 255
+_BLKROGET = 0x125E
+_MAGICS = {0x01021994: "tmpfs", 0x958458F6: "hugetlbfs"}
+_BY_NUMBER = re.compile(r"/dev/block/(\d{1,7}):(\d{1,7})")
+# pods/<uid>/volume-subpaths/<volume>/<container>/<index>, where the kubelet binds what a subPath names.
+_SUB_PATH = re.compile(r"(?P<pod>.+)/volume-subpaths/(?P<volume>[^/]+)/[^/]+/[^/]+")
+
+
+def source_facts(path: str, *, direct_volumes: str = DIRECT_VOLUMES) -> SourceFacts:
+    """MISSING rather than an error when `path` is not there.
+
+    Raises InvalidArgument for a direct volume whose record is broken.
+    """
+    direct = direct_volume(path, root=direct_volumes)
+    if numbers := _BY_NUMBER.fullmatch(path):
+        path = _node(int(numbers[1]), int(numbers[2]))
+    try:
+        found = os.stat(path)
+    except OSError:
+        return SourceFacts(kind=SourceKind.MISSING, direct=direct)
+    if stat.S_ISDIR(found.st_mode):
+        return _directory_facts(path, found, direct)
+    if stat.S_ISBLK(found.st_mode):
+        return SourceFacts(
+            kind=SourceKind.BLOCK,
+            device_path=os.path.realpath(path),
+            is_read_only_device=_is_read_only(path),
+            direct=direct,
+        )
+    kind = SourceKind.FILE if stat.S_ISREG(found.st_mode) else SourceKind.OTHER
+    return SourceFacts(kind=kind, direct=direct)
+
+
+def _directory_facts(path: str, found: os.stat_result, direct: DirectVolume | None) -> SourceFacts:
+    try:
+        fs_type = _MAGICS.get(syscalls.file_system_magic(path), "")
+        limits = os.statvfs(path)
+    except OSError:  # it went away between two looks
+        return SourceFacts(kind=SourceKind.MISSING, direct=direct)
+    return SourceFacts(
+        kind=SourceKind.DIRECTORY,
+        fs_type=fs_type,
+        size_bytes=limits.f_blocks * limits.f_frsize,
+        page_bytes=limits.f_bsize if fs_type == "hugetlbfs" else 0,
+        mode=stat.S_IMODE(found.st_mode),
+        gid=found.st_gid,
+        empty_dir=_empty_dir(path, found, fs_type),
+        direct=direct,
+    )
+
+
+def _empty_dir(path: str, found: os.stat_result, fs_type: str) -> EmptyDir | None:
+    above, name = os.path.split(path.rstrip("/"))
+    if os.path.basename(above) == _EMPTY_DIR and name not in (".", ".."):
+        return EmptyDir(path=path.rstrip("/"), sub_path="")
+    below = _SUB_PATH.fullmatch(path.rstrip("/"))
+    if below is None or fs_type != "tmpfs":
+        return None
+    volume = f"{below['pod']}/volumes/{_EMPTY_DIR}/{below['volume']}"
+    try:
+        is_same = os.stat(volume).st_dev == found.st_dev
+    except OSError:
+        return None
+    inside = mount_root(path.rstrip("/"))
+    return EmptyDir(path=volume, sub_path=inside.strip("/")) if is_same and inside is not None else None
+
+
+def _node(major: int, minor: int) -> str:
+    """The device's node in /dev; a path that is not there when the kernel has no such block device."""
+    try:
+        with open(f"/sys/dev/block/{major}:{minor}/uevent", encoding="utf-8") as file:
+            names = dict(line.rstrip("\n").partition("=")[::2] for line in file)
+        node = f"/dev/{names['DEVNAME']}"
+        if os.stat(node).st_rdev == os.makedev(major, minor):
+            return node
+    except (OSError, KeyError):
+        pass
+    return f"/dev/block/{major}:{minor}"
+
+
+def _is_read_only(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False  # whoever opens it for work will say why it cannot be
+    try:
+        answer = fcntl.ioctl(fd, _BLKROGET, b"\0\0\0\0")
+        return any(answer)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def record_directory(volume_path: str, *, root: str = DIRECT_VOLUMES) -> str | None:
+    """Where the volume's record is, if there is one: the path in URL-safe base64, Kata's convention."""
+    name = base64.urlsafe_b64encode(os.fsencode(volume_path)).decode()
+    return f"{root}/{name}" if len(name) <= _NAME_MAX else None
+
+
+def direct_volume(volume_path: str, *, root: str = DIRECT_VOLUMES) -> DirectVolume | None:
+    """The record of a volume, None without one. Raises InvalidArgument naming the record that cannot be read."""
+    directory = record_directory(volume_path, root=root)
+    if directory is None:
+        return None
+    try:
+        with open(f"{directory}/{MOUNT_INFO}", "rb") as file:
+            data = file.read(_MAX_RECORD_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise InvalidArgument(f"read '{directory}/{MOUNT_INFO}': {error.strerror}") from error
+    return parse_mount_info(data, volume_path, directory)
+
+
+def parse_mount_info(data: bytes, volume_path: str, directory: str) -> DirectVolume:
+    """The record in `data`, Kata's keys; pure."""
+    where = f"{directory}/{MOUNT_INFO}"
+    if len(data) > _MAX_RECORD_BYTES:
+        raise InvalidArgument(f"read '{where}': larger than {_MAX_RECORD_BYTES} bytes")
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"read '{where}': not JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise InvalidArgument(f"read '{where}': not a JSON object")
+    options = raw.get("options") or []
+    metadata = raw.get("metadata") or {}
+    if not isinstance(options, list) or not all(isinstance(word, str) for word in options):
+        raise InvalidArgument(f"read '{where}': options is not a list of strings")
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise InvalidArgument(f"read '{where}': metadata is not an object of strings")
+    return DirectVolume(
+        volume_path=volume_path,
+        record_dir=directory,
+        volume_type=_text(raw, "volume-type", where),
+        device=_text(raw, "device", where),
+        fs_type=_text(raw, "fstype", where),
+        options=tuple(options),
+        metadata=metadata,
+    )
+
+
+def _text(raw: Mapping[str, Any], key: str, where: str) -> str:
+    value = raw.get(key, "")
+    if not isinstance(value, str) or "\0" in value:
+        raise InvalidArgument(f"read '{where}': {key} is not a text")
+    return value

@@ -1,0 +1,369 @@
+"""What each mount of a spec becomes: shared by virtio-fs, made in the guest, or a disk. Pure.
+
+The order of the questions is Kata's: an emptyDir in memory, huge pages, the pod's /dev/shm, a direct volume, a block
+device, the guest's own trees; whatever is left is a host directory or file and is shared.
+"""
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hypervisors.base import BlockDevice
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.guest import Storage
+from pyshim.model.ids import ContainerId, GuestPath, HostPath
+from pyshim.model.mounts import HostMount, SourceKind, TargetKind
+from pyshim.model.oci import OciMount, OciSpec
+from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
+from pyshim.plan.disks import digest, disk
+from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SharePlan
+
+_GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
+_WATCHED_PLUGINS = tuple(f"/kubernetes.io~{plugin}/" for plugin in ("configmap", "secret", "projected", "downward-api"))
+"""Volumes the kubelet rewrites while they are in use; Kata has the guest follow them by copying."""
+DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs", "iso9660", "f2fs")
+_DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
+"""What CSI drivers call a disk: Kata's Go runtime, its Rust one, and an old spelling of that."""
+_FROM_HOST = ("private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable")
+_CREATE_FILESYSTEM = "io.katacontainers.volume.block.create_filesystem"
+_FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUse:
+    """A disk to be plugged for a container, and what the agent then does with it: one of the two."""
+
+    disk: BlockDevice
+    storage: Storage | None
+    """Complete but for driver and source, which the plugged disk's place decides."""
+    container_path: str
+    """Where the container gets its device node; empty with a storage."""
+    record_dir: str = ""
+    """Of a direct volume: where the sandbox's id is left for whoever asks for statistics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumesPlan:
+    mounts: tuple[OciMount, ...]
+    """As the guest makes them."""
+    host_mounts: tuple[HostMount, ...]
+    storages: tuple[Storage, ...]
+    disks: tuple[DiskUse, ...]
+
+
+def volumes_plan(
+    *,
+    container_id: ContainerId,
+    spec: OciSpec,
+    config: Config,
+    share: SharePlan,
+    sources: Mapping[str, SourceFacts],
+) -> VolumesPlan:
+    """The plan for every mount of `spec`; `sources` has the facts of every path in `volume_sources(spec)`.
+
+    Raises InvalidArgument, FailedPrecondition or Unimplemented naming the mount.
+    """
+    volumes = _Volumes(container_id, spec, config, share)
+    mounts = tuple(volumes.add(mount, sources) for mount in spec.mounts if not _is_cgroup(mount))
+    return VolumesPlan(
+        mounts=mounts,
+        host_mounts=tuple(volumes.host_mounts),
+        storages=tuple(volumes.storages),
+        disks=tuple(volumes.disks),
+    )
+
+
+def volume_sources(spec: OciSpec) -> tuple[str, ...]:
+    """Host paths whose facts the plan needs, those of block devices by number."""
+    mounts = (mount.source for mount in spec.mounts if _has_host_source(mount))
+    devices = (f"/dev/block/{device.major}:{device.minor}" for device in spec.devices if device.type == "b")
+    return tuple(dict.fromkeys((*mounts, *devices)))
+
+
+def _has_host_source(mount: OciMount) -> bool:
+    return mount.source.startswith("/") and (mount.is_bind or mount.type in DISK_TYPES)
+
+
+class _Volumes:
+    """Collects what each mount of the spec needs on the host and in the guest."""
+
+    def __init__(self, container_id: ContainerId, spec: OciSpec, config: Config, share: SharePlan) -> None:
+        self._container_id = container_id
+        self._spec = spec
+        self._config = config
+        self._share = share
+        self.host_mounts: list[HostMount] = []
+        self.storages: list[Storage] = []
+        self.disks: list[DiskUse] = []
+
+    def add(self, mount: OciMount, sources: Mapping[str, SourceFacts]) -> OciMount:
+        """The mount as the guest makes it; whatever must be done first is collected."""
+        if not mount.is_bind:
+            return self._not_bind(mount, sources)
+        if not mount.source.startswith("/"):
+            raise InvalidArgument(f"mount volume on '{mount.destination}': source {mount.source!r} is not absolute")
+        facts = sources[mount.source]
+        if facts.direct is not None:
+            return self._direct(mount, facts.direct)
+        if facts.kind is SourceKind.MISSING:
+            raise FailedPrecondition(f"mount volume '{mount.source}' on '{mount.destination}': ENOENT (no such file)")
+        if facts.empty_dir is not None and facts.fs_type == "tmpfs":
+            return self._memory_empty_dir(mount, facts)
+        if facts.fs_type == "hugetlbfs":
+            return self._hugepages(mount, facts)
+        if mount.destination == "/dev/shm":
+            return _moved(mount, f"{GUEST_SANDBOX_DIR}/shm", ("rbind",))
+        if facts.kind is SourceKind.BLOCK:
+            return self._disk_node(mount, facts)
+        if facts.kind is not SourceKind.FILE and _is_guest_own(mount.source):
+            return mount
+        if facts.empty_dir is not None and not self._config.runtime.disable_guest_empty_dir:
+            return self._guest_empty_dir(mount, facts)
+        return self._shared(mount, facts)
+
+    def _not_bind(self, mount: OciMount, sources: Mapping[str, SourceFacts]) -> OciMount:
+        if mount.destination == "/dev/shm":
+            return _moved(mount, f"{GUEST_SANDBOX_DIR}/shm", ("rbind",))
+        if not _has_host_source(mount):
+            return mount
+        facts = sources[mount.source]
+        if facts.kind is SourceKind.MISSING:
+            raise FailedPrecondition(f"mount volume '{mount.source}' on '{mount.destination}': ENOENT (no such file)")
+        if facts.kind not in (SourceKind.BLOCK, SourceKind.FILE):
+            raise InvalidArgument(
+                f"mount volume '{mount.source}' ({mount.type}) on '{mount.destination}': "
+                "neither a block device nor a file"
+            )
+        options = tuple(word for word in mount.options if word != "loop")
+        storage = disk_storage(mount.type, options, f"{GUEST_SANDBOX_DIR}/storage/{digest(mount.source)}")
+        return self._mounted_disk(mount, facts.device_path or mount.source, storage, facts)
+
+    def _memory_empty_dir(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        """A tmpfs of the guest's, as large as the one the kubelet made on the host, which stays empty."""
+        assert facts.empty_dir is not None
+        top = _in_guest("ephemeral", facts.empty_dir.path)
+        # The kubelet's tmpfs is 0777 whatever its size; a subPath's directory says nothing of the volume's own mode.
+        mode = facts.mode & 0o7777 if not facts.empty_dir.sub_path else 0o777
+        options = [f"mode={mode:o}", *_group(facts)]
+        if facts.size_bytes:
+            options.insert(0, f"size={facts.size_bytes}")
+        self.storages.append(
+            Storage(
+                driver="ephemeral",
+                driver_options=(),
+                source="tmpfs",
+                fs_type="tmpfs",
+                options=tuple(options),
+                mount_point=top,
+                shared=True,
+            )
+        )
+        if not facts.empty_dir.sub_path:
+            return _moved(mount, top, mount.options)
+        return _moved(mount, self._made_in_guest(GuestPath(f"{top}/{facts.empty_dir.sub_path}"), facts), mount.options)
+
+    def _guest_empty_dir(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        assert facts.empty_dir is not None
+        return _moved(mount, self._made_in_guest(_in_guest("local", facts.empty_dir.path), facts), mount.options)
+
+    def _made_in_guest(self, path: GuestPath, facts: SourceFacts) -> GuestPath:
+        """A directory of the guest's that lives as long as the sandbox."""
+        self.storages.append(
+            Storage(
+                driver="local",
+                driver_options=(),
+                source="local",
+                fs_type="local",
+                options=(f"mode={facts.mode & 0o7777:o}", *_group(facts)),
+                mount_point=path,
+                shared=True,
+            )
+        )
+        return path
+
+    def _hugepages(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        """Huge pages of the guest's, as many bytes as the container may have of this page size."""
+        size_bytes = _hugepage_limit(self._spec, facts.page_bytes) or facts.size_bytes
+        if not size_bytes:
+            raise InvalidArgument(
+                f"mount huge pages on '{mount.destination}': neither linux.resources.hugepageLimits nor the host's "
+                f"'{mount.source}' says how many pages of {facts.page_bytes} bytes"
+            )
+        point = _in_guest("ephemeral", facts.empty_dir.path if facts.empty_dir else mount.source)
+        self.storages.append(
+            Storage(
+                driver="ephemeral",
+                driver_options=(),
+                source="nodev",
+                fs_type="hugetlbfs",
+                options=(f"pagesize={facts.page_bytes}", f"size={size_bytes}"),
+                mount_point=point,
+                shared=True,
+            )
+        )
+        return _moved(mount, point, mount.options)
+
+    def _direct(self, mount: OciMount, volume: DirectVolume) -> OciMount:
+        what = f"mount direct volume '{volume.volume_path}' on '{mount.destination}'"
+        if volume.volume_type not in _DIRECT_BLOCK_TYPES:
+            raise Unimplemented(
+                f"{what}: volume-type {volume.volume_type!r} of '{volume.record_dir}' is not supported, "
+                f"{', '.join(_DIRECT_BLOCK_TYPES)} are"
+            )
+        if not volume.device.startswith("/") or not volume.fs_type:
+            raise InvalidArgument(f"{what}: '{volume.record_dir}' names no absolute device or no fstype")
+        storage = disk_storage(
+            volume.fs_type,
+            volume.options,
+            direct_volume_point(volume),
+            fs_group=_fs_group(volume, what),
+            driver_options=(_CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
+        )
+        return self._mounted_disk(mount, volume.device, storage, None, record_dir=volume.record_dir)
+
+    def _mounted_disk(
+        self, mount: OciMount, device: str, storage: Storage, facts: SourceFacts | None, *, record_dir: str = ""
+    ) -> OciMount:
+        read_only = "ro" in storage.options or (facts is not None and facts.is_read_only_device)
+        discard = "discard" in storage.options
+        volume = disk(self._config, device_id=disk_id(device), path=device, read_only=read_only, discard=discard)
+        self.disks.append(DiskUse(disk=volume, storage=storage, container_path="", record_dir=record_dir))
+        options = ("rbind", "ro") if mount.is_read_only else ("rbind",)
+        return _moved(mount, storage.mount_point, options)
+
+    def _disk_node(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        """A block device bound as a file: the guest binds its own node of the disk."""
+        volume = disk(
+            self._config,
+            device_id=disk_id(facts.device_path),
+            path=facts.device_path,
+            read_only=facts.is_read_only_device or mount.is_read_only,
+        )
+        storage = disk_storage("bind", ("bind",), f"{GUEST_SANDBOX_DIR}/storage/node-{digest(facts.device_path)}")
+        self.disks.append(DiskUse(disk=volume, storage=storage, container_path=""))
+        return _moved(mount, storage.mount_point, mount.options)
+
+    def _shared(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        name = f"{self._container_id}-{digest(mount.destination)}-{_short_name(mount.source)}"
+        self.host_mounts.append(
+            HostMount(
+                type="bind",
+                source=mount.source,
+                target=HostPath(f"{self._share.mounts_dir}/{name}"),
+                target_kind=TargetKind.LIKE_SOURCE,
+                options=(*(("rbind", "ro") if mount.is_read_only else ("rbind",)), _propagation(mount)),
+                propagation=None,
+                beneath=self._share.mounts_dir,
+            )
+        )
+        in_guest = f"{GUEST_SHARED_DIR}/{name}"
+        if facts.kind is SourceKind.DIRECTORY and mount.is_read_only and _is_watched(mount.source):
+            point = GuestPath(f"{GUEST_SANDBOX_DIR}/watchable/{name}")
+            self.storages.append(
+                Storage(
+                    driver="watchable-bind",
+                    driver_options=(),
+                    source=in_guest,
+                    fs_type="bind",
+                    options=("rbind", "ro"),
+                    mount_point=point,
+                )
+            )
+            in_guest = point
+        return _moved(mount, in_guest, mount.options)
+
+
+def disk_storage(
+    fs_type: str,
+    options: tuple[str, ...],
+    mount_point: str,
+    *,
+    fs_group: FsGroup | None = None,
+    driver_options: tuple[str, ...] = (),
+) -> Storage:
+    """A file system of a disk's; driver and source come with the place the disk is plugged at."""
+    return Storage(
+        driver="",
+        driver_options=driver_options,
+        source="",
+        fs_type=fs_type,
+        options=tuple(word for word in options if word not in ("loop", "rw")),
+        mount_point=GuestPath(mount_point),
+        fs_group=fs_group,
+    )
+
+
+def direct_volume_point(volume: DirectVolume) -> str:
+    """Where the guest mounts it, the same for every container that has it."""
+    return f"{GUEST_SANDBOX_DIR}/storage/{digest(volume.volume_path)}"
+
+
+def disk_id(path: str) -> str:
+    """The id of the disk over a host path: the same for all containers of the sandbox, so that it is plugged once."""
+    return f"blk-{digest(path)}"
+
+
+def _fs_group(volume: DirectVolume, what: str) -> FsGroup | None:
+    group = volume.metadata.get("fsGroup", "")
+    if not group:
+        return None
+    policy = volume.metadata.get("fsGroupChangePolicy", "")
+    if not group.isdecimal() or int(group) >= 1 << 32 or policy not in _FS_GROUP_POLICIES:
+        raise InvalidArgument(f"{what}: fsGroup {group!r} with fsGroupChangePolicy {policy!r} means nothing")
+    return FsGroup(group_id=int(group), only_on_root_mismatch=_FS_GROUP_POLICIES[policy])
+
+
+def _propagation(mount: OciMount) -> str:
+    """How later mounts on the host reach the share: never, or from the host inwards.
+
+    A guest's mounts stay in the guest, so `shared` is `slave`. It is never left as the source has it: an unmount of the
+    share would then unmount the same directory of the host.
+    """
+    words = [word for word in mount.options if word in _FROM_HOST]
+    return "rslave" if words and words[-1].lstrip("r") in ("slave", "shared") else "rprivate"
+
+
+def _moved(mount: OciMount, source: str, options: tuple[str, ...]) -> OciMount:
+    return OciMount(destination=mount.destination, type="bind", source=GuestPath(source), options=options)
+
+
+def _in_guest(kind: str, path: str) -> GuestPath:
+    return GuestPath(f"{GUEST_SANDBOX_DIR}/{kind}/{_short_name(path)}-{digest(path)}")
+
+
+def _group(facts: SourceFacts) -> tuple[str, ...]:
+    """The volume's fsGroup, which the kubelet gave the host's directory."""
+    return (f"fsgid={facts.gid}",) if facts.gid else ()
+
+
+def _hugepage_limit(spec: OciSpec, page_bytes: int) -> int:
+    """Bytes the container may have in pages of this size; 0 when its resources do not say."""
+    resources = (spec.raw.get("linux") or {}).get("resources") or {}
+    limits = resources.get("hugepageLimits") or []
+    units = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+    for limit in limits if isinstance(limits, list) else []:
+        size = limit.get("pageSize", "") if isinstance(limit, dict) else ""
+        if isinstance(size, str) and size[:-2].isdecimal() and size[-2:] in units:
+            amount = limit.get("limit", 0)
+            if int(size[:-2]) * units[size[-2:]] == page_bytes and isinstance(amount, int):
+                return amount
+    return 0
+
+
+def _is_watched(source: str) -> bool:
+    return any(plugin in source for plugin in _WATCHED_PLUGINS)
+
+
+def _is_guest_own(source: str) -> bool:
+    """Kernel trees are the guest's own: sharing the host's /proc, /sys or /dev would mean the wrong machine."""
+    return any(source == tree or source.startswith(f"{tree}/") for tree in _GUEST_OWN_TREES)
+
+
+def _is_cgroup(mount: OciMount) -> bool:
+    return mount.type == "bind" and mount.source.startswith("/sys/fs/cgroup")
+
+
+def _short_name(path: str) -> str:
+    """What a person will recognise `path` by, short enough to be part of a file name."""
+    return posixpath.basename(path).encode()[:100].decode(errors="ignore") or "root"

@@ -1,0 +1,87 @@
+"""The disks of a sandbox: each plugged once, whoever of its containers uses it, and unplugged with the last of them.
+
+A host device plugged twice would be two disks to the guest, and two mounts of one file system that know nothing of each
+other.
+"""
+
+import asyncio
+import logging
+
+from hypervisors.base import BlockDevice, GuestLocation, Hypervisor
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.sandbox.tasks import TaskOwner, to_the_end
+
+log = logging.getLogger("pyshim.sandbox.attachments")
+
+UNPLUG_WAIT_S = 2.0
+"""What a Delete waits for a guest to let go of a disk."""
+
+
+class _Attached:
+    def __init__(self, disk: BlockDevice, location: GuestLocation) -> None:
+        self.disk = disk
+        self.location = location
+        self.users: set[str] = set()
+
+
+class Attachments:
+    def __init__(self, *, hypervisor: Hypervisor, tasks: TaskOwner) -> None:
+        self._hypervisor = hypervisor
+        self._tasks = tasks
+        self._attached: dict[str, _Attached] = {}
+        self._lock = asyncio.Lock()
+
+    async def attach(self, disk: BlockDevice, user: str) -> GuestLocation:
+        """The disk is in the VM, for `user` among others.
+
+        Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises.
+        """
+        async with self._lock:
+            attached = self._attached.get(disk.id)
+            if attached is None:
+                if not self._hypervisor.capabilities().block_hotplug:
+                    raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
+                attached = await to_the_end(self._plug(disk))
+            if attached.disk.read_only and not disk.read_only:
+                raise FailedPrecondition(
+                    f"attach '{disk.path}' for writing: another container of the pod has it read-only"
+                )
+            attached.users.add(user)
+            return attached.location
+
+    async def _plug(self, disk: BlockDevice) -> _Attached:
+        attached = self._attached[disk.id] = _Attached(disk, await self._hypervisor.plug(disk))
+        where = attached.location.scsi_address or attached.location.pci_path
+        log.info("disk attached", extra={"device": disk.id, "path": disk.path, "at": where})
+        return attached
+
+    async def detach(self, device_id: str, user: str) -> None:
+        """`user` no longer has the disk; with its last user it leaves the VM.
+
+        A guest that takes its time to let go does so without holding up the caller.
+        """
+        name = f"unplug/{user}/{device_id}"
+        await asyncio.wait([self._tasks.supervise(name, self._detach(device_id, user))], timeout=UNPLUG_WAIT_S)
+
+    async def _detach(self, device_id: str, user: str) -> None:
+        async with self._lock:
+            attached = self._attached.get(device_id)
+            if attached is None or user not in attached.users:
+                return
+            attached.users.discard(user)
+            if attached.users:
+                return
+            try:
+                await self._hypervisor.unplug(device_id)
+            except ShimError as exc:  # a VM that has gone took the disk along; one that keeps it may be asked again
+                log.debug("unplug disk", extra={"device": device_id, "error": str(exc)})
+                if not isinstance(exc, NotFound):
+                    return
+            del self._attached[device_id]
+
+    async def resize(self, device_id: str, size_bytes: int) -> None:
+        """The guest sees the disk's new size. Raises NotFound without such a disk."""
+        async with self._lock:
+            if device_id not in self._attached:
+                raise NotFound(f"resize disk '{device_id}': the sandbox has no such disk")
+            await self._hypervisor.resize_disk(device_id, size_bytes)
