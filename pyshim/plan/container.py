@@ -60,16 +60,7 @@ def container_plan(
     volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
     disks = (*volumes.disks, *_device_disks(spec, config, sources))
     root_disk = _root_disk(rootfs, config, container_id) if disk_rootfs else None
-    root_share = HostMount(
-        type="bind",
-        source=host_rootfs,
-        target=HostPath(f"{share.mounts_dir}/{container_id}/rootfs"),
-        target_kind=TargetKind.DIRECTORY,
-        options=("rbind", "rslave"),
-        propagation=None,
-        beneath=share.mounts_dir,
-    )
-    share_mounts = (*(() if root_disk else (root_share,)), *volumes.host_mounts)
+    share_mounts = (*(() if root_disk else (_root_share(host_rootfs, container_id, share),)), *volumes.host_mounts)
     return ContainerPlan(
         container_id=container_id,
         rootfs=host_rootfs,
@@ -99,6 +90,18 @@ def container_plan(
             # A path is the sandbox's namespace on the host, or that of a container in it: the guest has one for all.
             shared_pid_namespace=bool(spec.namespace_path("pid")),
         ),
+    )
+
+
+def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePlan) -> HostMount:
+    return HostMount(
+        type="bind",
+        source=host_rootfs,
+        target=HostPath(f"{share.mounts_dir}/{container_id}/rootfs"),
+        target_kind=TargetKind.DIRECTORY,
+        options=("rbind", "rslave"),
+        propagation=None,
+        beneath=share.mounts_dir,
     )
 
 
