@@ -65,11 +65,24 @@ def call_with_points(faults: Failpoints, step: Step, call: Callable[..., Any]) -
         if await faults.reach(f"{step.name}:before"):
             await _for_ever()
         result = await call(*args, **named)
-        if await faults.reach(f"{step.name}:after"):
-            await _for_ever()
+        try:
+            if await faults.reach(f"{step.name}:after"):
+                await _for_ever()
+        except BaseException:
+            await _dispose(result)
+            raise
         return Seam(faults, _RESULTS[step.name], result) if step.name in _RESULTS else result
 
     return awaited if step.is_async else at_once
+
+
+async def _dispose(result: object) -> None:
+    """A neighbour that fails keeps nothing open: what only its result could have ended is ended."""
+    for name in ("close", "stop", "disconnect"):
+        end = getattr(result, name, None)
+        if end is not None:
+            await end()
+            return
 
 
 async def _for_ever() -> None:

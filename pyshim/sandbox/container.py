@@ -202,7 +202,10 @@ class Container:
     async def _fail_start(self, process: Process, cause: ShimError) -> None:
         """Waiters see an exit and readers an end of stream: a client waits for both before it reports the error."""
         self._end(process, EXIT_SANDBOX_LOST if isinstance(cause, AgentGone) else EXIT_START_FAILED)
-        await process.close_streams()
+        try:
+            await process.close_streams()
+        except ShimError as exc:  # the cause is what the caller must read
+            log.warning("close streams after a failed start", extra={"of": process.label, "error": str(exc)})
 
     async def add_exec(self, request: ExecTask) -> None:
         """The exec is known and its streams are open; `start` runs it."""

@@ -16,6 +16,7 @@ from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimErr
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.lifecycle import can_become
 from pyshim.model.task import ExitStatus, ProcessState, Status, Stdio
+from pyshim.sandbox.deadlines import within
 from pyshim.sandbox.seams import ContainerAgent, ProcessStreams
 from pyshim.sandbox.stdio import Progress, pump_input, pump_output
 from pyshim.sandbox.tasks import TaskOwner
@@ -28,6 +29,8 @@ READER_PATIENCE_S = 10.0
 """The same while a reader is slow to take what there is; containerd's runc shim waits as long."""
 CLOSE_DRAIN_S = 4.0
 """Delete's part of it: the kubelet gives Delete ten seconds for everything."""
+STREAMS_S = 5.0
+"""For a log program to end after its input has; it is killed after one second."""
 EXIT_SANDBOX_LOST = 255
 EXIT_KILLED = 137
 
@@ -222,7 +225,7 @@ class Process:
             self._streams.stdin.close_io()
 
     async def close_streams(self) -> None:
-        """No stream of this process is open. Idempotent.
+        """No stream of this process is open. Idempotent. Raises DeadlineExceeded when one does not close.
 
         Output that still moves, or waits for a slow reader, gets CLOSE_DRAIN_S; a pipe that a grandchild holds open
         no more than the usual patience, since the end of the stream must follow the exit promptly.
@@ -234,4 +237,5 @@ class Process:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._streams.close()
+        async with within(STREAMS_S, f"close streams of '{self.label}'"):
+            await self._streams.close()

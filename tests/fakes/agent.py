@@ -87,6 +87,7 @@ class FakeAgent:
         """(CPUs, CPUs only) of every OnlineCPUMem."""
         self.oom: asyncio.Queue[str] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
+        self._served: list[socket.socket] = []
         names = [name.removeprefix("_on_") for name in dir(self) if name.startswith("_on_")]
         agent = {name: UnaryHandler(self._handler(name), cancel_on_timeout=True) for name in names if name != "Check"}
         self.server = Server(
@@ -99,6 +100,7 @@ class FakeAgent:
     def connection(self) -> socket.socket:
         """A new connected socket whose other end this agent serves."""
         ours, theirs = socket.socketpair()
+        self._served.append(theirs)
         task = asyncio.get_running_loop().create_task(self.server.serve_connection(theirs), name="fake-agent")
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -112,6 +114,8 @@ class FakeAgent:
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
+        for sock in self._served:  # one whose task was ended before it ran
+            sock.close()
 
     def _handler(self, name: str):
         async def handle(payload: bytes, _: CallContext) -> bytes:

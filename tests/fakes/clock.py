@@ -36,7 +36,7 @@ class FastForwardLoop(asyncio.SelectorEventLoop):
         return super().time() + self._fast_selector.skipped_s
 
 
-def run_fast_forward(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, run on a loop of its own."""
-    with asyncio.Runner(loop_factory=FastForwardLoop) as runner:
+def run_fast_forward(work: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
+    """The result of `work`, run on a loop of its own; asyncio's debug mode as the interpreter has it, unless given."""
+    with asyncio.Runner(loop_factory=FastForwardLoop, debug=debug) as runner:
         return runner.run(work)

@@ -1,0 +1,238 @@
+"""The life of a pod of two containers with a network, as containerd and the kubelet drive it, on a fake machine."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from pyshim.agent.client import AgentClient
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.failpoints.points import Failpoints, Fault
+from pyshim.failpoints.wrapping import wire, with_points
+from pyshim.model.agent_address import AgentAddress
+from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.errors import ShimError
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
+from pyshim.model.mounts import SourceKind
+from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
+from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.pod import Pod
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.ttrpc import Client
+from tests.fakes.agent import FakeAgent
+from tests.fakes.host import FakePublisher
+from tests.fakes.machine import Machine, MachineConnector, MachineHost, MachineStore, MachineVm
+from tests.unit.sandbox.conftest import CAPACITY, DOCUMENT, FACTS
+
+SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "pod"}
+CONTAINER = {**SANDBOX, "io.kubernetes.cri.container-type": "container"}
+POD, APP, SIDE = ContainerId("pod"), ContainerId("app"), ContainerId("side")
+EXEC = ExecId("e1")
+PIPES = Stdio(stdin="/in", stdout="/out", stderr="/err", terminal=False)
+NONE = Stdio(stdin="", stdout="", stderr="", terminal=False)
+DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
+MIB = 1 << 20
+PATIENCE_S = 400.0
+"""Virtual seconds after which a call counts as hung: more than any deadline, for a Create several of them."""
+EXIT_S = 30.0
+"""How long the kubelet waits for an exit before it goes on."""
+
+
+class Hung(AssertionError):
+    """A call got no answer."""
+
+
+class _Connector:
+    def __init__(self, life: "PodLife", timeout_s: float) -> None:
+        self._life = life
+        self._timeout_s = timeout_s
+
+    async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
+        client = wire(self._life.faults, await Client.connect_socket(self._life.agent.connection()))
+        self._life.clients.append(client)
+        agent = AgentClient(client, request_timeout_s=self._timeout_s)
+        try:
+            await agent.check(timeout_s)
+        except BaseException:
+            await agent.close()
+            raise
+        return agent
+
+
+class PodLife:
+    """One shim, its machine, its guest, and who drives it. `errors` is what the driver was told, in order."""
+
+    def __init__(self, *faults: Fault) -> None:
+        self.machine = Machine()
+        self.at_kill: Machine | None = None
+        self.killed = asyncio.Event()
+        self.faults = Failpoints(faults, kill=self._kill)
+        self.agent = FakeAgent()
+        self.clients: list[Client] = []
+        self.publisher = FakePublisher()
+        self.errors: list[str] = []
+        self.late_errors: list[str] = []
+        """What the clean-up was told."""
+        self.host = MachineHost(self.machine)
+        self.host.kinds["/dev/loop7"] = SourceKind.BLOCK
+        document = {
+            "hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "default_memory": 512}},
+            "runtime": {"static_sandbox_resource_mgmt": False},
+        }
+        config = build_config(Source(path="test.toml", directory="/", document=document))
+        shim = ShimRecord(pid=1, start_ticks=1, socket="unix:///s", namespace="k8s.io")
+
+        async def load(_options: object, _annotations: object) -> Any:
+            return config
+
+        async def facts() -> HostFacts:
+            return FACTS
+
+        async def capacity(_question: CapacityQuestion) -> CapacityFacts:
+            return CAPACITY
+
+        async def records(sandbox_id: SandboxId) -> SandboxRecords:
+            store: Any = MachineStore(self.machine)
+            return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=self.host.release)
+
+        environment = Environment(
+            host=self.host,
+            load_config=load,
+            host_facts=facts,
+            capacity=capacity,
+            hypervisor_factory=lambda ledger: MachineVm(ledger, self.machine),
+            connector_factory=lambda config: _Connector(self, config.agent.request_timeout_s),
+            network_connector=MachineConnector(self.machine),
+            publisher=self.publisher,
+            open_records=records,
+            clock_ns=lambda: 1_700_000_000_000_000_000,
+            new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
+        )
+        identity = Identity(
+            namespace="k8s.io",
+            sandbox_id="pod",
+            containerd_address="",
+            containerd_ttrpc_address="",
+            publish_binary="",
+            bundle=HostPath("/bundles/pod"),
+            debug=True,
+        )
+        self.pod = Pod(identity=identity, environment=with_points(self.faults, environment))
+
+    def _kill(self) -> None:
+        """What the machine is at this moment is what the shim's end leaves."""
+        if self.at_kill is None:
+            self.at_kill = self.machine.copy()
+            self.killed.set()
+
+    # ---- the calls
+
+    async def live(self) -> None:
+        """The pod comes up, works, and loses a container; the first call that fails ends it."""
+        for step in self._steps():
+            if not await self._tried(*step):
+                return
+
+    def _steps(self) -> list[tuple[str, Callable[[], Awaitable[object]]]]:
+        pod = self.pod
+        network = {"linux": {"namespaces": [{"type": "network", "path": "/run/netns/pod"}]}}
+        limits = {"resources": {"cpu": {"quota": 200_000, "period": 100_000}, "memory": {"limit": 300 * MIB}}}
+        more = {"memory": {"limit": 500 * MIB}}
+        return [
+            ("create pod", lambda: pod.create(self._request(POD, SANDBOX, NONE, **network))),
+            ("start pod", lambda: pod.start(POD, None)),
+            (
+                "create app",
+                lambda: pod.create(self._request(APP, CONTAINER, PIPES, linux={**limits, "devices": [DISK]})),
+            ),
+            ("start app", lambda: pod.start(APP, None)),
+            (
+                "exec",
+                lambda: pod.exec(ExecTask(container_id=APP, exec_id=EXEC, stdio=PIPES, process=_process("echo", "x"))),
+            ),
+            ("start exec", lambda: pod.start(APP, EXEC)),
+            ("wait exec", lambda: self._exit(APP, EXEC)),
+            ("delete exec", lambda: pod.delete(APP, EXEC)),
+            ("update app", lambda: pod.update(APP, more, {})),
+            ("stats app", lambda: pod.stats(APP)),
+            ("pause app", lambda: pod.pause(APP)),
+            ("resume app", lambda: pod.resume(APP)),
+            ("create side", lambda: pod.create(self._request(SIDE, CONTAINER, NONE))),
+            ("start side", lambda: pod.start(SIDE, None)),
+            ("close stdin", lambda: pod.close_io(APP, None)),
+            ("kill side", lambda: pod.kill(SIDE, None, 9, False)),
+            ("wait side", lambda: self._exit(SIDE, None)),
+            ("delete side", lambda: pod.delete(SIDE, None)),
+        ]
+
+    async def _exit(self, container: ContainerId, exec_id: ExecId | None) -> None:
+        """As the kubelet waits: for so long, then it goes on."""
+        try:
+            async with asyncio.timeout(EXIT_S):
+                await self.pod.wait(container, exec_id)
+        except TimeoutError:
+            self.errors.append(f"no exit of {exec_id or container} came")
+
+    async def _tried(self, name: str, call: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await call()
+        except ShimError as exc:
+            self.errors.append(str(exc))
+            return False
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # a fault that cancels whoever calls
+                task.uncancel()
+            self.errors.append(f"{name}: cancelled")
+            return False
+        except TimeoutError as exc:
+            raise Hung(f"{name}: no answer within {PATIENCE_S:g} s") from exc
+        return True
+
+    async def clean_up(self) -> None:
+        """What containerd and the kubelet do with a pod, whatever has become of it; then the shim ends."""
+        told = self.errors
+        self.errors = []
+        for container in (SIDE, APP, POD):
+            if await self._tried("kill", lambda id=container: self.pod.kill(id, None, 9, True)):
+                await self._tried("wait", lambda id=container: self._exit(id, None))
+        for container in (SIDE, APP, POD):
+            for _ in range(2):
+                if await self._tried("delete", lambda id=container: self.pod.delete(id, None)):
+                    break
+        await self._tried("shutdown", self.pod.close)
+        self.late_errors, self.errors = self.errors, told
+        self.machine.replay()
+
+    async def drop(self) -> None:
+        """The kernel has closed what the dead shim held, and its guest is gone."""
+        for client in self.clients:
+            client.close()
+        await self.agent.close()
+        await asyncio.sleep(0)
+
+    async def close(self) -> None:
+        await self.pod.close()
+        await self.agent.close()
+        await asyncio.sleep(0)
+
+    def _request(self, name: ContainerId, annotations: Mapping[str, str], stdio: Stdio, **spec: Any) -> CreateTask:
+        bundle = f"/bundles/{name}"
+        document = {
+            "ociVersion": "1.0.2",
+            "process": _process("sleep"),
+            "root": {"path": "rootfs"},
+            "annotations": annotations,
+            **spec,
+        }
+        self.host.files[f"{bundle}/config.json"] = json.dumps(document).encode()
+        rootfs = (RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b",)),)
+        return CreateTask(container_id=name, bundle=HostPath(bundle), rootfs=rootfs, stdio=stdio, options=None)
+
+
+def _process(*args: str) -> dict[str, Any]:
+    return {"args": list(args), "cwd": "/"}

@@ -1,0 +1,146 @@
+"""The points themselves: their names, the variable's grammar, and that none of them is in production's way."""
+
+import ast
+import asyncio
+import inspect
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypervisors.base import Hypervisor
+from protos.agent import agent_pb2
+from pyshim.agent import client
+from pyshim.failpoints.points import AGENT_CALLS, Action, Failpoints, Fault, parse, points, steps
+from pyshim.failpoints.wrapping import seam
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from pyshim.sandbox import deadlines, seams
+from pyshim.sandbox.deadlines import within
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_variable_is_read_in_full() -> None:
+    text = "hypervisor.start:before=error, ledger.acquire.mount:after#3=kill,agent.CreateContainer:before=delay(1.5)"
+
+    assert parse(text) == (
+        Fault("hypervisor.start:before", 1, Action.ERROR, 0),
+        Fault("ledger.acquire.mount:after", 3, Action.KILL, 0),
+        Fault("agent.CreateContainer:before", 1, Action.DELAY, 1.5),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("hypervisor.start=error", "expected POINT=ACTION"),
+        ("hypervisor.start:during=error", "expected POINT=ACTION"),
+        ("hypervisor.fly:before=error", "no such point"),
+        ("hypervisor.start:before=explode", "actions there are cancel, delay, error, hang, kill"),
+        ("hypervisor.start:before#0=error", "expected POINT=ACTION"),
+        ("hypervisor.start:before=delay", "has seconds"),
+        ("hypervisor.start:before=error(3)", "has seconds"),
+        ("records.save:before=hang", "actions there are delay, error, kill"),
+        ("publisher.publish:before=error", "actions there are delay, kill"),
+    ],
+)
+def test_what_is_no_fault_is_refused_by_name(text: str, cause: str) -> None:
+    with pytest.raises(InvalidArgument, match=cause) as refused:
+        parse(text)
+
+    assert repr(text) in str(refused.value)
+
+
+def test_the_command_lists_every_point() -> None:
+    command = (sys.executable, "-m", "pyshim.failpoints")
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+
+    assert tuple(listed) == points()
+    assert {"hypervisor.start:before", "ledger.acquire.mount:after", "agent.CreateContainer:before"} <= set(listed)
+
+
+def test_every_call_the_shim_makes_of_the_agent_has_points() -> None:
+    service = {method.name for method in agent_pb2.DESCRIPTOR.services_by_name["AgentService"].methods} | {"Check"}
+    words = {node.value for node in ast.walk(ast.parse(inspect.getsource(client))) if isinstance(node, ast.Constant)}
+
+    assert words & service == set(AGENT_CALLS)
+
+
+def test_production_does_not_even_import_the_points() -> None:
+    program = "import sys, pyshim.serve; print(sorted(name for name in sys.modules if 'failpoints' in name))"
+    done = subprocess.run(
+        (sys.executable, "-c", program), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_wait_on_a_neighbour_has_a_deadline() -> None:
+    tables = {
+        seams.Host: deadlines.HOST,
+        Hypervisor: deadlines.HYPERVISOR,
+        seams.NetworkConnector: deadlines.NETWORK,
+        seams.AgentConnector: deadlines.AGENT,
+    }
+    without = [
+        f"{protocol.__name__}.{name}"
+        for protocol, limits in tables.items()
+        for name, member in vars(protocol).items()
+        if inspect.iscoroutinefunction(member) and name not in limits
+    ]
+
+    assert set(without) == deadlines.ENDLESS
+
+
+def test_a_deadline_is_told_from_the_one_of_somebody_else() -> None:
+    async def scenario() -> None:
+        with pytest.raises(DeadlineExceeded, match=r"mount 'a': not done within 0\.01 s"):
+            async with within(0.01, "mount 'a'"):
+                await asyncio.sleep(60)
+        with pytest.raises(TimeoutError, match="theirs"):
+            async with within(60, "mount 'a'"):
+                raise TimeoutError("theirs")
+
+    asyncio.run(scenario())
+
+
+class _Neighbour:
+    def __init__(self) -> None:
+        self.starts = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+
+
+@pytest.mark.parametrize(("moment", "starts"), [("before", 0), ("after", 1)])
+def test_a_fault_comes_before_the_effect_or_after_it_and_only_once(moment: str, starts: int) -> None:
+    async def scenario() -> None:
+        neighbour = _Neighbour()
+        faulty = seam(Failpoints(parse(f"hypervisor.start:{moment}=error")), "hypervisor", neighbour)
+
+        with pytest.raises(FailedPrecondition, match=f"failpoint hypervisor.start:{moment}: injected error"):
+            await faulty.start()
+        assert neighbour.starts == starts
+
+        await faulty.start()
+        assert neighbour.starts == starts + 1
+
+    asyncio.run(scenario())
+
+
+def test_kill_is_kill_9() -> None:
+    program = (
+        "import asyncio; from pyshim.failpoints.points import Failpoints, parse; "
+        "faults = Failpoints(parse('hypervisor.start:before=kill')); "
+        "asyncio.run(faults.reach('hypervisor.start:before')); print('alive')"
+    )
+    done = subprocess.run((sys.executable, "-c", program), cwd=ROOT, capture_output=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_nothing_can_hang_where_nobody_waits() -> None:
+    assert Action.HANG not in steps()["ledger.acquire.mount"].actions()
+    assert Action.HANG in steps()["ledger.release.mount"].actions()

@@ -1,0 +1,201 @@
+"""The undo matrix: at each step of a pod's life an error, a hang past its deadline, a cancellation, the shim's kill -9.
+
+After containerd's clean-up calls the machine is as it was before the pod, and the error shown names the step. The table
+of the last run is in .build/undo-matrix.txt.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from pyshim.failpoints.points import Action, Fault, steps
+from tests.fakes.clock import run_fast_forward
+from tests.unit.failpoints.pod_life import PodLife
+
+TABLE = Path(__file__).resolve().parents[3] / ".build" / "undo-matrix.txt"
+
+# What the user reads when a step hangs: its deadline's error. A step that is not listed here must not hang a call.
+HANGS = {
+    "config.load": "load configuration",
+    "host.facts": "probe host",
+    "host.capacity": "measure room on host",
+    "host.read_bytes": "read '/bundles/",
+    "host.source_kind": "look at '/dev/loop7'",
+    "host.make_directory": "make directory '/run/",
+    "host.mount": "mount '",
+    "host.start_virtiofsd": "start virtiofsd '/v'",
+    "host.open_streams": "open streams of '",
+    "records.open": "open state of sandbox",
+    "network.connect": "connect network namespace '/run/netns/pod'",
+    "hypervisor.create": "create vm 'pod'",
+    "hypervisor.start": "start vm",
+    "hypervisor.plug": "plug device '",
+    "hypervisor.resize_vcpus": "resize vm to ",
+    "hypervisor.resize_memory": "resize vm to ",
+    "agent.connect": "connect agent '",
+    "agent.Check": "check agent",
+    "agent.CreateSandbox": "create sandbox 'pod' in guest",
+    "agent.UpdateInterface": "set up interface 'eth0' in guest",
+    "agent.UpdateRoutes": "set routes in guest",
+    "agent.AddARPNeighbors": "add neighbours in guest",
+    "agent.GetGuestDetails": "get guest details",
+    "agent.OnlineCPUMem": "bring cpus and memory online in guest",
+    "agent.CreateContainer": "create container '",
+    "agent.StartContainer": "start container '",
+    "agent.ExecProcess": "run exec 'e1' in container 'app'",
+    "agent.UpdateContainer": "update container 'app' in guest",
+    "agent.StatsContainer": "measure container 'app' in guest",
+    "agent.PauseContainer": "pause container 'app' in guest",
+    "agent.ResumeContainer": "resume container 'app' in guest",
+    "agent.SignalProcess": "signal process '",
+}
+# The pod goes on when these fail: they are the end of something, bytes of a stream, or merely told.
+SURVIVED = (
+    *("agent.RemoveContainer", "agent.DestroySandbox", "agent.GetOOMEvent", "agent.CloseStdin", "agent.Read"),
+    *("stdin.", "output.", "virtiofsd.stop", "hypervisor.stop", "hypervisor.unplug", "records.save", "records.remove"),
+    *(
+        "ledger.release.",
+        "network.disconnect",
+        "network.close_taps",
+        "publisher.",
+        "streams.close",
+        "agent.WaitProcess",
+    ),
+)
+# The last of these makes the VM smaller behind everybody's back; nobody waits for it.
+SHRINKS = "hypervisor.resize_"
+
+
+class Row(NamedTuple):
+    fault: Fault
+    error: str
+
+    def __str__(self) -> str:
+        return f"{self.fault.point + '#' + str(self.fault.nth):48} {self.fault.action:7} clean  {self.error or '-'}"
+
+
+def reached() -> dict[str, int]:
+    """Every point an undisturbed life passes, with how often."""
+
+    async def body() -> dict[str, int]:
+        life = PodLife()
+        await life.live()
+        assert life.errors == []
+        await life.clean_up()
+        hits = dict(life.faults.hits)
+        await life.close()
+        assert life.machine.left() == []
+        return hits
+
+    return run_fast_forward(body())
+
+
+def faults(action: Action) -> Iterator[Fault]:
+    """Each point at its first and at its last time."""
+    known = steps()
+    for point, count in sorted(reached().items()):
+        if action in known[point.partition(":")[0]].actions():
+            for nth in sorted({1, 1 if point.startswith(SHRINKS) else count}):
+                yield Fault(point, nth, action, 0)
+
+
+async def outcome(fault: Fault) -> Row:
+    """The life with that fault and its clean-up; raises AssertionError when something is left or unanswered."""
+    before = asyncio.all_tasks()
+    life = PodLife(fault)
+    if fault.action is Action.KILL:
+        living = asyncio.ensure_future(_live_and_clean_up(life))
+        killed = asyncio.ensure_future(life.killed.wait())
+        await asyncio.wait([living, killed], return_when=asyncio.FIRST_COMPLETED)
+        assert life.at_kill is not None, f"{fault.point} is not reached"
+        life.at_kill.replay()
+        left = life.at_kill.left()
+        for task in asyncio.all_tasks() - before - {living, killed}:
+            task.cancel()
+        living.cancel()
+        await asyncio.gather(living, killed, return_exceptions=True)
+        await life.drop()
+    else:
+        await _live_and_clean_up(life)
+        left = life.machine.left()
+        await life.close()
+        left += [f"task {task.get_name()}" for task in asyncio.all_tasks() - before]
+    assert not left, f"{fault.point}#{fault.nth}={fault.action}: left over: {left}"
+    if fault.action is Action.KILL:
+        return Row(fault, "")
+    sign = HANGS.get(fault.point.partition(":")[0], "\0") if fault.action is Action.HANG else fault.point
+    errors = life.errors[:1] or [error for error in life.late_errors if sign in error] or [""]
+    return Row(fault, errors[0])
+
+
+async def _live_and_clean_up(life: PodLife) -> None:
+    await life.live()
+    await life.clean_up()
+
+
+def matrix(action: Action) -> list[Row]:
+    rows = []
+    problems = []
+    for fault in faults(action):
+        try:
+            rows.append(run_fast_forward(outcome(fault), debug=False))
+        except (AssertionError, TimeoutError) as exc:
+            problems.append(str(exc))
+    assert not problems, lines(problems)
+    return rows
+
+
+def lines(texts: list[str]) -> str:
+    return "\n".join(["", *texts])
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[list[Row]]:
+    """Rows that the tests of this file add; written and printed at the end."""
+    rows: list[Row] = []
+    yield rows
+    TABLE.parent.mkdir(exist_ok=True)
+    text = "\n".join(map(str, rows)) + "\n"
+    TABLE.write_text(text)
+    print(f"\n{text}{len(rows)} faults: {TABLE}")
+
+
+def test_an_error_at_any_step_is_told_and_leaves_nothing(table: list[Row]) -> None:
+    rows = matrix(Action.ERROR)
+
+    unnamed = [str(row) for row in rows if not _survives(row) and row.fault.point not in row.error]
+    assert not unnamed, lines(unnamed)
+    table += rows
+
+
+def test_a_hang_at_any_step_ends_with_a_deadline_that_names_it_and_leaves_nothing(table: list[Row]) -> None:
+    rows = matrix(Action.HANG)
+
+    wrong = [str(row) for row in rows if HANGS.get(_step(row), "") not in row.error]
+    assert not wrong, lines(wrong)
+    silent = [str(row) for row in rows if not _survives(row) and not row.error and _step(row) not in _WAITS]
+    assert not silent, lines(silent)
+    table += rows
+
+
+def test_the_shims_end_at_any_step_leaves_only_what_its_ledger_names(table: list[Row]) -> None:
+    table += matrix(Action.KILL)
+
+
+def test_a_cancellation_at_any_step_leaves_nothing(table: list[Row]) -> None:
+    table += matrix(Action.CANCEL)
+
+
+_WAITS = frozenset({"hypervisor.wait", "virtiofsd.wait"})
+"""Answered when something ends: that they hang is their nature."""
+
+
+def _step(row: Row) -> str:
+    return row.fault.point.partition(":")[0]
+
+
+def _survives(row: Row) -> bool:
+    return _step(row).startswith(SURVIVED) or _step(row) in _WAITS
