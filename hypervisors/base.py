@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from pyshim.model.agent_address import AgentAddress
+from pyshim.model.confidential import Guard
 from pyshim.model.host_facts import Accelerator
 
 
@@ -255,6 +256,11 @@ class VmConfig:
     bridges: int
     """PCI bridges for hotplug."""
     entropy_source: str
+    """The file the guest's random number device reads; empty for no such device."""
+    guard: Guard | None
+    """What keeps the host out of the guest; None for a plain VM."""
+    initdata: str
+    """A file the guest reads as a small disk: the document its owner had measured. Empty for none."""
     seccomp_sandbox: str
     """QEMU's -sandbox text; empty for none."""
     netns_path: str | None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hypervisors.base import MemoryBacking, SerialChannel, VmConfig
-from hypervisors.qemu import devices, pci
+from hypervisors.qemu import devices, guards, pci
 from pyshim.model.errors import InvalidArgument
 
 MACHINES = ("q35", "microvm")
@@ -81,6 +81,8 @@ def check_config(config: VmConfig) -> None:
         problem = f"{config.memory.boot_mib} MiB of memory"
     elif any(len(nic.vhost_fds) not in (0, len(nic.tap_fds)) or not nic.tap_fds for nic in config.nics):
         problem = "a network device needs a tap queue, and as many vhost fds as tap queues or none"
+    elif config.guard is not None:
+        problem = guards.problem(config, config.guard)
     if problem:
         raise InvalidArgument(f"configure vm {config.sandbox_id!r}: {problem}")
     pci.check_layout(config)
@@ -125,7 +127,9 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     words: list[str] = [config.hypervisor_path]
     words += ("-name", devices.option(f"sandbox-{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
     words += ("-uuid", config.uuid)
-    words += devices.machine(config)
+    words += devices.machine(config, guards.machine_properties(config.guard) if config.guard else {})
+    if config.guard is not None:
+        words += guards.guard_object(config.guard)
     words += ("-cpu", config.cpu.model)
     words += devices.cpus(config.cpu, hotplug=hotplug)
     words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
@@ -160,7 +164,10 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         words += devices.root_image(config.boot.image, config.boot.image_driver, bus, image_bytes=fds.image_bytes)
     if config.machine_type == "q35":
         words += ("-device", "pvpanic")
-    words += devices.entropy(config.entropy_source, bus)
+    if config.initdata:
+        words += devices.initdata(config.initdata, bus)
+    if config.entropy_source:
+        words += devices.entropy(config.entropy_source, bus)
     words += devices.agent_channel(config.agent_channel, bus, fd=fds.agent, guest_cid=fds.guest_cid)
     if config.share is not None:
         words += devices.share(config.share, bus)
@@ -176,7 +183,9 @@ def _boot(config: VmConfig) -> list[str]:
     if config.boot.initrd is not None:
         words += ("-initrd", config.boot.initrd)
     words += ("-append", kernel_command_line(config.boot.kernel_params))
-    if config.boot.firmware is not None:
+    if config.boot.firmware is not None and config.guard is not None:
+        words += guards.firmware(config.guard, config.boot.firmware)
+    elif config.boot.firmware is not None:
         words += ("-bios", config.boot.firmware)
     return words
 

@@ -23,6 +23,7 @@ from pyshim.model.host_facts import Accelerator
 
 RAM_ID = "ram0"
 IMAGE_NODE = "image0"
+INITDATA_NODE = "initdata"
 FIRST_BRIDGE_SLOT = 2
 VIRTIO_MEM_ID = "virtiomem0"
 VIRTIO_MEM_UNIT_MIB = 4
@@ -50,7 +51,8 @@ class Bus:
 def bus_of(config: VmConfig) -> Bus:
     is_pci = config.machine_type != "microvm"
     nested_kvm = config.nested and config.cpu.accelerator is Accelerator.KVM
-    return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm)
+    # A confidential guest turns the legacy protocol off: it knows nothing of memory the host cannot read.
+    return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm and config.guard is None)
 
 
 def option(head: str, fields: Mapping[str, str | int | bool] | None = None) -> str:
@@ -68,8 +70,9 @@ def is_image_pmem(config: VmConfig) -> bool:
     return config.boot.image is not None and config.boot.image_driver is ImageDriver.PMEM
 
 
-def machine(config: VmConfig) -> Words:
-    fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator)}
+def machine(config: VmConfig, more: Mapping[str, str]) -> Words:
+    """`more` are properties beside those every VM has."""
+    fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), **more}
     if is_image_pmem(config):
         fields["nvdimm"] = True
     text = option(config.machine_type, fields | {"memory-backend": RAM_ID})
@@ -215,17 +218,28 @@ def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) ->
         backend: Fields = {"id": "pmem0", "mem-path": path, "size": image_bytes, "readonly": True, "share": True}
         device = option("nvdimm", {"id": "nv0", "memdev": "pmem0", "unarmed": True})
         return ("-object", option("memory-backend-file", backend), "-device", device)
+    fields: Fields = {"drive": IMAGE_NODE, "id": "virtio-image0", "share-rw": True}
+    device = option(bus.virtio("virtio-blk", legacy_able=True), fields)
+    return ("-blockdev", _read_only_file(IMAGE_NODE, path), "-device", device)
+
+
+def initdata(path: str, bus: Bus) -> Words:
+    """The document measured into the guest, found there by the disk's serial number."""
+    fields: Fields = {"drive": INITDATA_NODE, "id": "virtio-initdata0", "serial": INITDATA_NODE}
+    device = option(bus.virtio("virtio-blk", legacy_able=True), fields)
+    return ("-blockdev", _read_only_file(INITDATA_NODE, path), "-device", device)
+
+
+def _read_only_file(node_name: str, path: str) -> str:
     node: Fields = {
         "driver": "raw",
-        "node-name": IMAGE_NODE,
+        "node-name": node_name,
         "read-only": True,
         "file.driver": "file",
         "file.filename": path,
         "file.aio": "threads",
     }
-    text = ",".join(f"{key}={_value(value)}" for key, value in node.items())
-    fields: Fields = {"drive": IMAGE_NODE, "id": "virtio-image0", "share-rw": True}
-    return ("-blockdev", text, "-device", option(bus.virtio("virtio-blk", legacy_able=True), fields))
+    return ",".join(f"{key}={_value(value)}" for key, value in node.items())
 
 
 def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> Words:

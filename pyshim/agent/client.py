@@ -94,6 +94,9 @@ class AgentClient:
 
     # ---- sandbox
 
+    async def set_policy(self, policy: str) -> None:
+        await self._tell("set policy in guest", "SetPolicy", pb.SetPolicyRequest(policy=policy))
+
     async def create_sandbox(self, sandbox: GuestSandbox) -> None:
         await self._tell(
             f"create sandbox '{sandbox.sandbox_id}' in guest", "CreateSandbox", translate.create_sandbox(sandbox)

@@ -15,18 +15,13 @@ from pyshim.config.effective import Effective, Finding, Level, Setting, contradi
 from pyshim.config.hashes import HASHED_ASSETS
 from pyshim.config.keys import NOT_YET, Key, Table, Verdict
 from pyshim.config.values import PATH
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import InvalidArgument
 from pyshim.model.kernel_line import split_params
 
 PREFIX = "io.katacontainers.config."
 HYPERVISOR_PREFIX = PREFIX + "hypervisor."
 HYPERVISOR_NAME = PREFIX + "runtime.hypervisor_name"
 
-_REFUSED = {
-    HYPERVISOR_PREFIX + "cc_init_data": "initdata of confidential guests",
-    PREFIX + "agent.policy": "agent policies",
-}
-"""Annotations that ask for safety: a guest without it must not start in their name."""
 _WITHOUT_EFFECT = {
     HYPERVISOR_PREFIX + "default_gpus": "only remote VMs have it",
     HYPERVISOR_PREFIX + "default_gpu_model": "only remote VMs have it",
@@ -53,8 +48,7 @@ _OPEN_WHEN_EMPTY = frozenset({"kernel", "image", "initrd", "firmware"})
 
 
 def with_annotations(effective: Effective, annotations: Mapping[str, str]) -> Effective:
-    """`effective` as the pod wants it. Raises InvalidArgument naming annotation, rule and file; FailedPrecondition
-    for an annotation that asks for what is not there."""
+    """`effective` as the pod wants it. Raises InvalidArgument naming annotation, rule and file."""
     changed: dict[tuple[Table, str], Setting] = {}
     findings: list[Finding] = []
     for name in sorted(annotations):
@@ -148,8 +142,6 @@ def _check_one_spelling(first: Setting | None, second: Setting) -> None:
 
 
 def _not_a_key(name: str) -> list[Finding]:
-    if name in _REFUSED:
-        raise FailedPrecondition(f"read annotation '{name}': {_REFUSED[name]} are not supported yet")
     if name.removeprefix(HYPERVISOR_PREFIX) in HASHED_ASSETS and name.startswith(HYPERVISOR_PREFIX):
         return []
     if name in _WITHOUT_EFFECT:

@@ -44,7 +44,7 @@ BOOT: tuple[Key, ...] = (
         "Kernel parameters, put last. One replaces pyshim's of the same name; an annotation's replaces the file's.",
         ann=True,
     ),
-    _H.refused(
+    _H.used(
         "kernel_verity_params",
         TEXT,
         "",
@@ -152,30 +152,51 @@ SIZE: tuple[Key, ...] = (
 )
 
 SAFETY: tuple[Key, ...] = (
-    _H.refused(
-        "confidential_guest", BOOL, False, "A guest whose memory the host cannot read: TDX, SEV or SNP by host."
+    _H.used(
+        "confidential_guest",
+        BOOL,
+        False,
+        "A guest whose memory the host cannot read; an error where the host has none.",
     ),
-    _H.refused("sev_snp_guest", BOOL, False, "With confidential_guest on AMD: SNP instead of SEV."),
-    _H.later(
-        "snp_guest_policy", whole(0, (1 << 64) - 1), 0x30000, "The SNP guest policy's bits.", "no confidential guests"
+    _H.used("sev_snp_guest", BOOL, False, "With confidential_guest on AMD: SNP instead of SEV."),
+    _H.used(
+        "confidential_technology",
+        choice("auto", "tdx", "snp", "sev"),
+        "auto",
+        "With confidential_guest: which one. `auto` is SNP with sev_snp_guest, else TDX or SEV, whatever the host has.",
+        own=True,
     ),
-    _H.refused("snp_id_block", TEXT, "", "SNP identity block, base64."),
-    _H.refused("snp_id_auth", TEXT, "", "SNP identity authentication, base64."),
-    _H.later(
+    _H.used("snp_guest_policy", whole(0, (1 << 64) - 1), 0x30000, "The SNP guest policy's bits."),
+    _H.used(
+        "sev_guest_policy",
+        whole(0, (1 << 32) - 1),
+        0,
+        "The SEV guest policy's bits; bit 2 asks for SEV-ES. 0: no debugging, and SEV-ES where the host has it.",
+        own=True,
+    ),
+    _H.used("snp_id_block", TEXT, "", "SNP identity block, base64."),
+    _H.used("snp_id_auth", TEXT, "", "SNP identity authentication, base64."),
+    _H.never(
         "measurement_algo",
         choice("sha256", "sha384", "sha512"),
         "sha512",
         "Digest of initdata.",
-        "no confidential guests",
+        "the document itself names its digest",
     ),
-    _H.later(
+    _H.used(
         "tdx_quote_generation_service_socket_port",
         whole(0, MAX_MIB - 1),
         0,
-        "vsock port of the host's quote service. 0: none.",
-        "no confidential guests",
+        "vsock port of the host's quote service. 0: its unix socket where there is one, else port 4050.",
     ),
-    _RS.refused("initdata", TEXT, "", "Data measured into a confidential guest."),
+    _H.used(
+        "initdata",
+        TEXT,
+        "",
+        "The document measured into a confidential guest and shown to it as a disk: TOML, or base64 of its gzip.",
+        dialect=Dialect.RUST,
+        also=("config.hypervisor.cc_init_data",),
+    ),
     _H.used(
         "seccompsandbox", TEXT, "", "QEMU's own seccomp filter: the text of -sandbox.", aliases=("seccomp_sandbox",)
     ),

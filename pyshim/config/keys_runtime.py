@@ -3,7 +3,19 @@
 from collections.abc import Mapping
 
 from pyshim.config.keys import Dialect, Key, Rows, Table
-from pyshim.config.values import BOOL, MILLISECONDS, MODULES, PATH, SECONDS, TEXT, WORDS, choice, tables, whole
+from pyshim.config.values import (
+    BASE64_TEXT,
+    BOOL,
+    MILLISECONDS,
+    MODULES,
+    PATH,
+    SECONDS,
+    TEXT,
+    WORDS,
+    choice,
+    tables,
+    whole,
+)
 
 _A = Rows(table=Table.AGENT)
 _A_RS = Rows(table=Table.AGENT, dialect=Dialect.RUST)
@@ -58,7 +70,9 @@ AGENT: tuple[Key, ...] = (
     ),
     _A.later("launch_process_timeout", SECONDS, 6.0, "Seconds for the start of the guest's helpers."),
     _A.later("visible_cdi_devices", BOOL, False, "The guest honours VISIBLE_CDI_DEVICES."),
-    _A_RS.refused("policy", TEXT, "", "The agent's policy, in Rego."),
+    _A_RS.used(
+        "policy", BASE64_TEXT, "", "The agent's policy, in Rego: sent before anything else is asked of it.", ann=True
+    ),
     _A_RS.never("server_port", _PORT, 1024, "The agent's vsock port.", _FIXED_PORT),
     _A_RS.never("log_port", _PORT, 1025, "The agent's vsock port for logs.", _FIXED_PORT),
     _A_RS.never("log_level", TEXT, "", "How much the agent logs, as a word.", "enable_debug decides"),

@@ -4,6 +4,7 @@ The same `Kind` converts a value of a file and the text of an annotation. `conve
 wrong with the value; whoever calls it knows key, file and line.
 """
 
+import base64
 import json
 import math
 import re
@@ -231,11 +232,19 @@ def _table(value: Any) -> dict[str, Any]:
     return value
 
 
+def _text_of_base64(text: str) -> str:
+    try:
+        return base64.b64decode(text, validate=True).decode()
+    except ValueError as exc:  # both the alphabet's and UTF-8's errors
+        raise ValueError(f"expected base64 of a text: {exc}") from exc
+
+
 def _no_text(text: str) -> Any:
     raise ValueError("cannot be given as text")
 
 
 TEXT = _kind("string", _text, str)
+BASE64_TEXT = _kind("string", _text, _text_of_base64, allowed="base64 of it in an annotation")
 PATH = _kind("path", _text, str)
 BOOL = _kind("boolean", _boolean, _boolean_text)
 WORDS = _kind("list of strings", _words, _words_text)

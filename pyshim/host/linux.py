@@ -72,6 +72,20 @@ class LinuxHost:
         except OSError as error:
             raise FailedPrecondition(f"make directory {path!r}: {error.strerror}") from error
 
+    async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
+        """A new file with that content; what was there before is replaced."""
+
+        def write() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+                file.write(content)
+
+        try:
+            await to_the_end(write)
+        except OSError as error:
+            raise FailedPrecondition(f"write {path!r}: {error.strerror}") from error
+
     async def mount(self, mount: HostMount) -> None:
         """The mount is in place, or nothing is; see `mounts.perform_mount`."""
         await self._change(mount.target, perform_mount, mount)

@@ -4,6 +4,7 @@ import fcntl
 import os
 from collections.abc import Callable
 
+from pyshim.host.confidential import QUOTE_SOCKET, probe_tee
 from pyshim.host.fds import OwnedFd
 from pyshim.host.launch import describe_os_error
 from pyshim.model.host_facts import CgroupMode, HostFacts
@@ -40,6 +41,9 @@ def probe_host(
         cgroup_mode=_cgroup_mode(sys_root),
         # The test systemd itself documents: sd_booted(3).
         systemd=os.path.isdir(f"{run_root}/systemd/system"),
+        tee=probe_tee(
+            sys_root=sys_root, dev_root=dev_root, quote_socket=f"{run_root}{QUOTE_SOCKET.removeprefix('/run')}"
+        ),
     )
 
 

@@ -58,10 +58,13 @@ class HypervisorConfig:
     # Safety.
     confidential_guest: bool
     sev_snp_guest: bool
+    confidential_technology: str
+    """`auto`, `tdx`, `snp` or `sev`; our own key."""
+    sev_guest_policy: int
+    """0: by host; our own key."""
     snp_guest_policy: int
     snp_id_block: str
     snp_id_auth: str
-    measurement_algo: str
     tdx_quote_generation_service_socket_port: int
     initdata: str
     seccompsandbox: str

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pyshim.model.confidential import NO_TEE, TeeFacts
+
 
 class Accelerator(StrEnum):
     KVM = "kvm"
@@ -34,3 +36,5 @@ class HostFacts:
     """The host is itself a virtual machine (cpuinfo flag hypervisor)."""
     cgroup_mode: CgroupMode
     systemd: bool
+    tee: TeeFacts = NO_TEE
+    """Confidential guests this host can run."""

@@ -56,6 +56,8 @@ def container_plan(
 
     Raises InvalidArgument or FailedPrecondition naming the mount.
     """
+    if share.virtiofsd is None:
+        raise FailedPrecondition(f"create container '{container_id}': shared_fs = \"none\" leaves no way to its files")
     host_rootfs = rootfs_path(bundle, spec, has_mounts=bool(rootfs))
     volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
     disks = (*volumes.disks, *_device_disks(spec, config, sources))

@@ -7,6 +7,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kernel_line import split_params
 from pyshim.plan.sizing import is_resizable
+from pyshim.plan.verity import root_device
 
 SERIAL_AGENT_PORT = "org.pykata.agent.0"
 
@@ -42,14 +43,19 @@ def kernel_params(config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_
     """The parameters of one guest, final and in order. Raises InvalidArgument for an unknown root file system type."""
     hypervisor = config.hypervisor
     params = [*X86_PARAMS]
-    if hypervisor.image:
+    if hypervisor.image and hypervisor.kernel_verity_params:
+        params += verity_params(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
+    elif hypervisor.image:
         params += _root_params(hypervisor.rootfs_type, root_on_pmem)
     # Until the virtio console's driver is there, a panic is only heard on the serial port every VM has.
     params += ["earlyprintk=ttyS0,115200", "console=hvc0"]
     params += ["debug"] if hypervisor.enable_debug else ["quiet"]
     if hypervisor.image:
         params += [f"systemd.show_status={'true' if hypervisor.enable_debug else 'false'}", *_SYSTEMD_PARAMS]
-    params += ["panic=1", f"nr_cpus={max_vcpus}", "selinux=0"]
+    params.append("panic=1")
+    if not hypervisor.confidential_guest:  # measured with the rest, and nobody could say in advance what it will be
+        params.append(f"nr_cpus={max_vcpus}")
+    params.append("selinux=0")
     if is_resizable(config):
         params.append(_ONLINE_AT_ONCE)
         params += [_MOVABLE] if hypervisor.enable_virtio_mem else []
@@ -67,11 +73,21 @@ def kernel_params(config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_
 
 
 def _root_params(fs_type: str, on_pmem: bool) -> tuple[str, ...]:
+    device = "/dev/pmem0p1" if on_pmem else "/dev/vda1"
+    return _root(device, fs_type, dax=on_pmem)
+
+
+def verity_params(text: str, fs_type: str, *, on_pmem: bool) -> tuple[str, ...]:
+    """A root every block of which is checked against `text`, Kata's kernel_verity_params. No dax: it has no blocks."""
+    data, hashes = ("/dev/pmem0p1", "/dev/pmem0p2") if on_pmem else ("/dev/vda1", "/dev/vda2")
+    return (root_device(text, data=data, hashes=hashes), *_root("/dev/dm-0", fs_type, dax=False))
+
+
+def _root(device: str, fs_type: str, *, dax: bool) -> tuple[str, ...]:
     if fs_type not in _ROOT_FLAGS:
         known = ", ".join(sorted(_ROOT_FLAGS))
         raise InvalidArgument(f"read rootfs_type {fs_type!r}: not one of {known}")
-    flags = ",".join(part for part in ("dax" if on_pmem else "", _ROOT_FLAGS[fs_type]) if part)
-    device = "/dev/pmem0p1" if on_pmem else "/dev/vda1"
+    flags = ",".join(part for part in ("dax" if dax else "", _ROOT_FLAGS[fs_type]) if part)
     return (f"root={device}", f"rootfstype={fs_type}", *((f"rootflags={flags}",) if flags else ()), "ro")
 
 

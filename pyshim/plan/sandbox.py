@@ -19,17 +19,20 @@ from hypervisors.base import (
 )
 from pyshim.model.agent_address import AGENT_VSOCK_PORT
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.confidential import Guard
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestSandbox, KernelModule, Storage
 from pyshim.model.host_facts import Accelerator, HostFacts
 from pyshim.model.ids import GuestPath, SandboxId
+from pyshim.model.initdata import Initdata
 from pyshim.model.kernel_line import split_params
 from pyshim.model.oci import OciSpec
 from pyshim.model.volumes import SourceFacts
+from pyshim.plan.confidential import cpu_model, guard_of
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
-from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, share_plan
+from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, no_share, share_plan
 from pyshim.plan.sizing import (
     Headroom,
     SizingRecord,
@@ -53,6 +56,16 @@ _UNNAMED_LENGTH = 12
 """A host name must not be empty: without one it is the head of the id, as docker has it."""
 
 
+_SHARED = Storage(
+    driver="virtio-fs",
+    driver_options=(),
+    source=SHARE_TAG,
+    fs_type="virtiofs",
+    options=("nodev",),
+    mount_point=GUEST_SHARED_DIR,
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxPlan:
     sandbox_id: SandboxId
@@ -62,6 +75,7 @@ class SandboxPlan:
     share: SharePlan
     guest: GuestSandbox
     sizing: SizingRecord
+    initdata: Initdata | None
     netns_path: str | None
     """The pod's network namespace on the host; None when the pod has no network of its own."""
     sysctls: Mapping[str, str]
@@ -84,25 +98,24 @@ def sandbox_plan(
     Raises InvalidArgument or FailedPrecondition naming key and file.
     """
     _check(config)
+    initdata = _initdata(config)
+    guard = guard_of(config, host, initdata)
     sizing = _sized(kind, spec, config, host, capacity)
     vm_dir = f"{VM_ROOT}/{sandbox_id}"
     netns_path = _netns_path(spec, config)
-    share = share_plan(
-        sandbox_id=sandbox_id,
-        vm_dir=vm_dir,
-        binary=config.hypervisor.virtio_fs_daemon,
-        cache=config.hypervisor.virtio_fs_cache,
-        extra_args=config.hypervisor.virtio_fs_extra_args,
-        debug=config.hypervisor.enable_debug,
-    )
+    share = _share(sandbox_id, vm_dir, config)
     return SandboxPlan(
         sandbox_id=sandbox_id,
         kind=kind,
         config=config,
-        vm=_vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path),
+        vm=replace(
+            _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard),
+            initdata=f"{vm_dir}/initdata.img" if initdata else "",
+        ),
         share=share,
         guest=_guest(sandbox_id, spec, config, sources),
         sizing=sizing,
+        initdata=initdata,
         netns_path=netns_path,
         sysctls=_sysctls(spec),
     )
@@ -128,6 +141,7 @@ def _vm(
     sizing: SizingRecord,
     share: SharePlan,
     netns_path: str | None,
+    guard: Guard | None,
 ) -> VmConfig:
     hypervisor = config.hypervisor
     room = headroom(config, host, sizing)
@@ -139,15 +153,20 @@ def _vm(
         machine_type=hypervisor.machine_type,
         machine_options=tuple(part for part in hypervisor.machine_accelerators.split(",") if part),
         boot=_boot(config, host, room),
-        cpu=_cpu(config, host, sizing, room),
+        cpu=_cpu(config, host, sizing, room, guard),
         memory=_memory(config, sizing, room),
         share=ShareDevice(
             tag=SHARE_TAG, socket_path=share.virtiofsd.listen_path, queue_size=hypervisor.virtio_fs_queue_size
-        ),
+        )
+        if share.virtiofsd
+        else None,
         agent_channel=agent_channel(config, host, vm_dir),
         nics=(),
         bridges=min(hypervisor.default_bridges, _MAX_BRIDGES),
-        entropy_source=hypervisor.entropy_source,
+        # A confidential guest takes no randomness from the host.
+        entropy_source="" if guard else hypervisor.entropy_source,
+        guard=guard,
+        initdata="",
         seccomp_sandbox=hypervisor.seccompsandbox,
         netns_path=netns_path,
         extra_monitor=hypervisor.enable_debug,
@@ -194,15 +213,43 @@ def _check(config: Config) -> None:
             raise InvalidArgument(f"read {key} in '{config.source}': {value!r} is not an absolute path")
     if not hypervisor.image and not hypervisor.initrd:
         raise InvalidArgument(f"read '{config.source}': neither image nor initrd is set: the guest has no root")
-    if hypervisor.shared_fs != "virtio-fs":
+    if hypervisor.shared_fs not in ("virtio-fs", "none"):
         raise FailedPrecondition(
-            f"read shared_fs in '{config.source}': {hypervisor.shared_fs!r} is not supported yet, only \"virtio-fs\""
+            f"read shared_fs in '{config.source}': {hypervisor.shared_fs!r} is not supported,"
+            ' only "virtio-fs" and "none"'
         )
+
+
+def _initdata(config: Config) -> Initdata | None:
+    if not config.hypervisor.initdata:
+        return None
+    from pyshim.plan.initdata import decode  # few pods have any
+
+    return decode(config.hypervisor.initdata, f"cc_init_data, or initdata in '{config.source}'")
+
+
+def _share(sandbox_id: SandboxId, vm_dir: str, config: Config) -> SharePlan:
+    hypervisor = config.hypervisor
+    if hypervisor.shared_fs == "none":
+        return no_share(sandbox_id)
+    return share_plan(
+        sandbox_id=sandbox_id,
+        vm_dir=vm_dir,
+        binary=hypervisor.virtio_fs_daemon,
+        cache=hypervisor.virtio_fs_cache,
+        extra_args=hypervisor.virtio_fs_extra_args,
+        debug=hypervisor.enable_debug,
+    )
 
 
 def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
     hypervisor = config.hypervisor
-    use_pmem = bool(hypervisor.image) and not hypervisor.disable_image_nvdimm and hypervisor.machine_type != "microvm"
+    use_pmem = (
+        bool(hypervisor.image)
+        and not hypervisor.disable_image_nvdimm
+        and not hypervisor.confidential_guest
+        and hypervisor.machine_type != "microvm"
+    )
     serial = isinstance(agent_channel(config, host, ""), SerialChannel)
     return BootConfig(
         kernel=hypervisor.kernel,
@@ -219,10 +266,11 @@ def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
     )
 
 
-def _cpu(config: Config, host: HostFacts, sizing: SizingRecord, room: Headroom) -> CpuConfig:
+def _cpu(config: Config, host: HostFacts, sizing: SizingRecord, room: Headroom, guard: Guard | None) -> CpuConfig:
     hypervisor = config.hypervisor
     chosen = accelerator(config, host)
-    model = hypervisor.cpu_model or ("host" if chosen is Accelerator.KVM else EMULATED_CPU)
+    usual = cpu_model(guard) if guard else "host" if chosen is Accelerator.KVM else EMULATED_CPU
+    model = hypervisor.cpu_model or usual
     features = hypervisor.cpu_features if chosen is Accelerator.KVM else ""
     return CpuConfig(
         accelerator=chosen,
@@ -245,7 +293,9 @@ def _memory(config: Config, sizing: SizingRecord, room: Headroom) -> MemoryConfi
 
 
 def _backing(hypervisor: HypervisorConfig) -> MemoryBacking:
-    return MemoryBacking.HUGEPAGES if hypervisor.enable_hugepages else MemoryBacking.SHARED_MEMFD
+    if hypervisor.enable_hugepages:
+        return MemoryBacking.HUGEPAGES
+    return MemoryBacking.PRIVATE if hypervisor.shared_fs == "none" else MemoryBacking.SHARED_MEMFD
 
 
 def capacity_question(config: Config, spec: OciSpec) -> CapacityQuestion:
@@ -272,14 +322,7 @@ def _guest(sandbox_id: SandboxId, spec: OciSpec, config: Config, sources: Mappin
         hostname=(spec.hostname or sandbox_id[:_UNNAMED_LENGTH])[:_MAX_HOSTNAME],
         dns=(),
         storages=(
-            Storage(
-                driver="virtio-fs",
-                driver_options=(),
-                source=SHARE_TAG,
-                fs_type="virtiofs",
-                options=("nodev",),
-                mount_point=GUEST_SHARED_DIR,
-            ),
+            *((_SHARED,) if config.hypervisor.shared_fs != "none" else ()),
             Storage(
                 driver="ephemeral",
                 driver_options=(),

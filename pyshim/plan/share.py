@@ -24,7 +24,20 @@ class SharePlan:
     exported_dir: HostPath
     mounts: tuple[HostMount, ...]
     """To be made in order: `mounts` bound on itself and shared, then its read-only slave."""
-    virtiofsd: VirtiofsdPlan
+    virtiofsd: VirtiofsdPlan | None
+    """None where guest and host share no files: then `mounts` is empty, and volumes are copied."""
+
+
+def no_share(sandbox_id: SandboxId) -> SharePlan:
+    """The directories' names without anything in them: `shared_fs = "none"`."""
+    root = f"{HOST_SHARED_ROOT}/{sandbox_id}"
+    return SharePlan(
+        root=HostPath(root),
+        mounts_dir=HostPath(f"{root}/mounts"),
+        exported_dir=HostPath(f"{root}/shared"),
+        mounts=(),
+        virtiofsd=None,
+    )
 
 
 def share_plan(

@@ -105,8 +105,9 @@ class Sandbox:
     async def _start(self) -> Agent:
         await self._make_share()
         network = await self._connect_network()
-        self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
-        self._undo.push(self._virtiofsd.stop)
+        if self.plan.share.virtiofsd is not None:
+            self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
+            self._undo.push(self._virtiofsd.stop)
         await self._boot(network)
         agent = await self._reach_agent()
         self._undo.push(agent.close)
@@ -140,9 +141,13 @@ class Sandbox:
 
     async def _make_share(self) -> None:
         share = self.plan.share
-        for path in (self.plan.vm.vm_dir, share.root):
+        for path in (self.plan.vm.vm_dir, *((share.root,) if share.virtiofsd else ())):
             self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=path))
             await self._host.make_directory(path, 0o700)
+        if self.plan.initdata is not None:
+            from pyshim.plan.initdata import disk_image  # few pods have any
+
+            await self._host.write_bytes(self.plan.vm.initdata, disk_image(self.plan.initdata), 0o600)
         for mount in share.mounts:
             await self._host.make_directory(mount.target, 0o700)
             self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
@@ -183,6 +188,8 @@ class Sandbox:
             raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc
 
     async def _set_up_guest(self, agent: Agent, network: Network | None) -> None:
+        if policy := self.plan.config.agent.policy:
+            await agent.set_policy(policy)  # first of all: the agent judges every other call by it
         if network is not None:
             for interface in network.interfaces:
                 await agent.update_interface(interface)
@@ -212,7 +219,9 @@ class Sandbox:
             await asyncio.gather(wanted, lost, return_exceptions=True)
 
     async def _first_loss(self) -> str:
-        ends = [asyncio.ensure_future(self._vm_end()), asyncio.ensure_future(self._virtiofsd_end())]
+        ends = [asyncio.ensure_future(self._vm_end())]
+        if self._virtiofsd is not None:
+            ends.append(asyncio.ensure_future(self._virtiofsd_end()))
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not ends[0].done():  # virtiofsd ends with its VM and is mostly noticed first: the VM's reason explains
@@ -232,7 +241,10 @@ class Sandbox:
 
     def _watch(self, agent: Agent) -> None:
         sandbox_id = self.plan.sandbox_id
-        for name, end in (("vm", self._vm_end), ("virtiofsd", self._virtiofsd_end), ("agent", agent.gone)):
+        ends = [("vm", self._vm_end), ("agent", agent.gone)]
+        if self._virtiofsd is not None:
+            ends.append(("virtiofsd", self._virtiofsd_end))
+        for name, end in ends:
             self._watchers.append(self._tasks.supervise(f"watch/{name}/{sandbox_id}", self._watch_end(name, end)))
         self._watchers.append(self._tasks.supervise(f"watch/oom/{sandbox_id}", self._watch_oom(agent)))
 

@@ -48,6 +48,8 @@ def vm_config(**changes: Any) -> VmConfig:
         nics=(),
         bridges=1,
         entropy_source="/dev/urandom",
+        guard=None,
+        initdata="",
         seccomp_sandbox="on,obsolete=deny,spawn=deny,resourcecontrol=deny",
         netns_path=None,
         extra_monitor=False,
