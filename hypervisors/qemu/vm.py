@@ -22,6 +22,7 @@ from hypervisors.base import Capabilities, Device, GuestLocation, SerialChannel,
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv, qmp_path, socket_paths
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.exits import ExitClues, vm_exit
+from hypervisors.qemu.guards.launch import attest
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.qmp import Monitor, QmpEvent
 from hypervisors.qemu.vsock import reserve_cid
@@ -29,6 +30,7 @@ from pyshim.host.children import Child, Children
 from pyshim.host.launch import describe_os_error
 from pyshim.host.virtiofsd import listening_socket
 from pyshim.model.agent_address import AgentAddress, SerialAddress, VsockAddress
+from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
@@ -207,6 +209,9 @@ class QemuVm:
 
     async def start(self) -> None:
         monitor = self._live("start", Phase.CREATED)
+        config = self._config("start")
+        if isinstance(config.guard, SevGuard):
+            await attest(monitor, self._children, config.guard, config.sandbox_id)
         await monitor.cont()
         self._become(Phase.RUNNING)
 

@@ -174,6 +174,13 @@ SAFETY: tuple[Key, ...] = (
         "The SEV guest policy's bits; bit 2 asks for SEV-ES. 0: no debugging, and SEV-ES where the host has it.",
         own=True,
     ),
+    _H.used(
+        "sev_launch_hook",
+        PATH,
+        "",
+        "With SEV: a program that is told the launch measurement and may answer with a secret for the guest.",
+        own=True,
+    ),
     _H.used("snp_id_block", TEXT, "", "SNP identity block, base64."),
     _H.used("snp_id_auth", TEXT, "", "SNP identity authentication, base64."),
     _H.never(

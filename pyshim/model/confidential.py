@@ -64,6 +64,8 @@ class SevGuard:
     cbitpos: int
     reduced_phys_bits: int
     policy: int
+    launch_hook: str
+    """A program asked before the guest runs, told the launch measurement; empty for none."""
 
     @property
     def encrypts_registers(self) -> bool:

@@ -62,6 +62,8 @@ class HypervisorConfig:
     """`auto`, `tdx`, `snp` or `sev`; our own key."""
     sev_guest_policy: int
     """0: by host; our own key."""
+    sev_launch_hook: str
+    """Our own key."""
     snp_guest_policy: int
     snp_id_block: str
     snp_id_auth: str

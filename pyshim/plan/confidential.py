@@ -60,6 +60,7 @@ def guard_of(config: Config, host: HostFacts, initdata: Initdata | None) -> Guar
                 cbitpos=host.tee.cbitpos,
                 reduced_phys_bits=host.tee.reduced_phys_bits,
                 policy=_sev_policy(config, host.tee),
+                launch_hook=hypervisor.sev_launch_hook,
             )
 
 

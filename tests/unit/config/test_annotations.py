@@ -1,5 +1,6 @@
 """What a pod may change, what it may not, and what it is told."""
 
+import base64
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -201,21 +202,26 @@ def test_two_spellings_that_disagree_are_an_error(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("name", [H + "cc_init_data", C + "agent.policy"])
-def test_a_demand_for_safety_that_is_not_there_starts_nothing(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FailedPrecondition, match=f"{name}.*not supported yet"):
-        applied(tmp_path / "c.toml", ALL, {name: "x"})
+def test_initdata_and_policy_reach_the_nouns(tmp_path: Path) -> None:
+    policy = base64.b64encode(b"package agent_policy").decode()
+
+    config = typed(applied(tmp_path / "c.toml", ALL, {H + "cc_init_data": "eA==", C + "agent.policy": policy}))
+
+    assert (config.hypervisor.initdata, config.agent.policy) == ("eA==", "package agent_policy")
+
+
+@pytest.mark.parametrize("text", ["%", "/w=="], ids=["no-base64", "no-text"])
+def test_a_policy_that_is_no_base64_of_a_text_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"agent\.policy.*expected base64 of a text"):
+        applied(tmp_path / "c.toml", ALL, {C + "agent.policy": text})
 
 
 @pytest.mark.parametrize(
     ("file", "pod", "named"),
     [
-        ("confidential_guest = true", {}, "hypervisor.qemu.confidential_guest = true"),
-        ("sev_snp_guest = true", {}, "hypervisor.qemu.sev_snp_guest = true"),
         ("rootless = true", {}, "hypervisor.qemu.rootless = true"),
         ("disable_guest_selinux = false", {}, "hypervisor.qemu.disable_guest_selinux = false"),
         ("", {H + "rootless": "true"}, f"hypervisor.qemu.rootless = true (annotation {H}rootless)"),
-        ("", {H + "kernel_verity_params": "root_hash=1"}, 'kernel_verity_params = "root_hash=1"'),
         ("", {C + "runtime.experimental_force_guest_pull": "1"}, "experimental_force_guest_pull = true"),
     ],
 )

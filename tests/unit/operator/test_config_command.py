@@ -77,7 +77,7 @@ def test_an_unknown_key_is_an_error_only_when_strict(file: Path, words: list[str
 
 def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(
-        "[hypervisor.qemu]\ndefault_vcpus = 1\nenable_iommu = true\nconfidential_guest = true\nrootless = false\n"
+        "[hypervisor.qemu]\ndefault_vcpus = 1\nenable_iommu = true\nrootless = true\ndisable_guest_selinux = true\n"
         "kernel = '/no/such/kernel'\n"
     )
 
@@ -86,11 +86,9 @@ def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.Cap
     lines = capsys.readouterr().out.splitlines()
     assert f"{file}:2: fine: hypervisor.qemu.default_vcpus: honoured" in lines
     assert f"{file}:3: note: hypervisor.qemu.enable_iommu: no effect: not implemented yet" in lines
-    assert (
-        f"{file}:4: note: hypervisor.qemu.confidential_guest: not implemented yet: no sandbox starts with this value"
-        in lines
-    )
-    assert f"{file}:5: note: hypervisor.qemu.rootless: not implemented yet: only this value is accepted" in lines
+    only = "not implemented yet: only this value is accepted"
+    assert f"{file}:4: note: hypervisor.qemu.rootless: not implemented yet: no sandbox starts with this value" in lines
+    assert f"{file}:5: note: hypervisor.qemu.disable_guest_selinux: {only}" in lines
     assert f"{file}:6: note: hypervisor.qemu.kernel: '/no/such/kernel' does not exist on this host" in lines
 
 
@@ -185,14 +183,14 @@ def test_show_refuses_what_a_sandbox_would(
 
 
 def test_show_warns_of_values_no_sandbox_starts_with(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file.write_text("[hypervisor.qemu]\nconfidential_guest = true\n")
+    file.write_text("[hypervisor.qemu]\nrootless = true\n")
 
     assert operator_main(["config", "show", str(file)]) == 0
 
     captured = capsys.readouterr()
-    assert f"confidential_guest = true  # {file}:2; refused: not implemented yet" in captured.out
+    assert f"rootless = true  # {file}:2; refused: not implemented yet" in captured.out
     assert captured.err == (
-        f"pyshim: no sandbox starts with hypervisor.qemu.confidential_guest = true ({file}:2): not implemented yet\n"
+        f"pyshim: no sandbox starts with hypervisor.qemu.rootless = true ({file}:2): not implemented yet\n"
     )
 
 

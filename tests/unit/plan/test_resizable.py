@@ -34,7 +34,6 @@ def planned(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = Fal
         pytest.param(True, {}, (3, 812), (3, 812), id="static"),
         pytest.param(False, {}, (1, 512), (8, 16384), id="dynamic"),
         pytest.param(False, {"machine_type": "microvm"}, (3, 812), (3, 812), id="microvm-cannot-grow"),
-        pytest.param(False, {"confidential_guest": True}, (3, 812), (3, 812), id="confidential-cannot-grow"),
     ],
 )
 def test_a_vm_boots_at_the_defaults_only_if_it_can_grow_later(

@@ -1,0 +1,88 @@
+"""SEV and SEV-ES: the guest's launch is measured before its first instruction, and its owner may answer with a secret.
+
+The hook is a program of the operator's: it is told the measurement and asks whoever owns the guest. It gives back a
+secret, encrypted for this launch, or nothing; when it fails the guest never runs.
+"""
+
+import base64
+import binascii
+import json
+import logging
+from collections.abc import Mapping
+
+from hypervisors.qemu.qmp import Monitor, QmpError
+from pyshim.host.children import Children
+from pyshim.model.confidential import SevGuard
+from pyshim.model.errors import FailedPrecondition
+
+log = logging.getLogger("hypervisors.qemu.guards")
+
+HOOK_TIMEOUT_S = 60.0
+_MAX_ANSWER_BYTES = 64 << 10
+_MAX_SECRET_BYTES = 16 << 10
+"""LAUNCH_SECRET takes 16 KiB at most. Source: AMD's SEV API specification."""
+_FIELDS = frozenset({"packet-header", "secret", "gpa"})
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+
+
+async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_id: str) -> None:
+    """The hook has seen the launch measurement, and its secret, if any, is in the guest, which has not run yet.
+
+    Raises FailedPrecondition when the hook fails or answers what is no answer, QmpError when QEMU does.
+    """
+    measured = await monitor.execute("query-sev-launch-measure")
+    measurement = measured.get("data") if isinstance(measured, dict) else None
+    if not isinstance(measurement, str):
+        raise QmpError("ask qemu 'query-sev-launch-measure': its answer lacks the text 'data'")
+    log.info("sev launch measured", extra={"sandbox": sandbox_id, "measurement": measurement})
+    if not guard.launch_hook:
+        return
+    launch = await monitor.execute("query-sev")
+    env = {**_ENV, **hook_environment(measurement, launch if isinstance(launch, dict) else {}, sandbox_id)}
+    ended, answer = await children.output(
+        [guard.launch_hook], env=env, timeout_s=HOOK_TIMEOUT_S, max_bytes=_MAX_ANSWER_BYTES + 1
+    )
+    if ended.code or ended.signal:
+        raise FailedPrecondition(f"run sev_launch_hook {guard.launch_hook!r}: it {ended}: the guest may not run")
+    secret = secret_of(answer, guard.launch_hook)
+    if secret:
+        await monitor.execute("sev-inject-launch-secret", secret)
+        log.info("sev secret injected", extra={"sandbox": sandbox_id})
+
+
+def hook_environment(measurement: str, launch: Mapping[str, object], sandbox_id: str) -> dict[str, str]:
+    """What the hook learns: the measurement, and the other inputs of its digest as far as QEMU tells them."""
+    told = {"PYSHIM_SANDBOX": sandbox_id, "PYSHIM_SEV_MEASUREMENT": measurement}
+    for member in ("api-major", "api-minor", "build-id", "policy", "handle", "state"):
+        if member in launch:
+            told[f"PYSHIM_SEV_{member.upper().replace('-', '_')}"] = str(launch[member])
+    return told
+
+
+def secret_of(answer: bytes, hook: str) -> dict[str, object]:
+    """The arguments of sev-inject-launch-secret the hook printed as JSON; empty for an empty answer."""
+    if not answer.strip():
+        return {}
+
+    def wrong(text: str) -> FailedPrecondition:
+        return FailedPrecondition(f"read the answer of sev_launch_hook {hook!r}: {text}")
+
+    if len(answer) > _MAX_ANSWER_BYTES:
+        raise wrong(f"more than {_MAX_ANSWER_BYTES} bytes")
+    try:
+        members = json.loads(answer)
+    except (ValueError, RecursionError) as exc:
+        raise wrong("not JSON") from exc
+    if not isinstance(members, dict) or not {"packet-header", "secret"} <= members.keys() <= _FIELDS:
+        raise wrong("not an object with packet-header and secret, and gpa if need be")
+    for name in ("packet-header", "secret"):
+        try:
+            size = len(base64.b64decode(members[name], validate=True))
+        except (TypeError, ValueError, binascii.Error) as exc:
+            raise wrong(f"{name} is not base64") from exc
+        if not 0 < size <= _MAX_SECRET_BYTES:
+            raise wrong(f"{name} is {size} bytes, not 1 to {_MAX_SECRET_BYTES}")
+    gpa = members.get("gpa", 0)
+    if not isinstance(gpa, int) or isinstance(gpa, bool) or gpa < 0:
+        raise wrong("gpa is not an address")
+    return members

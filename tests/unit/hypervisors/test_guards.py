@@ -1,0 +1,180 @@
+"""Confidential guests: what their argv adds to the plain one, and what is refused before QEMU is asked."""
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hypervisors.base import ImageDriver, MemoryBacking, VmConfig, VsockChannel
+from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.hotplug import capabilities_of
+from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, UnixQuotes, VsockQuotes
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import Accelerator
+from tests.fakes.vm_config import vm_config
+
+TDX = TdxGuard(mrconfigid=b"", quotes=VsockQuotes(cid=2, port=4050))
+SNP = SnpGuard(cbitpos=51, reduced_phys_bits=1, policy=0x30000, id_block="", id_auth="", host_data=b"")
+SEV = SevGuard(cbitpos=47, reduced_phys_bits=5, policy=1, launch_hook="")
+SEV_ES = replace(SEV, policy=5)
+GUARDS = {"tdx": TDX, "snp": SNP, "sev": SEV, "sev-es": SEV_ES}
+
+
+def confidential(guard: Guard | None, **changes: Any) -> VmConfig:
+    base = vm_config(share=None, agent_channel=VsockChannel(port=1024), entropy_source="", guard=guard)
+    model = "EPYC-v4,pmu=off" if isinstance(guard, SnpGuard) else "host,pmu=off"
+    return replace(
+        base,
+        boot=replace(base.boot, firmware="/opt/OVMF,1.fd"),
+        cpu=replace(base.cpu, accelerator=Accelerator.KVM, model=model, max_vcpus=1),
+        memory=replace(base.memory, backing=MemoryBacking.PRIVATE, max_mib=256, slots=0),
+        **changes,
+    )
+
+
+def argv(config: VmConfig) -> tuple[str, ...]:
+    return qemu_argv(config, fd_table(config, guest_cid=42, image_bytes=1 << 20))
+
+
+def added(guard: Guard) -> tuple[set[str], set[str]]:
+    """(words the guard adds, words it takes away), against the same VM without it."""
+    plain, guarded = argv(replace(confidential(guard), guard=None)), argv(confidential(guard))
+    return set(guarded) - set(plain), set(plain) - set(guarded)
+
+
+@pytest.mark.parametrize(
+    ("guard", "name", "words"),
+    [
+        (
+            TDX,
+            "tdx",
+            {'{"qom-type":"tdx-guest","id":"tdx","quote-generation-socket":{"type":"vsock","cid":"2","port":"4050"}}'},
+        ),
+        (
+            SNP,
+            "snp",
+            {"sev-snp-guest,id=snp,cbitpos=51,reduced-phys-bits=1,kernel-hashes=on,policy=196608"},
+        ),
+        (
+            SEV,
+            "sev",
+            {
+                "sev-guest,id=sev,cbitpos=47,reduced-phys-bits=5,kernel-hashes=on,policy=1",
+                "-drive",
+                "if=pflash,format=raw,readonly=on,file=/opt/OVMF,,1.fd",
+            },
+        ),
+        (
+            SEV_ES,
+            "sev",
+            {
+                "sev-guest,id=sev,cbitpos=47,reduced-phys-bits=5,kernel-hashes=on,policy=5",
+                "-drive",
+                "if=pflash,format=raw,readonly=on,file=/opt/OVMF,,1.fd",
+            },
+        ),
+    ],
+    ids=["tdx", "snp", "sev", "sev-es"],
+)
+def test_a_guard_is_an_addition_to_the_plain_argv(guard: Guard, name: str, words: set[str]) -> None:
+    more, less = added(guard)
+
+    machine = f"q35,accel=kvm,kernel-irqchip=split,confidential-guest-support={name},memory-backend=ram0"
+    assert more == {machine, *words}
+    firmware = {"-bios", "/opt/OVMF,1.fd"} if isinstance(guard, SevGuard) else set()
+    assert less == {"q35,accel=kvm,memory-backend=ram0", *firmware}
+
+
+def test_the_digest_of_the_owners_document_is_in_the_object() -> None:
+    tdx = json.loads(
+        next(word for word in argv(confidential(replace(TDX, mrconfigid=b"m" * 48))) if "tdx-guest" in word)
+    )
+    snp = next(word for word in argv(confidential(replace(SNP, host_data=b"h" * 32))) if "sev-snp-guest" in word)
+
+    assert base64.b64decode(tdx["mrconfigid"]) == b"m" * 48
+    assert snp.endswith(f",host-data={base64.b64encode(b'h' * 32).decode()}")
+
+
+def test_quotes_can_come_by_a_unix_socket() -> None:
+    words = argv(confidential(replace(TDX, quotes=UnixQuotes(path="/run/tdx-qgs/qgs.socket"))))
+
+    document = json.loads(next(word for word in words if "tdx-guest" in word))
+    assert document["quote-generation-socket"] == {"type": "unix", "path": "/run/tdx-qgs/qgs.socket"}
+
+
+def test_id_block_and_its_authentication_go_together() -> None:
+    block, auth = base64.b64encode(bytes(96)).decode(), base64.b64encode(bytes(4096)).decode()
+
+    words = argv(confidential(replace(SNP, id_block=block, id_auth=auth)))
+
+    assert any(f",id-block={block},id-auth={auth}" in word for word in words)
+
+
+def test_the_document_itself_is_a_read_only_disk_named_by_its_serial() -> None:
+    words = argv(confidential(TDX, initdata="/vm/initdata.img"))
+
+    assert (
+        "driver=raw,node-name=initdata,read-only=on,file.driver=file,file.filename=/vm/initdata.img,file.aio=threads"
+        in words
+    )
+    assert "virtio-blk-pci,drive=initdata,id=virtio-initdata0,serial=initdata" in words
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_nothing_can_be_added_but_disks_and_nics(name: str) -> None:
+    can = capabilities_of(confidential(GUARDS[name]))
+
+    assert (can.share_fs, can.cpu_hotplug, can.memory_hotplug) == (False, False, False)
+    assert not any("maxmem" in word or "virtio-rng" in word for word in argv(confidential(GUARDS[name])))
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_nested_host_does_not_turn_the_modern_protocol_off(name: str) -> None:
+    assert not any("disable-modern" in word for word in argv(confidential(GUARDS[name], nested=True)))
+
+
+def _cpu(config: VmConfig, **changes: Any) -> VmConfig:
+    return replace(config, cpu=replace(config.cpu, **changes))
+
+
+def _memory(config: VmConfig, **changes: Any) -> VmConfig:
+    return replace(config, memory=replace(config.memory, **changes))
+
+
+def _boot(config: VmConfig, **changes: Any) -> VmConfig:
+    return replace(config, boot=replace(config.boot, **changes))
+
+
+PLAIN = confidential(TDX)
+CONTRADICTIONS = {
+    "needs KVM": _cpu(PLAIN, accelerator=Accelerator.TCG),
+    "needs firmware": _boot(PLAIN, firmware=None),
+    "needs machine type q35": replace(PLAIN, machine_type="microvm"),
+    "private memory": _memory(PLAIN, backing=MemoryBacking.SHARED_MEMFD),
+    "cannot grow": _memory(PLAIN, max_mib=512),
+    "a confidential guest cannot grow": _cpu(PLAIN, max_vcpus=2),
+    "cannot be persistent memory": _boot(PLAIN, image_driver=ImageDriver.PMEM),
+    "-cpu host only, not 'EPYC-v4'": _cpu(PLAIN, model="EPYC-v4"),
+    "mrconfigid is 1 bytes, not 48": replace(PLAIN, guard=replace(TDX, mrconfigid=b"x")),
+    "host data is 1 bytes, not 32": confidential(replace(SNP, host_data=b"x")),
+    "snp_id_block is not base64": confidential(replace(SNP, id_block="%", id_auth="AA==")),
+    "snp_id_block is 1 bytes, not 96": confidential(replace(SNP, id_block="AA==", id_auth="AA==")),
+    "only of use together": confidential(replace(SNP, id_block="AA==")),
+    "are not a CPU's": confidential(replace(SEV, cbitpos=0)),
+    "has more than 32 bits": confidential(replace(SEV, policy=1 << 32)),
+}
+
+
+@pytest.mark.parametrize("problem", CONTRADICTIONS)
+def test_what_contradicts_a_guard_is_refused(problem: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_config(CONTRADICTIONS[problem])
+
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_consistent_guard_passes(name: str) -> None:
+    check_config(confidential(GUARDS[name]))

@@ -1,0 +1,57 @@
+"""`pyshim initdata`."""
+
+import base64
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from pyshim.__main__ import operator_main
+
+DOCUMENT = b'version = "0.1.0"\nalgorithm = "sha256"\n[data]\n'
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> Path:
+    path = tmp_path / "initdata.toml"
+    path.write_bytes(DOCUMENT)
+    return path
+
+
+def test_what_is_encoded_is_decoded_again(document: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert operator_main(["initdata", "encode", str(document)]) == 0
+    (tmp_path / "text").write_text(capsys.readouterr().out)
+
+    assert operator_main(["initdata", "decode", str(tmp_path / "text")]) == 0
+    assert capsys.readouterr().out.encode() == DOCUMENT
+
+
+def test_digest_shows_what_each_technology_will_report(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert operator_main(["initdata", "digest", str(document)]) == 0
+
+    digest = hashlib.sha256(DOCUMENT).digest()
+    assert capsys.readouterr().out.splitlines() == [
+        f"sha256: {digest.hex()}",
+        f"tdx mrconfigid: {base64.b64encode(digest + bytes(16)).decode()}",
+        f"snp host-data: {base64.b64encode(digest).decode()}",
+    ]
+
+
+def test_the_guests_disk_can_be_had(document: Path, tmp_path: Path) -> None:
+    assert operator_main(["initdata", "encode", str(document), "--disk", str(tmp_path / "disk")]) == 0
+
+    assert (tmp_path / "disk").read_bytes().startswith(b"initdata")
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"version", b"x" * (3 << 20)], ids=["no-text", "no-toml", "too-long"])
+@pytest.mark.parametrize("action", ["encode", "decode", "digest"])
+def test_what_cannot_be_read_is_one_line_on_stderr(
+    document: Path, action: str, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document.write_bytes(content)
+
+    assert operator_main(["initdata", action, str(document)]) == 1
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"pyshim: read initdata of '{document}': ")
+    assert error.count("\n") == 1

@@ -1,0 +1,98 @@
+"""Initdata: what is read, what is refused, and how little of it is held meanwhile."""
+
+import base64
+import gzip
+import hashlib
+import tracemalloc
+
+import pytest
+
+from pyshim.model.errors import InvalidArgument
+from pyshim.plan.initdata import MAX_DOCUMENT_BYTES, MAX_TEXT_BYTES, decode, disk_image, encode, parse
+
+DOCUMENT = b"algorithm = \"sha256\"\nversion = \"0.1.0\"\n\n[data]\n\"aa.toml\" = '''\n[token_configs]\n'''\n"
+
+
+def packed(document: bytes) -> str:
+    return base64.b64encode(gzip.compress(document)).decode()
+
+
+@pytest.mark.parametrize(
+    "text", [packed(DOCUMENT), DOCUMENT.decode(), packed(DOCUMENT)[:40] + "\n" + packed(DOCUMENT)[40:]]
+)
+def test_the_document_is_read_byte_for_byte(text: str) -> None:
+    initdata = decode(text, "test")
+
+    assert (initdata.document, initdata.algorithm, initdata.version) == (DOCUMENT, "sha256", "0.1.0")
+    assert initdata.data == {"aa.toml": "[token_configs]\n"}
+    assert initdata.digest == hashlib.sha256(DOCUMENT).digest()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "length"), [("sha256", 32), ("sha384", 32), ("sha512", 32), ("sha256", 48), ("sha512", 48)]
+)
+def test_a_field_holds_the_digest_cut_or_padded(algorithm: str, length: int) -> None:
+    document = DOCUMENT.replace(b"sha256", algorithm.encode())
+    digest = hashlib.new(algorithm, document).digest()
+
+    field = parse(document, "test").digest_of(length)
+
+    assert field == (digest + bytes(16))[:length]
+
+
+def test_encoding_is_undone_by_decoding_and_does_not_depend_on_the_time() -> None:
+    text = encode(parse(DOCUMENT, "test"))
+
+    assert decode(text, "test").document == DOCUMENT
+    assert base64.b64decode(text)[4:8] == bytes(4), "gzip's field for the time"
+
+
+def test_the_disk_is_what_katas_guest_looks_for() -> None:
+    disk = disk_image(parse(DOCUMENT, "test"))
+
+    length = int.from_bytes(disk[8:16], "little")
+    assert (disk[:8], len(disk) % 512) == (b"initdata", 0)
+    assert gzip.decompress(disk[16 : 16 + length]) == DOCUMENT
+    assert disk[16 + length :].strip(b"\0") == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a", "not base64"),
+        ("äöü", "not base64"),
+        ("QUJD", "not gzip"),
+        ("", "ends early"),
+        (base64.b64encode(gzip.compress(DOCUMENT)[:-9]).decode(), "ends early"),
+        (base64.b64encode(gzip.compress(DOCUMENT) + b"x").decode(), "bytes after"),
+        (packed(b"\xff\xfe"), "not TOML"),
+        (packed(b"a = "), "not TOML"),
+        (packed(b"a = " + b"[" * 100_000), "not TOML"),
+        (packed(DOCUMENT.replace(b"sha256", b"md5")), "algorithm 'md5' is not one of sha256, sha384, sha512"),
+        (packed(DOCUMENT.replace(b"0.1.0", b"9")), "version '9' is not one of"),
+        (packed(DOCUMENT.replace(b"algorithm", b"algo")), "algorithm 'None'"),
+        (packed(DOCUMENT.split(b"[data]")[0] + b"data = 3"), "data is not a table of strings"),
+        (packed(DOCUMENT + b"b = 1"), "data is not a table of strings"),
+        ("A" * (MAX_TEXT_BYTES + 1), "at most"),
+        (packed(b"#" * (MAX_DOCUMENT_BYTES + 1)), "once unpacked"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_origin(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        decode(text, "annotation 'x'")
+
+    assert str(caught.value).startswith("read initdata of annotation 'x': ")
+    assert reason in str(caught.value)
+
+
+def test_a_bomb_is_never_unpacked() -> None:
+    bomb = packed(bytes(256 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match="once unpacked"):
+            decode(bomb, "test")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 16 << 20

@@ -1,0 +1,74 @@
+"""dm-verity of the root disk on the kernel's command line."""
+
+from collections.abc import Callable
+
+import pytest
+
+from hypervisors.qemu.cmdline import kernel_command_line
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.oci import OciSpec
+from pyshim.plan.verity import root_device
+
+from .test_sandbox import make
+
+PARTS = {
+    "root_hash": "ab" * 32,
+    "salt": "cd" * 32,
+    "data_blocks": "100",
+    "data_block_size": "4096",
+    "hash_block_size": "4096",
+}
+
+
+def text(**changes: str) -> str:
+    return ",".join(f"{key}={value}" for key, value in {**PARTS, **changes}.items() if value)
+
+
+def test_the_root_is_checked_block_by_block_and_the_line_can_be_parsed(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    keys = {"kernel_verity_params": text(), "disable_image_nvdimm": True, "rootfs_type": "ext4"}
+
+    params = make(config(**keys), host(), spec()).vm.boot.kernel_params
+
+    line = kernel_command_line(params)
+    wanted = (
+        'dm-mod.create="dm-verity,,,ro,0 800 verity 1 /dev/vda1 /dev/vda2 4096 4096 100 0 sha256 '
+        f'{PARTS["root_hash"]} {PARTS["salt"]}" '
+        "root=/dev/dm-0 rootfstype=ext4 rootflags=data=ordered,errors=remount-ro ro"
+    )
+    assert wanted in line
+    assert "dax" not in line
+
+
+def test_a_root_in_persistent_memory_has_its_own_device_names(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    line = kernel_command_line(make(config(kernel_verity_params=text()), host(), spec()).vm.boot.kernel_params)
+
+    assert "verity 1 /dev/pmem0p1 /dev/pmem0p2" in line
+    assert "dax" not in line
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        (text(salt=""), "salt is missing"),
+        (text(root_hash="xy"), "root_hash = 'xy' is not hexadecimal"),
+        (text(root_hash="abc"), "root_hash = 'abc' is not hexadecimal"),
+        (text(data_blocks="0"), "data_blocks = '0'"),
+        (text(data_blocks="-1"), "data_blocks = '-1'"),
+        (text(data_block_size="1000"), "data_block_size = 1000 is not a multiple of 512"),
+        (text(data_blocks="9" * 18, data_block_size="9" * 15 + "000"), "data_block_size"),
+        (text() + ",salt=00", "salt is given twice"),
+        ("nonsense", "'nonsense' is not one of"),
+        (text() + ",x=1", "'x=1' is not one of"),
+    ],
+)
+def test_what_the_kernel_would_fail_on_silently_is_refused_by_name(params: str, named: str) -> None:
+    with pytest.raises(InvalidArgument, match="read kernel_verity_params: ") as caught:
+        root_device(params, data="/dev/a", hashes="/dev/b")
+
+    assert named in str(caught.value)
