@@ -39,7 +39,7 @@ def guard_id(guard: Guard) -> str:
 def firmware(guard: Guard, path: str) -> tuple[str, ...]:
     """SEV's as flash, which every QEMU measures; flash needs read-only memory slots, which TDX and SNP do not have."""
     if isinstance(guard, SevGuard):
-        return ("-drive", f"if=pflash,format=raw,readonly=on,file={path.replace(',', ',,')}")
+        return ("-drive", f"if=pflash,format=raw,read-only=on,file={path.replace(',', ',,')}")
     return ("-bios", path)
 
 

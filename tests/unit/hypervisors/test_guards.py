@@ -63,7 +63,7 @@ def added(guard: Guard) -> tuple[set[str], set[str]]:
             {
                 "sev-guest,id=sev,cbitpos=47,reduced-phys-bits=5,kernel-hashes=on,policy=1",
                 "-drive",
-                "if=pflash,format=raw,readonly=on,file=/opt/OVMF,,1.fd",
+                "if=pflash,format=raw,read-only=on,file=/opt/OVMF,,1.fd",
             },
         ),
         (
@@ -72,7 +72,7 @@ def added(guard: Guard) -> tuple[set[str], set[str]]:
             {
                 "sev-guest,id=sev,cbitpos=47,reduced-phys-bits=5,kernel-hashes=on,policy=5",
                 "-drive",
-                "if=pflash,format=raw,readonly=on,file=/opt/OVMF,,1.fd",
+                "if=pflash,format=raw,read-only=on,file=/opt/OVMF,,1.fd",
             },
         ),
     ],
