@@ -89,6 +89,8 @@ class _Volumes:
     """Collects what each mount of the spec needs on the host and in the guest."""
 
     def __init__(self, container_id: ContainerId, spec: OciSpec, config: Config, share: SharePlan) -> None:
+        if share.virtiofsd is None:
+            raise FailedPrecondition(f"create container '{container_id}': shared_fs = \"none\" is not supported yet")
         self._container_id = container_id
         self._spec = spec
         self._config = config

@@ -90,7 +90,8 @@ def planned(shipped: str, facts: TeeFacts) -> VmConfig:
         host=host,
         capacity=PLENTY,
     )
-    return replace(plan.vm, nics=(nic(0, taps=(40, 41), vhosts=(50, 51)),))
+    # An empty `path` is looked for on this machine.
+    return replace(plan.vm, hypervisor_path="qemu-system-x86_64", nics=(nic(0, taps=(40, 41), vhosts=(50, 51)),))
 
 
 def argv(config: VmConfig) -> tuple[str, ...]:
