@@ -89,6 +89,7 @@ def planned(shipped: str, facts: TeeFacts) -> VmConfig:
         config=build_config(read_source(RuntimeOptions(config_path=path, config_body=b""), {})),
         host=host,
         capacity=PLENTY,
+        sources={},
     )
     # An empty `path` is looked for on this machine.
     return replace(plan.vm, hypervisor_path="qemu-system-x86_64", nics=(nic(0, taps=(40, 41), vhosts=(50, 51)),))
