@@ -45,7 +45,7 @@ def _limit(seconds: float, action: Callable[..., str]) -> Limit:
 
 HOST: Mapping[str, Limit] = {
     "read_bytes": _limit(READ_S, lambda path, _max_bytes: f"read '{path}'"),
-    "source_kind": _limit(READ_S, lambda path: f"look at '{path}'"),
+    "source_facts": _limit(READ_S, lambda path: f"look at '{path}'"),
     "make_directory": _limit(CHANGE_S, lambda path, _mode: f"make directory '{path}'"),
     "mount": _limit(CHANGE_S, lambda mount: f"mount '{mount.source}' on '{mount.target}'"),
     "start_virtiofsd": _limit(CHANGE_S, lambda plan, _ledger: f"start virtiofsd '{plan.binary}'"),
@@ -73,8 +73,18 @@ AGENT: Mapping[str, Limit] = {
         lambda _address, timeout_s: timeout_s + MARGIN_S, lambda address, _s: f"connect agent '{address}'"
     ),
 }
-ENDLESS = frozenset({"Hypervisor.wait"})
-"""Calls of those seams that answer when something ends, whenever that is."""
+ENDLESS = frozenset({"wait"})
+"""Calls that answer when something ends, whenever that is."""
+
+
+def _in_its_own_words(name: str) -> Limit:
+    """The limit of a call that has no row above: what it is called, and what it was asked about."""
+
+    def action(*args: Any, **_named: Any) -> str:
+        about = f" '{args[0]}'" if args and isinstance(args[0], str) else ""
+        return f"{name.replace('_', ' ')}{about}"
+
+    return _limit(CHANGE_S, action)
 
 
 @asynccontextmanager
@@ -90,7 +100,7 @@ async def within(timeout_s: float, action: str) -> AsyncIterator[None]:
 
 
 class _Bounded:
-    """Passes every call on, those named in `limits` under their deadline."""
+    """Passes every call on; one that is awaited under its deadline in `limits`, or the usual one."""
 
     def __init__(self, target: object, limits: Mapping[str, Limit]) -> None:
         self._target = target
@@ -98,9 +108,9 @@ class _Bounded:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
-        limit = self._limits.get(name)
-        if limit is None:
+        if name in ENDLESS or not asyncio.iscoroutinefunction(value):
             return value
+        limit = self._limits.get(name) or _in_its_own_words(name)
 
         async def call(*args: Any, **named: Any) -> Any:
             async with within(limit.seconds(*args, **named), limit.action(*args, **named)):

@@ -10,14 +10,14 @@ from collections import Counter
 from typing import Any
 
 from hypervisors.base import NicDevice, VmConfig
-from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.mounts import HostMount, SourceKind
+from pyshim.model.mounts import HostMount
 from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.task import Stdio
 from pyshim.state.schema import SandboxState
-from tests.fakes.host import FakeStreams
+from tests.fakes.host import FakeHost, FakeStreams
 from tests.fakes.hypervisor import FakeHypervisor
 
 Resource = tuple[ResourceKind, str]
@@ -123,19 +123,10 @@ class MachineVirtiofsd:
             await self._ledger.release(entry)
 
 
-class MachineHost:
+class MachineHost(FakeHost):
     def __init__(self, machine: Machine) -> None:
+        super().__init__()
         self.machine = machine
-        self.files: dict[str, bytes] = {}
-        self.kinds: dict[str, SourceKind] = {}
-
-    async def read_bytes(self, path: str, max_bytes: int) -> bytes:
-        if path not in self.files:
-            raise NotFound(f"read '{path}': no such file")
-        return self.files[path]
-
-    async def source_kind(self, path: str) -> SourceKind:
-        return self.kinds.get(path, SourceKind.DIRECTORY)
 
     async def make_directory(self, path: str, mode: int) -> None:
         await asyncio.sleep(0)

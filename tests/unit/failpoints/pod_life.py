@@ -15,7 +15,6 @@ from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.errors import ShimError
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
-from pyshim.model.mounts import SourceKind
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.sandbox.environment import Environment
 from pyshim.sandbox.pod import Pod
@@ -77,7 +76,6 @@ class PodLife:
         self.late_errors: list[str] = []
         """What the clean-up was told."""
         self.host = MachineHost(self.machine)
-        self.host.kinds["/dev/loop7"] = SourceKind.BLOCK
         document = {
             "hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "default_memory": 512}},
             "runtime": {"static_sandbox_resource_mgmt": False},

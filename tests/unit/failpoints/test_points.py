@@ -6,7 +6,10 @@ import inspect
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,7 @@ from pyshim.failpoints.wrapping import seam
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from pyshim.sandbox import deadlines, seams
 from pyshim.sandbox.deadlines import within
+from tests.fakes.clock import run_fast_forward
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -77,21 +81,48 @@ def test_production_does_not_even_import_the_points() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_wait_on_a_neighbour_has_a_deadline() -> None:
-    tables = {
-        seams.Host: deadlines.HOST,
-        Hypervisor: deadlines.HYPERVISOR,
-        seams.NetworkConnector: deadlines.NETWORK,
-        seams.AgentConnector: deadlines.AGENT,
-    }
-    without = [
-        f"{protocol.__name__}.{name}"
-        for protocol, limits in tables.items()
-        for name, member in vars(protocol).items()
-        if inspect.iscoroutinefunction(member) and name not in limits
-    ]
+class _Silent:
+    """A neighbour that answers nothing."""
 
-    assert set(without) == deadlines.ENDLESS
+    async def dance(self, partner: str) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def mount(self, mount: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> str:
+        await asyncio.sleep(3600)
+        return "ended"
+
+    def capabilities(self) -> str:
+        return "all"
+
+
+def test_every_wait_on_a_neighbour_has_a_deadline_but_the_one_for_its_end() -> None:
+    async def scenario() -> None:
+        silent: Any = deadlines._Bounded(_Silent(), deadlines.HOST)
+        with pytest.raises(DeadlineExceeded, match="dance 'with me': not done within 30 s"):
+            await silent.dance("with me")
+        with pytest.raises(DeadlineExceeded, match="mount 'a' on 'b': not done within 30 s"):
+            await silent.mount(SimpleNamespace(source="a", target="b"))
+        assert await silent.wait() == "ended"
+        assert silent.capabilities() == "all"
+
+    run_fast_forward(scenario())
+
+
+@pytest.mark.parametrize(
+    ("protocol", "limits"),
+    [
+        (seams.Host, deadlines.HOST),
+        (Hypervisor, deadlines.HYPERVISOR),
+        (seams.NetworkConnector, deadlines.NETWORK),
+        (seams.AgentConnector, deadlines.AGENT),
+    ],
+    ids=["host", "hypervisor", "network", "agent"],
+)
+def test_the_limits_name_calls_that_exist(protocol: type, limits: Mapping[str, object]) -> None:
+    assert set(limits) <= set(vars(protocol))
 
 
 def test_a_deadline_is_told_from_the_one_of_somebody_else() -> None:

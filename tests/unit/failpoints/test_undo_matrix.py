@@ -23,7 +23,7 @@ HANGS = {
     "host.facts": "probe host",
     "host.capacity": "measure room on host",
     "host.read_bytes": "read '/bundles/",
-    "host.source_kind": "look at '/dev/loop7'",
+    "host.source_facts": "look at '/dev/",
     "host.make_directory": "make directory '/run/",
     "host.mount": "mount '",
     "host.start_virtiofsd": "start virtiofsd '/v'",
