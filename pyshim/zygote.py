@@ -32,6 +32,7 @@ _CLOCK_STEP_NS = 100_000_000
 """Files carry the kernel's coarse clock, which lags behind the fine one."""
 _REQUEST_WITHIN_S = 0.05
 _GO_WITHIN_S = 10.0
+_THREADS_GONE_WITHIN_S = 10.0
 _FDS = 3
 _RECEIVE_BYTES = 1 << 16
 # What a shim uses: the last ones it imports itself only when it comes to it.
@@ -40,6 +41,10 @@ SHIM_MODULES = (
     *("concurrent.futures.thread", "encodings.ascii", "google.protobuf.descriptor_pb2", "queue"),
     *("pyshim.host.cgroup_removal", "pyshim.host.link_removal"),
 )
+
+
+# In a fork: what is freed there would be written to, page by page.
+_kept: list[object] = []
 
 
 class Daemon(NamedTuple):
@@ -59,7 +64,7 @@ class _Request(NamedTuple):
     log_fd: int
 
 
-def run(*, directory: str, idle_s: float, modules: tuple[str, ...] = SHIM_MODULES) -> Daemon | None:
+def run(*, directory: str, idle_s: float, modules: tuple[str, ...] | None = None) -> Daemon | None:
     """None in the zygote when it has ended: idle for `idle_s` (0: never), told to, or replaced by newer code.
 
     In every process that it forks this returns as well, with what that process shall do. A second zygote for the same
@@ -78,12 +83,29 @@ def run(*, directory: str, idle_s: float, modules: tuple[str, ...] = SHIM_MODULE
         _say("another zygote serves here already")
         return None
     gc.disable()
-    for name in modules:
+    for name in SHIM_MODULES if modules is None else modules:
         importlib.import_module(name)
+    if modules is None:
+        _rehearse(directory)
     zygote = _Zygote(path)
     gc.collect()
     gc.freeze()
     return zygote.run(idle_s)
+
+
+def _rehearse(directory: str) -> None:
+    from pyshim.rehearsal import rehearse
+
+    try:
+        rehearse(directory)
+    except Exception as error:  # forks are right without it, only larger
+        _say(f"rehearsal failed: {type(error).__name__}: {error}")
+    # A thread that was joined is the kernel's for a moment longer.
+    until = time.monotonic() + _THREADS_GONE_WITHIN_S
+    while len(os.listdir("/proc/self/task")) != 1:
+        if time.monotonic() > until:
+            raise OSError("rehearse: a thread is left, and a process with threads must not fork")
+        time.sleep(0.001)
 
 
 class _Zygote:
@@ -144,6 +166,7 @@ class _Zygote:
                     for sock in (self._listener, self._waker, self._wakened):
                         sock.detach()
                     fds.clear()
+                    _kept.append(self)
                     _become(request, connection, self._cgroups)
                     return Daemon(words=request.words)
             except (OSError, ValueError, CallerDiffers) as error:

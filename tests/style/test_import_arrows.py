@@ -19,6 +19,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.__main__": ("pyshim",),
     "pyshim.serve": ("pyshim", "hypervisors", "protos"),
     "pyshim.zygote": ("pyshim",),
+    "pyshim.rehearsal": ("pyshim", "hypervisors"),
     "pyshim.log": (),
     "pyshim.debug": (),
     "pyshim.operator": (

@@ -89,7 +89,7 @@ def test_two_forks_do_not_share_their_random_numbers(bare_bench: StartBench) -> 
 
 
 def test_the_zygote_has_one_thread_and_no_event_loop_when_it_forks(bare_bench: StartBench) -> None:
-    packages = f"{REPOSITORY}/.venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    packages = [path for path in sys.path if path.endswith("-packages")]
     script = (
         "import sys, os, importlib; sys.path += sys.argv[1:]\n"
         "from pyshim.zygote import SHIM_MODULES\n"
@@ -97,7 +97,7 @@ def test_the_zygote_has_one_thread_and_no_event_loop_when_it_forks(bare_bench: S
         "import asyncio\n"
         "print(len(os.listdir('/proc/self/task')), asyncio._get_running_loop(), len(os.listdir('/proc/self/fd')))"
     )
-    command = [sys.executable, "-I", "-S", "-c", script, str(REPOSITORY), packages]
+    command = [sys.executable, "-I", "-S", "-c", script, str(REPOSITORY), *packages]
 
     out = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
