@@ -9,10 +9,12 @@ class Settings:
     `server_addr`: `vsock://-1:1024`, `serial:///dev/virtio-ports/NAME` or `unix://PATH`.
     `container_pipe_size`: bytes of each stdio pipe, 0 leaves the kernel's default. The shim reads pieces of 256 KiB,
     and what costs time under emulation is the piece, not the byte. `hotplug_timeout_s`: how long a call waits for a
-    device to appear.
+    device to appear; `cdi_timeout_s`: for the spec of a device asked for by name. `visible_cdi_devices`: a container
+    may choose among the guest's devices by its environment.
     """
 
     __slots__ = (
+        "cdi_timeout_s",
         "container_pipe_size",
         "debug_console",
         "debug_console_vport",
@@ -20,6 +22,7 @@ class Settings:
         "log_level",
         "problems",
         "server_addr",
+        "visible_cdi_devices",
     )
 
     def __init__(self) -> None:
@@ -29,6 +32,8 @@ class Settings:
         self.debug_console_vport = 1026
         self.hotplug_timeout_s = 3.0
         self.container_pipe_size = 256 << 10
+        self.cdi_timeout_s = 100.0
+        self.visible_cdi_devices = False
         self.problems: list[str] = []
 
 
@@ -49,6 +54,10 @@ def parse(words: list[str]) -> Settings:
             settings.hotplug_timeout_s = _number(settings, word, value, settings.hotplug_timeout_s)
         elif key == "agent.container_pipe_size":
             settings.container_pipe_size = int(_number(settings, word, value, settings.container_pipe_size))
+        elif key == "agent.cdi_timeout":
+            settings.cdi_timeout_s = _number(settings, word, value, settings.cdi_timeout_s)
+        elif key == "agent.visible_cdi_devices":
+            settings.visible_cdi_devices = value not in ("0", "false")
     return settings
 
 

@@ -180,14 +180,25 @@ EXTENSION_MODULES: Final = (
 
 # Of the standard library, what the agent imports before it answers its first calls: it travels in the agent's bundle.
 BUNDLED_STDLIB: Final = (
-    *("__future__", "collections", "ctypes", "ctypes._endian", "enum", "functools", "heapq", "keyword", "operator"),
+    *(
+        "__future__",
+        "collections",
+        "collections.abc",
+        "ctypes",
+        "ctypes._endian",
+        "enum",
+        "functools",
+        "heapq",
+        "keyword",
+        "operator",
+    ),
     *("reprlib", "struct", "types"),
 )
 
 # Our own code, by folder of the checkout: the agent reads the wire itself, so neither protobuf nor the generated
 # modules come along (importing them costs the guest more than starting the interpreter). `pyshim` itself is a package:
 # its __init__ comes along.
-AGENT_SOURCES: Final = ("guest/__init__.py", "guest/agent", "pyshim/__init__.py", "pyshim/ttrpc")
+AGENT_SOURCES: Final = ("guest/__init__.py", "guest/agent", "pyshim/__init__.py", "pyshim/cdi", "pyshim/ttrpc")
 
 EMPTY_DIRECTORIES: Final = ("dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp", "var/lib", "var/log")
 

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +122,8 @@ def write_spec(spec: Spec, directory: str, *, transient_id: str = "", suffix: st
 
     The directory is made if need be. Raises InvalidSpec, InvalidName or CdiError.
     """
+    import tempfile  # not for those who only read
+
     path = os.path.join(directory, spec_file_name(spec.kind, transient_id, suffix))
     parse_spec(as_json(spec), path)
     text = _text(as_json(spec), suffix)

@@ -69,7 +69,9 @@ AGENT: tuple[Key, ...] = (
         aliases=(("cdh_api_timeout_ms", Table.AGENT, MILLISECONDS),),
     ),
     _A.later("launch_process_timeout", SECONDS, 6.0, "Seconds for the start of the guest's helpers."),
-    _A.later("visible_cdi_devices", BOOL, False, "The guest honours VISIBLE_CDI_DEVICES."),
+    _A.used(
+        "visible_cdi_devices", BOOL, False, "A container may choose devices by VISIBLE_CDI_DEVICES in its environment."
+    ),
     _A_RS.used(
         "policy", BASE64_TEXT, "", "The agent's policy, in Rego: sent before anything else is asked of it.", ann=True
     ),

@@ -65,6 +65,8 @@ def kernel_params(config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_
         params.append(f"agent.server_addr=serial:///dev/virtio-ports/{SERIAL_AGENT_PORT}")
     if config.agent.enable_debug:
         params.append("agent.log=debug")
+    if config.agent.visible_cdi_devices:
+        params.append("agent.visible_cdi_devices=true")
     if config.agent.debug_console_enabled:
         params += ["agent.debug_console", "agent.debug_console_vport=1026"]
     own = split_params(hypervisor.kernel_params)

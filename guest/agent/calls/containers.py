@@ -6,6 +6,7 @@ import os
 
 from guest.agent import log
 from guest.agent.container.container import CONTAINERS, Container
+from guest.agent.container.device_names import asks_for_devices
 from guest.agent.container.spec import check_id, check_spec, guest_cgroup, oci_config, oci_resources
 from guest.agent.container.users import apply_string_user
 from guest.agent.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
@@ -53,7 +54,13 @@ async def _create(agent: Agent, container: Container, request: Message) -> None:
     if request.devices:
         from guest.agent.storage.devices import add_devices
 
-        await add_devices(agent, request.devices, spec)
+        container.pci_addresses = await add_devices(agent, request.devices, spec)
+    edits = None
+    if asks_for_devices(agent, spec):
+        from guest.agent.container.cdi import wait_for_edits
+
+        edits = await wait_for_edits(agent, container.cid, spec)
+    container.rewrite_env(spec.Process)
     await agent.storages.add(request.storages, container.cid)
     rootfs = f"{container.bundle}/rootfs"
     if not os.path.isdir(rootfs):
@@ -73,6 +80,10 @@ async def _create(agent: Agent, container: Container, request: Message) -> None:
         online_cpus=_online_cpus(),
         limits_devices=agent.crun.limits_devices,
     )
+    if edits is not None:
+        from guest.agent.container.cdi import apply
+
+        apply(config, edits, container.cid, limits_devices=agent.crun.limits_devices)
     if spec.Linux.Sysctl:
         from guest.agent.container.sysctls import apply_sysctls
 

@@ -25,6 +25,7 @@ async def execute(agent: Agent, request: Message) -> None:
     process: Message = request.process
     check_process(process, f"exec {exec_id!r} in container {container.cid!r}")
     set_user(process, request.string_user, f"{container.bundle}/rootfs")
+    container.rewrite_env(process)
     await container.execute(exec_id, process, oci_process(process))
 
 

@@ -39,9 +39,18 @@ class Container:
         self.bundle = f"{CONTAINERS}/{cid}"
         self.cgroup = ""
         self.is_started = False
+        self.pci_addresses: dict[str, str] = {}
+        """Host -> guest address of the functions passed through to it."""
         self.lock = Lock(agent.loop)
         self.processes: dict[str, Process] = {}
         self.init = Process(agent.loop, "", has_terminal=spec.Process.Terminal)
+
+    def rewrite_env(self, process: Message) -> None:
+        """Variables that name the host's PCI functions name the guest's. InvalidArgument for one that is not here."""
+        if any(text.startswith("PCIDEVICE_") for text in process.Env):
+            from guest.agent.storage.passthrough import rewrite_env
+
+            process._values["Env"] = rewrite_env(process.Env, self.pci_addresses)
 
     # -- life ------------------------------------------------------------------------------------------------------
 

@@ -12,22 +12,38 @@ if TYPE_CHECKING:
     from guest.agent.agent import Agent
     from guest.agent.wire.codec import Message
 
-DEVICE_TYPES = ("blk", "mmioblk", "nvdimm", "scsi")
+DEVICE_TYPES = ("blk", "mmioblk", "nvdimm", "scsi", "vfio-pci", "vfio-pci-gk")
 
 
-async def add_devices(agent: Agent, devices: list[Message], spec: Message) -> None:
+async def add_devices(agent: Agent, devices: list[Message], spec: Message) -> dict[str, str]:
     """Each device is there, and the spec's device of that container path, with its cgroup rules, has the guest's
-    numbers.
+    numbers. Returns host -> guest address of the PCI functions among them.
 
     InvalidArgument names a device that the spec does not have, or of a kind this agent cannot find.
     """
     found: dict[str, tuple[str, int, int]] = {}
+    paths: dict[str, str] = {}
+    functions: dict[str, str] = {}
     for device in devices:
         check(device)
         if device.container_path in found:
             raise InvalidArgument(f"device {device.container_path!r}: given twice")
-        found[device.container_path] = numbers(await _find(agent, device))
+        if device.type.startswith("vfio-"):
+            from guest.agent.storage import passthrough
+
+            passed = await passthrough.find_functions(agent, device)
+            functions.update(passed)
+            if device.type == passthrough.GUEST_DRIVES:
+                continue
+            node = paths[device.container_path] = await passthrough.bind(agent, device, passed)
+            found[device.container_path] = numbers(node)
+        else:
+            found[device.container_path] = numbers(await _find(agent, device))
     update_spec(spec, found)
+    for entry in spec.Linux.Devices:
+        # The group's number is part of its node's name, and the guest's is another.
+        entry._values["Path"] = paths.get(entry.Path, entry.Path)
+    return functions
 
 
 def check(device: Message) -> None:
@@ -39,7 +55,7 @@ def check(device: Message) -> None:
         raise InvalidArgument(
             f"device {device.id or device.vm_path!r}: container path {device.container_path!r} is not absolute"
         )
-    if not (device.id or device.vm_path):
+    if not (device.id or device.vm_path or device.options):
         raise InvalidArgument(f"device {device.container_path!r}: neither id nor vm_path")
 
 

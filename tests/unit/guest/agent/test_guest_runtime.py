@@ -508,7 +508,8 @@ def test_no_module_of_the_agent_loads_what_its_guest_does_not_have() -> None:
     modules = [
         str(path.relative_to(REPOSITORY))[:-3].replace("/", ".")
         for path in (REPOSITORY / "guest/agent").rglob("*.py")
-        if path.name not in ("__init__.py", "__main__.py")
+        # cdi.py is loaded for a container that asks for devices by name, and brings the library's imports along.
+        if path.name not in ("__init__.py", "__main__.py", "cdi.py")
     ]
     script = f"""
 import sys

@@ -334,11 +334,15 @@ def test_a_device_gets_the_guests_numbers(hosted_agent: HostedAgent, client: Age
 @pytest.mark.parametrize(
     ("device", "named"),
     [
-        (agent_pb2.Device(id="1", type="vfio-pci", container_path="/dev/x"), "unknown type 'vfio-pci'"),
+        (agent_pb2.Device(id="1", type="vfio-ap", container_path="/dev/x"), "unknown type 'vfio-ap'"),
+        (agent_pb2.Device(id="1", type="vfio-pci", container_path="/dev/x"), "no function is named in its options"),
+        (agent_pb2.Device(id="1", type="vfio-pci-gk", container_path="/dev/x", options=["00:1.0"]), "not ADDRESS=PATH"),
+        (agent_pb2.Device(id="1", type="vfio-pci-gk", container_path="/dev/x", options=["1=02"]), "PCI address '1'"),
+        (agent_pb2.Device(id="1", type="vfio-pci-gk", container_path="/x", options=["0:1.0=zz"]), "PCI path 'zz'"),
         (agent_pb2.Device(id="1", type="blk", container_path="dev/x"), "'dev/x' is not absolute"),
         (agent_pb2.Device(type="blk", container_path="/dev/x"), "neither id nor vm_path"),
     ],
-    ids=["type", "path", "no id"],
+    ids=["type", "no function", "no path", "address", "PCI path", "path", "no id"],
 )
 def test_a_device_that_cannot_be_meant_is_refused(
     hosted_agent: HostedAgent, client: AgentClient, cid: str, device: agent_pb2.Device, named: str

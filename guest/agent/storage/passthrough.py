@@ -1,0 +1,139 @@
+"""PCI functions passed through to the guest: waited for, named by the host's address in a container's environment.
+
+- vfio-pci-gk: the guest's kernel drives the function; the container gets devices of the driver, by CDI.
+- vfio-pci: the container drives it itself; the function is bound to the guest's vfio-pci and the container has the node
+  of its IOMMU group.
+
+Each option is `<host address>=<guest PCI path>`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from guest.agent import log
+from guest.agent.errors import FailedPrecondition, InvalidArgument, os_cause
+from guest.agent.runtime.children import find_program
+from guest.agent.storage.block import SYS, pci_folder, pci_slots
+from guest.agent.storage.uevent import wait_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guest.agent.agent import Agent
+    from guest.agent.wire.codec import Message
+
+GUEST_DRIVES, CONTAINER_DRIVES = "vfio-pci-gk", "vfio-pci"
+TYPES = (GUEST_DRIVES, CONTAINER_DRIVES)
+_ENV_PREFIX, _ENV_INFO = "PCIDEVICE_", "_INFO"
+_DRIVER = "vfio-pci"
+_LOAD_TIMEOUT_S = 30.0
+
+
+def functions_of(device: Message) -> list[tuple[str, str]]:
+    """(host address, guest PCI path) of each option. InvalidArgument names one that is neither."""
+    found = []
+    for option in device.options:
+        host, equals, path = option.partition("=")
+        if not equals:
+            raise InvalidArgument(f"device {device.container_path!r}: option {option[:80]!r} is not ADDRESS=PATH")
+        pci_slots(path)
+        found.append((full_address(host), path))
+    if not found:
+        raise InvalidArgument(f"device {device.container_path!r}: no function is named in its options")
+    return found
+
+
+def full_address(text: str) -> str:
+    """`text` with its domain. InvalidArgument for what is no PCI address."""
+    parts = text.lower().split(":")
+    domain = parts.pop(0) if len(parts) == 3 else "0000"
+    bus, slot = (parts[0], parts[1].split(".")) if len(parts) == 2 else ("", [])
+    digits = (domain, bus, *slot)
+    if len(slot) != 2 or [len(part) for part in digits[1:]] != [2, 2, 1] or not 4 <= len(domain) <= 8:
+        raise InvalidArgument(f"PCI address {text[:80]!r}: want DOMAIN:BUS:SLOT.FUNCTION")
+    if any(char not in "0123456789abcdef" for part in digits for char in part):
+        raise InvalidArgument(f"PCI address {text[:80]!r}: want hexadecimal digits")
+    return f"{domain}:{bus}:{slot[0]}.{slot[1]}"
+
+
+async def find_functions(agent: Agent, device: Message) -> dict[str, str]:
+    """Host address -> guest address of every function of the device, all of which are there."""
+    found = {}
+    for host, path in functions_of(device):
+        found[host] = os.path.basename(await _folder(agent, path))
+    return found
+
+
+async def _folder(agent: Agent, path: str) -> str:
+    return await wait_for(agent, f"PCI function at path {path!r}", lambda: pci_folder(SYS, path))
+
+
+async def bind(agent: Agent, device: Message, functions: dict[str, str]) -> str:
+    """The node of the IOMMU group that the functions, now bound to vfio-pci, make up. FailedPrecondition otherwise."""
+    program = find_program("modprobe")
+    if program is not None and not os.path.isdir(f"{SYS}/bus/pci/drivers/{_DRIVER}"):
+        await agent.children.run([program, _DRIVER], timeout_s=_LOAD_TIMEOUT_S)
+    groups = {bind_function(SYS, address) for address in functions.values()}
+    if len(groups) != 1:
+        raise FailedPrecondition(
+            f"device {device.container_path!r}: its functions are in IOMMU groups {sorted(groups)}"
+        )
+    return f"/dev/vfio/{groups.pop()}"
+
+
+def bind_function(sys: str, address: str) -> str:
+    """The IOMMU group of the function, which is vfio-pci's now."""
+    folder = f"{sys}/bus/pci/devices/{address}"
+    try:
+        group = os.path.basename(os.readlink(f"{folder}/iommu_group"))
+    except OSError:
+        raise FailedPrecondition(
+            f"bind {address} to {_DRIVER}: it is in no IOMMU group (hint: the guest needs an IOMMU)"
+        ) from None
+    try:
+        if os.path.islink(f"{folder}/driver"):
+            if os.path.basename(os.readlink(f"{folder}/driver")) == _DRIVER:
+                return group
+            _write(f"{folder}/driver_override", _DRIVER)
+            _write(f"{folder}/driver/unbind", address)
+        else:
+            _write(f"{folder}/driver_override", _DRIVER)
+        _write(f"{sys}/bus/pci/drivers_probe", address)
+    except OSError as error:
+        raise FailedPrecondition(f"bind {address} to {_DRIVER}: {os_cause(error)}") from error
+    return group
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def rewrite_env(env: list[str], addresses: dict[str, str]) -> list[str]:
+    """`env` with guest addresses in PCIDEVICE_* variables, which device plugins write with the host's.
+
+    InvalidArgument names a variable with an address that was not passed through; without any passed through the
+    variables stay as they are.
+    """
+    if not addresses:
+        if any(text.startswith(_ENV_PREFIX) for text in env):
+            log.warning("variables name devices of the host, and none was passed through")
+        return env
+    out = []
+    for text in env:
+        name, equals, value = text.partition("=")
+        if equals and name.startswith(_ENV_PREFIX):
+            if name.endswith(_ENV_INFO):
+                for host, guest in addresses.items():
+                    value = value.replace(host, guest)
+            elif value:
+                value = ",".join(_translated(name, part, addresses) for part in value.split(","))
+        out.append(f"{name}{equals}{value}")
+    return out
+
+
+def _translated(name: str, part: str, addresses: dict[str, str]) -> str:
+    guest = addresses.get(full_address(part.strip()))
+    if guest is None:
+        raise InvalidArgument(f"rewrite variable {name!r}: host address {part[:80]!r} was not passed through")
+    return guest

@@ -1,0 +1,234 @@
+"""Devices behind every kind of port in a real guest: found where the plan said, given to containers by name, gone.
+
+What QEMU has of its own stands in for hardware: `edu` devices and virtio disks. Containers run on the guest's own root
+file system; one of them plays the driver that writes the guest's CDI specs.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypervisors.base import EmulatedDevice, PciLayout, PortKind, VmConfig
+from hypervisors.qemu.vm import QemuVm
+from pyshim.agent.client import AgentClient
+from pyshim.agent.connect import Connector
+from pyshim.host.children import Children
+from pyshim.host.release import release
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
+from pyshim.plan.pci_topology import PortRequest, pci_layout
+from tests.fakes.disks import disk
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.vm_config import vm_config
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+GUEST = Path(__file__).parents[2] / ".build" / "guest"
+PARAMS = ("console=hvc0", "quiet", "panic=1", "reboot=k", "cryptomgr.notests", "root=/dev/vda")
+TIMEOUT_S = 60.0
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}"),
+    pytest.mark.skipif(not (GUEST / "vmlinuz").exists(), reason=f"needs {GUEST} (hint: make guest)"),
+]
+
+# What a driver's tool does once its devices are there: one CDI device per function, counted in guest PCI order.
+WRITE_SPEC = """
+mkdir -p /run/cdi; n=0; list=
+for dev in $(ls -d /sys/bus/pci/devices/*); do
+  [ "$(cat $dev/vendor)$(cat $dev/device)" = 0x12340x11e8 ] || continue
+  address=$(basename $dev)
+  edits="{\\"env\\":[\\"TOY_$n=$address\\"],\\"mounts\\":[{\\"hostPath\\":\\"$(readlink -f $dev)\\",\\
+\\"containerPath\\":\\"/mnt/$n\\",\\"options\\":[\\"bind\\",\\"ro\\"]}]}"
+  list="$list{\\"name\\":\\"$n\\",\\"containerEdits\\":$edits},"
+  n=$((n+1))
+done
+echo "{\\"cdiVersion\\":\\"0.5.0\\",\\"kind\\":\\"toy.org/edu\\",\\"devices\\":[${list%,}]}" > /run/cdi/.new
+mv /run/cdi/.new /run/cdi/toy.json
+"""
+
+
+def config(tmp_path: Path, layout: PciLayout) -> VmConfig:
+    plain = vm_config(vm_dir=str(tmp_path / "vm"), share=None, hypervisor_path=QEMU, pci=layout)
+    boot = replace(
+        plain.boot,
+        kernel=str(GUEST / "vmlinuz"),
+        initrd=str(GUEST / "initrd.img"),
+        image=str(GUEST / "rootfs.img"),
+        kernel_params=(*PARAMS, "agent.server_addr=serial:///dev/virtio-ports/org.pykata.agent.0"),
+    )
+    return replace(plain, boot=boot)
+
+
+def layout_of(kind: PortKind, *names: str) -> PciLayout:
+    asked = PortRequest(cold_plug=kind, hot_plug=None, root_ports=2, switch_ports=2, bridges=1)
+    return pci_layout(asked, [EmulatedDevice(id=name, model="edu") for name in names], where="test")
+
+
+def spec(script: str, annotations: Mapping[str, str], devices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "ociVersion": "1.0.2",
+        "process": {"args": ["sh", "-c", script], "env": ["PATH=/usr/bin"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
+        # The guest's own root, whose /run and /sys come along.
+        "root": {"path": "/"},
+        "mounts": [
+            {"destination": path, "type": "tmpfs", "source": "tmpfs", "options": ["mode=755"]}
+            for path in ("/dev", "/mnt")
+        ],
+        "annotations": dict(annotations),
+        "linux": {"namespaces": [{"type": "mount"}, {"type": "ipc"}], "devices": devices, "resources": {}},
+    }
+
+
+class Guest:
+    def __init__(self, agent: AgentClient) -> None:
+        self._agent = agent
+        self._count = 0
+
+    async def run(
+        self,
+        script: str,
+        annotations: Mapping[str, str] | None = None,
+        devices: tuple[GuestDevice, ...] = (),
+    ) -> list[str]:
+        """The lines a container prints."""
+        self._count += 1
+        name = f"c{self._count}"
+        nodes = [
+            {"path": device.container_path, "type": "b", "major": 0, "minor": 0}
+            for device in devices
+            if device.vm_path == "" and not device.type.startswith("vfio")
+        ]
+        container = GuestContainer(
+            container_id=name,
+            spec=spec(script, annotations or {}, nodes),
+            storages=(),
+            devices=devices,
+            shared_pid_namespace=False,
+        )
+        await self._agent.create_container(container, TIMEOUT_S)
+        await self._agent.start_container(name)
+        output = b""
+        while chunk := await self._agent.read_stdout(name, name, 1 << 16):
+            output += chunk
+        errors = await self._agent.read_stderr(name, name, 1 << 16)
+        assert await self._agent.wait_process(name, name) == 0, errors
+        await self._agent.remove_container(name, 10)
+        return output.decode().split()
+
+
+async def scenario(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
+    # A container that asks before the driver is ready waits for the driver's spec.
+    early = asyncio.create_task(
+        guest.run("echo $TOY_0; cat /mnt/0/device; ls /mnt", {"cdi.k8s.io/vfio1": "toy.org/edu=0"})
+    )
+    await guest.run(WRITE_SPEC)
+    assert await early == ["0000:01:01.0", "0x11e8", "0"]
+
+    # The plan's order is the guest's: bridge, root ports, switch.
+    paths = ["02/01", "1c/00", "1e/00/00/00"]
+    toys = await guest.run(
+        "for n in $TOY_0 $TOY_1 $TOY_2; do readlink -f /sys/bus/pci/devices/$n; done",
+        {"cdi.k8s.io/a": "toy.org/edu=0,toy.org/edu=1", "cdi.k8s.io/b": "toy.org/edu=2"},
+    )
+    assert [guest_path(folder) for folder in toys] == paths
+
+    # Two containers share the VM and see none of the other's devices.
+    one, other = await asyncio.gather(
+        guest.run("env | grep ^TOY_ | cut -d= -f1; ls /mnt", {"cdi.k8s.io/vfio1": "toy.org/edu=0,toy.org/edu=2"}),
+        guest.run("env | grep ^TOY_ | cut -d= -f1; ls /mnt", {"cdi.k8s.io/vfio2": "toy.org/edu=1"}),
+    )
+    assert (sorted(one), sorted(other)) == (["0", "2", "TOY_0", "TOY_2"], ["1", "TOY_1"])
+
+    # A device message names the guest's address of a host's function in what device plugins write.
+    passed = GuestDevice(
+        id="7", type="vfio-pci-gk", vm_path="", container_path="/dev/vfio/7", options=("0000:65:00.0=1c/00",)
+    )
+    assert await guest.run("echo $TOY_1", {"cdi.k8s.io/vfio7": "toy.org/edu=1"}, (passed,)) == [Path(toys[1]).name]
+    with pytest.raises(FailedPrecondition, match=r"toy\.org/edu=9"):
+        await guest.run("true", {"cdi.k8s.io/vfio9": "toy.org/edu=9"})
+
+    await disks(vm, guest, tmp_path)
+    await come_and_go(vm, guest)
+
+
+async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
+    """A disk that was there at the first instruction and one that came later reach containers alike."""
+    file = tmp_path / "hot.img"
+    file.write_bytes(b"hot, disk".ljust(1 << 20, b"\0"))
+    location = await vm.plug(disk("hot", file))
+    for path, text in (("02/02", "cold"), (location.pci_path, "hot,")):
+        device = GuestDevice(id=path, type="blk", vm_path="", container_path="/dev/given", options=())
+        assert await guest.run("head -c 9 /dev/given", devices=(device,)) == [text, "disk"]
+    assert location.pci_path == "02/03"
+    await vm.unplug("hot")
+    assert await guest.run("ls /sys/block | grep -c ^vd") == ["2"]
+
+
+async def come_and_go(vm: QemuVm, guest: Guest) -> None:
+    count = "grep -l 0x11e8 /sys/bus/pci/devices/*/device | wc -l"
+    location = await vm.plug(EmulatedDevice(id="late", model="edu"))
+    assert location.pci_path == "1d/00"
+    assert await until(guest, count, "4")
+    for name in ("late", "on-switch", "on-root", "on-bridge"):
+        await vm.unplug(name)
+    assert await until(guest, count, "0")
+
+
+async def until(guest: Guest, script: str, wanted: str) -> bool:
+    async with asyncio.timeout(TIMEOUT_S):
+        while await guest.run(script) != [wanted]:  # noqa: ASYNC110 - every look is a container of its own
+            await asyncio.sleep(0.1)
+    return True
+
+
+def guest_path(folder: str) -> str:
+    """The slots in a function's place in sysfs, below the root bus."""
+    return "/".join(part.split(":")[2].removesuffix(".0") for part in folder.split("/")[4:])
+
+
+def test_devices_behind_every_kind_of_port_reach_their_containers_and_leave(tmp_path: Path) -> None:
+    found = [
+        layout_of(PortKind.ROOT, "on-root"),
+        layout_of(PortKind.SWITCH, "on-switch"),
+        layout_of(PortKind.BRIDGE, "on-bridge"),
+    ]
+    assert len({layout.ports for layout in found}) == 1
+    placed = tuple(place for layout in found for place in layout.placed)
+    layout = PciLayout(ports=found[0].ports, placed=placed, hot_plug=PortKind.ROOT)
+    cold = tmp_path / "cold.img"
+    cold.write_bytes(b"cold disk".ljust(1 << 20, b"\0"))
+
+    async def body() -> None:
+        ledger, children = FakeLedger(release), Children()
+        vm = QemuVm(ledger=ledger, children=children)
+        try:
+            await vm.create(config(tmp_path, layout))
+            assert (await vm.plug(disk("cold", cold))).pci_path == "02/02"
+            await vm.start()
+            agent = await Connector(request_timeout_s=TIMEOUT_S).connect(vm.agent_address, TIMEOUT_S)
+            try:
+                sandbox = GuestSandbox(
+                    sandbox_id="pod1",
+                    hostname="pod1",
+                    dns=(),
+                    storages=(),
+                    shared_pid_namespace=False,
+                    guest_hook_path="",
+                    kernel_modules=(),
+                )
+                await agent.create_sandbox(sandbox)
+                await scenario(vm, Guest(agent), tmp_path)
+            finally:
+                await agent.close()
+        finally:
+            await vm.stop()
+        assert ledger.held == {}
+        assert children.alive == ()
+
+    asyncio.run(body())

@@ -1,0 +1,279 @@
+"""Devices in the guest: by name through its own CDI specs, and PCI functions passed through. Real crun on this host."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from guest_agent_client import AgentClient, CallError, HostedAgent
+
+from guest.agent.agent import Agent
+from guest.agent.container.cdi import expanded, parse_visible, wait_for_edits
+from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from guest.agent.settings import parse
+from guest.agent.storage.passthrough import bind_function, full_address, functions_of, rewrite_env
+from guest.agent.wire.codec import Message
+from protos.agent import oci_pb2
+from pyshim.cdi import Cache, InvalidName
+
+_names = (f"dev{number}" for number in itertools.count())
+INVALID_ARGUMENT, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 3, 9, 4
+
+
+def inside(agent: HostedAgent, path: str) -> Path:
+    return Path(f"/proc/{agent.pid()}/root{path}")
+
+
+def put_spec(agent: HostedAgent, kind: str, devices: dict[str, dict[str, Any]], name: str = "") -> None:
+    """The guest has a CDI spec, whole from the first moment."""
+    directory = inside(agent, "/run/cdi")
+    directory.mkdir(exist_ok=True)
+    document = {
+        "cdiVersion": "0.6.0",
+        "kind": kind,
+        "devices": [{"name": device, "containerEdits": edits} for device, edits in devices.items()],
+    }
+    scratch = directory / ".new"
+    scratch.write_text(json.dumps(document))
+    scratch.rename(directory / f"{name or kind.replace('/', '-')}.json")
+
+
+def asking(agent: HostedAgent, script: str, value: str, *env: str) -> oci_pb2.Spec:
+    spec = agent.spec(["sh", "-c", script], Env=["PATH=/bin", *env])
+    if value:
+        spec.Annotations["cdi.k8s.io/vfio3"] = value
+    return spec
+
+
+@pytest.mark.root
+def test_a_container_gets_what_the_guests_spec_says(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    cid = next(_names)
+    node = {"path": "/dev/toy", "hostPath": "/dev/zero"}
+    mount = {"hostPath": str(hosted_agent.root / "etc"), "containerPath": "/given/etc", "options": ["ro", "bind"]}
+    put_spec(hosted_agent, "toy.org/a", {"0": {"env": ["TOY=0"], "deviceNodes": [node], "mounts": [mount]}})
+
+    client.create(
+        asking(hosted_agent, "echo $TOY; head -c 2 /dev/toy | wc -c; cat /given/etc/group", "toy.org/a=0"), cid
+    )
+    client.start(cid)
+
+    assert client.read_all(cid) == b"0\n2\nroot:x:0:\nappgroup:x:4321:\nextra:x:555:\n"
+    client.remove(cid)
+
+
+@pytest.mark.root
+def test_two_containers_have_disjoint_devices(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    put_spec(hosted_agent, "toy.org/pair", {str(n): {"env": [f"TOY_{n}=1"]} for n in range(2)})
+    seen = []
+    for index in range(2):
+        cid = next(_names)
+        client.create(asking(hosted_agent, "env", f"toy.org/pair={index}"), cid)
+        client.start(cid)
+        seen.append([line for line in client.read_all(cid).decode().split() if line.startswith("TOY_")])
+        client.remove(cid)
+
+    assert seen == [["TOY_0=1"], ["TOY_1=1"]]
+
+
+@pytest.mark.root
+def test_a_spec_that_comes_late_is_waited_for(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    cid = next(_names)
+    pending = threading.Timer(0.6, put_spec, (hosted_agent, "late.org/a", {"0": {"env": ["LATE=yes"]}}))
+    pending.start()
+    try:
+        client.create(asking(hosted_agent, "echo $LATE", "late.org/a=0"), cid)
+    finally:
+        pending.join()
+    client.start(cid)
+
+    assert client.read_all(cid) == b"yes\n"
+    client.remove(cid)
+
+
+@pytest.mark.root
+def test_a_kind_that_is_there_without_the_device_is_an_error_at_once(
+    hosted_agent: HostedAgent, client: AgentClient
+) -> None:
+    put_spec(hosted_agent, "here.org/a", {"0": {"env": ["A=1"]}})
+    with pytest.raises(CallError, match=r"no spec defines 'here\.org/a=7', 'nowhere\.org/a=1'") as refused:
+        client.create(asking(hosted_agent, "true", "here.org/a=0,here.org/a=7,nowhere.org/a=1"), next(_names))
+
+    assert refused.value.code == FAILED_PRECONDITION, "not DeadlineExceeded"
+
+
+@pytest.mark.root
+def test_an_annotation_that_is_none_names_its_key(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    with pytest.raises(CallError, match=r"read cdi annotation 'cdi\.k8s\.io/vfio3'") as refused:
+        client.create(asking(hosted_agent, "true", "gpu"), next(_names))
+
+    assert refused.value.code == INVALID_ARGUMENT
+
+
+@pytest.mark.root
+def test_the_pause_container_gets_no_devices(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    cid = next(_names)
+    spec = asking(hosted_agent, "echo ok", "nowhere.org/a=0")
+    spec.Annotations["io.katacontainers.pkg.oci.container_type"] = "pod_sandbox"
+
+    client.create(spec, cid)
+    client.start(cid)
+
+    assert client.read_all(cid) == b"ok\n"
+    client.remove(cid)
+
+
+@pytest.mark.root
+def test_a_node_that_the_guest_does_not_have_leaves_no_container(
+    hosted_agent: HostedAgent, client: AgentClient
+) -> None:
+    cid = next(_names)
+    put_spec(hosted_agent, "gone.org/a", {"0": {"deviceNodes": [{"path": "/dev/nvidia0"}]}})
+
+    with pytest.raises(CallError, match="look at device node '/dev/nvidia0': ENOENT") as refused:
+        client.create(asking(hosted_agent, "true", "gone.org/a=0"), cid)
+
+    assert refused.value.code == FAILED_PRECONDITION
+    client.create(asking(hosted_agent, "true", ""), cid)
+    client.remove(cid)
+
+
+def test_a_kind_that_never_comes_is_given_up() -> None:
+    agent = Agent(parse(["agent.cdi_timeout=0"]))
+    spec = Message("Spec")
+    spec.Annotations["cdi.k8s.io/vfio1"] = "never.org/a=0,never.org/a=1"
+    task = agent.loop.spawn("wait", wait_for_edits(agent, "c1", spec))
+
+    agent.loop.run_until(lambda: task.result.done)
+
+    assert isinstance(task.result.error, DeadlineExceeded)
+    assert "container 'c1': resolve cdi devices: no spec defines 'never.org/a=0', 'never.org/a=1'" in str(
+        task.result.error
+    )
+
+
+# Settings and pure parts
+
+
+def test_the_settings() -> None:
+    settings = parse(["agent.cdi_timeout=7", "agent.visible_cdi_devices=true"])
+
+    assert (settings.cdi_timeout_s, settings.visible_cdi_devices) == (7, True)
+    assert (parse([]).cdi_timeout_s, parse([]).visible_cdi_devices) == (100, False)
+    assert parse(["agent.cdi_timeout=soon"]).problems == ["agent.cdi_timeout=soon"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("v/gpu=0,2", ["v/gpu=0", "v/gpu=2"]),
+        ("v/gpu=all", ["v/gpu=0", "v/gpu=2"]),
+        ("v/nic=all", ["v/nic=all"]),
+        ("w/x=all", ["w/x=all"]),
+        ("v/gpu=0:v/nic=1", ["v/gpu=0", "v/nic=1"]),
+        ("", []),
+    ],
+)
+def test_visible_devices_are_names(text: str, names: list[str], tmp_path: Path) -> None:
+    for kind, devices in (("v/gpu", ("0", "2")), ("v/nic", ("1", "all"))):
+        found = [{"name": name, "containerEdits": {"env": ["A=1"]}} for name in devices]
+        document = {"cdiVersion": "0.5.0", "kind": kind, "devices": found}
+        (tmp_path / f"{kind[2:]}.json").write_text(json.dumps(document))
+
+    assert expanded(parse_visible(text), Cache([str(tmp_path)])) == names
+
+
+@pytest.mark.parametrize("text", ["v/gpu", "gpu=0", "v/gpu=", "v/gpu=0,", "v/gpu=0::v/gpu=1", "v/gpu=-1", "v/gpu=é"])
+def test_visible_devices_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InvalidName, match="read VISIBLE_CDI_DEVICES: entry"):
+        parse_visible(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0000:65:00.0", "0000:65:00.0"),
+        ("65:00.1", "0000:65:00.1"),
+        ("0001:AB:1f.7", "0001:ab:1f.7"),
+        ("00010000:ab:1f.7", "00010000:ab:1f.7"),
+    ],
+)
+def test_addresses_have_their_domain(text: str, address: str) -> None:
+    assert full_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "65", "65:00", "65:00.0.0", "x:65:00.0", "0000:65:0g.0", "0000:6:00.0", "::."])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="PCI address"):
+        full_address(text)
+
+
+ADDRESSES = {"0000:65:00.0": "0000:01:00.0", "0000:66:00.1": "0000:02:00.0"}
+
+
+@pytest.mark.parametrize(
+    ("env", "rewritten"),
+    [
+        ("PCIDEVICE_V_GPU=0000:65:00.0", "PCIDEVICE_V_GPU=0000:01:00.0"),
+        ("PCIDEVICE_V_GPU=0000:66:00.1,65:00.0", "PCIDEVICE_V_GPU=0000:02:00.0,0000:01:00.0"),
+        ('PCIDEVICE_V_INFO={"0000:65:00.0":{"x":1}}', 'PCIDEVICE_V_INFO={"0000:01:00.0":{"x":1}}'),
+        ("PCIDEVICE_V=", "PCIDEVICE_V="),
+        ("OTHER=0000:65:00.0", "OTHER=0000:65:00.0"),
+        ("PCIDEVICE_NOVALUE", "PCIDEVICE_NOVALUE"),
+    ],
+)
+def test_variables_name_the_guests_addresses(env: str, rewritten: str) -> None:
+    assert rewrite_env(["A=b", env], ADDRESSES) == ["A=b", rewritten]
+
+
+def test_a_variable_with_an_address_that_was_not_passed_through() -> None:
+    with pytest.raises(InvalidArgument, match=r"rewrite variable 'PCIDEVICE_X': host address '0000:99:00\.0'"):
+        rewrite_env(["PCIDEVICE_X=0000:99:00.0"], ADDRESSES)
+    assert rewrite_env(["PCIDEVICE_X=0000:99:00.0"], {}) == ["PCIDEVICE_X=0000:99:00.0"]
+
+
+def test_the_functions_of_a_device_message() -> None:
+    device = Message("Device", container_path="/dev/vfio/7", options=["65:00.0=1d/00", "0000:65:00.1=1e/00"])
+
+    assert functions_of(device) == [("0000:65:00.0", "1d/00"), ("0000:65:00.1", "1e/00")]
+
+
+def fake_function(sys: Path, address: str, *, driver: str = "", group: str = "") -> Path:
+    folder = sys / "bus/pci/devices" / address
+    folder.mkdir(parents=True)
+    (sys / "bus/pci/drivers_probe").touch()
+    (folder / "driver_override").touch()
+    if driver:
+        (sys / "bus/pci/drivers" / driver).mkdir(parents=True)
+        (sys / "bus/pci/drivers" / driver / "unbind").touch()
+        (folder / "driver").symlink_to(sys / "bus/pci/drivers" / driver)
+    if group:
+        (sys / "kernel/iommu_groups" / group).mkdir(parents=True)
+        (folder / "iommu_group").symlink_to(sys / "kernel/iommu_groups" / group)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("driver", "written"),
+    [("", ("vfio-pci", "", "a")), ("nvidia", ("vfio-pci", "a", "a")), ("vfio-pci", ("", "", ""))],
+)
+def test_a_function_is_given_to_vfio_pci(driver: str, written: tuple[str, str, str], tmp_path: Path) -> None:
+    folder = fake_function(tmp_path, "a", driver=driver, group="12")
+
+    assert bind_function(str(tmp_path), "a") == "12"
+
+    unbound = (folder / "driver/unbind").read_text() if driver else ""
+    probed = (tmp_path / "bus/pci/drivers_probe").read_text()
+    assert ((folder / "driver_override").read_text(), unbound, probed) == written
+
+
+def test_a_function_without_a_group_is_not_bound(tmp_path: Path) -> None:
+    fake_function(tmp_path, "a")
+
+    with pytest.raises(FailedPrecondition, match="bind a to vfio-pci: it is in no IOMMU group"):
+        bind_function(str(tmp_path), "a")
+    assert os.listdir(tmp_path / "bus/pci") != []
