@@ -42,6 +42,8 @@ class DirectShim:
     container: str
     bundle: Path
     address: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    """More variables for the shim, as containerd's own environment would give them."""
     _runner: asyncio.Runner = field(default_factory=asyncio.Runner)
     _clients: list[Client] = field(default_factory=list)
 
@@ -57,6 +59,7 @@ class DirectShim:
         argv += ["-publish-binary", "/bin/true", "-id", self.container, *flags, action]
         path = f"{self.binaries}:/usr/sbin:/usr/bin:/sbin:/bin"
         environment = {"PATH": path, "TTRPC_ADDRESS": "/run/containerd/containerd.sock.ttrpc", "GOMAXPROCS": "2"}
+        environment |= self.environment
         return subprocess.run(
             argv, cwd=self.bundle, env=environment, input=input, capture_output=True, timeout=within_s, check=False
         )

@@ -1,0 +1,137 @@
+"""A pod of two containers with a network on the real stack, driven as containerd drives it, one fault in its shim."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+
+from pyshim.ttrpc import TtrpcError
+
+from . import oci, processes
+from .direct import DirectShim, StartFailed, direct_shim
+from .leaks import cgroup_roots
+from .networks import PodNetwork, pod_network
+from .runtime import Runtime
+from .waiting import eventually
+
+_KINDS = {"sandbox": "io.kubernetes.cri.container-type", "of": "io.kubernetes.cri.sandbox-id"}
+_OURS = ("/run/vc", "/run/kata-containers", "/run/pyshim")
+_EXIT_S = 20.0
+_PROCESS_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Process"
+
+
+@dataclass(slots=True)
+class FaultyPod:
+    """`told` is what the driver was told last, empty when all went well."""
+
+    name: str
+    shim: DirectShim
+    app_shim: DirectShim
+    network: PodNetwork
+    told: str = ""
+    calls: list[str] = field(default_factory=list)
+
+    @property
+    def app(self) -> str:
+        return self.app_shim.container
+
+    def live(self) -> None:
+        """Both containers and an exec run and end; the first call that fails ends it."""
+        spec = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
+        process = AnyMessage(type_url=_PROCESS_TYPE, value=json.dumps(spec).encode())
+        try:
+            self.shim.start()
+            self._call("Create", self.name, bundle=str(self.shim.bundle))
+            self._call("Start", self.name)
+            self._call("Create", self.app, bundle=str(self.app_shim.bundle))
+            self._call("Start", self.app)
+            self._call("Exec", self.app, exec_id="e1", spec=process)
+            self._call("Start", self.app, exec_id="e1")
+            self._call("Wait", self.app, exec_id="e1")
+            self._call("Delete", self.app, exec_id="e1")
+        except (TtrpcError, StartFailed, OSError) as error:
+            self.told = str(error)
+
+    def clean_up(self) -> None:
+        """What containerd does with a pod whatever has become of it; its shim has ended then."""
+        for container in (self.app, self.name):
+            with contextlib.suppress(TtrpcError, OSError):
+                self._call("Kill", container, 10, signal=9, all=True)
+                self._call("Wait", container, _EXIT_S)
+        for container in (self.app, self.name):
+            with contextlib.suppress(TtrpcError, OSError):
+                self._call("Delete", container, 15)
+        with contextlib.suppress(TtrpcError, OSError):
+            self._call("Shutdown", self.name, 15)
+        self.app_shim.delete()
+        self.shim.delete()
+
+    def _call(self, method: str, container: str, within_s: float = 120.0, **fields: Any) -> None:
+        self.calls.append(f"{method} {container}")
+        self.shim.call(method, None, within_s, id=container, **fields)
+
+    def left(self) -> list[str]:
+        """What there still is of the pod on the host."""
+        found = [f"process {process}" for process in processes.find(self.name) if "shim" in str(process)]
+        found += [f"process {p}" for p in processes.find(self.name) if "qemu" in str(p) or "virtiofsd" in str(p)]
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            target = line.split()[4]
+            if self.name in line and not target.startswith("/run/netns"):
+                found.append(f"mount {target}")
+        for top in _OURS:
+            for directory, names, files in os.walk(top):
+                found += [f"file {directory}/{name}" for name in (*names, *files) if self.name in name]
+        for hierarchy, root in cgroup_roots():
+            found += [f"cgroup {hierarchy}:{path}" for path, _, _ in os.walk(root) if self.name in path]
+        found += [f"link {link}" for link in self._links() if link not in ("lo", self.network.interface)]
+        found += [f"qdisc {line}" for line in self._tc("qdisc", "show") if "ingress" in line]
+        if self.shim.address and os.path.lexists(self.shim.socket_path):
+            found.append(f"socket {self.shim.socket_path}")
+        return found
+
+    def _links(self) -> list[str]:
+        command = ("ip", "-n", self.network.namespace.name, "-json", "link", "show")
+        shown = subprocess.run(command, check=True, capture_output=True).stdout
+        return [link["ifname"] for link in json.loads(shown)]
+
+    def _tc(self, *words: str) -> list[str]:
+        command = ("tc", "-n", self.network.namespace.name, *words)
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+
+    def assert_nothing_left(self, within_s: float = 20.0) -> None:
+        left: list[str] = []
+
+        def look() -> bool:
+            left[:] = self.left()
+            return not left
+
+        eventually(look, what=lambda: f"{self.name} is gone; left: {left}", within_s=within_s, every_s=0.1)
+
+
+@contextlib.contextmanager
+def faulty_pod(
+    runtime: Runtime, binaries: Path, ground: Path, rootfs: Path, *, name: str, subnet: int, faults: str
+) -> Iterator[FaultyPod]:
+    """A pod called `name` whose shim will meet `faults`; nothing is started yet, and nothing is left afterwards."""
+    app = f"{name}-app"
+    with pod_network(name, subnet=subnet) as network, contextlib.ExitStack() as stack:
+        specs = {}
+        for container, kind in ((name, "sandbox"), (app, "container")):
+            spec = oci.spec("sleep", "1000", name=container, rootfs=rootfs)
+            spec["annotations"] = {_KINDS["sandbox"]: kind, _KINDS["of"]: name}
+            for namespace in spec["linux"]["namespaces"]:
+                if namespace["type"] == "network":
+                    namespace["path"] = str(network.namespace)
+            specs[container] = spec
+        shim = stack.enter_context(direct_shim(runtime, binaries, name, ground / name, specs[name]))
+        shim.environment["PYSHIM_FAILPOINTS"] = faults
+        other = stack.enter_context(direct_shim(runtime, binaries, app, ground / app, specs[app]))
+        yield FaultyPod(name=name, shim=shim, app_shim=other, network=network)
