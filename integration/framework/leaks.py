@@ -40,8 +40,8 @@ _FURNITURE = frozenset(
 )
 # Made and removed by the client; a `ctr` that detaches or is killed leaves them behind, whatever the shim does.
 _CLIENTS_FIFOS = "/run/containerd/fifo"
-# The parent of `/<namespace>/<id>` cgroups: made by the first container, shared by all later ones.
-_FURNITURE_CGROUPS = frozenset({"default", "vc"})
+# The parents of `/<namespace>/<id>` and `/kata_overhead/<id>`: made by the first container, shared by all later ones.
+_FURNITURE_CGROUPS = frozenset({"default", "k8s.io", "kata_overhead", "vc"})
 _LISTENING = 0x10000
 
 

@@ -135,13 +135,19 @@ RUNTIME: tuple[Key, ...] = (
     _R.used(
         "disable_new_netns", BOOL, False, "The VM stays out of the pod's network namespace; needs model none.", ann=True
     ),
-    _R.later(
+    _R.used(
         "sandbox_cgroup_only",
         BOOL,
         False,
-        "All of the sandbox in the pod's cgroup.",
-        "host cgroups are not managed",
+        "All of the sandbox in the pod's cgroup; with false only its vCPUs, the rest in /kata_overhead.",
         ann=True,
+    ),
+    _R.used(
+        "sandbox_cgroup_limits",
+        BOOL,
+        False,
+        "The sandbox's cgroups are limited to the VM's size plus what the VMM and its servers need.",
+        own=True,
     ),
     _R.used(
         "static_sandbox_resource_mgmt",
@@ -163,11 +169,11 @@ RUNTIME: tuple[Key, ...] = (
         "A VM that does not fit the pod's cgroup is refused, not warned about.",
         own=True,
     ),
-    _R.later(
+    _R.used(
         "enable_vcpus_pinning",
         BOOL,
         False,
-        "Each vCPU on a CPU of its own, when the pod's cpuset has as many.",
+        "Each vCPU of the containers' work on a CPU of its own, when all have CPU sets no other sandbox pins.",
         ann=True,
         also=("enable_vcpus_pinning",),
     ),

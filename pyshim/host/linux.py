@@ -14,11 +14,13 @@ from pyshim.host.release import release
 from pyshim.host.streams import Streams, open_streams
 from pyshim.host.virtiofsd import VirtiofsdFlavours, VirtiofsdProcess, start_virtiofsd
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
 from pyshim.model.task import Stdio
 
 if TYPE_CHECKING:
+    from pyshim.host.cgroups import LinuxCgroups
     from pyshim.model.share import VirtiofsdPlan
     from pyshim.model.volumes import SourceFacts
 
@@ -54,6 +56,12 @@ class LinuxHost:
         from pyshim.host.sources import source_facts
 
         return await asyncio.to_thread(source_facts, path)
+
+    def cgroups(self, mode: CgroupMode) -> "LinuxCgroups":
+        """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
+        from pyshim.host.cgroups import LinuxCgroups
+
+        return LinuxCgroups(mode)
 
     async def make_directory(self, path: str, mode: int) -> None:
         """The directory exists with exactly `mode`; those above it were made with 0755 where missing."""

@@ -86,7 +86,9 @@ def _release_process(entry: LedgerEntry, deadline: float) -> None:
 def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
     from pyshim.host.cgroup_removal import remove_cgroup
 
-    remove_cgroup(entry.key, deadline)
+    # With roots the key is a path in each of these hierarchies, without it is a directory.
+    for root in str(entry.detail.get("roots", "")).split(":"):
+        remove_cgroup(root + entry.key, deadline)
 
 
 def _release_link(entry: LedgerEntry, _deadline: float) -> None:

@@ -147,6 +147,8 @@ class RuntimeConfig:
     internetworking_model: str
     disable_new_netns: bool
     sandbox_cgroup_only: bool
+    sandbox_cgroup_limits: bool
+    """The sandbox's cgroups have limits of their own, from the sizing record; our own key."""
     static_sandbox_resource_mgmt: bool
     sizing_policy: str
     """`sum` or `overhead`; our own key."""

@@ -17,7 +17,7 @@ class ResourceKind(StrEnum):
     SOCKET = "socket"  # key: path of a unix socket or other single file
     MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it; detail: beneath, a root a guest writes in
     PROCESS = "process"  # key: a text unique in its argv; detail: program; pid, start_ticks once known
-    CGROUP = "cgroup"  # key: absolute path of a cgroup directory
+    CGROUP = "cgroup"  # key: path in every hierarchy of detail roots (mount points, `:` between); alone: a directory
     LINK = "link"  # key: interface name; detail: netns path ("" = the host's)
     INGRESS = "ingress"  # key: interface name whose ingress qdisc we added; detail: netns path
     NETNS = "netns"  # key: path of a namespace file we bound

@@ -1,7 +1,7 @@
 """What is true of a sandbox at one moment, as `state/` persists it and a later shim or `delete` reads it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
@@ -44,3 +44,5 @@ class SandboxSnapshot:
     containers: tuple[ContainerSnapshot, ...]
     failure: str
     """Why the sandbox died; empty while it has not."""
+    cgroups: Mapping[str, object] = field(default_factory=dict)
+    """Its host cgroups: where, who is in them, what was set and why (`sandbox/cgroups.py`)."""

@@ -20,6 +20,7 @@ from hypervisors.base import (
 from pyshim.model.agent_address import AGENT_VSOCK_PORT
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.confidential import Guard
+from pyshim.model.cgroups import CgroupPlan
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestSandbox, KernelModule, Storage
@@ -30,6 +31,7 @@ from pyshim.model.kernel_line import split_params
 from pyshim.model.oci import OciSpec
 from pyshim.model.volumes import SourceFacts
 from pyshim.plan.confidential import cpu_model, guard_of
+from pyshim.plan.cgroups import cgroup_plan
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, no_share, share_plan
@@ -76,6 +78,7 @@ class SandboxPlan:
     guest: GuestSandbox
     sizing: SizingRecord
     initdata: Initdata | None
+    cgroups: CgroupPlan
     netns_path: str | None
     """The pod's network namespace on the host; None when the pod has no network of its own."""
     sysctls: Mapping[str, str]
@@ -116,6 +119,7 @@ def sandbox_plan(
         guest=_guest(sandbox_id, spec, config, sources),
         sizing=sizing,
         initdata=initdata,
+        cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
         netns_path=netns_path,
         sysctls=_sysctls(spec),
     )

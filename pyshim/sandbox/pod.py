@@ -133,7 +133,7 @@ class Pod:
             hypervisor_factory=self._env.hypervisor_factory,
             connector=self._env.connector_factory(config),
             network_connector=self._env.network_connector,
-            ledger=self._records.ledger,
+            records=self._records,
             tasks=self._tasks,
             on_lost=self._lost,
             on_oom=self._oom,
@@ -348,9 +348,9 @@ class Pod:
             creation.task.cancel()
             await asyncio.wait([creation.task])
 
-    async def _stop_sandbox(self) -> None:
+    async def _stop_sandbox(self, agent_gone: bool = False) -> None:
         if self._sandbox is not None:
-            await self._sandbox.stop()
+            await self._sandbox.stop(agent_gone)
             self._save()
 
     def _settle(self) -> None:
@@ -371,7 +371,7 @@ class Pod:
         for other in self._containers.values():
             if other.id != container.id:
                 other.end_all(EXIT_KILLED)
-        self._tasks.supervise(f"stop/{container.id}", self._stop_sandbox())
+        self._tasks.supervise(f"stop/{container.id}", self._stop_sandbox(container.init.agent_gone))
 
     def _lost(self, reason: str) -> None:
         for container in self._containers.values():

@@ -58,6 +58,8 @@ class Process:
         self.status = Status.CREATED
         self.exit: ExitStatus | None = None
         self._reported: int | None = None
+        self.agent_gone = False
+        """The guest was lost while this process ran: its exit is not known."""
         """The status the guest has told, known before the output has drained and the exit is latched."""
         self.lock = asyncio.Lock()
         self._bundle = bundle
@@ -157,6 +159,7 @@ class Process:
         try:
             status = await self._agent.wait_process(self.container_id, self.guest_id)
         except AgentGone:
+            self.agent_gone = True
             return EXIT_SANDBOX_LOST
         except ShimError as exc:
             log.warning("wait failed", extra={"of": self.label, "error": str(exc)})

@@ -31,7 +31,10 @@ Resources = Mapping[str, Any]
 
 
 class Resizer:
-    """`record` is the newest sizing decision; `on_change` is called after it has changed."""
+    """`record` is the newest sizing decision; `on_change` is called after it has changed.
+
+    `fit` is given the containers' resources and the record whenever either has changed: the host's cgroups follow.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Resizer:
         agent: Callable[[], Agent],
         tasks: TaskOwner,
         on_change: Callable[[], None],
+        fit: Callable[[Iterable[Resources], SizingRecord], Awaitable[None]],
     ) -> None:
         self._plan = plan
         self._host = host
@@ -49,6 +53,7 @@ class Resizer:
         self._agent = agent
         self._tasks = tasks
         self._on_change = on_change
+        self._fit = fit
         self._dynamic = is_resizable(plan.config)
         self._lock = asyncio.Lock()
         self._asked: dict[ContainerId, Resources] = {}
@@ -65,6 +70,7 @@ class Resizer:
             self._asked[container_id] = resources
             if self._dynamic:
                 await self._grow_or_restore(container_id, None)
+            await self._fit_or_restore(container_id, None)
 
     async def leave(self, container_id: ContainerId) -> None:
         """The container asks for nothing any more; the VM shrinks soon. Idempotent."""
@@ -91,6 +97,7 @@ class Resizer:
             self._asked[container_id] = after
             if self._dynamic:
                 await self._grow_or_restore(container_id, before)
+            await self._fit_or_restore(container_id, before)
             try:
                 await apply(after)
             except BaseException:
@@ -104,6 +111,13 @@ class Resizer:
     async def _grow_or_restore(self, container_id: ContainerId, before: Resources | None) -> None:
         try:
             await to_the_end(self._grow())  # QEMU does not take half a command back
+        except BaseException:
+            self._restore(container_id, before)
+            raise
+
+    async def _fit_or_restore(self, container_id: ContainerId, before: Resources | None) -> None:
+        try:
+            await self._fit(self._asked.values(), self.record)
         except BaseException:
             self._restore(container_id, before)
             raise
@@ -144,32 +158,39 @@ class Resizer:
             await self._agent().online_cpu_memory(self.vcpus, cpu_only=False)
 
     def _shrink_soon(self) -> None:
-        if self._dynamic:
-            self._tasks.supervise(f"shrink/{self._plan.sandbox_id}", self._shrink())
+        self._tasks.supervise(f"shrink/{self._plan.sandbox_id}", self._shrink())
 
     async def _shrink(self) -> None:
         async with self._lock:
+            if self._dynamic:
+                await self._shrink_vm()
             try:
-                plan = await self._decide()
-                try:
-                    if plan.vcpus < self.vcpus:
-                        self.vcpus = await self._hypervisor.resize_vcpus(plan.vcpus)
-                    for step_mib in plan.memory_steps_mib:
-                        if step_mib < self.memory_mib:
-                            self.memory_mib = await self._hypervisor.resize_memory(step_mib)
-                except ShimError:
-                    await self._take_stock()
-                    raise
+                await self._fit(self._asked.values(), self.record)
             except ShimError as exc:
-                level = logging.DEBUG if isinstance(exc, Unavailable) else logging.WARNING  # an ended VM keeps nothing
-                log.log(level, "shrink vm", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
-                return
-            kept = ((plan.vcpus, self.vcpus, "vCPUs"), (plan.record.memory_mib.granted, self.memory_mib, "MiB"))
-            self._keep(
-                plan.record.with_warnings(
-                    *(f"{has} {unit} kept, {wanted} wanted" for wanted, has, unit in kept if has > wanted)
-                )
+                log.debug("fit cgroups", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+
+    async def _shrink_vm(self) -> None:
+        try:
+            plan = await self._decide()
+            try:
+                if plan.vcpus < self.vcpus:
+                    self.vcpus = await self._hypervisor.resize_vcpus(plan.vcpus)
+                for step_mib in plan.memory_steps_mib:
+                    if step_mib < self.memory_mib:
+                        self.memory_mib = await self._hypervisor.resize_memory(step_mib)
+            except ShimError:
+                await self._take_stock()
+                raise
+        except ShimError as exc:
+            level = logging.DEBUG if isinstance(exc, Unavailable) else logging.WARNING  # an ended VM keeps nothing
+            log.log(level, "shrink vm", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+            return
+        kept = ((plan.vcpus, self.vcpus, "vCPUs"), (plan.record.memory_mib.granted, self.memory_mib, "MiB"))
+        self._keep(
+            plan.record.with_warnings(
+                *(f"{has} {unit} kept, {wanted} wanted" for wanted, has, unit in kept if has > wanted)
             )
+        )
 
     async def _take_stock(self) -> None:
         """The sizes are the VM's after a change that went wrong half-way; added memory was taken back if it can be."""

@@ -13,11 +13,22 @@ from typing import Any, TypeVar
 from hypervisors.base import Hypervisor
 from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.plan.sandbox import SandboxPlan, with_nics
 from pyshim.sandbox.attachments import Attachments
+from pyshim.sandbox.admission import admitting
+from pyshim.sandbox.cgroups import SandboxCgroups
 from pyshim.sandbox.resizing import Resizer
-from pyshim.sandbox.seams import Agent, AgentConnector, Host, HypervisorFactory, Network, NetworkConnector, Virtiofsd
+from pyshim.sandbox.seams import (
+    Agent,
+    AgentConnector,
+    Host,
+    HypervisorFactory,
+    Network,
+    NetworkConnector,
+    Records,
+    Virtiofsd,
+)
 from pyshim.sandbox.tasks import TaskOwner, to_the_end
 from pyshim.sandbox.undo import Undo
 
@@ -39,7 +50,7 @@ class Sandbox:
         hypervisor_factory: HypervisorFactory,
         connector: AgentConnector,
         network_connector: NetworkConnector,
-        ledger: Ledger,
+        records: Records,
         tasks: TaskOwner,
         on_lost: Callable[[str], None],
         on_oom: Callable[[str], None],
@@ -50,11 +61,20 @@ class Sandbox:
         self._host = host
         self._connector = connector
         self._network_connector = network_connector
-        self._ledger = ledger
+        self._ledger = records.ledger
         self._tasks = tasks
         self._on_lost = on_lost
         self._on_oom = on_oom
-        self.hypervisor: Hypervisor = hypervisor_factory(ledger)
+        hypervisor = hypervisor_factory(self._ledger)
+        self.cgroups = SandboxCgroups(
+            plan=plan,
+            host=host.cgroups(plan.cgroups.mode),
+            ledger=self._ledger,
+            hypervisor=hypervisor,
+            pins=records.pins,
+            on_change=on_resize,
+        )
+        self.hypervisor: Hypervisor = admitting(hypervisor, self.cgroups.allow)
         self.resizer = Resizer(
             plan=plan,
             host=host_facts,
@@ -62,6 +82,7 @@ class Sandbox:
             agent=lambda: self.agent,
             tasks=tasks,
             on_change=on_resize,
+            fit=self.cgroups.fit,
         )
         self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks)
         self._agent: Agent | None = None
@@ -103,6 +124,8 @@ class Sandbox:
         self._watch(self._agent)
 
     async def _start(self) -> Agent:
+        self._undo.push(self.cgroups.leave)
+        await self.cgroups.enter()
         await self._make_share()
         network = await self._connect_network()
         if self.plan.share.virtiofsd is not None:
@@ -120,11 +143,15 @@ class Sandbox:
             await asyncio.wait([self._lost], timeout=2 * LOST_REASON_WAIT_S)
         return self.failure or otherwise
 
-    async def stop(self) -> None:
+    async def stop(self, agent_gone: bool = False) -> None:
         """The VM is gone and nothing of the sandbox is left on the host but its state.
+
+        `agent_gone`: the caller has lost the agent, so why is to be known before the VM ends by our own hand.
 
         Idempotent, callers share it. What could not be undone is logged and stays in the ledger.
         """
+        if agent_gone:
+            await self.loss("")
         self._stopping = True
         await to_the_end(self._stop())
 
@@ -172,11 +199,13 @@ class Sandbox:
         vm = with_nics(self.plan.vm, network.nics) if network else self.plan.vm
         self._undo.push(self.hypervisor.stop)
         try:
-            await self.hypervisor.create(vm)
+            async with self.cgroups.birth_of_vmm():
+                await self.hypervisor.create(vm)
         finally:
             if network is not None:
                 network.close_taps()
         self._pid = self.hypervisor.pid
+        await self.cgroups.place(self._pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 
     async def _reach_agent(self) -> Agent:
@@ -233,11 +262,11 @@ class Sandbox:
             await asyncio.gather(*ends, return_exceptions=True)
 
     async def _vm_end(self) -> str:
-        return (await self.hypervisor.wait()).reason
+        return await self.cgroups.explain(await self.hypervisor.wait())
 
     async def _virtiofsd_end(self) -> str:
         assert self._virtiofsd is not None, "virtiofsd starts before the vm"
-        return await self._virtiofsd.wait()
+        return await self.cgroups.explain_virtiofsd(await self._virtiofsd.wait())
 
     def _watch(self, agent: Agent) -> None:
         sandbox_id = self.plan.sandbox_id

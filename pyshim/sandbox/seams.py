@@ -14,6 +14,7 @@ from pyshim.model.guest import (
     NetworkNeighbour,
     NetworkRoute,
 )
+from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
 from pyshim.model.share import VirtiofsdPlan
@@ -21,6 +22,7 @@ from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import Stdio
 from pyshim.model.volumes import SourceFacts
+from pyshim.sandbox.cgroups import Cgroups, PinnedElsewhere
 
 
 class ContainerAgent(Protocol):
@@ -127,6 +129,9 @@ class Host(Protocol):
     async def source_facts(self, path: str) -> SourceFacts:
         """What `path` is, links followed; MISSING rather than an error when it is not there."""
 
+    def cgroups(self, mode: CgroupMode) -> Cgroups:
+        """One sandbox's host cgroups."""
+
     async def make_directory(self, path: str, mode: int) -> None: ...
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content; what was there before is replaced."""
@@ -151,6 +156,9 @@ class Records(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
+
+    def pins(self) -> PinnedElsewhere:
+        """Which CPUs other sandboxes pin; this shim alone decides until it is closed. Blocks for a moment."""
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole. Raises ShimError naming the file."""

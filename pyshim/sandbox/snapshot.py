@@ -24,6 +24,7 @@ def sandbox_snapshot(sandbox: Sandbox, containers: tuple[Container, ...]) -> San
         sizing=sandbox.resizer.record.as_json(),
         containers=tuple(_container(container) for container in containers),
         failure=sandbox.failure,
+        cgroups=sandbox.cgroups.saved(),
     )
 
 

@@ -51,8 +51,8 @@ def kata_sandbox(snapshot: SandboxSnapshot) -> dict[str, object]:
         "SandboxContainer": containers[0].container_id if containers else "",
         "GuestMemoryBlockSizeMB": 0,
         "GuestMemoryHotplugProbe": False,
-        "SandboxCgroupPath": "",
-        "OverheadCgroupPath": "",
+        "SandboxCgroupPath": _cgroup(snapshot, "sandbox"),
+        "OverheadCgroupPath": _cgroup(snapshot, "overhead"),
         "CgroupPaths": {},
         "Devices": [],
         "HypervisorState": {
@@ -65,6 +65,7 @@ def kata_sandbox(snapshot: SandboxSnapshot) -> dict[str, object]:
         "Network": {"NetworkID": snapshot.netns_path, "Endpoints": [], "NetworkCreated": False},
         "Config": {
             **_SANDBOX_CONFIG,
+            "SandboxCgroupOnly": snapshot.cgroups.get("SandboxCgroupOnly", False),
             "HypervisorType": snapshot.hypervisor_type,
             "HypervisorConfig": dict(snapshot.hypervisor_config),
             "KataAgentConfig": {"LongLiveConn": True},
@@ -80,6 +81,12 @@ def kata_sandbox(snapshot: SandboxSnapshot) -> dict[str, object]:
             ],
         },
     }
+
+
+def _cgroup(snapshot: SandboxSnapshot, role: str) -> str:
+    groups = snapshot.cgroups.get("Groups", ())
+    found = [group for group in groups if group["Role"] == role] if isinstance(groups, list) else []
+    return str(found[0]["Path"]) if found else ""
 
 
 def kata_container(container: ContainerSnapshot, vmm_pid: int) -> dict[str, object]:

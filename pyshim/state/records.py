@@ -10,6 +10,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.state.pins import PinnedElsewhere, pinned_elsewhere
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
@@ -85,6 +86,10 @@ class SandboxRecords:
     @property
     def ledger(self) -> PersistentLedger:
         return self._ledger
+
+    def pins(self) -> PinnedElsewhere:
+        """Which CPUs the node's other sandboxes pin. Blocks for a moment; raises ShimError."""
+        return pinned_elsewhere(self._sandbox_id, self._store.root)
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole, with the ledger; ignored after `remove`. Raises ShimError naming the file."""

@@ -127,6 +127,7 @@ def _snapshot_to_json(snapshot: SandboxSnapshot) -> dict[str, object]:
         "AgentAddress": snapshot.agent_address,
         "NetnsPath": snapshot.netns_path,
         "Sizing": dict(snapshot.sizing),
+        "Cgroups": dict(snapshot.cgroups),
         "Failure": snapshot.failure,
         "Containers": [_container_to_json(container) for container in snapshot.containers],
     }
@@ -151,6 +152,7 @@ def _snapshot_from_json(ours: Fields, top: Fields) -> SandboxSnapshot:
         sizing=dict(item.child("Sizing", {}).items()),
         containers=tuple(_container_from_json(container) for container in item.children("Containers")),
         failure=item.text("Failure", ""),
+        cgroups=dict(item.child("Cgroups", {}).items()),
     )
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.events import TaskEvent
+from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.mounts import HostMount, SourceKind
 from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.task import Stdio
 from pyshim.model.volumes import SourceFacts
+from tests.fakes.cgroups import FakeCgroups
 
 
 class Faults:
@@ -104,6 +106,7 @@ class FakeHost:
         self.daemons: set[FakeVirtiofsd] = set()
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
+        self.cgroup_tree = FakeCgroups(self.faults.hit)
         self.before_effect: Callable[[str, str], None] = lambda _effect, _path: None
         self.may_open_streams = asyncio.Event()
         """Cleared: `open_streams` takes until it is set, as a log program's start may."""
@@ -124,6 +127,9 @@ class FakeHost:
         if path.startswith("/dev/block/7:"):
             return SourceFacts(kind=SourceKind.BLOCK, device_path=f"/dev/loop{path.rpartition(':')[2]}")
         return self.sources.get(path, SourceFacts(kind=SourceKind.DIRECTORY))
+
+    def cgroups(self, mode: CgroupMode) -> FakeCgroups:
+        return self.cgroup_tree
 
     async def make_directory(self, path: str, mode: int) -> None:
         self.faults.hit("make_directory")
@@ -149,6 +155,7 @@ class FakeHost:
 
     async def release(self, entry: LedgerEntry) -> None:
         self.faults.hit("release")
+        self.cgroup_tree.release(entry.key)
         self.mounts = [path for path in self.mounts if path != entry.key]
         self.directories = {path for path in self.directories if not path.startswith(entry.key)}
 
@@ -157,6 +164,7 @@ class FakeHost:
         found = {
             "mounts": self.mounts,
             "directories": sorted(self.directories),
+            "cgroups": list(self.cgroup_tree.there),
             "daemons": len(self.daemons),
             "streams": [name for name, streams in self.streams.items() if not streams.closed],
         }
@@ -177,11 +185,26 @@ class FakeLedger:
         self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)]
 
 
+class FakePins:
+    def __init__(self, taken: Mapping[int, str]) -> None:
+        self.taken = taken
+
+    def __enter__(self) -> "FakePins":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 class FakeRecords:
     def __init__(self, host: FakeHost) -> None:
         self.ledger = FakeLedger(host)
         self.snapshots: list[SandboxSnapshot] = []
         self.removed = False
+        self.pinned_elsewhere: dict[int, str] = {}
+
+    def pins(self) -> "FakePins":
+        return FakePins(self.pinned_elsewhere)
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         self.snapshots.append(snapshot)

@@ -1,0 +1,163 @@
+"""Where a sandbox's processes and threads are in the host's cgroups, read back from the kernel (cgroup v1)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.containerd import task_v2_pb2
+from pyshim.ttrpc import Client
+
+from .framework import shim_config
+from .framework.cgroups import SandboxCgroups, hierarchy, members, pod_cgroup
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+pytestmark = pytest.mark.vm
+MIB = 1024 * 1024
+_TMPFS = ("--mount", "type=tmpfs,src=tmpfs,dst=/fill,options=size=400m")
+_ALL = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids", "freezer")
+
+
+def _config(scratch: Path, hypervisor: dict[str, object] | None = None, **runtime: object) -> Path:
+    """The shipped file and a drop-in."""
+    path = shim_config.variant(scratch)
+    drop_in = scratch / "config.d" / "50-cgroups.toml"
+    drop_in.parent.mkdir()
+    lines = []
+    for table, keys in (("hypervisor.qemu", hypervisor or {}), ("runtime", runtime)):
+        lines += [f"[{table}]", *(f"{key} = {str(value).lower()}" for key, value in keys.items())]
+    drop_in.write_text("\n".join([*lines, ""]))
+    return path
+
+
+def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> SandboxCgroups:
+    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", config, *options)
+    ctr(*words, IMAGE, name, "sleep", "100000")
+    return SandboxCgroups(name)
+
+
+def _update(name: str, **resources: Any) -> None:
+    """Task.Update as containerd sends it."""
+    request = task_v2_pb2.UpdateTaskRequest(id=name)
+    request.resources.type_url = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
+    request.resources.value = json.dumps(resources).encode()
+
+    async def ask() -> None:
+        sock = socket.socket(socket.AF_UNIX)
+        bundle = Path("/run/containerd/io.containerd.runtime.v2.task/default") / name
+        sock.connect((bundle / "address").read_text().removeprefix("unix://"))
+        sock.setblocking(False)
+        client = await Client.connect_socket(sock)
+        try:
+            await client.call("containerd.task.v2.Task", "Update", request.SerializeToString(), timeout_s=90)
+        finally:
+            client.close()
+            await asyncio.sleep(0)
+
+    asyncio.run(ask())
+
+
+def _other_threads(sandbox: SandboxCgroups) -> set[int]:
+    return {int(tid) for tid in os.listdir(f"/proc/{sandbox.vmm}/task")} - sandbox.vcpu_threads
+
+
+def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_after_hotplug(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    size = {"default_vcpus": "0.5", "default_memory": 256, "default_maxmemory": 1280}
+    config = _config(scratch, size, static_sandbox_resource_mgmt=False)
+
+    sandbox = _run(ctr, runtime, name, config)
+
+    assert sandbox.path("sandbox") == f"/default/kata_{name}"
+    assert sandbox.path("overhead") == f"/kata_overhead/{name}"
+    state = sandbox.state
+    assert (state["SandboxCgroupPath"], state["OverheadCgroupPath"]) == (
+        f"/default/kata_{name}",
+        f"/kata_overhead/{name}",
+    )
+    for controller in _ALL:
+        inside = members(sandbox.directory("overhead", controller))
+        assert {sandbox.shim, sandbox.virtiofsd, sandbox.vmm} <= inside, controller
+    assert len(sandbox.vcpu_threads) == 1
+    _assert_vcpus_apart(sandbox)
+
+    _update(name, cpu={"quota": 150_000, "period": 100_000})
+
+    assert len(sandbox.vcpu_threads) == 2
+    _assert_vcpus_apart(sandbox)
+    strict = sandbox.directory("devices", "devices")
+    assert {sandbox.vmm, sandbox.virtiofsd} <= members(strict)
+    assert sandbox.shim not in members(strict)
+    rules = (strict / "devices.list").read_text().splitlines()
+    assert "c 1:3 rwm" in rules
+    assert "a *:* rwm" not in rules
+
+
+def _assert_vcpus_apart(sandbox: SandboxCgroups) -> None:
+    for controller in ("cpu", "cpuacct", "cpuset"):
+        assert members(sandbox.directory("sandbox", controller), "tasks") == sandbox.vcpu_threads, controller
+        overhead = members(sandbox.directory("overhead", controller), "tasks")
+        assert _other_threads(sandbox) <= overhead, controller
+        assert not overhead & sandbox.vcpu_threads, controller
+
+
+def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of_its_own(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    """One VM: where everybody is, what was written, that the CPU limit holds, and how a host OOM is told."""
+    config = _config(scratch, {"default_memory": 512}, sandbox_cgroup_only=True, sandbox_cgroup_limits=True)
+    with pod_cgroup(f"pod-{name}") as parent, removed(ctr, name):
+        sandbox = _run(ctr, runtime, name, config, "--cgroup", f"{parent}/{name}", *_TMPFS)
+
+        assert sandbox.path("sandbox") == f"{parent}/kata_{name}"
+        assert not list(hierarchy("memory").glob(f"kata_overhead/{name}"))
+        for controller in _ALL:
+            inside = members(sandbox.directory("sandbox", controller))
+            assert {sandbox.shim, sandbox.virtiofsd, sandbox.vmm} <= inside, controller
+        cpu, memory = sandbox.directory("sandbox", "cpu"), sandbox.directory("sandbox", "memory")
+        # 1 vCPU and 1 CPU for the VMM; 512 MiB of RAM and twice 206 MiB for the host side.
+        assert (cpu / "cpu.cfs_quota_us").read_text().strip() == "200000"
+        assert (memory / "memory.limit_in_bytes").read_text().strip() == str((512 + 2 * 206) * MIB)
+        assert int((memory / "memory.usage_in_bytes").read_text()) > 100 * MIB
+        _assert_held_to_quota(ctr, name, cpu)
+
+        (memory / "memory.limit_in_bytes").write_text(str(300 * MIB))
+        ctr("task", "exec", "--exec-id", "fill", name, "dd", "if=/dev/zero", "of=/fill/it", "bs=1M", check=False)
+        ctr.wait_for_state(name, "STOPPED")
+        failure = sandbox.state["Pyshim"]["Snapshot"]["Failure"]
+        assert f"the host's OOM killer ended the VMM, as cgroup '{parent}/kata_{name}' met its memory limit" in failure
+
+
+def _assert_held_to_quota(ctr: Ctr, name: str, cpu: Path) -> None:
+    """With half a CPU allowed, a guest that spins gets no more than that, and the kernel says that it was held."""
+    (cpu / "cpu.cfs_quota_us").write_text("20000")
+    before = _throttled(cpu)
+    ctr("task", "exec", "--exec-id", "spin", name, "sh", "-c", "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done")
+    eventually(lambda: _throttled(cpu) > before, what="the vCPUs are throttled")
+    (cpu / "cpu.cfs_quota_us").write_text("200000")
+
+
+@contextlib.contextmanager
+def removed(ctr: Ctr, name: str) -> Iterator[None]:
+    """The container is gone at the end of the block, before the pod's cgroup goes."""
+    try:
+        yield
+    finally:
+        ctr.remove([name])
+
+
+def _throttled(cpu: Path) -> int:
+    lines = dict(line.split() for line in (cpu / "cpu.stat").read_text().splitlines())
+    return int(lines["nr_throttled"])

@@ -1,0 +1,120 @@
+"""The host's cgroups as one sandbox uses them: the version's own edge, called from threads; the seam `Cgroups`."""
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+
+from pyshim.host import cgroup_mounts
+from pyshim.host.cgroups_v1 import CgroupsV1
+from pyshim.host.cgroups_v2 import CgroupsV2
+from pyshim.host.linux import to_the_end
+from pyshim.model.cgroups import Group, HostOom, Scope, Setting
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.host_facts import CgroupMode
+
+
+class LinuxCgroups:
+    """One sandbox's. Every method raises ShimError naming the cgroup."""
+
+    def __init__(self, mode: CgroupMode, *, proc_root: str = "/proc") -> None:
+        try:
+            hierarchies = cgroup_mounts.mounted(proc_root)
+        except OSError as error:
+            raise FailedPrecondition(f"find cgroup mounts: {error.strerror}") from error
+        self._tree = CgroupsV2(hierarchies) if mode is CgroupMode.V2 else CgroupsV1(hierarchies)
+
+    def roots(self, group: Group) -> tuple[str, ...]:
+        """The mount points below which `group.path` is, or will be."""
+        return self._tree.roots(group)
+
+    async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
+        """They are there; notes say what they lack."""
+        notes: list[str] = []
+
+        def make() -> None:
+            for group in groups:
+                notes.extend(self._tree.make(group))
+
+        await to_the_end(make)
+        return tuple(notes)
+
+    async def start_scope(self, scope: Scope) -> None:
+        """The unit runs with this process in it. Raises ShimError when systemd refuses or says nothing."""
+        from pyshim.host.systemd_scope import start_scope
+
+        await to_the_end(start_scope, scope, os.getpid())
+
+    async def join(self, group: Group, pids: Iterable[int]) -> None:
+        def join() -> None:
+            for pid in pids:
+                self._tree.join(group, pid)
+
+        await to_the_end(join)
+
+    async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
+        """The threads are in the group, where the hierarchy keeps threads apart from their process."""
+
+        def join() -> None:
+            for tid in tids:
+                self._tree.join_thread(group, tid)
+
+        await to_the_end(join)
+
+    async def leave(self, groups: tuple[Group, ...]) -> None:
+        """This process and its children are in none of the groups."""
+
+        def leave() -> None:
+            for group in groups:
+                self._tree.leave(group)
+
+        await to_the_end(leave)
+
+    async def apply(self, group: Group, settings: Iterable[Setting]) -> Mapping[Setting, str]:
+        """Every setting was tried, in order; those the kernel did not take, each with the reason."""
+        failed: dict[Setting, str] = {}
+
+        def apply() -> None:
+            for setting in settings:
+                if problem := self._tree.apply(group, setting):
+                    failed[setting] = problem
+
+        await to_the_end(apply)
+        return failed
+
+    async def allowed(self, group: Group, name: str) -> str:
+        """`cpus` or `mems` the cgroup above has, as a list; empty when that is not known."""
+        return await asyncio.to_thread(self._tree.allowed, group, name)
+
+    async def oom(self, group: Group) -> HostOom | None:
+        return await asyncio.to_thread(self._tree.oom, group)
+
+    async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """(rule, path) that allows each device there is; VFIO groups by their major, which covers later ones."""
+        return await asyncio.to_thread(_device_rules, tuple(paths))
+
+    async def pin(self, tid: int, cpus: Iterable[int]) -> str:
+        """The thread runs on these CPUs only. The reason when the kernel refuses."""
+        try:
+            os.sched_setaffinity(tid, cpus)
+        except ProcessLookupError:
+            return ""
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+
+def _device_rules(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            kind = {stat.S_IFBLK: "b", stat.S_IFCHR: "c"}.get(stat.S_IFMT(status.st_mode))
+            if kind:
+                found[f"{kind} {os.major(status.st_rdev)}:{os.minor(status.st_rdev)} rwm"] = path
+    for line in cgroup_mounts.read("/proc/devices").splitlines():
+        words = line.split()
+        if len(words) == 2 and words[1] in ("vfio", "vfio-dev"):
+            found[f"c {words[0]}:* rwm"] = words[1]
+    return tuple(found.items())

@@ -1,0 +1,78 @@
+"""Host cgroups in memory: who is where, what was written, in order."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+from pyshim.model.cgroups import Group, HostOom, Scope, Setting
+
+
+class FakeCgroups:
+    """`hit` is told every step before it happens and may raise."""
+
+    def __init__(self, hit: Callable[[str], None]) -> None:
+        self._hit = hit
+        self.there: dict[str, set[int]] = {}
+        """Processes by path."""
+        self.threads: dict[str, tuple[int, ...]] = {}
+        self.settings: list[tuple[str, str, str]] = []
+        """(path, file, value), in order."""
+        self.scopes: list[str] = []
+        self.history: list[str] = []
+        self.refused: dict[str, str] = {}
+        """Files the kernel does not take, with its reason."""
+        self.sets = {"cpus": "0-3", "mems": "0"}
+        self.killed: HostOom | None = None
+        self.pins: dict[int, tuple[int, ...]] = {}
+
+    def roots(self, group: Group) -> tuple[str, ...]:
+        return ("/cg",)
+
+    async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
+        for group in groups:
+            self._hit("make_cgroup")
+            self.there[group.path] = set()
+        return ()
+
+    async def start_scope(self, scope: Scope) -> None:
+        self._hit("start_scope")
+        self.scopes.append(scope.unit)
+
+    async def join(self, group: Group, pids: Iterable[int]) -> None:
+        self._hit("join_cgroup")
+        for pid in pids:
+            for members in self.there.values():
+                members.discard(pid)
+            self.there[group.path].add(pid)
+            self.history.append(f"{pid} into {group.path}")
+
+    async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
+        self._hit("join_threads")
+        self.threads[group.path] = tuple(tids)
+
+    async def leave(self, groups: tuple[Group, ...]) -> None:
+        for group in groups:
+            self.there.get(group.path, set()).clear()
+
+    async def apply(self, group: Group, settings: Iterable[Setting]) -> Mapping[Setting, str]:
+        failed = {}
+        for setting in settings:
+            if problem := self.refused.get(setting.file):
+                failed[setting] = problem
+            else:
+                self.settings.append((group.path, setting.file, setting.value))
+        return failed
+
+    async def allowed(self, group: Group, name: str) -> str:
+        return self.sets[name]
+
+    async def oom(self, group: Group) -> HostOom | None:
+        return self.killed
+
+    async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        return tuple((f"b 8:{number} rwm", path) for number, path in enumerate(paths))
+
+    async def pin(self, tid: int, cpus: Iterable[int]) -> str:
+        self.pins[tid] = tuple(sorted(cpus))
+        return ""
+
+    def release(self, path: str) -> None:
+        self.there.pop(path, None)
