@@ -19,8 +19,8 @@ from hypervisors.base import (
 )
 from pyshim.model.agent_address import AGENT_VSOCK_PORT
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
-from pyshim.model.confidential import Guard
 from pyshim.model.cgroups import CgroupPlan
+from pyshim.model.confidential import Guard
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestSandbox, KernelModule, Storage
@@ -30,8 +30,8 @@ from pyshim.model.initdata import Initdata
 from pyshim.model.kernel_line import split_params
 from pyshim.model.oci import OciSpec
 from pyshim.model.volumes import SourceFacts
-from pyshim.plan.confidential import cpu_model, guard_of
 from pyshim.plan.cgroups import cgroup_plan
+from pyshim.plan.confidential import cpu_model, guard_of
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, no_share, share_plan

@@ -15,8 +15,8 @@ from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.plan.sandbox import SandboxPlan, with_nics
-from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.admission import admitting
+from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import (
