@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
 MIB = 1024 * 1024
+_PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 _TMPFS = ("--mount", "type=tmpfs,src=tmpfs,dst=/fill,options=size=400m")
 _ALL = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids", "freezer")
 
@@ -97,6 +99,11 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
 
     assert len(sandbox.vcpu_threads) == 2
     _assert_vcpus_apart(sandbox)
+    shown = subprocess.run([str(_PYSHIM), "cgroups", name], capture_output=True, check=True, timeout=30).stdout.decode()
+    assert f"sandbox   /default/kata_{name}" in shown
+    assert all(f"{tid} vCPU {number}" in shown for number, tid in enumerate(sandbox.record["VcpuThreads"]))
+    assert f"process   {sandbox.shim} shim" in shown
+    assert "outside   shim, virtiofsd, vmm" in shown
     strict = sandbox.directory("devices", "devices")
     assert {sandbox.vmm, sandbox.virtiofsd} <= members(strict)
     assert sandbox.shim not in members(strict)

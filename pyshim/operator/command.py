@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "sizing": ("pyshim.operator.sizing", "explain how large a sandbox's VM is, or would be"),
     "cdi": ("pyshim.operator.cdi", "list, judge and resolve the devices of this node's CDI specs"),
     "initdata": ("pyshim.operator.initdata", "write, read and digest what a confidential guest's owner has measured"),
+    "cgroups": ("pyshim.operator.cgroups", "show a sandbox's host cgroups: who is in them, limits, usage"),
     "launcher": ("pyshim.operator.launcher", "write the shim binary that containerd calls"),
     "zygote": ("pyshim.operator.zygote", "run the node's zygote, which makes shims by forking"),
     "version": ("pyshim.operator.version", "print versions"),
