@@ -88,6 +88,7 @@ class LinuxHost:
                 os.unlink(path)
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
                 file.write(content)
+                os.fchmod(file.fileno(), mode)
 
         try:
             await to_the_end(write)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pyshim.host.children import Children
 from pyshim.host.fds import OwnedFd
 from pyshim.host.launch import describe_os_error
+from pyshim.host.loopback_door import LoopbackDoor
 from pyshim.host.netns import held_netns
 from pyshim.host.network_messages import MAX_FDS
-from pyshim.host.network_session import NetworkSession
+from pyshim.host.network_session import NetworkSession, StepFailed
 from pyshim.host.taps import open_vhost_net
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -47,6 +48,7 @@ class HostNetwork:
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
+        self.door: LoopbackDoor | None = None
         self._ledger = ledger
         self._netns_path = netns_path
         self._fds: list[OwnedFd] = []
@@ -60,6 +62,8 @@ class HostNetwork:
     async def disconnect(self) -> None:
         """The namespace is as CNI left it. Idempotent; raises the first ShimError after having tried everything."""
         self.close_taps()
+        if self.door is not None:
+            self.door.close()
         failure: ShimError | None = None
         for entry in reversed(tuple(self._held)):
             try:
@@ -80,6 +84,17 @@ class HostNetwork:
         self.interfaces = plan.interfaces
         self.routes = plan.routes
         self.neighbours = plan.neighbours
+
+    async def open_door(self, session: NetworkSession) -> None:
+        """Connections to the namespace's loopback come to `door`; on a host that cannot steer them it stays None."""
+        try:
+            _, fds = await session.ask("steer loopback connections", {"do": "steer"})
+        except StepFailed as error:
+            log.warning("port-forward is not possible", extra={"netns": self._netns_path, "error": str(error)})
+            return
+        if len(fds) != 2:
+            raise Internal(f"steer loopback connections: {len(fds)} descriptors came, 2 were wanted")
+        self.door = LoopbackDoor(*fds)
 
     async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan", queues: int) -> tuple[int, ...]:
         name, link = endpoint.tap_name, endpoint.link_name
@@ -150,6 +165,7 @@ class HostNetworkConnector:
                     for sentence in plan.left_out:
                         log.warning("not told to the guest", extra={"netns": netns_path, "route": sentence})
                     await network.connect(session, plan, queues, vhost_net)
+                    await network.open_door(session)
             except BaseException:
                 # The child is gone by now, so nothing is made any more; and nobody else may look at half of it.
                 await _undo(network, netns_path)

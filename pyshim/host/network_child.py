@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pyshim.host import netlink, taps
+from pyshim.host import loopback_steering, netlink, taps
 from pyshim.host.network_messages import SOCKET_FD, Inbox, MessageTooLong, send
 
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> None:
     step: Callable[[netlink.IPRoute, Mapping[str, Any]], tuple[object, tuple[int, ...]]]
-    step = {"scan": _scan, "tap": _tap, "redirect": _redirect}[question["do"]]
+    step = {"scan": _scan, "tap": _tap, "redirect": _redirect, "steer": _steer}[question["do"]]
     fds: tuple[int, ...] = ()
     try:
         answer, fds = step(rtnl, question)
@@ -59,3 +59,7 @@ def _tap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tu
 def _redirect(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
     netlink.redirect(rtnl, question["tap"], question["link"])
     return None, ()
+
+
+def _steer(_rtnl: netlink.IPRoute, _question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
+    return None, loopback_steering.steer_loopback()

@@ -141,16 +141,6 @@ class Pod:
             on_resize=self._save,
         )
         self._sandbox = sandbox
-        log.info(
-            "sizing",
-            extra={
-                "sandbox": place.sandbox_id,
-                "vcpus": plan.sizing.vcpus.explain("vCPU"),
-                "memory": plan.sizing.memory_mib.explain("MiB"),
-            },
-        )
-        for warning in plan.sizing.warnings:
-            log.warning("capacity", extra={"sandbox": place.sandbox_id, "problem": warning})
         self._save()
         await sandbox.start()
         self._save()
@@ -195,6 +185,7 @@ class Pod:
             await container.create(sandbox.plan.config.runtime.create_container_timeout_s)
         except AgentGone as exc:
             raise Unavailable(f"create container '{request.container_id}': {await sandbox.loss(str(exc))}") from exc
+        sandbox.has_container(request.container_id)
         return container
 
     async def _hold_pid_namespace(self, sandbox: Sandbox) -> None:

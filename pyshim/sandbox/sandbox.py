@@ -13,11 +13,14 @@ from typing import Any, TypeVar
 from hypervisors.base import Hypervisor
 from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.plan.kind import ContainerKind
 from pyshim.plan.sandbox import SandboxPlan, with_nics
 from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
+from pyshim.sandbox.port_forward import PortForward
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import (
     Agent,
@@ -86,6 +89,7 @@ class Sandbox:
         )
         self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks)
         self._agent: Agent | None = None
+        self._forward: PortForward | None = None
         self._virtiofsd: Virtiofsd | None = None
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
         self._watchers: list[asyncio.Task[None]] = []
@@ -116,6 +120,7 @@ class Sandbox:
 
     async def start(self) -> None:
         """The VM runs and its agent has the sandbox; nothing is left on the host when this raises."""
+        _log_sizing(self.plan)
         try:
             self._agent = await self._start()
         except BaseException:
@@ -135,7 +140,19 @@ class Sandbox:
         agent = await self._reach_agent()
         self._undo.push(agent.close)
         await self._or_lost(self._set_up_guest(agent, network))
+        if network is not None and network.door is not None:
+            self._forward = PortForward(
+                plan=self.plan, door=network.door, agent=agent, host=self._host, tasks=self._tasks
+            )
+            self._forward.start()
+            self._undo.push(self._forward.close)
         return agent
+
+    def has_container(self, container_id: ContainerId) -> None:
+        """The pod has this container now: unless it is the pause container, it may listen on ports."""
+        pause = self.plan.kind is ContainerKind.POD_SANDBOX and str(container_id) == str(self.plan.sandbox_id)
+        if self._forward is not None and not pause:
+            self._forward.has_listeners = True
 
     async def loss(self, otherwise: str) -> str:
         """Why the sandbox was lost, if that shows up soon; `otherwise` when it does not."""
@@ -317,3 +334,11 @@ class Sandbox:
     def _acquire(self, entry: LedgerEntry) -> None:
         self._ledger.acquire(entry)
         self._undo.push(self._ledger.release, entry)
+
+
+def _log_sizing(plan: SandboxPlan) -> None:
+    sizing = plan.sizing
+    explained = {"vcpus": sizing.vcpus.explain("vCPU"), "memory": sizing.memory_mib.explain("MiB")}
+    log.info("sizing", extra={"sandbox": plan.sandbox_id, **explained})
+    for warning in sizing.warnings:
+        log.warning("capacity", extra={"sandbox": plan.sandbox_id, "problem": warning})

@@ -167,6 +167,30 @@ class Records(Protocol):
         """Nothing of the sandbox is on disk, unless something is still held. Idempotent, never raises."""
 
 
+class DoorConnection(Protocol):
+    """One connection made to a loopback address of the pod's namespace on the host. Calls raise Unavailable."""
+
+    port: int
+
+    async def read(self) -> bytes:
+        """The next bytes; empty once the other side has said all."""
+
+    async def write(self, data: bytes) -> None: ...
+    def reset(self) -> None:
+        """Gone, and the other side told that nobody was there. Nothing happens once it is closed."""
+
+    def close(self) -> None: ...
+
+
+class Door(Protocol):
+    """Where connections to the loopback addresses of the pod's namespace arrive, whatever their port."""
+
+    async def accept(self) -> DoorConnection:
+        """The next one. Raises Unavailable once closed."""
+
+    def close(self) -> None: ...
+
+
 class Network(Protocol):
     """The pod's network on the host side: taps behind the VM's devices, and what the guest must be told."""
 
@@ -174,6 +198,10 @@ class Network(Protocol):
     interfaces: tuple[NetworkInterface, ...]
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
+
+    @property
+    def door(self) -> Door | None:
+        """Port-forward's way in; None on a host that has none."""
 
     def close_taps(self) -> None:
         """Our copies of the tap fds are closed; the VMM has its own. Idempotent."""

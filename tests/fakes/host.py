@@ -136,6 +136,11 @@ class FakeHost:
         self.before_effect("make_directory", path)
         self.directories.add(path)
 
+    async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
+        self.faults.hit("write_bytes")
+        self.before_effect("write_bytes", path)
+        self.files[path] = content
+
     async def mount(self, mount: HostMount) -> None:
         self.faults.hit("mount")
         self.before_effect("mount", mount.target)
