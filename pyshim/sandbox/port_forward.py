@@ -26,6 +26,7 @@ MAX_CONNECTIONS = 64
 """Each is a process in the guest; whoever dials more is refused."""
 LINGER_S = 10.0
 """After the client has said all, silence of the listener this long ends the connection; containerd waits 1 s."""
+REMOVE_TIMEOUT_S = 3
 _KILL = 9
 
 
@@ -171,6 +172,11 @@ class PortForward:
             await self._host.make_directory(path, 0o755)
         await self._host.write_bytes(relay.program_path, relay.program, 0o755)
         await self._agent.create_container(relay.guest, self._plan.config.runtime.create_container_timeout_s)
-        await self._agent.start_container(relay.container_id)
+        try:
+            await self._agent.start_container(relay.container_id)
+        except BaseException:
+            with suppress(ShimError):
+                await self._agent.remove_container(relay.container_id, REMOVE_TIMEOUT_S)
+            raise
         log.info("port-forward made ready in the guest", extra={"container": relay.container_id})
         return relay

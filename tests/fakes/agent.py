@@ -5,6 +5,7 @@ signalled), `hold` (echoes, ends, but leaves its output open as a grandchild wou
 """
 
 import asyncio
+import errno
 import socket
 
 from google.protobuf.empty_pb2 import Empty
@@ -41,6 +42,12 @@ class FakeProcess:
                 self.output += text.encode()
                 await self.end(0, close=False)
             case ["cat"]:
+                await self._copy()
+            case ["/relay", "9"]:  # port-forward's program: nobody listens on this port
+                await self.end(errno.ECONNREFUSED)
+            case ["/relay", "13"]:  # a listener that never says anything
+                pass
+            case ["/relay", _]:
                 await self._copy()
 
     async def _copy(self) -> None:

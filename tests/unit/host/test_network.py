@@ -311,6 +311,8 @@ def test_the_taps_go_with_their_descriptors_and_the_ledger_alone_undoes_the_rest
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
         network = await connect(connector, wire.pod.path, ledger)
         network.close_taps()
+        assert network.door is not None
+        network.door.close()
 
     run(body)
     assert wire.pod.state() != before
