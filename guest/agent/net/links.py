@@ -171,7 +171,7 @@ def _add_address(netlink: nl.Netlink, index: int, address: Message) -> None:
         log.info("no IPv6 in this guest, address skipped", address=address.address)
         return
     bits = prefix_length(address.mask, len(data) * 8, address.address)
-    # Whoever set the address up on the host has looked for duplicates; a container that starts now must be able to bind.
+    # Whoever set it up on the host has looked for duplicates, and a container that starts now must be able to bind.
     flags = nl.IFA_F_NODAD if family == nl.AF_INET6 else 0
     body = (
         nl.ADDRESS.pack(family, bits, flags, 0, index)

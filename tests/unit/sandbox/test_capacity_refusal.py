@@ -29,7 +29,7 @@ def test_a_vm_larger_than_its_cgroup_boots_with_one_warning(caplog: pytest.LogCa
         await stack.run("c1", ["sleep"])
         await stack.run("c2", ["sleep"], annotations=CONTAINER)
 
-    with caplog.at_level(logging.WARNING, "pyshim.sandbox.pod"):
+    with caplog.at_level(logging.WARNING, "pyshim.sandbox"):
         run()
 
     (warning,) = [record for record in caplog.records if record.msg == "capacity"]
