@@ -15,6 +15,7 @@ import socket
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from hypervisors.base import Capabilities, Hypervisor, VmConfig, VmExit, VmExitKind
@@ -33,7 +34,7 @@ from pyshim.host.trees import remove_tree
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
@@ -82,7 +83,8 @@ def rehearse(directory: str, plays: int = PLAYS) -> None:
 
 async def _play(directory: str, plays: int) -> None:
     async with asyncio.timeout(_WITHIN_S):
-        facts = await asyncio.to_thread(probe_host)
+        # Without cgroups: those of this machine are not for playing.
+        facts = replace(await asyncio.to_thread(probe_host), cgroup_mode=CgroupMode.NONE)
         for _ in range(plays):
             await _Stage(directory, facts).play()
 
@@ -263,6 +265,9 @@ class _Vm:
 
     async def start(self) -> None:
         return
+
+    async def vcpu_thread_ids(self) -> tuple[int, ...]:
+        return ()
 
     async def stop(self) -> None:
         if not self._exit.done():

@@ -39,7 +39,7 @@ _RECEIVE_BYTES = 1 << 16
 SHIM_MODULES = (
     "pyshim.serve",
     *("concurrent.futures.thread", "encodings.ascii", "google.protobuf.descriptor_pb2", "queue"),
-    *("pyshim.host.cgroup_removal", "pyshim.host.link_removal"),
+    *("pyshim.host.cgroup_removal", "pyshim.host.cgroups", "pyshim.host.link_removal", "pyshim.host.sources"),
 )
 
 

@@ -67,7 +67,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "records": ("open",),
 }
 AGENT_CALLS = (
-    *("Check", "CreateSandbox", "DestroySandbox", "GetGuestDetails", "OnlineCPUMem", "GetOOMEvent"),
+    *("Check", "SetPolicy", "CreateSandbox", "DestroySandbox", "GetGuestDetails", "OnlineCPUMem", "GetOOMEvent"),
     *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors"),
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),

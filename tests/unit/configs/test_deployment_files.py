@@ -104,8 +104,8 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     program = tmp_path / "pyshim"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    for path in (CONFIGS / "systemd").iterdir():
-        (tmp_path / path.name).write_text(path.read_text().replace("/usr/local/bin/pyshim", str(program)))
+    for path in (*(CONFIGS / "systemd").glob("*.service"), *(CONFIGS / "systemd").glob("*.timer")):
+        (tmp_path / path.name).write_text(path.read_text().replace("/opt/pyshim/bin/pyshim", str(program)))
 
     units = sorted(path for path in tmp_path.iterdir() if path != program)
     result = subprocess.run(
@@ -122,7 +122,7 @@ def test_what_the_units_start_is_a_command_of_ours() -> None:
         unit = configparser.ConfigParser(strict=False)
         unit.read(path)
         program, subcommand, *_ = unit["Service"]["ExecStart"].split()
-        assert program == "/usr/local/bin/pyshim"
+        assert program == "/opt/pyshim/bin/pyshim"
         assert subcommand in SUBCOMMANDS
     for path in (CONFIGS / "systemd").glob("*.timer"):
         assert path.with_suffix(".service").exists()
