@@ -214,20 +214,23 @@ class AgentClient:
         )
         return reply.len
 
-    async def read_stdout(self, container_id: str, exec_id: str, max_bytes: int) -> bytes:
+    async def read_stdout(self, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview:
         return await self._read("ReadStdout", container_id, exec_id, max_bytes)
 
-    async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes:
+    async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview:
         return await self._read("ReadStderr", container_id, exec_id, max_bytes)
 
-    async def _read(self, method: str, container_id: str, exec_id: str, max_bytes: int) -> bytes:
+    async def _read(self, method: str, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview:
         request = pb.ReadStreamRequest(container_id=container_id, exec_id=exec_id, len=max_bytes)
-        reply = await self._ask(
-            f"{method} of '{container_id}/{exec_id}'", method, request, pb.ReadStreamResponse, timeout_s=None
-        )
-        if len(reply.data) > max_bytes:
-            raise Internal(f"{method} of '{container_id}/{exec_id}': the agent sent more than was asked for")
-        return reply.data
+        action = f"{method} of '{container_id}/{exec_id}'"
+        payload = await self._exchange(action, AGENT_SERVICE, method, request, None)
+        try:
+            data = translate.stream_data(payload)
+        except DecodeError as exc:
+            raise Internal(f"{action}: the agent's reply is not a grpc.ReadStreamResponse") from exc
+        if len(data) > max_bytes:
+            raise Internal(f"{action}: the agent sent more than was asked for")
+        return data
 
     async def close_stdin(self, container_id: str, exec_id: str) -> None:
         request = pb.CloseStdinRequest(container_id=container_id, exec_id=exec_id)

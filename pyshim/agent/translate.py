@@ -272,3 +272,17 @@ def _object(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise TypeError(f"expected an object, found {type(value).__name__}")
     return value
+
+
+def stream_data(payload: bytes) -> bytes | memoryview:
+    """The data of a ReadStreamResponse, not copied where the message is just that field. Raises DecodeError."""
+    # Field 1, length-delimited, its length a varint of up to four bytes (a message has four MiB at most), and no more.
+    size = at = 0
+    if payload[:1] == b"\x0a":
+        for at in range(1, min(5, len(payload))):
+            size |= (payload[at] & 0x7F) << (7 * (at - 1))
+            if payload[at] < 0x80:
+                break
+        if at and at + 1 + size == len(payload) and payload[at] < 0x80:
+            return memoryview(payload)[at + 1 :]
+    return pb.ReadStreamResponse.FromString(payload).data

@@ -92,7 +92,7 @@ class PipeOutput:
         self._keep_alive = keep_alive
         self._writable = Readiness(fd, writing=True)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view and self._fd.is_open:
             try:

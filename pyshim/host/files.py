@@ -15,7 +15,7 @@ class FileOutput:
         self._fd = fd
         self._path = path
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, data: bytes | memoryview) -> None:
         """All of `data` is in the file. Raises FailedPrecondition naming the file when it cannot be (disk full)."""
         if not self._fd.is_open:
             return
@@ -31,7 +31,7 @@ class FileOutput:
         self._fd.close()
 
 
-def _write_all_and_close(fd: OwnedFd, data: bytes) -> None:
+def _write_all_and_close(fd: OwnedFd, data: bytes | memoryview) -> None:
     with fd:
         view = memoryview(data)
         while view:

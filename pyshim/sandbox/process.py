@@ -111,10 +111,10 @@ class Process:
         """Bytes flow; called once the process exists in the guest."""
         agent, streams = self._agent, self._streams
 
-        async def stdout(max_bytes: int) -> bytes:
+        async def stdout(max_bytes: int) -> bytes | memoryview:
             return await agent.read_stdout(self.container_id, self.guest_id, max_bytes)
 
-        async def stderr(max_bytes: int) -> bytes:
+        async def stderr(max_bytes: int) -> bytes | memoryview:
             return await agent.read_stderr(self.container_id, self.guest_id, max_bytes)
 
         self._outputs.append(self._pump("stdout", partial(pump_output, stdout, streams.stdout, self._progress)))

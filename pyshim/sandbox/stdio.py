@@ -1,5 +1,10 @@
-"""Moves a process's bytes between the client's streams on the host and the agent's calls, at the slower one's pace."""
+"""Moves a process's bytes between the client's streams on the host and the agent's calls, at the slower one's pace.
 
+A stream has one read in flight, never two: kata-agent serves the calls of a connection in parallel, so the answers of
+two reads may come in either order. What overlaps is the next read and the write of what has come.
+"""
+
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -8,7 +13,9 @@ from pyshim.sandbox.seams import InputStream, OutputStream
 
 log = logging.getLogger("pyshim.sandbox.stdio")
 
-READ_BYTES = 256 * 1024
+FIRST_READ_BYTES = 64 * 1024
+"""An agent sets so much aside for every read that waits: a quiet stream shall not cost much."""
+MAX_READ_BYTES = 1024 * 1024
 WRITE_BYTES = 1024 * 1024
 """Below ttrpc's limit of 4 MiB per message, envelope included."""
 
@@ -22,24 +29,46 @@ class Progress:
         """Writes waiting for a slow reader just now."""
 
 
-async def pump_output(read: Callable[[int], Awaitable[bytes]], stream: OutputStream | None, progress: Progress) -> None:
+async def pump_output(
+    read: Callable[[int], Awaitable[bytes | memoryview]], stream: OutputStream | None, progress: Progress
+) -> None:
     """The process's output has reached its end and all of it is with the client.
 
     Without a client, or with one that no longer takes it, output is read all the same and dropped: a full disk or a
     dead log program must not stop the container.
     """
     takes = stream is not None
+    size = FIRST_READ_BYTES
+    ahead: asyncio.Task[bytes | memoryview] | None = None
     try:
-        while data := await read(READ_BYTES):
+        while data := await (read(size) if ahead is None else ahead):
             progress.moves += 1
+            ahead = None
+            is_busy = len(data) >= FIRST_READ_BYTES
+            size = next_read_bytes(size, len(data))
             if takes and stream is not None:
+                if is_busy:
+                    ahead = asyncio.ensure_future(read(size))
+                    await asyncio.sleep(0)  # the request leaves before the write, which may take its time
                 takes = await _write(stream, data, progress)
     finally:
+        if ahead is not None and not ahead.done():
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
         if stream is not None:  # also when the guest is lost: the client must see the end
             await stream.close()
 
 
-async def _write(stream: OutputStream, data: bytes, progress: Progress) -> bool:
+def next_read_bytes(asked: int, came: int) -> int:
+    """What to ask for after a read of `asked` gave `came`: more while that is filled, less while it is far too big."""
+    if came >= asked:
+        return min(asked * 2, MAX_READ_BYTES)
+    if came * 8 < asked:
+        return max(asked // 2, FIRST_READ_BYTES)
+    return asked
+
+
+async def _write(stream: OutputStream, data: bytes | memoryview, progress: Progress) -> bool:
     """Whether the client took `data`."""
     progress.blocked_writes += 1
     try:

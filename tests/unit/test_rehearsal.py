@@ -4,16 +4,12 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from pyshim import rehearsal
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 def state() -> tuple[object, ...]:
@@ -50,22 +46,3 @@ def test_a_rehearsal_that_fails_leaves_nothing_either(tmp_path: Path, monkeypatc
 
     assert state() == before
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_shim_uses_no_module_that_was_not_there_before_the_fork(tmp_path: Path) -> None:
-    """What the play imports late is on the list of what the zygote imports at once."""
-    script = (
-        "import importlib, sys; sys.path += sys.argv[2:]\n"
-        "from pyshim.zygote import SHIM_MODULES\n"
-        "for name in SHIM_MODULES: importlib.import_module(name)\n"
-        "from pyshim import rehearsal\n"
-        "before = set(sys.modules)\n"
-        "rehearsal.rehearse(sys.argv[1], 1)\n"
-        "print(*sorted(set(sys.modules) - before))"
-    )
-    packages = [path for path in sys.path if path.endswith("-packages")]
-    command = [sys.executable, "-I", "-S", "-c", script, str(tmp_path), str(REPOSITORY), *packages]
-
-    late = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-
-    assert late == []

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import DecodeError
 
 from protos.agent import agent_pb2 as pb
 from pyshim.agent import translate
@@ -295,3 +296,29 @@ def test_network_values_keep_their_families() -> None:
         (1, "fd00::2", "64"),
     ]
     assert (route.family, route.gateway) == (1, "fd00::1")
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 1 << 20, 3 << 20])
+def test_stream_data_is_what_protobuf_says(size: int) -> None:
+    data = bytes(index & 0xFF for index in range(min(size, 1000))).ljust(size, b"z")
+
+    assert bytes(translate.stream_data(pb.ReadStreamResponse(data=data).SerializeToString())) == data
+
+
+@pytest.mark.parametrize(
+    ("payload", "data"),
+    [
+        pytest.param(b"\x0a\x01a\x0a\x02bc", b"bc", id="twice: the last counts"),
+        pytest.param(b"\x10\x05\x0a\x01a", b"a", id="unknown field first"),
+        pytest.param(b"\x0a\x01a\x10\x05", b"a", id="unknown field last"),
+        pytest.param(b"\x0a\x81\x00a", b"a", id="a length longer than need be"),
+    ],
+)
+def test_stream_data_in_an_odd_encoding(payload: bytes, data: bytes) -> None:
+    assert bytes(translate.stream_data(payload)) == data
+
+
+@pytest.mark.parametrize("payload", [b"\x0a", b"\x0a\x05ab", b"\x0a\xff\xff\xff\xff\xff", b"\x0a\x80"])
+def test_stream_data_that_is_cut_is_refused(payload: bytes) -> None:
+    with pytest.raises(DecodeError):
+        translate.stream_data(payload)
