@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from pyshim.model.errors import AgentGone, Internal, ShimError, Unavailable
 from pyshim.sandbox.seams import ContainerAgent, Door, DoorConnection, Host
-from pyshim.sandbox.stdio import READ_BYTES, Progress
+from pyshim.sandbox.stdio import Progress
 from pyshim.sandbox.tasks import TaskOwner
 
 TYPE_CHECKING = False
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pyshim.plan.sandbox import SandboxPlan
 
 log = logging.getLogger("pyshim.sandbox.port_forward")
+
+_READ_BYTES = 256 * 1024
 
 MAX_CONNECTIONS = 64
 """Each is a process in the guest; whoever dials more is refused."""
@@ -123,10 +125,10 @@ class PortForward:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _read(self, container_id: str, exec_id: str) -> bytes:
+    async def _read(self, container_id: str, exec_id: str) -> bytes | memoryview:
         """What the listener said; empty at its end, which kata-agent tells by an error."""
         try:
-            return await self._agent.read_stdout(container_id, exec_id, READ_BYTES)
+            return await self._agent.read_stdout(container_id, exec_id, _READ_BYTES)
         except AgentGone:
             raise
         except ShimError as exc:
