@@ -125,10 +125,10 @@ class PortForward:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
 
-    async def _read(self, container_id: str, exec_id: str) -> bytes | memoryview:
+    async def _read(self, container_id: str, exec_id: str) -> bytes:
         """What the listener said; empty at its end, which kata-agent tells by an error."""
         try:
-            return await self._agent.read_stdout(container_id, exec_id, _READ_BYTES)
+            return bytes(await self._agent.read_stdout(container_id, exec_id, _READ_BYTES))
         except AgentGone:
             raise
         except ShimError as exc:
