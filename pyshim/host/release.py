@@ -108,6 +108,12 @@ def _release_netns(entry: LedgerEntry, deadline: float) -> None:
     _release_socket(entry, deadline)
 
 
+def _release_vfio(entry: LedgerEntry, _deadline: float) -> None:
+    from pyshim.host.vfio import rebind
+
+    rebind(entry.key, str(entry.detail.get("driver", "")))
+
+
 def _unsupported(entry: LedgerEntry, _deadline: float) -> None:
     raise Unimplemented(f"release {entry.kind.value} {entry.key!r}: no undo for this kind")
 
@@ -122,5 +128,5 @@ _UNDO: dict[ResourceKind, Callable[[LedgerEntry, float], None]] = {
     ResourceKind.INGRESS: _release_ingress,
     ResourceKind.NETNS: _release_netns,
     ResourceKind.REMOTE_VM: _unsupported,
-    ResourceKind.VFIO: _unsupported,
+    ResourceKind.VFIO: _release_vfio,
 }

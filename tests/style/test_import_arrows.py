@@ -46,6 +46,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.ttrpc": (),
     # A library of its own, used by host and guest.
     "pyshim.cdi": (),
+    "pyshim.kubelet": ("pyshim.model", "protos"),
+    "pyshim.devices": ("pyshim.kubelet", "pyshim.cdi", "pyshim.host", "pyshim.model"),
     "pyshim.task": ("pyshim.sandbox", "pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.sandbox": ("pyshim.plan", "pyshim.model", "pyshim.state", "hypervisors.base"),
     "pyshim.agent": ("pyshim.model", "pyshim.ttrpc", "protos"),
@@ -70,7 +72,7 @@ TYPING_ONLY: dict[str, tuple[str, ...]] = {
 _STANDARD_LIBRARY_ONLY = ("pyshim.model", "pyshim.ttrpc", "pyshim.bootstrap", "guest.agent")
 _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "bench")
 # Protobuf types end at these edges; inside, everything is model.
-_PROTOBUF_EDGES = ("pyshim/task/", "pyshim/agent/", "protos/", "hypervisors/remote/")
+_PROTOBUF_EDGES = ("pyshim/task/", "pyshim/agent/", "pyshim/kubelet/", "protos/", "hypervisors/remote/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -412,7 +412,7 @@ def test_a_bound_namespace_is_unmounted_and_its_file_removed(netns: Path) -> Non
     assert not netns.exists()
 
 
-@pytest.mark.parametrize("kind", [ResourceKind.REMOTE_VM, ResourceKind.VFIO])
+@pytest.mark.parametrize("kind", [ResourceKind.REMOTE_VM])
 def test_a_kind_without_an_undo_says_so(kind: ResourceKind) -> None:
     with pytest.raises(Unimplemented, match=kind.value):
         release(entry(kind, "k"))

@@ -1,0 +1,72 @@
+"""The answer to a DeviceQuestion."""
+
+from collections.abc import Callable
+
+from pyshim.cdi import Cache, CdiError, UnresolvedDevices
+from pyshim.host.vfio import vfio_node
+from pyshim.kubelet.pod_resources import PodResources, pod_resources
+from pyshim.model.devices import (
+    DeviceQuestion,
+    DeviceRequest,
+    FoundDevice,
+    PodDevices,
+    VfioNode,
+    is_vfio_node,
+)
+from pyshim.model.errors import FailedPrecondition, NotFound
+
+Ask = Callable[[str, str, str], PodResources]
+
+
+def find_devices(
+    question: DeviceQuestion,
+    *,
+    cache: Cache | None = None,
+    look_at: Callable[[str], VfioNode] = vfio_node,
+    ask: Ask = pod_resources,
+) -> PodDevices:
+    """Every device of the question. Raises a ShimError; names without a spec are all named by one NotFound."""
+    answer = PodResources(requests=(), cpu_ids={}, memory={})
+    if question.kubelet_socket:
+        answer = ask(question.kubelet_socket, question.pod_name, question.pod_namespace)
+    requests = merged((*answer.requests, *question.requests))
+    found = _resolved(requests, cache or Cache(), look_at)
+    known = {node.path for device in found for node in device.nodes}
+    for path in question.nodes:
+        if path not in known:
+            request = DeviceRequest(name="", origin="spec")
+            found.append(FoundDevice(request=request, nodes=(look_at(path),)))
+    return PodDevices(devices=tuple(found), cpu_ids=answer.cpu_ids, memory=answer.memory)
+
+
+def merged(requests: tuple[DeviceRequest, ...]) -> tuple[DeviceRequest, ...]:
+    """Each device of each container once, the first origin counting; one that a container has is not the pod's, too."""
+    by_key: dict[tuple[str, str], DeviceRequest] = {}
+    for request in requests:
+        by_key.setdefault((request.container, request.name), request)
+    owned = {name for container, name in by_key if container}
+    return tuple(each for each in by_key.values() if each.container or each.name not in owned)
+
+
+def _resolved(
+    requests: tuple[DeviceRequest, ...], cache: Cache, look_at: Callable[[str], VfioNode]
+) -> list[FoundDevice]:
+    try:
+        cache.find(request.name for request in requests)
+        all_edits = [(request, cache.edits([request.name])) for request in requests]
+    except UnresolvedDevices as error:
+        origins = {request.name: request.origin for request in requests}
+        asked = ", ".join(f"'{name}' by {origins[name]}" for name in error.devices)
+        raise NotFound(f"{error} (asked for: {asked})") from error
+    except CdiError as error:
+        raise FailedPrecondition(str(error)) from error
+    looked: dict[str, VfioNode] = {}
+    found = []
+    for request, edits in all_edits:
+        paths = [node.host_path or node.path for node in edits.device_nodes]
+        for path in filter(is_vfio_node, paths):
+            if path not in looked:
+                looked[path] = look_at(path)
+        nodes = tuple(looked[path] for path in dict.fromkeys(paths) if path in looked)
+        found.append(FoundDevice(request=request, nodes=nodes, env=edits.env))
+    return found

@@ -1,0 +1,115 @@
+"""What VFIO's device nodes stand for on this host, and which driver has a function. `sys` is where sysfs is."""
+
+import os
+import re
+from collections.abc import Iterable
+
+from pyshim.model.devices import IOMMUFD_DIR, VFIO_DIR, HostFunction, VfioNode
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+
+DRIVER = "vfio-pci"
+_BRIDGES = ("0x0600", "0x0604")
+"""Classes of what stays the host's though it is in a group: host bridges and PCI bridges."""
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def vfio_node(path: str, *, sys: str = "/sys") -> VfioNode:
+    """The functions behind `path`, all of them ready to be given away.
+
+    Raises NotFound when there is no such group or function, FailedPrecondition naming each function of the group that
+    another driver than VFIO's has: the group is given whole or not at all.
+    """
+    name = path.rpartition("/")[2]
+    if path == f"{IOMMUFD_DIR}{name}" and re.fullmatch(r"vfio[0-9]{1,9}", name):
+        addresses = [_function_of(name, path, sys)]
+    elif path == f"{VFIO_DIR}{name}" and re.fullmatch(r"[0-9]{1,9}", name):
+        addresses = _group(name, path, sys)
+    else:
+        hint = " (hint: without an IOMMU nothing can be passed through)" if name.startswith("noiommu-") else ""
+        raise InvalidArgument(f"use '{path}': it is neither {VFIO_DIR}N nor {IOMMUFD_DIR}vfioN{hint}")
+    functions = [_facts(address, sys) for address in addresses]
+    usable = tuple(each for each in functions if not each.class_code.startswith(_BRIDGES))
+    _check_drivers(path, usable, sys)
+    if not usable:
+        raise FailedPrecondition(f"use '{path}': nothing but bridges is in it")
+    return VfioNode(path=path, functions=usable)
+
+
+def _group(number: str, path: str, sys: str) -> list[str]:
+    try:
+        names = sorted(os.listdir(f"{sys}/kernel/iommu_groups/{number}/devices"))
+    except OSError as error:
+        raise NotFound(f"use '{path}': this host has no IOMMU group {number}") from error
+    return [name for name in names if _ADDRESS.fullmatch(name)]
+
+
+def _function_of(name: str, path: str, sys: str) -> str:
+    try:
+        address = os.path.basename(os.readlink(f"{sys}/class/vfio-dev/{name}/device"))
+    except OSError as error:
+        raise NotFound(f"use '{path}': this host has no VFIO device {name!r}") from error
+    if not _ADDRESS.fullmatch(address):
+        raise FailedPrecondition(f"use '{path}': {address!r} is no PCI function")
+    return address
+
+
+def _facts(address: str, sys: str) -> HostFunction:
+    def text(name: str) -> str:
+        try:
+            with open(f"{sys}/bus/pci/devices/{address}/{name}", encoding="ascii") as file:
+                return file.read(64).strip()
+        except OSError as error:
+            raise NotFound(f"look at PCI function {address}: {error.strerror}") from error
+
+    return HostFunction(address=address, vendor=text("vendor"), device=text("device"), class_code=text("class"))
+
+
+def driver_of(address: str, *, sys: str = "/sys") -> str:
+    """The name of the function's driver; empty when it has none."""
+    try:
+        return os.path.basename(os.readlink(f"{sys}/bus/pci/devices/{address}/driver"))
+    except OSError:
+        return ""
+
+
+def _check_drivers(path: str, functions: Iterable[HostFunction], sys: str) -> None:
+    # Variant drivers carry it in their names: mlx5_vfio_pci, nvgrace-gpu-vfio-pci.
+    found = {each.address: driver_of(each.address, sys=sys) for each in functions}
+    wrong = [f"{address} by {name or 'no driver'}" for address, name in found.items() if "vfio" not in name]
+    if wrong:
+        raise FailedPrecondition(f"use '{path}': not all of it is held by {DRIVER}: {', '.join(wrong)}")
+
+
+def bind(address: str, *, sys: str = "/sys") -> str:
+    """The driver that had the function before VFIO's, which has it now; empty for none. Raises FailedPrecondition."""
+    former = driver_of(address, sys=sys)
+    if former != DRIVER:
+        rebind(address, DRIVER, sys=sys)
+    return former
+
+
+def rebind(address: str, driver: str, *, sys: str = "/sys") -> None:
+    """The function belongs to `driver`, or for an empty name to whichever the kernel finds. Idempotent.
+
+    A function that has left the machine needs nothing. Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci,
+    driver_override.
+    """
+    folder = f"{sys}/bus/pci/devices/{address}"
+    if not os.path.isdir(folder):
+        return
+    now = driver_of(address, sys=sys)
+    if now == driver and now:
+        return
+    try:
+        # A newline takes the override away.
+        _write(f"{folder}/driver_override", driver if driver == DRIVER else "\n")
+        if now:
+            _write(f"{folder}/driver/unbind", address)
+        _write(f"{sys}/bus/pci/drivers_probe", address)
+    except OSError as error:
+        raise FailedPrecondition(f"bind {address} to {driver or 'its own driver'!r}: {error.strerror}") from error
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
