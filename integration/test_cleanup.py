@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from pyshim.state.kata_shape import SANDBOX_STATE, filled
 
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr
@@ -31,6 +34,10 @@ def test_what_a_shim_left_that_died_while_containerd_was_away_is_cleaned(
     assert pyshim("cleanup", name).returncode == 4
     assert pyshim("cleanup", "--all").stdout == ""
     persisted = runtime.persisted(name)
+    document = json.loads(persisted.read_bytes())
+    del document["Pyshim"]
+    assert filled(document, SANDBOX_STATE, "") == document  # every key of Kata's, with its type
+    assert document["HypervisorState"]["Pid"] == runtime.vmms(name)[0].pid
 
     containerd.stop(signal.SIGKILL)
     shims = runtime.shims(name)

@@ -79,6 +79,10 @@ class Attachments:
                     return
             del self._attached[device_id]
 
+    def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:
+        """Every disk in the VM, its place there, and how many use it."""
+        return tuple((one.disk, one.location, len(one.users)) for one in self._attached.values())
+
     async def resize(self, device_id: str, size_bytes: int) -> None:
         """The guest sees the disk's new size. Raises NotFound without such a disk."""
         async with self._lock:

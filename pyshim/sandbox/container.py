@@ -81,6 +81,14 @@ class Container:
         self._undo = Undo(f"container '{self.id}'")
 
     @property
+    def plan(self) -> ContainerPlan:
+        return self._plan
+
+    def execs(self) -> tuple[tuple[Process, Mapping[str, Any]], ...]:
+        """Every added process, with its OCI process object while it was not started."""
+        return tuple((process, self._exec_specs.get(exec_id, {})) for exec_id, process in self._execs.items())
+
+    @property
     def rootfs(self) -> HostPath:
         """The root file system's place on the host."""
         return self._plan.rootfs
@@ -226,6 +234,7 @@ class Container:
         self._exec_specs[exec_id] = guest_process(request.process, terminal=request.stdio.terminal)
         self._execs[exec_id] = self._new_process(exec_id, request.stdio, streams)
         self._publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
+        self._on_change()
 
     async def delete_exec(self, exec_id: ExecId) -> ExitStatus:
         process = self.process(exec_id)
@@ -236,6 +245,7 @@ class Container:
             if self._execs.get(exec_id) is process:  # else somebody else was faster, and the id may be in use again
                 del self._execs[exec_id]
                 self._exec_specs.pop(exec_id, None)
+                self._on_change()
         return await process.wait()
 
     async def delete(self) -> ExitStatus:

@@ -386,6 +386,6 @@ class Pod:
         if self._records is None or self._sandbox is None:
             return
         try:
-            self._records.save(sandbox_snapshot(self._sandbox, tuple(self._containers.values())))
+            self._records.save(sandbox_snapshot(self._sandbox, tuple(self._containers.values()), self._owner))
         except ShimError as exc:
             log.warning("save state", extra={"sandbox": self._sandbox.plan.sandbox_id, "error": str(exc)})

@@ -15,6 +15,7 @@ from functools import partial
 from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.lifecycle import can_become
+from pyshim.model.snapshot import StreamPositions
 from pyshim.model.task import ExitStatus, ProcessState, Status, Stdio
 from pyshim.sandbox.deadlines import within
 from pyshim.sandbox.seams import ContainerAgent, ProcessStreams
@@ -95,6 +96,18 @@ class Process:
             exit=self.exit,
         )
 
+    @property
+    def moved(self) -> StreamPositions:
+        """What has reached its reader, by stream."""
+        progress = self._progress
+        return StreamPositions(progress.stdin_bytes, progress.stdout_bytes, progress.stderr_bytes)
+
+    def _count_stdout(self, count: int) -> None:
+        self._progress.stdout_bytes += count
+
+    def _count_stderr(self, count: int) -> None:
+        self._progress.stderr_bytes += count
+
     def become(self, status: Status) -> None:
         """The status is `status`. Raises FailedPrecondition when the lifecycle has no such step."""
         if not can_become(self.status, status):
@@ -117,9 +130,15 @@ class Process:
         async def stderr(max_bytes: int) -> bytes | memoryview:
             return await agent.read_stderr(self.container_id, self.guest_id, max_bytes)
 
-        self._outputs.append(self._pump("stdout", partial(pump_output, stdout, streams.stdout, self._progress)))
+        self._outputs.append(
+            self._pump("stdout", partial(pump_output, stdout, streams.stdout, self._progress, count=self._count_stdout))
+        )
         if not self.stdio.terminal:
-            self._outputs.append(self._pump("stderr", partial(pump_output, stderr, streams.stderr, self._progress)))
+            self._outputs.append(
+                self._pump(
+                    "stderr", partial(pump_output, stderr, streams.stderr, self._progress, count=self._count_stderr)
+                )
+            )
         self._input = self._pump("stdin", self._feed_input)
         if self._wanted_size is not None:
             self._resize = self._pump("resize", partial(self._set_size, *self._wanted_size))
@@ -128,7 +147,9 @@ class Process:
         agent, stream = self._agent, self._streams.stdin
 
         async def write(data: memoryview) -> int:
-            return await agent.write_stdin(self.container_id, self.guest_id, data)
+            written = await agent.write_stdin(self.container_id, self.guest_id, data)
+            self._progress.stdin_bytes += written
+            return written
 
         if stream is not None:
             await pump_input(stream, write)

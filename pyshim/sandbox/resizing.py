@@ -72,6 +72,10 @@ class Resizer:
                 await self._grow_or_restore(container_id, None)
             await self._fit_or_restore(container_id, None)
 
+    def asked(self, container_id: ContainerId) -> Resources:
+        """The resources the container counts with; empty when it does not count."""
+        return self._asked.get(container_id, {})
+
     async def leave(self, container_id: ContainerId) -> None:
         """The container asks for nothing any more; the VM shrinks soon. Idempotent."""
         if self._asked.pop(container_id, None) is not None:

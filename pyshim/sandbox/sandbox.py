@@ -91,6 +91,7 @@ class Sandbox:
         self._agent: Agent | None = None
         self._forward: PortForward | None = None
         self._virtiofsd: Virtiofsd | None = None
+        self.network: Network | None = None
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -210,6 +211,7 @@ class Sandbox:
             vhost_net=not plan.config.hypervisor.disable_vhost_net,
         )
         self._undo.push(network.disconnect)
+        self.network = network
         return network
 
     async def _boot(self, network: Network | None) -> None:

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.ids import ContainerId, ExecId
+from pyshim.model.snapshot import ContainerSnapshot, ExecSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import Status
 from pyshim.plan.kata_config import kata_hypervisor_config
+from pyshim.plan.kata_state import kata_device, kata_device_maps, kata_endpoint, kata_mounts, kata_sandbox_config
 from pyshim.sandbox.container import Container
 from pyshim.sandbox.sandbox import Sandbox
 
 
-def sandbox_snapshot(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxSnapshot:
+def sandbox_snapshot(sandbox: Sandbox, containers: tuple[Container, ...], owner: ContainerId | None) -> SandboxSnapshot:
     plan = sandbox.plan
     return SandboxSnapshot(
         sandbox_id=plan.sandbox_id,
@@ -22,10 +24,22 @@ def sandbox_snapshot(sandbox: Sandbox, containers: tuple[Container, ...]) -> San
         agent_address=str(sandbox.hypervisor.agent_address) if sandbox.pid else "",
         netns_path=plan.netns_path or "",
         sizing=sandbox.resizer.record.as_json(),
-        containers=tuple(_container(container) for container in containers),
+        containers=tuple(_container(container, sandbox) for container in containers),
         failure=sandbox.failure,
         cgroups=sandbox.cgroups.saved(),
+        owner=owner,
+        endpoints=_endpoints(sandbox),
+        devices=tuple(kata_device(*attached) for attached in sandbox.attachments.all()),
+        sandbox_config=kata_sandbox_config(plan),
     )
+
+
+def _endpoints(sandbox: Sandbox) -> tuple[Mapping[str, object], ...]:
+    network = sandbox.network
+    if network is None:
+        return ()
+    model = sandbox.plan.config.runtime.internetworking_model
+    return tuple(kata_endpoint(nic, network.interfaces, model) for nic in network.nics)
 
 
 def _hypervisor(sandbox: Sandbox) -> Mapping[str, object]:
@@ -44,7 +58,7 @@ def _status(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxStatu
     return SandboxStatus.RUNNING if running else SandboxStatus.READY
 
 
-def _container(container: Container) -> ContainerSnapshot:
+def _container(container: Container, sandbox: Sandbox) -> ContainerSnapshot:
     init = container.init
     return ContainerSnapshot(
         container_id=container.id,
@@ -53,4 +67,20 @@ def _container(container: Container) -> ContainerSnapshot:
         stdio=init.stdio,
         exit=init.exit,
         rootfs=container.rootfs,
+        moved=init.moved,
+        execs=tuple(
+            ExecSnapshot(
+                exec_id=process.exec_id or ExecId(""),
+                status=process.status,
+                stdio=process.stdio,
+                exit=process.exit,
+                moved=process.moved,
+                spec=spec,
+            )
+            for process, spec in container.execs()
+        ),
+        annotations=container.plan.guest.spec.get("annotations") or {},
+        resources=sandbox.resizer.asked(container.id),
+        device_maps=kata_device_maps(container.plan),
+        mounts=kata_mounts(container.plan),
     )

@@ -27,15 +27,23 @@ class Progress:
         self.moves = 0
         self.blocked_writes = 0
         """Writes waiting for a slow reader just now."""
+        self.stdin_bytes = 0
+        self.stdout_bytes = 0
+        self.stderr_bytes = 0
+        """What has reached its reader."""
 
 
 async def pump_output(
-    read: Callable[[int], Awaitable[bytes | memoryview]], stream: OutputStream | None, progress: Progress
+    read: Callable[[int], Awaitable[bytes | memoryview]],
+    stream: OutputStream | None,
+    progress: Progress,
+    *,
+    count: Callable[[int], None] = lambda _bytes: None,
 ) -> None:
     """The process's output has reached its end and all of it is with the client.
 
     Without a client, or with one that no longer takes it, output is read all the same and dropped: a full disk or a
-    dead log program must not stop the container.
+    dead log program must not stop the container. `count` is told of what the client took.
     """
     takes = stream is not None
     size = FIRST_READ_BYTES
@@ -51,6 +59,8 @@ async def pump_output(
                     ahead = asyncio.ensure_future(read(size))
                     await asyncio.sleep(0)  # the request leaves before the write, which may take its time
                 takes = await _write(stream, data, progress)
+                if takes:
+                    count(len(data))
     finally:
         if ahead is not None and not ahead.done():
             ahead.cancel()

@@ -1,86 +1,100 @@
 """Kata's part of a persist.json, by Kata's key names, so that its operators and their tools find what they know.
 
-Every key Kata writes is there, at its zero value where we have nothing to say. Source: kata-containers
-src/runtime/virtcontainers/persist/api (PersistVersion 2).
+Every key Kata writes is there (`kata_shape.py`), at its zero value where we have nothing to say.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot
-
-PERSIST_VERSION = 2
-
-_HYPERVISOR_STATE: Mapping[str, object] = {
-    "BlockIndexMap": {},
-    "Type": "",
-    "UUID": "",
-    "APISocket": "",
-    "Bridges": [],
-    "HotpluggedVCPUs": [],
-    "HotpluggedMemory": 0,
-    "VirtiofsDaemonPid": 0,
-    "Pid": 0,
-    "HotPlugVFIO": "",
-    "ColdPlugVFIO": "",
-    "PCIeRootPort": 0,
-    "PCIeSwitchPort": 0,
-}
-
-_SANDBOX_CONFIG: Mapping[str, object] = {
-    "KataShimConfig": {"Path": "", "Debug": False},
-    "ShmSize": 0,
-    "SharePidNs": False,
-    "Stateful": False,
-    "SystemdCgroup": False,
-    "SandboxCgroupOnly": False,
-    "DisableGuestSeccomp": False,
-    "EnableVCPUsPinning": False,
-    "SandboxBindMounts": [],
-    "Experimental": [],
-    "GuestSeLinuxLabel": "",
-    "cgroups": None,
-}
+from pyshim.state.json_fields import StateDamaged
+from pyshim.state.kata_shape import (
+    CONTAINER_STATE,
+    DEVICE_STATE,
+    ENDPOINT,
+    HYPERVISOR_CONFIG,
+    HYPERVISOR_STATE,
+    PERSIST_VERSION,
+    SANDBOX_STATE,
+    filled,
+    zero,
+)
 
 
-def kata_sandbox(snapshot: SandboxSnapshot) -> dict[str, object]:
+def completed(snapshot: SandboxSnapshot) -> SandboxSnapshot:
+    """The snapshot as it is read back: every object of Kata's has all its keys."""
+    return replace(
+        snapshot,
+        hypervisor_config=_object(snapshot.hypervisor_config, HYPERVISOR_CONFIG),
+        endpoints=tuple(_object(endpoint, ENDPOINT) for endpoint in snapshot.endpoints),
+        devices=tuple(_object(device, DEVICE_STATE) for device in snapshot.devices),
+    )
+
+
+def _hypervisor(snapshot: SandboxSnapshot) -> dict[str, Any]:
+    """Kata's BlockIndexMap is a set of indices; which disk has which is told by our own key."""
+    known = {"Type": snapshot.hypervisor_type, "Pid": snapshot.vmm_pid, **snapshot.hypervisor}
+    indices = known.get("BlockIndexMap")
+    if isinstance(indices, Mapping):
+        known["BlockIndexMap"] = {index: {} for index in indices}
+    return _object(known, HYPERVISOR_STATE)
+
+
+def _object(value: Mapping[str, object], shape: Mapping[str, object]) -> dict[str, Any]:
+    """With all keys of `shape`; as it is when something in it is of another type: it must be written."""
+    try:
+        return filled(value, shape, "")  # type: ignore[return-value]
+    except StateDamaged:
+        return dict(value)
+
+
+def kata_sandbox(snapshot: SandboxSnapshot) -> dict[str, Any]:
     """The sandbox's document without our own key."""
     containers = snapshot.containers
-    return {
-        "PersistVersion": PERSIST_VERSION,
-        "State": snapshot.status.value,
-        "SandboxContainer": containers[0].container_id if containers else "",
-        "GuestMemoryBlockSizeMB": 0,
-        "GuestMemoryHotplugProbe": False,
-        "SandboxCgroupPath": _cgroup(snapshot, "sandbox"),
-        "OverheadCgroupPath": _cgroup(snapshot, "overhead"),
-        "CgroupPaths": {},
-        "Devices": [],
-        "HypervisorState": {
-            **_HYPERVISOR_STATE,
-            "Type": snapshot.hypervisor_type,
-            "Pid": snapshot.vmm_pid,
-            **snapshot.hypervisor,
+    # Copies, so that the table of shapes stays what it is.
+    document: dict[str, Any] = zero(SANDBOX_STATE)  # type: ignore[assignment]
+    config = document["Config"]
+    document.update(
+        PersistVersion=PERSIST_VERSION,
+        State=snapshot.status.value,
+        SandboxContainer=containers[0].container_id if containers else "",
+        SandboxCgroupPath=_cgroup(snapshot, "sandbox"),
+        OverheadCgroupPath=_cgroup(snapshot, "overhead"),
+        Devices=[_object(device, DEVICE_STATE) for device in snapshot.devices],
+        HypervisorState=_hypervisor(snapshot),
+        AgentState={"URL": snapshot.agent_address},
+        Network={
+            "NetworkID": snapshot.netns_path,
+            "Endpoints": [_object(endpoint, ENDPOINT) for endpoint in snapshot.endpoints],
+            "NetworkCreated": False,
         },
-        "AgentState": {"URL": snapshot.agent_address},
-        "Network": {"NetworkID": snapshot.netns_path, "Endpoints": [], "NetworkCreated": False},
-        "Config": {
-            **_SANDBOX_CONFIG,
-            "SandboxCgroupOnly": snapshot.cgroups.get("SandboxCgroupOnly", False),
-            "HypervisorType": snapshot.hypervisor_type,
-            "HypervisorConfig": dict(snapshot.hypervisor_config),
-            "KataAgentConfig": {"LongLiveConn": True},
-            "NetworkConfig": {
-                "NetworkID": snapshot.netns_path,
-                "NetworkCreated": False,
-                "DisableNewNetwork": not snapshot.netns_path,
-                "InterworkingModel": 0,
-            },
-            "ContainerConfigs": [
-                {"ID": container.container_id, "Annotations": {}, "RootFs": container.rootfs, "Resources": {}}
-                for container in containers
-            ],
+    )
+    config.update(
+        HypervisorType=snapshot.hypervisor_type,
+        HypervisorConfig=_object(snapshot.hypervisor_config, HYPERVISOR_CONFIG),
+        KataAgentConfig={"LongLiveConn": True},
+        KataShimConfig={"Path": "", "Debug": False},
+        NetworkConfig={
+            "NetworkID": snapshot.netns_path,
+            "NetworkCreated": False,
+            "DisableNewNetwork": not snapshot.netns_path,
+            "InterworkingModel": 0,
         },
-    }
+        ContainerConfigs=[
+            {
+                "ID": container.container_id,
+                "Annotations": dict(container.annotations),
+                "RootFs": container.rootfs,
+                "Resources": dict(container.resources),
+            }
+            for container in containers
+        ],
+    )
+    config.update(snapshot.sandbox_config)
+    if "SandboxCgroupOnly" in snapshot.cgroups:
+        config["SandboxCgroupOnly"] = snapshot.cgroups["SandboxCgroupOnly"]
+    return document
 
 
 def _cgroup(snapshot: SandboxSnapshot, role: str) -> str:
@@ -89,17 +103,37 @@ def _cgroup(snapshot: SandboxSnapshot, role: str) -> str:
     return str(found[0]["Path"]) if found else ""
 
 
-def kata_container(container: ContainerSnapshot, vmm_pid: int) -> dict[str, object]:
+def kata_container(container: ContainerSnapshot, vmm_pid: int) -> dict[str, Any]:
     """One container's document, for <sandbox>/<container>/persist.json."""
-    return {
-        "State": _CONTAINER_STATES.get(container.status.name, ""),
-        "Rootfs": {"BlockDeviceID": "", "FsType": ""},
-        "CgroupPath": "",
-        "DeviceMaps": [],
-        "Mounts": [],
-        "Process": {"Token": container.container_id, "Pid": vmm_pid, "StartTime": ""},
-        "BundlePath": container.bundle,
-    }
+    document: dict[str, Any] = zero(CONTAINER_STATE)  # type: ignore[assignment]
+    document.update(
+        State=_CONTAINER_STATES.get(container.status.name, ""),
+        Process={**document["Process"], "Token": container.container_id, "Pid": vmm_pid},
+        BundlePath=container.bundle,
+        DeviceMaps=list(container.device_maps),
+        Mounts=list(container.mounts),
+    )
+    return _object(document, CONTAINER_STATE)
+
+
+def kata_from_json(document: object, where: str) -> dict[str, Any]:
+    """A sandbox's document that Kata's own runtime wrote, complete: a key it left out is there at its zero value.
+
+    Raises StateDamaged naming the key that is wrong.
+    """
+    return _from_json(document, SANDBOX_STATE, where)
+
+
+def kata_container_from_json(document: object, where: str) -> dict[str, Any]:
+    """The same for a container's document."""
+    return _from_json(document, CONTAINER_STATE, where)
+
+
+def _from_json(document: object, shape: Mapping[str, object], where: str) -> dict[str, Any]:
+    try:
+        return filled(document, shape, "")  # type: ignore[return-value]
+    except StateDamaged as error:
+        raise StateDamaged(f"{error} ({where})") from error
 
 
 # Kata's words for a container's state, by our status names (model/task.py).

@@ -8,15 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyshim.model.errors import FailedPrecondition, Internal
-from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.snapshot import ContainerSnapshot, ExecSnapshot, SandboxSnapshot, SandboxStatus, StreamPositions
 from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.state.json_fields import Fields, StateDamaged
-from pyshim.state.kata import PERSIST_VERSION, kata_sandbox
+from pyshim.state.kata import kata_sandbox
+from pyshim.state.kata_shape import PERSIST_VERSION
+from pyshim.state.migration import migrated
 
 KEY = "Pyshim"
-VERSION = 1
+VERSION = 2
 
 
 class StateTooNew(FailedPrecondition):
@@ -82,6 +84,9 @@ def state_from_json(document: object, where: str) -> SandboxState:
             f"read state {where!r}: it has version {version}/{own_version}, this pyshim reads up to "
             f"{PERSIST_VERSION}/{VERSION}"
         )
+    if own_version < VERSION:
+        top = Fields(migrated(document, KEY, own_version, where), where)
+        ours = top.child(KEY)
     return SandboxState(
         sandbox_id=SandboxId(ours.text("SandboxID")),
         shim=shim_from_json(ours.child("Shim")),
@@ -123,12 +128,15 @@ def _snapshot_to_json(snapshot: SandboxSnapshot) -> dict[str, object]:
     return {
         "ConfigSource": snapshot.config_source,
         "HypervisorType": snapshot.hypervisor_type,
+        "Hypervisor": dict(snapshot.hypervisor),
         "VmmPid": snapshot.vmm_pid,
         "AgentAddress": snapshot.agent_address,
         "NetnsPath": snapshot.netns_path,
         "Sizing": dict(snapshot.sizing),
         "Cgroups": dict(snapshot.cgroups),
         "Failure": snapshot.failure,
+        "Owner": snapshot.owner or "",
+        "SandboxConfig": dict(snapshot.sandbox_config),
         "Containers": [_container_to_json(container) for container in snapshot.containers],
     }
 
@@ -144,7 +152,7 @@ def _snapshot_from_json(ours: Fields, top: Fields) -> SandboxSnapshot:
         status=SandboxStatus(status),
         config_source=item.text("ConfigSource", ""),
         hypervisor_type=item.text("HypervisorType", ""),
-        hypervisor=dict(top.child("HypervisorState", {}).items()),
+        hypervisor=dict(item.child("Hypervisor").items()),
         hypervisor_config=dict(config.child("HypervisorConfig", {}).items()),
         vmm_pid=item.number("VmmPid", 0),
         agent_address=item.text("AgentAddress", ""),
@@ -153,16 +161,39 @@ def _snapshot_from_json(ours: Fields, top: Fields) -> SandboxSnapshot:
         containers=tuple(_container_from_json(container) for container in item.children("Containers")),
         failure=item.text("Failure", ""),
         cgroups=dict(item.child("Cgroups", {}).items()),
+        owner=ContainerId(item.text("Owner")) if item.text("Owner") else None,
+        endpoints=_objects(top.child("Network").children("Endpoints")),
+        devices=_objects(top.children("Devices")),
+        sandbox_config=dict(item.child("SandboxConfig").items()),
     )
 
 
+def _objects(items: tuple[Fields, ...]) -> tuple[Mapping[str, object], ...]:
+    return tuple(dict(item.items()) for item in items)
+
+
 def _container_to_json(container: ContainerSnapshot) -> dict[str, object]:
-    stdio, end = container.stdio, container.exit
     return {
         "ID": container.container_id,
         "Bundle": container.bundle,
-        "Status": container.status.name,
         "Rootfs": container.rootfs,
+        **_process_to_json(container),
+        "Execs": [
+            {"ID": process.exec_id, **_process_to_json(process), "Spec": dict(process.spec)}
+            for process in container.execs
+        ],
+        "Annotations": dict(container.annotations),
+        "Resources": dict(container.resources),
+        "DeviceMaps": [dict(item) for item in container.device_maps],
+        "Mounts": [dict(item) for item in container.mounts],
+    }
+
+
+def _process_to_json(process: ContainerSnapshot | ExecSnapshot) -> dict[str, object]:
+    """What an init and an exec have in common."""
+    stdio, end = process.stdio, process.exit
+    return {
+        "Status": process.status.name,
         "Stdio": {
             "Stdin": stdio.stdin,
             "Stdout": stdio.stdout,
@@ -170,25 +201,64 @@ def _container_to_json(container: ContainerSnapshot) -> dict[str, object]:
             "Terminal": stdio.terminal,
         },
         "Exit": None if end is None else {"Status": end.status, "ExitedAtNs": end.exited_at_ns},
+        "Moved": dict(zip(_STREAMS, process.moved, strict=True)),
     }
 
 
+_STREAMS = ("Stdin", "Stdout", "Stderr")
+
+
 def _container_from_json(item: Fields) -> ContainerSnapshot:
-    stdio = item.child("Stdio")
-    status = item.text("Status")
-    if status not in Status.__members__:
-        raise StateDamaged(f"read state {item.where!r}: unknown container status {status!r}")
-    end = None if item.is_null("Exit") else item.child("Exit")
     return ContainerSnapshot(
         container_id=ContainerId(item.text("ID")),
         bundle=HostPath(item.text("Bundle")),
-        status=Status[status],
-        stdio=Stdio(
-            stdin=stdio.text("Stdin"),
-            stdout=stdio.text("Stdout"),
-            stderr=stdio.text("Stderr"),
-            terminal=stdio.truth("Terminal"),
-        ),
-        exit=None if end is None else ExitStatus(status=end.number("Status"), exited_at_ns=end.number("ExitedAtNs")),
+        status=_status(item),
+        stdio=_stdio(item),
+        exit=_exit(item),
         rootfs=HostPath(item.text("Rootfs", "")),
+        moved=_moved(item),
+        execs=tuple(
+            ExecSnapshot(
+                exec_id=ExecId(process.text("ID")),
+                status=_status(process),
+                stdio=_stdio(process),
+                exit=_exit(process),
+                moved=_moved(process),
+                spec=dict(process.child("Spec").items()),
+            )
+            for process in item.children("Execs")
+        ),
+        annotations={name: item.child("Annotations").text(name) for name, _ in item.child("Annotations").items()},
+        resources=dict(item.child("Resources").items()),
+        device_maps=_objects(item.children("DeviceMaps")),
+        mounts=_objects(item.children("Mounts")),
     )
+
+
+def _status(item: Fields) -> Status:
+    status = item.text("Status")
+    if status not in Status.__members__:
+        raise StateDamaged(f"read state {item.where!r}: unknown container status {status!r}")
+    return Status[status]
+
+
+def _stdio(item: Fields) -> Stdio:
+    stdio = item.child("Stdio")
+    return Stdio(
+        stdin=stdio.text("Stdin"),
+        stdout=stdio.text("Stdout"),
+        stderr=stdio.text("Stderr"),
+        terminal=stdio.truth("Terminal"),
+    )
+
+
+def _exit(item: Fields) -> ExitStatus | None:
+    if item.is_null("Exit"):
+        return None
+    end = item.child("Exit")
+    return ExitStatus(status=end.number("Status"), exited_at_ns=end.number("ExitedAtNs"))
+
+
+def _moved(item: Fields) -> StreamPositions:
+    moved = item.child("Moved")
+    return StreamPositions(*(moved.number(stream) for stream in _STREAMS))

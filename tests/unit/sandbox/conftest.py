@@ -17,6 +17,7 @@ from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.sandbox.environment import Environment
 from pyshim.sandbox.pod import Pod
+from pyshim.sandbox.seams import Records
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
@@ -78,6 +79,7 @@ class Stack:
         self.publisher = FakePublisher()
         self.records: list[FakeRecords] = []
         self.hypervisors: list[FakeVm] = []
+        self.open_records: Callable[[str], Coroutine[Any, Any, Records]] = self._records
         self.pod = Pod(
             identity=Identity(
                 namespace="default",
@@ -97,7 +99,7 @@ class Stack:
                 connector_factory=lambda config: FakeConnector(self),
                 network_connector=None,  # type: ignore[arg-type]  # no test here gives a network namespace
                 publisher=self.publisher,
-                open_records=self._records,
+                open_records=lambda sandbox_id: self.open_records(sandbox_id),
                 clock_ns=lambda: 1_700_000_000_000_000_000,
                 new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
             ),
