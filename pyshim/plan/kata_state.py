@@ -98,6 +98,5 @@ def kata_sandbox_config(plan: SandboxPlan) -> Mapping[str, Any]:
         "DisableGuestSeccomp": runtime.disable_guest_seccomp,
         "EnableVCPUsPinning": runtime.enable_vcpus_pinning,
         "SandboxBindMounts": list(runtime.sandbox_bind_mounts),
-        "Experimental": list(runtime.experimental),
         "GuestSeLinuxLabel": runtime.guest_selinux_label,
     }
