@@ -28,6 +28,7 @@ from hypervisors.base import Hypervisor
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import Ledger, ResourceKind
 from pyshim.sandbox import seams
+from pyshim.sandbox.cgroups import Cgroups
 
 VARIABLE = "PYSHIM_FAILPOINTS"
 
@@ -49,6 +50,7 @@ class Fault(NamedTuple):
 
 PROTOCOLS: Mapping[str, tuple[type, ...]] = {
     "host": (seams.Host,),
+    "cgroups": (Cgroups,),
     "network": (seams.NetworkConnector, seams.Network),
     "virtiofsd": (seams.Virtiofsd,),
     "hypervisor": (Hypervisor,),
@@ -74,7 +76,13 @@ AGENT_CALLS = (
     *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin"),
 )
 """The agent is faulted where its calls leave the shim, under their names on the wire."""
-PASSED_ON = frozenset({"host.release", "hypervisor.capabilities", "hypervisor.console_tail", "hypervisor.saved"})
+PASSED_ON = frozenset(
+    {
+        "host.release",
+        *("host.cgroups", "cgroups.roots"),
+        *("hypervisor.capabilities", "hypervisor.console_tail", "hypervisor.saved"),
+    }
+)
 """Calls without points: the ledger makes the first itself, and the others only look at memory."""
 NEVER_RAISE = frozenset({"publisher.publish", "records.remove", "network.close_taps", "stdin.close_io"})
 """Calls that promise to succeed: no fault but a delay, or the end of the shim, can happen to them."""

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 _RESULTS = {"host.start_virtiofsd": "virtiofsd", "host.open_streams": "streams", "network.connect": "network"}
 """Calls whose result is a neighbour of its own."""
+_GIVES = {"host.cgroups": "cgroups"}
+"""The same for a call without points."""
 _PARTS = {"records.ledger": "ledger", "streams.stdin": "stdin", "streams.stdout": "output", "streams.stderr": "output"}
 
 
@@ -39,6 +41,8 @@ class Seam:
         full = f"{self._name}.{name}"
         if full in _PARTS:
             return None if value is None else Seam(self._faults, _PARTS[full], value)
+        if full in _GIVES:
+            return lambda *args: Seam(self._faults, _GIVES[full], value(*args))
         if self._name == "ledger":
             return self._ledger_call(full, value)
         step = self._steps.get(full)

@@ -52,6 +52,18 @@ HOST: Mapping[str, Limit] = {
     "open_streams": _limit(CHANGE_S, lambda _stdio, *, process_id, **_named: f"open streams of '{process_id}'"),
     "release": _limit(CHANGE_S, lambda entry: f"release {entry.kind.value} '{entry.key}'"),
 }
+CGROUPS: Mapping[str, Limit] = {
+    "make": _limit(CHANGE_S, lambda groups: f"make cgroups {', '.join(repr(group.path) for group in groups)}"),
+    "start_scope": _limit(CHANGE_S, lambda scope: f"start scope '{scope.unit}'"),
+    "join": _limit(CHANGE_S, lambda group, _pids: f"join cgroup '{group.path}'"),
+    "join_threads": _limit(CHANGE_S, lambda group, _tids: f"move threads into cgroup '{group.path}'"),
+    "leave": _limit(CHANGE_S, lambda _groups: "leave cgroups"),
+    "apply": _limit(CHANGE_S, lambda group, _settings: f"set limits of cgroup '{group.path}'"),
+    "allowed": _limit(READ_S, lambda group, name: f"read cpuset.{name} of cgroup '{group.path}'"),
+    "oom": _limit(READ_S, lambda group: f"read oom counters of cgroup '{group.path}'"),
+    "device_rules": _limit(READ_S, lambda _paths: "look at device nodes"),
+    "pin": _limit(CHANGE_S, lambda tid, _cpus: f"pin thread {tid}"),
+}
 HYPERVISOR: Mapping[str, Limit] = {
     "create": Limit(lambda vm: vm.start_timeout_s + MARGIN_S, lambda vm: f"create vm '{vm.sandbox_id}'"),
     "start": _limit(CHANGE_S, lambda: "start vm"),
@@ -108,6 +120,8 @@ class _Bounded:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
+        if name == "cgroups":
+            return lambda mode: _Bounded(value(mode), CGROUPS)
         if name in ENDLESS or not asyncio.iscoroutinefunction(value):
             return value
         limit = self._limits.get(name) or _in_its_own_words(name)

@@ -125,6 +125,8 @@ class FakeAgent:
             sock.close()
 
     def _handler(self, name: str):
+        answer = getattr(self, f"_on_{name}")
+
         async def handle(payload: bytes, _: CallContext) -> bytes:
             self.calls.append(name)
             if name in self.hung:
@@ -133,7 +135,7 @@ class FakeAgent:
                 await self.held[name].wait()
             if name in self.failures:
                 raise TtrpcError(*self.failures[name])
-            reply: Message = await getattr(self, f"_on_{name}")(payload)
+            reply: Message = await answer(payload)
             if name in self.late:
                 await self.late[name].wait()
             return reply.SerializeToString()

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from hypervisors.base import NicDevice, VmConfig
+from pyshim.model.cgroups import Group
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -17,6 +18,7 @@ from pyshim.model.mounts import HostMount
 from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.task import Stdio
 from pyshim.state.schema import SandboxState
+from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.host import FakeHost, FakeStreams
 from tests.fakes.hypervisor import FakeHypervisor
 
@@ -123,10 +125,22 @@ class MachineVirtiofsd:
             await self._ledger.release(entry)
 
 
+class MachineCgroups(FakeCgroups):
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(lambda _step: None)
+        self._machine = machine
+
+    async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
+        for group in groups:
+            self._machine.make(ResourceKind.CGROUP, group.path)
+        return await super().make(groups)
+
+
 class MachineHost(FakeHost):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
+        self.cgroup_tree = MachineCgroups(machine)
 
     async def make_directory(self, path: str, mode: int) -> None:
         await asyncio.sleep(0)
@@ -157,6 +171,8 @@ class MachineHost(FakeHost):
     async def release(self, entry: LedgerEntry) -> None:
         await asyncio.sleep(0)
         self.machine.undo(entry)
+        if entry.kind is ResourceKind.CGROUP:
+            self.cgroup_tree.release(entry.key)
 
 
 class MachineVm(FakeHypervisor):
@@ -172,6 +188,7 @@ class MachineVm(FakeHypervisor):
 
 
 class MachineNetwork:
+    door = None
     nics = (NicDevice(id="net0", mac="02:00:00:00:00:01", tap_fds=(9,), vhost_fds=(), mtu=1500),)
     interfaces = (
         NetworkInterface(

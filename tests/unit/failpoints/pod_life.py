@@ -128,6 +128,22 @@ class PodLife:
 
     # ---- the calls
 
+    async def start(self) -> None:
+        """The pod is up, without containers."""
+        await self._take("create pod", "start pod")
+
+    async def one_round(self) -> None:
+        """A container was created, started, used, killed and deleted."""
+        await self._take("create app", "start app", "exec", "start exec", "wait exec", "delete exec", "update app")
+        await self.pod.kill(APP, None, 9, True)
+        await self.pod.wait(APP, None)
+        await self.pod.delete(APP, None)
+
+    async def _take(self, *names: str) -> None:
+        steps = dict(self._steps())
+        for name in names:
+            await steps[name]()
+
     async def live(self) -> None:
         """The pod comes up, works, and loses a container; the first call that fails ends it."""
         for step in self._steps():

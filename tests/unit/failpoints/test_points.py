@@ -20,6 +20,7 @@ from pyshim.failpoints.points import AGENT_CALLS, Action, Failpoints, Fault, par
 from pyshim.failpoints.wrapping import seam
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from pyshim.sandbox import deadlines, seams
+from pyshim.sandbox.cgroups import Cgroups
 from pyshim.sandbox.deadlines import within
 from tests.fakes.clock import run_fast_forward
 
@@ -115,11 +116,12 @@ def test_every_wait_on_a_neighbour_has_a_deadline_but_the_one_for_its_end() -> N
     ("protocol", "limits"),
     [
         (seams.Host, deadlines.HOST),
+        (Cgroups, deadlines.CGROUPS),
         (Hypervisor, deadlines.HYPERVISOR),
         (seams.NetworkConnector, deadlines.NETWORK),
         (seams.AgentConnector, deadlines.AGENT),
     ],
-    ids=["host", "hypervisor", "network", "agent"],
+    ids=["host", "cgroups", "hypervisor", "network", "agent"],
 )
 def test_the_limits_name_calls_that_exist(protocol: type, limits: Mapping[str, object]) -> None:
     assert set(limits) <= set(vars(protocol))
