@@ -205,7 +205,6 @@ class MachineNetwork:
         NetworkRoute(destination="", gateway="10.0.0.1", device="eth0", source="", scope=0, family=4, flags=0, mtu=0),
     )
     neighbours = (NetworkNeighbour(address="10.0.0.1", device="eth0", mac="02:00:00:00:00:02", state=128, flags=0),)
-    door = None
 
     def __init__(self, machine: Machine, ledger: Ledger, netns_path: str) -> None:
         self._machine, self._ledger, self._netns = machine, ledger, netns_path

@@ -19,7 +19,7 @@ from tests.unit.failpoints.pod_life import PodLife
 ROUNDS = int(os.environ.get("PYSHIM_SOAK_ROUNDS", "120"))
 WARM_UP = 20
 BLOCKS_PER_ROUND = 4.0
-"""Memory blocks a round may keep on average: what the interpreter caches. One kept task, stream or process is dozens."""
+"""Memory blocks a round may keep on average: what the interpreter caches. A kept task or stream is dozens."""
 
 
 class Count(NamedTuple):
