@@ -10,7 +10,8 @@ class Settings:
     `container_pipe_size`: bytes of each stdio pipe, 0 leaves the kernel's default. The shim reads pieces of 256 KiB,
     and what costs time under emulation is the piece, not the byte. `hotplug_timeout_s`: how long a call waits for a
     device to appear; `cdi_timeout_s`: for the spec of a device asked for by name. `visible_cdi_devices`: a container
-    may choose among the guest's devices by its environment.
+    may choose among the guest's devices by its environment. `image_source`: where images come from that are pulled here, `http://HOST[:PORT]` (a registry) or
+    `oci:PATH` (an OCI image layout); the agent's own word.
     """
 
     __slots__ = (
@@ -19,6 +20,8 @@ class Settings:
         "debug_console",
         "debug_console_vport",
         "hotplug_timeout_s",
+        "image_pull_timeout_s",
+        "image_source",
         "log_level",
         "problems",
         "server_addr",
@@ -34,6 +37,8 @@ class Settings:
         self.container_pipe_size = 256 << 10
         self.cdi_timeout_s = 100.0
         self.visible_cdi_devices = False
+        self.image_source = ""
+        self.image_pull_timeout_s = 1200.0
         self.problems: list[str] = []
 
 
@@ -52,6 +57,10 @@ def parse(words: list[str]) -> Settings:
             settings.debug_console_vport = int(_number(settings, word, value, settings.debug_console_vport))
         elif key == "agent.hotplug_timeout":
             settings.hotplug_timeout_s = _number(settings, word, value, settings.hotplug_timeout_s)
+        elif key == "agent.image_source":
+            settings.image_source = value
+        elif key == "agent.image_pull_timeout":
+            settings.image_pull_timeout_s = _number(settings, word, value, settings.image_pull_timeout_s)
         elif key == "agent.container_pipe_size":
             settings.container_pipe_size = int(_number(settings, word, value, settings.container_pipe_size))
         elif key == "agent.cdi_timeout":

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2
 from pyshim.agent import translate
+from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
@@ -143,6 +144,9 @@ class AgentClient:
             translate.create_container(container),
             timeout_s=timeout_s,
         )
+
+    async def copy_file(self, piece: CopiedPiece) -> None:
+        await self._tell(f"copy '{piece.path}' into guest", "CopyFile", translate.copy_file(piece))
 
     async def start_container(self, container_id: str) -> None:
         request = pb.StartContainerRequest(container_id=container_id)

@@ -7,6 +7,7 @@ from google.protobuf.message import Message
 
 from protos.agent import agent_pb2 as pb
 from protos.agent import oci_pb2, types_pb2
+from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.guest import (
     AgentDetails,
@@ -44,6 +45,19 @@ def create_sandbox(sandbox: GuestSandbox) -> pb.CreateSandboxRequest:
         kernel_modules=[
             pb.KernelModule(name=module.name, parameters=module.parameters) for module in sandbox.kernel_modules
         ],
+    )
+
+
+def copy_file(piece: CopiedPiece) -> pb.CopyFileRequest:
+    return pb.CopyFileRequest(
+        path=piece.path,
+        file_size=piece.file_size,
+        file_mode=piece.file_mode,
+        dir_mode=piece.dir_mode,
+        uid=piece.uid,
+        gid=piece.gid,
+        offset=piece.offset,
+        data=piece.data,
     )
 
 

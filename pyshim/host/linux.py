@@ -6,13 +6,15 @@ import logging
 import os
 import stat
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pyshim.host.children import Children
+from pyshim.host.file_trees import list_tree, read_piece
 from pyshim.host.mounts import perform_mount
 from pyshim.host.release import release
 from pyshim.host.streams import Streams, open_streams
 from pyshim.host.virtiofsd import VirtiofsdFlavours, VirtiofsdProcess, start_virtiofsd
+from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pyshim.host")
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 LAST_WAIT_S = 5.0
 """For a change whose caller has given up: after that the kernel is not going to answer (a dead disk or server)."""
@@ -80,6 +83,14 @@ class LinuxHost:
         except OSError as error:
             raise FailedPrecondition(f"make directory {path!r}: {error.strerror}") from error
 
+    async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
+        """Directories, files and links of a host tree; see `file_trees.list_tree`."""
+        return await _reading(root, list_tree, root)
+
+    async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
+        """A piece of a file beneath `root`; see `file_trees.read_piece`."""
+        return await _reading(f"{root}/{path}" if path else root, read_piece, root, path, offset, length)
+
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content; what was there before is replaced."""
 
@@ -125,6 +136,15 @@ class LinuxHost:
                 log.error("change given up", extra={"path": path})
                 self._stuck[path] = work
                 work.add_done_callback(lambda _: self._stuck.pop(path, None))
+
+
+async def _reading(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    except FileNotFoundError:
+        raise NotFound(f"read {what!r}: no such file") from None
+    except OSError as error:
+        raise FailedPrecondition(f"read {what!r}: {error.strerror}") from error
 
 
 async def to_the_end(change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypervisors.base import GuestLocation
 from pyshim.model.config import Config
+from pyshim.model.copies import VolumeCopy
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.ids import ContainerId, HostPath
@@ -15,6 +16,7 @@ from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import SourceFacts
 from pyshim.plan.disks import digest, disk, guest_address, guest_driver
+from pyshim.plan.guest_pull import root_pulled_in_guest
 from pyshim.plan.guest_spec import guest_spec
 from pyshim.plan.share import GUEST_SHARED_DIR, SharePlan
 from pyshim.plan.volumes import DISK_TYPES, DiskUse, disk_id, disk_storage, volumes_plan
@@ -31,6 +33,8 @@ class ContainerPlan:
     share_points: tuple[HostPath, ...]
     """What the targets of `share_mounts` leave in the share once unmounted."""
     disks: tuple[DiskUse, ...]
+    copies: tuple[VolumeCopy, ...]
+    """Host files the guest has copies of, where it shares none with the host."""
     guest: GuestContainer
     """Complete but for what `disks` add: storages and devices whose places in the guest are known once plugged."""
 
@@ -56,30 +60,29 @@ def container_plan(
 
     Raises InvalidArgument or FailedPrecondition naming the mount.
     """
-    if share.virtiofsd is None:
-        raise FailedPrecondition(f"create container '{container_id}': shared_fs = \"none\" leaves no way to its files")
     host_rootfs = rootfs_path(bundle, spec, has_mounts=bool(rootfs))
     volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
     disks = (*volumes.disks, *_device_disks(spec, config, sources))
-    root_disk = _root_disk(rootfs, config, container_id) if disk_rootfs else None
-    share_mounts = (*(() if root_disk else (_root_share(host_rootfs, container_id, share),)), *volumes.host_mounts)
+    pulled = root_pulled_in_guest(rootfs, spec, config, container_id)
+    root_disk = _root_disk(rootfs, config, container_id) if disk_rootfs and not pulled else None
+    root = pulled or (root_disk.storage if root_disk else None)
+    root_mounts = () if root else (_root_share(host_rootfs, container_id, share),)
     return ContainerPlan(
         container_id=container_id,
         rootfs=host_rootfs,
-        rootfs_mounts=() if root_disk else tuple(rootfs_mount(mount, host_rootfs) for mount in rootfs),
-        share_mounts=share_mounts,
+        rootfs_mounts=() if root else tuple(rootfs_mount(mount, host_rootfs) for mount in rootfs),
+        share_mounts=(*root_mounts, *volumes.host_mounts),
         share_points=(
-            HostPath(f"{share.mounts_dir}/{container_id}"),
+            *((HostPath(f"{share.mounts_dir}/{container_id}"),) if root_mounts else ()),
             *(mount.target for mount in volumes.host_mounts),
         ),
         disks=(root_disk, *disks) if root_disk else disks,
+        copies=volumes.copies,
         guest=GuestContainer(
             container_id=container_id,
             spec=guest_spec(
                 spec,
-                root_path=root_disk.storage.mount_point
-                if root_disk and root_disk.storage
-                else f"{GUEST_SHARED_DIR}/{container_id}/rootfs",
+                root_path=root.mount_point if root else f"{GUEST_SHARED_DIR}/{container_id}/rootfs",
                 mounts=volumes.mounts,
                 seccomp=not config.runtime.disable_guest_seccomp,
                 hostname=hostname,
@@ -87,7 +90,7 @@ def container_plan(
                 terminal=terminal,
                 devices=[_guest_device_node(device, spec) for device in spec.devices if device.type in ("c", "u", "b")],
             ),
-            storages=volumes.storages,
+            storages=(*((pulled,) if pulled else ()), *volumes.storages),
             devices=(),
             # A path is the sandbox's namespace on the host, or that of a container in it: the guest has one for all.
             shared_pid_namespace=bool(spec.namespace_path("pid")),
@@ -96,6 +99,11 @@ def container_plan(
 
 
 def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePlan) -> HostMount:
+    if share.virtiofsd is None:
+        raise FailedPrecondition(
+            f"create container '{container_id}': shared_fs = \"none\" leaves no way to its root file system: it has to "
+            "be on a disk (a block snapshotter) or pulled in the guest (experimental_force_guest_pull)"
+        )
     return HostMount(
         type="bind",
         source=host_rootfs,
@@ -109,7 +117,7 @@ def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePl
 
 def without_image(plan: ContainerPlan) -> ContainerPlan:
     """`plan` of a container that exists on the host by name only: nothing to mount, share or plug."""
-    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), disks=())
+    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), disks=(), copies=())
 
 
 def with_disks(guest: GuestContainer, plugged: Sequence[tuple[DiskUse, GuestLocation]]) -> GuestContainer:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from hypervisors.base import BlockDevice
 from pyshim.model.config import Config
+from pyshim.model.copies import VolumeCopy
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
@@ -50,6 +51,7 @@ class VolumesPlan:
     host_mounts: tuple[HostMount, ...]
     storages: tuple[Storage, ...]
     disks: tuple[DiskUse, ...]
+    copies: tuple[VolumeCopy, ...]
 
 
 def volumes_plan(
@@ -71,6 +73,7 @@ def volumes_plan(
         host_mounts=tuple(volumes.host_mounts),
         storages=tuple(volumes.storages),
         disks=tuple(volumes.disks),
+        copies=tuple(dict.fromkeys(volumes.copies)),
     )
 
 
@@ -89,8 +92,6 @@ class _Volumes:
     """Collects what each mount of the spec needs on the host and in the guest."""
 
     def __init__(self, container_id: ContainerId, spec: OciSpec, config: Config, share: SharePlan) -> None:
-        if share.virtiofsd is None:
-            raise FailedPrecondition(f"create container '{container_id}': shared_fs = \"none\" is not supported yet")
         self._container_id = container_id
         self._spec = spec
         self._config = config
@@ -98,6 +99,7 @@ class _Volumes:
         self.host_mounts: list[HostMount] = []
         self.storages: list[Storage] = []
         self.disks: list[DiskUse] = []
+        self.copies: list[VolumeCopy] = []
 
     def add(self, mount: OciMount, sources: Mapping[str, SourceFacts]) -> OciMount:
         """The mount as the guest makes it; whatever must be done first is collected."""
@@ -247,6 +249,8 @@ class _Volumes:
         return _moved(mount, storage.mount_point, mount.options)
 
     def _shared(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        if self._share.virtiofsd is None:
+            return self._copied(mount, facts)
         name = f"{self._container_id}-{digest(mount.destination)}-{_short_name(mount.source)}"
         self.host_mounts.append(
             HostMount(
@@ -274,6 +278,18 @@ class _Volumes:
             )
             in_guest = point
         return _moved(mount, in_guest, mount.options)
+
+    def _copied(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        """A copy in the guest, one for all containers of the pod that have it. Devices and sockets have none."""
+        if facts.kind not in (SourceKind.DIRECTORY, SourceKind.FILE):
+            raise FailedPrecondition(
+                f"mount volume '{mount.source}' on '{mount.destination}': "
+                'shared_fs = "none" copies directories and files only'
+            )
+        path = GuestPath(f"{GUEST_SHARED_DIR}/copy-{digest(mount.source)}-{_short_name(mount.source)}")
+        follows = facts.kind is SourceKind.DIRECTORY and _is_watched(mount.source)
+        self.copies.append(VolumeCopy(source=mount.source, guest_path=path, follows=follows))
+        return _moved(mount, path, mount.options)
 
 
 def disk_storage(

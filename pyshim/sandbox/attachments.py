@@ -1,4 +1,5 @@
-"""The disks of a sandbox: each plugged once, whoever of its containers uses it, and unplugged with the last of them.
+"""The disks and copied volumes of a sandbox. Each disk is plugged once, whoever of its containers uses it, and
+unplugged with the last of them.
 
 A host device plugged twice would be two disks to the guest, and two mounts of one file system that know nothing of each
 other.
@@ -9,6 +10,8 @@ import logging
 
 from hypervisors.base import BlockDevice, GuestLocation, Hypervisor
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.sandbox.copying import VolumeCopies
+from pyshim.sandbox.seams import Host
 from pyshim.sandbox.tasks import TaskOwner, to_the_end
 
 log = logging.getLogger("pyshim.sandbox.attachments")
@@ -25,7 +28,8 @@ class _Attached:
 
 
 class Attachments:
-    def __init__(self, *, hypervisor: Hypervisor, tasks: TaskOwner) -> None:
+    def __init__(self, *, hypervisor: Hypervisor, tasks: TaskOwner, host: Host) -> None:
+        self.copies = VolumeCopies(host=host, tasks=tasks)
         self._hypervisor = hypervisor
         self._tasks = tasks
         self._attached: dict[str, _Attached] = {}

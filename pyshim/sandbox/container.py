@@ -138,6 +138,9 @@ class Container:
         guest = await self._with_disks()
         self._undo.push(self._resizer.leave, self.id)
         await self._resizer.join(self.id, self._resources)
+        for volume in self._plan.copies:
+            self._undo.push(self._attachments.copies.leave, volume, self.id)
+            await self._attachments.copies.use(volume, self.id, self._agent)
         self._undo.push(self._remove_from_guest)  # before the call: the guest may carry out what we gave up
         await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)

@@ -46,6 +46,9 @@ def _limit(seconds: float, action: Callable[..., str]) -> Limit:
 HOST: Mapping[str, Limit] = {
     "read_bytes": _limit(READ_S, lambda path, _max_bytes: f"read '{path}'"),
     "source_facts": _limit(READ_S, lambda path: f"look at '{path}'"),
+    "list_tree": _limit(CHANGE_S, lambda root: f"list '{root}'"),
+    "read_piece": _limit(READ_S, lambda root, path, _offset, _length: f"read '{root}/{path}'"),
+    "write_bytes": _limit(CHANGE_S, lambda path, _content, _mode: f"write '{path}'"),
     "make_directory": _limit(CHANGE_S, lambda path, _mode: f"make directory '{path}'"),
     "mount": _limit(CHANGE_S, lambda mount: f"mount '{mount.source}' on '{mount.target}'"),
     "start_virtiofsd": _limit(CHANGE_S, lambda plan, _ledger: f"start virtiofsd '{plan.binary}'"),

@@ -11,11 +11,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.stats import BlockIoStats, ContainerStats, CpuStats, MemoryStats, MemoryUse
 from pyshim.plan.container import ContainerPlan
+from pyshim.sandbox.copying import VolumeCopies
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.sandbox.seams import ContainerAgent, Host
 from pyshim.sandbox.tasks import TaskOwner
@@ -80,6 +82,10 @@ class PauseAgent:
         for mount in self._plan.share_mounts:
             self._acquire(ResourceKind.MOUNT, mount.target)
             await self._host.mount(mount)
+        copies = VolumeCopies(host=self._host, tasks=self._tasks)
+        for volume in self._plan.copies:
+            self._undo.push(copies.leave, volume, self._id)
+            await copies.use(volume, self._id, self._agent)
         self._undo.push(self._remove_from_guest)
         await self._agent.create_container(self._plan.guest, timeout_s)
         await self._agent.start_container(self._id)
@@ -154,6 +160,9 @@ class PauseAgent:
 
     async def close_stdin(self, container_id: str, exec_id: str) -> None:
         """Nobody reads it."""
+
+    async def copy_file(self, piece: CopiedPiece) -> None:
+        """It has no volumes."""
 
     async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None:
         """It has none."""

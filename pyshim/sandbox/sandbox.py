@@ -87,7 +87,7 @@ class Sandbox:
             on_change=on_resize,
             fit=self.cgroups.fit,
         )
-        self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks)
+        self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks, host=host)
         self._agent: Agent | None = None
         self._forward: PortForward | None = None
         self._virtiofsd: Virtiofsd | None = None

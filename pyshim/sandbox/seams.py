@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from hypervisors.base import Hypervisor, NicDevice
 from pyshim.model.agent_address import AgentAddress
+from pyshim.model.copies import CopiedPiece, TreeEntry
 from pyshim.model.events import TaskEvent
 from pyshim.model.guest import (
     AgentDetails,
@@ -49,6 +50,7 @@ class ContainerAgent(Protocol):
 
     async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview: ...
     async def close_stdin(self, container_id: str, exec_id: str) -> None: ...
+    async def copy_file(self, piece: CopiedPiece) -> None: ...
     async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None: ...
 
 
@@ -133,6 +135,12 @@ class Host(Protocol):
         """One sandbox's host cgroups."""
 
     async def make_directory(self, path: str, mode: int) -> None: ...
+    async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
+        """Directories, files and links of a host tree, the root first, each directory before what is in it."""
+
+    async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
+        """A piece of a file beneath `root`, which no link leads out of; fewer bytes at its end."""
+
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content; what was there before is replaced."""
 

@@ -88,6 +88,8 @@ class FakeAgent:
         self.takes: int | None = None
         """What WriteStdin claims to have taken, where it lies."""
         self.sandbox: pb.CreateSandboxRequest | None = None
+        self.policy = ""
+        self.copied: list[pb.CopyFileRequest] = []
         self.updates: list[pb.UpdateContainerRequest] = []
         self.memory_block_bytes = 128 << 20
         self.onlined: list[tuple[int, bool]] = []
@@ -158,6 +160,14 @@ class FakeAgent:
 
     async def _on_CreateSandbox(self, payload: bytes) -> Message:
         self.sandbox = pb.CreateSandboxRequest.FromString(payload)
+        return Empty()
+
+    async def _on_SetPolicy(self, payload: bytes) -> Message:
+        self.policy = pb.SetPolicyRequest.FromString(payload).policy
+        return Empty()
+
+    async def _on_CopyFile(self, payload: bytes) -> Message:
+        self.copied.append(pb.CopyFileRequest.FromString(payload))
         return Empty()
 
     async def _on_DestroySandbox(self, payload: bytes) -> Message:

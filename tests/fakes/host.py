@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.events import TaskEvent
 from pyshim.model.host_facts import CgroupMode
@@ -102,6 +103,7 @@ class FakeHost:
         self.faults = faults or Faults()
         self.files: dict[str, bytes] = {}
         self.directories: set[str] = set()
+        self.trees: dict[str, list[TreeEntry]] = {}
         self.mounts: list[str] = []
         self.daemons: set[FakeVirtiofsd] = set()
         self.streams: dict[str, FakeStreams] = {}
@@ -140,6 +142,16 @@ class FakeHost:
         self.faults.hit("write_bytes")
         self.before_effect("write_bytes", path)
         self.files[path] = content
+
+    async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
+        self.faults.hit("list_tree")
+        if root not in self.trees:
+            raise NotFound(f"read '{root}': ENOENT")
+        return tuple(self.trees[root])
+
+    async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
+        self.faults.hit("read_piece")
+        return self.files[f"{root}/{path}"][offset : offset + length]
 
     async def mount(self, mount: HostMount) -> None:
         self.faults.hit("mount")

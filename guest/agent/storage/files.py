@@ -105,9 +105,12 @@ def _copy_into(parent: int, name: str, request: Message) -> None:
         _copy_directory(parent, name, request)
         return
     if kind == stat.S_IFLNK:
-        _remove_at(parent, name)
-        os.symlink(request.data, os.fsencode(name), dir_fd=parent)
-        os.chown(name, *_owner(request), dir_fd=parent, follow_symlinks=False)
+        # Made beside it and renamed over it: who reads through the link never finds it missing.
+        part = f".{name}.part"[:255]
+        _remove_at(parent, part)
+        os.symlink(request.data, os.fsencode(part), dir_fd=parent)
+        os.chown(part, *_owner(request), dir_fd=parent, follow_symlinks=False)
+        _replace(parent, part, name)
         return
     if kind not in (0, stat.S_IFREG):
         raise InvalidArgument(
@@ -156,6 +159,10 @@ def _copy_chunk(parent: int, name: str, request: Message) -> None:
         os.fchmod(fd, request.file_mode & 0o7777)
     finally:
         os.close(fd)
+    _replace(parent, part, name)
+
+
+def _replace(parent: int, part: str, name: str) -> None:
     try:
         os.rename(part, name, src_dir_fd=parent, dst_dir_fd=parent)
     except IsADirectoryError:

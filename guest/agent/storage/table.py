@@ -27,8 +27,9 @@ _HUGEPAGES = "/sys/kernel/mm/hugepages"
 _CONTAINERS = "/run/kata-containers"
 
 DRIVERS = (
-    "9p", "bind", "blk", "ephemeral", "local", "mmioblk", "nvdimm", "overlayfs", "scsi", "virtio-fs", "watchable-bind",
-)  # fmt: skip
+    *("9p", "bind", "blk", "ephemeral", "image_guest_pull", "local", "mmioblk", "nvdimm", "overlayfs", "scsi"),
+    *("virtio-fs", "watchable-bind"),
+)
 
 
 class _Mounted:
@@ -106,6 +107,12 @@ class StorageTable:
             self._ephemeral(storage, target)
         elif driver == "overlayfs":
             self._overlay(storage, target, user)
+        elif driver == "image_guest_pull":
+            from guest.agent.pull import image_root
+
+            if user == SANDBOX:
+                raise InvalidArgument(f"storage {target!r}: an image's root needs a container")
+            await image_root(self._agent, storage.source, target, user)
         elif driver == "watchable-bind":
             from guest.agent.storage.watch import start_watching
 

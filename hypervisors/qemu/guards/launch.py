@@ -17,7 +17,8 @@ from pyshim.model.errors import FailedPrecondition
 
 log = logging.getLogger("hypervisors.qemu.guards")
 
-HOOK_TIMEOUT_S = 60.0
+HOOK_TIMEOUT_S = 20.0
+"""Below what the start of a VM may take in all."""
 _MAX_ANSWER_BYTES = 64 << 10
 _MAX_SECRET_BYTES = 16 << 10
 """LAUNCH_SECRET takes 16 KiB at most. Source: AMD's SEV API specification."""

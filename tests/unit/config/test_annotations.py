@@ -222,7 +222,6 @@ def test_a_policy_that_is_no_base64_of_a_text_is_refused(tmp_path: Path, text: s
         ("rootless = true", {}, "hypervisor.qemu.rootless = true"),
         ("disable_guest_selinux = false", {}, "hypervisor.qemu.disable_guest_selinux = false"),
         ("", {H + "rootless": "true"}, f"hypervisor.qemu.rootless = true (annotation {H}rootless)"),
-        ("", {C + "runtime.experimental_force_guest_pull": "1"}, "experimental_force_guest_pull = true"),
     ],
 )
 def test_what_would_be_unsafe_to_ignore_starts_nothing(

@@ -17,9 +17,9 @@ from .documents import examined, options
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "configs").glob("configuration-*.toml"))
 STARTS_NOTHING = {
-    "configuration-qemu-tdx.toml": "runtime.experimental_force_guest_pull = true",
-    "configuration-qemu-snp.toml": "runtime.experimental_force_guest_pull = true",
-    "configuration-qemu-sev.toml": "runtime.experimental_force_guest_pull = true",
+    "configuration-qemu-tdx.toml": 'runtime.emptydir_mode = "block-encrypted"',
+    "configuration-qemu-snp.toml": 'runtime.emptydir_mode = "block-encrypted"',
+    "configuration-qemu-sev.toml": 'runtime.emptydir_mode = "block-encrypted"',
     "configuration-qemu-nvidia-gpu.toml": 'hypervisor.qemu.cold_plug_vfio = "root-port"',
     "configuration-remote.toml": "hypervisor.remote is not supported",
 }

@@ -1,0 +1,234 @@
+"""A guest that shares no files with the host: its image is pulled inside, its volumes are copied, initdata is a disk.
+
+This is how confidential guests live; here the same way is gone in a plain VM, one for the whole file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyshim.plan.initdata import disk_image, encode, parse
+
+from .conftest import GROUND, own_name
+from .framework import shim_config
+from .framework.ctr import Ctr, Result
+from .framework.images import IMAGE
+from .framework.networks import PodNetwork, pod_network
+from .framework.registry import Registry, registry
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+pytestmark = pytest.mark.vm
+
+C = "io.katacontainers.config."
+DOCUMENT = b'version = "0.1.0"\nalgorithm = "sha256"\n[data]\n"aa.toml" = "x = 1"\n'
+BIG = bytes(range(256)) * 4096 * 3 + b"end"
+"""More than three pieces of a copy."""
+
+
+@pytest.fixture(scope="module")
+def network(module_leaves_nothing: None) -> Iterator[PodNetwork]:
+    with pod_network("it-pull", subnet=23) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def images(network: PodNetwork) -> Iterator[Registry]:
+    with registry(network.peer_address, GROUND / "busybox.tar", "local/busybox") as made:
+        yield made
+
+
+class Kubelet:
+    """A ConfigMap volume as the kubelet writes it: a directory per version, and one link that says which counts."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "pods/u/volumes/kubernetes.io~configmap/settings"
+        self.directory.mkdir(parents=True)
+        self._version = 0
+
+    def publish(self, files: dict[str, str]) -> None:
+        self._version += 1
+        fresh = self.directory / f"..2024_{self._version}"
+        fresh.mkdir()
+        for name, text in files.items():
+            (fresh / name).write_text(text)
+        os.symlink(fresh.name, self.directory / "..data_tmp")
+        old = os.readlink(self.directory / "..data") if (self.directory / "..data").is_symlink() else ""
+        os.rename(self.directory / "..data_tmp", self.directory / "..data")
+        for name in files:
+            if not (self.directory / name).is_symlink():
+                os.symlink(f"..data/{name}", self.directory / name)
+        for link in self.directory.iterdir():
+            if not link.name.startswith("..") and link.name not in files:
+                link.unlink()
+        if old:
+            for file in (self.directory / old).iterdir():
+                file.unlink()
+            (self.directory / old).rmdir()
+
+
+@pytest.fixture(scope="module")
+def host_files(module_leaves_nothing: None) -> Path:
+    directory = GROUND / "copied"
+    (directory / "tree/inner").mkdir(parents=True)
+    (directory / "tree/inner/big").write_bytes(BIG)
+    (directory / "tree/empty").write_bytes(b"")
+    (directory / "tree/link").symlink_to("inner/big")
+    os.mkfifo(directory / "tree/pipe")
+    (directory / "tree/private").write_text("for one")
+    os.chown(directory / "tree/private", 1000, 50)
+    os.chmod(directory / "tree/private", 0o4750)
+    os.chmod(directory / "tree", 0o751)
+    (directory / "single").write_text("one file\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def kubelet(host_files: Path) -> Kubelet:
+    kubelet = Kubelet(host_files)
+    kubelet.publish({"colour": "blue\n", "shape": "round\n"})
+    return kubelet
+
+
+@pytest.fixture(scope="module")
+def container(
+    ctr: Ctr, runtime: Runtime, network: PodNetwork, images: Registry, host_files: Path, kubelet: Kubelet
+) -> Iterator[str]:
+    config = shim_config.variant(
+        host_files, shared_fs="none", kernel_params=f"root=/dev/vda agent.image_source={images.url}"
+    )
+    text = config.read_text().replace("enable_annotations = [", 'enable_annotations = ["cc_init_data", ')
+    config.write_text(text)
+    annotations = {
+        C + "runtime.experimental_force_guest_pull": "true",
+        C + "hypervisor.cc_init_data": encode(parse(DOCUMENT, "test")),
+        "io.kubernetes.cri.image-name": f"docker.io/{IMAGE}",
+    }
+    with own_name(ctr) as name:
+        ctr(
+            *("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", config),
+            *("--with-ns", f"network:{network.namespace}"),
+            *(word for item in annotations.items() for word in ("--annotation", "=".join(item))),
+            *("--mount", f"type=bind,src={host_files}/tree,dst=/tree,options=rbind:rw"),
+            *("--mount", f"type=bind,src={host_files}/single,dst=/etc/single,options=bind:ro"),
+            *("--mount", f"type=bind,src={kubelet.directory},dst=/settings,options=rbind:ro"),
+            *(IMAGE, name, "sleep", "100000"),
+        )
+        yield name
+
+
+@pytest.fixture
+def inside(ctr: Ctr, container: str) -> Callable[[str], Result]:
+    """Runs a shell script in the container."""
+
+    def run(script: str) -> Result:
+        return ctr("task", "exec", "--exec-id", "inside", container, "sh", "-c", script, check=False)
+
+    return run
+
+
+Script = Callable[[str], Result]
+
+
+def test_the_image_was_pulled_in_the_guest_and_its_layers_lie_on_each_other(inside: Script, images: Registry) -> None:
+    result = inside("cat /layer-marker; id -un; echo new > /written && cat /written; mount | grep ' / '")
+
+    assert result.lines[:3] == ["upper", "root", "new"]
+    assert "overlay on / type overlay (rw" in result.lines[3]
+    assert images.asked[0] == "/v2/local/busybox/manifests/test"
+    assert sum("/blobs/" in path for path in images.asked) == 2
+
+
+def test_nothing_is_shared_and_nobody_shares(inside: Script) -> None:
+    assert "virtiofs" not in inside("mount").out
+    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(b"virtiofsd" in command for command in commands)
+    assert not list(Path("/run/kata-containers/shared/sandboxes").glob("*"))
+
+
+def test_a_directory_is_copied_with_owners_modes_links_and_every_byte(inside: Script) -> None:
+    result = inside(
+        "cd /tree; stat -c '%n %a %u %g %F' . inner empty private link; sha256sum < inner/big; readlink link; ls;"
+        " head -c 3 link | od -An -tx1; wc -c < link"
+    )
+
+    assert result.lines == [
+        ". 751 0 0 directory",
+        "inner 755 0 0 directory",
+        "empty 644 0 0 regular empty file",
+        "private 4750 1000 50 regular file",
+        "link 777 0 0 symbolic link",
+        f"{hashlib.sha256(BIG).hexdigest()}  -",
+        "inner/big",
+        *("empty", "inner", "link", "private"),
+        " 00 01 02",
+        str(len(BIG)),
+    ]
+
+
+def test_a_copy_is_the_guests_own(inside: Script, host_files: Path) -> None:
+    assert inside("echo changed > /tree/private; cat /tree/private").out == "changed\n"
+    assert (host_files / "tree/private").read_text() == "for one"
+
+
+def test_a_single_file_is_copied_and_read_only(inside: Script) -> None:
+    result = inside("cat /etc/single; echo x > /etc/single")
+
+    assert result.out == "one file\n"
+    assert "Read-only file system" in result.err
+
+
+def test_a_configmap_follows_the_kubelet_and_keeps_nothing_of_the_old(inside: Script, kubelet: Kubelet) -> None:
+    assert inside("cat /settings/colour /settings/shape").out == "blue\nround\n"
+
+    kubelet.publish({"colour": "red\n", "size": "large\n"})
+
+    eventually(lambda: inside("cat /settings/size").out == "large\n", what="the new version in the guest")
+    assert inside("cat /settings/colour").out == "red\n"
+    eventually(lambda: inside("cat /settings/..2024_1/colour; cat /settings/shape").out == "", what="the old one empty")
+    assert inside("cat /settings/shape").code != 0
+
+
+def test_a_reader_never_sees_half_a_version(ctr: Ctr, container: str, inside: Script, kubelet: Kubelet) -> None:
+    """Two files that always change together are read through the link while the volume changes."""
+    kubelet.publish({"colour": "v0\n", "size": "v0\n"})
+    eventually(lambda: inside("cat /settings/size").out == "v0\n", what="the first version")
+    script = (
+        "while :; do cd /settings/..data && a=$(cat colour) b=$(cat size); cd /;"
+        ' [ "$a" = "$b" ] || echo torn $a $b; [ "$b" = v2 ] && break; done; echo done'
+    )
+    with ctr.background(
+        GROUND / "copied", "task", "exec", "--exec-id", "reader", container, "sh", "-c", script
+    ) as reader:
+        for version in ("v1", "v2"):
+            kubelet.publish({"colour": f"{version}\n", "size": f"{version}\n"})
+            eventually(lambda v=version: inside("cat /settings/size").out == f"{v}\n", what=f"version {version}")
+        result = reader.wait()
+
+    # One of them may be empty by then: the old version is emptied when the new one counts.
+    assert not [line for line in result.lines if len(line.split()) == 3]
+
+
+def test_initdata_is_a_read_only_disk_with_the_document(inside: Script) -> None:
+    found = inside('for d in /sys/block/vd*; do [ "$(cat $d/serial)" = initdata ] && cat $d/ro $d/size; done; true')
+
+    assert found.lines == ["1", str(len(disk_image(parse(DOCUMENT, "test"))) // 512)]
+
+
+def test_an_image_the_registry_does_not_have_is_named_and_nothing_is_left(
+    ctr: Ctr, runtime: Runtime, name: str, network: PodNetwork, images: Registry, scratch: Path
+) -> None:
+    config = shim_config.variant(scratch, shared_fs="none", kernel_params="root=/dev/vda")
+    base = ("run", "--rm", "--runtime", runtime.name, "--runtime-config-path", config)
+    pull = ("--annotation", C + "runtime.experimental_force_guest_pull=true")
+
+    unnamed = ctr(*base, *pull, IMAGE, name, "true", check=False)
+    unshared = ctr(*base, IMAGE, name, "true", check=False)
+
+    assert "needs the image's name in annotation io.kubernetes.cri.image-name" in unnamed.err
+    assert 'shared_fs = "none" leaves no way to its root file system' in unshared.err
