@@ -10,8 +10,8 @@ class Settings:
     `container_pipe_size`: bytes of each stdio pipe, 0 leaves the kernel's default. The shim reads pieces of 256 KiB,
     and what costs time under emulation is the piece, not the byte. `hotplug_timeout_s`: how long a call waits for a
     device to appear; `cdi_timeout_s`: for the spec of a device asked for by name. `visible_cdi_devices`: a container
-    may choose among the guest's devices by its environment. `image_source`: where images come from that are pulled here, `http://HOST[:PORT]` (a registry) or
-    `oci:PATH` (an OCI image layout); the agent's own word.
+    may choose among the guest's devices by its environment. `image_source`: where images come from that are pulled
+    here, `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image layout); the agent's own word.
     """
 
     __slots__ = (
