@@ -73,7 +73,7 @@ AGENT_CALLS = (
     *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors"),
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),
-    *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin"),
+    *("WriteStdin", "ReadStdout", "ReadStderr", "CloseStdin", "CopyFile"),
 )
 """The agent is faulted where its calls leave the shim, under their names on the wire."""
 PASSED_ON = frozenset(
