@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest demo test check integration fmt protos bench clean
+.PHONY: help setup guest demo test check integration soak fmt protos bench clean
 
 PYTHON := .venv/bin/python
 
@@ -36,6 +36,9 @@ fmt: setup ## format and fix what ruff can
 
 protos: setup ## generate the protobuf modules from protos/**/*.proto
 	@$(PYTHON) -m protos.generate
+
+soak: setup guest ## 20 pods of 3 containers, up together and removed, twice: nothing left, no shim grows (SIZE="PODS CONTAINERS ROUNDS")
+	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.cri_soak $(or $(SIZE),20 3 2)
 
 bench: setup guest ## measure, print a table, write bench/results
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -56,12 +57,12 @@ def test_a_pod_of_fifty_containers(cri: Cri, runtime: Runtime) -> None:
         assert len(runtime.vmms(pod.id)) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
-def test_pods_survive_a_restart_of_containerd(cri: Cri, runtime: Runtime, number: signal.Signals) -> None:
-    pods = [cri.run_pod(f"survivor{index}") for index in range(3)]
-    try:
-        running = [[pod.start(), pod.start("sh", "-c", "exit 9")] for pod in pods]
-        assert [ended.exit_code() for _, ended in running] == [9, 9, 9]
+@pytest.mark.parametrize(("number", "count"), [(signal.SIGTERM, 2), (signal.SIGKILL, 10)], ids=["stopped", "killed"])
+def test_pods_survive_a_restart_of_containerd(cri: Cri, runtime: Runtime, number: signal.Signals, count: int) -> None:
+    with contextlib.ExitStack() as pods_end:
+        pods = [pods_end.enter_context(cri.pod(f"survivor{index}")) for index in range(count)]
+        running = [(pod.start(), pod.start("sh", "-c", "exit 9")) for pod in pods]
+        assert [ended.exit_code() for _, ended in running] == [9] * count
         shims = [[shim.pid for shim in runtime.shims(pod.id)] for pod in pods]
 
         cri.daemon.restart(number)
@@ -73,13 +74,11 @@ def test_pods_survive_a_restart_of_containerd(cri: Cri, runtime: Runtime, number
             assert container.is_running
             assert ended.exit_code() == 9
             assert container.sh("echo here") == "here\n"
+        for pod, (container, ended) in list(zip(pods, running, strict=True))[:2]:
             ended.remove()
             assert pod.start("echo", "new").run_to_end() == "new\n"
             container.stop(0)
             assert container.exit_code() == 137
-    finally:
-        for pod in pods:
-            pod.remove()
 
 
 def test_pods_that_ended_while_containerd_was_away_are_found_ended(cri: Cri, runtime: Runtime) -> None:

@@ -13,7 +13,7 @@ import struct
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING
 
 from hypervisors.base import Hypervisor
@@ -83,6 +83,9 @@ class _Daemon:
         # Read from below: first nobody can find the socket, then all is ended, the last replies and events leave, then
         # the process. Each step is taken whatever the one before it met.
         async with AsyncExitStack() as end:
+            # Until there is something to serve; a daemon that fails before leaves no socket to be waited at.
+            unserved = end.enter_context(ExitStack())
+            unserved.callback(unlink, socket_path)
             end.push_async_callback(self._children.end_all)
             tasks = TaskOwner()
             end.push_async_callback(tasks.close)
@@ -96,6 +99,7 @@ class _Daemon:
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
             end.push_async_callback(pod.close)
             end.callback(unlink, socket_path)
+            unserved.pop_all()
             stop = service.finished
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop.set)

@@ -10,7 +10,7 @@ import subprocess
 
 from .project_files import ROOT
 
-VERBS = {"help", "setup", "guest", "demo", "test", "check", "integration", "fmt", "protos", "bench", "clean"}
+VERBS = {"help", "setup", "guest", "demo", "test", "check", "integration", "soak", "fmt", "protos", "bench", "clean"}
 _MAKEFILE = (ROOT / "Makefile").read_text()
 
 

@@ -1,15 +1,19 @@
 """What the daemon decides by itself: who may call it, and which sandbox it must not take over."""
 
+import asyncio
 import os
 import socket
 from pathlib import Path
 
 import pytest
 
+import pyshim.serve
 from pyshim.host import processes
 from pyshim.model.errors import FailedPrecondition
-from pyshim.model.ids import SandboxId
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.task import Identity
 from pyshim.serve import check_peer, clear_remains, refuse_living_namesake
 from pyshim.state.schema import NotOurState, SandboxState, ShimRecord
 from pyshim.state.store import StateStore
@@ -31,6 +35,32 @@ def test_a_peer_of_another_user_or_group_is_refused(of_ours: str, monkeypatch: p
 
     with ours, theirs, pytest.raises(PermissionError, match=f"pid {os.getpid()}: uid .* is not ours"):
         check_peer(ours)
+
+
+def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> HostFacts:
+        raise OSError("this host cannot be probed")
+
+    monkeypatch.setattr(pyshim.serve, "probe_host", broken)
+    path = tmp_path / "shim.sock"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    identity = Identity(
+        namespace="default",
+        sandbox_id="demo",
+        containerd_address="",
+        containerd_ttrpc_address=str(tmp_path / "nobody"),
+        publish_binary="",
+        bundle=HostPath(str(tmp_path)),
+        debug=False,
+    )
+
+    with listener, pytest.raises(OSError, match="cannot be probed"):
+        asyncio.run(pyshim.serve._Daemon(identity).run(listener))
+
+    assert not path.exists()
 
 
 def shim(pid: int, start_ticks: int | None = None) -> ShimRecord:
