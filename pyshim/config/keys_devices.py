@@ -143,11 +143,11 @@ DEVICES: tuple[Key, ...] = (
     _H.used("disable_vhost_net", BOOL, False, "Network queues in QEMU instead of the host's kernel.", ann=True),
     _RS.later("network_queues", whole(1, 256), 1, "Queues of a network interface.", ann=True),
     *(
-        _H.later(
+        _H.used(
             f"{way}_rate_limiter_max_rate",
             whole(0, _MAX_RATE),
             0,
-            f"{text} of a network interface in bit/s. 0: no limit.",
+            f"{text} of a network interface in bit/s, from 8000 on. 0: no limit.",
             ann=True,
         )
         for way, text in (("rx", "Received traffic"), ("tx", "Sent traffic"))

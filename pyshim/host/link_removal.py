@@ -19,7 +19,9 @@ _NLMSG_ERROR = 2
 _RTM_DELLINK = 17
 _RTM_DELQDISC = 37
 _IFLA_IFNAME = 3
-_TC_H_INGRESS = 0xFFFFFFF1
+_TC_H_INGRESS, _TC_H_ROOT = 0xFFFFFFF1, 0xFFFFFFFF
+RATE_LIMIT_HANDLE = 0x70790000
+"""Of the root qdiscs that limit a rate, so that ours can be told from anybody else's."""
 _HEADER = struct.Struct("=IHHII")
 _IFINFO = struct.Struct("=BxHiII")
 _TCMSG = struct.Struct("=BxxxiIII")
@@ -40,7 +42,17 @@ def delete_ingress(name: str, *, netns: str) -> None:
     _request(netns, name, _RTM_DELQDISC, lambda index: _TCMSG.pack(0, index, 0, _TC_H_INGRESS, 0))
 
 
-def _request(netns: str, name: str, kind: int, body: Callable[[int], bytes]) -> None:
+def delete_qdisc(name: str, *, netns: str) -> None:
+    """The interface's root qdisc is none of ours, or the interface does not exist. Raises OSError."""
+
+    def body(index: int) -> bytes:
+        return _TCMSG.pack(0, index, RATE_LIMIT_HANDLE, _TC_H_ROOT, 0)
+
+    # EINVAL: it has one of another handle.
+    _request(netns, name, _RTM_DELQDISC, body, errno.EINVAL)
+
+
+def _request(netns: str, name: str, kind: int, body: Callable[[int], bytes], *fine: int) -> None:
     opened = _open_in(netns, name)
     if opened is None:
         return
@@ -56,7 +68,7 @@ def _request(netns: str, name: str, kind: int, body: Callable[[int], bytes]) -> 
     if answer_kind != _NLMSG_ERROR:
         raise OSError(errno.EPROTO, "rtnetlink answered with something else than an acknowledgement", name)
     number = -struct.unpack_from("=i", answer, _HEADER.size)[0]
-    if number not in (0, errno.ENODEV, errno.ENOENT):
+    if number not in (0, errno.ENODEV, errno.ENOENT, *fine):
         raise OSError(number, os.strerror(number), name)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
+from pyshim.host.link_removal import RATE_LIMIT_HANDLE
 from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkScan, RouteReport
 
 T = TypeVar("T")
@@ -24,11 +25,14 @@ _ETH_P_ALL = 0x0003
 _INGRESS_HANDLE = 0xFFFF0000
 _INGRESS_KINDS = frozenset({"ingress", "clsact"})
 _ADDR_GEN_MODE_NONE = 1
+_FRAME_HEADERS_BYTES = 18
+_QUEUE_BYTES = 65536
+_MAX_U32 = 0xFFFFFFFF
 _DUMP_ATTEMPTS = 5
 _BUSY_ATTEMPTS = 5
 _BUSY_PAUSE_S = 0.01
 
-__all__ = ["IPRoute", "NetlinkError", "redirect", "scan", "start_tap"]
+__all__ = ["IPRoute", "NetlinkError", "limit_rate", "redirect", "scan", "start_tap"]
 
 
 def scan(rtnl: IPRoute) -> NetworkScan:
@@ -157,6 +161,17 @@ def redirect(rtnl: IPRoute, tap_index: int, link_index: int) -> None:
             keys=["0x0/0x0+0"],
             action={"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": target},
         )
+
+
+def limit_rate(rtnl: IPRoute, index: int, bits_s: int, mtu: int) -> None:
+    """The interface sends no more than that, in bursts of 10 ms or one frame; what waits longer than 50 ms is dropped.
+
+    The kernel refuses with EEXIST where somebody else has chosen how the interface sends.
+    """
+    bytes_s = bits_s // 8
+    burst = max(bytes_s // 100, mtu + _FRAME_HEADERS_BYTES)
+    limit = min(burst + max(bytes_s // 20, _QUEUE_BYTES), _MAX_U32)
+    rtnl.tc("add", "tbf", index, RATE_LIMIT_HANDLE, rate=bytes_s, burst=burst, limit=limit)
 
 
 def _add_ingress(rtnl: IPRoute, index: int) -> None:

@@ -25,6 +25,7 @@ from pyshim.model.network import (
     NeighbourReport,
     NetworkModel,
     NetworkScan,
+    RateLimits,
     RouteReport,
     network_model,
 )
@@ -75,10 +76,12 @@ class HostNetwork:
         if failure is not None:
             raise failure
 
-    async def connect(self, session: NetworkSession, plan: "NetworkPlan", queues: int, vhost_net: bool) -> None:
+    async def connect(
+        self, session: NetworkSession, plan: "NetworkPlan", queues: int, vhost_net: bool, rates: RateLimits
+    ) -> None:
         """Every endpoint is wired; on an error, what was made until then is still held."""
         for endpoint in plan.endpoints:
-            taps = await self._make_tap(session, endpoint, queues)
+            taps = await self._make_tap(session, endpoint, queues, rates)
             vhosts = self._open_vhost(endpoint, queues) if vhost_net else ()
             self.nics += (endpoint.device(taps, vhosts),)
         self.interfaces = plan.interfaces
@@ -96,7 +99,9 @@ class HostNetwork:
             raise Internal(f"steer loopback connections: {len(fds)} descriptors came, 2 were wanted")
         self.door = LoopbackDoor(*fds)
 
-    async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan", queues: int) -> tuple[int, ...]:
+    async def _make_tap(
+        self, session: NetworkSession, endpoint: "EndpointPlan", queues: int, rates: RateLimits
+    ) -> tuple[int, ...]:
         name, link = endpoint.tap_name, endpoint.link_name
         self._hold(ResourceKind.LINK, name)
         question = {"do": "tap", "name": name, "mtu": endpoint.mtu, "queues": queues}
@@ -107,7 +112,17 @@ class HostNetwork:
         self._hold(ResourceKind.INGRESS, link)
         question = {"do": "redirect", "tap": tap_index, "link": endpoint.link_index}
         await session.ask(f"redirect link {link!r} to tap {name!r}", question)
+        # What the guest receives leaves by the tap, what it sends by the link.
+        if rates.received:
+            await self._limit(session, name, tap_index, rates.received, endpoint.mtu)
+        if rates.sent:
+            self._hold(ResourceKind.QDISC, link)
+            await self._limit(session, link, endpoint.link_index, rates.sent, endpoint.mtu)
         return tuple(fd.fileno() for fd in fds)
+
+    async def _limit(self, session: NetworkSession, name: str, index: int, bits_s: int, mtu: int) -> None:
+        question = {"do": "limit", "index": index, "bits_s": bits_s, "mtu": mtu}
+        await session.ask(f"limit what link {name!r} sends to {bits_s} bit/s", question)
 
     def _open_vhost(self, endpoint: "EndpointPlan", queues: int) -> tuple[int, ...]:
         try:
@@ -134,7 +149,7 @@ class HostNetworkConnector:
         self._timeout_s = timeout_s
 
     async def connect(
-        self, netns_path: str, model: str, queues: int, ledger: Ledger, *, vhost_net: bool
+        self, netns_path: str, model: str, queues: int, ledger: Ledger, *, vhost_net: bool, rates: RateLimits
     ) -> HostNetwork:
         """Every endpoint of the namespace is wired to a tap of `queues` queues; nothing is left behind on error.
 
@@ -148,7 +163,7 @@ class HostNetworkConnector:
             return network
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._connect(network, netns_path, min(queues, MAX_FDS), vhost_net)
+                await self._connect(network, netns_path, min(queues, MAX_FDS), vhost_net, rates)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"connect network namespace {netns_path!r}: not done within {self._timeout_s:g} s"
@@ -156,7 +171,9 @@ class HostNetworkConnector:
         log.info("network connected", extra={"netns": netns_path, "interfaces": len(network.nics)})
         return network
 
-    async def _connect(self, network: HostNetwork, netns_path: str, queues: int, vhost_net: bool) -> None:
+    async def _connect(
+        self, network: HostNetwork, netns_path: str, queues: int, vhost_net: bool, rates: RateLimits
+    ) -> None:
         with held_netns(netns_path) as netns_fd:
             try:
                 async with await NetworkSession.open(self._children, netns_fd, netns_path) as session:
@@ -164,7 +181,7 @@ class HostNetworkConnector:
                     plan = self._plan(_scan_from(report, netns_path))
                     for sentence in plan.left_out:
                         log.warning("not told to the guest", extra={"netns": netns_path, "route": sentence})
-                    await network.connect(session, plan, queues, vhost_net)
+                    await network.connect(session, plan, queues, vhost_net, rates)
                     await network.open_door(session)
             except BaseException:
                 # The child is gone by now, so nothing is made any more; and nobody else may look at half of it.

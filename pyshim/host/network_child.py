@@ -28,7 +28,7 @@ def main() -> None:
 
 def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> None:
     step: Callable[[netlink.IPRoute, Mapping[str, Any]], tuple[object, tuple[int, ...]]]
-    step = {"scan": _scan, "tap": _tap, "redirect": _redirect, "steer": _steer}[question["do"]]
+    step = {"scan": _scan, "tap": _tap, "redirect": _redirect, "steer": _steer, "limit": _limit}[question["do"]]
     fds: tuple[int, ...] = ()
     try:
         answer, fds = step(rtnl, question)
@@ -58,6 +58,11 @@ def _tap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tu
 
 def _redirect(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
     netlink.redirect(rtnl, question["tap"], question["link"])
+    return None, ()
+
+
+def _limit(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
+    netlink.limit_rate(rtnl, question["index"], question["bits_s"], question["mtu"])
     return None, ()
 
 

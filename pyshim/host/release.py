@@ -103,6 +103,12 @@ def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
     delete_ingress(entry.key, netns=str(entry.detail.get("netns", "")))
 
 
+def _release_qdisc(entry: LedgerEntry, _deadline: float) -> None:
+    from pyshim.host.link_removal import delete_qdisc
+
+    delete_qdisc(entry.key, netns=str(entry.detail.get("netns", "")))
+
+
 def _release_netns(entry: LedgerEntry, deadline: float) -> None:
     unmount_all(entry.key)
     _release_socket(entry, deadline)
@@ -126,6 +132,7 @@ _UNDO: dict[ResourceKind, Callable[[LedgerEntry, float], None]] = {
     ResourceKind.CGROUP: _release_cgroup,
     ResourceKind.LINK: _release_link,
     ResourceKind.INGRESS: _release_ingress,
+    ResourceKind.QDISC: _release_qdisc,
     ResourceKind.NETNS: _release_netns,
     ResourceKind.REMOTE_VM: _unsupported,
     ResourceKind.VFIO: _release_vfio,

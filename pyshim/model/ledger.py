@@ -20,6 +20,7 @@ class ResourceKind(StrEnum):
     CGROUP = "cgroup"  # key: path in every hierarchy of detail roots (mount points, `:` between); alone: a directory
     LINK = "link"  # key: interface name; detail: netns path ("" = the host's)
     INGRESS = "ingress"  # key: interface name whose ingress qdisc we added; detail: netns path
+    QDISC = "qdisc"  # key: interface name whose root qdisc we added; detail: netns path
     NETNS = "netns"  # key: path of a namespace file we bound
     REMOTE_VM = "remote-vm"  # key: VM id; detail: socket of the remote hypervisor
     VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver

@@ -28,6 +28,28 @@ def network_model(text: str) -> NetworkModel:
         raise InvalidArgument(f"choose internetworking_model {text!r}: not one of 'tcfilter', 'none'") from None
 
 
+MIN_RATE, MAX_RATE = 8_000, 8 * 0xFFFFFFFF
+"""bit/s. Below, one frame of a large MTU would take minutes; above is more than the kernel's token bucket counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimits:
+    """Of each interface of the pod, in bit/s as the guest sees it; 0: none."""
+
+    received: int
+    sent: int
+
+
+def rate_limits(*, received: int, sent: int) -> RateLimits:
+    """The limits asked for. Raises InvalidArgument for one the kernel cannot keep."""
+    for way, key, rate in (("received", "rx", received), ("sent", "tx", sent)):
+        if rate and not MIN_RATE <= rate <= MAX_RATE:
+            raise InvalidArgument(
+                f"limit {way} traffic ({key}_rate_limiter_max_rate): {rate} bit/s is not {MIN_RATE} to {MAX_RATE}, or 0"
+            )
+    return RateLimits(received=received, sent=sent)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
     index: int

@@ -15,6 +15,7 @@ from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.network import rate_limits
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.sandbox import SandboxPlan, with_nics
 from pyshim.sandbox.admission import admitting
@@ -209,6 +210,10 @@ class Sandbox:
             plan.vm.cpu.boot_vcpus,
             self._ledger,
             vhost_net=not plan.config.hypervisor.disable_vhost_net,
+            rates=rate_limits(
+                received=plan.config.hypervisor.rx_rate_limiter_max_rate,
+                sent=plan.config.hypervisor.tx_rate_limiter_max_rate,
+            ),
         )
         self._undo.push(network.disconnect)
         self.network = network

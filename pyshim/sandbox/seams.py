@@ -18,6 +18,7 @@ from pyshim.model.guest import (
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
+from pyshim.model.network import RateLimits
 from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats
@@ -219,7 +220,9 @@ class Network(Protocol):
 
 
 class NetworkConnector(Protocol):
-    async def connect(self, netns_path: str, model: str, queues: int, ledger: Ledger, *, vhost_net: bool) -> Network:
+    async def connect(
+        self, netns_path: str, model: str, queues: int, ledger: Ledger, *, vhost_net: bool, rates: RateLimits
+    ) -> Network:
         """Every endpoint of the namespace is wired to a tap; nothing is left behind on error.
 
         With `vhost_net` each queue gets a vhost-net descriptor where the host has any.

@@ -27,6 +27,7 @@ from pyshim.model.errors import (
 )
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.network import RateLimits, rate_limits
 from pyshim.plan.network import network_plan
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.namespaces import GuestStack, Namespace
@@ -35,6 +36,9 @@ pytestmark = pytest.mark.root
 
 T = TypeVar("T")
 Hook = Callable[[LedgerEntry], None]
+
+
+UNLIMITED = rate_limits(received=0, sent=0)
 
 
 class HookedLedger(FakeLedger):
@@ -107,9 +111,15 @@ def run(body: Callable[[HostNetworkConnector, Children], Awaitable[T]], *, timeo
 
 
 async def connect(
-    connector: HostNetworkConnector, path: str, ledger: FakeLedger, *, model: str = "tcfilter", queues: int = 1
+    connector: HostNetworkConnector,
+    path: str,
+    ledger: FakeLedger,
+    *,
+    model: str = "tcfilter",
+    queues: int = 1,
+    rates: RateLimits = UNLIMITED,
 ) -> HostNetwork:
-    return await connector.connect(path, model, queues, ledger, vhost_net=True)
+    return await connector.connect(path, model, queues, ledger, vhost_net=True, rates=rates)
 
 
 def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(wire: Wire) -> None:
