@@ -202,18 +202,6 @@ def test_a_pod_reaches_its_gateway_and_the_host_reaches_the_pod(shared_pod: Pod,
         assert " 0% packet loss" in shown.stdout
 
 
-def test_a_pods_rate_limits_are_kept_on_its_namespaces_side(cri: Cri) -> None:
-    prefix = "io.katacontainers.config.hypervisor"
-    limits = {f"{prefix}.rx_rate_limiter_max_rate": "80000000", f"{prefix}.tx_rate_limiter_max_rate": "40000000"}
-    with cri.pod(annotations=limits) as pod:
-        shown = subprocess.run(
-            ["nsenter", f"--net={_namespace_of(pod)}", "tc", "-json", "qdisc", "show"], check=True, capture_output=True
-        ).stdout
-
-    rates = {item["dev"]: item["options"]["rate"] for item in json.loads(shown) if item["kind"] == "tbf"}
-    assert rates == {"tap0_kata": 10_000_000, "eth0": 5_000_000}
-
-
 def test_the_guests_addresses_routes_and_link_are_what_cni_gave(shared_pod: Pod, server: Container) -> None:
     """Compared with the namespace as the plugin left it, which the pod's own links still show."""
     outside = _given_by_cni(_namespace_of(shared_pod))

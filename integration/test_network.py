@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from .conftest import RunTask, own_name
+from .framework import shim_config
 from .framework.ctr import Ctr, Result
 from .framework.images import IMAGE
 from .framework.networks import PodNetwork, pod_network
@@ -87,14 +88,28 @@ def test_one_mebibyte_over_tcp_arrives_whole(ctr: Ctr, network: PodNetwork, conn
     assert received == 1048576
 
 
-def test_prepared_namespace_is_as_it_was_after_the_pod_is_gone(ctr: Ctr, runtime: Runtime, name: str) -> None:
+def test_prepared_namespace_is_as_it_was_after_a_pod_with_limited_rates_is_gone(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
     """Links, addresses, routes and traffic rules: the namespace belongs to who made it."""
+    config = shim_config.variant(scratch)
+    limits = "rx_rate_limiter_max_rate = 80000000\ntx_rate_limiter_max_rate = 40000000\n"
+    config.write_text(config.read_text().replace("[hypervisor.qemu]\n", f"[hypervisor.qemu]\n{limits}"))
     with pod_network("it-after", subnet=8) as made:
         before = _everything_in("it-after")
-        options = ("--with-ns", f"network:{made.namespace}")
-        ctr("run", "--rm", "--runtime", runtime.name, *options, IMAGE, name, "true")
+        options = ("--with-ns", f"network:{made.namespace}", "--runtime-config-path", config)
+        ctr("run", "--detach", "--runtime", runtime.name, *options, IMAGE, name, "sleep", "100000")
 
+        assert _rates_in("it-after") == {"tap0_kata": 10_000_000, "eth0": 5_000_000}
+        assert " 0% packet loss" in _inside(ctr, name, f"ping -c 3 -W 5 {made.peer_address}").out
+        ctr.remove([name])
         assert _everything_in("it-after") == before
+
+
+def _rates_in(namespace: str) -> dict[str, int]:
+    """Bytes a second that each limited interface may send."""
+    shown = subprocess.run(["tc", "-n", namespace, "-json", "qdisc", "show"], check=True, capture_output=True).stdout
+    return {item["dev"]: item["options"]["rate"] for item in json.loads(shown) if item["kind"] == "tbf"}
 
 
 def _everything_in(namespace: str) -> list[object]:
