@@ -14,7 +14,7 @@ SHARE: tuple[Key, ...] = (
         "shared_fs",
         choice("virtio-fs", "virtio-9p", "virtio-fs-nydus", "inline-virtio-fs", "none"),
         "virtio-fs",
-        "How host directories reach the guest; a sandbox starts with virtio-fs only.",
+        "How host directories reach the guest: `virtio-fs`, or `none`, which copies them. Others are refused.",
         ann=True,
     ),
     _H.used(
