@@ -16,16 +16,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from pyshim.host.fds import OwnedFd
 from pyshim.host.launch import FileActions, Launch, SpawnFailed, describe_os_error, kill_and_reap
-from pyshim.host.text_tail import TextTail
+from pyshim.host.paced_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger("pyshim.host.children")
 
 _NO_FDS: Mapping[int, int] = MappingProxyType({})
+KILL_WAIT_S = 10.0
+"""What a killed process may take to be gone: one that writes its core, or has much memory to give back."""
 _READ_BYTES = 65536
-_DRAIN_BYTES = 1 << 20
 _LOGGED_LINES = 500
 """Lines of one child's stderr that reach the log; a guest can make a VMM talk for ever."""
 
@@ -69,13 +71,12 @@ class Child:
         self._log = log.getChild(name)
         self._exit: asyncio.Future[ChildExit] = self._loop.create_future()
         self._on_exit = on_exit
-        self._tail = TextTail(max_lines=tail_lines, on_line=self._log_line)
         self._logged_lines = 0
-        self._stderr_fd = stderr_fd
         self._pidfd = os.pidfd_open(pid)
         self._loop.add_reader(self._pidfd, self._reap)
+        self._stderr: PacedText | None = None
         if stderr_fd is not None:
-            self._loop.add_reader(stderr_fd, self._read_stderr)
+            self._stderr = PacedText(OwnedFd(stderr_fd), max_lines=tail_lines, on_line=self._log_line)
 
     @property
     def exit(self) -> ChildExit | None:
@@ -97,23 +98,36 @@ class Child:
         return True
 
     async def end(self, *, signal_number: int = signal.SIGKILL, grace_s: float = 0.0) -> ChildExit:
-        """It has ended: by `signal_number`, or by SIGKILL when it has not obeyed within `grace_s`."""
+        """It has ended: by `signal_number`, or by SIGKILL when it has not obeyed within `grace_s`.
+
+        Raises DeadlineExceeded when even SIGKILL has not ended it within KILL_WAIT_S: the kernel holds it in an
+        uninterruptible wait, for a dead disk or file server, and nobody can say for how long.
+        """
         if grace_s > 0:
             self.kill(signal_number)
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     return await self.wait()
         self.kill(signal.SIGKILL)
-        return await self.wait()
+        try:
+            async with asyncio.timeout(KILL_WAIT_S):
+                return await self.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"end {self.name} (pid {self.pid}): it lives {KILL_WAIT_S:g} s after SIGKILL"
+            ) from None
 
     def stderr_tail(self) -> str:
         """The last lines it wrote to stderr, without control characters."""
-        return self._tail.text()
+        return "\n".join(self._last_words())
+
+    def _last_words(self) -> tuple[str, ...]:
+        return self._stderr.tail.lines() if self._stderr is not None else ()
 
     def describe_exit(self) -> str:
         """`qemu (pid 12) was killed by SIGKILL: <its last words>`, for error texts."""
         state = str(self._exit.result()) if self._exit.done() else "is running"
-        words = "; ".join(self._tail.lines())
+        words = "; ".join(self._last_words())
         return f"{self.name} (pid {self.pid}) {state}" + (f": {words}" if words else "")
 
     def _reap(self) -> None:
@@ -123,38 +137,13 @@ class Child:
             return
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._drain_stderr()
+        if self._stderr is not None:
+            self._stderr.drain()
+            self._stderr.close()
         exited = result.si_code == os.CLD_EXITED
         self._exit.set_result(ChildExit(result.si_status, 0) if exited else ChildExit(0, result.si_status))
         self._log.debug("child ended", extra={"pid": self.pid, "exit": str(self._exit.result())})
         self._on_exit(self)
-
-    def _read_stderr(self) -> bool:
-        """True when there may be more to read now."""
-        assert self._stderr_fd is not None
-        try:
-            data = os.read(self._stderr_fd, _READ_BYTES)
-        except BlockingIOError:
-            return False
-        if data:
-            self._tail.feed(data)
-            return True
-        self._close_stderr()
-        return False
-
-    def _drain_stderr(self) -> None:
-        """What the process left in the pipe is read; bounded, as a grandchild may go on writing."""
-        left_bytes = _DRAIN_BYTES
-        while self._stderr_fd is not None and left_bytes > 0 and self._read_stderr():
-            left_bytes -= _READ_BYTES
-        self._close_stderr()
-
-    def _close_stderr(self) -> None:
-        if self._stderr_fd is not None:
-            self._loop.remove_reader(self._stderr_fd)
-            os.close(self._stderr_fd)
-            self._stderr_fd = None
-            self._tail.finish()
 
     def _log_line(self, line: str) -> None:
         self._logged_lines += 1
@@ -290,9 +279,12 @@ class Children:
             os.close(read_fd)
 
     async def end_all(self) -> None:
-        """Every child still alive has been killed and reaped: the shim's last act."""
+        """Every child still alive has been killed and reaped, if the kernel lets it: the shim's last act."""
         for child in self.alive:
-            await child.end()
+            child.kill()
+        for result in await asyncio.gather(*(child.end() for child in self.alive), return_exceptions=True):
+            if isinstance(result, BaseException):
+                log.error("child left behind", extra={"error": str(result)})
 
 
 def _tail_pipe() -> tuple[int, int]:

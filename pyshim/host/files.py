@@ -1,10 +1,10 @@
 """Streams that are plain files: `file://` logs, a path that is no FIFO, /dev/null."""
 
-import asyncio
 import os
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.fifos import READ_BYTES, open_fd
+from pyshim.host.own_thread import in_own_thread
 from pyshim.model.errors import FailedPrecondition
 
 
@@ -23,7 +23,7 @@ class FileOutput:
         # so that a close or cancellation in the middle cannot hand the thread somebody else's file.
         copy = OwnedFd(os.dup(self._fd.fileno()))
         try:
-            await asyncio.to_thread(_write_all_and_close, copy, data)
+            await in_own_thread(_write_all_and_close, copy, data)
         except OSError as error:
             raise FailedPrecondition(f"write {self._path!r}: {error.strerror}") from error
 
@@ -50,7 +50,7 @@ class FileInput:
             return b""
         copy = OwnedFd(os.dup(self._fd.fileno()))
         try:
-            return await asyncio.to_thread(_read_and_close, copy)
+            return await in_own_thread(_read_and_close, copy)
         except OSError as error:
             raise FailedPrecondition(f"read {self._path!r}: {error.strerror}") from error
 

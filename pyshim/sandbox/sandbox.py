@@ -140,7 +140,6 @@ class Sandbox:
             self._undo.push(self._virtiofsd.stop)
         await self._boot(network)
         agent = await self._reach_agent()
-        self._undo.push(agent.close)
         await self._or_lost(self._set_up_guest(agent, network))
         if network is not None and network.door is not None:
             self._forward = PortForward(
@@ -235,10 +234,16 @@ class Sandbox:
     async def _reach_agent(self) -> Agent:
         timeout_s = self.plan.config.agent.dial_timeout_s
         try:
-            return await self._or_lost(self._connector.connect(self.hypervisor.agent_address, timeout_s))
+            return await self._or_lost(self._connect_agent(timeout_s))
         except DeadlineExceeded as exc:
             tail = self.hypervisor.console_tail()
             raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc
+
+    async def _connect_agent(self, timeout_s: float) -> Agent:
+        """Its undo is pushed here: a caller cancelled at the very end of the connect would never see the agent."""
+        agent = await self._connector.connect(self.hypervisor.agent_address, timeout_s)
+        self._undo.push(agent.close)
+        return agent
 
     async def _set_up_guest(self, agent: Agent, network: Network | None) -> None:
         if policy := self.plan.config.agent.policy:

@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -410,5 +411,36 @@ def test_a_full_descriptor_table_is_an_error_and_leaks_none(run: Any) -> None:
         assert said[-1] == "exited with status 0"
         assert len(said) > 1
         assert all(line.startswith("start program '/bin/sh': E") for line in said[:-1])
+
+    run(scenario)
+
+
+class Unkillable(Child):
+    """As a process in an uninterruptible wait is: signals reach it and change nothing."""
+
+    def kill(self, signal_number: int = signal.SIGKILL) -> bool:
+        return True
+
+
+def test_a_child_that_sigkill_does_not_end_is_given_up(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(children: Children) -> None:
+        monkeypatch.setattr("pyshim.host.children.KILL_WAIT_S", 0.05)
+        with subprocess.Popen(["sleep", "600"]) as process:  # noqa: ASYNC220 - a child nobody else reaps
+            stuck = Unkillable(
+                name="stuck", pid=process.pid, stderr_fd=None, tail_lines=1, on_exit=lambda child: ended.append(child)
+            )
+            ended: list[Child] = []
+
+            with pytest.raises(DeadlineExceeded, match=rf"end stuck \(pid {process.pid}\): it lives .* after SIGKILL"):
+                await stuck.end()
+
+            other = await children.spawn(shell("sleep 600"), env=ENV)
+            children._alive[stuck.pid] = stuck
+            await children.end_all()
+            del children._alive[stuck.pid]
+            assert other.exit is not None
+            Child.kill(stuck)
+            await stuck.wait()
+            process.returncode = -signal.SIGKILL  # reaped by its pidfd
 
     run(scenario)

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -498,3 +500,35 @@ def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
     run(body)
     pid = int((tmp_path / "program.pid").read_text())
     assert not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_stdin_that_blocks_for_ever_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+    """A terminal nobody types on: the read cannot be ended, so nothing may wait for it."""
+    script = tmp_path / "reads.py"
+    script.write_text(
+        "import asyncio, os, tty\n"
+        "from pyshim.host.files import open_file_input\n"
+        "master, slave = os.openpty()\n"
+        "tty.setraw(slave)\n"
+        "async def main():\n"
+        "    stdin = open_file_input(os.ttyname(slave))\n"
+        "    reading = asyncio.create_task(stdin.read())\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    assert not reading.done()\n"
+        "    reading.cancel()\n"
+        "    await asyncio.gather(reading, return_exceptions=True)\n"
+        "    await stdin.close()\n"
+        "    print('closed', flush=True)\n"
+        "asyncio.run(main())\n"
+    )
+    project = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, script],
+        env={"PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")

@@ -63,6 +63,7 @@ class FakeConnector:
         agent = AgentClient(client, request_timeout_s=5)
         self._stack.clients.append(client)
         await agent.check(timeout_s)
+        self._stack.on_connected()
         return agent
 
 
@@ -76,6 +77,8 @@ class Stack:
         self.document: Mapping[str, Any] = DOCUMENT
         self.block_hotplug = True
         self.clients: list[Client] = []
+        self.on_connected: Callable[[], object] = lambda: None
+        """Called when an agent has been reached, before anybody has it."""
         self.publisher = FakePublisher()
         self.records: list[FakeRecords] = []
         self.hypervisors: list[FakeVm] = []

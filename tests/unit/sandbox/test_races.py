@@ -343,3 +343,14 @@ async def test_a_flood_of_oom_events_reaches_containerd_thinned_out(stack: Stack
     await asyncio.sleep(1.05)
 
     assert 5 <= stack.publisher.names().count("TaskOom") <= 11
+
+
+@scenario
+async def test_an_agent_that_is_reached_at_the_moment_its_create_is_cancelled_is_closed(stack: Stack) -> None:
+    request = stack.request("c1", ["sleep"])
+    stack.on_connected = lambda: stack.pod._creating[request.container_id].task.cancel()
+
+    with pytest.raises(ShimError):
+        await stack.pod.create(request)
+
+    assert [client.is_closed for client in stack.clients] == [True]

@@ -1,0 +1,40 @@
+"""Blocking calls that may never return: each in a thread of its own, which holds up neither other work nor the exit."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def in_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `work` returns or raises.
+
+    The loop's executor has few threads, shared by all streams and mounts of the pod, and the interpreter waits for them
+    before it ends. This thread is a daemon; when the caller is cancelled it goes on, and its result is dropped.
+    """
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if result.done():
+            return
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(value)  # type: ignore[arg-type]  # None only when T has it
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = work(*args, **kwargs)
+        except BaseException as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name=f"own/{work.__name__}", daemon=True).start()
+    return await result
