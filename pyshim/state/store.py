@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 
+from pyshim.host.trees import remove_tree
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.state.json_fields import Fields, StateDamaged
 from pyshim.state.kata import kata_container
@@ -50,8 +51,11 @@ class StateStore:
         """The state is on disk, whole, with a file for each of its containers. Raises FailedPrecondition."""
         directory = self.directory(state.sandbox_id)
         try:
+            body = _encoded(state_to_json(state))
+            if len(body) > MAX_BYTES:
+                raise FailedPrecondition(f"write state {directory!r}: {len(body)} bytes are above {MAX_BYTES}")
             self._make(directory)
-            _replace(f"{directory}/{FILE_NAME}", _encoded(state_to_json(state)))
+            _replace(f"{directory}/{FILE_NAME}", body)
             self._save_containers(directory, state)
         except OSError as error:
             raise FailedPrecondition(f"write state {directory!r}: {error.strerror}") from error
@@ -124,7 +128,7 @@ class StateStore:
         """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
         directory = self.directory(sandbox_id)
         try:
-            _remove_tree(directory)
+            remove_tree(directory)
             if self._register is not None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self._entry(sandbox_id))
@@ -163,15 +167,6 @@ class StateStore:
             body = _encoded(kata_container(container, snapshot.vmm_pid))
             if _content(f"{path}/{FILE_NAME}", len(body) + 1) != body:
                 _replace(f"{path}/{FILE_NAME}", body)
-
-
-def _remove_tree(directory: str) -> None:
-    for path, _, names in os.walk(directory, topdown=False, followlinks=False):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{path}/{name}")
-        with contextlib.suppress(FileNotFoundError):
-            os.rmdir(path)
 
 
 def _encoded(document: dict[str, object]) -> bytes:

@@ -41,7 +41,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     # hypervisors.base holds the nouns of a VM (VmConfig, its devices): data that plans are made of and the host opens.
     "pyshim.plan": ("pyshim.model", "hypervisors.base"),
     "pyshim.config": ("pyshim.model",),
-    "pyshim.state": ("pyshim.model",),
+    "pyshim.state": ("pyshim.model", "pyshim.host.trees"),
     "pyshim.host": ("pyshim.model", "hypervisors.base", "pyshim.cdi"),
     "pyshim.ttrpc": (),
     # A library of its own, used by host and guest.

@@ -1,6 +1,7 @@
 """The file alone says what a later daemon must know: a model rebuilt from it answers as the living pod does."""
 
 import tempfile
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -20,12 +21,22 @@ SHIM = ShimRecord(pid=1, start_ticks=2, socket="unix:///run/containerd/s/abc", n
 VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind", "ro"]}
 
 
+class CountingStore(StateStore):
+    def __init__(self, root: str) -> None:
+        super().__init__(root=root)
+        self.writes = 0
+
+    def save(self, state: SandboxState) -> None:
+        self.writes += 1
+        super().save(state)
+
+
 class OnDisk:
     """A stack whose records are real files."""
 
     def __init__(self, stack: Stack) -> None:
         self._root = tempfile.TemporaryDirectory()
-        self.store = StateStore(root=f"{self._root.name}/sbs")
+        self.store = CountingStore(f"{self._root.name}/sbs")
         self._stack = stack
         self.records: SandboxRecords | None = None
         stack.open_records = self._open
@@ -124,3 +135,41 @@ def test_a_sandbox_without_a_vm_has_nothing_to_take_over() -> None:
 
     with pytest.raises(NotFound, match="no vm yet"):
         Recovered(state).reopened()
+
+
+async def ended_and_deleted(stack: Stack, container_id: ContainerId) -> None:
+    await stack.pod.wait(container_id, None)
+    await stack.pod.delete(container_id, None)
+
+
+@pytest.mark.parametrize("volumes", [0, 1, 20])
+def test_a_call_writes_once_per_host_resource_and_at_most_twice_more(pod_annotations: Any, volumes: int) -> None:
+    mounts = [{**VOLUME, "destination": f"/data{number}"} for number in range(volumes)]
+
+    @scenario
+    async def body(stack: Stack) -> None:
+        disk = OnDisk(stack)
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+
+        async def counted(call: Coroutine[Any, Any, object]) -> tuple[int, int]:
+            """Writes, and how many entries the ledger has more or less."""
+            assert disk.records is not None
+            before, held = disk.store.writes, len(disk.records.ledger.entries())
+            await call
+            return disk.store.writes - before, abs(len(disk.records.ledger.entries()) - held)
+
+        request = stack.request("app", ["exit", "0"], PIPES, annotations=pod_annotations["container"], mounts=mounts)
+        writes, made = await counted(stack.pod.create(request))
+        assert made >= 2 * volumes
+        assert writes <= made + 2
+        app = request.container_id
+        for asking in (stack.pod.state(app, None), stack.pod.pids(app), stack.pod.stats(app), stack.pod.connect(app)):
+            assert await counted(asking) == (0, 0)
+        assert (await counted(stack.pod.start(app, None)))[0] <= 2
+        writes, gone = await counted(ended_and_deleted(stack, app))
+        assert gone == made
+        assert writes <= gone + 4  # two calls: the exit, and Delete
+        await stack.pod.close()
+        disk.close()
+
+    body()

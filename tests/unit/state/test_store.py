@@ -231,3 +231,17 @@ def test_sandboxes_are_listed(store: StateStore) -> None:
     store.save(state())
 
     assert store.sandbox_ids() == ("sb1",)
+
+
+def test_a_state_that_has_grown_too_large_is_refused_before_anything_is_written(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(state())
+    before = document(store)
+    monkeypatch.setattr("pyshim.state.store.MAX_BYTES", 100)
+
+    with pytest.raises(FailedPrecondition, match="bytes are above 100"):
+        store.save(state(container("c1")))
+
+    assert document(store) == before
+    assert os.listdir(f"{store.root}/sb1") == ["persist.json"]
