@@ -31,6 +31,7 @@ from pyshim.host.probe import probe_host
 from pyshim.host.processes import ProcessRef, is_alive
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
+from pyshim.model.devices import DeviceQuestion, PodDevices
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
@@ -140,6 +141,13 @@ class _Daemon:
                 shim_log.set_debug()
             return loaded
 
+        async def find_devices(question: DeviceQuestion) -> PodDevices:
+            if question.is_empty:
+                return PodDevices()
+            from pyshim.devices.finder import DeviceFinder
+
+            return await DeviceFinder(children).find(question)
+
         host = LinuxHost(children=children)
         environment = Environment(
             host=host,
@@ -155,6 +163,7 @@ class _Daemon:
             open_records=records,
             clock_ns=time.time_ns,
             new_uuid=lambda: str(uuid.uuid4()),
+            find_devices=find_devices,
         )
         return environment if faults is None else faults.environment(environment)
 

@@ -171,22 +171,34 @@ DEVICES: tuple[Key, ...] = (
         ann=True,
         field="vhost_user_reconnect_timeout_s",
     ),
-    _H.refused(
+    _H.used(
         "hot_plug_vfio",
         choice("no-port", "bridge-port", "root-port", "switch-port"),
         "no-port",
         "Where devices passed through are added to a running VM.",
         ann=True,
     ),
-    _H.refused(
+    _H.used(
         "cold_plug_vfio",
         choice("no-port", "bridge-port", "root-port", "switch-port"),
         "no-port",
         "Where devices passed through are put before the VM starts. Excludes hot_plug_vfio.",
         ann=True,
     ),
-    _H.later("pcie_root_port", whole(0, 16), 0, "PCIe root ports for devices passed through.", ann=True),
-    _H.later("pcie_switch_port", whole(0, 16), 0, "PCIe switch ports for devices passed through.", ann=True),
+    _H.used(
+        "pcie_root_port",
+        whole(0, 16),
+        0,
+        "PCIe root ports for devices passed through. 0: as many as are needed.",
+        ann=True,
+    ),
+    _H.used(
+        "pcie_switch_port",
+        whole(0, 16),
+        0,
+        "PCIe switch ports for devices passed through. 0: as many as are needed.",
+        ann=True,
+    ),
     _H.used(
         "use_vsock",
         choice("auto", "true", "false"),

@@ -177,14 +177,33 @@ RUNTIME: tuple[Key, ...] = (
         ann=True,
         also=("enable_vcpus_pinning",),
     ),
-    _R.later(
+    _R.used(
         "vfio_mode",
         choice("guest-kernel", "vfio"),
         "guest-kernel",
         "Who owns a device passed through in the guest.",
         ann=True,
     ),
-    _R.later("pod_resource_api_sock", PATH, "", "Socket of the kubelet's PodResources service."),
+    _R.used(
+        "vfio_device_kinds",
+        WORDS,
+        (
+            "nvidia.com/pgpu=nvidia.com/gpu",
+            "10de:03=nvidia.com/gpu",
+            "8086:03=intel.com/gpu",
+            "1002:03=amd.com/gpu",
+            "1002:12=amd.com/gpu",
+            "15b3:02=nvidia.com/nic",
+        ),
+        "What the guest's device specs call a device passed through: by the host's kind, else by vendor and class.",
+        own=True,
+    ),
+    _R.used(
+        "pod_resource_api_sock",
+        PATH,
+        "",
+        "Socket of the kubelet's PodResources service, asked which devices a pod was given. Empty: not asked.",
+    ),
     _R.later("kubelet_root_dir", PATH, "/var/lib/kubelet", "Where the kubelet keeps volumes."),
     _R.used(
         "create_container_timeout",

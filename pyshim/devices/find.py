@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pyshim.cdi import Cache, CdiError, UnresolvedDevices
+from pyshim.cdi import Cache, CdiError, InvalidName, UnresolvedDevices, parse_annotations
 from pyshim.host.vfio import vfio_node
 from pyshim.kubelet.pod_resources import PodResources, pod_resources
 from pyshim.model.devices import (
@@ -13,7 +13,7 @@ from pyshim.model.devices import (
     VfioNode,
     is_vfio_node,
 )
-from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 
 Ask = Callable[[str, str, str], PodResources]
 
@@ -29,7 +29,7 @@ def find_devices(
     answer = PodResources(requests=(), cpu_ids={}, memory={})
     if question.kubelet_socket:
         answer = ask(question.kubelet_socket, question.pod_name, question.pod_namespace)
-    requests = merged((*answer.requests, *question.requests))
+    requests = merged((*answer.requests, *question.requests, *_annotated(question)))
     found = _resolved(requests, cache or Cache(), look_at)
     known = {node.path for device in found for node in device.nodes}
     for path in question.nodes:
@@ -37,6 +37,14 @@ def find_devices(
             request = DeviceRequest(name="", origin="spec")
             found.append(FoundDevice(request=request, nodes=(look_at(path),)))
     return PodDevices(devices=tuple(found), cpu_ids=answer.cpu_ids, memory=answer.memory)
+
+
+def _annotated(question: DeviceQuestion) -> tuple[DeviceRequest, ...]:
+    try:
+        names = parse_annotations(question.annotations)[1]
+    except InvalidName as error:
+        raise InvalidArgument(str(error)) from error
+    return tuple(DeviceRequest(name=name, origin="annotation") for name in names)
 
 
 def merged(requests: tuple[DeviceRequest, ...]) -> tuple[DeviceRequest, ...]:

@@ -14,7 +14,7 @@ from pyshim.model import errors
 from pyshim.model.devices import DeviceQuestion, PodDevices, as_json, devices_from_json
 from pyshim.model.errors import DeadlineExceeded, Internal, ShimError
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 25.0
 """For start, the kubelet's answer (which has a shorter limit of its own) and the specs."""
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
 _SOCKET_FD = 3

@@ -156,6 +156,8 @@ class RuntimeConfig:
     """Overcommitting the pod's cgroup is an error, not a warning; our own key."""
     enable_vcpus_pinning: bool
     vfio_mode: str
+    vfio_device_kinds: tuple[str, ...]
+    """`VENDOR:CLASS=KIND` and `HOST-KIND=KIND`; our own key."""
     pod_resource_api_sock: str
     kubelet_root_dir: str
     create_container_timeout_s: float

@@ -34,12 +34,14 @@ class DeviceQuestion:
     kubelet_socket: str = ""
     """Ask the kubelet there what the pod was given; empty: do not."""
     requests: tuple[DeviceRequest, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Those that ask for devices, `cdi.k8s.io/...`."""
     nodes: tuple[str, ...] = ()
     """VFIO nodes that a spec has already."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.kubelet_socket or self.requests or self.nodes)
+        return not (self.kubelet_socket or self.requests or self.annotations or self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,7 @@ def question_from_json(data: Mapping[str, Any]) -> DeviceQuestion:
         pod_namespace=data["pod_namespace"],
         kubelet_socket=data["kubelet_socket"],
         requests=tuple(DeviceRequest(**item) for item in data["requests"]),
+        annotations=dict(data["annotations"]),
         nodes=tuple(data["nodes"]),
     )
 

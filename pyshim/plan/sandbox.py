@@ -12,6 +12,7 @@ from hypervisors.base import (
     MemoryBacking,
     MemoryConfig,
     NicDevice,
+    PciLayout,
     SerialChannel,
     ShareDevice,
     VmConfig,
@@ -22,6 +23,7 @@ from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.cgroups import CgroupPlan
 from pyshim.model.confidential import Guard
 from pyshim.model.config import Config, HypervisorConfig
+from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestSandbox, KernelModule, Storage
 from pyshim.model.host_facts import Accelerator, HostFacts
@@ -32,6 +34,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.volumes import SourceFacts
 from pyshim.plan.cgroups import cgroup_plan
 from pyshim.plan.confidential import cpu_model, guard_of
+from pyshim.plan.devices import check_kind_table, device_layout
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, no_share, share_plan
@@ -49,6 +52,9 @@ from pyshim.plan.sizing import (
 VM_ROOT = "/run/vc/vm"
 DEFAULT_SHM_BYTES = 64 * 1024 * 1024
 _START_TIMEOUT_S = 10.0
+_PASSING_TIMEOUT_S = 120.0
+"""With devices passed through QEMU pins all of the guest's memory before it answers."""
+_NO_DEVICES = PodDevices()
 _MAX_BRIDGES = 5
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
 """The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md)."""
@@ -81,6 +87,8 @@ class SandboxPlan:
     cgroups: CgroupPlan
     netns_path: str | None
     """The pod's network namespace on the host; None when the pod has no network of its own."""
+    devices: PodDevices
+    """What of the host is passed through from the start."""
     sysctls: Mapping[str, str]
     """Kernel settings of the pod, which each container's creation makes sure of."""
 
@@ -95,6 +103,7 @@ def sandbox_plan(
     host: HostFacts,
     capacity: CapacityFacts,
     sources: Mapping[str, SourceFacts],
+    devices: PodDevices = _NO_DEVICES,
 ) -> SandboxPlan:
     """The plan of the sandbox that `spec` opens; `sources` has the facts of its mounts.
 
@@ -114,6 +123,8 @@ def sandbox_plan(
         vm=replace(
             _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard),
             initdata=f"{vm_dir}/initdata.img" if initdata else "",
+            pci=_pci(config, devices, guard),
+            start_timeout_s=_PASSING_TIMEOUT_S if devices.devices else _START_TIMEOUT_S,
         ),
         share=share,
         guest=_guest(sandbox_id, spec, config, sources),
@@ -121,8 +132,17 @@ def sandbox_plan(
         initdata=initdata,
         cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
         netns_path=netns_path,
+        devices=devices,
         sysctls=_sysctls(spec),
     )
+
+
+def _pci(config: Config, devices: PodDevices, guard: Guard | None) -> PciLayout:
+    check_kind_table(config.runtime.vfio_device_kinds, config.source)
+    shared = next((node.path for node in devices.nodes() if not node.iommufd), "")
+    if guard and shared:
+        raise FailedPrecondition(f"pass '{shared}' through: a confidential guest takes devices through iommufd only")
+    return device_layout(config, min(config.hypervisor.default_bridges, _MAX_BRIDGES), devices)
 
 
 def _sized(

@@ -16,11 +16,13 @@ from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, 
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ExecId, HostPath
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.oci import OciSpec
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.plan.container import ContainerPlan, with_disks
 from pyshim.plan.guest_spec import guest_process, guest_resources
 from pyshim.sandbox.attachments import Attachments
+from pyshim.sandbox.passed_devices import PassedDevices
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST, Process
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import ContainerAgent, Host, ProcessStreams, Publisher
@@ -49,6 +51,8 @@ class Container:
         agent: ContainerAgent,
         host: Host,
         attachments: Attachments,
+        devices: PassedDevices,
+        spec: OciSpec,
         resizer: Resizer,
         resources: Mapping[str, Any],
         ledger: Ledger,
@@ -66,6 +70,8 @@ class Container:
         self._agent = agent
         self._host = host
         self._attachments = attachments
+        self._devices = devices
+        self._spec = spec
         self._resizer = resizer
         self._resources = resources
         self._ledger = ledger
@@ -135,7 +141,8 @@ class Container:
             await self._host.mount(mount)
         streams = await self._host.open_streams(self.request.stdio, namespace=self._namespace, process_id=self.id)
         self._undo.push(streams.close)
-        guest = await self._with_disks()
+        self._undo.push(self._devices.take_back, self.id)
+        guest = await self._devices.give(await self._with_disks(), self._spec)
         self._undo.push(self._resizer.leave, self.id)
         await self._resizer.join(self.id, self._resources)
         for volume in self._plan.copies:

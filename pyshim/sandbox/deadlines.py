@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from hypervisors.base import Hypervisor
+from hypervisors.base import Hypervisor, VfioDevice
 from pyshim.model.config import Config
 from pyshim.model.errors import DeadlineExceeded
 from pyshim.model.ledger import Ledger
@@ -73,7 +73,10 @@ HYPERVISOR: Mapping[str, Limit] = {
     "stop": _limit(CHANGE_S, lambda: "stop vm"),
     "pause": _limit(CHANGE_S, lambda: "pause vm"),
     "resume": _limit(CHANGE_S, lambda: "resume vm"),
-    "plug": _limit(CHANGE_S, lambda device: f"plug device '{device.id}'"),
+    # VFIO pins the guest's memory, all of it.
+    "plug": Limit(
+        lambda device: VM_S if isinstance(device, VfioDevice) else CHANGE_S, lambda device: f"plug device '{device.id}'"
+    ),
     "unplug": _limit(CHANGE_S, lambda device_id: f"unplug device '{device_id}'"),
     "resize_disk": _limit(CHANGE_S, lambda device_id, size_bytes: f"resize disk '{device_id}' to {size_bytes} bytes"),
     "resize_vcpus": _limit(VM_S, lambda vcpus: f"resize vm to {vcpus} vCPUs"),
@@ -153,6 +156,7 @@ def bounded(environment: Environment) -> Environment:
         capacity=_bounded_call(environment.capacity, "measure room on host"),
         hypervisor_factory=hypervisor,
         connector_factory=connector,
+        find_devices=_bounded_call(environment.find_devices, "find devices"),
         open_records=_bounded_call(environment.open_records, "open state of sandbox"),
         network_connector=cast("NetworkConnector", _Bounded(environment.network_connector, NETWORK)),
     )

@@ -8,6 +8,7 @@ from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.task import RuntimeOptions
+from pyshim.sandbox.passed_devices import FindDevices, no_devices
 from pyshim.sandbox.seams import AgentConnector, Host, HypervisorFactory, NetworkConnector, Publisher, Records
 
 
@@ -26,3 +27,4 @@ class Environment:
     open_records: Callable[[SandboxId], Awaitable[Records]]
     clock_ns: Callable[[], int]
     new_uuid: Callable[[], str]
+    find_devices: FindDevices = no_devices

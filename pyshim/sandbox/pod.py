@@ -26,11 +26,13 @@ from pyshim.model.task import (
     Status,
 )
 from pyshim.plan.container import ContainerPlan, container_plan, without_image
+from pyshim.plan.devices import sandbox_question
 from pyshim.plan.kind import ContainerKind, Placement, placement
 from pyshim.plan.sandbox import capacity_question, sandbox_plan
 from pyshim.sandbox.container import Container
 from pyshim.sandbox.deadlines import bounded
 from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.passed_devices import log_found
 from pyshim.sandbox.pause import PauseAgent
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.sandbox.sandbox import Sandbox
@@ -116,6 +118,8 @@ class Pod:
     async def _start_sandbox(self, request: CreateTask, spec: OciSpec, place: Placement) -> Sandbox:
         config = await self._env.load_config(request.options, spec.annotations)
         facts = await self._env.host_facts()
+        devices = await self._env.find_devices(sandbox_question(place.kind, spec, config))
+        log_found(devices, place.sandbox_id)
         plan = sandbox_plan(
             sandbox_id=place.sandbox_id,
             kind=place.kind,
@@ -125,6 +129,7 @@ class Pod:
             host=facts,
             capacity=await self._env.capacity(capacity_question(config, spec)),
             sources=await volume_facts(self._env.host, spec),
+            devices=devices,
         )
         self._records = await self._env.open_records(place.sandbox_id)
         sandbox = Sandbox(
@@ -139,6 +144,7 @@ class Pod:
             on_oom=self._oom,
             host_facts=facts,
             on_resize=self._save,
+            find_devices=self._env.find_devices,
         )
         self._sandbox = sandbox
         self._save()
@@ -172,6 +178,8 @@ class Pod:
             agent=agent,
             host=self._env.host,
             attachments=sandbox.attachments,
+            devices=sandbox.devices,
+            spec=spec,
             resizer=sandbox.resizer,
             resources=resources,
             ledger=self._records.ledger,

@@ -21,6 +21,7 @@ from pyshim.plan.sandbox import SandboxPlan, with_nics
 from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
+from pyshim.sandbox.passed_devices import FindDevices, PassedDevices
 from pyshim.sandbox.port_forward import PortForward
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import (
@@ -60,6 +61,7 @@ class Sandbox:
         on_oom: Callable[[str], None],
         host_facts: HostFacts,
         on_resize: Callable[[], None],
+        find_devices: FindDevices,
     ) -> None:
         self.plan = plan
         self._host = host
@@ -89,6 +91,7 @@ class Sandbox:
             fit=self.cgroups.fit,
         )
         self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks, host=host)
+        self.devices = PassedDevices(plan=plan, hypervisor=self.hypervisor, tasks=tasks, find=find_devices)
         self._agent: Agent | None = None
         self._forward: PortForward | None = None
         self._virtiofsd: Virtiofsd | None = None

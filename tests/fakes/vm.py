@@ -51,6 +51,7 @@ class FakeVm:
             cpu_hotplug=self._can_grow,
             memory_hotplug=self._can_grow,
             pause=True,
+            pci_hotplug=self.config is not None and self.config.pci.hot_plug is not None,
         )
 
     async def create(self, config: VmConfig) -> None:

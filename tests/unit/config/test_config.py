@@ -159,11 +159,11 @@ def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplo
 
     load_config(
         RuntimeOptions(config_path=str(path), config_body=b""),
-        {"io.katacontainers.config.runtime.vfio_mode": "vfio", "other": "x"},
+        {"io.katacontainers.config.agent.enable_tracing": "true", "other": "x"},
         {},
     )
 
     assert [record.problem for record in caplog.records] == [
         "hypervisor.qemu.enable_iommu has no effect: not implemented yet",
-        "annotation io.katacontainers.config.runtime.vfio_mode has no effect: not implemented yet",
+        "annotation io.katacontainers.config.agent.enable_tracing has no effect: not implemented yet",
     ]

@@ -16,6 +16,7 @@ from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.passed_devices import no_devices
 from pyshim.sandbox.pod import Pod
 from pyshim.sandbox.seams import Records
 from pyshim.ttrpc import Client
@@ -76,6 +77,7 @@ class Stack:
         self.capacity = CAPACITY
         self.document: Mapping[str, Any] = DOCUMENT
         self.block_hotplug = True
+        self.find_devices = no_devices
         self.clients: list[Client] = []
         self.on_connected: Callable[[], object] = lambda: None
         """Called when an agent has been reached, before anybody has it."""
@@ -105,6 +107,7 @@ class Stack:
                 open_records=lambda sandbox_id: self.open_records(sandbox_id),
                 clock_ns=lambda: 1_700_000_000_000_000_000,
                 new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
+                find_devices=lambda question: self.find_devices(question),
             ),
         )
 

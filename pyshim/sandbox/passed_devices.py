@@ -1,0 +1,131 @@
+"""The devices passed through to one sandbox, and which of its containers have them.
+
+Cold plugged ones are there from the start. What a container brings along beyond those is plugged when it is created and
+leaves with it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from hypervisors.base import Hypervisor
+from pyshim.model.config import Config
+from pyshim.model.devices import DeviceQuestion, FoundDevice, PodDevices
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.guest import GuestContainer
+from pyshim.model.oci import OciSpec
+from pyshim.plan.devices import (
+    GUEST_KERNEL,
+    container_name,
+    container_question,
+    inner_names,
+    passed_nodes,
+    vfio_devices,
+    with_passed,
+)
+from pyshim.plan.sandbox import SandboxPlan
+from pyshim.sandbox.tasks import TaskOwner, to_the_end
+
+log = logging.getLogger("pyshim.sandbox.devices")
+
+UNPLUG_WAIT_S = 2.0
+"""What a Delete waits for a guest to let go of a device."""
+
+FindDevices = Callable[[DeviceQuestion], Awaitable[PodDevices]]
+
+
+async def no_devices(question: DeviceQuestion) -> PodDevices:
+    """The answer where nobody can be asked. Raises FailedPrecondition for a question that needs one."""
+    if not question.is_empty:
+        raise FailedPrecondition("find devices: nobody to ask")
+    return PodDevices()
+
+
+def log_found(found: PodDevices, sandbox_id: str) -> None:
+    """Every device with who asked for it, and the placement the kubelet chose."""
+    for device in found.devices:
+        request = device.request
+        name = request.name or device.nodes[0].path
+        fields = {"device": name, "origin": request.origin, "container": request.container}
+        log.info("device found", extra={"sandbox": sandbox_id, **fields})
+    for container, cpus in found.cpu_ids.items():
+        log.info("exclusive cpus", extra={"sandbox": sandbox_id, "container": container, "cpus": str(cpus)})
+
+
+class PassedDevices:
+    def __init__(self, *, plan: SandboxPlan, hypervisor: Hypervisor, tasks: TaskOwner, find: FindDevices) -> None:
+        self._config: Config = plan.config
+        self._sandbox_id = plan.sandbox_id
+        self._hypervisor = hypervisor
+        self._tasks = tasks
+        self._find = find
+        self._found: list[FoundDevice] = list(plan.devices.devices)
+        self._known = plan.devices
+        self._paths = {placed.device.id: placed.pci_path for placed in plan.vm.pci.placed}
+        self._hot: dict[str, list[str]] = {}
+        self._lock = asyncio.Lock()
+
+    async def give(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
+        """`guest` with the devices that are its own, hot plugged where they are not there yet.
+
+        To be undone by `take_back`, also when this raises.
+        """
+        question = container_question(spec, self._config, self._known)
+        name = container_name(spec.annotations)
+        mine = [device for device in self._known.devices if name and device.request.container == name]
+        nodes = {device.path for device in spec.devices}
+        if question.is_empty and not mine and not any(node.path in nodes for node in self._known.nodes()):
+            return guest
+        async with self._lock:
+            new = await self._find(question)
+            log_found(new, self._sandbox_id)
+            await self._plug(guest.container_id, new)
+            wanted = {node.path for device in (*mine, *new.devices) for node in device.nodes} | nodes
+            everything = passed_nodes(self._found, self._paths)
+            own = [passed for passed in everything if passed.node.path in wanted]
+            names = inner_names(everything, self._config.runtime.vfio_device_kinds)
+        mode = self._config.runtime.vfio_mode
+        for passed in own:
+            inner = names[passed.node.path] if mode == GUEST_KERNEL else ()
+            fields = {"container": guest.container_id, "device": passed.node.path, "inner": ",".join(inner)}
+            log.info("device given", extra={"sandbox": self._sandbox_id, **fields})
+        env = [text for device in (*mine, *new.devices) for text in device.env]
+        return with_passed(guest, own, names, env, mode)
+
+    async def _plug(self, container_id: str, new: PodDevices) -> None:
+        """Every function of `new` is in the VM; those that were not are the container's to unplug."""
+        for device in vfio_devices(new.nodes()):
+            if device.id in self._paths:
+                continue
+            if not self._hypervisor.capabilities().pci_hotplug:
+                raise FailedPrecondition(
+                    f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
+                    f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
+                )
+            location = await to_the_end(self._hypervisor.plug(device))
+            self._paths[device.id] = location.pci_path
+            self._hot.setdefault(container_id, []).append(device.id)
+        self._found += new.devices
+
+    async def take_back(self, container_id: str) -> None:
+        """What was plugged for the container leaves the VM; a guest that takes its time does not hold up the caller."""
+        if container_id in self._hot:
+            task = self._tasks.supervise(f"unplug/{container_id}", self._take_back(container_id))
+            await asyncio.wait([task], timeout=UNPLUG_WAIT_S)
+
+    async def _take_back(self, container_id: str) -> None:
+        async with self._lock:
+            for device_id in self._hot.pop(container_id, []):
+                try:
+                    await self._hypervisor.unplug(device_id)
+                except NotFound:
+                    pass
+                except ShimError as error:  # a vm that has gone took it along; one that keeps it keeps its place
+                    log.debug("unplug device", extra={"device": device_id, "error": str(error)})
+                    continue
+                self._paths.pop(device_id, None)
+            self._found = [
+                device
+                for device in self._found
+                if all(each.address in self._paths for node in device.nodes for each in node.functions)
+            ]
