@@ -37,8 +37,11 @@ fmt: setup ## format and fix what ruff can
 protos: setup ## generate the protobuf modules from protos/**/*.proto
 	@$(PYTHON) -m protos.generate
 
-soak: setup guest ## 20 pods of 3 containers, up together and removed, twice: nothing left, no shim grows (SIZE="PODS CONTAINERS ROUNDS")
+soak: setup guest ## many pods together, many rounds, 280 pods that lose a part at random moments (SIZE="PODS CONTAINERS ROUNDS")
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.cri_soak $(or $(SIZE),20 3 2)
+	@PYSHIM_SOAK_ROUNDS=500 $(PYTHON) -m pytest -q -s tests/unit/failpoints/test_soak.py
+	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.soak $(or $(LOSSES),\
+	    --shim 200 --vmm 20 --virtiofsd 20 --frozen 20 --agent 20 --pods 50 --rounds 50)
 
 bench: setup guest ## measure, print a table, write bench/results
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench

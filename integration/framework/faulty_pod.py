@@ -25,6 +25,7 @@ from .waiting import eventually
 _KINDS = {"sandbox": "io.kubernetes.cri.container-type", "of": "io.kubernetes.cri.sandbox-id"}
 _OURS = ("/run/vc", "/run/kata-containers", "/run/pyshim")
 _EXIT_S = 20.0
+_EXEC = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
 _PROCESS_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 
 
@@ -44,24 +45,35 @@ class FaultyPod:
         return self.app_shim.container
 
     def live(self) -> None:
-        """Both containers and an exec run and end; the first call that fails ends it."""
-        spec = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
-        process = AnyMessage(type_url=_PROCESS_TYPE, value=json.dumps(spec).encode())
+        """Both containers and an exec run, the exec to its end; the first call that fails ends it."""
         try:
-            self.shim.start()
-            self._call("Create", self.name, bundle=str(self.shim.bundle))
-            self._call("Start", self.name)
-            self._call("Create", self.app, bundle=str(self.app_shim.bundle))
-            self._call("Start", self.app)
-            self._call("Exec", self.app, exec_id="e1", spec=process)
-            self._call("Start", self.app, exec_id="e1")
-            self._call("Wait", self.app, exec_id="e1")
-            self._call("Delete", self.app, exec_id="e1")
+            self.boot()
+            self.one_round(upto="Delete e1")
         except (TtrpcError, StartFailed, OSError) as error:
             self.told = str(error)
 
-    def clean_up(self) -> None:
-        """What containerd does with a pod whatever has become of it; its shim has ended then."""
+    def boot(self) -> None:
+        """The sandbox runs. Raises StartFailed, TtrpcError."""
+        self.shim.start()
+        self._call("Create", self.name, bundle=str(self.shim.bundle))
+        self._call("Start", self.name)
+
+    def one_round(self, *, upto: str = "Delete") -> None:
+        """The app container runs, and an exec in it; both end. Raises TtrpcError."""
+        process = AnyMessage(type_url=_PROCESS_TYPE, value=json.dumps(_EXEC).encode())
+        self._call("Create", self.app, bundle=str(self.app_shim.bundle))
+        self._call("Start", self.app)
+        self._call("Exec", self.app, exec_id="e1", spec=process)
+        self._call("Start", self.app, exec_id="e1")
+        self._call("Wait", self.app, exec_id="e1")
+        self._call("Delete", self.app, exec_id="e1")
+        if upto == "Delete":
+            self._call("Kill", self.app, signal=9, all=True)
+            self._call("Wait", self.app)
+            self._call("Delete", self.app)
+
+    def end(self) -> None:
+        """What containerd asks the shim at the end of a pod, whatever has become of it."""
         for container in (self.app, self.name):
             with contextlib.suppress(TtrpcError, OSError):
                 self._call("Kill", container, 10, signal=9, all=True)
@@ -71,6 +83,10 @@ class FaultyPod:
                 self._call("Delete", container, 15)
         with contextlib.suppress(TtrpcError, OSError):
             self._call("Shutdown", self.name, 15)
+
+    def clean_up(self) -> None:
+        """All that containerd does with a pod that is to go: the shim's calls, then `delete` for each container."""
+        self.end()
         self.app_shim.delete()
         self.shim.delete()
 
@@ -118,20 +134,34 @@ class FaultyPod:
 
 @contextlib.contextmanager
 def faulty_pod(
-    runtime: Runtime, binaries: Path, ground: Path, rootfs: Path, *, name: str, subnet: int, faults: str
+    runtime: Runtime,
+    binaries: Path,
+    ground: Path,
+    rootfs: Path,
+    *,
+    name: str,
+    subnet: int,
+    faults: str = "",
+    command: list[str] | None = None,
 ) -> Iterator[FaultyPod]:
-    """A pod called `name` whose shim will meet `faults`; nothing is started yet, and nothing is left afterwards."""
+    """A pod called `name` whose shim will meet `faults`; its app runs `command`, which may crash the guest's kernel.
+
+    Nothing is started yet, and nothing is left afterwards.
+    """
     app = f"{name}-app"
     with pod_network(name, subnet=subnet) as network, contextlib.ExitStack() as stack:
         specs = {}
-        for container, kind in ((name, "sandbox"), (app, "container")):
-            spec = oci.spec("sleep", "1000", name=container, rootfs=rootfs)
+        for container, kind, args in ((name, "sandbox", None), (app, "container", command)):
+            spec = oci.spec(*(args or ["sleep", "1000"]), name=container, rootfs=rootfs)
             spec["annotations"] = {_KINDS["sandbox"]: kind, _KINDS["of"]: name}
             for namespace in spec["linux"]["namespaces"]:
                 if namespace["type"] == "network":
                     namespace["path"] = str(network.namespace)
+            if args:
+                spec["linux"]["readonlyPaths"].remove("/proc/sysrq-trigger")
             specs[container] = spec
         shim = stack.enter_context(direct_shim(runtime, binaries, name, ground / name, specs[name]))
-        shim.environment["PYSHIM_FAILPOINTS"] = faults
+        if faults:
+            shim.environment["PYSHIM_FAILPOINTS"] = faults
         other = stack.enter_context(direct_shim(runtime, binaries, app, ground / app, specs[app]))
         yield FaultyPod(name=name, shim=shim, app_shim=other, network=network)
