@@ -127,7 +127,7 @@ class FakeAgent:
             sock.close()
 
     def _handler(self, name: str):
-        answer = getattr(self, f"_on_{name}")
+        assert hasattr(self, f"_on_{name}"), name
 
         async def handle(payload: bytes, _: CallContext) -> bytes:
             self.calls.append(name)
@@ -137,7 +137,7 @@ class FakeAgent:
                 await self.held[name].wait()
             if name in self.failures:
                 raise TtrpcError(*self.failures[name])
-            reply: Message = await answer(payload)
+            reply: Message = await getattr(self, f"_on_{name}")(payload)
             if name in self.late:
                 await self.late[name].wait()
             return reply.SerializeToString()
