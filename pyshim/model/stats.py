@@ -86,3 +86,5 @@ class ContainerStats:
     block_io: BlockIoStats
     hugetlb: tuple[HugetlbStats, ...]
     interfaces: tuple[InterfaceStats, ...]
+    oom_kills: int = 0
+    """Times the guest's agent told of an OOM kill in the container; counted by the shim."""

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
@@ -85,6 +86,7 @@ class Container:
         self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
         self._opening: set[ExecId] = set()
         self._undo = Undo(f"container '{self.id}'")
+        self.oom_kills = 0
 
     @property
     def plan(self) -> ContainerPlan:
@@ -318,8 +320,9 @@ class Container:
         await self._resizer.update(self.id, resources, apply)
 
     async def stats(self) -> ContainerStats:
-        self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="measure")
-        return await self._agent.stats_container(self.id)
+        """What it uses; of one that has ended, as long as the guest has it: containerd asks then why it did."""
+        stats = await self._agent.stats_container(self.id)
+        return replace(stats, oom_kills=self.oom_kills)
 
     def end_all(self, status: int) -> None:
         """Every process that had not ended has ended with `status`, execs first: the guest is gone."""

@@ -380,8 +380,9 @@ class Pod:
             self._tasks.supervise("stop/lost", self._stop_sandbox())
 
     def _oom(self, container_id: str) -> None:
-        if ContainerId(container_id) in self._containers:
-            self._env.publisher.publish(TaskOom(container_id=ContainerId(container_id)))
+        if (container := self._containers.get(ContainerId(container_id))) is not None:
+            container.oom_kills += 1
+            self._env.publisher.publish(TaskOom(container_id=container.id))
 
     def _find(self, container_id: ContainerId) -> Container:
         container = self._containers.get(container_id)

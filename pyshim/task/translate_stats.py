@@ -5,7 +5,7 @@ of that version, so each field looks under every name its number can have.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -17,6 +17,7 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.model.stats import BlockIoStats, ContainerStats, MemoryStats, MemoryUse
 
 _NS_PER_US = 1000
+_UNLIMITED_FROM = 1 << 62
 
 # Fields of the v1 message whose lines have other names; the first that the guest has counts. A v2 guest counts each
 # cgroup with its descendants, which is what v1 calls total_.
@@ -72,6 +73,7 @@ def _v1(stats: ContainerStats) -> v1_pb2.Metrics:
         ),
         memory=_v1_memory(stats.memory),
         blkio=_v1_block_io(stats.block_io),
+        memory_oom_control=v1_pb2.MemoryOomControl(oom_kill=stats.oom_kills),
         network=[v1_pb2.NetworkStat(**counters) for counters in _interfaces(stats)],
     )
 
@@ -127,6 +129,8 @@ def _v2(stats: ContainerStats) -> v2_pb2.Metrics:
         ),
         memory=_v2_memory(stats.memory),
         io=_v2_io(stats.block_io),
+        # containerd 2 looks here why a container ended with 137.
+        memory_events=v2_pb2.MemoryEvents(oom=stats.oom_kills, oom_kill=stats.oom_kills),
         hugetlb=[
             v2_pb2.HugeTlbStat(
                 current=page.usage_bytes, max=page.max_usage_bytes, pagesize=page.page_size, failcnt=page.failures
@@ -146,10 +150,22 @@ def _v2_memory(memory: MemoryStats) -> v2_pb2.MemoryStat:
     message.usage = memory.usage.usage_bytes
     message.usage_limit = memory.usage.limit_bytes
     message.max_usage = memory.usage.max_usage_bytes
-    message.swap_usage = memory.swap.usage_bytes
-    message.swap_limit = memory.swap.limit_bytes
+    swap = _swap_alone(memory)
+    message.swap_usage = swap.usage_bytes
+    message.swap_limit = swap.limit_bytes
     message.swap_max_usage = memory.swap.max_usage_bytes
     return message
+
+
+def _swap_alone(memory: MemoryStats) -> MemoryUse:
+    """v2 counts swap without memory; the agent's API has v1's sum of both, and some agents keep v2's meaning there."""
+    swap, usage = memory.swap, memory.usage
+    if swap.usage_bytes < usage.usage_bytes:
+        return swap
+    limit_bytes = swap.limit_bytes
+    if usage.limit_bytes <= limit_bytes < _UNLIMITED_FROM:
+        limit_bytes -= usage.limit_bytes
+    return replace(swap, usage_bytes=swap.usage_bytes - usage.usage_bytes, limit_bytes=limit_bytes)
 
 
 def _v2_io(block_io: BlockIoStats) -> v2_pb2.IOStat:

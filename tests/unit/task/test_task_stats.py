@@ -1,5 +1,6 @@
 """Statistics of either kind of guest, in the message of either kind of host."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_v2_message_has_every_number_in_its_place() -> None:
         "usage": 22,
         "max_usage": 23,
         "usage_limit": 2**63,
-        "swap_usage": 26,
+        "swap_usage": 4,
         "swap_max_usage": 27,
         "swap_limit": 29,
     }
@@ -98,6 +99,36 @@ def test_v2_message_has_every_number_in_its_place() -> None:
     ]
     assert list(m.hugetlb) == [v2_pb2.HugeTlbStat(current=61, max=62, pagesize="2MB", failcnt=63)]
     assert m.network[0].tx_dropped == 78
+
+
+@pytest.mark.parametrize(
+    ("memory", "swap", "alone"),
+    [
+        ((100, 200), (150, 500), (50, 300)),
+        ((100, 200), (100, 200), (0, 0)),
+        ((100, 200), (30, 90), (30, 90)),
+        ((100, 2**64 - 1), (150, 2**64 - 1), (50, 2**64 - 1)),
+    ],
+    ids=["sum of both", "none swapped", "swap alone", "no limit"],
+)
+def test_v2_host_counts_swap_without_memory(
+    memory: tuple[int, int], swap: tuple[int, int], alone: tuple[int, int]
+) -> None:
+    stats = some_stats({})
+    usage = replace(stats.memory.usage, usage_bytes=memory[0], limit_bytes=memory[1])
+    both = replace(stats.memory.swap, usage_bytes=swap[0], limit_bytes=swap[1])
+    stats = replace(stats, memory=replace(stats.memory, usage=usage, swap=both))
+
+    found = v2_pb2.Metrics.FromString(metrics(stats, CgroupMode.V2).value).memory
+
+    assert (found.swap_usage, found.swap_limit) == alone
+
+
+def test_oom_kills_are_where_containerd_looks() -> None:
+    stats = replace(some_stats({}), oom_kills=2)
+
+    assert v1_pb2.Metrics.FromString(metrics(stats, CgroupMode.V1).value).memory_oom_control.oom_kill == 2
+    assert v2_pb2.Metrics.FromString(metrics(stats, CgroupMode.V2).value).memory_events.oom_kill == 2
 
 
 def test_v1_host_with_a_v1_guest_takes_plain_and_total_lines_apart() -> None:
