@@ -76,8 +76,9 @@ class CgroupsV2:
     def apply(self, group: Group, setting: Setting) -> str:
         directory = self._root + group.path
         try:
-            # An empty write leaves no trace: a line break takes a set back to "as above".
-            kernel.write(f"{directory}/{setting.file}", setting.value or "\n")
+            # A set in use cannot be emptied again: "as above" is what is above now.
+            value = setting.value or self.allowed(group, setting.file.rpartition(".")[2])
+            kernel.write(f"{directory}/{setting.file}", value)
         except FileNotFoundError:
             return f"the cgroup has no controller {setting.controller}"
         except OSError as error:

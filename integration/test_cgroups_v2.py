@@ -1,0 +1,159 @@
+"""cgroup v2 for real: the host code runs inside a guest, whose kernel has it with all controllers."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import jeepney
+import pytest
+
+from .conftest import GROUND, own_name
+from .framework import shim_config
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+
+pytestmark = pytest.mark.vm
+PROJECT = Path(__file__).resolve().parents[1]
+MIB = 1024 * 1024
+PYTHON = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def bind(source: Path | str, target: str) -> tuple[str, str]:
+    return "--mount", f"type=bind,src={source},dst={target},options=rbind:ro"
+
+
+@pytest.fixture(scope="module")
+def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
+    """What the guest's kernel said in each scene."""
+    mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]
+    mounts += bind(PROJECT, "/project")
+    directory = GROUND / "scratch" / "cgroups-v2"
+    directory.mkdir(parents=True)
+    config = shim_config.variant(directory, default_vcpus=min(2, os.cpu_count() or 1))
+    with own_name(ctr) as name:
+        words = (
+            "run",
+            "--rm",
+            "--runtime",
+            runtime.name,
+            "--runtime-config-path",
+            config,
+            "--cap-add",
+            "CAP_SYS_ADMIN",
+            *mounts,
+            IMAGE,
+            name,
+        )
+        done = ctr(*words, PYTHON, "-I", "/project/integration/inside/cgroups_v2.py", "/project", check=False)
+    assert done.code == 0, str(done)
+    return json.loads(done.lines[-1])
+
+
+def test_all_of_a_sandbox_is_in_its_cgroup_and_vcpu_threads_are_in_a_threaded_one(kernel: Any) -> None:
+    found = kernel["all in one"]
+
+    assert (found["shim"], found["vmm"]) == ("/pods/pod1/kata_c1", "/pods/pod1/kata_c1")
+    assert found["vcpus"] == ["/pods/pod1/kata_c1/vcpus"]
+    assert (found["cgroup.type"], found["vcpus/cgroup.type"]) == ("domain threaded", "threaded")
+    # 1 vCPU and 1 CPU for the VMM; 64 MiB of RAM and 206 MiB, or twice that, for the host side.
+    assert (found["cpu.max"], found["vcpus/cpu.max"]) == ("200000 100000", "100000 100000")
+    assert (found["memory.high"], found["memory.max"]) == (str(270 * MIB), str(476 * MIB))
+    assert found["cpu.weight"] == "79"
+    assert found["cpuset"] == ["0", "0"]
+    assert found["no cpuset"][0] == found["no cpuset"][1]
+
+
+def test_nothing_is_left_after_the_end(kernel: Any) -> None:
+    found = kernel["all in one"]
+
+    assert (found["left"], found["ledger"], found["shim after"]) == ([], 0, "/runner")
+    assert kernel["overhead apart"]["left"] is False
+
+
+def test_with_an_overhead_cgroup_the_shim_is_there_and_the_vmm_with_its_memory_is_the_pods(kernel: Any) -> None:
+    found = kernel["overhead apart"]
+
+    assert (found["shim"], found["vmm"]) == ("/kata_overhead/s1", "/pods/pod1/kata_c1")
+    assert found["vcpus"] == ["/pods/pod1/kata_c1/vcpus"]
+    assert found["overhead limit"] == "100000 100000"
+
+
+def test_a_host_oom_names_the_cgroup_whose_limit_was_met(kernel: Any) -> None:
+    found = kernel["out of memory"]
+
+    assert found["code"] == -9
+    assert "the host's OOM killer ended the VMM, as cgroup '/pods/pod1' met its memory limit of 64 MiB" in found["told"]
+    assert found["panic"] == "the guest's kernel panicked"
+
+
+def test_a_quota_holds(kernel: Any) -> None:
+    assert kernel["held to quota"]["throttled"] > 0
+    assert kernel["held to quota"]["share"] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("scene", "error"),
+    [
+        ("full", "make cgroup '/sys/fs/cgroup/full/kata_c1': EAGAIN"),
+        ("read-only", "make cgroup '/sys/fs/cgroup/fresh': EROFS"),
+        ("no delegation, limits", "of '/occupied/kata_c1' to '200000 100000': the cgroup has no controller cpu"),
+    ],
+)
+def test_a_tree_that_takes_nothing_is_an_error_that_leaves_nothing(kernel: Any, scene: str, error: str) -> None:
+    found = kernel[scene]
+
+    assert error in found["error"]
+    assert (found["left"], found["shim"]) == ([], "/runner")
+
+
+def test_a_parent_without_delegation_is_a_note_where_no_limit_is_demanded(kernel: Any) -> None:
+    found = kernel["no delegation"]
+
+    assert found["error"] == "none"
+    assert any("no controller memory below '/sys/fs/cgroup/occupied'" in note for note in found["notes"])
+    assert (found["left"], found["shim"]) == ([], "/runner")
+
+
+def test_a_cgroup_removed_under_us_hurts_nobody(kernel: Any) -> None:
+    assert kernel["removed under us"] == {"left": []}
+
+
+@pytest.fixture(scope="module")
+def systemd(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
+    """What a systemd that is pid 1 of a container in the guest did with a sandbox's scope."""
+    directory = GROUND / "scratch" / "systemd"
+    directory.mkdir(parents=True)
+    mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]
+    mounts += [*bind(PROJECT, "/project"), *bind(Path(jeepney.__file__).parent, "/packages/jeepney")]
+    mounts += ["--mount", f"type=bind,src={directory},dst=/result,options=rbind:rw"]
+    with own_name(ctr) as name:
+        words = ("run", "--rm", "--runtime", runtime.name, "--cap-add", "CAP_SYS_ADMIN", *mounts, IMAGE, name)
+        program = ("/project/integration/inside/systemd_scope.py", "/project", "/packages", "/result/it")
+        done = ctr(*words, PYTHON, "-I", *program, check=False)
+    result = directory / "it"
+    assert result.exists(), str(done)
+    text = result.read_text()
+    assert text.startswith("{"), f"{text}\n{done}"
+    return json.loads(text)
+
+
+def test_systemd_makes_the_scope_and_delegates_it(systemd: Any) -> None:
+    path = "/kubepods.slice/kubepods-pod1.slice/cri-containerd-c1.scope"
+
+    assert (systemd["shim"], systemd["vmm"], systemd["vcpus"]) == (path, path, [f"{path}/vcpus"])
+    assert systemd["cpu.max"] == "200000 100000"
+    unit = systemd["unit"]
+    assert (unit["ControlGroup"], unit["Slice"]) == (path, "kubepods-pod1.slice")
+    assert (unit["Delegate"], unit["DevicePolicy"], unit["MemoryAccounting"]) == ("yes", "closed", "yes")
+    assert "/dev/kvm rwm" in unit["DeviceAllow"]
+
+
+def test_systemd_refuses_a_second_unit_of_the_name_and_forgets_the_first_when_it_ends(systemd: Any) -> None:
+    assert "systemd refuses: org.freedesktop.systemd1.UnitExists" in systemd["twice"]
+    assert (systemd["after"], systemd["left"]) == ("inactive", "FileNotFoundError")
+    assert systemd["shim after"] == systemd["shim before"]
