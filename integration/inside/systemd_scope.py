@@ -41,8 +41,9 @@ def become_systemd() -> None:
     own.mkdir()
     (own / "cgroup.procs").write_text(str(os.getpid()))
     (ROOT / "cgroup.subtree_control").write_text("+cpu +cpuset +io +memory +pids")
-    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_CGROUP_NAMESPACE) != 0:
-        raise OSError(ctypes.get_errno(), "unshare cgroup namespace")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_NEW_CGROUP_NAMESPACE) != 0 or libc.umount2(str(ROOT).encode(), 0) != 0:
+        raise OSError(ctypes.get_errno(), "enter a cgroup namespace")
     mount("cgroup2", str(ROOT), "cgroup2")
     command = " ".join([sys.executable, "-I", *sys.argv])
     units = Path("/etc/systemd/system")

@@ -27,7 +27,7 @@ class CgroupsV2:
         notes: dict[str, str] = {}
         path = self._root
         for name in group.path.strip("/").split("/"):
-            for controller, problem in _enable(path, _WANTED):
+            for controller, problem in _enable(path, _WANTED, occupied=_is_occupied(path)):
                 notes.setdefault(controller, f"no controller {controller} below '{path}': {problem}")
             path = f"{path}/{name}"
             kernel.make_directory(path)
@@ -46,7 +46,7 @@ class CgroupsV2:
         above = os.path.dirname(directory)
         return tuple(
             f"no controller {controller} for vCPU threads: {problem}"
-            for controller, problem in _enable(above, _THREADED)
+            for controller, problem in _enable(above, _THREADED, occupied=False)
         )
 
     def join(self, group: Group, pid: int) -> None:
@@ -103,7 +103,13 @@ class CgroupsV2:
         return HostOom(limited_by="", limit_bytes=0)
 
 
-def _enable(directory: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _is_occupied(directory: str) -> bool:
+    """It has processes of its own. The kernel would still take cpu and cpuset there, by making all below it threaded:
+    then no process could be moved in. The root alone may have both, and has no type."""
+    return os.path.exists(f"{directory}/cgroup.type") and bool(kernel.members(directory))
+
+
+def _enable(directory: str, wanted: tuple[str, ...], *, occupied: bool) -> Iterator[tuple[str, str]]:
     """The wanted controllers are enabled for the cgroups below; yields those that are not, each with the reason."""
     there = kernel.read(f"{directory}/cgroup.controllers").split()
     enabled = kernel.read(f"{directory}/cgroup.subtree_control").split()
@@ -112,6 +118,9 @@ def _enable(directory: str, wanted: tuple[str, ...]) -> Iterator[tuple[str, str]
             continue
         if controller not in there:
             yield controller, "it is not there"
+            continue
+        if occupied:
+            yield controller, "processes are in the cgroup itself"
             continue
         try:
             kernel.write(f"{directory}/cgroup.subtree_control", f"+{controller}")

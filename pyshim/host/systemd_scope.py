@@ -3,16 +3,23 @@
 Sources: org.freedesktop.systemd1(5), "StartTransientUnit"; systemd.scope(5); systemd.resource-control(5).
 """
 
+import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
-from jeepney import DBusAddress, DBusErrorResponse, MatchRule, MessageType, message_bus, new_method_call
-from jeepney.io.blocking import DBusConnection, open_dbus_connection
+from jeepney import DBusAddress, DBusErrorResponse, MatchRule, Message, message_bus, new_method_call
+from jeepney.bus import get_bus
+from jeepney.io.blocking import DBusConnection, prep_socket
+from jeepney.wrappers import unwrap_msg
 
 from pyshim.host.launch import describe_os_error
 from pyshim.model.cgroups import Scope
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 
 TIMEOUT_S = 10.0
+SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
 _MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", bus_name="org.freedesktop.systemd1", interface="org.freedesktop.systemd1.Manager"
 )
@@ -53,42 +60,68 @@ def scope_properties(scope: Scope, pid: int) -> list[Property]:
     return properties
 
 
-def start_scope(scope: Scope, pid: int, *, bus: str = "SYSTEM", timeout_s: float = TIMEOUT_S) -> None:
+def start_scope(scope: Scope, pid: int, *, bus: str = SYSTEM_BUS, timeout_s: float = TIMEOUT_S) -> None:
     """The unit is active and has the process `pid`.
 
     Raises Unavailable without a bus, DeadlineExceeded when systemd says nothing, FailedPrecondition when it refuses.
     """
     action = f"start unit '{scope.unit}'"
+    silence = DeadlineExceeded(f"{action}: systemd did not answer within {timeout_s:g} s")
     deadline = time.monotonic() + timeout_s
     try:
-        with open_dbus_connection(bus) as connection:
+        with _connected(bus, timeout_s) as connection:
             _start(connection, scope, pid, action, deadline)
     except DBusErrorResponse as error:
         hint = " (hint: a sandbox of this id runs, or did not end cleanly)" if error.name == _UNIT_EXISTS else ""
-        raise FailedPrecondition(f"{action}: systemd refuses: {error.name}: {error.data}{hint}") from error
-    except TimeoutError as error:
-        raise DeadlineExceeded(f"{action}: systemd did not answer within {timeout_s:g} s") from error
+        raise FailedPrecondition(f"{action}: systemd refuses: {error.name}: {_text(error)}{hint}") from error
     except OSError as error:
+        if isinstance(error, TimeoutError) or time.monotonic() >= deadline:
+            raise silence from error
         raise Unavailable(f"{action}: use the system bus: {describe_os_error(error)}") from error
     except (ValueError, EOFError) as error:
         raise Unavailable(f"{action}: use the system bus: {error}") from error
+
+
+@contextmanager
+def _connected(bus: str, timeout_s: float) -> Iterator[DBusConnection]:
+    """A connection that is cut after `timeout_s`: jeepney waits for the first answer of a bus for ever."""
+    with closing(prep_socket(get_bus(bus), timeout=timeout_s)) as sock:
+        cut = threading.Timer(timeout_s, _cut, (sock,))
+        cut.daemon = True
+        cut.start()
+        try:
+            with DBusConnection(sock) as connection:
+                yield connection
+        finally:
+            cut.cancel()
 
 
 def _start(connection: DBusConnection, scope: Scope, pid: int, action: str, deadline: float) -> None:
     def left_s() -> float:
         return max(deadline - time.monotonic(), 0.001)
 
-    connection.send_and_get_reply(message_bus.AddMatch(_JOB_REMOVED), timeout=left_s(), unwrap=True)
-    # Without a subscriber systemd sends no signals at all.
-    connection.send_and_get_reply(new_method_call(_MANAGER, "Subscribe"), timeout=left_s(), unwrap=True)
-    body: tuple[object, ...] = (scope.unit, "replace", scope_properties(scope, pid), [])
-    call = new_method_call(_MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", body)
+    def ask(call: Message) -> tuple[object, ...]:
+        answer: tuple[object, ...] = unwrap_msg(connection.send_and_get_reply(call, timeout=left_s()))
+        return answer
+
+    ask(message_bus.AddMatch(_JOB_REMOVED))
+    ask(new_method_call(_MANAGER, "Subscribe"))  # without a subscriber systemd sends no signals at all
     with connection.filter(_JOB_REMOVED, bufsize=1000) as ended:
-        (job,) = connection.send_and_get_reply(call, timeout=left_s(), unwrap=True)
+        body: tuple[object, ...] = (scope.unit, "replace", scope_properties(scope, pid), [])
+        (job,) = ask(new_method_call(_MANAGER, "StartTransientUnit", "ssa(sv)a(sa(sv))", body))
         while True:
-            signal = connection.recv_until_filtered(ended, timeout=left_s())
-            if signal.header.message_type is MessageType.signal and signal.body[1] == job:
+            _, ended_job, _, result = connection.recv_until_filtered(ended, timeout=left_s()).body
+            if ended_job == job:
                 break
-    result = signal.body[3]
     if result != "done":
         raise FailedPrecondition(f"{action}: systemd's job ended with '{result}'")
+
+
+def _text(error: DBusErrorResponse) -> str:
+    """The sentence that comes with an error, if one does."""
+    return str(error.data[0]) if error.data else ""
+
+
+def _cut(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
