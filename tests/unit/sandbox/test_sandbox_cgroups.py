@@ -1,0 +1,310 @@
+"""The order of things in a sandbox's cgroups, what stops it, what is only noted, and how an end is explained."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hypervisors.base import VmExit, VmExitKind
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.model.cgroups import HostOom
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.ids import SandboxId
+from pyshim.plan.cgroups import cgroup_plan
+from pyshim.plan.sizing.record import SizingRecord, dimension
+from pyshim.sandbox.cgroups import SandboxCgroups
+from tests.fakes.cgroups import FakeCgroups
+from tests.fakes.host import FakePins
+from tests.fakes.ledger import FakeLedger
+from tests.unit.sandbox.conftest import FACTS
+
+SHIM = os.getpid()
+SANDBOX, OVERHEAD = "/pod1/kata_c1", "/kata_overhead/s1"
+
+
+def _record(vcpus: str) -> SizingRecord:
+    def made(value: str) -> Any:
+        return dimension(
+            base=Fraction(value),
+            base_source="",
+            requested=Fraction(0),
+            requested_source="",
+            unit=1,
+            least=(1, ""),
+            most=(1 << 20, ""),
+        )
+
+    return SizingRecord(policy="sum", vcpus=made(vcpus), memory_mib=made("256"))
+
+
+class Rig:
+    """A sandbox's cgroups on fakes; `threads` is what the VMM answers."""
+
+    def __init__(self, mode: CgroupMode = CgroupMode.V1, **runtime: Any) -> None:
+        qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v"}
+        tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}
+        config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+        self.plan = cgroup_plan(
+            sandbox_id=SandboxId("s1"),
+            cgroups_path="/pod1/c1",
+            config=config,
+            host=replace(FACTS, cgroup_mode=mode),
+        )
+        self.host = FakeCgroups(lambda _step: None)
+        self.ledger = FakeLedger(lambda entry: self.host.release(entry.key))
+        self.threads: tuple[int, ...] = (71,)
+        self.pinned_elsewhere: dict[int, str] = {}
+        self.changes = 0
+        self.record = _record("1")
+        plan: Any = SimpleNamespace(config=config, sandbox_id="s1", cgroups=self.plan, sizing=self.record)
+        hypervisor: Any = self
+        self.cgroups = SandboxCgroups(
+            plan=plan,
+            host=self.host,
+            ledger=self.ledger,
+            hypervisor=hypervisor,
+            pins=lambda: FakePins(self.pinned_elsewhere),
+            on_change=self._changed,
+        )
+
+    async def vcpu_thread_ids(self) -> tuple[int, ...]:
+        return self.threads
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def start(self) -> None:
+        await self.cgroups.enter()
+        async with self.cgroups.birth_of_vmm():
+            self.host.history.append("vmm is made")
+        await self.cgroups.place(50, 40)
+
+    async def fit(self, *containers: Mapping[str, Any], record: SizingRecord | None = None) -> None:
+        await self.cgroups.fit(containers, record or self.record)
+
+    def written(self, file: str) -> list[str]:
+        return [value for _, name, value in self.host.settings if name == file]
+
+
+def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def _cpus(text: str) -> Mapping[str, Any]:
+    return {"cpu": {"cpus": text}}
+
+
+@scenario
+async def test_the_shim_joins_before_the_vmm_is_made_and_its_vcpus_are_placed_after() -> None:
+    rig = Rig()
+
+    await rig.start()
+
+    assert rig.host.history == [
+        f"{SHIM} into {OVERHEAD}",
+        "vmm is made",
+        f"50 into {OVERHEAD}/vmm",
+        f"40 into {OVERHEAD}/vmm",
+    ]
+    assert rig.host.threads == {SANDBOX: (71,)}
+
+
+@scenario
+async def test_on_v2_the_vmm_is_born_in_the_pods_cgroup_and_the_shim_goes_back() -> None:
+    rig = Rig(CgroupMode.V2)
+
+    await rig.start()
+
+    assert rig.host.history == [
+        f"{SHIM} into {OVERHEAD}",
+        f"{SHIM} into {SANDBOX}",
+        "vmm is made",
+        f"{SHIM} into {OVERHEAD}",
+    ]
+    assert rig.host.threads == {f"{SANDBOX}/vcpus": (71,)}
+
+
+@scenario
+async def test_an_intent_is_in_the_ledger_before_a_cgroup_is_made_and_struck_out_after_it_is_gone() -> None:
+    rig = Rig()
+    await rig.start()
+    assert [entry.key for _, entry in rig.ledger.history] == [SANDBOX, OVERHEAD, f"{OVERHEAD}/vmm"]
+
+    await rig.cgroups.leave()
+    await rig.cgroups.leave()
+
+    assert (rig.host.there, rig.ledger.held) == ({}, {})
+
+
+@scenario
+async def test_a_limit_that_was_demanded_and_cannot_be_set_stops_the_start_and_leaves_nothing() -> None:
+    rig = Rig(sandbox_cgroup_limits=True)
+    rig.host.refused["cpu.cfs_quota_us"] = "controller cpu is not mounted"
+
+    with pytest.raises(FailedPrecondition, match=f"set cpu.cfs_quota_us of '{SANDBOX}' to '100000': controller cpu"):
+        await rig.cgroups.enter()
+    await rig.cgroups.leave()
+
+    assert (rig.host.there, rig.ledger.held) == ({}, {})
+
+
+@scenario
+async def test_what_was_not_demanded_is_only_noted() -> None:
+    rig = Rig(sandbox_cgroup_limits=True)
+    rig.host.refused["blkio.bfq.weight"] = "ENOENT"
+
+    await rig.start()
+
+    notes = rig.cgroups.saved()["Notes"]
+    assert isinstance(notes, list)
+    assert any("set blkio.bfq.weight" in note for note in notes)
+
+
+@scenario
+async def test_new_threads_are_placed_and_limits_follow_the_size_after_hotplug() -> None:
+    rig = Rig(sandbox_cgroup_limits=True)
+    await rig.start()
+    rig.threads = (71, 72)
+
+    await rig.fit(record=_record("2"))
+
+    assert rig.host.threads == {SANDBOX: (72,)}
+    assert rig.written("cpu.cfs_quota_us") == ["100000", "100000", "200000", "100000"]
+    assert rig.cgroups.saved()["VcpuThreads"] == [71, 72]
+    assert rig.changes == 1
+
+
+@scenario
+async def test_a_pods_own_container_has_no_say_in_the_cpu_set() -> None:
+    rig = Rig()
+    await rig.start()
+
+    await rig.fit({}, _cpus("1"), _cpus("3"))
+    await rig.fit({}, _cpus("1"))
+    await rig.fit({}, _cpus("1"), {"pids": {}})
+
+    assert rig.written("cpuset.cpus") == ["1,3", "1", ""]
+
+
+@scenario
+async def test_without_any_cpu_set_nothing_is_written() -> None:
+    rig = Rig()
+    await rig.start()
+
+    await rig.fit({"pids": {}})
+
+    assert rig.written("cpuset.cpus") == []
+
+
+@scenario
+async def test_a_cpu_that_is_not_there_is_refused_before_anything_changes() -> None:
+    rig = Rig()
+    await rig.start()
+
+    with pytest.raises(InvalidArgument, match="CPUs 9 of '1,9' are not there: the cgroup above has 0-3"):
+        await rig.fit(_cpus("1,9"))
+
+    assert rig.written("cpuset.cpus") == []
+
+
+@scenario
+async def test_vcpus_are_pinned_and_let_go_again() -> None:
+    rig = Rig(enable_vcpus_pinning=True)
+    rig.threads = (71, 72)
+    await rig.start()
+
+    await rig.fit(_cpus("2"))
+    assert rig.host.pins == {71: (2,), 72: (2,)}
+    assert rig.cgroups.saved()["Pinned"] == {"1": 2}
+    await rig.fit({"pids": {}})
+
+    assert rig.host.pins == {71: (0, 1, 2, 3), 72: (0, 1, 2, 3)}
+    assert rig.cgroups.saved()["Pinned"] == {}
+
+
+@scenario
+async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
+    rig = Rig(enable_vcpus_pinning=True)
+    rig.pinned_elsewhere = {2: "other"}
+    await rig.start()
+
+    await rig.fit(_cpus("2"))
+
+    assert rig.host.pins == {}
+    assert rig.cgroups.saved()["Pinning"] == "not pinned: CPU 2 is pinned by sandbox 'other'"
+
+
+@scenario
+async def test_a_device_is_allowed_before_the_vmm_is_given_it() -> None:
+    rig = Rig()
+    await rig.start()
+    device: Any = SimpleNamespace(path="/dev/sdb")
+
+    await rig.cgroups.allow(device)
+
+    assert rig.host.settings[-1] == (f"{OVERHEAD}/vmm", "devices.allow", "b 8:0 rwm")
+
+
+@scenario
+async def test_nothing_is_touched_after_the_end() -> None:
+    rig = Rig()
+    await rig.start()
+    await rig.cgroups.leave()
+    before = list(rig.host.settings)
+
+    await rig.fit(_cpus("1"))
+
+    assert rig.host.settings == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "oom", "told"),
+    [
+        (VmExitKind.VMM_DIED, None, "it died"),
+        (
+            VmExitKind.VMM_DIED,
+            HostOom(limited_by="/pod1", limit_bytes=300 << 20),
+            "the host's OOM killer ended the VMM, as cgroup '/pod1' met its memory limit of 300 MiB: it died",
+        ),
+        (
+            VmExitKind.VMM_DIED,
+            HostOom(limited_by="", limit_bytes=0),
+            "the host ran out of memory and its OOM killer ended the VMM: it died",
+        ),
+        (VmExitKind.GUEST_PANIC, HostOom(limited_by="/pod1", limit_bytes=1), "it died"),
+    ],
+    ids=["by itself", "a limit was met", "the host ran out", "the guest panicked"],
+)
+def test_ends_are_told_apart(kind: VmExitKind, oom: HostOom | None, told: str) -> None:
+    async def body() -> str:
+        rig = Rig()
+        rig.host.killed = oom
+        await rig.start()
+        return await rig.cgroups.explain(VmExit(kind=kind, reason="it died"))
+
+    assert asyncio.run(body()) == told
+
+
+def test_on_a_host_without_cgroups_nothing_happens() -> None:
+    async def body() -> Rig:
+        rig = Rig(CgroupMode.NONE)
+        await rig.start()
+        await rig.fit(_cpus("1"))
+        await rig.cgroups.leave()
+        return rig
+
+    rig = asyncio.run(body())
+
+    assert (rig.host.history, rig.host.settings, rig.ledger.history) == (["vmm is made"], [], [])
+    assert rig.cgroups.saved() == {"Mode": "none", "Notes": ["this host has no cgroups mounted"]}
