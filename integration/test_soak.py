@@ -23,7 +23,7 @@ def ground(runtime: Runtime, containerd: Containerd, scratch: Path, plain_rootfs
 @pytest.mark.vm
 @pytest.mark.timeout(900)
 def test_pods_that_lose_a_part_at_a_random_moment_leave_nothing(ground: soak.Ground) -> None:
-    found = soak.losses(ground, LOSSES, seed=SEED, life_s=soak.undisturbed(ground))
+    found = list(soak.losses(ground, LOSSES, seed=SEED, life_s=soak.undisturbed(ground)))
 
     assert len(found) == sum(LOSSES.values())
     assert any(loss.met for loss in found if loss.victim == "shim")

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,13 +137,13 @@ def _kill(found: list[Process], *, frozen: bool) -> bool:
     return bool(found)
 
 
-def losses(ground: Ground, wanted: dict[str, int], *, seed: int, life_s: float) -> list[Loss]:
+def losses(ground: Ground, wanted: dict[str, int], *, seed: int, life_s: float) -> Iterator[Loss]:
     """So many pods per victim, each losing it at a random moment of the life; two at a time."""
     chance = random.Random(seed)
     plans = [(victim, chance.uniform(0, life_s)) for victim, count in wanted.items() for _ in range(count)]
     chance.shuffle(plans)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(lambda plan: lose(ground, *plan), plans))
+        yield from pool.map(lambda plan: lose(ground, *plan), plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,9 +203,10 @@ def main() -> int:
     print(f"seed {asked.seed}; a life takes {life_s:.1f} s", flush=True)
     before = HostState.look((directory,))
     wanted = {victim: getattr(asked, victim) for victim in VICTIMS}
-    found = losses(ground, wanted, seed=asked.seed, life_s=life_s)
-    for loss in found:
-        print(loss)
+    found = []
+    for loss in losses(ground, wanted, seed=asked.seed, life_s=life_s):
+        found.append(loss)
+        print(loss, flush=True)
     met = {victim: sum(loss.met for loss in found if loss.victim == victim) for victim in VICTIMS}
     print(f"{len(found)} pods lost a part, {sum(met.values())} while it was there: {met}", flush=True)
     for _ in range(asked.pods):
