@@ -86,3 +86,5 @@ class SandboxSnapshot:
     """Kata's DeviceState objects."""
     sandbox_config: Mapping[str, object] = field(default_factory=dict)
     """Keys of Kata's SandboxConfig that this sandbox was started with, besides its hypervisor's."""
+    trace: Mapping[str, object] = field(default_factory=dict)
+    """What took how long, from Create to the first output (`model/trace.py`)."""

@@ -20,6 +20,7 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
+from pyshim.model.trace import span
 from pyshim.plan.container import ContainerPlan, with_disks
 from pyshim.plan.guest_spec import guest_process, guest_resources
 from pyshim.sandbox.attachments import Attachments
@@ -141,7 +142,8 @@ class Container:
         for mount in self._plan.share_mounts:
             self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
-        streams = await self._host.open_streams(self.request.stdio, namespace=self._namespace, process_id=self.id)
+        with span("open streams"):
+            streams = await self._host.open_streams(self.request.stdio, namespace=self._namespace, process_id=self.id)
         self._undo.push(streams.close)
         self._undo.push(self._devices.take_back, self.id)
         guest = await self._devices.give(await self._with_disks(), self._spec)
@@ -151,7 +153,8 @@ class Container:
             self._undo.push(self._attachments.copies.leave, volume, self.id)
             await self._attachments.copies.use(volume, self.id, self._agent)
         self._undo.push(self._remove_from_guest)  # before the call: the guest may carry out what we gave up
-        await self._agent.create_container(guest, timeout_s)
+        with span("create container in guest"):
+            await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)
 
     def _acquire(self, entry: LedgerEntry) -> None:

@@ -16,15 +16,8 @@ from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.stats import ContainerStats
-from pyshim.model.task import (
-    CreateTask,
-    ExecTask,
-    ExitStatus,
-    Identity,
-    ProcessInfo,
-    ProcessState,
-    Status,
-)
+from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
+from pyshim.model.trace import Trace, step
 from pyshim.plan.container import ContainerPlan, container_plan, without_image
 from pyshim.plan.devices import sandbox_question
 from pyshim.plan.kind import ContainerKind, Placement, placement
@@ -62,6 +55,7 @@ class Pod:
         self.was_used = False
         """containerd has asked for a container at least once."""
         self._closing = False
+        self._trace = Trace(environment.clock_ns, on_mark=self._save)
         self._pause: PauseAgent | None = None
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
@@ -79,7 +73,9 @@ class Pod:
             raise AlreadyExists(f"{action}: it already exists")
         creation = self._creating.get(container_id)
         if creation is None:
-            task = self._tasks.spawn(f"create/{container_id}", self._create(request))
+            task = self._tasks.spawn(
+                f"create/{container_id}", self._trace.of(f"create {container_id}", self._create(request))
+            )
             creation = self._creating[container_id] = _Creation(request, task)
             task.add_done_callback(lambda _: self._creation_ended(container_id))
         return await joined(creation.task, action)
@@ -116,9 +112,9 @@ class Pod:
             raise
 
     async def _start_sandbox(self, request: CreateTask, spec: OciSpec, place: Placement) -> Sandbox:
-        config = await self._env.load_config(request.options, spec.annotations)
-        facts = await self._env.host_facts()
-        devices = await self._env.find_devices(sandbox_question(place.kind, spec, config))
+        config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
+        facts = await step("probe host", self._env.host_facts())
+        devices = await step("find devices", self._env.find_devices(sandbox_question(place.kind, spec, config)))
         log_found(devices, place.sandbox_id)
         plan = sandbox_plan(
             sandbox_id=place.sandbox_id,
@@ -223,7 +219,8 @@ class Pod:
     # ---- calls on what exists
 
     async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int:
-        return await self._find(container_id).start(exec_id)
+        name = "" if exec_id else f"start {container_id}"
+        return await self._trace.of(name, self._find(container_id).start(exec_id))
 
     async def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
         """The process as it is; UNKNOWN while its container is being created."""
@@ -395,6 +392,8 @@ class Pod:
         if self._records is None or self._sandbox is None:
             return
         try:
-            self._records.save(sandbox_snapshot(self._sandbox, tuple(self._containers.values()), self._owner))
+            self._records.save(
+                sandbox_snapshot(self._sandbox, tuple(self._containers.values()), self._owner, self._trace)
+            )
         except ShimError as exc:
             log.warning("save state", extra={"sandbox": self._sandbox.plan.sandbox_id, "error": str(exc)})

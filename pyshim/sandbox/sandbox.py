@@ -16,6 +16,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import rate_limits
+from pyshim.model.trace import span, traced
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.sandbox import SandboxPlan, with_nics
 from pyshim.sandbox.admission import admitting
@@ -135,11 +136,13 @@ class Sandbox:
 
     async def _start(self) -> Agent:
         self._undo.push(self.cgroups.leave)
-        await self.cgroups.enter()
+        with span("enter cgroups"):
+            await self.cgroups.enter()
         await self._make_share()
         network = await self._connect_network()
         if self.plan.share.virtiofsd is not None:
-            self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
+            with span("start virtiofsd"):
+                self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
             self._undo.push(self._virtiofsd.stop)
         await self._boot(network)
         agent = await self._reach_agent()
@@ -187,6 +190,7 @@ class Sandbox:
             await self._undo.run()
             self.is_stopped = True
 
+    @traced("make share")
     async def _make_share(self) -> None:
         share = self.plan.share
         for path in (self.plan.vm.vm_dir, *((share.root,) if share.virtiofsd else ())):
@@ -201,6 +205,7 @@ class Sandbox:
             self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
 
+    @traced("connect network")
     async def _connect_network(self) -> Network | None:
         plan = self.plan
         model = plan.config.runtime.internetworking_model
@@ -226,7 +231,8 @@ class Sandbox:
         self._undo.push(self.hypervisor.stop)
         try:
             async with self.cgroups.birth_of_vmm():
-                await self.hypervisor.create(vm)
+                with span("start vmm"):
+                    await self.hypervisor.create(vm)
         finally:
             if network is not None:
                 network.close_taps()
@@ -234,6 +240,7 @@ class Sandbox:
         await self.cgroups.place(self._pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 
+    @traced("wait for agent")
     async def _reach_agent(self) -> Agent:
         timeout_s = self.plan.config.agent.dial_timeout_s
         try:
@@ -248,6 +255,7 @@ class Sandbox:
         self._undo.push(agent.close)
         return agent
 
+    @traced("set up guest")
     async def _set_up_guest(self, agent: Agent, network: Network | None) -> None:
         if policy := self.plan.config.agent.policy:
             await agent.set_policy(policy)  # first of all: the agent judges every other call by it

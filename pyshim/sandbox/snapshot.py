@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.snapshot import ContainerSnapshot, ExecSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import Status
+from pyshim.model.trace import Trace
 from pyshim.plan.kata_config import kata_hypervisor_config
 from pyshim.plan.kata_state import kata_device, kata_device_maps, kata_endpoint, kata_mounts, kata_sandbox_config
 from pyshim.sandbox.container import Container
 from pyshim.sandbox.sandbox import Sandbox
 
 
-def sandbox_snapshot(sandbox: Sandbox, containers: tuple[Container, ...], owner: ContainerId | None) -> SandboxSnapshot:
+def sandbox_snapshot(
+    sandbox: Sandbox, containers: tuple[Container, ...], owner: ContainerId | None, trace: Trace
+) -> SandboxSnapshot:
     plan = sandbox.plan
     return SandboxSnapshot(
         sandbox_id=plan.sandbox_id,
@@ -31,6 +34,7 @@ def sandbox_snapshot(sandbox: Sandbox, containers: tuple[Container, ...], owner:
         endpoints=_endpoints(sandbox),
         devices=tuple(kata_device(*attached) for attached in sandbox.attachments.all()),
         sandbox_config=kata_sandbox_config(plan),
+        trace=trace.as_json(),
     )
 
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from pyshim.model.errors import Internal, ShimError
+from pyshim.model.trace import mark
 from pyshim.sandbox.seams import InputStream, OutputStream
 
 log = logging.getLogger("pyshim.sandbox.stdio")
@@ -50,6 +51,8 @@ async def pump_output(
     ahead: asyncio.Task[bytes | memoryview] | None = None
     try:
         while data := await (read(size) if ahead is None else ahead):
+            if not progress.moves:
+                mark("first output")
             progress.moves += 1
             ahead = None
             is_busy = len(data) >= FIRST_READ_BYTES

@@ -137,6 +137,7 @@ def _snapshot_to_json(snapshot: SandboxSnapshot) -> dict[str, object]:
         "Failure": snapshot.failure,
         "Owner": snapshot.owner or "",
         "SandboxConfig": dict(snapshot.sandbox_config),
+        "Trace": dict(snapshot.trace),
         "Containers": [_container_to_json(container) for container in snapshot.containers],
     }
 
@@ -165,6 +166,7 @@ def _snapshot_from_json(ours: Fields, top: Fields) -> SandboxSnapshot:
         endpoints=_objects(top.child("Network").children("Endpoints")),
         devices=_objects(top.children("Devices")),
         sandbox_config=dict(item.child("SandboxConfig").items()),
+        trace=dict(item.child("Trace", {}).items()),
     )
 
 

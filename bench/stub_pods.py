@@ -1,0 +1,104 @@
+"""Pods on the stand-ins of `stubs.py`, made by calls of the Task API: what is left is the shim's own share."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from google.protobuf.any_pb2 import Any as PbAny
+
+from bench.measures import PYKATA, Ground
+from integration.framework import oci
+from integration.framework.direct import DirectShim, direct_shim, wait_until_gone
+from protos.containerd import runtimeoptions_pb2
+
+_numbers = itertools.count(1)
+_WITHIN_S = 120.0
+
+
+@contextmanager
+def started_shim(ground: Ground, name: str = "") -> Iterator[DirectShim]:
+    """A shim that serves and has nothing yet; its pods use the configuration of `ground`."""
+    name = name or f"stub{next(_numbers)}"
+    bundle = ground.directory / name
+    spec = oci.spec("sleep", "100000", name=name, rootfs="rootfs")
+    spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    with direct_shim(PYKATA, ground.binaries, name, bundle, config=spec) as shim:
+        shim.start()
+        yield shim
+    wait_until_gone(shim)
+
+
+async def create_and_start(shim: DirectShim, config: Path) -> float:
+    """Seconds from the call of Create to the reply of Start."""
+    options = PbAny(
+        type_url="runtimeoptions.v1.Options",
+        value=runtimeoptions_pb2.Options(config_path=str(config)).SerializeToString(),
+    )
+    started = time.monotonic()
+    await shim.ask("Create", None, _WITHIN_S, bundle=str(shim.bundle), options=options)
+    await shim.ask("Start", None, _WITHIN_S)
+    return time.monotonic() - started
+
+
+def create_s(ground: Ground) -> float:
+    """Create and Start of one sandbox, by a shim that is up and has answered a call."""
+    with started_shim(ground) as shim:
+        _warm(shim)
+        return float(shim.together(lambda: create_and_start(shim, ground.config))[0])
+
+
+def together_s(ground: Ground, count: int) -> float:
+    """Create and Start of `count` sandboxes, each of its own shim, all asked for at the same moment: until the last."""
+    with ExitStack() as end:
+        shims = [end.enter_context(started_shim(ground)) for _ in range(count)]
+        for shim in shims:
+            _warm(shim)
+
+        # Each shim's client has a loop of its own.
+        with ThreadPoolExecutor(count) as pool:
+            started = time.monotonic()
+            list(pool.map(lambda shim: shim.together(lambda: create_and_start(shim, ground.config)), shims))
+            return time.monotonic() - started
+
+
+@contextmanager
+def running(ground: Ground, count: int) -> Iterator[list[int]]:
+    """Pids of `count` shims, each with a pod that sleeps."""
+    with ExitStack() as end:
+        pids = []
+        for _ in range(count):
+            shim = end.enter_context(started_shim(ground))
+            shim.together(lambda shim=shim: create_and_start(shim, ground.config))  # type: ignore[misc]
+            (daemon,) = PYKATA.shims(shim.container)
+            pids.append(daemon.pid)
+        yield pids
+
+
+def _warm(shim: DirectShim) -> None:
+    """The shim is up: it has told that it knows no such container."""
+    try:
+        shim.call("State")
+    except Exception as error:
+        if "no such" not in str(error):
+            raise
+
+
+def wakeups(pid: int, during_s: float) -> int:
+    """How often the process's threads went to sleep again within `during_s`, so how often something woke them."""
+    before = _switches(pid)
+    time.sleep(during_s)
+    return _switches(pid) - before
+
+
+def _switches(pid: int) -> int:
+    total = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        for line in status.read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                total += int(line.split()[1])
+    return total

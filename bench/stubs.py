@@ -1,0 +1,39 @@
+"""A configuration whose VMM and virtiofsd are stand-ins, for what the shim itself costs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from integration.framework import shim_config
+
+_HERE = Path(__file__).resolve().parent
+_VMM = """\
+#!{python} -IS
+import sys
+
+sys.path.append({here!r})
+import stub_vm
+
+stub_vm.main()
+"""
+# Says that it is the Rust one, then waits to be ended.
+_VIRTIOFSD = """\
+#!/bin/sh
+case "$1" in
+--print-capabilities) echo '{"type": "fs", "features": ["separate-options", "migrate-precopy"]}' ;;
+*) exec sleep 1000000 ;;
+esac
+"""
+
+
+def config(directory: Path) -> Path:
+    """The shipped configuration with stand-ins, in a new directory below `directory`."""
+    home = directory / "stubs"
+    home.mkdir()
+    vmm, virtiofsd = home / "qemu-system-stub", home / "virtiofsd"
+    vmm.write_text(_VMM.format(python=sys.executable, here=str(_HERE)))
+    virtiofsd.write_text(_VIRTIOFSD)
+    for program in (vmm, virtiofsd):
+        program.chmod(0o755)
+    return shim_config.variant(home, path=vmm, virtio_fs_daemon=virtiofsd)
