@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from .framework.events import task_events, until_watching
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
+
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 def test_metrics_show_memory_cpu_and_process_count(ctr: Ctr, shared: str) -> None:
@@ -137,3 +140,22 @@ def _number(metrics: dict[str, Any], where: tuple[str, str]) -> int:
         return int(group["usage_usec"])
     value = group["usage"]
     return int(value if isinstance(value, int) else value.get("usage", value.get("total", 0)))
+
+
+@pytest.mark.vm
+def test_a_trace_tells_where_the_time_went_until_the_first_output(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    command = [PROJECT / "bin" / "pyshim", "trace", name]
+    script = "echo up; sleep 100000"
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
+
+    def names() -> list[str]:
+        done = subprocess.run([*command, "--json"], capture_output=True, check=True, timeout=60)
+        (resource,) = json.loads(done.stdout)["resourceSpans"]
+        return [span["name"] for span in resource["scopeSpans"][0]["spans"]]
+
+    # With `--detach` ctr reads no output, but the pipe takes this much.
+    eventually(lambda: "first output" in names(), what=lambda: f"the first output is in the trace: {names()}")
+    assert {f"create {name}", "start vmm", "wait for agent", f"start {name}"} <= set(names())
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert "wait for agent" in text
+    assert subprocess.run([*command, "--svg"], capture_output=True, check=True, timeout=60).stdout.startswith(b"<svg")
