@@ -88,19 +88,33 @@ def test_one_mebibyte_over_tcp_arrives_whole(ctr: Ctr, network: PodNetwork, conn
     assert received == 1048576
 
 
+@pytest.mark.parametrize(
+    ("model", "limits", "expected"),
+    [
+        ("tcfilter", {"rx": 80_000_000, "tx": 40_000_000}, {"tap0_kata": 10_000_000, "eth0": 5_000_000}),
+        ("macvtap", {"tx": 40_000_000}, {"eth0": 5_000_000}),
+    ],
+    ids=["tcfilter", "macvtap"],
+)
 def test_prepared_namespace_is_as_it_was_after_a_pod_with_limited_rates_is_gone(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+    ctr: Ctr,
+    runtime: Runtime,
+    name: str,
+    scratch: Path,
+    model: str,
+    limits: dict[str, int],
+    expected: dict[str, int],
 ) -> None:
     """Links, addresses, routes and traffic rules: the namespace belongs to who made it."""
-    config = shim_config.variant(scratch)
-    limits = "rx_rate_limiter_max_rate = 80000000\ntx_rate_limiter_max_rate = 40000000\n"
-    config.write_text(config.read_text().replace("[hypervisor.qemu]\n", f"[hypervisor.qemu]\n{limits}"))
+    config = shim_config.variant(scratch, internetworking_model=model)
+    rows = "".join(f"{way}_rate_limiter_max_rate = {rate}\n" for way, rate in limits.items())
+    config.write_text(config.read_text().replace("[hypervisor.qemu]\n", f"[hypervisor.qemu]\n{rows}"))
     with pod_network("it-after", subnet=8) as made:
         before = _everything_in("it-after")
         options = ("--with-ns", f"network:{made.namespace}", "--runtime-config-path", config)
         ctr("run", "--detach", "--runtime", runtime.name, *options, IMAGE, name, "sleep", "100000")
 
-        assert _rates_in("it-after") == {"tap0_kata": 10_000_000, "eth0": 5_000_000}
+        assert _rates_in("it-after") == expected
         assert " 0% packet loss" in _inside(ctr, name, f"ping -c 3 -W 5 {made.peer_address}").out
         ctr.remove([name])
         assert _everything_in("it-after") == before

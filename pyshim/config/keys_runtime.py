@@ -129,7 +129,7 @@ RUNTIME: tuple[Key, ...] = (
         "internetworking_model",
         choice("tcfilter", "macvtap", "l3forwarding", "none"),
         "tcfilter",
-        "How the pod's interfaces reach the VM; a sandbox starts with tcfilter or none.",
+        "How the pod's interfaces reach the VM; a sandbox does not start with l3forwarding.",
         ann=True,
     ),
     _R.used(

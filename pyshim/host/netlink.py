@@ -32,7 +32,7 @@ _DUMP_ATTEMPTS = 5
 _BUSY_ATTEMPTS = 5
 _BUSY_PAUSE_S = 0.01
 
-__all__ = ["IPRoute", "NetlinkError", "limit_rate", "redirect", "scan", "start_tap"]
+__all__ = ["IPRoute", "NetlinkError", "limit_rate", "make_macvtap", "redirect", "scan", "start_tap"]
 
 
 def scan(rtnl: IPRoute) -> NetworkScan:
@@ -144,6 +144,15 @@ def start_tap(rtnl: IPRoute, name: str, mtu: int) -> int:
     rtnl.link("set", index=index, mtu=mtu)
     rtnl.link("set", index=index, state="up")
     return index
+
+
+def make_macvtap(rtnl: IPRoute, name: str, link_index: int) -> None:
+    """The macvtap `name` gets every frame of the link, whose address it shares; the link's own stack sees none.
+
+    `passthru` is the one mode that asks nothing of the link: its address and its IP addresses stay, and one deletion
+    undoes all. The kernel refuses with EBUSY or EINVAL a link that somebody else already takes frames from.
+    """
+    rtnl.link("add", ifname=name, kind="macvtap", link=link_index, macvtap_mode="passthru")
 
 
 def redirect(rtnl: IPRoute, tap_index: int, link_index: int) -> None:

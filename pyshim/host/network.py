@@ -17,7 +17,14 @@ from pyshim.host.netns import held_netns
 from pyshim.host.network_messages import MAX_FDS
 from pyshim.host.network_session import NetworkSession, StepFailed
 from pyshim.host.taps import open_vhost_net
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError
+from pyshim.model.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    ShimError,
+    Unimplemented,
+)
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.network import (
     AddressReport,
@@ -44,7 +51,7 @@ TIMEOUT_S = 30.0
 class HostNetwork:
     """Implements the seam `Network`. Owns the taps' descriptors until `close_taps`, the wiring until `disconnect`."""
 
-    def __init__(self, ledger: Ledger, netns_path: str) -> None:
+    def __init__(self, ledger: Ledger, netns_path: str, model: NetworkModel) -> None:
         self.nics: tuple[NicDevice, ...] = ()
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
@@ -52,6 +59,9 @@ class HostNetwork:
         self.door: LoopbackDoor | None = None
         self._ledger = ledger
         self._netns_path = netns_path
+        self.model = model
+        self._taps: dict[str, int] = {}
+        """Their indices by name."""
         self._fds: list[OwnedFd] = []
         self._held: list[LedgerEntry] = []
 
@@ -81,7 +91,8 @@ class HostNetwork:
     ) -> None:
         """Every endpoint is wired; on an error, what was made until then is still held."""
         for endpoint in plan.endpoints:
-            taps = await self._make_tap(session, endpoint, queues, rates)
+            taps = await self._make_tap(session, endpoint, queues)
+            await self._limit_rates(session, endpoint, rates)
             vhosts = self._open_vhost(endpoint, queues) if vhost_net else ()
             self.nics += (endpoint.device(taps, vhosts),)
         self.interfaces = plan.interfaces
@@ -99,26 +110,32 @@ class HostNetwork:
             raise Internal(f"steer loopback connections: {len(fds)} descriptors came, 2 were wanted")
         self.door = LoopbackDoor(*fds)
 
-    async def _make_tap(
-        self, session: NetworkSession, endpoint: "EndpointPlan", queues: int, rates: RateLimits
-    ) -> tuple[int, ...]:
+    async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan", queues: int) -> tuple[int, ...]:
+        """The queues behind which the VM will be, connected to the endpoint's link."""
         name, link = endpoint.tap_name, endpoint.link_name
         self._hold(ResourceKind.LINK, name)
-        question = {"do": "tap", "name": name, "mtu": endpoint.mtu, "queues": queues}
-        tap_index, fds = await session.ask(f"make tap {name!r} for link {link!r}", question)
+        kind = "macvtap" if self.model is NetworkModel.MACVTAP else "tap"
+        question = {"do": kind, "name": name, "link": endpoint.link_index, "mtu": endpoint.mtu, "queues": queues}
+        self._taps[name], fds = await session.ask(f"make {kind} {name!r} for link {link!r}", question)
         self._fds += fds
         if len(fds) != queues:
-            raise Internal(f"make tap {name!r}: {len(fds)} queues came, {queues} were wanted")
-        self._hold(ResourceKind.INGRESS, link)
-        question = {"do": "redirect", "tap": tap_index, "link": endpoint.link_index}
-        await session.ask(f"redirect link {link!r} to tap {name!r}", question)
-        # What the guest receives leaves by the tap, what it sends by the link.
+            raise Internal(f"make {kind} {name!r}: {len(fds)} queues came, {queues} were wanted")
+        if self.model is NetworkModel.TCFILTER:
+            self._hold(ResourceKind.INGRESS, link)
+            question = {"do": "redirect", "tap": self._taps[name], "link": endpoint.link_index}
+            await session.ask(f"redirect link {link!r} to tap {name!r}", question)
+        return tuple(fd.fileno() for fd in fds)
+
+    async def _limit_rates(self, session: NetworkSession, endpoint: "EndpointPlan", rates: RateLimits) -> None:
+        """What the guest receives leaves by the tap, what it sends by the link."""
+        name, link = endpoint.tap_name, endpoint.link_name
+        if rates.received and self.model is NetworkModel.MACVTAP:
+            raise Unimplemented(f"limit what link {link!r} receives: a macvtap has no queue for it (hint: 'tcfilter')")
         if rates.received:
-            await self._limit(session, name, tap_index, rates.received, endpoint.mtu)
+            await self._limit(session, name, self._taps[name], rates.received, endpoint.mtu)
         if rates.sent:
             self._hold(ResourceKind.QDISC, link)
             await self._limit(session, link, endpoint.link_index, rates.sent, endpoint.mtu)
-        return tuple(fd.fileno() for fd in fds)
 
     async def _limit(self, session: NetworkSession, name: str, index: int, bits_s: int, mtu: int) -> None:
         question = {"do": "limit", "index": index, "bits_s": bits_s, "mtu": mtu}
@@ -142,7 +159,11 @@ class HostNetworkConnector:
     """Implements the seam `NetworkConnector`; `plan` is `pyshim.plan.network.network_plan`."""
 
     def __init__(
-        self, *, children: Children, plan: Callable[[NetworkScan], "NetworkPlan"], timeout_s: float = TIMEOUT_S
+        self,
+        *,
+        children: Children,
+        plan: Callable[[NetworkScan, NetworkModel], "NetworkPlan"],
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self._children = children
         self._plan = plan
@@ -158,8 +179,8 @@ class HostNetworkConnector:
         """
         if queues < 1:
             raise InvalidArgument(f"connect network namespace {netns_path!r}: {queues} queues")
-        network = HostNetwork(ledger, netns_path)
-        if network_model(model) is NetworkModel.NONE:
+        network = HostNetwork(ledger, netns_path, network_model(model))
+        if network.model is NetworkModel.NONE:
             return network
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -178,7 +199,7 @@ class HostNetworkConnector:
             try:
                 async with await NetworkSession.open(self._children, netns_fd, netns_path) as session:
                     report, _ = await session.ask("scan links", {"do": "scan"})
-                    plan = self._plan(_scan_from(report, netns_path))
+                    plan = self._plan(_scan_from(report, netns_path), network.model)
                     for sentence in plan.left_out:
                         log.warning("not told to the guest", extra={"netns": netns_path, "route": sentence})
                     await network.connect(session, plan, queues, vhost_net, rates)

@@ -27,8 +27,15 @@ def main() -> None:
 
 
 def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> None:
-    step: Callable[[netlink.IPRoute, Mapping[str, Any]], tuple[object, tuple[int, ...]]]
-    step = {"scan": _scan, "tap": _tap, "redirect": _redirect, "steer": _steer, "limit": _limit}[question["do"]]
+    steps: Mapping[str, Callable[[netlink.IPRoute, Mapping[str, Any]], tuple[object, tuple[int, ...]]]] = {
+        "scan": _scan,
+        "tap": _tap,
+        "macvtap": _macvtap,
+        "redirect": _redirect,
+        "limit": _limit,
+        "steer": _steer,
+    }
+    step = steps[question["do"]]
     fds: tuple[int, ...] = ()
     try:
         answer, fds = step(rtnl, question)
@@ -54,6 +61,14 @@ def _tap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tu
     except BaseException:
         taps.close_fds(fds)
         raise
+
+
+def _macvtap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
+    name = question["name"]
+    netlink.make_macvtap(rtnl, name, question["link"])
+    index = netlink.start_tap(rtnl, name, question["mtu"])
+    taps.leave_mount_namespace()
+    return index, taps.open_macvtap(taps.macvtap_device_number(name, index), question["queues"])
 
 
 def _redirect(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:

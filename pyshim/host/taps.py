@@ -6,7 +6,10 @@ Source: the kernel's Documentation/networking/tuntap.rst; linux/if_tun.h.
 import errno
 import fcntl
 import os
+import stat
 import struct
+
+from pyshim.host import syscalls
 
 _TUNSETIFF = 0x400454CA
 _IFF_TAP = 0x0002
@@ -14,6 +17,8 @@ _IFF_MULTI_QUEUE = 0x0100
 _IFF_NO_PI = 0x1000
 _IFF_VNET_HDR = 0x4000
 _IFF_TUN_EXCL = 0x8000
+_PRIVATE_DIRECTORY = "/run"
+"""Any directory that is there: what is mounted on it is seen by nobody else."""
 _IFREQ = struct.Struct("16sH22x")
 _NOT_OFFERED = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM})
 
@@ -38,6 +43,48 @@ def open_tap(name: str, queues: int, *, device: str = "/dev/net/tun") -> tuple[i
         close_fds(tuple(fds))
         raise
     return tuple(fds)
+
+
+def open_macvtap(device_number: int, queues: int) -> tuple[int, ...]:
+    """The queues of the macvtap whose character device has that number; the fds are the caller's. Raises OSError.
+
+    The calling process's mount namespace must be its own: the device gets a node in a file system that only it sees.
+    A node that udev or devtmpfs made cannot be trusted, since it is named by an index that two namespaces may share.
+    """
+    syscalls.mount("tmpfs", _PRIVATE_DIRECTORY, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NOEXEC, "size=64k")
+    fds: list[int] = []
+    try:
+        node = f"{_PRIVATE_DIRECTORY}/tap"
+        os.mknod(node, stat.S_IFCHR | 0o600, device_number)
+        for _ in range(queues):
+            fds.append(os.open(node, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except BaseException:
+        close_fds(tuple(fds))
+        raise
+    finally:
+        syscalls.umount2(_PRIVATE_DIRECTORY, syscalls.MNT_DETACH)
+    return tuple(fds)
+
+
+def macvtap_device_number(name: str, index: int) -> int:
+    """The number of the macvtap's character device, which sysfs tells in the namespace the link is in. Raises OSError.
+
+    As for `open_macvtap`, the calling process's mount namespace must be its own.
+    """
+    # A new mount of sysfs shows the links of the namespace it is made in.
+    syscalls.mount("sysfs", _PRIVATE_DIRECTORY, "sysfs", syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NOEXEC)
+    try:
+        with open(f"{_PRIVATE_DIRECTORY}/class/net/{name}/tap{index}/dev", encoding="ascii") as file:
+            major, minor = map(int, file.read().split(":"))
+    finally:
+        syscalls.umount2(_PRIVATE_DIRECTORY, syscalls.MNT_DETACH)
+    return os.makedev(major, minor)
+
+
+def leave_mount_namespace() -> None:
+    """This process's mounts are its own: nobody sees those made from here on, and none outlives it."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
 
 
 def open_vhost_net(queues: int, *, device: str = "/dev/vhost-net") -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hypervisors.base import NicDevice
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
-from pyshim.model.network import AddressReport, LinkReport, NetworkScan, RouteReport
+from pyshim.model.network import AddressReport, LinkReport, NetworkModel, NetworkScan, RouteReport
 
 # linux/if.h, linux/if_arp.h, linux/rtnetlink.h, linux/neighbour.h
 IFF_LOOPBACK = 0x8
@@ -37,6 +37,9 @@ _ENDPOINT_TYPES = {
     "tun": "tuntap",
     "bridge": "bridge",
 }
+
+
+_SHARES_A_DEVICE = frozenset({"macvlan", "macvtap", "ipvlan"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +68,12 @@ class NetworkPlan:
     """Routes the pod has and its guest cannot be told, one sentence each, for the log."""
 
 
-def network_plan(scan: NetworkScan) -> NetworkPlan:
+def network_plan(scan: NetworkScan, model: NetworkModel = NetworkModel.TCFILTER) -> NetworkPlan:
     """What to wire and what to tell the guest. Raises ShimError naming the first link that cannot be wired."""
     links = _endpoint_links(scan)
+    if model is NetworkModel.MACVTAP:
+        for link in links:
+            _check_carries_macvtap(link)
     names = {link.index: link.name for link in links}
     addresses = {link.index: [item for item in scan.addresses if item.index == link.index] for link in links}
     routes, left_out = _routes(scan.routes, names)
@@ -116,6 +122,12 @@ def _check_link(link: LinkReport) -> None:
             f"{subject}: it has {'an' if link.ingress_qdisc == 'ingress' else 'a'} {link.ingress_qdisc} qdisc already "
             "(hint: another sandbox in this namespace, or a CNI plugin that filters inside the pod)"
         )
+
+
+def _check_carries_macvtap(link: LinkReport) -> None:
+    """A macvtap on these would not be on the link but on the device below, past whatever separates the pod from it."""
+    if link.kind in _SHARES_A_DEVICE:
+        raise Unimplemented(f"connect link {link.name!r}: a {link.kind} carries no macvtap (hint: 'tcfilter' does)")
 
 
 def _endpoints(links: list[LinkReport], taken: set[str]) -> Iterator[EndpointPlan]:

@@ -546,7 +546,7 @@ def test_paths_that_are_no_pod_namespace_are_refused_by_name(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("model", "queues", "error"),
-    [("macvtap", 1, Unimplemented), ("bridged", 1, InvalidArgument), ("tcfilter", 0, InvalidArgument)],
+    [("l3forwarding", 1, Unimplemented), ("bridged", 1, InvalidArgument), ("tcfilter", 0, InvalidArgument)],
 )
 def test_a_request_that_makes_no_sense_is_refused_before_anything_happens(
     wire: Wire, model: str, queues: int, error: type[ShimError]

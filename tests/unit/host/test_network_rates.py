@@ -10,7 +10,7 @@ import pytest
 from pyshim.host.children import Children
 from pyshim.host.network import HostNetworkConnector
 from pyshim.host.release import release
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import MAX_RATE, MIN_RATE, rate_limits
 from tests.fakes.namespaces import VNET_HEADER_BYTES, GuestStack
@@ -112,6 +112,24 @@ def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_and_le
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
         with pytest.raises(FailedPrecondition, match=r"limit what link 'eth0' sends to 80000 bit/s .*EEXIST"):
             await connect(connector, wire.pod.path, HookedLedger(), rates=rate_limits(received=0, sent=SLOW))
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_received(wire: Wire) -> None:  # noqa: F811
+    wire.veth("eth0", 1)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        sent = rate_limits(received=0, sent=SLOW)
+        network = await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=sent)
+        assert {name: rate for name, (rate, _) in _rates(wire).items()} == {"eth0": SLOW // 8}
+        await network.disconnect()
+        received = rate_limits(received=SLOW, sent=0)
+        with pytest.raises(Unimplemented, match="'eth0' receives"):
+            await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=received)
 
     run(body)
 

@@ -305,7 +305,12 @@ def test_only_permanent_neighbours_are_told(change: dict[str, Any], told: bool) 
 
 @pytest.mark.parametrize(
     ("text", "model"),
-    [("tcfilter", NetworkModel.TCFILTER), ("default", NetworkModel.TCFILTER), ("none", NetworkModel.NONE)],
+    [
+        ("tcfilter", NetworkModel.TCFILTER),
+        ("default", NetworkModel.TCFILTER),
+        ("macvtap", NetworkModel.MACVTAP),
+        ("none", NetworkModel.NONE),
+    ],
 )
 def test_models_by_kata_s_names(text: str, model: NetworkModel) -> None:
     assert network_model(text) is model
@@ -313,8 +318,17 @@ def test_models_by_kata_s_names(text: str, model: NetworkModel) -> None:
 
 @pytest.mark.parametrize(
     ("text", "error"),
-    [("macvtap", Unimplemented), ("l3forwarding", Unimplemented), ("bridged", InvalidArgument), ("", InvalidArgument)],
+    [("l3forwarding", Unimplemented), ("bridged", InvalidArgument), ("", InvalidArgument)],
 )
 def test_a_model_that_is_not_available_is_refused_by_name(text: str, error: type[ShimError]) -> None:
     with pytest.raises(error, match=f"'{text}'"):
         network_model(text)
+
+
+@pytest.mark.parametrize("kind", ["macvlan", "macvtap", "ipvlan"])
+def test_a_macvtap_is_put_on_no_link_that_shares_a_device_with_others(kind: str) -> None:
+    found = scan(dataclasses.replace(ETH0, kind=kind))
+
+    assert len(network_plan(found, NetworkModel.TCFILTER).endpoints) == 1
+    with pytest.raises(Unimplemented, match=f"'eth0': a {kind} carries no macvtap"):
+        network_plan(found, NetworkModel.MACVTAP)
