@@ -31,6 +31,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
             "pyshim.state",
             "pyshim.host",
             "pyshim.cdi",
+            "pyshim.instances",
         ),
     ),
     "pyshim.bootstrap": (),
@@ -46,6 +47,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.ttrpc": (),
     # A library of its own, used by host and guest.
     "pyshim.cdi": (),
+    "pyshim.instances": (),
     "pyshim.kubelet": ("pyshim.model", "protos"),
     "pyshim.devices": ("pyshim.kubelet", "pyshim.cdi", "pyshim.host", "pyshim.model"),
     "pyshim.task": ("pyshim.sandbox", "pyshim.model", "pyshim.ttrpc", "protos"),
