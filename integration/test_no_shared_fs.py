@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -96,13 +97,37 @@ def kubelet(host_files: Path) -> Kubelet:
 
 
 @pytest.fixture(scope="module")
+def scratch_volume(host_files: Path) -> Iterator[Path]:
+    """An emptyDir on disk, as the kubelet makes it; on a file system of 64 MiB, since its disk is as large as that."""
+    directory = host_files / "pods/u/volumes/kubernetes.io~empty-dir/cache"
+    directory.mkdir(parents=True)
+    backing = host_files / "backing.ext4"
+    with backing.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", backing], check=True, capture_output=True, timeout=60)
+    subprocess.run(["mount", "-o", "loop", backing, directory], check=True, capture_output=True, timeout=60)
+    directory.chmod(0o777)
+    os.chown(directory, 0, 2000)
+    yield directory
+    umount = ["umount", str(directory)]
+    eventually(lambda: subprocess.run(umount, capture_output=True, timeout=60).returncode == 0, what="umount")
+
+
+@pytest.fixture(scope="module")
 def container(
-    ctr: Ctr, runtime: Runtime, network: PodNetwork, images: Registry, host_files: Path, kubelet: Kubelet
+    ctr: Ctr,
+    runtime: Runtime,
+    network: PodNetwork,
+    images: Registry,
+    host_files: Path,
+    kubelet: Kubelet,
+    scratch_volume: Path,
 ) -> Iterator[str]:
     config = shim_config.variant(
         host_files, shared_fs="none", kernel_params=f"root=/dev/vda agent.image_source={images.url}"
     )
     text = config.read_text().replace("enable_annotations = [", 'enable_annotations = ["cc_init_data", ')
+    text = text.replace("[runtime]\n", '[runtime]\nemptydir_mode = "block-encrypted"\n')
     config.write_text(text)
     annotations = {
         C + "runtime.experimental_force_guest_pull": "true",
@@ -117,6 +142,7 @@ def container(
             *("--mount", f"type=bind,src={host_files}/tree,dst=/tree,options=rbind:rw"),
             *("--mount", f"type=bind,src={host_files}/single,dst=/etc/single,options=bind:ro"),
             *("--mount", f"type=bind,src={kubelet.directory},dst=/settings,options=rbind:ro"),
+            *("--mount", f"type=bind,src={scratch_volume},dst=/cache,options=rbind:rw"),
             *(IMAGE, name, "sleep", "100000"),
         )
         yield name
@@ -212,6 +238,21 @@ def test_a_reader_never_sees_half_a_version(ctr: Ctr, container: str, inside: Sc
 
     # One of them may be empty by then: the old version is emptied when the new one counts.
     assert not [line for line in result.lines if len(line.split()) == 3]
+
+
+def test_an_empty_dir_is_a_disk_that_only_the_guest_can_read(inside: Script, scratch_volume: Path) -> None:
+    secret = "nobody outside may read this"
+    result = inside(
+        f"mount | grep ' /cache '; stat -c '%a %g' /cache; yes '{secret}' | head -c 1000000 > /cache/file; sync;"
+        " tail -n 1 /cache/file | head -c 6"
+    )
+
+    assert result.lines[0].startswith("/dev/dm-0 on /cache type ext4 (rw")
+    assert result.lines[1:] == ["2777 2000", "nobody"]
+    disk = scratch_volume / "disk.img"
+    assert disk.stat().st_blocks * 512 > 1_000_000, "it was written"
+    assert secret.encode() not in disk.read_bytes()
+    assert b"\x53\xef" not in disk.read_bytes()[1080:1082], "nor is there the magic number of an ext4"
 
 
 def test_initdata_is_a_read_only_disk_with_the_document(inside: Script) -> None:

@@ -110,7 +110,7 @@ BACKGROUND_MODULES: Final = ("virtiofs", "overlay", "virtio_net", "virtio_scsi",
 ON_DEMAND_MODULES: Final = (
     *("vsock", "vmw_vsock_virtio_transport", "vsock_loopback"),
     *("virtio_balloon", "virtio_pmem", "nd_pmem"),
-    *("loop", "xfs", "btrfs", "vfat", "isofs", "squashfs", "dm_mod", "dm_verity", "dm_crypt"),
+    *("loop", "xfs", "btrfs", "vfat", "isofs", "squashfs", "dm_mod", "dm_verity", "dm_crypt", "ecb", "xts"),
     *("tun", "veth", "bridge", "br_netfilter", "macvlan", "macvtap", "ipvlan", "vxlan", "dummy", "8021q"),
     *("nf_tables", "nft_compat", "nft_chain_nat", "nft_masq", "nft_nat", "nft_ct", "nft_log", "nft_reject_inet"),
     *("ip_tables", "iptable_filter", "iptable_nat", "iptable_mangle", "iptable_raw"),

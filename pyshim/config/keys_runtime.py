@@ -220,11 +220,12 @@ RUNTIME: tuple[Key, ...] = (
         True,
         "emptyDir volumes on disk stay on the host; false: they are directories in the guest's memory.",
     ),
-    _R.refused(
+    _R.used(
         "emptydir_mode",
         choice("shared-fs", "block-encrypted", "block-plain"),
         "shared-fs",
-        "What an emptyDir volume is in the guest.",
+        "What an emptyDir volume on disk is. `shared-fs`: what disable_guest_empty_dir says. The others: a disk in a"
+        " file of the volume's directory, with `block-encrypted` under a key that only the guest has.",
     ),
     _R.refused("sandbox_bind_mounts", WORDS, (), "Host directories shown to every guest.", ann=True),
     _R_RS.later(

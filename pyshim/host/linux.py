@@ -91,6 +91,23 @@ class LinuxHost:
         """A piece of a file beneath `root`; see `file_trees.read_piece`."""
         return await _reading(f"{root}/{path}" if path else root, read_piece, root, path, offset, length)
 
+    async def make_disk_file(self, path: str, size_bytes: int) -> None:
+        """A new sparse file of that size; what was there before is replaced."""
+
+        def make() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.truncate(fd, size_bytes)
+            finally:
+                os.close(fd)
+
+        try:
+            await to_the_end(make)
+        except OSError as error:
+            raise FailedPrecondition(f"make disk {path!r}: {error.strerror}") from error
+
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content; what was there before is replaced."""
 

@@ -18,6 +18,7 @@ from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciMount, OciSpec
 from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
 from pyshim.plan.disks import digest, disk
+from pyshim.plan.empty_dir_disks import CREATE_FILESYSTEM, empty_dir_disk
 from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SharePlan
 
 _GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
@@ -27,7 +28,6 @@ DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs
 _DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
 """What CSI drivers call a disk: Kata's Go runtime, its Rust one, and an old spelling of that."""
 _FROM_HOST = ("private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable")
-_CREATE_FILESYSTEM = "io.katacontainers.volume.block.create_filesystem"
 _FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
 
 
@@ -42,6 +42,8 @@ class DiskUse:
     """Where the container gets its device node; empty with a storage."""
     record_dir: str = ""
     """Of a direct volume: where the sandbox's id is left for whoever asks for statistics."""
+    make_bytes: int = 0
+    """Its file is made, of this size, and goes with the sandbox: what is on it outlives containers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,8 @@ class _Volumes:
             return self._disk_node(mount, facts)
         if facts.kind is not SourceKind.FILE and _is_guest_own(mount.source):
             return mount
+        if facts.empty_dir is not None and self._config.runtime.emptydir_mode != "shared-fs":
+            return self._disk_empty_dir(mount, facts, facts.empty_dir.path)
         if facts.empty_dir is not None and not self._config.runtime.disable_guest_empty_dir:
             return self._guest_empty_dir(mount, facts)
         return self._shared(mount, facts)
@@ -170,6 +174,12 @@ class _Volumes:
     def _guest_empty_dir(self, mount: OciMount, facts: SourceFacts) -> OciMount:
         assert facts.empty_dir is not None
         return _moved(mount, self._made_in_guest(_in_guest("local", facts.empty_dir.path), facts), mount.options)
+
+    def _disk_empty_dir(self, mount: OciMount, facts: SourceFacts, directory: str) -> OciMount:
+        """The volume is a directory on its own disk: that has the kubelet's mode and group, and no `lost+found`."""
+        volume, storage = empty_dir_disk(self._config, directory)
+        self.disks.append(DiskUse(disk=volume, storage=storage, container_path="", make_bytes=facts.size_bytes))
+        return _moved(mount, self._made_in_guest(GuestPath(f"{storage.mount_point}/volume"), facts), mount.options)
 
     def _made_in_guest(self, path: GuestPath, facts: SourceFacts) -> GuestPath:
         """A directory of the guest's that lives as long as the sandbox."""
@@ -222,7 +232,7 @@ class _Volumes:
             volume.options,
             direct_volume_point(volume),
             fs_group=_fs_group(volume, what),
-            driver_options=(_CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
+            driver_options=(CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
         )
         return self._mounted_disk(mount, volume.device, storage, None, record_dir=volume.record_dir)
 

@@ -7,9 +7,11 @@ other.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from hypervisors.base import BlockDevice, GuestLocation, Hypervisor
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.sandbox.copying import VolumeCopies
 from pyshim.sandbox.seams import Host
 from pyshim.sandbox.tasks import TaskOwner, to_the_end
@@ -20,6 +22,10 @@ UNPLUG_WAIT_S = 2.0
 """What a Delete waits for a guest to let go of a disk."""
 
 
+_SANDBOX = ""
+"""The user of what stays until the sandbox ends: no container has this id."""
+
+
 class _Attached:
     def __init__(self, disk: BlockDevice, location: GuestLocation) -> None:
         self.disk = disk
@@ -28,7 +34,12 @@ class _Attached:
 
 
 class Attachments:
-    def __init__(self, *, hypervisor: Hypervisor, tasks: TaskOwner, host: Host) -> None:
+    def __init__(
+        self, *, hypervisor: Hypervisor, tasks: TaskOwner, host: Host, hold: Callable[[LedgerEntry], None]
+    ) -> None:
+        """`hold` takes an entry for as long as the sandbox lives."""
+        self._host = host
+        self._hold = hold
         self.copies = VolumeCopies(host=host, tasks=tasks)
         self._hypervisor = hypervisor
         self._tasks = tasks
@@ -51,6 +62,19 @@ class Attachments:
                     f"attach '{disk.path}' for writing: another container of the pod has it read-only"
                 )
             attached.users.add(user)
+            return attached.location
+
+    async def attach_made(self, disk: BlockDevice, size_bytes: int) -> GuestLocation:
+        """The disk is in the VM until the sandbox ends, on a file made for it, which goes with the sandbox."""
+        async with self._lock:
+            attached = self._attached.get(disk.id)
+            if attached is None:
+                if not self._hypervisor.capabilities().block_hotplug:
+                    raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
+                self._hold(LedgerEntry(kind=ResourceKind.SOCKET, key=disk.path))
+                await self._host.make_disk_file(disk.path, size_bytes)
+                attached = await to_the_end(self._plug(disk))
+            attached.users.add(_SANDBOX)
             return attached.location
 
     async def _plug(self, disk: BlockDevice) -> _Attached:

@@ -178,6 +178,9 @@ class Container:
         """The guest's part of the plan, its disks plugged into the VM and named by their places in it."""
         plugged = []
         for use in self._plan.disks:
+            if use.make_bytes:
+                plugged.append((use, await self._attachments.attach_made(use.disk, use.make_bytes)))
+                continue
             self._undo.push(self._attachments.detach, use.disk.id, self.id)
             plugged.append((use, await self._attachments.attach(use.disk, self.id)))
         return with_disks(self._plan.guest, plugged)

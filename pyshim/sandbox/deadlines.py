@@ -48,6 +48,7 @@ HOST: Mapping[str, Limit] = {
     "source_facts": _limit(READ_S, lambda path: f"look at '{path}'"),
     "list_tree": _limit(CHANGE_S, lambda root: f"list '{root}'"),
     "read_piece": _limit(READ_S, lambda root, path, _offset, _length: f"read '{root}/{path}'"),
+    "make_disk_file": _limit(CHANGE_S, lambda path, _size_bytes: f"make disk '{path}'"),
     "write_bytes": _limit(CHANGE_S, lambda path, _content, _mode: f"write '{path}'"),
     "make_directory": _limit(CHANGE_S, lambda path, _mode: f"make directory '{path}'"),
     "mount": _limit(CHANGE_S, lambda mount: f"mount '{mount.source}' on '{mount.target}'"),

@@ -91,7 +91,7 @@ class Sandbox:
             on_change=on_resize,
             fit=self.cgroups.fit,
         )
-        self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks, host=host)
+        self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks, host=host, hold=self._acquire)
         self.devices = PassedDevices(plan=plan, hypervisor=self.hypervisor, tasks=tasks, find=find_devices)
         self._agent: Agent | None = None
         self._forward: PortForward | None = None

@@ -142,6 +142,9 @@ class Host(Protocol):
     async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
         """A piece of a file beneath `root`, which no link leads out of; fewer bytes at its end."""
 
+    async def make_disk_file(self, path: str, size_bytes: int) -> None:
+        """A new sparse file of that size; what was there before is replaced."""
+
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content; what was there before is replaced."""
 

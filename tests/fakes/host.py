@@ -143,6 +143,11 @@ class FakeHost:
         self.before_effect("write_bytes", path)
         self.files[path] = content
 
+    async def make_disk_file(self, path: str, size_bytes: int) -> None:
+        self.faults.hit("make_disk_file")
+        self.before_effect("make_disk_file", path)
+        self.files[path] = b""
+
     async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
         self.faults.hit("list_tree")
         if root not in self.trees:

@@ -23,6 +23,7 @@ _SETGID = 0o2000
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
 _OVERLAY_RW = "io.katacontainers.fs-opt.overlay-rw"
 _CREATE_FILESYSTEM = "io.katacontainers.volume.block.create_filesystem"
+_ENCRYPTION_KEY = "encryption_key="
 _HUGEPAGES = "/sys/kernel/mm/hugepages"
 _CONTAINERS = "/run/kata-containers"
 
@@ -155,10 +156,15 @@ class StorageTable:
     async def _block(self, storage: Message, target: str) -> None:
         from guest.agent.storage.block import find_block_device, make_filesystem
 
-        if any(word.startswith("encryption_key=") for word in storage.driver_options):
-            raise InvalidArgument(f"storage {target!r}: this agent does not encrypt block devices")
+        keys = [word for word in storage.driver_options if word.startswith(_ENCRYPTION_KEY)]
+        if keys and keys != [_ENCRYPTION_KEY + "ephemeral"]:
+            raise InvalidArgument(f"storage {target!r}: this agent encrypts with its own passing keys only, not {keys}")
         node = await find_block_device(self._agent, storage.driver, storage.source)
-        if _CREATE_FILESYSTEM in storage.driver_options:
+        if keys:
+            from guest.agent.storage.crypt import encrypted
+
+            node = await encrypted(self._agent, node)
+        if keys or _CREATE_FILESYSTEM in storage.driver_options:
             await make_filesystem(self._agent, node, storage.fstype)
         options = [word for word in storage.options if not word.startswith(_FS_GID)]
         mount_storage(node, target, storage.fstype, options)

@@ -17,18 +17,17 @@ from .documents import examined, options
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "configs").glob("configuration-*.toml"))
 STARTS_NOTHING = {
-    "configuration-qemu-tdx.toml": 'runtime.emptydir_mode = "block-encrypted"',
-    "configuration-qemu-snp.toml": 'runtime.emptydir_mode = "block-encrypted"',
-    "configuration-qemu-sev.toml": 'runtime.emptydir_mode = "block-encrypted"',
     "configuration-remote.toml": "hypervisor.remote is not supported",
 }
+
+CONFIDENTIAL = ("configuration-qemu-tdx.toml", "configuration-qemu-snp.toml", "configuration-qemu-sev.toml")
 
 
 def test_every_kind_of_vm_has_its_file() -> None:
     names = {path.name for path in FILES}
 
     others = {"configuration-qemu.toml", "configuration-qemu-nvidia-gpu.toml", "configuration-reference.toml"}
-    assert names == {*STARTS_NOTHING, *others}
+    assert names == {*STARTS_NOTHING, *CONFIDENTIAL, *others}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -43,6 +42,15 @@ def test_a_file_for_what_is_not_there_yet_starts_nothing(name: str, named: str) 
 
     assert named in str(caught.value)
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", CONFIDENTIAL)
+def test_files_for_confidential_guests_ask_for_nothing_that_is_not_there(name: str) -> None:
+    config = load_config(options(ROOT / "configs" / name), {}, {})
+
+    assert config.hypervisor.confidential_guest
+    assert config.hypervisor.shared_fs == "none"
+    assert config.runtime.emptydir_mode == "block-encrypted"
 
 
 def test_the_plain_file_sets_nothing_in_vain() -> None:
