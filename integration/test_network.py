@@ -88,6 +88,26 @@ def test_one_mebibyte_over_tcp_arrives_whole(ctr: Ctr, network: PodNetwork, conn
     assert received == 1048576
 
 
+def test_a_second_pod_in_the_same_namespace_is_refused_and_the_first_keeps_its_network(
+    ctr: Ctr, runtime: Runtime, network: PodNetwork, connected: str, name: str
+) -> None:
+    options = ("--with-ns", f"network:{network.namespace}")
+    refused = ctr("run", "--rm", "--runtime", runtime.name, *options, IMAGE, name, "true", check=False)
+
+    assert refused.code != 0
+    assert f"connect link '{network.interface}'" in refused.err
+    assert "another sandbox in this namespace" in refused.err
+    assert " 0% packet loss" in _inside(ctr, connected, f"ping -c 3 -W 5 {network.peer_address}").out
+
+
+def test_a_namespace_that_is_gone_is_refused_by_its_path(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    options = ("--with-ns", "network:/run/netns/no such 'namespace'")
+    refused = ctr("run", "--rm", "--runtime", runtime.name, *options, IMAGE, name, "true", check=False)
+
+    assert refused.code != 0
+    assert "/run/netns/no such 'namespace'" in refused.err.replace("\\", "")
+
+
 @pytest.mark.parametrize(
     ("model", "limits", "expected"),
     [
@@ -126,8 +146,13 @@ def _rates_in(namespace: str) -> dict[str, int]:
     return {item["dev"]: item["options"]["rate"] for item in json.loads(shown) if item["kind"] == "tbf"}
 
 
+_LINK_LOCAL = "fe80:"
+
+
 def _everything_in(namespace: str) -> list[object]:
-    """Links with addresses, routes, and queueing disciplines; without what changes by itself, such as lifetimes."""
+    """Links with addresses, routes, and queueing disciplines; without what changes by itself: lifetimes, and the
+    link-local address that the kernel makes some time after a link is up.
+    """
 
     def show(*words: str) -> list[dict[str, Any]]:
         shown = subprocess.run(["ip", "-n", namespace, "-json", *words], check=True, capture_output=True).stdout
@@ -136,9 +161,14 @@ def _everything_in(namespace: str) -> list[object]:
 
     links = []
     for link in show("address"):
-        addresses = sorted((entry["local"], entry["prefixlen"]) for entry in link["addr_info"])
+        addresses = sorted(
+            (entry["local"], entry["prefixlen"])
+            for entry in link["addr_info"]
+            if not entry["local"].startswith(_LINK_LOCAL)
+        )
         is_up = "UP" in link["flags"]
         links.append((link["ifname"], link["address"], link["mtu"], is_up, link.get("master"), *addresses))
     routes = [(route["dst"], route["dev"], route.get("gateway")) for route in (*show("route"), *show("-6", "route"))]
+    routes = [route for route in routes if not route[0].startswith(_LINK_LOCAL)]
     rules = subprocess.run(["tc", "-n", namespace, "qdisc", "show"], check=True, capture_output=True, text=True).stdout
     return [sorted(links), sorted(routes, key=str), sorted(rules.splitlines())]
