@@ -23,13 +23,10 @@ SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
 _MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", bus_name="org.freedesktop.systemd1", interface="org.freedesktop.systemd1.Manager"
 )
-_JOB_REMOVED = MatchRule(
-    type="signal",
-    sender=_MANAGER.bus_name,
-    interface=_MANAGER.interface,
-    member="JobRemoved",
-    path=_MANAGER.object_path,
-)
+# Signals come from the unique name behind systemd's. The bus knows that; here only what they say can be compared.
+_OURS = {"type": "signal", "interface": _MANAGER.interface, "member": "JobRemoved", "path": _MANAGER.object_path}
+_JOB_REMOVED = MatchRule(**_OURS)
+_OF_SYSTEMD = MatchRule(**_OURS, sender=_MANAGER.bus_name)
 _UNIT_EXISTS = "org.freedesktop.systemd1.UnitExists"
 
 Property = tuple[str, tuple[str, object]]
@@ -104,7 +101,7 @@ def _start(connection: DBusConnection, scope: Scope, pid: int, action: str, dead
         answer: tuple[object, ...] = unwrap_msg(connection.send_and_get_reply(call, timeout=left_s()))
         return answer
 
-    ask(message_bus.AddMatch(_JOB_REMOVED))
+    ask(message_bus.AddMatch(_OF_SYSTEMD))
     ask(new_method_call(_MANAGER, "Subscribe"))  # without a subscriber systemd sends no signals at all
     with connection.filter(_JOB_REMOVED, bufsize=1000) as ended:
         body: tuple[object, ...] = (scope.unit, "replace", scope_properties(scope, pid), [])

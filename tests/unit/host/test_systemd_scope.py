@@ -40,7 +40,7 @@ class FakeSystemd:
                     while (message := parser.get_next_message()) is not None:
                         for reply in self._replies(message):
                             self._serial += 1
-                            reply.header.fields[HeaderFields.sender] = "org.freedesktop.systemd1"
+                            reply.header.fields[HeaderFields.sender] = ":1.0"
                             connection.sendall(reply.serialise(serial=self._serial))
 
     def _authenticate(self, connection: socket.socket) -> None:
