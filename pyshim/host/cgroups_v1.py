@@ -1,7 +1,7 @@
 """cgroup v1: a directory in each hierarchy, threads placed one by one. Also what a hybrid host's controllers are in."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from pyshim.host import cgroup_mounts as kernel
 from pyshim.host.launch import describe_os_error
@@ -15,7 +15,8 @@ _THREADED = ("cpu", "cpuacct", "cpuset")
 class CgroupsV1:
     def __init__(self, hierarchies: tuple[kernel.Hierarchy, ...]) -> None:
         self._hierarchies = tuple(each for each in hierarchies if each.controllers)
-        self._origin: Mapping[str, str] = {}
+        # Read now: systemd moves this process before it joins anything by itself.
+        self._origin = {each.mount_point: kernel.place_of(os.getpid(), each.controllers) for each in self._hierarchies}
         """The cgroup this process came from, by hierarchy."""
 
     def roots(self, group: Group) -> tuple[str, ...]:
@@ -41,8 +42,6 @@ class CgroupsV1:
         return ()
 
     def join(self, group: Group, pid: int) -> None:
-        if pid == os.getpid() and not self._origin:
-            self._origin = {each.mount_point: kernel.place_of(pid, each.controllers) for each in self._hierarchies}
         for each in self._of(group):
             kernel.move(each.mount_point + group.path, "cgroup.procs", pid)
 

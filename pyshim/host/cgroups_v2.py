@@ -15,7 +15,8 @@ _THREADED = ("cpu", "cpuset")
 class CgroupsV2:
     def __init__(self, hierarchies: tuple[kernel.Hierarchy, ...]) -> None:
         self._root = next((each.mount_point for each in hierarchies if not each.controllers), "/sys/fs/cgroup")
-        self._origin = ""
+        # Read now: systemd moves this process before it joins anything by itself.
+        self._origin = kernel.place_of(os.getpid(), ())
 
     def roots(self, group: Group) -> tuple[str, ...]:
         return (self._root,)
@@ -50,8 +51,6 @@ class CgroupsV2:
         )
 
     def join(self, group: Group, pid: int) -> None:
-        if pid == os.getpid() and not self._origin:
-            self._origin = kernel.place_of(pid, ())
         kernel.move(self._root + group.path, "cgroup.procs", pid)
 
     def join_thread(self, group: Group, tid: int) -> None:
