@@ -98,7 +98,7 @@ def _numbers(text: str) -> set[int]:
     return {number for first, last in ends for number in range(int(first), int(last or first) + 1)}
 
 
-def test_cpu_sets_of_the_containers_are_the_sandboxs_and_pin_its_vcpus(busy_pod: Pod) -> None:
+def test_cpu_sets_of_the_containers_are_the_sandboxs_and_pin_its_vcpus(busy_pod: Pod, cri: Cri) -> None:
     sandbox = SandboxCgroups(busy_pod.id)
     cpuset = sandbox.directory("sandbox", "cpuset")
     everything = (cpuset.parent / "cpuset.cpus").read_text().strip()
@@ -111,6 +111,13 @@ def test_cpu_sets_of_the_containers_are_the_sandboxs_and_pin_its_vcpus(busy_pod:
     assert (cpuset / "cpuset.cpus").read_text().strip() == str(first)
     assert sandbox.record["Pinned"] == {"0": first}
     assert [os.sched_getaffinity(tid) for tid in sandbox.vcpu_threads] == [{first}]
+    with cri.pod("second", annotations={f"{_RUNTIME}enable_vcpus_pinning": "true"}) as second:
+        second.start(resources=only_first)
+        record = SandboxCgroups(second.id).record
+        assert (record["Pinned"], record["Pinning"]) == (
+            {},
+            f"not pinned: CPU {first} is pinned by sandbox '{busy_pod.id}'",
+        )
     absent = pb.LinuxContainerResources(cpuset_cpus="4000")
     assert "4000 of" in refusal(lambda: busy_pod.start(resources=absent))
     container.cri.call("UpdateContainerResources", container_id=container.id, linux={"cpuset_cpus": str(last)})

@@ -59,8 +59,9 @@ def become_systemd() -> None:
 
 def shown(unit: str) -> dict[str, str]:
     done = subprocess.run(["systemctl", "show", unit], capture_output=True, text=True, check=True)
-    lines = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
-    return {name: lines.get(name, "") for name in (*_PROPERTIES, "ActiveState")}
+    lines = [line.partition("=")[::2] for line in done.stdout.splitlines()]
+    wanted = (*_PROPERTIES, "ActiveState")
+    return {name: ", ".join(value for key, value in lines if key == name) for name in wanted}
 
 
 async def scope() -> dict[str, object]:
