@@ -20,7 +20,7 @@ from .framework.runtime import Runtime
 pytestmark = pytest.mark.vm
 PROJECT = Path(__file__).resolve().parents[1]
 MIB = 1024 * 1024
-PYTHON = f"/usr/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
+PYTHON = f"{sys.base_prefix}/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 def bind(source: Path | str, target: str) -> tuple[str, str]:
