@@ -52,14 +52,14 @@ def _guests_own(container: Container) -> dict[str, int]:
 
 
 def test_figures_of_a_container_are_those_of_its_cgroup_in_the_guest(busy_pod: Pod) -> None:
-    """Within what the container itself changes between two looks: 4 MiB, and 2 s of CPU time."""
+    """Memory within 4 MiB, what a look itself changes; CPU time between that of a look before and one after."""
     hold = (
         "dd if=/dev/zero of=/dev/shm/held bs=1M count=40 2>/dev/null; i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done"
     )
     container = busy_pod.start("sh", "-c", f"{hold}; touch /dev/shm/ready; sleep 100000")
     eventually(lambda: container.exec("test", "-e", "/dev/shm/ready").code == 0, what="the load has run")
 
-    stats, files = _stats(container), _guests_own(container)
+    before, stats, files = _guests_own(container), _stats(container), _guests_own(container)
 
     memory = stats.memory
     assert files["memory"] > 40 * MIB
@@ -67,8 +67,7 @@ def test_figures_of_a_container_are_those_of_its_cgroup_in_the_guest(busy_pod: P
     assert abs(memory.working_set_bytes.value - (files["memory"] - files["inactive_file"])) < 4 * MIB
     assert abs(memory.rss_bytes.value - files["anon"]) < 4 * MIB
     assert memory.page_faults.value > 0
-    assert 0 < stats.cpu.usage_core_nano_seconds.value // 1000 <= files["usage_usec"]
-    assert files["usage_usec"] - stats.cpu.usage_core_nano_seconds.value // 1000 < 2_000_000
+    assert before["usage_usec"] <= stats.cpu.usage_core_nano_seconds.value // 1000 <= files["usage_usec"]
     table = busy_pod.cri.daemon.ctr("--namespace", "k8s.io", "task", "metrics", "--format", "json", container.id)
     metrics = json.loads(table.out)
     assert abs(int(metrics["memory"]["usage"]["usage"]) - files["memory"]) < 4 * MIB
@@ -87,7 +86,7 @@ def test_figures_of_the_pod_are_those_of_its_vm(busy_pod: Pod) -> None:
 
     usage = int((sandbox.directory("sandbox", "memory") / "memory.usage_in_bytes").read_text())
     assert usage > 60 * MIB
-    assert abs(stats.memory.usage_bytes.value - usage) < 16 * MIB
+    assert abs(stats.memory.usage_bytes.value - usage) < 32 * MIB
     assert stats.cpu.usage_core_nano_seconds.value > 0
     assert stats.process.process_count.value > 0
 
