@@ -24,6 +24,7 @@ SUBCOMMANDS = {
     "cdi": ("pyshim.operator.cdi", "list, judge and resolve the devices of this node's CDI specs"),
     "initdata": ("pyshim.operator.initdata", "write, read and digest what a confidential guest's owner has measured"),
     "cgroups": ("pyshim.operator.cgroups", "show a sandbox's host cgroups: who is in them, limits, usage"),
+    "debug": ("pyshim.operator.debug", "draw what the shim would decide"),
     "instances": ("pyshim.operator.instances", "choose a cloud instance out of a table"),
     "launcher": ("pyshim.operator.launcher", "write the shim binary that containerd calls"),
     "trace": ("pyshim.operator.trace", "show where the time went until the first output"),

@@ -94,17 +94,20 @@ def _vfio_nodes(spec: OciSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.path for device in spec.devices if is_vfio_node(device.path)))
 
 
-def device_layout(config: Config, bridges: int, found: PodDevices) -> PciLayout:
+def device_layout(config: Config, found: PodDevices) -> PciLayout:
     """Ports, and on them every function of `found`. Raises what `pci_layout` does."""
+    return pci_layout(port_request(config), vfio_devices(found.nodes()), where=config.source)
+
+
+def port_request(config: Config) -> PortRequest:
     hypervisor = config.hypervisor
-    request = PortRequest(
+    return PortRequest(
         cold_plug=port_kind(hypervisor.cold_plug_vfio),
         hot_plug=port_kind(hypervisor.hot_plug_vfio),
         root_ports=hypervisor.pcie_root_port,
         switch_ports=hypervisor.pcie_switch_port,
-        bridges=bridges,
+        bridges=hypervisor.default_bridges,
     )
-    return pci_layout(request, vfio_devices(found.nodes()), where=config.source)
 
 
 def vfio_devices(nodes: Iterable[VfioNode]) -> tuple[VfioDevice, ...]:

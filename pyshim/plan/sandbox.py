@@ -142,7 +142,7 @@ def _pci(config: Config, devices: PodDevices, guard: Guard | None) -> PciLayout:
     shared = next((node.path for node in devices.nodes() if not node.iommufd), "")
     if guard and shared:
         raise FailedPrecondition(f"pass '{shared}' through: a confidential guest takes devices through iommufd only")
-    return device_layout(config, min(config.hypervisor.default_bridges, _MAX_BRIDGES), devices)
+    return device_layout(config, devices)
 
 
 def _sized(

@@ -32,6 +32,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
             "pyshim.host",
             "pyshim.cdi",
             "pyshim.instances",
+            "hypervisors.base",
         ),
     ),
     "pyshim.bootstrap": (),

@@ -140,7 +140,7 @@ def test_every_function_of_every_node_gets_a_port() -> None:
     own = node("/dev/vfio/devices/vfio3", function("0000:66:00.0"))
     devices = PodDevices(devices=(found("v/c=1", shared), found("v/c=2", shared, own)))
 
-    layout = device_layout(config(), 1, devices)
+    layout = device_layout(config(), devices)
 
     assert [(placed.device.id, placed.pci_path) for placed in layout.placed] == [
         ("0000:65:00.0", "1c/00"),
@@ -150,7 +150,7 @@ def test_every_function_of_every_node_gets_a_port() -> None:
     last = layout.placed[2].device
     assert isinstance(last, VfioDevice)
     assert (last.iommufd, last.vendor_id, last.device_id) == (True, "0x10de", "0x2331")
-    assert device_layout(config("no-port", "bridge-port"), 1, PodDevices()).hot_plug is PortKind.BRIDGE
+    assert device_layout(config("no-port", "bridge-port"), PodDevices()).hot_plug is PortKind.BRIDGE
 
 
 TABLE = config().runtime.vfio_device_kinds

@@ -1,0 +1,83 @@
+"""Devices asked for by name, through containerd: specs of the host resolved by the daemon's child, refusals in words.
+
+What needs no hardware: a device whose spec sets variables only, and every way in which one cannot be had. Devices
+behind ports in a real guest are in tests/contract/test_passed_devices.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .framework import shim_config
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+
+pytestmark = pytest.mark.vm
+SPECS = Path("/var/run/cdi")
+
+
+@pytest.fixture
+def specs() -> Iterator[Path]:
+    """The directory of transient specs, and its files gone after the test."""
+    made = [path for path in (SPECS, *SPECS.parents) if not path.exists()]
+    SPECS.mkdir(parents=True, exist_ok=True)
+    document = {
+        "cdiVersion": "0.5.0",
+        "kind": "toy.org/note",
+        "devices": [{"name": name, "containerEdits": {"env": [f"TOY_{name}=yes"]}} for name in ("a", "b")],
+    }
+    group = {"name": "gpu", "containerEdits": {"deviceNodes": [{"path": "/dev/vfio/999999"}]}}
+    vfio = {"cdiVersion": "0.5.0", "kind": "toy.org/vfio", "devices": [group]}
+    files = {"toy.yaml": json.dumps(document), "vfio.json": json.dumps(vfio), "broken.json": "{"}
+    for name, text in files.items():
+        (SPECS / name).write_text(text)
+    yield SPECS
+    for name in files:
+        (SPECS / name).unlink()
+    for path in made:
+        path.rmdir()
+
+
+def config(scratch: Path) -> Path:
+    path = shim_config.variant(scratch)
+    drop_in = scratch / "config.d" / "50-devices.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text('[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n')
+    return path
+
+
+def run(ctr: Ctr, runtime: Runtime, path: Path, *words: str, annotation: str, name: str, check: bool = True) -> str:
+    options = ("--runtime", runtime.name, "--runtime-config-path", path, "--annotation", f"cdi.k8s.io/toy={annotation}")
+    done = ctr("run", "--rm", *options, IMAGE, name, *words, check=check)
+    return done.out + done.err
+
+
+def test_what_a_devices_spec_sets_reaches_the_container(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path
+) -> None:
+    out = run(ctr, runtime, config(scratch), "env", annotation="toy.org/note=a", name=name)
+
+    assert "TOY_a=yes" in out
+    assert "TOY_b" not in out
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        ("toy.org/note=c,toy.org/none=d", ("no spec defines 'toy.org/note=c', 'toy.org/none=d'", "broken.json")),
+        ("toy.org/vfio=gpu", ("use '/dev/vfio/999999': this host has no IOMMU group 999999",)),
+        ("nonsense", ("read cdi annotation 'cdi.k8s.io/toy'", "want VENDOR/CLASS=NAME")),
+    ],
+    ids=["unresolved", "no-group", "no-name"],
+)
+def test_a_device_that_cannot_be_had_starts_no_vm(
+    annotation: str, words: tuple[str, ...], ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path
+) -> None:
+    out = run(ctr, runtime, config(scratch), "true", annotation=annotation, name=name, check=False)
+
+    assert all(word in out for word in words), out
