@@ -158,7 +158,9 @@ class _Daemon:
             connector_factory=lambda config: Connector(
                 request_timeout_s=config.agent.request_timeout_s, wrap=faults.wire if faults else None
             ),
-            network_connector=HostNetworkConnector(children=children, plan=network_plan),
+            network_connector=HostNetworkConnector(
+                children=children, plan=network_plan, owner=self._identity.sandbox_id
+            ),
             publisher=publisher,
             open_records=records,
             clock_ns=time.time_ns,

@@ -8,6 +8,7 @@ what runs in a container of this node, a nested node's VMs among them, is that c
 import os
 
 from pyshim.host import processes
+from pyshim.host.link_search import NETNS_ROOT, our_taps
 from pyshim.host.mount_table import mounted_below
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
@@ -33,30 +34,44 @@ class Places:
         shared_root: str = SHARED_ROOT,
         cgroup_root: str = CGROUP_ROOT,
         vmm_name: str = VMM_NAME,
+        netns_root: str = NETNS_ROOT,
     ) -> None:
         self.vm_root = vm_root
         self.shared_root = shared_root
         self.cgroup_root = cgroup_root
         self.vmm_name = vmm_name
+        self.netns_root = netns_root
 
 
-def conventional_ledger(sandbox_id: str, places: Places, *, with_cgroups: bool = False) -> "tuple[LedgerEntry, ...]":
+def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = False) -> "tuple[LedgerEntry, ...]":
     """What is there of the sandbox now, as its ledger would have it: to be undone from the end.
 
-    Looking for cgroups costs a walk through all of them.
+    `thorough` costs a walk through all cgroups and a look into every pod's network namespace.
     """
     vm_dir, shared_dir = f"{places.vm_root}/{sandbox_id}", f"{places.shared_root}/{sandbox_id}"
     entries = [
         LedgerEntry(kind=ResourceKind.DIRECTORY, key=path) for path in (vm_dir, shared_dir) if os.path.lexists(path)
     ]
-    if with_cgroups:
+    if thorough:
         entries += _cgroups_of(sandbox_id, places.cgroup_root)
+        entries += _links_of(sandbox_id, places.netns_root)
     # Innermost first is the order of undoing.
     entries += [LedgerEntry(kind=ResourceKind.MOUNT, key=point) for point in reversed(mounted_below(shared_dir))]
     for process in _processes_of(sandbox_id, (f"{vm_dir}/", f"{shared_dir}/"), places):
         detail = {"pid": process.pid, "start_ticks": process.start_ticks}
         entries.append(LedgerEntry(kind=ResourceKind.PROCESS, key=processes.program_name(process), detail=detail))
     return tuple(entries)
+
+
+def _links_of(sandbox_id: str, root: str) -> "list[LedgerEntry]":
+    """Taps that bear the sandbox's name, and the filters that wire them to the pod's links."""
+    entries = []
+    for tap in our_taps(root):
+        if tap.owner == sandbox_id:
+            wired = ((ResourceKind.INGRESS, tap.link),) if tap.link else ()
+            for kind, name in ((ResourceKind.LINK, tap.name), *wired):
+                entries.append(LedgerEntry(kind=kind, key=name, detail={"netns": tap.netns}))
+    return entries
 
 
 def _processes_of(sandbox_id: str, words: "tuple[str, ...]", places: Places) -> "list[processes.ProcessRef]":

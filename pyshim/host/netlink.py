@@ -132,7 +132,7 @@ def _neighbour(message: Any) -> NeighbourReport:
     )
 
 
-def start_tap(rtnl: IPRoute, name: str, mtu: int) -> int:
+def start_tap(rtnl: IPRoute, name: str, mtu: int, alias: str) -> int:
     """The tap is up, as large as its link, and says nothing of its own; its index."""
     (message,) = rtnl.get_links(ifname=name)
     index = int(message["index"])
@@ -141,7 +141,7 @@ def start_tap(rtnl: IPRoute, name: str, mtu: int) -> int:
         # refuses, and has nothing to keep quiet.
         quiet = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", _ADDR_GEN_MODE_NONE]]}]]}
         rtnl.link("set", index=index, IFLA_AF_SPEC=quiet)
-    rtnl.link("set", index=index, mtu=mtu)
+    rtnl.link("set", index=index, mtu=mtu, ifalias=alias)
     rtnl.link("set", index=index, state="up")
     return index
 

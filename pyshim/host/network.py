@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyshim.host.children import Children
 from pyshim.host.fds import OwnedFd
 from pyshim.host.launch import describe_os_error
+from pyshim.host.link_search import tap_alias
 from pyshim.host.loopback_door import LoopbackDoor
 from pyshim.host.netns import held_netns
 from pyshim.host.network_messages import MAX_FDS
@@ -51,13 +52,14 @@ TIMEOUT_S = 30.0
 class HostNetwork:
     """Implements the seam `Network`. Owns the taps' descriptors until `close_taps`, the wiring until `disconnect`."""
 
-    def __init__(self, ledger: Ledger, netns_path: str, model: NetworkModel) -> None:
+    def __init__(self, ledger: Ledger, netns_path: str, model: NetworkModel, owner: str = "") -> None:
         self.nics: tuple[NicDevice, ...] = ()
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
         self.door: LoopbackDoor | None = None
         self._ledger = ledger
+        self._owner = owner
         self._netns_path = netns_path
         self.model = model
         self._taps: dict[str, int] = {}
@@ -116,6 +118,7 @@ class HostNetwork:
         self._hold(ResourceKind.LINK, name)
         kind = "macvtap" if self.model is NetworkModel.MACVTAP else "tap"
         question = {"do": kind, "name": name, "link": endpoint.link_index, "mtu": endpoint.mtu, "queues": queues}
+        question["alias"] = tap_alias(self._owner, link if self.model is NetworkModel.TCFILTER else "")
         self._taps[name], fds = await session.ask(f"make {kind} {name!r} for link {link!r}", question)
         self._fds += fds
         if len(fds) != queues:
@@ -163,8 +166,11 @@ class HostNetworkConnector:
         *,
         children: Children,
         plan: Callable[[NetworkScan, NetworkModel], "NetworkPlan"],
+        owner: str = "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
+        """`owner` is the sandbox: taps bear its name, for whoever finds them without a ledger."""
+        self._owner = owner
         self._children = children
         self._plan = plan
         self._timeout_s = timeout_s
@@ -179,7 +185,7 @@ class HostNetworkConnector:
         """
         if queues < 1:
             raise InvalidArgument(f"connect network namespace {netns_path!r}: {queues} queues")
-        network = HostNetwork(ledger, netns_path, network_model(model))
+        network = HostNetwork(ledger, netns_path, network_model(model), self._owner)
         if network.model is NetworkModel.NONE:
             return network
         try:

@@ -57,7 +57,7 @@ def _scan(rtnl: netlink.IPRoute, _question: Mapping[str, Any]) -> tuple[object, 
 def _tap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
     fds = taps.open_tap(question["name"], question["queues"])
     try:
-        return netlink.start_tap(rtnl, question["name"], question["mtu"]), fds
+        return netlink.start_tap(rtnl, question["name"], question["mtu"], question["alias"]), fds
     except BaseException:
         taps.close_fds(fds)
         raise
@@ -66,7 +66,7 @@ def _tap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tu
 def _macvtap(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
     name = question["name"]
     netlink.make_macvtap(rtnl, name, question["link"])
-    index = netlink.start_tap(rtnl, name, question["mtu"])
+    index = netlink.start_tap(rtnl, name, question["mtu"], question["alias"])
     taps.leave_mount_namespace()
     return index, taps.open_macvtap(taps.macvtap_device_number(name, index), question["queues"])
 

@@ -1,6 +1,7 @@
 """`pyshim cleanup` on real leftovers below directories of the test's own."""
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.operator import cleanup
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
+from tests.fakes.namespaces import Namespace
 
 Process = subprocess.Popen[bytes]
 NAME = f"test-{os.getpid()}-"
@@ -38,7 +40,11 @@ class Node:
         self.root = root
         self.store = StateStore(root=f"{root}/sbs", register=f"{root}/register")
         self.places = Places(
-            vm_root=f"{root}/vm", shared_root=f"{root}/shared", cgroup_root=f"{root}/cgroup", vmm_name=NAME
+            vm_root=f"{root}/vm",
+            shared_root=f"{root}/shared",
+            cgroup_root=f"{root}/cgroup",
+            vmm_name=NAME,
+            netns_root=f"{root}/netns",
         )
         self.running: list[Process] = []
 
@@ -269,3 +275,31 @@ def test_the_register_is_told_from_a_damaged_entry(node: Node) -> None:
 
     assert node.store.entered_ids() == ()
     assert not (node.root / "gone").exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_taps_are_found_by_their_alias_and_the_filters_by_what_it_says(node: Node) -> None:
+    netns = node.root / "netns"
+    netns.mkdir()
+    (netns / "stale").touch()
+    (netns / "pod").touch()
+    script = (
+        "ip link add eth0 type dummy && ip link add tap0 type dummy && ip link add tap1 type dummy"
+        " && ip link set tap0 alias pykata:dead:eth0 && ip link set tap1 alias pykata:dead2:eth1"
+        " && tc qdisc add dev eth0 ingress"
+    )
+    with contextlib.closing(Namespace()) as namespace:
+        subprocess.run(["mount", "--bind", namespace.path, netns / "pod"], check=True)
+        try:
+            namespace.run("sh", "-c", script)
+            node.save("dead")
+            node.state_file("dead").unlink()
+
+            assert node.cleanup("dead") == cleanup.CLEAN
+
+            links = namespace.run("ip", "-o", "link", "show")
+            assert ("tap0" in links, "tap1" in links, "eth0" in links) == (False, True, True)
+            assert "ingress" not in namespace.run("tc", "qdisc", "show", "dev", "eth0")
+        finally:
+            subprocess.run(["umount", netns / "pod"], check=True)
