@@ -285,7 +285,7 @@ def test_taps_are_found_by_their_alias_and_the_filters_by_what_it_says(node: Nod
     (netns / "stale").touch()
     (netns / "pod").touch()
     script = (
-        "ip link add eth0 type dummy && ip link add tap0 type dummy && ip link add tap1 type dummy"
+        "ip link add eth0 type veth peer name out0 && ip tuntap add tap0 mode tap && ip tuntap add tap1 mode tap"
         " && ip link set tap0 alias pykata:dead:eth0 && ip link set tap1 alias pykata:dead2:eth1"
         " && tc qdisc add dev eth0 ingress"
     )
