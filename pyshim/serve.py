@@ -28,7 +28,7 @@ from pyshim.host.children import Children, start_ticks_of
 from pyshim.host.linux import LinuxHost, to_the_end
 from pyshim.host.network import HostNetworkConnector
 from pyshim.host.probe import probe_host
-from pyshim.host.processes import ProcessRef, is_alive
+from pyshim.host.processes import ProcessRef, is_alive, our_pid_namespace
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
@@ -127,6 +127,7 @@ class _Daemon:
             start_ticks=start_ticks_of(os.getpid()),
             socket=f"unix://{socket_path}",
             namespace=self._identity.namespace,
+            pid_namespace=our_pid_namespace(),
         )
 
         async def records(sandbox_id: SandboxId) -> SandboxRecords:

@@ -71,7 +71,8 @@ def clean(
             if container_id != sandbox_id or not is_callers:
                 return pid, container
             if shim is not None:
-                _end_daemon(shim, deadline, holds=lambda: True)
+                # A daemon at its normal end removes its state first and the entry right after.
+                _end_daemon(shim, deadline, holds=lambda: store.entered(sandbox_id) is not None)
             if shim is not None or isinstance(error, StateDamaged):
                 errors.extend(_clean_unread(store, sandbox_id, str(error), deadline, places or Places()))
         except NotOurState:

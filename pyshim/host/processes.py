@@ -83,6 +83,11 @@ def program_name(process: ProcessRef) -> str:
     return os.path.basename(script or executable)
 
 
+def our_pid_namespace() -> int:
+    """The inode of this process's pid namespace, by which it is known in /proc/pid/ns."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def is_in_our_namespace(process: ProcessRef) -> bool:
     """That process lives in this process's pid namespace; False when it has ended."""
     try:

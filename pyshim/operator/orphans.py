@@ -64,6 +64,10 @@ def judged(store: StateStore, sandbox_id: str, places: Places) -> Orphan | Spare
             return _by_its_vmm(sandbox_id, str(error), places, was_found=isinstance(error, StateDamaged))
     except ShimError as error:
         return Spared(sandbox_id, str(error), is_served=False)
+    if shim is not None and shim.pid_namespace not in (0, processes.our_pid_namespace()):
+        return Spared(
+            sandbox_id, f"shim {shim.pid} is of another pid namespace, nobody here can see it", is_served=False
+        )
     if shim is not None and processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks)):
         return Spared(sandbox_id, f"shim {shim.pid} of namespace {shim.namespace!r} serves it", is_served=True)
     if shim is None and (guardian := _guardian(sandbox_id, places)):

@@ -38,6 +38,8 @@ class ShimRecord:
     socket: str
     """Address of its task service, as `start` printed it."""
     namespace: str
+    pid_namespace: int = 0
+    """Inode of the pid namespace in which `pid` means something; 0 where nobody noted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ def shim_to_json(shim: ShimRecord) -> dict[str, object]:
         "StartTicks": shim.start_ticks,
         "Socket": shim.socket,
         "Namespace": shim.namespace,
+        "PidNamespace": shim.pid_namespace,
     }
 
 
@@ -110,6 +113,7 @@ def shim_from_json(item: Fields) -> ShimRecord:
         start_ticks=item.number("StartTicks"),
         socket=item.text("Socket"),
         namespace=item.text("Namespace"),
+        pid_namespace=item.number("PidNamespace", 0),
     )
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -303,3 +304,18 @@ def test_taps_are_found_by_their_alias_and_the_filters_by_what_it_says(node: Nod
             assert "ingress" not in namespace.run("tc", "qdisc", "show", "dev", "eth0")
         finally:
             subprocess.run(["umount", netns / "pod"], check=True)
+
+
+def test_a_shim_of_another_pid_namespace_cannot_be_said_to_be_dead(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A containerd in a container, its /run shared with the host: its pids mean others here."""
+    directory = node.directory("somewhere")
+    record = dataclasses.replace(node.shim(None), pid_namespace=processes.our_pid_namespace() + 1)
+    ledger = (entry(ResourceKind.DIRECTORY, directory),)
+    node.store.save(SandboxState(sandbox_id=SandboxId("nested"), shim=record, snapshot=None, ledger=ledger))
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert "of another pid namespace" in capsys.readouterr().out
+    assert directory.exists()

@@ -108,7 +108,7 @@ LEDGERS = st.lists(
 STATES = st.builds(
     SandboxState,
     sandbox_id=SANDBOX_IDS,
-    shim=st.builds(ShimRecord, pid=WHOLES, start_ticks=WHOLES, socket=TEXTS, namespace=TEXTS),
+    shim=st.builds(ShimRecord, pid=WHOLES, start_ticks=WHOLES, socket=TEXTS, namespace=TEXTS, pid_namespace=WHOLES),
     snapshot=st.none() | SNAPSHOTS.map(completed),
     ledger=LEDGERS,
 )
