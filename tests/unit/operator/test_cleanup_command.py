@@ -287,7 +287,7 @@ def test_taps_are_found_by_their_alias_and_the_filters_by_what_it_says(node: Nod
     (netns / "pod").touch()
     script = (
         "ip link add eth0 type veth peer name out0 && ip tuntap add tap0 mode tap && ip tuntap add tap1 mode tap"
-        " && ip link set tap0 alias pykata:dead:eth0 && ip link set tap1 alias pykata:dead2:eth1"
+        " && ip link set tap0 alias pykata:dead:eth0 && ip link set tap1 alias pykata:dead2:eth0"
         " && tc qdisc add dev eth0 ingress"
     )
     with contextlib.closing(Namespace()) as namespace:
