@@ -66,11 +66,14 @@ class FakeHypervisor:
 
     def die(self, kind: VmExitKind = VmExitKind.VMM_DIED, reason: str = "was killed by SIGKILL") -> None:
         """The VM ends by itself."""
-        assert self._exit is not None
         assert self.config is not None
+        self._end(kind, f"vm {self.config.sandbox_id!r}: {reason}")
+
+    def _end(self, kind: VmExitKind, reason: str) -> None:
+        assert self._exit is not None
         self._become("ended")
         if not self._exit.done():
-            self._exit.set_result(VmExit(kind=kind, reason=f"vm {self.config.sandbox_id!r}: {reason}"))
+            self._exit.set_result(VmExit(kind=kind, reason=reason))
 
     def print(self, line: str) -> None:
         """The guest prints on its console."""
@@ -138,7 +141,8 @@ class FakeHypervisor:
         self._failpoint("stop")
         if self.phase != "ended":
             if self._exit is not None:
-                self.die(VmExitKind.REQUESTED, "was stopped")
+                assert self.config is not None
+                self._end(VmExitKind.REQUESTED, f"vm {self.config.sandbox_id!r}: was stopped")
             self.phase = "ended"
         while self._entries:
             await self._ledger.release(self._entries.pop())

@@ -1,31 +1,29 @@
-"""A hypervisor in memory for tests of its users: runs, dies on request, remembers what was plugged."""
+"""The fake hypervisor with a guest whose moods a test sets: slow to answer, unwilling to give back what it has."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 
-from hypervisors.base import BlockDevice, Capabilities, Device, DiskBus, GuestLocation, VmConfig, VmExit, VmExitKind
-from pyshim.model.agent_address import AgentAddress, UnixAddress
-from pyshim.model.errors import DeadlineExceeded, NotFound
+from hypervisors.base import Capabilities, VmExitKind
+from pyshim.model.errors import DeadlineExceeded
+from pyshim.model.ledger import Ledger
+from tests.fakes.hypervisor import FakeHypervisor
+
+_STEPS = {"create": "create_vm", "start": "start_vm", "pause": "pause_vm", "resume": "resume_vm", "stop": "stop_vm"}
 
 
-class FakeVm:
+class FakeVm(FakeHypervisor):
     """`hit` is told every step before it happens and may raise."""
 
-    def __init__(self, hit: Callable[[str], None], *, block_hotplug: bool = True) -> None:
-        self.config: VmConfig | None = None
-        self.is_running = False
-        self.plugged: dict[str, Device] = {}
-        self.pid = 0
+    def __init__(self, hit: Callable[[str], None], ledger: Ledger, *, block_hotplug: bool = True) -> None:
+        super().__init__(ledger, failpoint=lambda call: hit(_STEPS.get(call, call)), files_exist=True)
         self.may_stop = asyncio.Event()
         """Cleared: `stop` takes until it is set."""
         self.may_stop.set()
         self.may_unplug = asyncio.Event()
         """Cleared: the guest does not let go of devices until it is set."""
         self.may_unplug.set()
-        self._hit = hit
         self._block_hotplug = block_hotplug
-        self._can_grow = False
-        self.vcpus = self.memory_mib = 0
         self.resizes: list[tuple[str, int]] = []
         """Every size asked for, in order."""
         self.takes_cpus_away = True
@@ -37,91 +35,62 @@ class FakeVm:
         """Cleared: resizes take effect, but nothing says so until it is set."""
         self.may_answer.set()
         self._resizing = False
-        self._exit: asyncio.Future[VmExit] = asyncio.get_running_loop().create_future()
+        self.print("last words")
 
     @property
-    def agent_address(self) -> AgentAddress:
-        return UnixAddress("/fake/agent.sock")
+    def is_running(self) -> bool:
+        return self.phase not in ("new", "ended")
+
+    @property
+    def vcpus(self) -> int:
+        return self._vcpus
+
+    @property
+    def memory_mib(self) -> int:
+        return self._memory_mib
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(
-            share_fs=True,
-            block_hotplug=self._block_hotplug,
-            network_hotplug=False,
-            cpu_hotplug=self._can_grow,
-            memory_hotplug=self._can_grow,
-            pause=True,
-            pci_hotplug=self.config is not None and self.config.pci.hot_plug is not None,
-        )
+        found = super().capabilities()
+        pci_hotplug = self.config is not None and self.config.pci.hot_plug is not None
+        return replace(found, block_hotplug=found.block_hotplug and self._block_hotplug, pci_hotplug=pci_hotplug)
 
-    async def create(self, config: VmConfig) -> None:
-        self._hit("create_vm")
-        self.config = config
-        self.vcpus, self.memory_mib = config.cpu.boot_vcpus, config.memory.boot_mib
-        self._can_grow = config.memory.max_mib > config.memory.boot_mib
-        self.is_running = True
-        self.pid = 4711
-
-    async def start(self) -> None:
-        self._hit("start_vm")
+    def die(self, reason: str) -> None:  # type: ignore[override]
+        """The VM ends by itself, and `reason` is all that is said of it."""
+        if self.is_running:
+            self._end(VmExitKind.VMM_DIED, reason)
 
     async def stop(self) -> None:
         await self.may_stop.wait()
-        self._end(VmExitKind.REQUESTED, "stopped")
-
-    async def wait(self) -> VmExit:
-        return await asyncio.shield(self._exit)
-
-    def die(self, reason: str) -> None:
-        self._end(VmExitKind.VMM_DIED, reason)
-
-    def _end(self, kind: VmExitKind, reason: str) -> None:
-        self.is_running = False
-        if not self._exit.done():
-            self._exit.set_result(VmExit(kind=kind, reason=reason))
-
-    async def pause(self) -> None:
-        self._hit("pause_vm")
-
-    async def resume(self) -> None:
-        self._hit("resume_vm")
-
-    async def plug(self, device: Device) -> GuestLocation:
-        self._hit("plug")
-        self.plugged[device.id] = device
-        if isinstance(device, BlockDevice) and device.tuning.bus is DiskBus.VIRTIO_SCSI:
-            return GuestLocation(pci_path="02/01", scsi_address=f"0:{len(self.plugged) - 1}")
-        return GuestLocation(pci_path="02/01")
+        await super().stop()
 
     async def unplug(self, device_id: str) -> None:
         await self.may_unplug.wait()
-        if self.plugged.pop(device_id, None) is None:
-            raise NotFound(f"unplug '{device_id}': no such device")
+        await super().unplug(device_id)
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
-        self._hit("resize_disk")
+        await super().resize_disk(device_id, size_bytes)
         self.resizes.append((device_id, size_bytes))
 
     async def resize_vcpus(self, vcpus: int) -> int:
-        self._hit("resize_vcpus")
+        self._failpoint("resize_vcpus")
         self.resizes.append(("vcpus", vcpus))
-        if vcpus > self.vcpus or self.takes_cpus_away:
-            self.vcpus = vcpus
+        if vcpus > self._vcpus or self.takes_cpus_away:
+            self._vcpus = vcpus
         await self._answer()
-        return self.vcpus
+        return self._vcpus
 
     async def resize_memory(self, memory_mib: int) -> int:
-        self._hit("resize_memory")
+        self._failpoint("resize_memory")
         self.resizes.append(("memory", memory_mib))
         assert self.config is not None
-        if memory_mib > self.memory_mib:
-            self.memory_mib = min(memory_mib, self.guest_takes_mib)
-            if self.memory_mib < memory_mib:
-                raise DeadlineExceeded(f"the guest took {self.memory_mib} MiB")
+        if memory_mib > self._memory_mib:
+            self._memory_mib = min(memory_mib, self.guest_takes_mib)
+            if self._memory_mib < memory_mib:
+                raise DeadlineExceeded(f"the guest took {self._memory_mib} MiB")
         elif self.config.memory.virtio_mem:
-            self.memory_mib = max(memory_mib, min(self.memory_mib, self.guest_keeps_mib))
+            self._memory_mib = max(memory_mib, min(self._memory_mib, self.guest_keeps_mib))
         await self._answer()
-        return self.memory_mib
+        return self._memory_mib
 
     async def _answer(self) -> None:
         """The change has happened; that it has is told later."""
@@ -130,12 +99,3 @@ class FakeVm:
         await asyncio.sleep(0)
         await self.may_answer.wait()
         self._resizing = False
-
-    async def vcpu_thread_ids(self) -> tuple[int, ...]:
-        return tuple(4712 + index for index in range(self.vcpus))
-
-    def console_tail(self) -> str:
-        return "last words"
-
-    def saved(self) -> Mapping[str, object]:
-        return {"Pid": self.pid}

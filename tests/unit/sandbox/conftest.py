@@ -124,7 +124,7 @@ class Stack:
         return self.capacity
 
     def _hypervisor(self, ledger: Any) -> FakeVm:
-        self.hypervisors.append(FakeVm(self.host.faults.hit, block_hotplug=self.block_hotplug))
+        self.hypervisors.append(FakeVm(self.host.faults.hit, ledger, block_hotplug=self.block_hotplug))
         return self.hypervisors[-1]
 
     async def _records(self, sandbox_id: str) -> FakeRecords:

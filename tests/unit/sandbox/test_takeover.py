@@ -1,5 +1,6 @@
 """The file alone says what a later daemon must know: a model rebuilt from it answers as the living pod does."""
 
+import shutil
 import tempfile
 from collections.abc import Coroutine
 from typing import Any
@@ -35,8 +36,8 @@ class OnDisk:
     """A stack whose records are real files."""
 
     def __init__(self, stack: Stack) -> None:
-        self._root = tempfile.TemporaryDirectory()
-        self.store = CountingStore(f"{self._root.name}/sbs")
+        self._root = tempfile.mkdtemp()
+        self.store = CountingStore(f"{self._root}/sbs")
         self._stack = stack
         self.records: SandboxRecords | None = None
         stack.open_records = self._open
@@ -52,7 +53,7 @@ class OnDisk:
 
     def close(self) -> None:
         assert self.store.sandbox_ids() == ()
-        self._root.cleanup()
+        shutil.rmtree(self._root)
 
 
 async def assert_same_answers(stack: Stack, found: Recovered, *processes: tuple[str, str | None]) -> None:
@@ -91,6 +92,7 @@ def test_a_model_rebuilt_from_the_file_answers_as_the_living_pod_does(pod_annota
         vm = stack.hypervisors[0]
         assert found.snapshot.hypervisor["Pid"] == vm.pid
         assert set(found.reopened()) == {
+            Reopened("pidfd", f"{vm.pid}/1"),
             Reopened("listen", SHIM.socket),
             Reopened("qmp", str(vm.saved().get("APISocket", ""))),
             Reopened("agent", str(vm.agent_address)),
