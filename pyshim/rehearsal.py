@@ -209,6 +209,7 @@ class _Stage:
             open_records=records,
             clock_ns=time.time_ns,
             new_uuid=lambda: str(uuid.uuid4()),
+            open_monitor=cast(Any, None),  # the pod has nothing to be asked about
         )
 
 

@@ -40,6 +40,7 @@ from pyshim.model.task import Identity, RuntimeOptions
 from pyshim.plan.network import network_plan
 from pyshim.sandbox.environment import Environment
 from pyshim.sandbox.pod import Pod
+from pyshim.sandbox.seams import Monitor, VolumeRpc
 from pyshim.sandbox.tasks import TaskOwner
 from pyshim.state.json_fields import StateDamaged
 from pyshim.state.records import SandboxRecords
@@ -167,6 +168,7 @@ class _Daemon:
             clock_ns=time.time_ns,
             new_uuid=lambda: str(uuid.uuid4()),
             find_devices=find_devices,
+            open_monitor=open_monitor,
         )
         return environment if faults is None else faults.environment(environment)
 
@@ -178,6 +180,18 @@ class _Daemon:
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
         facts = await self._host_facts()
         return await asyncio.to_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
+
+
+async def open_monitor(path: str, volumes: VolumeRpc) -> Monitor:
+    """The sandbox's monitor socket, for the few pods that have anything to be asked there."""
+    from pyshim.task.monitor_socket import MonitorSocket
+
+    monitor = MonitorSocket(path, volumes)
+    try:
+        await monitor.open()
+    except OSError as error:
+        raise FailedPrecondition(f"listen at '{path}': {error.strerror}") from error
+    return monitor
 
 
 def faults_of(environ: Mapping[str, str]) -> "Faults | None":

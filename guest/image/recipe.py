@@ -47,7 +47,7 @@ WITHOUT_PACKAGES: Final = frozenset(
     }
 )
 
-PROGRAMS: Final = ("usr/bin/crun", "usr/bin/python3.11", "sbin/mke2fs")
+PROGRAMS: Final = ("usr/bin/crun", "usr/bin/python3.11", "sbin/mke2fs", "sbin/resize2fs")
 
 PACKAGE_FILES: Final = ("etc/mke2fs.conf",)
 

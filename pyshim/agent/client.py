@@ -37,6 +37,7 @@ from pyshim.model.guest import (
     NetworkRoute,
 )
 from pyshim.model.stats import ContainerStats
+from pyshim.model.volumes import VolumeStats
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.status import ConnectionClosed, TtrpcError
 from pyshim.ttrpc.status import DeadlineExceeded as CallTimedOut
@@ -114,6 +115,17 @@ class AgentClient:
     async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None:
         request = pb.OnlineCPUMemRequest(wait=False, nb_cpus=cpus, cpu_only=cpu_only)
         await self._tell("bring cpus and memory online in guest", "OnlineCPUMem", request)
+
+    async def volume_stats(self, guest_path: str) -> VolumeStats:
+        request = pb.VolumeStatsRequest(volume_guest_path=guest_path)
+        reply = await self._ask(
+            f"get statistics of volume '{guest_path}'", "GetVolumeStats", request, pb.VolumeStatsResponse
+        )
+        return translate.volume_stats(reply)
+
+    async def resize_volume(self, guest_path: str, size_bytes: int) -> None:
+        request = pb.ResizeVolumeRequest(volume_guest_path=guest_path, size=size_bytes)
+        await self._tell(f"resize volume '{guest_path}'", "ResizeVolume", request)
 
     async def next_oom_event(self) -> str:
         reply = await self._ask(

@@ -28,7 +28,7 @@ from pyshim.model.stats import (
     MemoryStats,
     MemoryUse,
 )
-from pyshim.model.volumes import FsGroup
+from pyshim.model.volumes import FsGroup, VolumeStats, VolumeUsage
 
 _MAX_ROWS = 4096
 """More interfaces, disks or CPUs than this in one stats answer is a lying guest."""
@@ -170,6 +170,17 @@ def agent_details(reply: pb.GuestDetailsResponse) -> AgentDetails:
         supports_seccomp=details.supports_seccomp,
         storage_handlers=tuple(details.storage_handlers[:_MAX_ROWS]),
         device_handlers=tuple(details.device_handlers[:_MAX_ROWS]),
+    )
+
+
+def volume_stats(reply: pb.VolumeStatsResponse) -> VolumeStats:
+    return VolumeStats(
+        usages=tuple(
+            VolumeUsage(total=item.total, available=item.available, used=item.used, unit=item.unit)
+            for item in reply.usage[:_MAX_ROWS]
+        ),
+        abnormal=reply.volume_condition.abnormal,
+        message=reply.volume_condition.message[:200],
     )
 
 

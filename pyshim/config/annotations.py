@@ -43,6 +43,10 @@ PATH_LISTS: Mapping[str, str] = {
     "firmware": "valid_firmware_paths",
 }
 """The key that lists what an annotation for a path may name."""
+_NEVER_A_PODS: Mapping[str, str] = {
+    "sandbox_bind_mounts": "a pod does not choose what of its node is shown to the guest",
+}
+"""Annotations that Kata knows and no list can enable: Kata ignores this one with a warning."""
 _OPEN_WHEN_EMPTY = frozenset({"kernel", "image", "initrd", "firmware"})
 """Kata has no list for these: an empty one means what it means there, any file."""
 
@@ -99,6 +103,8 @@ def _rule(effective: Effective, setting: Setting) -> str:
 
 
 def _overridden(effective: Effective, key: Key, name: str, text: str) -> Setting:
+    if key.name in _NEVER_A_PODS:
+        raise InvalidArgument(f"refuse annotation '{name}': {_NEVER_A_PODS[key.name]}")
     if "\0" in text:
         raise InvalidArgument(f"read annotation '{name}': contains a NUL character")
     try:

@@ -227,7 +227,14 @@ RUNTIME: tuple[Key, ...] = (
         "What an emptyDir volume on disk is. `shared-fs`: what disable_guest_empty_dir says. The others: a disk in a"
         " file of the volume's directory, with `block-encrypted` under a key that only the guest has.",
     ),
-    _R.refused("sandbox_bind_mounts", WORDS, (), "Host directories shown to every guest.", ann=True),
+    _R.used(
+        "sandbox_bind_mounts",
+        WORDS,
+        (),
+        "Host directories or files, `PATH` or `PATH:ro`, shown to every guest below `sandbox-mounts` of the share, "
+        "read-only; `PATH:rw`: writable. Its annotation is always refused.",
+        ann=True,
+    ),
     _R_RS.later(
         "shared_mounts",
         tables("name", "src_ctr", "src_path", "dst_ctr", "dst_path"),

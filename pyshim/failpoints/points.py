@@ -70,6 +70,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 }
 AGENT_CALLS = (
     *("Check", "SetPolicy", "CreateSandbox", "DestroySandbox", "GetGuestDetails", "OnlineCPUMem", "GetOOMEvent"),
+    *("GetVolumeStats", "ResizeVolume"),
     *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors"),
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pyshim.host.children import Children
+from pyshim.host.fds import OwnedFd
 from pyshim.host.file_trees import list_tree, read_piece
 from pyshim.host.mounts import perform_mount
 from pyshim.host.release import release
@@ -122,6 +123,18 @@ class LinuxHost:
             await to_the_end(write)
         except OSError as error:
             raise FailedPrecondition(f"write {path!r}: {error.strerror}") from error
+
+    async def disk_bytes(self, path: str) -> int:
+        """The size of a block device or file."""
+
+        def measure() -> int:
+            with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+                return os.lseek(fd.fileno(), 0, os.SEEK_END)
+
+        try:
+            return await asyncio.to_thread(measure)
+        except OSError as error:
+            raise FailedPrecondition(f"measure {path!r}: {error.strerror}") from error
 
     async def mount(self, mount: HostMount) -> None:
         """The mount is in place, or nothing is; see `mounts.perform_mount`."""

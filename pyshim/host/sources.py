@@ -77,17 +77,23 @@ def _directory_facts(path: str, found: os.stat_result, direct: DirectVolume | No
 def _empty_dir(path: str, found: os.stat_result, fs_type: str) -> EmptyDir | None:
     above, name = os.path.split(path.rstrip("/"))
     if os.path.basename(above) == _EMPTY_DIR and name not in (".", ".."):
-        return EmptyDir(path=path.rstrip("/"), sub_path="")
+        return EmptyDir(path=path.rstrip("/"), sub_path="", in_memory=fs_type == "tmpfs" and _is_mount(path, found))
     below = _SUB_PATH.fullmatch(path.rstrip("/"))
     if below is None or fs_type != "tmpfs":
         return None
     volume = f"{below['pod']}/volumes/{_EMPTY_DIR}/{below['volume']}"
     try:
-        is_same = os.stat(volume).st_dev == found.st_dev
+        status = os.stat(volume)
     except OSError:
         return None
     inside = mount_root(path.rstrip("/"))
-    return EmptyDir(path=volume, sub_path=inside.strip("/")) if is_same and inside is not None else None
+    if status.st_dev != found.st_dev or inside is None or not _is_mount(volume, status):
+        return None
+    return EmptyDir(path=volume, sub_path=inside.strip("/"), in_memory=True)
+
+
+def _is_mount(path: str, found: os.stat_result) -> bool:
+    return os.stat(os.path.dirname(path.rstrip("/"))).st_dev != found.st_dev
 
 
 def _node(major: int, minor: int) -> str:

@@ -14,6 +14,8 @@ class EmptyDir:
     """The volume's own directory on the host."""
     sub_path: str
     """Below it; empty for the volume itself."""
+    in_memory: bool
+    """It is a tmpfs of its own, not merely a directory on one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,24 @@ class DirectVolume:
     fs_type: str
     options: tuple[str, ...]
     metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeUsage:
+    """One row of a volume's statistics."""
+
+    total: int
+    available: int
+    used: int
+    unit: int
+    """Kata's: 1 bytes, 2 inodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeStats:
+    usages: tuple[VolumeUsage, ...]
+    abnormal: bool
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "cleanup": ("pyshim.operator.cleanup", "undo what dead shims left on this node"),
     "config": ("pyshim.operator.config", "check, show and explain the configuration"),
     "sizing": ("pyshim.operator.sizing", "explain how large a sandbox's VM is, or would be"),
+    "direct-volume": ("pyshim.operator.direct_volume", "record, measure and resize volumes handed over as disks"),
     "cdi": ("pyshim.operator.cdi", "list, judge and resolve the devices of this node's CDI specs"),
     "initdata": ("pyshim.operator.initdata", "write, read and digest what a confidential guest's owner has measured"),
     "cgroups": ("pyshim.operator.cgroups", "show a sandbox's host cgroups: who is in them, limits, usage"),

@@ -15,11 +15,12 @@ from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import SourceFacts
+from pyshim.plan.disk_volumes import DISK_TYPES, DiskUse, disk_id, disk_storage
 from pyshim.plan.disks import digest, disk, guest_address, guest_driver
 from pyshim.plan.guest_pull import root_pulled_in_guest
 from pyshim.plan.guest_spec import guest_spec
 from pyshim.plan.share import GUEST_SHARED_DIR, SharePlan
-from pyshim.plan.volumes import DISK_TYPES, DiskUse, disk_id, disk_storage, volumes_plan
+from pyshim.plan.volumes import volumes_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,6 +263,7 @@ def _share(sandbox_id: SandboxId, vm_dir: str, config: Config) -> SharePlan:
         cache=hypervisor.virtio_fs_cache,
         extra_args=hypervisor.virtio_fs_extra_args,
         debug=hypervisor.enable_debug,
+        bind_mounts=config.runtime.sandbox_bind_mounts,
     )
 
 

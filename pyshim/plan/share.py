@@ -5,8 +5,10 @@ read-only slave bind of it that virtiofsd exports. Guest: tag `kataShared` on GU
 are Kata's (its operators look there).
 """
 
+import posixpath
 from dataclasses import dataclass
 
+from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import GuestPath, HostPath, SandboxId
 from pyshim.model.mounts import HostMount, Propagation, TargetKind
 from pyshim.model.share import VirtiofsdPlan
@@ -14,6 +16,7 @@ from pyshim.model.share import VirtiofsdPlan
 SHARE_TAG = "kataShared"
 HOST_SHARED_ROOT = "/run/kata-containers/shared/sandboxes"
 GUEST_SHARED_DIR = GuestPath("/run/kata-containers/shared/containers")
+BIND_MOUNTS_DIR = "sandbox-mounts"
 GUEST_SANDBOX_DIR = GuestPath("/run/kata-containers/sandbox")
 
 
@@ -24,6 +27,8 @@ class SharePlan:
     exported_dir: HostPath
     mounts: tuple[HostMount, ...]
     """To be made in order: `mounts` bound on itself and shared, then its read-only slave."""
+    bind_mounts: tuple[HostMount, ...]
+    """`sandbox_bind_mounts`: shown to the guest beside every container's own."""
     virtiofsd: VirtiofsdPlan | None
     """None where guest and host share no files: then `mounts` is empty, and volumes are copied."""
 
@@ -36,12 +41,20 @@ def no_share(sandbox_id: SandboxId) -> SharePlan:
         mounts_dir=HostPath(f"{root}/mounts"),
         exported_dir=HostPath(f"{root}/shared"),
         mounts=(),
+        bind_mounts=(),
         virtiofsd=None,
     )
 
 
 def share_plan(
-    *, sandbox_id: SandboxId, vm_dir: str, binary: str, cache: str, extra_args: tuple[str, ...], debug: bool
+    *,
+    sandbox_id: SandboxId,
+    vm_dir: str,
+    binary: str,
+    cache: str,
+    extra_args: tuple[str, ...],
+    debug: bool,
+    bind_mounts: tuple[str, ...] = (),
 ) -> SharePlan:
     """The share of one sandbox; pure."""
     root = HostPath(f"{HOST_SHARED_ROOT}/{sandbox_id}")
@@ -71,6 +84,7 @@ def share_plan(
                 beneath=None,
             ),
         ),
+        bind_mounts=tuple(_bind_mount(text, mounts_dir) for text in _distinct(bind_mounts)),
         virtiofsd=VirtiofsdPlan(
             binary=HostPath(binary),
             shared_dir=exported_dir,
@@ -79,4 +93,35 @@ def share_plan(
             extra_args=extra_args,
             debug=debug,
         ),
+    )
+
+
+def _distinct(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Raises InvalidArgument when two of them would have the same name in the guest."""
+    names = [_path_and_mode(text)[0].rpartition("/")[2] for text in texts]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidArgument(f"read sandbox_bind_mounts: two of them are called {name!r}")
+    return texts
+
+
+def _path_and_mode(text: str) -> tuple[str, str]:
+    path, colon, mode = text.rpartition(":")
+    path, mode = (path, mode) if colon and mode in ("ro", "rw") else (text, "ro")
+    path = posixpath.normpath(path)
+    if not path.startswith("/") or path == "/" or "\0" in path:
+        raise InvalidArgument(f"read sandbox_bind_mounts: {text!r} is not an absolute path below /")
+    return path, mode
+
+
+def _bind_mount(text: str, mounts_dir: HostPath) -> HostMount:
+    path, mode = _path_and_mode(text)
+    return HostMount(
+        type="bind",
+        source=path,
+        target=HostPath(f"{mounts_dir}/{BIND_MOUNTS_DIR}/{posixpath.basename(path)}"),
+        target_kind=TargetKind.LIKE_SOURCE,
+        options=("rbind", *(("ro",) if mode == "ro" else ()), "rslave"),
+        propagation=None,
+        beneath=mounts_dir,
     )

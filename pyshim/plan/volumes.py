@@ -4,46 +4,36 @@ The order of the questions is Kata's: an emptyDir in memory, huge pages, the pod
 device, the guest's own trees; whatever is left is a host directory or file and is shared.
 """
 
-import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hypervisors.base import BlockDevice
 from pyshim.model.config import Config
 from pyshim.model.copies import VolumeCopy
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciMount, OciSpec
-from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
-from pyshim.plan.disks import digest, disk
-from pyshim.plan.empty_dir_disks import CREATE_FILESYSTEM, empty_dir_disk
+from pyshim.model.volumes import SourceFacts
+from pyshim.plan.disk_volumes import (
+    DISK_TYPES,
+    DiskUse,
+    direct_disk,
+    disk_storage,
+    file_system_disk,
+    group_option,
+    in_guest,
+    node_disk,
+    short_name,
+)
+from pyshim.plan.disks import digest
+from pyshim.plan.empty_dir_disks import empty_dir_disk
 from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SharePlan
 
 _GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
 _WATCHED_PLUGINS = tuple(f"/kubernetes.io~{plugin}/" for plugin in ("configmap", "secret", "projected", "downward-api"))
 """Volumes the kubelet rewrites while they are in use; Kata has the guest follow them by copying."""
-DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs", "iso9660", "f2fs")
-_DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
-"""What CSI drivers call a disk: Kata's Go runtime, its Rust one, and an old spelling of that."""
 _FROM_HOST = ("private", "rprivate", "slave", "rslave", "shared", "rshared", "unbindable", "runbindable")
-_FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskUse:
-    """A disk to be plugged for a container, and what the agent then does with it: one of the two."""
-
-    disk: BlockDevice
-    storage: Storage | None
-    """Complete but for driver and source, which the plugged disk's place decides."""
-    container_path: str
-    """Where the container gets its device node; empty with a storage."""
-    record_dir: str = ""
-    """Of a direct volume: where the sandbox's id is left for whoever asks for statistics."""
-    make_bytes: int = 0
-    """Its file is made, of this size, and goes with the sandbox: what is on it outlives containers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,17 +101,17 @@ class _Volumes:
             raise InvalidArgument(f"mount volume on '{mount.destination}': source {mount.source!r} is not absolute")
         facts = sources[mount.source]
         if facts.direct is not None:
-            return self._direct(mount, facts.direct)
+            return self._on_disk(mount, direct_disk(self._config, facts.direct, on=mount.destination))
         if facts.kind is SourceKind.MISSING:
             raise FailedPrecondition(f"mount volume '{mount.source}' on '{mount.destination}': ENOENT (no such file)")
-        if facts.empty_dir is not None and facts.fs_type == "tmpfs":
+        if facts.empty_dir is not None and facts.empty_dir.in_memory:
             return self._memory_empty_dir(mount, facts)
         if facts.fs_type == "hugetlbfs":
             return self._hugepages(mount, facts)
         if mount.destination == "/dev/shm":
             return _moved(mount, f"{GUEST_SANDBOX_DIR}/shm", ("rbind",))
         if facts.kind is SourceKind.BLOCK:
-            return self._disk_node(mount, facts)
+            return self._on_disk(mount, node_disk(self._config, facts, read_only=mount.is_read_only))
         if facts.kind is not SourceKind.FILE and _is_guest_own(mount.source):
             return mount
         if facts.empty_dir is not None and self._config.runtime.emptydir_mode != "shared-fs":
@@ -145,15 +135,20 @@ class _Volumes:
             )
         options = tuple(word for word in mount.options if word != "loop")
         storage = disk_storage(mount.type, options, f"{GUEST_SANDBOX_DIR}/storage/{digest(mount.source)}")
-        return self._mounted_disk(mount, facts.device_path or mount.source, storage, facts)
+        return self._on_disk(mount, file_system_disk(self._config, facts.device_path or mount.source, storage, facts))
+
+    def _on_disk(self, mount: OciMount, use: DiskUse) -> OciMount:
+        self.disks.append(use)
+        assert use.storage is not None
+        return _moved(mount, use.storage.mount_point, ("rbind", "ro") if mount.is_read_only else ("rbind",))
 
     def _memory_empty_dir(self, mount: OciMount, facts: SourceFacts) -> OciMount:
         """A tmpfs of the guest's, as large as the one the kubelet made on the host, which stays empty."""
         assert facts.empty_dir is not None
-        top = _in_guest("ephemeral", facts.empty_dir.path)
+        top = in_guest("ephemeral", facts.empty_dir.path)
         # The kubelet's tmpfs is 0777 whatever its size; a subPath's directory says nothing of the volume's own mode.
         mode = facts.mode & 0o7777 if not facts.empty_dir.sub_path else 0o777
-        options = [f"mode={mode:o}", *_group(facts)]
+        options = [f"mode={mode:o}", *group_option(facts)]
         if facts.size_bytes:
             options.insert(0, f"size={facts.size_bytes}")
         self.storages.append(
@@ -173,7 +168,7 @@ class _Volumes:
 
     def _guest_empty_dir(self, mount: OciMount, facts: SourceFacts) -> OciMount:
         assert facts.empty_dir is not None
-        return _moved(mount, self._made_in_guest(_in_guest("local", facts.empty_dir.path), facts), mount.options)
+        return _moved(mount, self._made_in_guest(in_guest("local", facts.empty_dir.path), facts), mount.options)
 
     def _disk_empty_dir(self, mount: OciMount, facts: SourceFacts, directory: str) -> OciMount:
         """The volume is a directory on its own disk: that has the kubelet's mode and group, and no `lost+found`."""
@@ -189,7 +184,7 @@ class _Volumes:
                 driver_options=(),
                 source="local",
                 fs_type="local",
-                options=(f"mode={facts.mode & 0o7777:o}", *_group(facts)),
+                options=(f"mode={facts.mode & 0o7777:o}", *group_option(facts)),
                 mount_point=path,
                 shared=True,
             )
@@ -204,7 +199,7 @@ class _Volumes:
                 f"mount huge pages on '{mount.destination}': neither linux.resources.hugepageLimits nor the host's "
                 f"'{mount.source}' says how many pages of {facts.page_bytes} bytes"
             )
-        point = _in_guest("ephemeral", facts.empty_dir.path if facts.empty_dir else mount.source)
+        point = in_guest("ephemeral", facts.empty_dir.path if facts.empty_dir else mount.source)
         self.storages.append(
             Storage(
                 driver="ephemeral",
@@ -218,50 +213,10 @@ class _Volumes:
         )
         return _moved(mount, point, mount.options)
 
-    def _direct(self, mount: OciMount, volume: DirectVolume) -> OciMount:
-        what = f"mount direct volume '{volume.volume_path}' on '{mount.destination}'"
-        if volume.volume_type not in _DIRECT_BLOCK_TYPES:
-            raise Unimplemented(
-                f"{what}: volume-type {volume.volume_type!r} of '{volume.record_dir}' is not supported, "
-                f"{', '.join(_DIRECT_BLOCK_TYPES)} are"
-            )
-        if not volume.device.startswith("/") or not volume.fs_type:
-            raise InvalidArgument(f"{what}: '{volume.record_dir}' names no absolute device or no fstype")
-        storage = disk_storage(
-            volume.fs_type,
-            volume.options,
-            direct_volume_point(volume),
-            fs_group=_fs_group(volume, what),
-            driver_options=(CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
-        )
-        return self._mounted_disk(mount, volume.device, storage, None, record_dir=volume.record_dir)
-
-    def _mounted_disk(
-        self, mount: OciMount, device: str, storage: Storage, facts: SourceFacts | None, *, record_dir: str = ""
-    ) -> OciMount:
-        read_only = "ro" in storage.options or (facts is not None and facts.is_read_only_device)
-        discard = "discard" in storage.options
-        volume = disk(self._config, device_id=disk_id(device), path=device, read_only=read_only, discard=discard)
-        self.disks.append(DiskUse(disk=volume, storage=storage, container_path="", record_dir=record_dir))
-        options = ("rbind", "ro") if mount.is_read_only else ("rbind",)
-        return _moved(mount, storage.mount_point, options)
-
-    def _disk_node(self, mount: OciMount, facts: SourceFacts) -> OciMount:
-        """A block device bound as a file: the guest binds its own node of the disk."""
-        volume = disk(
-            self._config,
-            device_id=disk_id(facts.device_path),
-            path=facts.device_path,
-            read_only=facts.is_read_only_device or mount.is_read_only,
-        )
-        storage = disk_storage("bind", ("bind",), f"{GUEST_SANDBOX_DIR}/storage/node-{digest(facts.device_path)}")
-        self.disks.append(DiskUse(disk=volume, storage=storage, container_path=""))
-        return _moved(mount, storage.mount_point, mount.options)
-
     def _shared(self, mount: OciMount, facts: SourceFacts) -> OciMount:
         if self._share.virtiofsd is None:
             return self._copied(mount, facts)
-        name = f"{self._container_id}-{digest(mount.destination)}-{_short_name(mount.source)}"
+        name = f"{self._container_id}-{digest(mount.destination)}-{short_name(mount.source)}"
         self.host_mounts.append(
             HostMount(
                 type="bind",
@@ -273,21 +228,21 @@ class _Volumes:
                 beneath=self._share.mounts_dir,
             )
         )
-        in_guest = f"{GUEST_SHARED_DIR}/{name}"
+        shown = f"{GUEST_SHARED_DIR}/{name}"
         if facts.kind is SourceKind.DIRECTORY and mount.is_read_only and _is_watched(mount.source):
             point = GuestPath(f"{GUEST_SANDBOX_DIR}/watchable/{name}")
             self.storages.append(
                 Storage(
                     driver="watchable-bind",
                     driver_options=(),
-                    source=in_guest,
+                    source=shown,
                     fs_type="bind",
                     options=("rbind", "ro"),
                     mount_point=point,
                 )
             )
-            in_guest = point
-        return _moved(mount, in_guest, mount.options)
+            shown = point
+        return _moved(mount, shown, mount.options)
 
     def _copied(self, mount: OciMount, facts: SourceFacts) -> OciMount:
         """A copy in the guest, one for all containers of the pod that have it. Devices and sockets have none."""
@@ -296,50 +251,10 @@ class _Volumes:
                 f"mount volume '{mount.source}' on '{mount.destination}': "
                 'shared_fs = "none" copies directories and files only'
             )
-        path = GuestPath(f"{GUEST_SHARED_DIR}/copy-{digest(mount.source)}-{_short_name(mount.source)}")
+        path = GuestPath(f"{GUEST_SHARED_DIR}/copy-{digest(mount.source)}-{short_name(mount.source)}")
         follows = facts.kind is SourceKind.DIRECTORY and _is_watched(mount.source)
         self.copies.append(VolumeCopy(source=mount.source, guest_path=path, follows=follows))
         return _moved(mount, path, mount.options)
-
-
-def disk_storage(
-    fs_type: str,
-    options: tuple[str, ...],
-    mount_point: str,
-    *,
-    fs_group: FsGroup | None = None,
-    driver_options: tuple[str, ...] = (),
-) -> Storage:
-    """A file system of a disk's; driver and source come with the place the disk is plugged at."""
-    return Storage(
-        driver="",
-        driver_options=driver_options,
-        source="",
-        fs_type=fs_type,
-        options=tuple(word for word in options if word not in ("loop", "rw")),
-        mount_point=GuestPath(mount_point),
-        fs_group=fs_group,
-    )
-
-
-def direct_volume_point(volume: DirectVolume) -> str:
-    """Where the guest mounts it, the same for every container that has it."""
-    return f"{GUEST_SANDBOX_DIR}/storage/{digest(volume.volume_path)}"
-
-
-def disk_id(path: str) -> str:
-    """The id of the disk over a host path: the same for all containers of the sandbox, so that it is plugged once."""
-    return f"blk-{digest(path)}"
-
-
-def _fs_group(volume: DirectVolume, what: str) -> FsGroup | None:
-    group = volume.metadata.get("fsGroup", "")
-    if not group:
-        return None
-    policy = volume.metadata.get("fsGroupChangePolicy", "")
-    if not group.isdecimal() or int(group) >= 1 << 32 or policy not in _FS_GROUP_POLICIES:
-        raise InvalidArgument(f"{what}: fsGroup {group!r} with fsGroupChangePolicy {policy!r} means nothing")
-    return FsGroup(group_id=int(group), only_on_root_mismatch=_FS_GROUP_POLICIES[policy])
 
 
 def _propagation(mount: OciMount) -> str:
@@ -354,15 +269,6 @@ def _propagation(mount: OciMount) -> str:
 
 def _moved(mount: OciMount, source: str, options: tuple[str, ...]) -> OciMount:
     return OciMount(destination=mount.destination, type="bind", source=GuestPath(source), options=options)
-
-
-def _in_guest(kind: str, path: str) -> GuestPath:
-    return GuestPath(f"{GUEST_SANDBOX_DIR}/{kind}/{_short_name(path)}-{digest(path)}")
-
-
-def _group(facts: SourceFacts) -> tuple[str, ...]:
-    """The volume's fsGroup, which the kubelet gave the host's directory."""
-    return (f"fsgid={facts.gid}",) if facts.gid else ()
 
 
 def _hugepage_limit(spec: OciSpec, page_bytes: int) -> int:
@@ -390,8 +296,3 @@ def _is_guest_own(source: str) -> bool:
 
 def _is_cgroup(mount: OciMount) -> bool:
     return mount.type == "bind" and mount.source.startswith("/sys/fs/cgroup")
-
-
-def _short_name(path: str) -> str:
-    """What a person will recognise `path` by, short enough to be part of a file name."""
-    return posixpath.basename(path).encode()[:100].decode(errors="ignore") or "root"

@@ -7,11 +7,12 @@ other.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from hypervisors.base import BlockDevice, GuestLocation, Hypervisor
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.volumes import DirectVolume
 from pyshim.sandbox.copying import VolumeCopies
 from pyshim.sandbox.seams import Host
 from pyshim.sandbox.tasks import TaskOwner, to_the_end
@@ -30,14 +31,22 @@ class _Attached:
     def __init__(self, disk: BlockDevice, location: GuestLocation) -> None:
         self.disk = disk
         self.location = location
+        self.direct: DirectVolume | None = None
         self.users: set[str] = set()
 
 
 class Attachments:
     def __init__(
-        self, *, hypervisor: Hypervisor, tasks: TaskOwner, host: Host, hold: Callable[[LedgerEntry], None]
+        self,
+        *,
+        hypervisor: Hypervisor,
+        tasks: TaskOwner,
+        host: Host,
+        hold: Callable[[LedgerEntry], None],
+        announce: Callable[[DirectVolume], Awaitable[None]] | None = None,
     ) -> None:
-        """`hold` takes an entry for as long as the sandbox lives."""
+        """`hold` takes an entry for as long as the sandbox lives; `announce` lets a direct volume be asked about."""
+        self._announce = announce
         self._host = host
         self._hold = hold
         self.copies = VolumeCopies(host=host, tasks=tasks)
@@ -46,8 +55,8 @@ class Attachments:
         self._attached: dict[str, _Attached] = {}
         self._lock = asyncio.Lock()
 
-    async def attach(self, disk: BlockDevice, user: str) -> GuestLocation:
-        """The disk is in the VM, for `user` among others.
+    async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
+        """The disk is in the VM, for `user` among others; with `direct` it is that volume's.
 
         Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises.
         """
@@ -56,7 +65,10 @@ class Attachments:
             if attached is None:
                 if not self._hypervisor.capabilities().block_hotplug:
                     raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
+                if direct is not None and self._announce is not None:
+                    await self._announce(direct)
                 attached = await to_the_end(self._plug(disk))
+                attached.direct = direct
             if attached.disk.read_only and not disk.read_only:
                 raise FailedPrecondition(
                     f"attach '{disk.path}' for writing: another container of the pod has it read-only"
@@ -110,6 +122,13 @@ class Attachments:
     def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:
         """Every disk in the VM, its place there, and how many use it."""
         return tuple((one.disk, one.location, len(one.users)) for one in self._attached.values())
+
+    def direct_disk(self, volume_path: str) -> tuple[BlockDevice, DirectVolume]:
+        """The disk of a direct volume. Raises NotFound when no container of the sandbox has it."""
+        for attached in self._attached.values():
+            if attached.direct is not None and attached.direct.volume_path == volume_path:
+                return attached.disk, attached.direct
+        raise NotFound(f"find direct volume '{volume_path}': no container of the sandbox has it")
 
     async def resize(self, device_id: str, size_bytes: int) -> None:
         """The guest sees the disk's new size. Raises NotFound without such a disk."""

@@ -182,7 +182,7 @@ class Container:
                 plugged.append((use, await self._attachments.attach_made(use.disk, use.make_bytes)))
                 continue
             self._undo.push(self._attachments.detach, use.disk.id, self.id)
-            plugged.append((use, await self._attachments.attach(use.disk, self.id)))
+            plugged.append((use, await self._attachments.attach(use.disk, self.id, use.direct)))
         return with_disks(self._plan.guest, plugged)
 
     async def start(self, exec_id: ExecId | None) -> int:

@@ -51,6 +51,7 @@ HOST: Mapping[str, Limit] = {
     "make_disk_file": _limit(CHANGE_S, lambda path, _size_bytes: f"make disk '{path}'"),
     "write_bytes": _limit(CHANGE_S, lambda path, _content, _mode: f"write '{path}'"),
     "make_directory": _limit(CHANGE_S, lambda path, _mode: f"make directory '{path}'"),
+    "disk_bytes": _limit(READ_S, lambda path: f"measure '{path}'"),
     "mount": _limit(CHANGE_S, lambda mount: f"mount '{mount.source}' on '{mount.target}'"),
     "start_virtiofsd": _limit(CHANGE_S, lambda plan, _ledger: f"start virtiofsd '{plan.binary}'"),
     "open_streams": _limit(CHANGE_S, lambda _stdio, *, process_id, **_named: f"open streams of '{process_id}'"),

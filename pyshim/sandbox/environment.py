@@ -9,7 +9,16 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.task import RuntimeOptions
 from pyshim.sandbox.passed_devices import FindDevices, no_devices
-from pyshim.sandbox.seams import AgentConnector, Host, HypervisorFactory, NetworkConnector, Publisher, Records
+from pyshim.sandbox.seams import (
+    AgentConnector,
+    Host,
+    HypervisorFactory,
+    Monitor,
+    NetworkConnector,
+    Publisher,
+    Records,
+    VolumeRpc,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,4 +36,6 @@ class Environment:
     open_records: Callable[[SandboxId], Awaitable[Records]]
     clock_ns: Callable[[], int]
     new_uuid: Callable[[], str]
+    open_monitor: Callable[[str, VolumeRpc], Awaitable[Monitor]]
+    """Serves the monitor socket at the path. Raises ShimError."""
     find_devices: FindDevices = no_devices

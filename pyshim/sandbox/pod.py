@@ -141,6 +141,7 @@ class Pod:
             host_facts=facts,
             on_resize=self._save,
             find_devices=self._env.find_devices,
+            open_monitor=self._env.open_monitor,
         )
         self._sandbox = sandbox
         self._save()

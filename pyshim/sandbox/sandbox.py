@@ -22,6 +22,7 @@ from pyshim.plan.sandbox import SandboxPlan, with_nics
 from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
+from pyshim.sandbox.direct_volumes import DirectVolumes, OpenMonitor
 from pyshim.sandbox.passed_devices import FindDevices, PassedDevices
 from pyshim.sandbox.port_forward import PortForward
 from pyshim.sandbox.resizing import Resizer
@@ -63,6 +64,7 @@ class Sandbox:
         host_facts: HostFacts,
         on_resize: Callable[[], None],
         find_devices: FindDevices,
+        open_monitor: OpenMonitor,
     ) -> None:
         self.plan = plan
         self._host = host
@@ -91,7 +93,7 @@ class Sandbox:
             on_change=on_resize,
             fit=self.cgroups.fit,
         )
-        self.attachments = Attachments(hypervisor=self.hypervisor, tasks=tasks, host=host, hold=self._acquire)
+        self.attachments = self._make_attachments(open_monitor)
         self.devices = PassedDevices(plan=plan, hypervisor=self.hypervisor, tasks=tasks, find=find_devices)
         self._agent: Agent | None = None
         self._forward: PortForward | None = None
@@ -106,6 +108,24 @@ class Sandbox:
         self.is_stopped = False
         """`stop` has done its work."""
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _make_attachments(self, open_monitor: OpenMonitor) -> Attachments:
+        direct = DirectVolumes(
+            sandbox_id=self.plan.sandbox_id,
+            host=self._host,
+            agent=lambda: self.agent,
+            attachments=lambda: self.attachments,
+            open_monitor=open_monitor,
+            hold=self._acquire,
+            at_end=lambda close: self._undo.push(close),
+        )
+        return Attachments(
+            hypervisor=self.hypervisor,
+            tasks=self._tasks,
+            host=self._host,
+            hold=self._acquire,
+            announce=direct.announce,
+        )
 
     @property
     def virtiofsd_pid(self) -> int:
@@ -202,6 +222,9 @@ class Sandbox:
             await self._host.write_bytes(self.plan.vm.initdata, disk_image(self.plan.initdata), 0o600)
         for mount in share.mounts:
             await self._host.make_directory(mount.target, 0o700)
+            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
+            await self._host.mount(mount)
+        for mount in share.bind_mounts:
             self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
 

@@ -23,7 +23,7 @@ from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import Stdio
-from pyshim.model.volumes import SourceFacts
+from pyshim.model.volumes import SourceFacts, VolumeStats
 from pyshim.sandbox.cgroups import Cgroups, PinnedElsewhere
 
 
@@ -66,6 +66,8 @@ class Agent(ContainerAgent, Protocol):
     async def update_routes(self, routes: tuple[NetworkRoute, ...]) -> None: ...
     async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None: ...
     async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None: ...
+    async def volume_stats(self, guest_path: str) -> VolumeStats: ...
+    async def resize_volume(self, guest_path: str, size_bytes: int) -> None: ...
     async def next_oom_event(self) -> str:
         """The id of the next container that met an OOM kill; no deadline."""
 
@@ -148,6 +150,9 @@ class Host(Protocol):
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content; what was there before is replaced."""
 
+    async def disk_bytes(self, path: str) -> int:
+        """The size of a block device or file."""
+
     async def mount(self, mount: HostMount) -> None: ...
     async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> Virtiofsd: ...
     async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> ProcessStreams: ...
@@ -220,6 +225,17 @@ class Network(Protocol):
 
     async def disconnect(self) -> None:
         """The namespace is as CNI left it. Idempotent, and fine when the namespace is already gone."""
+
+
+class VolumeRpc(Protocol):
+    """What the monitor socket asks of a sandbox. Every call raises ShimError."""
+
+    async def stats(self, volume_path: str) -> VolumeStats: ...
+    async def resize(self, volume_path: str, size_bytes: int) -> None: ...
+
+
+class Monitor(Protocol):
+    async def close(self) -> None: ...
 
 
 class NetworkConnector(Protocol):

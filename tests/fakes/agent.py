@@ -90,6 +90,7 @@ class FakeAgent:
         self.sandbox: pb.CreateSandboxRequest | None = None
         self.policy = ""
         self.copied: list[pb.CopyFileRequest] = []
+        self.volume_sizes: list[tuple[str, int]] = []
         self.updates: list[pb.UpdateContainerRequest] = []
         self.memory_block_bytes = 128 << 20
         self.onlined: list[tuple[int, bool]] = []
@@ -272,6 +273,18 @@ class FakeAgent:
     async def _on_OnlineCPUMem(self, payload: bytes) -> Message:
         request = pb.OnlineCPUMemRequest.FromString(payload)
         self.onlined.append((request.nb_cpus, request.cpu_only))
+        return Empty()
+
+    async def _on_GetVolumeStats(self, payload: bytes) -> Message:
+        request = pb.VolumeStatsRequest.FromString(payload)
+        usage = pb.VolumeUsage(total=100, available=60, used=40, unit=1)
+        return pb.VolumeStatsResponse(
+            usage=[usage], volume_condition=pb.VolumeCondition(message=request.volume_guest_path)
+        )
+
+    async def _on_ResizeVolume(self, payload: bytes) -> Message:
+        request = pb.ResizeVolumeRequest.FromString(payload)
+        self.volume_sizes.append((request.volume_guest_path, request.size))
         return Empty()
 
     async def _on_StatsContainer(self, payload: bytes) -> Message:

@@ -16,6 +16,7 @@ from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.task import Stdio
 from pyshim.model.volumes import SourceFacts
+from pyshim.sandbox.seams import VolumeRpc
 from tests.fakes.cgroups import FakeCgroups
 
 
@@ -98,6 +99,16 @@ class FakeVirtiofsd:
             self.ended.set_result("stopped")
 
 
+class FakeMonitor:
+    def __init__(self, path: str, volumes: VolumeRpc) -> None:
+        self.path = path
+        self.volumes = volumes
+        self.is_open = True
+
+    async def close(self) -> None:
+        self.is_open = False
+
+
 class FakeHost:
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
@@ -109,6 +120,8 @@ class FakeHost:
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
         self.cgroup_tree = FakeCgroups(self.faults.hit)
+        self.images: dict[str, int] = {}
+        self.monitors: list[FakeMonitor] = []
         self.before_effect: Callable[[str, str], None] = lambda _effect, _path: None
         self.may_open_streams = asyncio.Event()
         """Cleared: `open_streams` takes until it is set, as a log program's start may."""
@@ -133,6 +146,15 @@ class FakeHost:
     def cgroups(self, mode: CgroupMode) -> FakeCgroups:
         return self.cgroup_tree
 
+    async def disk_bytes(self, path: str) -> int:
+        return self.images.get(path, 1 << 30)
+
+    async def open_monitor(self, path: str, volumes: VolumeRpc) -> FakeMonitor:
+        self.faults.hit("monitor")
+        self.before_effect("monitor", path)
+        self.monitors.append(FakeMonitor(path, volumes))
+        return self.monitors[-1]
+
     async def make_directory(self, path: str, mode: int) -> None:
         self.faults.hit("make_directory")
         self.before_effect("make_directory", path)
@@ -142,6 +164,7 @@ class FakeHost:
         self.faults.hit("write_bytes")
         self.before_effect("write_bytes", path)
         self.files[path] = content
+        self.images[path] = len(content)
 
     async def make_disk_file(self, path: str, size_bytes: int) -> None:
         self.faults.hit("make_disk_file")
@@ -179,6 +202,7 @@ class FakeHost:
         self.faults.hit("release")
         self.cgroup_tree.release(entry.key)
         self.mounts = [path for path in self.mounts if path != entry.key]
+        self.images = {path: size for path, size in self.images.items() if not path.startswith(entry.key)}
         self.directories = {path for path in self.directories if not path.startswith(entry.key)}
 
     def left(self) -> dict[str, object]:
@@ -188,6 +212,8 @@ class FakeHost:
             "directories": sorted(self.directories),
             "cgroups": list(self.cgroup_tree.there),
             "daemons": len(self.daemons),
+            "images": sorted(self.images),
+            "monitors": [monitor.path for monitor in self.monitors if monitor.is_open],
             "streams": [name for name, streams in self.streams.items() if not streams.closed],
         }
         return {name: value for name, value in found.items() if value}

@@ -83,10 +83,25 @@ async def resize(agent: Agent, request: Message) -> None:
     program = find_program("resize2fs")
     if program is None:
         raise Internal(f"resize volume {path!r}: the guest has no resize2fs")
+    await _has_grown(agent, device, request.size)
     size = [f"{request.size // 1024}K"] if request.size else []
     ended = await agent.children.run([program, "-f", device, *size], timeout_s=_RESIZE_TIMEOUT_S)
     if ended.code != 0:
         raise Internal(f"resize volume {path!r}: {ended.stderr.decode('utf-8', 'replace').strip()}")
+
+
+async def _has_grown(agent: Agent, device: str, size: int) -> None:
+    """The kernel knows the disk to be `size` bytes or more. The host's news of it may still be under way."""
+    from guest.agent.storage.block import disk_bytes, disk_of, rescan
+    from guest.agent.storage.uevent import wait_for
+
+    folder = disk_of(device)
+
+    def look() -> str | None:
+        rescan(folder)
+        return device if disk_bytes(folder) >= size else None
+
+    await wait_for(agent, f"disk {device!r} of {size} bytes", look)
 
 
 def _mounted_device(path: str) -> tuple[str, str]:

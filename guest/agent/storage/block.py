@@ -143,3 +143,26 @@ async def make_filesystem(agent: Agent, node: str, fstype: str) -> None:
     ended = await agent.children.run(argv, timeout_s=_MKFS_TIMEOUT_S)
     if ended.code != 0:
         raise Internal(f"make file system on {node!r}: {ended.stderr.decode('utf-8', 'replace').strip()}")
+
+
+def disk_of(node: str) -> str:
+    """The sysfs folder of the disk a node is; Internal when it is none."""
+    number = os.stat(node).st_rdev
+    folder = f"{SYS}/dev/block/{os.major(number)}:{os.minor(number)}"
+    if not os.path.isdir(folder):
+        raise Internal(f"find disk {node!r}: not in {SYS}/dev/block")
+    return folder
+
+
+def rescan(folder: str) -> None:
+    """A SCSI disk's driver has asked for the size again, which it does not do by itself; others need no telling."""
+    try:
+        with open(f"{folder}/device/rescan", "w", encoding="ascii") as file:
+            file.write("1")
+    except OSError:
+        pass  # virtio disks have none
+
+
+def disk_bytes(folder: str) -> int:
+    with open(f"{folder}/size", encoding="ascii") as file:
+        return int(file.read()) * 512

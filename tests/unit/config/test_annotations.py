@@ -287,3 +287,8 @@ def test_a_pod_may_not_choose_a_hypervisor_that_is_not_there(
 ) -> None:
     with pytest.raises(error, match=reason):
         load_config(options(write(tmp_path / "c.toml", "")), {C + "runtime.hypervisor_name": name}, {})
+
+
+def test_no_list_lets_a_pod_choose_directories_of_its_node(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"refuse annotation '.*sandbox_bind_mounts'"):
+        applied(tmp_path / "c.toml", ALL, {C + "runtime.sandbox_bind_mounts": "/etc"})

@@ -18,6 +18,7 @@ from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.sandbox.environment import Environment
 from pyshim.sandbox.pod import Pod
+from pyshim.sandbox.seams import Monitor, VolumeRpc
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.ttrpc import Client
@@ -38,6 +39,10 @@ PATIENCE_S = 400.0
 """Virtual seconds after which a call counts as hung: more than any deadline, for a Create several of them."""
 EXIT_S = 30.0
 """How long the kubelet waits for an exit before it goes on."""
+
+
+async def _no_monitor(_path: str, _volumes: VolumeRpc) -> Monitor:
+    raise AssertionError("this pod has nothing to be asked about")
 
 
 class Hung(AssertionError):
@@ -108,6 +113,7 @@ class PodLife:
             open_records=records,
             clock_ns=lambda: 1_700_000_000_000_000_000,
             new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
+            open_monitor=_no_monitor,
         )
         identity = Identity(
             namespace="k8s.io",

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_an_empty_dir_in_memory_is_known_by_path_and_file_system(tmpfs: Path) ->
 
     assert facts.kind is SourceKind.DIRECTORY
     assert (facts.fs_type, facts.size_bytes, facts.mode, facts.gid) == ("tmpfs", 3 << 20, 0o777, 77)
-    assert facts.empty_dir == EmptyDir(path=str(tmpfs), sub_path="")
+    assert facts.empty_dir == EmptyDir(path=str(tmpfs), sub_path="", in_memory=True)
 
 
 @pytest.mark.root
@@ -47,16 +48,23 @@ def test_a_sub_path_of_it_is_known_by_what_is_mounted_there(tmpfs: Path, tmp_pat
     subprocess.run(["mount", "--bind", tmpfs / "a" / "b c", part], check=True)
     try:
         assert mount_root(str(part)) == "/a/b c"
-        assert source_facts(str(part)).empty_dir == EmptyDir(path=str(tmpfs), sub_path="a/b c")
+        assert source_facts(str(part)).empty_dir == EmptyDir(path=str(tmpfs), sub_path="a/b c", in_memory=True)
     finally:
         subprocess.run(["umount", part], check=True)
 
 
-def test_a_directory_named_like_an_empty_dir_on_disk_is_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("root", ["disk", "/dev/shm"])
+def test_a_directory_named_like_an_empty_dir_is_one_on_disk_wherever_it_lies(tmp_path: Path, root: str) -> None:
+    """A node may have all of its /var in memory: only a tmpfs of its own makes the volume one in memory."""
+    with tempfile.TemporaryDirectory(dir=root if root.startswith("/") else tmp_path) as top:
+        check_directory(Path(top))
+
+
+def check_directory(tmp_path: Path) -> None:
     path = tmp_path / "kubernetes.io~empty-dir" / "data"
     path.mkdir(parents=True)
 
-    assert source_facts(str(path)).empty_dir == EmptyDir(path=str(path), sub_path="")
+    assert source_facts(str(path)).empty_dir == EmptyDir(path=str(path), sub_path="", in_memory=False)
     assert source_facts(str(path.parent)).empty_dir is None
     assert source_facts(str(tmp_path)).empty_dir is None
 

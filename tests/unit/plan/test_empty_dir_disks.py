@@ -16,7 +16,11 @@ from .test_volumes import EMPTY_DIRS, bind, planned
 
 SOURCE = f"{EMPTY_DIRS}/cache"
 FACTS = SourceFacts(
-    kind=SourceKind.DIRECTORY, size_bytes=1 << 30, mode=0o777, gid=7, empty_dir=EmptyDir(path=SOURCE, sub_path="")
+    kind=SourceKind.DIRECTORY,
+    size_bytes=1 << 30,
+    mode=0o777,
+    gid=7,
+    empty_dir=EmptyDir(path=SOURCE, sub_path="", in_memory=False),
 )
 
 
@@ -63,7 +67,10 @@ def test_all_containers_of_the_pod_have_the_same_disk(
 
 def test_an_empty_dir_in_memory_stays_one(configured: Callable[..., Config], spec: Callable[..., OciSpec]) -> None:
     in_memory = SourceFacts(
-        kind=SourceKind.DIRECTORY, fs_type="tmpfs", mode=0o777, empty_dir=EmptyDir(path=SOURCE, sub_path="")
+        kind=SourceKind.DIRECTORY,
+        fs_type="tmpfs",
+        mode=0o777,
+        empty_dir=EmptyDir(path=SOURCE, sub_path="", in_memory=True),
     )
     config = configured(runtime={"emptydir_mode": "block-encrypted"})
 

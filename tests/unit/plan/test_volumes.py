@@ -15,12 +15,20 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts
 from pyshim.plan.container import container_plan, with_disks
-from pyshim.plan.share import share_plan
+from pyshim.plan.share import SharePlan, share_plan
 from pyshim.plan.volumes import VolumesPlan, volume_sources, volumes_plan
 
 EMPTY_DIRS = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir"
 DIRECTORY = SourceFacts(kind=SourceKind.DIRECTORY)
-SHARE = share_plan(sandbox_id=SandboxId("s1"), vm_dir="/vm", binary="/v", cache="auto", extra_args=(), debug=False)
+
+
+def share(**more: Any) -> SharePlan:
+    return share_plan(
+        sandbox_id=SandboxId("s1"), vm_dir="/vm", binary="/v", cache="auto", extra_args=(), debug=False, **more
+    )
+
+
+SHARE = share()
 Configs = Callable[..., Config]
 Specs = Callable[..., OciSpec]
 
@@ -40,7 +48,7 @@ def memory_dir(path: str, sub_path: str = "", **more: Any) -> SourceFacts:
         fs_type="tmpfs",
         size_bytes=1 << 20,
         mode=0o777,
-        empty_dir=EmptyDir(path=path, sub_path=sub_path),
+        empty_dir=EmptyDir(path=path, sub_path=sub_path, in_memory=True),
         **more,
     )
 
@@ -91,7 +99,9 @@ def test_an_ordinary_tmpfs_of_the_host_is_shared(config: Configs, spec: Specs) -
 @pytest.mark.parametrize("stays", [True, False])
 def test_an_empty_dir_on_disk_is_where_the_configuration_says(configured: Configs, spec: Specs, stays: bool) -> None:
     source = f"{EMPTY_DIRS}/data"
-    facts = SourceFacts(kind=SourceKind.DIRECTORY, mode=0o777, empty_dir=EmptyDir(path=source, sub_path=""))
+    facts = SourceFacts(
+        kind=SourceKind.DIRECTORY, mode=0o777, empty_dir=EmptyDir(path=source, sub_path="", in_memory=False)
+    )
 
     plan = planned(
         configured(runtime={"disable_guest_empty_dir": stays}), spec(mounts=[bind("/data", source)]), {source: facts}
@@ -227,7 +237,7 @@ def test_a_direct_volume_is_a_disk_with_its_file_system(config: Configs, spec: S
     assert use.storage is not None
     assert use.storage.fs_group == FsGroup(group_id=77, only_on_root_mismatch=True)
     assert use.storage.driver_options == ("io.katacontainers.volume.block.create_filesystem",)
-    assert use.record_dir == "/records/L3Y="
+    assert use.direct.record_dir == "/records/L3Y="
     assert plan.mounts[0].options == ("rbind", "ro")
     assert plan.host_mounts == ()
 
@@ -324,3 +334,24 @@ def test_plugged_disks_are_mounted_before_everything_else(config: Configs, spec:
         ("ephemeral", "tmpfs"),
     ]
     assert [(device.id, device.container_path) for device in guest.devices] == [("02/03", "/dev/xvda")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [(("srv",), "'srv' is not an absolute path"), (("/",), "'/' is not"), (("/a/x", "/b/x:rw"), "called 'x'")],
+)
+def test_sandbox_bind_mounts_that_cannot_be_are_named(texts: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"sandbox_bind_mounts: .*{problem}"):
+        share(bind_mounts=texts)
+
+
+def test_sandbox_bind_mounts_are_read_only_unless_said_otherwise() -> None:
+    mounts = share(bind_mounts=("/srv/a", "/srv/b:ro", "/srv/c:rw", "/srv/d:e")).bind_mounts
+
+    assert [(mount.source, "ro" in mount.options) for mount in mounts] == [
+        ("/srv/a", True),
+        ("/srv/b", True),
+        ("/srv/c", False),
+        ("/srv/d:e", True),
+    ]
+    assert {mount.target.rpartition("/")[0] for mount in mounts} == {f"{SHARE.mounts_dir}/sandbox-mounts"}

@@ -108,6 +108,7 @@ class Stack:
                 clock_ns=lambda: 1_700_000_000_000_000_000,
                 new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
                 find_devices=lambda question: self.find_devices(question),
+                open_monitor=self.host.open_monitor,
             ),
         )
 

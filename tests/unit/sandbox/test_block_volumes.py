@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from pyshim.model.errors import FailedPrecondition, ShimError, Unimplemented
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unimplemented
+from pyshim.model.ids import ContainerId
+from pyshim.model.mounts import SourceKind
+from pyshim.model.volumes import DirectVolume, SourceFacts
 from tests.unit.sandbox.conftest import Stack, scenario, until
 
 DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
@@ -96,3 +99,83 @@ async def test_devices_of_a_lost_vm_are_no_obstacle(stack: Stack) -> None:
 
     assert (await stack.pod.delete(container, None))[1].status == 255
     assert stack.left() == {}
+
+
+def direct_volume(stack: Stack, device: str = "/dev/vg/lv") -> dict[str, Any]:
+    volume = DirectVolume(
+        volume_path="/v", record_dir="/records/v", volume_type="block", device=device, fs_type="ext4", options=(),
+        metadata={},
+    )  # fmt: skip
+    stack.host.sources["/v"] = SourceFacts(kind=SourceKind.DIRECTORY, direct=volume)
+    return {"destination": "/data", "type": "bind", "source": "/v", "options": ["rbind"]}
+
+
+def test_a_direct_volume_is_attached_once_for_all_its_containers(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        mount = direct_volume(stack)
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        for name in ("one", "two"):
+            await stack.run(name, ["exit", "0"], annotations=pod_annotations["container"], mounts=[mount])
+        vm = stack.hypervisors[0]
+        assert len(vm.plugged) == 1
+        points = {stack.agent.containers[name].storages[0].mount_point for name in ("one", "two")}
+        assert len(points) == 1
+        assert list(stack.host.images) == ["/records/v/c1"], "the mark at the record"
+
+        await stack.pod.wait(ContainerId("one"), None)
+        await stack.pod.delete(ContainerId("one"), None)
+        assert len(vm.plugged) == 1
+
+        await stack.pod.wait(ContainerId("two"), None)
+        await stack.pod.delete(ContainerId("two"), None)
+        assert vm.plugged == {}
+
+    body()
+
+
+@scenario
+async def test_statistics_and_growth_of_a_direct_volume_go_to_the_guest(stack: Stack) -> None:
+    mount = direct_volume(stack)
+    await stack.run("c1", ["sleep"], mounts=[mount])
+    (monitor,) = stack.host.monitors
+    assert monitor.path == "/run/vc/sbs/c1/shim-monitor.sock"
+    point = stack.agent.containers["c1"].storages[0].mount_point
+
+    stats = await monitor.volumes.stats("/v")
+    await monitor.volumes.resize("/v", 4096)
+
+    assert (stats.usages[0].total, stats.message) == (100, point)
+    assert stack.hypervisors[0].resizes == [(next(iter(stack.hypervisors[0].plugged)), 1 << 30)]
+    assert stack.agent.volume_sizes == [(point, 4096)]
+    with pytest.raises(NotFound, match="'/w'"):
+        await monitor.volumes.stats("/w")
+    with pytest.raises(FailedPrecondition, match="'/dev/vg/lv' has 1073741824"):
+        await monitor.volumes.resize("/v", 2 << 30)
+    with pytest.raises(InvalidArgument, match="-1 bytes"):
+        await monitor.volumes.resize("/v", -1)
+
+
+@pytest.mark.parametrize("step", ["write_bytes", "monitor", "plug"])
+def test_what_a_disk_needed_on_the_host_is_undone(step: str) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        mount = direct_volume(stack)
+        stack.host.faults.plan({step: 1})
+
+        with pytest.raises(FailedPrecondition, match=step):
+            await stack.create("c1", ["sleep"], mounts=[mount])
+
+        assert stack.left() == {}
+
+    body()
+
+
+@scenario
+async def test_a_disk_that_is_attached_read_only_is_not_written_to(stack: Stack) -> None:
+    rules = [{"allow": True, "type": "b", "major": 7, "minor": 7, "access": "r"}]
+    devices = [DISK, {**DISK, "path": "/dev/again", "minor": 7}]
+    linux = {"devices": devices, "resources": {"devices": rules}}
+    await stack.run("c1", ["sleep"], linux=linux)
+
+    assert [disk.read_only for disk in stack.hypervisors[0].plugged.values()] == [True]

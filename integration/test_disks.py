@@ -1,0 +1,246 @@
+"""Disks: a root file system, a direct volume, raw devices and an emptyDir, plugged as virtio-blk and as virtio-scsi."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos.containerd import runtimeoptions_pb2, task_v2_pb2, types_pb2
+from pyshim.ttrpc import RemoteError
+
+from .framework import oci, shim_config
+from .framework.direct import DirectShim, direct_shim
+from .framework.kubelet_volumes import PodDirectory
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+pytestmark = pytest.mark.vm
+
+PROJECT = Path(__file__).resolve().parents[1]
+RECORDS = Path("/run/kata-containers/shared/direct-volumes")
+MIB = 1 << 20
+BUSES: dict[str, dict[str, Any]] = {
+    "blk": {
+        "block_device_driver": "virtio-blk",
+        "block_device_cache_set": True,
+        "block_device_cache_noflush": True,
+        "block_device_aio": "threads",
+        "indep_iothreads": 2,
+        "block_device_logical_sector_size": 512,
+        "block_device_physical_sector_size": 4096,
+    },
+    "scsi": {"block_device_driver": "virtio-scsi", "enable_iothreads": True},
+}
+Shims = Callable[..., DirectShim]
+
+
+@pytest.fixture
+def kubelet(scratch: Path) -> Iterator[PodDirectory]:
+    directory = PodDirectory(scratch)
+    yield directory
+    directory.remove()
+
+
+@pytest.fixture
+def shim_for(runtime: Runtime, containerd: object, name: str, scratch: Path) -> Iterator[Shims]:
+    with contextlib.ExitStack() as stack:
+
+        def make(script: str, *mounts: dict[str, Any], devices: tuple[dict[str, Any], ...] = ()) -> DirectShim:
+            config = oci.spec("sh", "-c", script, name=name, rootfs="rootfs")
+            config["mounts"] += mounts
+            config["linux"]["devices"] = list(devices)
+            for device in devices:
+                rule = {"allow": True, "access": "rwm", **{key: device[key] for key in ("type", "major", "minor")}}
+                config["linux"]["resources"]["devices"].append(rule)
+            shim = stack.enter_context(direct_shim(runtime, PROJECT / "bin", name, scratch / "bundle", config))
+            shim.start()
+            return shim
+
+        yield make
+
+
+@pytest.fixture
+def records() -> Iterator[Path]:
+    """The node's direct volume records, empty before and after."""
+    RECORDS.mkdir(parents=True)
+    yield RECORDS
+    RECORDS.rmdir()
+
+
+def bind(source: Path | str, destination: str, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": str(source), "options": ["rbind", *options]}
+
+
+def image(path: Path, size_mib: int, content: Path | None = None) -> Path:
+    """An ext4 with a copy of `content`."""
+    with path.open("wb") as file:
+        file.truncate(size_mib * MIB)
+    words = ["-d", content] if content else []
+    subprocess.run(["mkfs.ext4", "-q", "-F", *words, path], check=True)
+    return path
+
+
+def read_image(path: Path, name: str) -> str:
+    """A file out of an ext4 that nobody has mounted."""
+    return subprocess.run(["debugfs", "-R", f"cat {name}", path], check=True, capture_output=True, text=True).stdout
+
+
+def options(scratch: Path, keys: dict[str, Any], runtime_keys: dict[str, Any] | None = None) -> Any:
+    path = shim_config.variant(scratch)
+    text = path.read_text()
+    for key in keys:
+        assert f"\n{key} =" not in text
+    added = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    text = text.replace("[hypervisor.qemu]\n", f"[hypervisor.qemu]\n{added}")
+    added = "".join(f"{key} = {json.dumps(value)}\n" for key, value in (runtime_keys or {}).items())
+    path.write_text(text.replace("[runtime]\n", f"[runtime]\n{added}"))
+    asked = runtimeoptions_pb2.Options(config_path=str(path))
+    return {"type_url": "runtimeoptions.v1.Options", "value": asked.SerializeToString()}
+
+
+def operator(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [PROJECT / "bin" / "pyshim", "direct-volume", *words]
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=60)
+
+
+def run(shim: DirectShim, scratch: Path, root: Path, opts: Any) -> None:
+    rootfs = types_pb2.Mount(type="ext4", source=str(root), options=["loop", "rw"])
+    shim.call("Create", task_v2_pb2.CreateTaskResponse, bundle=str(shim.bundle), rootfs=[rootfs], options=opts)
+    shim.call("Start")
+    eventually((scratch / "out" / "ready").exists, what="the container has done its work", within_s=60)
+
+
+def end(shim: DirectShim) -> None:
+    shim.call("Kill", signal=9, all=True)
+    shim.call("Wait", task_v2_pb2.WaitResponse)
+    shim.call("Delete", task_v2_pb2.DeleteResponse)
+
+
+SCRIPT = """
+    cd /out
+    cat /layer-marker > marker; echo from the guest > /created
+    grep -E ' (/|/data|/image|/scratch) ' /proc/mounts > mounts
+    stat -c '%g %a' /data > data-stat; cat /data/../created > /data/copy; df -k /data | tail -1 > data-df
+    cat /image/layer-marker > image-marker; touch /image/no 2>image-error
+    echo kept > /scratch/file; stat -c %a /scratch > scratch-stat
+    head -c 9 /dev/xvda > raw; echo guest-raw | dd of=/dev/xvda bs=512 seek=8 conv=notrunc,fsync 2>/dev/null
+    head -c 9 /dev/bound > bound 2>/dev/null
+    for d in /sys/block/*; do
+        echo $(basename $d) $(cat $d/queue/physical_block_size $d/serial 2>/dev/null)
+    done > disks
+    ls /sys/bus/scsi/devices 2>/dev/null > scsi
+    sync; touch ready; sleep 100000
+"""
+
+
+@pytest.mark.parametrize("bus", list(BUSES))
+def test_every_kind_of_disk_in_one_container(
+    shim_for: Shims, scratch: Path, plain_rootfs: Path, kubelet: PodDirectory, records: Path, bus: str
+) -> None:
+    (scratch / "out").mkdir()
+    root = image(scratch / "root.img", 32, plain_rootfs)
+    extra = image(scratch / "extra.img", 16, plain_rootfs)
+    volume, raw = scratch / "volume.img", scratch / "raw.img"
+    with volume.open("wb") as file:
+        file.truncate(24 * MIB)
+    raw.write_bytes(b"host-raw\n" + bytes(4 * MIB - 9))
+    data = kubelet.empty_dir("data")
+    metadata = {"fsGroup": "1234", "createFilesystem": "true"}
+    info = {"volume-type": "block", "device": str(volume), "fstype": "ext4", "metadata": metadata}
+    operator("add", "--volume-path", "/var/lib/csi/volume one", "--mount-info", json.dumps(info))
+    with loop_device(raw) as device:
+        number = os.stat(device).st_rdev
+        node = {"path": "/dev/xvda", "type": "b", "major": os.major(number), "minor": os.minor(number)}
+        shim = shim_for(
+            SCRIPT,
+            bind(scratch / "out", "/out"),
+            bind("/var/lib/csi/volume one", "/data"),
+            {"destination": "/image", "type": "ext4", "source": str(extra), "options": ["loop", "ro"]},
+            bind(data, "/scratch"),
+            bind(device, "/dev/bound"),
+            devices=(node,),
+        )
+        try:
+            run(shim, scratch, root, options(scratch, {**BUSES[bus], "disable_block_device_use": False}, EMPTY_DIRS))
+            written = {path.name: path.read_text(errors="replace") for path in (scratch / "out").iterdir()}
+            _check_guest(written, bus, shim.container)
+            assert (data / "disk.img").stat().st_blocks < (data / "disk.img").stat().st_size / 512
+            assert not os.path.ismount(shim.bundle / "rootfs")
+            _check_growth(volume, shim.container)
+        finally:
+            end(shim)
+            operator("remove", "--volume-path", "/var/lib/csi/volume one")
+        assert raw.read_bytes()[4096:4105] == b"guest-raw"
+    assert read_image(root, "created") == "from the guest\n"
+    assert read_image(volume, "copy") == "from the guest\n"
+    assert list(data.iterdir()) == []
+
+
+EMPTY_DIRS = {"emptydir_mode": "block-plain"}
+
+
+@contextlib.contextmanager
+def loop_device(path: Path) -> Iterator[str]:
+    """A block device of the host's: set-up of the test, the shim makes none."""
+    made = subprocess.run(["losetup", "--find", "--show", path], check=True, capture_output=True, text=True)
+    device = made.stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def _check_guest(written: dict[str, str], bus: str, container: str) -> None:
+    assert written["marker"] == "upper\n"
+    assert written["image-marker"] == "upper\n"
+    assert "Read-only" in written["image-error"]
+    mounts = dict(line.split()[1:3] for line in written["mounts"].splitlines())
+    assert mounts == {"/": "ext4", "/data": "ext4", "/image": "ext4", "/scratch": "ext4"}
+    group, mode = written["data-stat"].split()
+    assert group == "1234"
+    assert int(mode, 8) & 0o2070 == 0o2070
+    assert written["scratch-stat"] == "777\n"
+    assert written["raw"] == written["bound"] == "host-raw\n"
+    disks = [line.split() for line in written["disks"].splitlines()]
+    prefix = "vd" if bus == "blk" else "sd"
+    ours = [disk for disk in disks if disk[0].startswith(prefix) and disk[0] != "vda"]  # vda is the guest's own root
+    assert len(ours) == 5, disks
+    if bus == "blk":
+        assert {disk[1] for disk in ours} == {"4096"}
+        assert all(disk[2].startswith(("blk-", "root-")) for disk in ours)
+    else:
+        assert sum(name.count(":") == 3 for name in written["scsi"].split()) == 5
+
+
+def _check_growth(volume: Path, container: str) -> None:
+    path = ("--volume-path", "/var/lib/csi/volume one")
+    before = json.loads(operator("stats", *path).stdout)["usage"][0]
+    assert "has 25165824" in operator("resize", *path, "--size", str(48 * MIB), check=False).stderr
+    os.truncate(volume, 48 * MIB)
+
+    operator("resize", *path, "--size", str(48 * MIB))
+
+    after = json.loads(operator("stats", *path).stdout)["usage"][0]
+    assert before["unit"] == after["unit"] == 1
+    assert before["total"] < 24 * MIB < after["total"] <= 48 * MIB
+    assert (Path("/run/vc/sbs") / container / "shim-monitor.sock").is_socket()
+
+
+def test_a_device_that_is_no_file_system_is_named_and_leaves_nothing(
+    shim_for: Shims, scratch: Path, plain_rootfs: Path
+) -> None:
+    garbage = scratch / "garbage.img"
+    garbage.write_bytes(os.urandom(MIB))
+    shim = shim_for("true")
+    rootfs = types_pb2.Mount(type="ext4", source=str(garbage), options=["loop"])
+
+    opts = options(scratch, {"disable_block_device_use": False})
+    with pytest.raises(RemoteError, match="mount '/dev/"):
+        shim.call("Create", bundle=str(shim.bundle), rootfs=[rootfs], options=opts)

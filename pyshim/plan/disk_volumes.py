@@ -1,0 +1,132 @@
+"""Volumes that are disks: what is plugged, and what the guest then does with it. Pure."""
+
+import posixpath
+from dataclasses import dataclass
+
+from hypervisors.base import BlockDevice
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument, Unimplemented
+from pyshim.model.guest import Storage
+from pyshim.model.ids import GuestPath
+from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
+from pyshim.plan.disks import digest, disk
+from pyshim.plan.empty_dir_disks import CREATE_FILESYSTEM
+from pyshim.plan.share import GUEST_SANDBOX_DIR
+
+DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs", "iso9660", "f2fs")
+_DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
+"""What CSI drivers call a disk: Kata's Go runtime, its Rust one, and an old spelling of that."""
+_FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskUse:
+    """A disk to be plugged for a container, and what the agent then does with it: one of the two."""
+
+    disk: BlockDevice
+    storage: Storage | None
+    """Complete but for driver and source, which the plugged disk's place decides."""
+    container_path: str
+    """Where the container gets its device node; empty with a storage."""
+    direct: DirectVolume | None = None
+    """The direct volume it is, if it is one."""
+    make_bytes: int = 0
+    """Its file is made, of this size, and goes with the sandbox: what is on it outlives containers."""
+
+
+def direct_disk(config: Config, volume: DirectVolume, *, on: str) -> DiskUse:
+    """The disk of a direct volume, for the mount on `on`. Raises Unimplemented or InvalidArgument naming the record."""
+    what = f"mount direct volume '{volume.volume_path}' on '{on}'"
+    if volume.volume_type not in _DIRECT_BLOCK_TYPES:
+        raise Unimplemented(
+            f"{what}: volume-type {volume.volume_type!r} of '{volume.record_dir}' is not supported, "
+            f"{', '.join(_DIRECT_BLOCK_TYPES)} are"
+        )
+    if not volume.device.startswith("/") or not volume.fs_type:
+        raise InvalidArgument(f"{what}: '{volume.record_dir}' names no absolute device or no fstype")
+    storage = disk_storage(
+        volume.fs_type,
+        volume.options,
+        direct_volume_point(volume),
+        fs_group=_fs_group(volume, what),
+        driver_options=(CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
+    )
+    return file_system_disk(config, volume.device, storage, None, direct=volume)
+
+
+def file_system_disk(
+    config: Config, device: str, storage: Storage, facts: SourceFacts | None, *, direct: DirectVolume | None = None
+) -> DiskUse:
+    """A device or image file with a file system, mounted in the guest as `storage` says."""
+    read_only = "ro" in storage.options or (facts is not None and facts.is_read_only_device)
+    discard = "discard" in storage.options
+    volume = disk(config, device_id=disk_id(device), path=device, read_only=read_only, discard=discard)
+    return DiskUse(disk=volume, storage=storage, container_path="", direct=direct)
+
+
+def node_disk(config: Config, facts: SourceFacts, *, read_only: bool) -> DiskUse:
+    """A block device bound as a file: the guest binds its own node of the disk."""
+    volume = disk(
+        config,
+        device_id=disk_id(facts.device_path),
+        path=facts.device_path,
+        read_only=facts.is_read_only_device or read_only,
+    )
+    storage = disk_storage("bind", ("bind",), f"{GUEST_SANDBOX_DIR}/storage/node-{digest(facts.device_path)}")
+    return DiskUse(disk=volume, storage=storage, container_path="")
+
+
+def disk_storage(
+    fs_type: str,
+    options: tuple[str, ...],
+    mount_point: str,
+    *,
+    fs_group: FsGroup | None = None,
+    driver_options: tuple[str, ...] = (),
+    shared: bool = False,
+) -> Storage:
+    """A file system of a disk's; driver and source come with the place the disk is plugged at."""
+    return Storage(
+        driver="",
+        driver_options=driver_options,
+        source="",
+        fs_type=fs_type,
+        options=tuple(word for word in options if word not in ("loop", "rw")),
+        mount_point=GuestPath(mount_point),
+        fs_group=fs_group,
+        shared=shared,
+    )
+
+
+def direct_volume_point(volume: DirectVolume) -> str:
+    """Where the guest mounts it, the same for every container that has it."""
+    return f"{GUEST_SANDBOX_DIR}/storage/{digest(volume.volume_path)}"
+
+
+def disk_id(path: str) -> str:
+    """The id of the disk over a host path: the same for all containers of the sandbox, so that it is plugged once."""
+    return f"blk-{digest(path)}"
+
+
+def _fs_group(volume: DirectVolume, what: str) -> FsGroup | None:
+    group = volume.metadata.get("fsGroup", "")
+    if not group:
+        return None
+    policy = volume.metadata.get("fsGroupChangePolicy", "")
+    if not group.isdecimal() or int(group) >= 1 << 32 or policy not in _FS_GROUP_POLICIES:
+        raise InvalidArgument(f"{what}: fsGroup {group!r} with fsGroupChangePolicy {policy!r} means nothing")
+    return FsGroup(group_id=int(group), only_on_root_mismatch=_FS_GROUP_POLICIES[policy])
+
+
+def in_guest(kind: str, path: str) -> GuestPath:
+    return GuestPath(f"{GUEST_SANDBOX_DIR}/{kind}/{short_name(path)}-{digest(path)}")
+
+
+def group_option(facts: SourceFacts) -> tuple[str, ...]:
+    """The volume's fsGroup, which the kubelet gave the host's directory."""
+    return (f"fsgid={facts.gid}",) if facts.gid else ()
+
+
+def short_name(path: str) -> str:
+    """What a person will recognise `path` by, short enough to be part of a file name."""
+    return posixpath.basename(path).encode()[:100].decode(errors="ignore") or "root"
