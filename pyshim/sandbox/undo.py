@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from pyshim.model.errors import ShimError
+from pyshim.model.ledger import LedgerEntry
 from pyshim.sandbox.deadlines import UNDO_S, within
 from pyshim.sandbox.tasks import to_the_end
 
@@ -34,7 +35,7 @@ class Undo:
         while self._steps:
             step = self._steps.pop()
             try:
-                async with within(UNDO_S, f"undo of {self._of}"):
+                async with within(UNDO_S, _described(step)):
                     await step()
             except Exception as exc:  # whatever one step meets, the others must still clean the host
                 bug = None if isinstance(exc, ShimError) else exc
@@ -42,3 +43,11 @@ class Undo:
                 failed.append((step, exc))
         self._steps.extend(step for step, _ in reversed(failed))
         return failed[0][1] if failed else None
+
+
+def _described(step: Callable[[], Awaitable[None]]) -> str:
+    """`release mount '/run/...'`, `stop`: for the step's deadline."""
+    call = step.func if isinstance(step, partial) else step
+    name = getattr(call, "__name__", "step").strip("_").replace("_", " ")
+    entry = next((arg for arg in getattr(step, "args", ()) if isinstance(arg, LedgerEntry)), None)
+    return f"{name} {entry.kind.value} '{entry.key}'" if entry is not None else f"{name} in undo"

@@ -19,9 +19,11 @@ from pyshim.agent import client
 from pyshim.failpoints.points import AGENT_CALLS, Action, Failpoints, Fault, parse, points, steps
 from pyshim.failpoints.wrapping import seam
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.sandbox import deadlines, seams
 from pyshim.sandbox.cgroups import Cgroups
 from pyshim.sandbox.deadlines import within
+from pyshim.sandbox.undo import Undo
 from tests.fakes.clock import run_fast_forward
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,6 +139,27 @@ def test_a_deadline_is_told_from_the_one_of_somebody_else() -> None:
                 raise TimeoutError("theirs")
 
     asyncio.run(scenario())
+
+
+def test_an_undo_that_hangs_is_named_and_the_others_are_still_done() -> None:
+    done = []
+
+    class Ledger:
+        async def release(self, entry: LedgerEntry) -> None:
+            if entry.key == "/dead":
+                await asyncio.get_running_loop().create_future()
+            done.append(entry.key)
+
+    async def scenario() -> None:
+        undo = Undo("sandbox 'a'")
+        for key in ("/first", "/dead", "/last"):
+            undo.push(Ledger().release, LedgerEntry(kind=ResourceKind.MOUNT, key=key))
+        error = await undo.run()
+        assert isinstance(error, DeadlineExceeded)
+        assert str(error) == "release mount '/dead': not done within 10 s"
+        assert done == ["/last", "/first"]
+
+    run_fast_forward(scenario())
 
 
 class _Neighbour:
