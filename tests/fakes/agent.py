@@ -128,7 +128,8 @@ class FakeAgent:
             sock.close()
 
     def _handler(self, name: str):
-        assert hasattr(self, f"_on_{name}"), name
+        answer = f"_on_{name}"  # one string: the interpreter remembers each it looked up
+        assert hasattr(self, answer), name
 
         async def handle(payload: bytes, _: CallContext) -> bytes:
             self.calls.append(name)
@@ -138,7 +139,7 @@ class FakeAgent:
                 await self.held[name].wait()
             if name in self.failures:
                 raise TtrpcError(*self.failures[name])
-            reply: Message = await getattr(self, f"_on_{name}")(payload)
+            reply: Message = await getattr(self, answer)(payload)
             if name in self.late:
                 await self.late[name].wait()
             return reply.SerializeToString()

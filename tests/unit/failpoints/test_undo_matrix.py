@@ -107,6 +107,8 @@ async def outcome(fault: Fault) -> Row:
         assert life.at_kill is not None, f"{fault.point} is not reached"
         life.at_kill.replay()
         left = life.at_kill.left()
+        for _ in range(3):
+            await asyncio.sleep(0)  # a task that never began would complain about what it was to await
         for task in asyncio.all_tasks() - before - {living, killed}:
             task.cancel()
         living.cancel()
