@@ -21,7 +21,7 @@ IMAGES = "/run/kata-containers/images"
 CONTAINERS = "/run/kata-containers"
 PAUSE = "pause"
 _BUSYBOX = ("/bin/busybox", "/usr/bin/busybox")
-_PAUSE_SCRIPT = b"#!/bin/sh\ntrap 'exit 0' INT TERM\nwhile :; do sleep 2147483647 & wait $!; done\n"
+_PAUSE_SCRIPT = b"#!/bin/sh\ntrap 'exit 0' INT TERM\nwhile :; do sleep 2147483647 & wait $! || sleep 1; done\n"
 _MAX_ANSWER_BYTES = 4096
 _SIGKILL = 9
 

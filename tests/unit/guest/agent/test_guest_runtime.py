@@ -509,7 +509,8 @@ def test_no_module_of_the_agent_loads_what_its_guest_does_not_have() -> None:
         str(path.relative_to(REPOSITORY))[:-3].replace("/", ".")
         for path in (REPOSITORY / "guest/agent").rglob("*.py")
         # cdi.py is loaded for a container that asks for devices by name, and brings the library's imports along.
-        if path.name not in ("__init__.py", "__main__.py", "cdi.py")
+        # What is in pull/ runs in a child of its own, which ends with the image it pulled.
+        if path.name not in ("__init__.py", "__main__.py", "cdi.py") and path.parent.name != "pull"
     ]
     script = f"""
 import sys
