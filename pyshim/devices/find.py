@@ -1,10 +1,10 @@
 """The answer to a DeviceQuestion."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pyshim.cdi import Cache, CdiError, InvalidName, UnresolvedDevices, parse_annotations
 from pyshim.host.vfio import vfio_node
-from pyshim.kubelet.pod_resources import PodResources, pod_resources
 from pyshim.model.devices import (
     DeviceQuestion,
     DeviceRequest,
@@ -15,7 +15,10 @@ from pyshim.model.devices import (
 )
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 
-Ask = Callable[[str, str, str], PodResources]
+if TYPE_CHECKING:
+    from pyshim.kubelet.pod_resources import PodResources
+
+Ask = Callable[[str, str, str], "PodResources"]
 
 
 def find_devices(
@@ -23,20 +26,32 @@ def find_devices(
     *,
     cache: Cache | None = None,
     look_at: Callable[[str], VfioNode] = vfio_node,
-    ask: Ask = pod_resources,
+    ask: Ask | None = None,
 ) -> PodDevices:
     """Every device of the question. Raises a ShimError; names without a spec are all named by one NotFound."""
-    answer = PodResources(requests=(), cpu_ids={}, memory={})
-    if question.kubelet_socket:
-        answer = ask(question.kubelet_socket, question.pod_name, question.pod_namespace)
-    requests = merged((*answer.requests, *question.requests, *_annotated(question)))
+    asked, found_cpus, found_memory = _asked(question, ask)
+    requests = merged((*asked, *question.requests, *_annotated(question)))
     found = _resolved(requests, cache or Cache(), look_at)
     known = {node.path for device in found for node in device.nodes}
     for path in question.nodes:
         if path not in known:
             request = DeviceRequest(name="", origin="spec")
             found.append(FoundDevice(request=request, nodes=(look_at(path),)))
-    return PodDevices(devices=tuple(found), cpu_ids=answer.cpu_ids, memory=answer.memory)
+    return PodDevices(devices=tuple(found), cpu_ids=found_cpus, memory=found_memory)
+
+
+def _asked(
+    question: DeviceQuestion, ask: Ask | None
+) -> tuple[tuple[DeviceRequest, ...], dict[str, tuple[int, ...]], dict[str, dict[str, int]]]:
+    """(devices, exclusive CPUs, memory) by the kubelet; gRPC is loaded only to ask it."""
+    if not question.kubelet_socket:
+        return (), {}, {}
+    if ask is None:
+        from pyshim.kubelet.pod_resources import pod_resources
+
+        ask = pod_resources
+    answer = ask(question.kubelet_socket, question.pod_name, question.pod_namespace)
+    return answer.requests, answer.cpu_ids, answer.memory
 
 
 def _annotated(question: DeviceQuestion) -> tuple[DeviceRequest, ...]:
