@@ -129,6 +129,19 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
         sandbox = _run(ctr, runtime, name, config, "--cgroup", f"{parent}/{name}", *_TMPFS)
 
         assert sandbox.path("sandbox") == f"{parent}/kata_{name}"
+        again = (
+            "run",
+            "--rm",
+            "--runtime",
+            runtime.name,
+            "--runtime-config-path",
+            config,
+            IMAGE,
+            f"{name}-twin",
+            "true",
+        )
+        refused = ctr(*again[:1], "--cgroup", f"{parent}/{name}", *again[1:], check=False)
+        assert f"make cgroup '{parent}/kata_{name}': process" in refused.err
         assert not list(hierarchy("memory").glob(f"kata_overhead/{name}"))
         for controller in _ALL:
             inside = members(sandbox.directory("sandbox", controller))
@@ -162,7 +175,7 @@ def removed(ctr: Ctr, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        ctr.remove([name])
+        ctr.remove([name, f"{name}-twin"])
 
 
 def _throttled(cpu: Path) -> int:

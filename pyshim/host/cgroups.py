@@ -29,6 +29,18 @@ class LinuxCgroups:
         """The mount points below which `group.path` is, or will be."""
         return self._tree.roots(group)
 
+    async def occupant(self, group: Group) -> int:
+        """A process that is in the group or below it, this one excepted; 0 when there is none."""
+        return await asyncio.to_thread(self._occupant, group)
+
+    def _occupant(self, group: Group) -> int:
+        for root in self._tree.roots(group):
+            for directory, _, _ in os.walk(root + group.path):
+                for pid in cgroup_mounts.members(directory):
+                    if pid != os.getpid():
+                        return pid
+        return 0
+
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
         """They are there; notes say what they lack."""
         notes: list[str] = []

@@ -41,6 +41,7 @@ class Cgroups(Protocol):
     """The host's cgroups (`host/cgroups.py`). Every call raises ShimError naming the cgroup."""
 
     def roots(self, group: Group) -> tuple[str, ...]: ...
+    async def occupant(self, group: Group) -> int: ...
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]: ...
     async def start_scope(self, scope: Scope) -> None: ...
     async def join(self, group: Group, pids: Iterable[int]) -> None: ...
@@ -106,6 +107,12 @@ class SandboxCgroups:
         plan = self._plan
         if not plan.groups:
             return
+        for group in plan.groups:
+            # Before it is ours by the ledger: whoever is in a cgroup of ours at its end is killed.
+            if pid := await self._host.occupant(group):
+                raise FailedPrecondition(
+                    f"make cgroup '{group.path}': process {pid} is in it: another sandbox has the same cgroupsPath"
+                )
         for group in plan.groups:
             self._acquire(group)
         if plan.scope is not None:

@@ -26,6 +26,9 @@ class FakeCgroups:
     def roots(self, group: Group) -> tuple[str, ...]:
         return ("/cg",)
 
+    async def occupant(self, group: Group) -> int:
+        return next(iter(self.there.get(group.path, ())), 0)
+
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
         for group in groups:
             self._hit("make_cgroup")

@@ -148,6 +148,19 @@ async def test_an_intent_is_in_the_ledger_before_a_cgroup_is_made_and_struck_out
 
 
 @scenario
+async def test_a_cgroup_somebody_is_in_is_refused_and_left_alone() -> None:
+    rig = Rig()
+    rig.host.there = {SANDBOX: {4711}}
+
+    with pytest.raises(FailedPrecondition, match=f"make cgroup '{SANDBOX}': process 4711 is in it: another sandbox"):
+        await rig.cgroups.enter()
+    await rig.cgroups.leave()
+
+    assert rig.host.there == {SANDBOX: {4711}}
+    assert rig.ledger.history == []
+
+
+@scenario
 async def test_a_limit_that_was_demanded_and_cannot_be_set_stops_the_start_and_leaves_nothing() -> None:
     rig = Rig(sandbox_cgroup_limits=True)
     rig.host.refused["cpu.cfs_quota_us"] = "controller cpu is not mounted"
