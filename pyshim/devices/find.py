@@ -31,6 +31,9 @@ def find_devices(
     """Every device of the question. Raises a ShimError; names without a spec are all named by one NotFound."""
     asked, found_cpus, found_memory = _asked(question, ask)
     requests = merged((*asked, *question.requests, *_annotated(question)))
+    if question.names_only:
+        named = tuple(FoundDevice(request=request, nodes=()) for request in requests)
+        return PodDevices(devices=named, cpu_ids=found_cpus, memory=found_memory)
     found = _resolved(requests, cache or Cache(), look_at)
     known = {node.path for device in found for node in device.nodes}
     for path in question.nodes:

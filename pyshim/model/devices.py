@@ -38,6 +38,8 @@ class DeviceQuestion:
     """Those that ask for devices, `cdi.k8s.io/...`."""
     nodes: tuple[str, ...] = ()
     """VFIO nodes that a spec has already."""
+    names_only: bool = False
+    """The devices are not of this host: who asked for what is the whole answer."""
 
     @property
     def is_empty(self) -> bool:
@@ -113,6 +115,7 @@ def question_from_json(data: Mapping[str, Any]) -> DeviceQuestion:
         requests=tuple(DeviceRequest(**item) for item in data["requests"]),
         annotations=dict(data["annotations"]),
         nodes=tuple(data["nodes"]),
+        names_only=data["names_only"],
     )
 
 

@@ -8,11 +8,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from hypervisors.base import Hypervisor
+from hypervisors.base import Hypervisor, VfioDevice
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import GuestContainer
+from pyshim.model.ids import ContainerId
 from pyshim.model.oci import OciSpec
 from pyshim.plan.devices import (
     GUEST_KERNEL,
@@ -23,6 +24,7 @@ from pyshim.plan.devices import (
     vfio_devices,
     with_passed,
 )
+from pyshim.plan.kind import ContainerKind, placement
 from pyshim.plan.sandbox import SandboxPlan
 from pyshim.sandbox.tasks import TaskOwner, to_the_end
 
@@ -70,6 +72,8 @@ class PassedDevices:
 
         To be undone by `take_back`, also when this raises.
         """
+        if placement(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
+            return guest  # the pause container uses no device
         question = container_question(spec, self._config, self._known)
         name = container_name(spec.annotations)
         mine = [device for device in self._known.devices if name and device.request.container == name]
@@ -102,10 +106,14 @@ class PassedDevices:
                     f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
                     f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
                 )
-            location = await to_the_end(self._hypervisor.plug(device))
-            self._paths[device.id] = location.pci_path
-            self._hot.setdefault(container_id, []).append(device.id)
+            # A create that is given up meanwhile must know what it has to take back.
+            await to_the_end(self._plug_one(container_id, device))
         self._found += new.devices
+
+    async def _plug_one(self, container_id: str, device: VfioDevice) -> None:
+        location = await self._hypervisor.plug(device)
+        self._paths[device.id] = location.pci_path
+        self._hot.setdefault(container_id, []).append(device.id)
 
     async def take_back(self, container_id: str) -> None:
         """What was plugged for the container leaves the VM; a guest that takes its time does not hold up the caller."""

@@ -202,6 +202,20 @@ def test_each_device_comes_once_with_its_first_origin(tmp_path: Path) -> None:
     )
 
 
+def test_devices_of_another_machine_are_not_looked_for_on_this_one(tmp_path: Path) -> None:
+    request = DeviceRequest(name="v.com/gpu=0", origin="claim ns/x", container="a")
+
+    found = find_devices(
+        DeviceQuestion(requests=(request,), annotations={"cdi.k8s.io/a": "w.com/x=1"}, names_only=True),
+        cache=Cache([str(tmp_path)]),
+    )
+
+    assert found.devices == (
+        FoundDevice(request=request, nodes=()),
+        FoundDevice(request=DeviceRequest(name="w.com/x=1", origin="annotation"), nodes=()),
+    )
+
+
 def test_all_names_without_a_spec_are_listed_with_who_asked(tmp_path: Path) -> None:
     asked = tuple(DeviceRequest(name=f"v.com/gpu={n}", origin=f"claim ns/c{n}") for n in range(2))
 

@@ -1,12 +1,15 @@
 """A pod's devices end to end on fakes: found, cold or hot plugged, given to the right container, taken back."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from hypervisors.base import Device, GuestLocation
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, HostFunction, PodDevices, VfioNode
 from pyshim.model.errors import FailedPrecondition, NotFound, ResourceExhausted, ShimError
+from pyshim.model.ids import ContainerId
 from tests.unit.sandbox.conftest import DOCUMENT, Stack, scenario
 
 SANDBOX = {
@@ -95,6 +98,16 @@ async def test_two_containers_have_disjoint_devices_by_their_names(stack: Stack)
 
 
 @scenario
+async def test_the_pause_container_is_given_none(stack: Stack) -> None:
+    questions = prepare(stack, device(1, "a"))
+
+    await stack.run("c1", ["sleep"], annotations={**SANDBOX, "cdi.k8s.io/x": "v.com/gpu=1"}, linux=vfio(1))
+
+    assert len(questions) == 1
+    assert "c1" not in stack.agent.containers
+
+
+@scenario
 async def test_foreign_annotations_do_not_reach_the_guest(stack: Stack) -> None:
     prepare(stack, device(1, "a"))
     await stack.run("c1", ["sleep"], annotations={**SANDBOX, "cdi.k8s.io/x": "host.com/only=1"})
@@ -138,6 +151,31 @@ def test_a_create_that_fails_takes_its_devices_along(step: str) -> None:
         assert stack.hypervisors[0].plugged == {}
 
     body()
+
+
+@scenario
+async def test_a_create_given_up_while_it_plugs_takes_the_device_back(stack: Stack) -> None:
+    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port")
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    vm = stack.hypervisors[0]
+    plugging = asyncio.Event()
+    plug = vm.plug
+
+    async def slow(given: Device) -> GuestLocation:
+        plugging.set()
+        await asyncio.sleep(5)
+        return await plug(given)
+
+    vm.plug = slow  # type: ignore[method-assign]
+    creation = asyncio.create_task(stack.create("a1", ["sleep"], annotations=member("a"), linux=vfio(5)))
+    await plugging.wait()
+
+    with pytest.raises(NotFound):
+        await stack.pod.delete(ContainerId("a1"), None)
+
+    assert vm.plugged == {}
+    with pytest.raises((ShimError, asyncio.CancelledError)):
+        await creation
 
 
 @scenario
