@@ -250,7 +250,12 @@ RUNTIME: tuple[Key, ...] = (
         "Images are pulled in the guest, by the name the pod gives them, whatever the snapshotter says.",
         ann=True,
     ),
-    _R.later("dan_conf", PATH, "/run/kata-containers/dans", "Where directly attached network devices are described."),
+    _R.used(
+        "dan_conf",
+        PATH,
+        "/run/kata-containers/dans",
+        "Where directly attached network devices are described: a sandbox described there is refused.",
+    ),
     _R.refused("guest_selinux_label", TEXT, "", "SELinux label of containers in the guest.", ann=True),
     _R.later("enable_tracing", BOOL, False, "Traces from the shim."),
     _R.later("jaeger_endpoint", TEXT, "", "Where traces are sent."),

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from hypervisors.base import Hypervisor
-from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError, Unavailable, Unimplemented
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -44,6 +44,7 @@ T = TypeVar("T")
 
 DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
+MAX_DAN_BYTES = 1 << 20
 OOM_PAUSE_S = 0.1
 """A guest may report as many OOM kills as it likes; containerd is told ten of them a second."""
 
@@ -232,6 +233,7 @@ class Sandbox:
     async def _connect_network(self) -> Network | None:
         plan = self.plan
         model = plan.config.runtime.internetworking_model
+        await self._refuse_direct_devices()
         if plan.netns_path is None or model == "none":
             return None
         network = await self._network_connector.connect(
@@ -248,6 +250,15 @@ class Sandbox:
         self._undo.push(network.disconnect)
         self.network = network
         return network
+
+    async def _refuse_direct_devices(self) -> None:
+        """No file describes directly attached network devices for this sandbox: they would come instead of CNI's."""
+        path = f"{self.plan.config.runtime.dan_conf}/{self.plan.sandbox_id}.json"
+        try:
+            await self._host.read_bytes(path, MAX_DAN_BYTES)
+        except NotFound:
+            return
+        raise Unimplemented(f"connect network: directly attached devices, as {path!r} describes, are not available")
 
     async def _boot(self, network: Network | None) -> None:
         vm = with_nics(self.plan.vm, network.nics) if network else self.plan.vm
