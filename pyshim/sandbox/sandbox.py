@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from hypervisors.base import Hypervisor
-from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError, Unavailable, Unimplemented
+from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -22,6 +22,7 @@ from pyshim.plan.sandbox import SandboxPlan, with_nics
 from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
+from pyshim.sandbox.direct_devices import refuse_direct_devices
 from pyshim.sandbox.direct_volumes import DirectVolumes, OpenMonitor
 from pyshim.sandbox.passed_devices import FindDevices, PassedDevices
 from pyshim.sandbox.port_forward import PortForward
@@ -44,7 +45,6 @@ T = TypeVar("T")
 
 DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
-MAX_DAN_BYTES = 1 << 20
 OOM_PAUSE_S = 0.1
 """A guest may report as many OOM kills as it likes; containerd is told ten of them a second."""
 
@@ -233,7 +233,7 @@ class Sandbox:
     async def _connect_network(self) -> Network | None:
         plan = self.plan
         model = plan.config.runtime.internetworking_model
-        await self._refuse_direct_devices()
+        await refuse_direct_devices(plan, self._host)
         if plan.netns_path is None or model == "none":
             return None
         network = await self._network_connector.connect(
@@ -250,15 +250,6 @@ class Sandbox:
         self._undo.push(network.disconnect)
         self.network = network
         return network
-
-    async def _refuse_direct_devices(self) -> None:
-        """No file describes directly attached network devices for this sandbox: they would come instead of CNI's."""
-        path = f"{self.plan.config.runtime.dan_conf}/{self.plan.sandbox_id}.json"
-        try:
-            await self._host.read_bytes(path, MAX_DAN_BYTES)
-        except NotFound:
-            return
-        raise Unimplemented(f"connect network: directly attached devices, as {path!r} describes, are not available")
 
     async def _boot(self, network: Network | None) -> None:
         vm = with_nics(self.plan.vm, network.nics) if network else self.plan.vm
