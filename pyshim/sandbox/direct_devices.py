@@ -1,4 +1,4 @@
-"""Directly attached network devices, as a file describes them for a sandbox: refused, there being no way for them yet."""
+"""Directly attached network devices, as a file describes them for a sandbox: refused, as there is no way for them."""
 
 from pyshim.model.errors import NotFound, Unimplemented
 from pyshim.plan.sandbox import SandboxPlan
