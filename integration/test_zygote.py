@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from .framework.waiting import eventually
 from .framework.zygote import Zygote
 
 pytestmark = pytest.mark.vm
+_IDLE_S = 8.0
 
 # The tests of that file run a second time, here with forked shims.
 for _name, _test in tuple(vars(in_the_other_mode).items()):
@@ -44,6 +47,26 @@ def test_a_shim_is_the_zygotes_child_and_looks_like_an_executed_one(
     assert shim.command[-1] == "serve"
     assert os.readlink(f"/proc/{shim.pid}/cwd").endswith(f"/{shared}")
     assert os.getsid(shim.pid) == shim.pid
+
+
+def test_an_idle_shim_is_not_woken(runtime: Runtime, shared: str) -> None:
+    """No timer polls: in some stretch of seconds nothing at all wakes it. What a call before left over may."""
+    (shim,) = runtime.shims(shared)
+    woken: list[int] = []
+
+    def sleeps() -> bool:
+        before = _switches(shim.pid)
+        time.sleep(_IDLE_S)
+        woken.append(_switches(shim.pid) - before)
+        return woken[-1] == 0
+
+    eventually(sleeps, what=lambda: f"nothing wakes the shim for {_IDLE_S} s; it was woken {woken} times")
+
+
+def _switches(pid: int) -> int:
+    """How often the process's threads have gone to sleep."""
+    lines = [line for path in Path(f"/proc/{pid}/task").glob("*/status") for line in path.read_text().splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
 
 
 def test_a_pod_survives_the_end_of_the_zygote_and_the_next_one_needs_none(

@@ -16,6 +16,10 @@ _RIGHTS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapA
 _LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
 
 
+# Signals that are ignored or caught, as masks. Source: proc(5).
+_NOT_DEFAULT = ("SigIgn", "SigCgt")
+
+
 class CallerDiffers(Exception):
     """The caller is not of our kind in what `str(error)` names; a child of ours could not stand for its own."""
 
@@ -100,10 +104,9 @@ def become_like(pid: int, environment: Mapping[str, str]) -> None:
 
     Also no signal is blocked, and every handler is an interpreter's that has just begun.
     """
-    for limit in _LIMITS:
-        theirs = resource.prlimit(pid, limit)
-        if theirs != resource.getrlimit(limit):
-            resource.setrlimit(limit, theirs)
+    if _text(f"/proc/{pid}/limits") != _text("/proc/self/limits"):
+        for limit in _LIMITS:
+            resource.setrlimit(limit, resource.prlimit(pid, limit))
     os.umask(int(_status(f"/proc/{pid}").get("Umask", "0022"), 8))
     niceness = os.getpriority(os.PRIO_PROCESS, pid)
     if niceness != os.getpriority(os.PRIO_PROCESS, 0):
@@ -119,8 +122,13 @@ def become_like(pid: int, environment: Mapping[str, str]) -> None:
 
 def fresh_signals() -> None:
     """Signals are as in an interpreter that has just begun: none blocked, none handled but SIGINT."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
+    with open("/proc/self/status") as file:
+        masks = {
+            name: int(value, 16) for name, _, value in (line.partition(":") for line in file) if name in _NOT_DEFAULT
+        }
+    for number in signal.valid_signals():  # the C library keeps two to itself
+        if any(mask >> (number - 1) & 1 for mask in masks.values()):
+            signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # What the interpreter ignores from its start. Source: cpython Python/pylifecycle.c, init_signals.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
