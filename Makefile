@@ -2,12 +2,12 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest demo test check integration soak fmt protos bench clean
+.PHONY: help setup guest demo test check integration soak fmt protos bench bench-compare clean
 
 PYTHON := .venv/bin/python
 
 help: ## list the verbs
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: ## install what is missing: Debian packages (as root), the locked virtual environment, launchers in bin/
 	@scripts/setup
@@ -43,8 +43,11 @@ soak: setup guest ## many pods together, many rounds, 280 pods that lose a part 
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.soak $(or $(LOSSES),\
 	    --shim 200 --vmm 20 --virtiofsd 20 --frozen 20 --agent 20 --pods 50 --rounds 50)
 
-bench: setup guest ## measure, print a table, write bench/results
-	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench
+bench: setup guest ## measure, print a table, write bench/results (BENCH="--peer SHIM --peer-config FILE" for another shim too)
+	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench $(BENCH)
+
+bench-compare: ## what changed between two results: A=OLD.json B=NEW.json
+	@$(PYTHON) -m bench.compare $(A) $(B)
 
 clean: ## remove what the other verbs built: virtual environment, guest image, launchers, caches
 	@rm -rf .venv .build bin .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,8 +13,8 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from bench import chart, report, rounds
-from bench.measures import Ground
+from bench import chart, report, rounds, stub_pods
+from bench.measures import Ground, Peer
 from integration.framework import enclosure, images, shim_config
 from integration.framework.containerd import Containerd, Directories
 from integration.framework.leaks import HostState, assert_nothing_left
@@ -30,13 +30,20 @@ def main() -> int:
     if enclosure.MARK not in os.environ:
         print("bench: runs inside an enclosure (hint: `make bench`)", file=sys.stderr)
         return 2
+    try:
+        peer = Peer.of(arguments.peer, arguments.peer_config) if arguments.peer else None
+    except ValueError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
     size = rounds.QUICK if arguments.quick else rounds.FULL
     if arguments.runs:
         size = replace(size, rounds=arguments.runs)
     load_before = os.getloadavg()[0]
-    samples = _measure(size)
+    samples, woken = _measure(size, arguments.peer, peer)
     found = report.rows(samples)
-    facts = _facts(size, load_before)
+    facts = _facts(size, load_before) | {"idle wake-ups of a shim in 30 s": str(woken)}
+    if peer is not None:
+        facts["peer"] = str(arguments.peer)
     print(report.as_text(found))
     target = arguments.output
     target.mkdir(parents=True, exist_ok=True)
@@ -54,6 +61,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=0, metavar="N", help=f"rounds; default {rounds.FULL.rounds}")
     parser.add_argument("--quick", action="store_true", help="two rounds with little in them: does it work at all")
     parser.add_argument("--note", default="", help="a sentence for the results, about the state of the machine")
+    parser.add_argument("--peer", type=Path, metavar="SHIM", help="path of another shim to measure beside ours")
+    parser.add_argument("--peer-config", type=Path, metavar="FILE", help="the configuration the peer is given")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="default: bench/results")
     arguments = parser.parse_args()
     if arguments.runs < 0:
@@ -61,12 +70,19 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _measure(size: rounds.Size) -> rounds.Samples:
-    """All samples; raises AssertionError when the measurements left something on the host."""
+def _measure(size: rounds.Size, program: Path | None, peer: Peer | None) -> tuple[rounds.Samples, int]:
+    """All samples, and how often an idle shim was woken; raises AssertionError when something is left on the host."""
     GROUND.mkdir()
+    binaries = PROJECT / "bin"
+    if program is not None:
+        # containerd looks in one directory before its own PATH.
+        binaries = GROUND / "bin"
+        binaries.mkdir()
+        for found in (*(PROJECT / "bin").iterdir(), program.resolve()):
+            (binaries / found.name).symlink_to(found)
     directories = Directories(root=GROUND / "containerd", state=Path("/run/containerd"))
     # As on a node: at level debug every call and every chunk of output would be a line in the log as well.
-    daemon = Containerd(directories, binaries=PROJECT / "bin", log_level="info")
+    daemon = Containerd(directories, binaries=binaries, log_level="info")
     daemon.start()
     try:
         archive = GROUND / "busybox.tar"
@@ -74,12 +90,14 @@ def _measure(size: rounds.Size) -> rounds.Samples:
         daemon.ctr("images", "import", archive)
         before = HostState.look((GROUND,))
         started = time.monotonic()
-        ground = Ground(containerd=daemon, directory=GROUND, binaries=PROJECT / "bin", config=_own_guest())
+        ground = Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest(), peer=peer)
         samples = rounds.run(
             ground, size, lambda text: print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
         )
+        with stub_pods.running(replace(ground, config=GROUND / "stubs" / "configuration.toml"), 1) as (pid,):
+            woken = stub_pods.wakeups(pid, 30.0)
         assert_nothing_left(before, (GROUND,))
-        return samples
+        return samples, woken
     finally:
         daemon.stop()
 

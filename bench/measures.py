@@ -29,6 +29,22 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Another shim to be measured beside ours, by the name containerd finds it under."""
+
+    runtime: Runtime
+    config: Path | None
+
+    @classmethod
+    def of(cls, program: Path, config: Path | None) -> Peer:
+        """Raises ValueError for a program whose name is no shim's: `containerd-shim-<name>-<version>`."""
+        words = program.name.split("-")
+        if len(words) != 4 or words[:2] != ["containerd", "shim"] or not all(words):
+            raise ValueError(f"use {str(program)!r} as a shim: its name is not containerd-shim-NAME-VERSION")
+        return cls(runtime=Runtime(name=f"io.containerd.{words[2]}.{words[3]}"), config=config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
     """Where the measurements happen: a containerd that is up, a directory on a tmpfs, the directory of our binary, and
     a configuration whose guest nobody rebuilds meanwhile.
@@ -38,6 +54,7 @@ class Ground:
     directory: Path
     binaries: Path
     config: Path
+    peer: Peer | None = None
 
     @property
     def ctr(self) -> Ctr:
@@ -45,7 +62,8 @@ class Ground:
 
     def options(self, runtime: Runtime) -> tuple[str, ...]:
         """What `ctr run` needs to use `runtime`."""
-        config = ("--runtime-config-path", str(self.config)) if runtime.has_vm else ()
+        file = self.peer.config if self.peer is not None and runtime == self.peer.runtime else self.config
+        config = ("--runtime-config-path", str(file)) if runtime.has_vm and file is not None else ()
         return ("--runtime", runtime.name, *config)
 
 
@@ -138,9 +156,9 @@ def client_s(ground: Ground) -> float:
     return ground.ctr("version").took_s
 
 
-def stdout_mb_per_s(ground: Ground, runtime: Runtime, size_mib: int) -> float:
+def stdout_mb_per_s(ground: Ground, runtime: Runtime, size_mib: int, prefix: str = "bench") -> float:
     """Megabytes (10^6 bytes) a second from a container's stdout to a file, from the first byte seen to the last."""
-    name, target = f"bench{next(_numbers)}", ground.directory / f"zeros{next(_numbers)}"
+    name, target = f"{prefix}{next(_numbers)}", ground.directory / f"zeros{next(_numbers)}"
     command = ("dd", "if=/dev/zero", "bs=1M", f"count={size_mib}")
     argv = ground.ctr.argv("run", "--rm", *ground.options(runtime), images.IMAGE, name, *command)
     with target.open("wb") as file:

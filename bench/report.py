@@ -108,11 +108,86 @@ QUESTIONS = (
         reference_title="runc's shim",
         unit="MB/s",
     ),
+    Question(
+        title="stdout to a file, stand-in VM",
+        series="stub_stdout",
+        reference="stub_stdout_runc",
+        reference_title="runc's shim",
+        unit="MB/s",
+    ),
+    Question(
+        title="Create and Start, stand-in VM",
+        series="stub_create",
+        reference="start_bare",
+        reference_title="bare interpreter",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="ten of these at once",
+        series="stub_ten",
+        reference="stub_create",
+        reference_title="one of them",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="the same, forked shim",
+        series="forked_create",
+        reference="stub_create",
+        reference_title="executed shim",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="`start` with a zygote",
+        series="forked_start",
+        reference="forked_bare",
+        reference_title="bare interpreter",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
+        title="many forked shims, PSS each, zygote included",
+        series="forked_pss",
+        reference="pss_pykata",
+        reference_title="executed shim",
+        unit="MiB",
+    ),
+    Question(
+        title="many forked shims, private memory each",
+        series="forked_private",
+        reference="private_pykata",
+        reference_title="executed shim",
+        unit="MiB",
+    ),
+)
+
+
+_PEER = (
+    ("the peer's `start`", "start", "ms", _MS),
+    ("the peer's PSS", "pss", "MiB", 1.0),
+    ("the peer to first output", "output", "ms", _MS),
+    ("the peer's exec", "exec", "ms", _MS),
+    ("the peer's stdout to a file", "stdout", "MB/s", 1.0),
+)
+PEER_QUESTIONS = tuple(
+    Question(
+        title=title,
+        series=f"peer_{what}",
+        reference=f"{what}_pykata",
+        reference_title="ours",
+        unit=unit,
+        scale=scale,
+    )
+    for title, what, unit, scale in _PEER
 )
 
 
 def rows(samples: Samples) -> list[Row]:
-    return [_row(question, samples.by_round) for question in QUESTIONS]
+    """A row for each question; those about a peer only when there was one."""
+    asked = (*QUESTIONS, *(PEER_QUESTIONS if "peer_start" in samples.by_round else ()))
+    return [_row(question, samples.by_round) for question in asked]
 
 
 def _row(question: Question, by_round: Mapping[str, list[list[float]]]) -> Row:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench import bare_boot, measures
+from bench import bare_boot, measures, stub_pods, stubs
 from bench.measures import PYKATA, RUNC, Ground
+from integration.framework.runtime import Runtime
+from integration.framework.zygote import Zygote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,10 +23,17 @@ class Size:
     execs: int
     """per round"""
     stdout_mib: int
+    stub_mib: int
+    """through stdout of a container on the stand-in VM"""
+    creates: int
+    """per round"""
+    pods: int
+    """at the same time, for the memory of many"""
 
 
-FULL = Size(rounds=7, starts=8, execs=8, stdout_mib=128)
-QUICK = Size(rounds=2, starts=2, execs=2, stdout_mib=64)
+FULL = Size(rounds=7, starts=8, execs=8, stdout_mib=128, stub_mib=1024, creates=5, pods=20)
+QUICK = Size(rounds=2, starts=2, execs=2, stdout_mib=64, stub_mib=64, creates=2, pods=3)
+_TOGETHER = 10
 
 
 @dataclass(slots=True)
@@ -44,6 +53,7 @@ def run(ground: Ground, size: Size, progress: Callable[[str], None]) -> Samples:
     samples = Samples()
     initrd = ground.directory / "bare-initrd"
     bare_boot.write_initrd(initrd)
+    stubbed = replace(ground, config=stubs.config(ground.directory))
     for number in range(size.rounds + 1):
         progress(f"round {number} of {size.rounds}" if number else "warm-up round")
         target = samples if number else Samples()
@@ -51,7 +61,46 @@ def run(ground: Ground, size: Size, progress: Callable[[str], None]) -> Samples:
         _in_containers(ground, target, size.execs, initrd)
         for series, runtime in (("stdout_pykata", PYKATA), ("stdout_runc", RUNC)):
             target.open_round(series).append(measures.stdout_mb_per_s(ground, runtime, size.stdout_mib))
+        _on_stubs(stubbed, target, size)
+        if ground.peer is not None:
+            _of_peer(ground, ground.peer.runtime, target, size)
     return samples
+
+
+def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
+    """The shim's own share, on a VM that is none: executed shims first, then forked ones."""
+    create, ten, stdout = (samples.open_round(f"stub_{name}") for name in ("create", "ten", "stdout"))
+    create += [stub_pods.create_s(ground) for _ in range(size.creates)]
+    ten.append(stub_pods.together_s(ground, _TOGETHER))
+    stdout.append(measures.stdout_mb_per_s(ground, PYKATA, size.stub_mib, prefix=f"flood{size.stub_mib}-"))
+    samples.open_round("stub_stdout_runc").append(measures.stdout_mb_per_s(ground, RUNC, size.stub_mib))
+    zygote = Zygote(ground.binaries / "pyshim", ground.directory / "zygote.log")
+    try:
+        zygote.start()
+        bare, start, forked = (samples.open_round(f"forked_{name}") for name in ("bare", "start", "create"))
+        for _ in range(size.starts):
+            bare.append(measures.bare_interpreter_s())
+            start.append(measures.start_s(ground, PYKATA))
+        forked += [stub_pods.create_s(ground) for _ in range(size.creates)]
+        with stub_pods.running(ground, size.pods) as pids:
+            pss = [measures.memory_of(pid).pss_mib for pid in pids]
+            mean = (sum(pss) + measures.memory_of(zygote.pid).pss_mib) / len(pss)
+            samples.open_round("forked_pss").append(mean)
+            private = [measures.memory_of(pid).private_mib for pid in pids]
+            samples.open_round("forked_private").append(sum(private) / len(private))
+    finally:
+        zygote.close()
+
+
+def _of_peer(ground: Ground, peer: Runtime, samples: Samples, size: Size) -> None:
+    """Another shim, by the calls that every shim answers."""
+    start, execs = samples.open_round("peer_start"), samples.open_round("peer_exec")
+    start += [measures.start_s(ground, peer) for _ in range(size.starts)]
+    with measures.container(ground, peer) as name:
+        samples.open_round("peer_pss").append(measures.memory_of(measures.daemon_of(peer, name).pid).pss_mib)
+        execs += [measures.exec_s(ground, name) for _ in range(size.execs)]
+    samples.open_round("peer_output").append(measures.first_output_s(ground, peer))
+    samples.open_round("peer_stdout").append(measures.stdout_mb_per_s(ground, peer, size.stdout_mib))
 
 
 def _starts(ground: Ground, samples: Samples, count: int) -> None:

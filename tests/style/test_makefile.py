@@ -10,7 +10,21 @@ import subprocess
 
 from .project_files import ROOT
 
-VERBS = {"help", "setup", "guest", "demo", "test", "check", "integration", "soak", "fmt", "protos", "bench", "clean"}
+VERBS = {
+    "help",
+    "setup",
+    "guest",
+    "demo",
+    "test",
+    "check",
+    "integration",
+    "soak",
+    "fmt",
+    "protos",
+    "bench",
+    "bench-compare",
+    "clean",
+}
 _MAKEFILE = (ROOT / "Makefile").read_text()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from bench import chart, report
 from bench.bare_boot import bare_argv
+from bench.measures import Peer
 from bench.rounds import Samples
 
 INITRD = Path("/scratch/bare")
@@ -90,3 +91,24 @@ def test_equal_results_make_an_equal_picture(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
         chart.write_svg(tmp_path / name, found, "caption")
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_peer_is_named_as_containerd_finds_it() -> None:
+    peer = Peer.of(Path("/opt/kata/bin/containerd-shim-kata-v2"), Path("/c.toml"))
+
+    assert (peer.runtime.name, peer.runtime.binary) == ("io.containerd.kata.v2", "containerd-shim-kata-v2")
+
+
+@pytest.mark.parametrize("name", ["kata", "containerd-shim-kata", "containerd-shim--v2", "a-b-c-d"])
+def test_a_program_that_is_no_shim_is_refused_as_peer(name: str) -> None:
+    with pytest.raises(ValueError, match="its name is not containerd-shim-NAME-VERSION"):
+        Peer.of(Path("/bin") / name, None)
+
+
+def test_rows_about_a_peer_are_there_only_with_one() -> None:
+    without = samples()
+    with_one = samples()
+    for question in report.PEER_QUESTIONS:
+        with_one.by_round[question.series] = [[2.0], [2.0]]
+
+    assert len(report.rows(with_one)) == len(report.rows(without)) + len(report.PEER_QUESTIONS)
