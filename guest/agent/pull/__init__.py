@@ -26,9 +26,22 @@ _MAX_ANSWER_BYTES = 4096
 _SIGKILL = 9
 
 
+_directories: dict[str, str] = {}
+"""The directory of each image pulled so far, by its name: a name means the same image as long as the guest lives."""
+
+
+async def prepare(agent: Agent, image: str) -> str:
+    """The directory of the image's files, pulled unless the guest has them. Raises what `pulled` raises."""
+    if image == PAUSE:
+        return pause_root()
+    if image not in _directories:
+        _directories[image] = await pulled(agent, image)
+    return _directories[image]
+
+
 async def image_root(agent: Agent, image: str, target: str, container: str) -> None:
     """`target` is a writable root of `image`, its layers pulled unless the guest has them already."""
-    lower = pause_root() if image == PAUSE else await pulled(agent, image)
+    lower = await prepare(agent, image)
     folders = {name: f"{CONTAINERS}/{container}/{name}" for name in ("upper", "work")}
     for path in (*folders.values(), target):
         os.makedirs(path, exist_ok=True)

@@ -23,6 +23,7 @@ _SETGID = 0o2000
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
 _OVERLAY_RW = "io.katacontainers.fs-opt.overlay-rw"
 _CREATE_FILESYSTEM = "io.katacontainers.volume.block.create_filesystem"
+_IMAGE_PULL = "image_guest_pull"
 _ENCRYPTION_KEY = "encryption_key="
 _HUGEPAGES = "/sys/kernel/mm/hugepages"
 _CONTAINERS = "/run/kata-containers"
@@ -52,6 +53,13 @@ class StorageTable:
 
     async def add(self, storages: list[Message], user: str) -> None:
         """Every storage is in place for `user`. On failure the ones before it stay until `release(user)`."""
+        for storage in storages:
+            if storage.driver == _IMAGE_PULL:
+                from guest.agent.pull import prepare
+
+                await prepare(
+                    self._agent, storage.source
+                )  # before the lock: nobody else's storages wait for a registry
         await self._lock.acquire()
         try:
             for storage in storages:
@@ -108,7 +116,7 @@ class StorageTable:
             self._ephemeral(storage, target)
         elif driver == "overlayfs":
             self._overlay(storage, target, user)
-        elif driver == "image_guest_pull":
+        elif driver == _IMAGE_PULL:
             from guest.agent.pull import image_root
 
             if user == SANDBOX:

@@ -211,8 +211,11 @@ def test_introspection_gives_what_its_table_holds() -> None:
 
 
 def started(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    """A QEMU without guest that reads `words` and then quits; -S keeps it from running anything."""
-    base = (QEMU, "-nodefaults", "-display", "none", "-S", "-monitor", "stdio")
+    """A QEMU without guest that reads `words` and then quits; -S keeps it from running anything.
+
+    An abort leaves no core file.
+    """
+    base = ("prlimit", "--core=0", QEMU, "-nodefaults", "-display", "none", "-S", "-monitor", "stdio")
     return subprocess.run([*base, *words], input="quit\n", capture_output=True, text=True, timeout=60, check=False)
 
 
