@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 
@@ -60,9 +61,11 @@ def test_output_continues_and_exits_of_the_absence_arrive_in_many_pods(
         for container, before in zip(counting, had, strict=True):
             assert container.is_running
             found = numbers_after(container, len(before) + 40)
-            # Only what the old containerd had taken and not yet written may be missing.
             assert found == sorted(set(found))
-            assert found[-1] - found[0] + 1 - len(found) <= 5
+            # Only what the old containerd had taken and not yet written may be missing: one gap, and on a busy machine
+            # a whole buffer of it.
+            gaps = [after - one for one, after in itertools.pairwise(found) if after != one + 1]
+            assert len(gaps) <= 1
             assert container.sh("echo here") == "here\n"
         assert [shim.pid for pod in pods for shim in runtime.shims(pod.id)] == shims
         assert all(pod.is_ready for pod in pods)
