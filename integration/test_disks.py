@@ -136,6 +136,7 @@ SCRIPT = """
         echo $(basename $d) $(cat $d/queue/physical_block_size $d/serial 2>/dev/null)
     done > disks
     ls /sys/bus/scsi/devices 2>/dev/null > scsi
+    mkdir /posix && /usr/bin/python3 -I -S /check.py /posix > posix 2>&1
     sync; touch ready; sleep 100000
 """
 
@@ -165,6 +166,8 @@ def test_every_kind_of_disk_in_one_container(
             {"destination": "/image", "type": "ext4", "source": str(extra), "options": ["loop", "ro"]},
             bind(data, "/scratch"),
             bind(device, "/dev/bound"),
+            bind(PROJECT / "integration" / "posix_check.py", "/check.py", "ro"),
+            *(bind(path, path, "ro") for path in ("/usr", "/lib", "/lib64") if Path(path).is_dir()),
             devices=(node,),
         )
         try:
@@ -208,6 +211,7 @@ def _check_guest(written: dict[str, str], bus: str, container: str) -> None:
     assert int(mode, 8) & 0o2070 == 0o2070
     assert written["scratch-stat"] == "777\n"
     assert written["raw"] == written["bound"] == "host-raw\n"
+    assert written["posix"] == "checked 12\n"
     disks = [line.split() for line in written["disks"].splitlines()]
     prefix = "vd" if bus == "blk" else "sd"
     ours = [disk for disk in disks if disk[0].startswith(prefix) and disk[0] != "vda"]  # vda is the guest's own root

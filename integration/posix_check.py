@@ -1,0 +1,236 @@
+"""Runs inside a container, on the directory of its argument: prints one line for each POSIX promise that is broken.
+
+Standard library only; no import of the project's. The last line is `checked N`.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import sys
+
+
+def rename_replaces_and_is_seen_whole(d):
+    write(f"{d}/a", b"new")
+    write(f"{d}/b", b"old")
+    held = os.open(f"{d}/b", os.O_RDONLY)
+    os.rename(f"{d}/a", f"{d}/b")
+    assert read(f"{d}/b") == b"new"
+    assert not os.path.exists(f"{d}/a")
+    assert os.read(held, 10) == b"old", "an open file survives its replacement"
+    os.close(held)
+    os.mkdir(f"{d}/dir")
+    write(f"{d}/dir/x", b"")
+    with refused(errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EEXIST):
+        os.rename(f"{d}/b", f"{d}/dir")
+
+
+def hard_links_are_one_file(d):
+    write(f"{d}/a", b"1")
+    os.link(f"{d}/a", f"{d}/b")
+    assert os.stat(f"{d}/a").st_ino == os.stat(f"{d}/b").st_ino
+    assert os.stat(f"{d}/a").st_nlink == 2
+    write(f"{d}/b", b"22")
+    assert read(f"{d}/a") == b"22"
+    os.unlink(f"{d}/a")
+    assert os.stat(f"{d}/b").st_nlink == 1
+
+
+def an_unlinked_file_lives_until_it_is_closed(d):
+    fd = os.open(f"{d}/a", os.O_RDWR | os.O_CREAT)
+    os.unlink(f"{d}/a")
+    os.write(fd, b"still")
+    assert os.pread(fd, 10, 0) == b"still"
+    assert os.fstat(fd).st_nlink == 0
+    os.close(fd)
+
+
+def exclusive_creation_and_append(d):
+    os.close(os.open(f"{d}/a", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    with refused(errno.EEXIST):
+        os.open(f"{d}/a", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    one, two = (os.open(f"{d}/a", os.O_WRONLY | os.O_APPEND) for _ in range(2))
+    for fd in (one, two, one):
+        os.write(fd, b"x")
+    assert read(f"{d}/a") == b"xxx"
+    os.close(one)
+    os.close(two)
+
+
+def a_sparse_file_takes_no_room(d):
+    with open(f"{d}/a", "wb") as file:
+        file.truncate(64 << 20)
+        file.seek(32 << 20)
+        file.write(b"middle")
+    found = os.stat(f"{d}/a")
+    assert found.st_size == 64 << 20
+    assert found.st_blocks * 512 < 1 << 20
+    with open(f"{d}/a", "rb") as file:
+        assert file.read(4) == bytes(4)
+        file.seek(32 << 20)
+        assert file.read(6) == b"middle"
+    os.truncate(f"{d}/a", 3)
+    assert read(f"{d}/a") == bytes(3)
+
+
+def a_private_and_a_shared_mapping(d):
+    write(f"{d}/a", b"a" * 8192)
+    with open(f"{d}/a", "r+b") as file:
+        private = mmap.mmap(file.fileno(), 8192, mmap.MAP_PRIVATE)
+        private[0:1] = b"P"
+        assert read(f"{d}/a")[:1] == b"a"
+        shared = mmap.mmap(file.fileno(), 8192, mmap.MAP_SHARED)
+        shared[4096:4097] = b"S"
+        shared.flush()
+        assert read(f"{d}/a")[4096:4097] == b"S"
+        shared.close()
+        private.close()
+
+
+def locks_exclude_another_process(d):
+    write(f"{d}/a", b"12345678")
+    with open(f"{d}/a", "r+b") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 4, 0)
+        assert in_child(lambda other: fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB, 4, 0), f"{d}/a") == "refused"
+        assert in_child(lambda other: fcntl.lockf(other, fcntl.LOCK_EX | fcntl.LOCK_NB, 4, 4), f"{d}/a") == "taken"
+        fcntl.lockf(file, fcntl.LOCK_UN)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert in_child(lambda other: fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB), f"{d}/a") == "refused"
+
+
+def in_child(take, path):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with open(path, "r+b") as other:
+                take(other)
+            os._exit(0)
+        except OSError:
+            os._exit(1)
+        finally:
+            os._exit(2)
+    return {0: "taken", 1: "refused"}.get(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), "failed")
+
+
+def modes_times_and_links(d):
+    write(f"{d}/a", b"")
+    os.chmod(f"{d}/a", 0o4751)
+    assert os.stat(f"{d}/a").st_mode & 0o7777 == 0o4751
+    os.utime(f"{d}/a", ns=(1_000_000_007, 2_000_000_009))
+    assert os.stat(f"{d}/a").st_mtime_ns == 2_000_000_009
+    os.symlink("x" * 1000, f"{d}/l")
+    assert os.readlink(f"{d}/l") == "x" * 1000
+    os.chown(f"{d}/a", 1000, 1000)
+    assert (os.stat(f"{d}/a").st_uid, os.stat(f"{d}/a").st_mode & 0o4000) == (1000, 0), "a new owner takes set-uid away"
+
+
+def directories_show_what_is_in_them(d):
+    for number in range(500):
+        write(f"{d}/{number}", b"")
+    with os.scandir(d) as entries:
+        seen = set()
+        for entry in entries:
+            seen.add(entry.name)
+            os.unlink(entry.path)
+    assert len(seen) == 500
+    assert os.listdir(d) == []
+    write(f"{d}/x", b"")
+    with refused(errno.ENOTEMPTY):
+        os.rmdir(d)
+
+
+def direct_io(d):
+    try:
+        fd = os.open(f"{d}/a", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return "unsupported"
+    block = mmap.mmap(-1, 4096)
+    block[:] = b"d" * 4096
+    assert os.pwritev(fd, [block], 4096) == 4096
+    block[:] = bytes(4096)
+    assert os.preadv(fd, [block], 4096) == 4096
+    assert block[:] == b"d" * 4096
+    os.close(fd)
+    return None
+
+
+def extended_attributes(d):
+    write(f"{d}/a", b"")
+    try:
+        os.setxattr(f"{d}/a", "user.note", b"value")
+    except OSError as error:
+        if error.errno not in (errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return "unsupported"
+    assert os.getxattr(f"{d}/a", "user.note") == b"value"
+    assert "user.note" in os.listxattr(f"{d}/a")
+    os.removexattr(f"{d}/a", "user.note")
+    return None
+
+
+def allocation_and_holes(d):
+    fd = os.open(f"{d}/a", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, 1 << 20)
+    assert os.fstat(fd).st_size == 1 << 20
+    os.fsync(fd)
+    os.fdatasync(fd)
+    os.close(fd)
+
+
+def write(path, data):
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+@contextlib.contextmanager
+def refused(*numbers):
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in numbers:
+            raise
+    else:
+        raise AssertionError("was not refused")
+
+
+CHECKS = (
+    rename_replaces_and_is_seen_whole,
+    hard_links_are_one_file,
+    an_unlinked_file_lives_until_it_is_closed,
+    exclusive_creation_and_append,
+    a_sparse_file_takes_no_room,
+    a_private_and_a_shared_mapping,
+    locks_exclude_another_process,
+    modes_times_and_links,
+    directories_show_what_is_in_them,
+    direct_io,
+    extended_attributes,
+    allocation_and_holes,
+)
+
+
+def main(top):
+    for check in CHECKS:
+        place = os.path.join(top, check.__name__)
+        os.mkdir(place)
+        try:
+            note = check(place)
+        except (AssertionError, OSError) as error:
+            line = error.__traceback__.tb_next.tb_lineno if error.__traceback__.tb_next else 0
+            print(f"broken: {check.__name__}: line {line}: {error}")
+        else:
+            if note:
+                print(f"{note}: {check.__name__}")
+    print(f"checked {len(CHECKS)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
