@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
@@ -65,7 +66,10 @@ def test_an_idle_shim_is_not_woken(runtime: Runtime, shared: str) -> None:
 
 def _switches(pid: int) -> int:
     """How often the process's threads have gone to sleep."""
-    lines = [line for path in Path(f"/proc/{pid}/task").glob("*/status") for line in path.read_text().splitlines()]
+    lines: list[str] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/status"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+            lines += path.read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
 
 

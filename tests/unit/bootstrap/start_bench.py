@@ -98,8 +98,8 @@ class StartBench:
         shell = options.pop("shell", "")
         wrapper = options.pop("wrapper", [])
         command = [sys.executable, "-I", "-S", str(HERE / "start_driver.py"), str(self.repository), str(self.sockets)]
-        if self.zygote is not None and options.pop("patient", True):
-            options["env"] = {"ZYGOTE_ANSWER_WITHIN_S": "30"} | options.get("env", {})
+        if options.pop("patient", True):
+            options["env"] = {"PYSHIM_ZYGOTE_WITHIN_S": "30"} | options.get("env", {})
         environment = {"FAKE_DAEMON_PIDS": str(self.pids), "TTRPC_ADDRESS": f"{self.containerd}.ttrpc"}
         settings: dict[str, Any] = {
             "cwd": bundle,

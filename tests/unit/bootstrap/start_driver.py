@@ -4,7 +4,7 @@
 
 The zygote's directory is the socket directory's name with ".z" behind it. Run under `python -I -S`.
 With START_IMPORTS_TO in the environment it writes every module that was imported, with the file that imported it, to
-the file named there. ZYGOTE_ANSWER_WITHIN_S replaces the limit, which a busy machine exceeds.
+the file named there.
 """
 
 import os
@@ -28,10 +28,6 @@ sys.meta_path.insert(0, _Witness)
 
 from pyshim.bootstrap import argv, start  # noqa: E402
 
-if os.environ.get("ZYGOTE_ANSWER_WITHIN_S"):
-    import pyshim.bootstrap.zygote as zygote
-
-    zygote.ANSWER_WITHIN_S = float(os.environ.pop("ZYGOTE_ANSWER_WITHIN_S"))
 _code = start.main(argv.parse(_words), launcher=_daemon, socket_dir=_socket_dir, zygote_dir=f"{_socket_dir}.z")
 if os.environ.get("START_IMPORTS_TO"):
     _importers = dict(reversed(_seen))
