@@ -25,6 +25,7 @@ pytestmark = pytest.mark.vm
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECORDS = Path("/run/kata-containers/shared/direct-volumes")
+SHARES = Path("/run/kata-containers/shared/sandboxes")
 MIB = 1 << 20
 BUSES: dict[str, dict[str, Any]] = {
     "blk": {
@@ -170,12 +171,17 @@ def test_every_kind_of_disk_in_one_container(
             *(bind(path, path, "ro") for path in ("/usr", "/lib", "/lib64") if Path(path).is_dir()),
             devices=(node,),
         )
+        runtime_keys = {"emptydir_mode": "block-plain", "sandbox_bind_mounts": [str(plain_rootfs)]}
         try:
-            run(shim, scratch, root, options(scratch, {**BUSES[bus], "disable_block_device_use": False}, EMPTY_DIRS))
+            run(shim, scratch, root, options(scratch, {**BUSES[bus], "disable_block_device_use": False}, runtime_keys))
             written = {path.name: path.read_text(errors="replace") for path in (scratch / "out").iterdir()}
             _check_guest(written, bus, shim.container)
             assert (data / "disk.img").stat().st_blocks < (data / "disk.img").stat().st_size / 512
             assert not os.path.ismount(shim.bundle / "rootfs")
+            shown = SHARES / shim.container / "shared" / "sandbox-mounts" / plain_rootfs.name / "layer-marker"
+            assert shown.read_text() == "upper\n"
+            with pytest.raises(OSError, match="Read-only"):
+                shown.write_text("no")
             _check_growth(volume, shim.container)
         finally:
             end(shim)
@@ -184,9 +190,6 @@ def test_every_kind_of_disk_in_one_container(
     assert read_image(root, "created") == "from the guest\n"
     assert read_image(volume, "copy") == "from the guest\n"
     assert list(data.iterdir()) == []
-
-
-EMPTY_DIRS = {"emptydir_mode": "block-plain"}
 
 
 @contextlib.contextmanager
