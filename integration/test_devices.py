@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.kubelet import FakeKubelet, container, pod, serving
+
 from .framework import shim_config
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
@@ -43,11 +45,12 @@ def specs() -> Iterator[Path]:
         path.rmdir()
 
 
-def config(scratch: Path) -> Path:
+def config(scratch: Path, kubelet: Path | None = None) -> Path:
     path = shim_config.variant(scratch)
     drop_in = scratch / "config.d" / "50-devices.toml"
     drop_in.parent.mkdir()
-    drop_in.write_text('[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n')
+    runtime = f'[runtime]\npod_resource_api_sock = "{kubelet}"\n' if kubelet else ""
+    drop_in.write_text(f'[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n{runtime}')
     return path
 
 
@@ -81,3 +84,36 @@ def test_a_device_that_cannot_be_had_starts_no_vm(
     out = run(ctr, runtime, config(scratch), "true", annotation=annotation, name=name, check=False)
 
     assert all(word in out for word in words), out
+
+
+def test_each_container_of_a_pod_has_what_the_kubelet_gave_it(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path
+) -> None:
+    """A device plugin's device in one container, a DRA claim's in the other; a third has none."""
+    socket = scratch / "kubelet.sock"
+    path = config(scratch, socket)
+    given = pod(
+        "web",
+        "shop",
+        container("plugin", devices={"toy.org/note": ["a"]}),
+        container("claim", claims={"notes": ["toy.org/note=b"]}),
+    )
+
+    def create(container_id: str, kind: str, container_name: str) -> None:
+        keys = {"container-type": kind, "sandbox-id": name, "sandbox-name": "web", "sandbox-namespace": "shop"}
+        keys |= {"container-name": container_name} if container_name else {}
+        words = [word for key, value in keys.items() for word in ("--annotation", f"io.kubernetes.cri.{key}={value}")]
+        options = ("--detach", "--runtime", runtime.name, "--runtime-config-path", path)
+        ctr("run", *options, *words, IMAGE, container_id, "sleep", "100000")
+
+    def toys(container_id: str) -> list[str]:
+        lines = ctr("task", "exec", "--exec-id", "look", container_id, "cat", "/proc/1/environ").out.split("\0")
+        return [line for line in lines if line.startswith("TOY_")]
+
+    with serving(FakeKubelet(pod("other", "shop"), given), socket) as kubelet:
+        create(name, "sandbox", "")
+        for container_name in ("plugin", "claim", "neither"):
+            create(f"{name}-{container_name}", "container", container_name)
+
+    assert kubelet.calls == ["Get"]
+    assert [toys(f"{name}-{each}") for each in ("plugin", "claim", "neither")] == [["TOY_a=yes"], ["TOY_b=yes"], []]
