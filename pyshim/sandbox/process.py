@@ -24,8 +24,9 @@ from pyshim.sandbox.tasks import TaskOwner
 
 log = logging.getLogger("pyshim.sandbox.process")
 
-DRAIN_IDLE_S = 1.0
-"""After the process has ended, its output counts as complete when no byte moved for this long."""
+DRAIN_IDLE_S = 3.0
+"""After the process has ended, its output counts as complete when no byte moved for this long: seconds, since a guest
+on a crowded node may need one to answer a read that has data."""
 READER_PATIENCE_S = 10.0
 """The same while a reader is slow to take what there is; containerd's runc shim waits as long."""
 CLOSE_DRAIN_S = 4.0
