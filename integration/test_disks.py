@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ SCRIPT = """
         echo $(basename $d) $(cat $d/queue/physical_block_size $d/serial 2>/dev/null)
     done > disks
     ls /sys/bus/scsi/devices 2>/dev/null > scsi
-    mkdir /posix && /usr/bin/python3 -I -S /check.py /posix > posix 2>&1
+    mkdir /posix && PYTHON -I -S /check.py /posix > posix 2>&1
     sync; touch ready; sleep 100000
 """
 
@@ -161,7 +162,7 @@ def test_every_kind_of_disk_in_one_container(
         number = os.stat(device).st_rdev
         node = {"path": "/dev/xvda", "type": "b", "major": os.major(number), "minor": os.minor(number)}
         shim = shim_for(
-            SCRIPT,
+            SCRIPT.replace("PYTHON", os.path.realpath(sys.executable)),
             bind(scratch / "out", "/out"),
             bind("/var/lib/csi/volume one", "/data"),
             {"destination": "/image", "type": "ext4", "source": str(extra), "options": ["loop", "ro"]},

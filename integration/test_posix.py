@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ MEMORY_LACKS = {"unsupported: extended_attributes", "unsupported: direct_io"}
 
 
 def checked(container: Container, directory: str) -> set[str]:
-    done = container.exec("/usr/bin/python3", "-I", "-S", "/check.py", directory, timeout=120)
+    done = container.exec(os.path.realpath(sys.executable), "-I", "-S", "/check.py", directory, timeout=120)
     assert done.code == 0, done
     *notes, last = done.out.splitlines()
     assert last.startswith("checked "), done.out
