@@ -21,8 +21,6 @@ log = logging.getLogger("pyshim.sandbox.attachments")
 
 UNPLUG_WAIT_S = 2.0
 """What a Delete waits for a guest to let go of a disk."""
-
-
 _SANDBOX = ""
 """The user of what stays until the sandbox ends: no container has this id."""
 
@@ -67,8 +65,7 @@ class Attachments:
                     raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
                 if direct is not None and self._announce is not None:
                     await self._announce(direct)
-                attached = await to_the_end(self._plug(disk))
-                attached.direct = direct
+                attached = await to_the_end(self._plug(disk, user, direct))
             if attached.disk.read_only and not disk.read_only:
                 raise FailedPrecondition(
                     f"attach '{disk.path}' for writing: another container of the pod has it read-only"
@@ -85,12 +82,15 @@ class Attachments:
                     raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
                 self._hold(LedgerEntry(kind=ResourceKind.SOCKET, key=disk.path))
                 await self._host.make_disk_file(disk.path, size_bytes)
-                attached = await to_the_end(self._plug(disk))
+                attached = await to_the_end(self._plug(disk, _SANDBOX))
             attached.users.add(_SANDBOX)
             return attached.location
 
-    async def _plug(self, disk: BlockDevice) -> _Attached:
+    async def _plug(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> _Attached:
+        """The disk is in the VM for `user` at once: a create that is given up meanwhile has it to take back."""
         attached = self._attached[disk.id] = _Attached(disk, await self._hypervisor.plug(disk))
+        attached.users.add(user)
+        attached.direct = direct
         where = attached.location.scsi_address or attached.location.pci_path
         log.info("disk attached", extra={"device": disk.id, "path": disk.path, "at": where})
         return attached

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from hypervisors.base import Device, GuestLocation
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unimplemented
 from pyshim.model.ids import ContainerId
 from pyshim.model.mounts import SourceKind
@@ -65,6 +66,35 @@ def test_what_was_plugged_is_unplugged_when_create_fails(method: str, pod_annota
             )
 
         assert stack.hypervisors[0].plugged == {}
+
+    body()
+
+
+def test_a_create_given_up_while_it_plugs_takes_the_disk_back(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        vm = stack.hypervisors[0]
+        plugging = asyncio.Event()
+        plug = vm.plug
+
+        async def slow(given: Device) -> GuestLocation:
+            plugging.set()
+            await asyncio.sleep(5)
+            return await plug(given)
+
+        vm.plug = slow  # type: ignore[method-assign]
+        creation = asyncio.create_task(
+            stack.create("app", ["sleep"], annotations=pod_annotations["container"], linux={"devices": [DISK]})
+        )
+        await plugging.wait()
+
+        with pytest.raises(NotFound):
+            await stack.pod.delete(ContainerId("app"), None)
+
+        assert vm.plugged == {}
+        with pytest.raises(ShimError):
+            await creation
 
     body()
 
