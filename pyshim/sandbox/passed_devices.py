@@ -64,7 +64,8 @@ class PassedDevices:
         self._found: list[FoundDevice] = list(plan.devices.devices)
         self._known = plan.devices
         self._paths = {placed.device.id: placed.pci_path for placed in plan.vm.pci.placed}
-        self._hot: dict[str, list[str]] = {}
+        self._hot: dict[str, set[str]] = {}
+        """The containers that have each hot plugged device; none has one the guest did not let go of."""
         self._lock = asyncio.Lock()
 
     async def give(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
@@ -97,9 +98,11 @@ class PassedDevices:
         return with_passed(guest, own, names, env, mode)
 
     async def _plug(self, container_id: str, new: PodDevices) -> None:
-        """Every function of `new` is in the VM; those that were not are the container's to unplug."""
+        """Every function of `new` is in the VM; the container counts for each that was not there from the start."""
         for device in vfio_devices(new.nodes()):
             if device.id in self._paths:
+                if device.id in self._hot:
+                    self._hot[device.id].add(container_id)
                 continue
             if not self._hypervisor.capabilities().pci_hotplug:
                 raise FailedPrecondition(
@@ -113,17 +116,25 @@ class PassedDevices:
     async def _plug_one(self, container_id: str, device: VfioDevice) -> None:
         location = await self._hypervisor.plug(device)
         self._paths[device.id] = location.pci_path
-        self._hot.setdefault(container_id, []).append(device.id)
+        self._hot[device.id] = {container_id}
 
     async def take_back(self, container_id: str) -> None:
-        """What was plugged for the container leaves the VM; a guest that takes its time does not hold up the caller."""
-        if container_id in self._hot:
+        """What was plugged for the container leaves the VM, unless another has it as well.
+
+        A guest that takes its time does not hold up the caller.
+        """
+        if any(container_id in users for users in self._hot.values()):
             task = self._tasks.supervise(f"unplug/{container_id}", self._take_back(container_id))
             await asyncio.wait([task], timeout=UNPLUG_WAIT_S)
 
     async def _take_back(self, container_id: str) -> None:
         async with self._lock:
-            for device_id in self._hot.pop(container_id, []):
+            for device_id, users in tuple(self._hot.items()):
+                if container_id not in users:
+                    continue
+                users.discard(container_id)
+                if users:
+                    continue
                 try:
                     await self._hypervisor.unplug(device_id)
                 except NotFound:
@@ -131,6 +142,7 @@ class PassedDevices:
                 except ShimError as error:  # a vm that has gone took it along; one that keeps it keeps its place
                     log.debug("unplug device", extra={"device": device_id, "error": str(error)})
                     continue
+                del self._hot[device_id]
                 self._paths.pop(device_id, None)
             self._found = [
                 device

@@ -134,6 +134,24 @@ async def test_a_device_that_comes_with_a_container_is_plugged_and_leaves_with_i
     assert list(vm.plugged) == ["0000:05:00.0"]
 
 
+@scenario
+async def test_a_device_that_two_containers_name_leaves_with_the_last_of_them(stack: Stack) -> None:
+    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    vm = stack.hypervisors[0]
+    containers = [
+        await stack.run(name, ["exit", "0"], annotations=member(name), linux=vfio(5)) for name in ("a1", "b1")
+    ]
+    left = []
+
+    for container in containers:
+        await stack.pod.wait(container, None)
+        await stack.pod.delete(container, None)
+        left.append(list(vm.plugged))
+
+    assert left == [["0000:05:00.0"], []]
+
+
 @pytest.mark.parametrize("step", ["plug", "CreateContainer"])
 def test_a_create_that_fails_takes_its_devices_along(step: str) -> None:
     @scenario
