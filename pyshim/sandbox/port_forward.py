@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 
 from pyshim.model.errors import AgentGone, Internal, ShimError, Unavailable
+from pyshim.sandbox.deadlines import within
 from pyshim.sandbox.seams import ContainerAgent, Door, DoorConnection, Host
 from pyshim.sandbox.stdio import Progress
 from pyshim.sandbox.tasks import TaskOwner
@@ -29,6 +30,8 @@ MAX_CONNECTIONS = 64
 LINGER_S = 10.0
 """After the client has said all, silence of the listener this long ends the connection; containerd waits 1 s."""
 REMOVE_TIMEOUT_S = 3
+END_TIMEOUT_S = 3.0
+"""For the guest to see to the end of a connection's program: the pod's own end waits for it."""
 _KILL = 9
 
 
@@ -119,7 +122,8 @@ class PortForward:
             return await self._agent.wait_process(container_id, exec_id)
         except BaseException:
             with suppress(ShimError):
-                await self._end(container_id, exec_id)
+                async with within(END_TIMEOUT_S, f"end '{exec_id}' in guest"):
+                    await self._end(container_id, exec_id)
             raise
         finally:
             sending.cancel()

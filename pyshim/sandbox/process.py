@@ -60,9 +60,9 @@ class Process:
         self.status = Status.CREATED
         self.exit: ExitStatus | None = None
         self._reported: int | None = None
+        """The status the guest has told, known before the output has drained and the exit is latched."""
         self.agent_gone = False
         """The guest was lost while this process ran: its exit is not known."""
-        """The status the guest has told, known before the output has drained and the exit is latched."""
         self.lock = asyncio.Lock()
         self._bundle = bundle
         self._streams = streams

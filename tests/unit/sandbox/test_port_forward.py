@@ -11,6 +11,7 @@ import pytest
 from pyshim.agent.client import AgentClient
 from pyshim.model.errors import Unavailable
 from pyshim.plan.relay import relay_plan
+from pyshim.sandbox.deadlines import UNDO_S
 from pyshim.sandbox.port_forward import LINGER_S, MAX_CONNECTIONS, PortForward
 from pyshim.sandbox.tasks import TaskOwner
 from pyshim.ttrpc import Client, Code
@@ -240,6 +241,22 @@ async def test_close_ends_every_connection(scene: Scene) -> None:
     await scene.forward.close()
 
     assert [connection.ending for connection in connections] == ["reset"] * 3
+
+
+@pytest.mark.parametrize("method", ["SignalProcess", "WaitProcess"])
+def test_a_hung_guest_does_not_hold_close(method: str) -> None:
+    @scene
+    async def body(scene: Scene) -> None:
+        connections = [scene.dial(ECHO, b"hello") for _ in range(3)]
+        await until(lambda: all(connection.received for connection in connections))
+        scene.agent.hung.add(method)
+
+        async with asyncio.timeout(UNDO_S / 2):
+            await scene.forward.close()
+
+        assert [connection.ending for connection in connections] == ["reset"] * 3
+
+    body()
 
 
 def test_the_relay_container_has_no_rights_and_no_namespace_of_the_pods_network() -> None:
