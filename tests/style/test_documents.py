@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.operator.command import SUBCOMMANDS
+
 from .project_files import ROOT, shown
 
 _DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,6 +69,23 @@ def test_named_verbs_of_make_exist(document: Path) -> None:
     named = set(re.findall(r"(?m)(?:`|^ *)make ([a-z]+)\b(?=[`\s])", document.read_text()))
 
     assert sorted(named - verbs) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+
+    assert [page.name for page in _DOCUMENTS if page.parent != ROOT and f"({page.name})" not in index] == ["README.md"]
+
+
+@pytest.mark.parametrize("document", _DOCUMENTS, ids=shown)
+def test_named_subcommands_exist(document: Path) -> None:
+    """`pyshim NAME ...` in backticks or as a line of an example."""
+    text = document.read_text()
+    examples = "\n".join(re.findall(r"(?s)```\w*\n(.*?)```", text))
+    named = set(re.findall(r"`(?:bin/)?pyshim ([a-z][a-z-]+)", text))
+    named |= set(re.findall(r"(?m)^ *(?:\$ )?(?:bin/)?pyshim ([a-z][a-z-]+)", examples))
+
+    assert sorted(named - set(SUBCOMMANDS)) == []
 
 
 def test_what_is_named_is_found_in_the_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from .project_files import module_name, parsed, python_files, shown
+from .project_files import ROOT, module_name, parsed, python_files, shown
 
 # room -> what it may import of ours, besides itself. The most specific room that holds a module counts.
 # `serve` composes, `operator` and the entry points call every part; nothing may import those.
@@ -59,7 +60,6 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "hypervisors": (),
     "hypervisors.base": ("pyshim.model",),
     "hypervisors.qemu": ("hypervisors.base", "pyshim.model", "pyshim.host"),
-    "hypervisors.remote": ("hypervisors.base", "pyshim.model", "pyshim.host", "pyshim.ttrpc", "protos"),
     "protos": (),
     "guest": (),
     "guest.agent": ("protos", "pyshim.ttrpc", "pyshim.cdi"),
@@ -70,12 +70,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
 TYPING_ONLY: dict[str, tuple[str, ...]] = {
     "pyshim.host": ("pyshim.plan",),
     "pyshim.sandbox": ("pyshim.agent", "pyshim.host"),
-    "pyshim.__main__": ("pyshim",),
 }
 _STANDARD_LIBRARY_ONLY = ("pyshim.model", "pyshim.ttrpc", "pyshim.bootstrap", "guest.agent")
 _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "bench")
 # Protobuf types end at these edges; inside, everything is model.
-_PROTOBUF_EDGES = ("pyshim/task/", "pyshim/agent/", "pyshim/kubelet/", "protos/", "hypervisors/remote/")
+_PROTOBUF_EDGES = ("pyshim/task/", "pyshim/agent/", "pyshim/kubelet/", "protos/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +187,30 @@ def test_no_asyncio_subprocess_and_no_event_loop_in_pure_rooms(path: Path) -> No
     for wanted in imports_of(path):
         assert not wanted.module.startswith("asyncio.subprocess"), f"{shown(path)}:{wanted.line}"
         assert not (is_pure and _within(wanted.module, "asyncio")), f"{shown(path)}:{wanted.line}: {wanted.module}"
+
+
+def test_every_room_of_the_table_exists() -> None:
+    modules = {module_name(path) for path in _SOURCES}
+
+    assert [room for room in ARROWS if room not in modules] == []
+
+
+def test_the_architecture_document_has_the_same_arrows() -> None:
+    """Its table names modules without `pyshim.`, leaves out a room's own, and may put several rooms in a row."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    table = text.split("| Room | May import of ours | For types only |\n|---|---|---|\n")[1].split("\n\n")[0]
+    documented = {}
+    for row in table.splitlines():
+        rooms, may, typing_only = (set(re.findall(r"`([^`]+)`", cell)) for cell in row.strip("|").split("|"))
+        documented |= dict.fromkeys(rooms, (may, typing_only))
+
+    def short(names: tuple[str, ...], own: str) -> set[str]:
+        return {name.removeprefix("pyshim.") for name in names} - {own.removeprefix("pyshim.")}
+
+    assert documented == {
+        room.removeprefix("pyshim."): (short(may, _home(room)), short(TYPING_ONLY.get(room, ()), room))
+        for room, may in ARROWS.items()
+    }
 
 
 def test_a_broken_arrow_is_found_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
