@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pyshim.model.ids import HostPath
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 
 class Propagation(StrEnum):
@@ -43,3 +44,8 @@ class HostMount:
     propagation: Propagation | None
     beneath: HostPath | None
     """When set, the target is opened beneath this root and no link leads out of it: the tree is shared with a guest."""
+
+    def intent(self) -> LedgerEntry:
+        """For the ledger, before it is mounted: its undo must not follow a guest's links out of the tree either."""
+        detail = {} if self.beneath is None else {"beneath": self.beneath}
+        return LedgerEntry(kind=ResourceKind.MOUNT, key=self.target, detail=detail)

@@ -134,8 +134,7 @@ class Container:
 
     async def _make(self, timeout_s: float) -> Process:
         for mount in self._plan.rootfs_mounts:
-            detail = {} if mount.beneath is None else {"beneath": mount.beneath}
-            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target, detail=detail))
+            self._acquire(mount.intent())
             await self._host.mount(mount)
         for point in self._plan.share_points:
             self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point))

@@ -75,12 +75,12 @@ class PauseAgent:
 
     async def _make(self, timeout_s: float) -> None:
         for mount in self._plan.rootfs_mounts:
-            self._acquire(ResourceKind.MOUNT, mount.target)
+            self._acquire(mount.intent())
             await self._host.mount(mount)
         for point in self._plan.share_points:
-            self._acquire(ResourceKind.DIRECTORY, point)
+            self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point))
         for mount in self._plan.share_mounts:
-            self._acquire(ResourceKind.MOUNT, mount.target)
+            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
         copies = VolumeCopies(host=self._host, tasks=self._tasks)
         for volume in self._plan.copies:
@@ -90,8 +90,7 @@ class PauseAgent:
         await self._agent.create_container(self._plan.guest, timeout_s)
         await self._agent.start_container(self._id)
 
-    def _acquire(self, kind: ResourceKind, key: str) -> None:
-        entry = LedgerEntry(kind=kind, key=key)
+    def _acquire(self, entry: LedgerEntry) -> None:
         self._ledger.acquire(entry)
         self._undo.push(self._ledger.release, entry)
 

@@ -7,7 +7,7 @@ import pytest
 
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import ContainerId
-from pyshim.model.task import Status
+from pyshim.model.task import RootfsMount, Status
 from tests.unit.sandbox.conftest import Stack, scenario, until
 
 SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
@@ -93,6 +93,24 @@ async def test_a_shared_pid_namespace_brings_it_into_the_guest_before_the_first_
     assert all(stack.agent.containers[name].sandbox_pidns for name in ("one", "two"))
     await stack.pod.kill(sandbox, None, 9, False)
     assert (await stack.pod.wait(sandbox, None)).status == 137
+
+
+@scenario
+async def test_a_mount_inside_its_root_file_system_is_undone_beneath_that_root(stack: Stack) -> None:
+    """The guest writes in that root file system: a link it plants there must not lead the undo astray."""
+    request = stack.with_rootfs(
+        stack.request("c1", ["sleep"], annotations=SANDBOX),
+        RootfsMount(type="overlay", source="overlay", target="", options=()),
+        RootfsMount(type="bind", source="/data", target="/inner", options=("rbind",)),
+    )
+    await stack.pod.create(request)
+    await stack.pod.start(ContainerId("c1"), None)
+
+    await _app(stack, "one", SHARED)
+
+    root = "/bundles/c1/rootfs"
+    entries = {entry.key: entry.detail for entry in stack.records[0].ledger.entries}
+    assert (entries[root], entries[f"{root}/inner"]) == ({}, {"beneath": root})
 
 
 @scenario
