@@ -29,31 +29,34 @@ _ATTRIBUTE = struct.Struct("=HH")
 _ANSWER_TIMEOUT_S = 2
 
 
-def delete_link(name: str, *, netns: str) -> None:
-    """No interface `name` exists in the namespace ("": this process's own). Raises OSError."""
+def delete_link(name: str, *, netns: str, inode: int = 0) -> None:
+    """No interface `name` exists in the namespace ("": this process's own). Raises OSError.
+
+    With `inode`, only in the namespace of that inode; at a `netns` that leads to another by now nothing is touched.
+    """
     text = os.fsencode(name) + b"\0"
     attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(text), _IFLA_IFNAME) + text
     body = _IFINFO.pack(0, 0, 0, 0, 0) + attribute + bytes(-len(attribute) % 4)
-    _request(netns, name, _RTM_DELLINK, lambda _index: body)
+    _request((netns, inode), name, _RTM_DELLINK, lambda _index: body)
 
 
-def delete_ingress(name: str, *, netns: str) -> None:
-    """The interface has no ingress qdisc any more, or does not exist. Raises OSError."""
-    _request(netns, name, _RTM_DELQDISC, lambda index: _TCMSG.pack(0, index, 0, _TC_H_INGRESS, 0))
+def delete_ingress(name: str, *, netns: str, inode: int = 0) -> None:
+    """The interface has no ingress qdisc any more, or does not exist; `inode` as above. Raises OSError."""
+    _request((netns, inode), name, _RTM_DELQDISC, lambda index: _TCMSG.pack(0, index, 0, _TC_H_INGRESS, 0))
 
 
-def delete_qdisc(name: str, *, netns: str) -> None:
-    """The interface's root qdisc is none of ours, or the interface does not exist. Raises OSError."""
+def delete_qdisc(name: str, *, netns: str, inode: int = 0) -> None:
+    """The interface's root qdisc is none of ours, or it does not exist; `inode` as above. Raises OSError."""
 
     def body(index: int) -> bytes:
         return _TCMSG.pack(0, index, RATE_LIMIT_HANDLE, _TC_H_ROOT, 0)
 
     # EINVAL: it has one of another handle.
-    _request(netns, name, _RTM_DELQDISC, body, errno.EINVAL)
+    _request((netns, inode), name, _RTM_DELQDISC, body, errno.EINVAL)
 
 
-def _request(netns: str, name: str, kind: int, body: Callable[[int], bytes], *fine: int) -> None:
-    opened = _open_in(netns, name)
+def _request(place: tuple[str, int], name: str, kind: int, body: Callable[[int], bytes], *fine: int) -> None:
+    opened = _open_in(*place, name)
     if opened is None:
         return
     connection, index = opened
@@ -72,7 +75,7 @@ def _request(netns: str, name: str, kind: int, body: Callable[[int], bytes], *fi
         raise OSError(number, os.strerror(number), name)
 
 
-def _open_in(netns: str, name: str) -> tuple[_socket.socket, int] | None:
+def _open_in(netns: str, inode: int, name: str) -> tuple[_socket.socket, int] | None:
     """A route socket of that namespace and the interface's index there; None when either is gone.
 
     A socket stays in the namespace it was made in, so only its making needs a thread that has gone there and ends.
@@ -83,7 +86,7 @@ def _open_in(netns: str, name: str) -> tuple[_socket.socket, int] | None:
     def work() -> None:
         try:
             if netns:
-                _enter(netns)
+                _enter(netns, inode)
             index = _socket.if_nametoindex(name)
             found.append((_socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, _socket.NETLINK_ROUTE), index))
         except OSError as error:
@@ -99,10 +102,13 @@ def _open_in(netns: str, name: str) -> tuple[_socket.socket, int] | None:
     return found[0] if found else None
 
 
-def _enter(netns: str) -> None:
-    """This thread is in `netns`. Raises FileNotFoundError when there is no namespace at that path (any more)."""
+def _enter(netns: str, inode: int) -> None:
+    """This thread is in `netns`. Raises FileNotFoundError when that namespace is not at that path (any more)."""
     fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        if inode and os.fstat(fd).st_ino != inode:
+            # The path leads to another's by now, perhaps to the host's own.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
         syscalls.setns(fd, syscalls.CLONE_NEWNET)
     except OSError as error:
         if error.errno == errno.EINVAL:

@@ -6,6 +6,7 @@ so a crash between any two steps leaves nothing that the ledger does not name.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ class HostNetwork:
         self._ledger = ledger
         self._owner = owner
         self._netns_path = netns_path
+        self._netns_inode = 0
         self.model = model
         self._taps: dict[str, int] = {}
         """Their indices by name."""
@@ -89,9 +91,17 @@ class HostNetwork:
             raise failure
 
     async def connect(
-        self, session: NetworkSession, plan: "NetworkPlan", queues: int, vhost_net: bool, rates: RateLimits
+        self,
+        session: NetworkSession,
+        plan: "NetworkPlan",
+        queues: int,
+        vhost_net: bool,
+        rates: RateLimits,
+        *,
+        netns_inode: int,
     ) -> None:
         """Every endpoint is wired; on an error, what was made until then is still held."""
+        self._netns_inode = netns_inode
         for endpoint in plan.endpoints:
             taps = await self._make_tap(session, endpoint, queues)
             await self._limit_rates(session, endpoint, rates)
@@ -153,7 +163,9 @@ class HostNetwork:
         return numbers
 
     def _hold(self, kind: ResourceKind, name: str) -> None:
-        entry = LedgerEntry(kind=kind, key=name, detail={"netns": self._netns_path})
+        # A path like /proc/PID/ns/net leads elsewhere once the pid is another's: the inode tells.
+        detail: dict[str, str | int] = {"netns": self._netns_path, "netns_inode": self._netns_inode}
+        entry = LedgerEntry(kind=kind, key=name, detail=detail)
         self._ledger.acquire(entry)
         self._held.append(entry)
 
@@ -208,7 +220,8 @@ class HostNetworkConnector:
                     plan = self._plan(_scan_from(report, netns_path), network.model)
                     for sentence in plan.left_out:
                         log.warning("not told to the guest", extra={"netns": netns_path, "route": sentence})
-                    await network.connect(session, plan, queues, vhost_net, rates)
+                    inode = os.fstat(netns_fd).st_ino
+                    await network.connect(session, plan, queues, vhost_net, rates, netns_inode=inode)
                     await network.open_door(session)
             except BaseException:
                 # The child is gone by now, so nothing is made any more; and nobody else may look at half of it.

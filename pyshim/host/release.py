@@ -8,6 +8,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from typing import TypedDict
 
 from pyshim.host import processes
 from pyshim.host.mount_table import unmount_all, unmount_beneath
@@ -17,6 +18,11 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 TIMEOUT_S = 5.0
 """How long one undo may wait for the kernel: a process to die, a cgroup to become empty."""
+
+
+class _Namespace(TypedDict):
+    netns: str
+    inode: int
 
 
 def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -91,22 +97,27 @@ def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
         remove_cgroup(root + entry.key, deadline)
 
 
+def _namespace_of(entry: LedgerEntry) -> "_Namespace":
+    inode = entry.detail.get("netns_inode")
+    return {"netns": str(entry.detail.get("netns", "")), "inode": inode if isinstance(inode, int) else 0}
+
+
 def _release_link(entry: LedgerEntry, _deadline: float) -> None:
     from pyshim.host.link_removal import delete_link
 
-    delete_link(entry.key, netns=str(entry.detail.get("netns", "")))
+    delete_link(entry.key, **_namespace_of(entry))
 
 
 def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
     from pyshim.host.link_removal import delete_ingress
 
-    delete_ingress(entry.key, netns=str(entry.detail.get("netns", "")))
+    delete_ingress(entry.key, **_namespace_of(entry))
 
 
 def _release_qdisc(entry: LedgerEntry, _deadline: float) -> None:
     from pyshim.host.link_removal import delete_qdisc
 
-    delete_qdisc(entry.key, netns=str(entry.detail.get("netns", "")))
+    delete_qdisc(entry.key, **_namespace_of(entry))
 
 
 def _release_netns(entry: LedgerEntry, deadline: float) -> None:

@@ -18,9 +18,9 @@ class ResourceKind(StrEnum):
     MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it; detail: beneath, a root a guest writes in
     PROCESS = "process"  # key: a text unique in its argv; detail: program; pid, start_ticks once known
     CGROUP = "cgroup"  # key: path in every hierarchy of detail roots (mount points, `:` between); alone: a directory
-    LINK = "link"  # key: interface name; detail: netns path ("" = the host's)
-    INGRESS = "ingress"  # key: interface name whose ingress qdisc we added; detail: netns path
-    QDISC = "qdisc"  # key: interface name whose root qdisc we added; detail: netns path
+    LINK = "link"  # key: interface name; detail: netns path ("" = the host's), netns_inode
+    INGRESS = "ingress"  # key: interface name whose ingress qdisc we added; detail: netns path, netns_inode
+    QDISC = "qdisc"  # key: interface name whose root qdisc we added; detail: netns path, netns_inode
     NETNS = "netns"  # key: path of a namespace file we bound
     REMOTE_VM = "remote-vm"  # key: VM id; detail: socket of the remote hypervisor
     VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver

@@ -326,6 +326,7 @@ def test_the_taps_go_with_their_descriptors_and_the_ledger_alone_undoes_the_rest
 
     run(body)
     assert wire.pod.state() != before
+    assert {entry.detail["netns_inode"] for entry in ledger.held.values()} == {os.stat(wire.pod.path).st_ino}
     for entry in reversed(tuple(ledger.held.values())):
         release(entry)
 

@@ -400,6 +400,20 @@ def test_what_was_in_a_namespace_that_is_gone_is_gone(netns: Path, tmp_path: Pat
 
 
 @pytest.mark.root
+def test_nothing_is_touched_in_a_namespace_the_path_has_come_to_lead_to(netns: Path) -> None:
+    """As /proc/PID/ns/net does when the pid has been given to a process of the host or of another pod."""
+    inode = netns.stat().st_ino
+    for kind in (ResourceKind.LINK, ResourceKind.INGRESS):
+        twice(entry(kind, "t0", netns=str(netns), netns_inode=inode + 1))
+
+    assert "ingress" in in_netns(netns, "tc", "qdisc", "show", "dev", "t0")
+
+    for kind in (ResourceKind.INGRESS, ResourceKind.LINK):
+        twice(entry(kind, "t0", netns=str(netns), netns_inode=inode))
+    assert "t0" not in in_netns(netns, "ip", "link", "show")
+
+
+@pytest.mark.root
 def test_a_link_that_cannot_be_deleted_is_an_error(netns: Path) -> None:
     with pytest.raises(FailedPrecondition, match="release link 'lo'"):
         release(entry(ResourceKind.LINK, "lo", netns=str(netns)))
