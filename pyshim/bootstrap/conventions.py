@@ -1,8 +1,9 @@
 """What a sandbox of ours looks like on the host when its state cannot tell: names of directories, cgroups, processes.
 
 Kata's shims use the same directories and also name their VMM `sandbox-<id>`, so a name alone proves nothing. A process
-is ours when its executable, and not only its command line, is what the name says, and it lives in our pid namespace:
-what runs in a container of this node, a nested node's VMs among them, is that container's.
+is ours when its executable, and not only its command line, is what the name says, it runs as our user, and it lives in
+our pid namespace: what runs in a container of this node, a nested node's VMs among them, is that container's, and a
+command line of another user's may be made up to have us remove what that user may not.
 """
 
 import os
@@ -94,7 +95,11 @@ def named_vmms(places: Places) -> "tuple[tuple[str, processes.ProcessRef], ...]"
 
 
 def _is_known_program(process: processes.ProcessRef) -> bool:
-    return processes.program_name(process).startswith(_PROGRAMS) and processes.is_in_our_namespace(process)
+    return (
+        processes.program_name(process).startswith(_PROGRAMS)
+        and processes.is_in_our_namespace(process)
+        and processes.is_of_our_user(process)
+    )
 
 
 def _cgroups_of(sandbox_id: str, root: str) -> "list[LedgerEntry]":

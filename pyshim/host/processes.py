@@ -96,6 +96,17 @@ def is_in_our_namespace(process: ProcessRef) -> bool:
         return False
 
 
+def is_of_our_user(process: ProcessRef) -> bool:
+    """That process was started by the user we run as; False when it has ended."""
+    try:
+        # Not the directory's owner: that is root for every process that has made itself undumpable.
+        with open(f"/proc/{process.pid}/status", "rb") as file:
+            users = next((line.split()[1:] for line in file if line.startswith(b"Uid:")), [])
+    except OSError:
+        return False
+    return users[:1] == [str(os.getuid()).encode()]
+
+
 def runs(process: ProcessRef, program: str) -> bool:
     """That process executes the file `program`, itself or through the interpreter of a script.
 

@@ -20,6 +20,7 @@ from pyshim.host import processes
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.operator import cleanup
+from pyshim.operator.orphans import candidates
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.fakes.namespaces import Namespace
@@ -199,6 +200,27 @@ def test_a_vmm_whose_parent_is_no_shim_is_an_orphan(node: Node, capsys: pytest.C
 
     assert f"known by its VMM (read state '{node.store.root}/lost/persist.json'" in capsys.readouterr().out
     assert processes.start_ticks(pid) is None
+
+
+@pytest.mark.root
+def test_a_vmm_another_user_pretends_to_run_shows_nothing(node: Node) -> None:
+    """Or anybody could have root remove the cgroup of any container, by the container's id."""
+    program = node.root / "qemu-system-x86_64"
+    shutil.copy(shutil.which("cat") or "/bin/cat", program)
+    fd = os.open(program, os.O_RDONLY)
+    words = [str(program), "--", "-", "-name", f"{NAME}victim", "-mon", VMM_WORD]
+    # By its descriptor: the way to the file is closed to other users.
+    pretender = subprocess.Popen(
+        words, executable=f"/proc/self/fd/{fd}", pass_fds=(fd,), user=65534, stdin=subprocess.PIPE
+    )
+    os.close(fd)
+    node.running.append(pretender)
+    until_it_shows(pretender.pid, VMM_WORD)
+    ours = node.vmm("ours")
+
+    assert candidates(node.store, node.places) == ("ours",)
+    assert pretender.poll() is None
+    assert ours.poll() is None
 
 
 @pytest.mark.parametrize(
