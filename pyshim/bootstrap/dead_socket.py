@@ -5,6 +5,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 
 
 def remove_dead_socket(path: str) -> None:
@@ -20,9 +21,11 @@ def remove_dead_socket(path: str) -> None:
         probe.setblocking(False)
         probe.connect(path)
     except OSError as error:
+        # A file that is no socket refuses with the same error.
         if error.errno == errno.ECONNREFUSED:
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                if stat.S_ISSOCK(os.lstat(path).st_mode):
+                    os.unlink(path)
     finally:
         probe.close()
         os.close(lock_fd)

@@ -155,6 +155,9 @@ def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]
     deleted it lives on, without resources, and is left alone.
     """
     daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
+    # Asked first as well: a number that can be no pid is an error to pidfd_open.
+    if not processes.is_alive(daemon):
+        return
     try:
         fd = os.pidfd_open(daemon.pid)
     except ProcessLookupError:
@@ -164,10 +167,10 @@ def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]
             return
         if not holds():
             return
-        for signal_number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, deadline - time.monotonic())):
+        for signal_number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, float("inf"))):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal_number)
-            if _gone_within(fd, wait_s):
+            if _gone_within(fd, min(wait_s, deadline - time.monotonic())):
                 return
     finally:
         os.close(fd)

@@ -379,6 +379,17 @@ def test_a_successor_of_the_daemons_pid_is_no_daemon(node: Node) -> None:
     assert not (node.root / "vm").exists()
 
 
+def test_a_daemon_whose_recorded_pid_is_none_has_ended(node: Node) -> None:
+    other = node.process()
+    node.save(directory(node.root / "vm"), daemon=other)
+    node.state_file().write_text(node.state_file().read_text().replace(f'"Pid":{other.pid}', '"Pid":0'))
+
+    node.delete()
+
+    assert node.errors == []
+    assert not (node.root / "vm").exists()
+
+
 @pytest.mark.parametrize(
     "annotations",
     [
@@ -491,6 +502,17 @@ def test_a_socket_is_removed_when_nobody_listens(node: Node, named_by: str, list
         node.delete()
 
         assert path.exists() is listening
+    assert node.errors == []
+
+
+def test_a_file_that_is_no_socket_is_left_where_an_address_names_it(node: Node) -> None:
+    path = node.root / "precious"
+    path.write_text("data")
+    (node.bundle / "address").write_text(f"unix://{path}")
+
+    node.delete()
+
+    assert path.read_text() == "data"
     assert node.errors == []
 
 
