@@ -6,6 +6,7 @@ text comes from whoever may write a pod.
 
 import base64
 import binascii
+import re
 import struct
 import zlib
 
@@ -19,6 +20,17 @@ VERSIONS = ("0.1.0",)
 _MAGIC = b"initdata"
 _SECTOR_BYTES = 512
 _GZIP = 16 + zlib.MAX_WBITS
+MAX_KEY_PARTS = 8
+"""Of a dotted key: initdata needs two, and tomllib's memory grows with the square of them."""
+_OUTSIDE_TEXTS = re.compile(r"""\"{3}|'{3}|["'#.]|[\n=,{}\[\]]+""")
+_ENDS = {
+    '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
+    "'''": re.compile(r"'{3,5}"),
+    '"': re.compile(r'\\.|["\n]'),
+    "'": re.compile(r"['\n]"),
+    "#": re.compile(r"\n"),
+}
+"""What ends a text or comment that began so; an escape ends nothing."""
 
 
 def decode(text: str, origin: str) -> Initdata:
@@ -60,7 +72,9 @@ def parse(document: bytes, origin: str) -> Initdata:
     if len(document) > MAX_DOCUMENT_BYTES:
         raise InvalidArgument(f"read initdata of {origin}: {len(document)} bytes, at most {MAX_DOCUMENT_BYTES}")
     try:
-        members = tomllib.loads(document.decode())
+        text = document.decode()
+        _check_keys(text)
+        members = tomllib.loads(text)
     except (ValueError, RecursionError) as exc:
         raise InvalidArgument(f"read initdata of {origin}: not TOML: {str(exc)[:200]}") from exc
     version, algorithm, data = members.get("version"), members.get("algorithm"), members.get("data", {})
@@ -72,6 +86,26 @@ def parse(document: bytes, origin: str) -> Initdata:
     if not isinstance(data, dict) or not all(isinstance(value, str) for value in data.values()):
         raise InvalidArgument(f"read initdata of {origin}: data is not a table of strings")
     return Initdata(document=document, version=version, algorithm=algorithm, data=data)
+
+
+def _check_keys(text: str) -> None:
+    """Raises ValueError for a key of more than MAX_KEY_PARTS parts."""
+    at = dots = 0
+    while token := _OUTSIDE_TEXTS.search(text, at):
+        at = token.end()
+        if token[0] == ".":
+            dots += 1
+            if dots >= MAX_KEY_PARTS:
+                raise ValueError(f"a key of more than {MAX_KEY_PARTS} parts")
+        elif token[0] in _ENDS:
+            ends = _ENDS[token[0]].finditer(text, at)
+            end = next((found for found in ends if found[0][0] != "\\"), None)
+            if end is None:  # what follows is no key, and the parser says what is missing
+                return
+            at = end.end()
+            dots = 0 if end[0] == "\n" else dots
+        else:
+            dots = 0
 
 
 def encode(initdata: Initdata) -> str:

@@ -96,3 +96,24 @@ def test_a_bomb_is_never_unpacked() -> None:
         tracemalloc.stop()
 
     assert peak < 16 << 20
+
+
+@pytest.mark.parametrize("part", ["a", '"a"', "'\"'", "a ", r'"\""'])
+@pytest.mark.parametrize("before", ["", 'x = """\\""""""\n', "x = ''''''\n", "# '''\n", "x = '\"'\n", "["])
+def test_a_key_of_very_many_parts_is_refused_before_it_takes_memory(before: str, part: str) -> None:
+    document = before + f"{part}." * 2000 + "a = 1\n"
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match="a key of more than 8 parts"):
+            parse(document.encode(), "test")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("text", ["'''{}'''", '"""{}"""', '"{}"', "'{}'", r'"""\"""{}"""', '"\\"{}"', "1 # {}"])
+def test_dots_in_texts_and_comments_make_no_key(text: str) -> None:
+    document = f"notes = {text.replace('{}', 'a.b.' * 100)}\n".encode() + DOCUMENT
+
+    assert parse(document, "test").data == {"aa.toml": "[token_configs]\n"}
