@@ -79,7 +79,7 @@ def _empty_dir(path: str, found: os.stat_result, fs_type: str) -> EmptyDir | Non
     if os.path.basename(above) == _EMPTY_DIR and name not in (".", ".."):
         return EmptyDir(path=path.rstrip("/"), sub_path="", in_memory=fs_type == "tmpfs" and _is_mount(path, found))
     below = _SUB_PATH.fullmatch(path.rstrip("/"))
-    if below is None or fs_type != "tmpfs":
+    if below is None or fs_type == "hugetlbfs":
         return None
     volume = f"{below['pod']}/volumes/{_EMPTY_DIR}/{below['volume']}"
     try:
@@ -87,7 +87,9 @@ def _empty_dir(path: str, found: os.stat_result, fs_type: str) -> EmptyDir | Non
     except OSError:
         return None
     inside = mount_root(path.rstrip("/"))
-    if status.st_dev != found.st_dev or inside is None or not _is_mount(volume, status):
+    if not _is_mount(volume, status):
+        return EmptyDir(path=volume, sub_path=(inside or "").strip("/") or ".", in_memory=False)
+    if fs_type != "tmpfs" or status.st_dev != found.st_dev or inside is None:
         return None
     return EmptyDir(path=volume, sub_path=inside.strip("/"), in_memory=True)
 

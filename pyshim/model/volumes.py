@@ -13,7 +13,7 @@ class EmptyDir:
     path: str
     """The volume's own directory on the host."""
     sub_path: str
-    """Below it; empty for the volume itself."""
+    """Below it; empty for the volume itself. On disk it is below the root of the disk's file system instead."""
     in_memory: bool
     """It is a tmpfs of its own, not merely a directory on one."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pyshim.model.config import Config
 from pyshim.model.copies import VolumeCopy
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
@@ -114,6 +114,8 @@ class _Volumes:
             return self._on_disk(mount, node_disk(self._config, facts, read_only=mount.is_read_only))
         if facts.kind is not SourceKind.FILE and _is_guest_own(mount.source):
             return mount
+        if facts.empty_dir is not None and facts.empty_dir.sub_path:
+            return self._sub_path(mount, facts)
         if facts.empty_dir is not None and self._config.runtime.emptydir_mode != "shared-fs":
             return self._disk_empty_dir(mount, facts, facts.empty_dir.path)
         if facts.empty_dir is not None and not self._config.runtime.disable_guest_empty_dir:
@@ -169,6 +171,20 @@ class _Volumes:
     def _guest_empty_dir(self, mount: OciMount, facts: SourceFacts) -> OciMount:
         assert facts.empty_dir is not None
         return _moved(mount, self._made_in_guest(in_guest("local", facts.empty_dir.path), facts), mount.options)
+
+    def _sub_path(self, mount: OciMount, facts: SourceFacts) -> OciMount:
+        """A directory of an emptyDir on the host's disk, which is shared, or refused where the volume has a disk.
+
+        Such a subPath may be the very directory `disk.img` lies in: a guest that can write there could put a link in
+        the file's place and have QEMU open another file of the host.
+        """
+        mode = self._config.runtime.emptydir_mode
+        if mode != "shared-fs":
+            raise Unimplemented(
+                f"mount volume '{mount.source}' on '{mount.destination}': "
+                f"a subPath of an emptyDir is not available with emptydir_mode {mode!r}"
+            )
+        return self._shared(mount, facts)
 
     def _disk_empty_dir(self, mount: OciMount, facts: SourceFacts, directory: str) -> OciMount:
         """The volume is a directory on its own disk: that has the kubelet's mode and group, and no `lost+found`."""

@@ -53,6 +53,24 @@ def test_a_sub_path_of_it_is_known_by_what_is_mounted_there(tmpfs: Path, tmp_pat
         subprocess.run(["umount", part], check=True)
 
 
+@pytest.mark.root
+@needs_root
+@pytest.mark.parametrize("sub_path", [".", "a"])
+def test_a_sub_path_of_one_on_disk_is_told_from_other_directories(tmp_path: Path, sub_path: str) -> None:
+    volume = tmp_path / "pods/u1/volumes/kubernetes.io~empty-dir/cache"
+    part = tmp_path / "pods/u1/volume-subpaths/cache/app/0"
+    for path in (volume / "a", part):
+        path.mkdir(parents=True)
+    subprocess.run(["mount", "--bind", volume / sub_path, part], check=True)
+    try:
+        found = source_facts(str(part)).empty_dir
+        assert found is not None
+        assert (found.path, found.in_memory) == (str(volume), False)
+        assert found.sub_path
+    finally:
+        subprocess.run(["umount", part], check=True)
+
+
 @pytest.mark.parametrize("root", ["disk", "/dev/shm"])
 def test_a_directory_named_like_an_empty_dir_is_one_on_disk_wherever_it_lies(tmp_path: Path, root: str) -> None:
     """A node may have all of its /var in memory: only a tmpfs of its own makes the volume one in memory."""

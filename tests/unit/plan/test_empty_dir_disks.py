@@ -6,6 +6,7 @@ import pytest
 
 from hypervisors.base import GuestLocation
 from pyshim.model.config import Config
+from pyshim.model.errors import Unimplemented
 from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.volumes import EmptyDir, SourceFacts
@@ -94,3 +95,21 @@ def test_the_disk_is_mounted_before_the_directory_on_it_is_made(
 
     assert [storage.driver for storage in guest.storages] == ["blk", "image_guest_pull"]
     assert guest.storages[0].source == "02/01"
+
+
+@pytest.mark.parametrize("mode", ["block-encrypted", "block-plain"])
+def test_the_directory_of_the_disks_file_is_not_shared_as_a_sub_path(
+    configured: Callable[..., Config], spec: Callable[..., OciSpec], mode: str
+) -> None:
+    """With subPath "." a guest could put a link to another file of the host in the place of `disk.img`."""
+    part = "/var/lib/kubelet/pods/u1/volume-subpaths/cache/app/0"
+    facts = SourceFacts(
+        kind=SourceKind.DIRECTORY, mode=0o777, empty_dir=EmptyDir(path=SOURCE, sub_path=".", in_memory=False)
+    )
+    config = configured(runtime={"emptydir_mode": mode})
+
+    with pytest.raises(Unimplemented, match=f"mount volume '{part}' on '/part': a subPath of an emptyDir .*'{mode}'"):
+        planned(config, spec(mounts=[bind("/part", part)]), {part: facts})
+
+    plan = planned(configured(), spec(mounts=[bind("/part", part)]), {part: facts})
+    assert [mount.source for mount in plan.host_mounts] == [part]
