@@ -199,7 +199,7 @@ def test_the_architecture_document_has_the_same_arrows() -> None:
     """Its table names modules without `pyshim.`, leaves out a room's own, and may put several rooms in a row."""
     text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
     table = text.split("| Room | May import of ours | For types only |\n|---|---|---|\n")[1].split("\n\n")[0]
-    documented = {}
+    documented: dict[str, tuple[set[str], set[str]]] = {}
     for row in table.splitlines():
         rooms, may, typing_only = (set(re.findall(r"`([^`]+)`", cell)) for cell in row.strip("|").split("|"))
         documented |= dict.fromkeys(rooms, (may, typing_only))
