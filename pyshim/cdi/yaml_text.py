@@ -6,6 +6,10 @@ from typing import Any, ClassVar
 import yaml
 
 MAX_DEPTH = 32
+MAX_ALIASES = 1000
+MAX_MERGED = 1000
+"""Members of an object that takes others in (`<<`): merges of merges grow by a factor each, from a small file."""
+_MERGE = "tag:yaml.org,2002:merge"
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -16,6 +20,13 @@ class _Loader(_Base):  # type: ignore[misc]
         first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in ("timestamp", "int")]
         for first, resolvers in _Base.yaml_implicit_resolvers.items()
     }
+
+    def flatten_mapping(self, node: Any) -> None:
+        merges = any(key_node.tag == _MERGE for key_node, _ in node.value)
+        super().flatten_mapping(node)
+        if merges and len(node.value) > MAX_MERGED:
+            problem = f"an object with more than {MAX_MERGED} members by merging"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         self.flatten_mapping(node)
@@ -41,14 +52,18 @@ _Loader.add_implicit_resolver(
 
 def load(text: str) -> object:
     """The one document in `text`. Raises yaml.YAMLError, ValueError or RecursionError."""
-    depth = 0
+    depth = aliases = 0
     # PyYAML's C loader recurses without a limit of its own and dies of a deep document.
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        elif isinstance(event, yaml.AliasEvent):
+            aliases += 1
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH}")
+        if aliases > MAX_ALIASES:
+            raise ValueError(f"more than {MAX_ALIASES} aliases")
     found: object = yaml.load(text, Loader=_Loader)
     return found

@@ -4,6 +4,7 @@ import json
 import os
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,30 @@ def test_a_small_file_that_unfolds_to_billions_is_refused() -> None:
 
     with pytest.raises(InvalidSpec, match="more than 1000000 values"):
         document_of("\n".join(levels).encode(), "bomb.yaml")
+
+
+def test_merges_of_merges_are_refused_while_they_are_small() -> None:
+    levels = ["x:", "  a0: &a0 {k: 1}"]
+    levels += [f"  a{n}: &a{n}\n    <<: [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 7)]
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidSpec, match="more than 1000 members by merging"):
+            document_of("\n".join([*levels, "<<: *a6"]).encode(), "bomb.yaml")
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_aliases_are_counted() -> None:
+    with pytest.raises(InvalidSpec, match="more than 1000 aliases"):
+        document_of(f"a: &a x\nb: [{'*a,' * 1001}]".encode(), "aliases.yaml")
+
+
+def test_one_object_takes_in_another() -> None:
+    found = document_of(b"a: &a {k: 1}\nb: {<<: *a, l: 2}", "merge.yaml")
+
+    assert found == {"a": {"k": 1}, "b": {"k": 1, "l": 2}}
 
 
 def test_a_file_beyond_the_limit_is_refused_unread(tmp_path: Path) -> None:
