@@ -30,7 +30,8 @@ REGISTER = "/run/pyshim/sandboxes"
 FILE_NAME = "persist.json"
 MAX_BYTES = 16 * 1024 * 1024
 MAX_ENTRY_BYTES = 64 * 1024
-_ASIDE = ".new"
+_ASIDE = "~"
+"""No id has it in it: in the register, and among the containers, other files are named by ids."""
 
 
 class StateStore:

@@ -12,13 +12,24 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
 from pyshim.state.json_fields import StateDamaged
 from pyshim.state.kata import completed
-from pyshim.state.schema import NotOurState, SandboxState, StateTooNew
+from pyshim.state.schema import NotOurState, SandboxState, ShimRecord, StateTooNew
 from pyshim.state.store import MAX_BYTES, StateStore
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> StateStore:
     return StateStore(root=str(tmp_path / "sbs"))
+
+
+def test_no_sandbox_or_container_has_the_name_of_a_file_written_aside(tmp_path: Path) -> None:
+    store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
+    for number, name in enumerate(("sb1.new", "sb1"), start=1):
+        store.enter(name, ShimRecord(pid=number, start_ticks=1, socket="", namespace="k8s.io"))
+
+    assert sorted(store.entered_ids()) == ["sb1", "sb1.new"]
+    entry = store.entered("sb1.new")
+    assert entry is not None
+    assert entry.pid == 1
 
 
 def document(store: StateStore) -> dict:  # type: ignore[type-arg]
@@ -116,7 +127,7 @@ def test_nobody_else_can_read_it(store: StateStore) -> None:
 
 def test_a_failed_write_leaves_the_old_state_whole(store: StateStore) -> None:
     store.save(state(planned=False))
-    os.mkdir(f"{store.root}/sb1/persist.json.new")
+    os.mkdir(f"{store.root}/sb1/persist.json~")
 
     with pytest.raises(FailedPrecondition, match=r"write state .*sb1"):
         store.save(state(container("c1")))
