@@ -279,7 +279,10 @@ class Container:
             self._execs.clear()
             for each in execs:
                 self._end(each, EXIT_KILLED)  # those that were never started: somebody may wait for them
-            await asyncio.gather(*(each.close_streams() for each in (*execs, process)))
+            closing = (each.close_streams() for each in (*execs, process))
+            for failure in await asyncio.gather(*closing, return_exceptions=True):
+                if failure is not None:  # the undo closes the init's once more, and must not be kept from the rest
+                    log.warning("close streams", extra={"container": self.id, "error": str(failure)})
             if error := await self._undo.run():
                 raise error
         return await process.wait()

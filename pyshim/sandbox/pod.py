@@ -334,7 +334,7 @@ class Pod:
     async def _forget(self, container: Container) -> None:
         try:
             await container.delete()
-        except ShimError as exc:
+        except Exception as exc:  # whatever it meets, the shim ends
             log.warning("delete container at shutdown", extra={"container": container.id, "error": str(exc)})
         self._containers.pop(container.id, None)
 

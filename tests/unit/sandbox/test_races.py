@@ -335,6 +335,21 @@ async def test_the_end_of_the_shim_does_not_wait_for_a_hung_guest_container_by_c
 
 
 @scenario
+async def test_the_shim_ends_whatever_a_container_meets_at_its_end(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], PIPES)
+    streams = stack.host.streams["c1"]
+    close = streams.close
+
+    async def fails_once() -> None:
+        streams.close = close  # type: ignore[method-assign]
+        raise OSError("nobody foresaw this")
+
+    streams.close = fails_once  # type: ignore[method-assign]
+
+    assert await stack.pod.shutdown(now=True)
+
+
+@scenario
 async def test_a_flood_of_oom_events_reaches_containerd_thinned_out(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     for _ in range(1000):
