@@ -160,6 +160,8 @@ def _loop_devices() -> Iterator[str]:
     )
     ours = {os.stat(top).st_dev for top in _OWNED}
     for device in json.loads(shown.stdout or b'{"loopdevices": []}')["loopdevices"]:
+        if device["back-maj:min"] is None:
+            continue  # somebody detached it between the listing and the look at it
         major, minor = map(int, device["back-maj:min"].split(":"))
         if major != 0 or os.makedev(major, minor) in ours:
             yield f"{device['name']} {device['back-file']}"
