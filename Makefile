@@ -44,6 +44,7 @@ soak: setup guest ## many pods together, many rounds, 280 pods that lose a part 
 	    --shim 200 --vmm 20 --virtiofsd 20 --frozen 20 --agent 20 --pods 50 --rounds 50)
 
 bench: setup guest ## measure, print a table, write bench/results (BENCH="--peer SHIM --peer-config FILE" for another shim too)
+	@scripts/setup bench
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench $(BENCH)
 
 bench-compare: ## what changed between two results: A=OLD.json B=NEW.json

@@ -13,7 +13,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-from bench import chart, report, rounds, stub_pods
+from bench import chart, file_io, report, rounds, stub_pods
 from bench.measures import Ground, Peer
 from integration.framework import enclosure, images, shim_config
 from integration.framework.containerd import Containerd, Directories
@@ -23,6 +23,8 @@ from pyshim.host.probe import probe_host
 PROJECT = Path(__file__).resolve().parents[1]
 GROUND = Path("/run/pyshim-bench")
 RESULTS = PROJECT / "bench" / "results"
+# Only a part of the table: the kept results stay as they are.
+FILE_RESULTS = PROJECT / ".build" / "bench"
 
 
 def main() -> int:
@@ -35,17 +37,28 @@ def main() -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
+    if not file_io.FIO.exists():
+        print(
+            f"bench: find {str(file_io.FIO)!r}: not installed (hint: `make bench` or apt-get install fio)",
+            file=sys.stderr,
+        )
+        return 2
     size = rounds.QUICK if arguments.quick else rounds.FULL
     if arguments.runs:
         size = replace(size, rounds=arguments.runs)
     load_before = os.getloadavg()[0]
-    samples, woken = _measure(size, arguments.peer, peer)
+    samples, woken = _measure(size, arguments.peer, peer, arguments.only_files)
     found = report.rows(samples)
-    facts = _facts(size, load_before) | {"idle wake-ups of a shim in 30 s": str(woken)}
+    facts = _facts(size, load_before)
+    if arguments.only_files:
+        facts["rounds"] = str(size.file_rounds)
+        del facts["per round"]
+    else:
+        facts["idle wake-ups of a shim in 30 s"] = str(woken)
     if peer is not None:
         facts["peer"] = str(arguments.peer)
     print(report.as_text(found))
-    target = arguments.output
+    target = arguments.output or (FILE_RESULTS if arguments.only_files else RESULTS)
     target.mkdir(parents=True, exist_ok=True)
     report.write_json(target / "bench.json", found, samples, facts, arguments.note)
     (target / "bench.md").write_text(report.as_markdown(found, facts, arguments.note))
@@ -61,16 +74,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=0, metavar="N", help=f"rounds; default {rounds.FULL.rounds}")
     parser.add_argument("--quick", action="store_true", help="two rounds with little in them: does it work at all")
     parser.add_argument("--note", default="", help="a sentence for the results, about the state of the machine")
+    parser.add_argument("--only-files", action="store_true", help="only the rates of fio; written to .build/bench")
     parser.add_argument("--peer", type=Path, metavar="SHIM", help="path of another shim to measure beside ours")
     parser.add_argument("--peer-config", type=Path, metavar="FILE", help="the configuration the peer is given")
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR", help="default: bench/results")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="default: bench/results")
     arguments = parser.parse_args()
     if arguments.runs < 0:
         parser.error(f"--runs {arguments.runs}: expected 1 or more")
+    if arguments.only_files and (arguments.peer or arguments.runs):
+        parser.error("--only-files: takes neither --peer nor --runs")
     return arguments
 
 
-def _measure(size: rounds.Size, program: Path | None, peer: Peer | None) -> tuple[rounds.Samples, int]:
+def _measure(
+    size: rounds.Size, program: Path | None, peer: Peer | None, only_files: bool
+) -> tuple[rounds.Samples, int | None]:
     """All samples, and how often an idle shim was woken; raises AssertionError when something is left on the host."""
     GROUND.mkdir()
     binaries = PROJECT / "bin"
@@ -91,11 +109,16 @@ def _measure(size: rounds.Size, program: Path | None, peer: Peer | None) -> tupl
         before = HostState.look((GROUND,))
         started = time.monotonic()
         ground = Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest(), peer=peer)
-        samples = rounds.run(
-            ground, size, lambda text: print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
-        )
-        with stub_pods.running(replace(ground, config=GROUND / "stubs" / "configuration.toml"), 1) as (pid,):
-            woken = stub_pods.wakeups(pid, 30.0)
+
+        def progress(text: str) -> None:
+            print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
+
+        samples, woken = rounds.Samples(), None
+        if not only_files:
+            samples = rounds.run(ground, size, progress)
+            with stub_pods.running(replace(ground, config=GROUND / "stubs" / "configuration.toml"), 1) as (pid,):
+                woken = stub_pods.wakeups(pid, 30.0)
+        rounds.run_file_io(ground, PROJECT / ".build", size, progress, samples)
         assert_nothing_left(before, (GROUND,))
         return samples, woken
     finally:
@@ -123,8 +146,13 @@ def _facts(size: rounds.Size, load_before: float) -> dict[str, str]:
         "QEMU": _first_line("qemu-system-x86_64", "--version"),
         "containerd": _first_line("containerd", "--version"),
         "rounds": str(size.rounds),
+        "fio": f"{size.file_rounds} rounds, {size.fio_ms} ms a job, {file_io.FILE_MIB} MiB files on {_file_system()}",
         "per round": f"{size.starts} starts, {size.execs} execs, {size.stdout_mib} MiB through stdout",
     }
+
+
+def _file_system() -> str:
+    return _first_line("stat", "--file-system", "--format=%T", str(PROJECT / ".build"))
 
 
 def _cpu_model() -> str:

@@ -96,11 +96,11 @@ def start_s(ground: Ground, runtime: Runtime) -> float:
 
 
 @contextmanager
-def container(ground: Ground, runtime: Runtime) -> Iterator[str]:
-    """A container that sleeps, in a VM of its own where the runtime has one."""
+def container(ground: Ground, runtime: Runtime, *more: str) -> Iterator[str]:
+    """A container that sleeps, in a VM of its own where the runtime has one; `more` are options of `ctr run`."""
     name = f"bench{next(_numbers)}"
     try:
-        ground.ctr("run", "--detach", *ground.options(runtime), images.IMAGE, name, "sleep", "100000")
+        ground.ctr("run", "--detach", *ground.options(runtime), *more, images.IMAGE, name, "sleep", "100000")
         yield name
     finally:
         ground.ctr.remove([name])
@@ -149,6 +149,11 @@ def first_output_s(ground: Ground, runtime: Runtime) -> float:
 def exec_s(ground: Ground, name: str) -> float:
     """`ctr task exec` of /bin/true, the client's own time included."""
     return ground.ctr("task", "exec", "--exec-id", f"e{next(_numbers)}", name, "/bin/true").took_s
+
+
+def exec_out(ground: Ground, name: str, *command: str) -> str:
+    """What a command that is added to the container prints on stdout. Raises AssertionError when it fails."""
+    return ground.ctr("task", "exec", "--exec-id", f"e{next(_numbers)}", name, *command).out
 
 
 def client_s(ground: Ground) -> float:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from bench import file_io
 from bench.rounds import Samples
 
 
@@ -184,9 +185,24 @@ PEER_QUESTIONS = tuple(
 )
 
 
+FILE_QUESTIONS = tuple(
+    Question(
+        title=f"fio {job}, {place.title}",
+        series=f"file_{place.name}_{job}",
+        reference=f"file_{file_io.HOST.name}_{job}",
+        reference_title=file_io.HOST.title,
+        unit="op/s" if in_operations else "MB/s",
+    )
+    for job, (_, in_operations) in file_io.JOBS.items()
+    for place in file_io.PLACES
+    if place != file_io.HOST
+)
+
+
 def rows(samples: Samples) -> list[Row]:
-    """A row for each question; those about a peer only when there was one."""
-    asked = (*QUESTIONS, *(PEER_QUESTIONS if "peer_start" in samples.by_round else ()))
+    """A row for each question; those about a peer, files and the shim itself only when that was measured."""
+    groups = (QUESTIONS, PEER_QUESTIONS, FILE_QUESTIONS)
+    asked = [question for group in groups if group[0].series in samples.by_round for question in group]
     return [_row(question, samples.by_round) for question in asked]
 
 
@@ -236,7 +252,7 @@ def as_markdown(found: list[Row], facts: Mapping[str, str], note: str) -> str:
     lines += [
         "",
         "A ratio is the median, over the rounds, of the round's median over that of the reference in the same round.",
-        "For MB/s more is better; for everything else less is.",
+        "For MB/s and op/s more is better; for everything else less is.",
         "",
         "![The ratios of every round](bench.svg)",
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench import bare_boot, measures, stub_pods, stubs
+from bench import bare_boot, file_io, measures, stub_pods, stubs
 from bench.measures import PYKATA, RUNC, Ground
 from integration.framework.runtime import Runtime
 from integration.framework.zygote import Zygote
@@ -29,10 +29,14 @@ class Size:
     """per round"""
     pods: int
     """at the same time, for the memory of many"""
+    file_rounds: int
+    """of fio"""
+    fio_ms: int
+    """per job"""
 
 
-FULL = Size(rounds=7, starts=8, execs=8, stdout_mib=128, stub_mib=1024, creates=5, pods=20)
-QUICK = Size(rounds=2, starts=2, execs=2, stdout_mib=64, stub_mib=64, creates=2, pods=3)
+FULL = Size(rounds=7, starts=8, execs=8, stdout_mib=128, stub_mib=1024, creates=5, pods=20, file_rounds=3, fio_ms=300)
+QUICK = Size(rounds=2, starts=2, execs=2, stdout_mib=64, stub_mib=64, creates=2, pods=3, file_rounds=1, fio_ms=200)
 _TOGETHER = 10
 
 
@@ -65,6 +69,16 @@ def run(ground: Ground, size: Size, progress: Callable[[str], None]) -> Samples:
         if ground.peer is not None:
             _of_peer(ground, ground.peer.runtime, target, size)
     return samples
+
+
+def run_file_io(ground: Ground, below: Path, size: Size, progress: Callable[[str], None], samples: Samples) -> None:
+    """Adds the rates of fio. Every round visits every place in turn; the files lie below `below`, on a real disk."""
+    progress("fio: pods are started and files laid out")
+    for number, places in enumerate(file_io.sample(ground, below, size.file_rounds, size.fio_ms), 1):
+        progress(f"fio, round {number} of {size.file_rounds} done")
+        for place, rates in places.items():
+            for job, rate in rates.items():
+                samples.open_round(f"file_{place}_{job}").append(rate)
 
 
 def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
