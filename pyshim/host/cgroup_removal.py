@@ -9,14 +9,16 @@ import time
 from pyshim.host import processes
 from pyshim.model.errors import DeadlineExceeded
 
+_INIT = 1
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.1
 
 
 def remove_cgroup(path: str, deadline: float) -> None:
-    """The cgroup and those below it are gone; their processes were killed, this one was moved out.
+    """The cgroup and those below it are gone; their processes were killed, this one and init were moved out.
 
-    Only ever called on a cgroup of our own making, so its processes are ours. Idempotent. Raises DeadlineExceeded
+    Only ever called on a cgroup of our own making, so its processes are ours; were init among them all the same, its
+    end would be the node's. Idempotent. Raises DeadlineExceeded
     when a process in it does not die (uninterruptible I/O), OSError.
     """
     pause_s = _FIRST_PAUSE_S
@@ -52,8 +54,8 @@ def _removed(path: str) -> bool:
 def _empty(path: str) -> None:
     for directory, _, _ in os.walk(path):
         for pid in _members(directory):
-            if pid == os.getpid():
-                _move_out(directory, path)
+            if pid in (os.getpid(), _INIT):
+                _move_out(pid, directory, path)
                 continue
             ticks = processes.start_ticks(pid)
             if ticks is not None:
@@ -80,15 +82,15 @@ def _send_kill(process: processes.ProcessRef, directory: str) -> None:
             os.close(fd)
 
 
-def _move_out(directory: str, removed_root: str) -> None:
-    """This process is in a cgroup above `removed_root`: the nearest that takes it (v2 refuses inner ones)."""
+def _move_out(pid: int, directory: str, removed_root: str) -> None:
+    """The process is in a cgroup above `removed_root`: the nearest that takes it (v2 refuses inner ones)."""
     above = os.path.dirname(removed_root.rstrip("/"))
     while True:
         try:
             with open(f"{above}/cgroup.procs", "w", encoding="ascii") as file:
-                file.write(str(os.getpid()))
+                file.write(str(pid))
             return
         except FileNotFoundError:
-            raise OSError(errno.EBUSY, "no cgroup above it takes this process", directory) from None
+            raise OSError(errno.EBUSY, "no cgroup above it takes the process", directory) from None
         except OSError:
             above = os.path.dirname(above)

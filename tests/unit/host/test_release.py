@@ -346,6 +346,24 @@ def test_a_cgroup_we_are_in_ourselves_is_left_first(cgroup: Path) -> None:
     assert not cgroup.exists()
 
 
+@pytest.mark.root
+def test_init_is_moved_out_of_a_cgroup_instead_of_killed(cgroup: Path) -> None:
+    """Seen by those in a pid namespace of its own, whose pid 1 is a shell that must live to tell."""
+    script = (
+        "from pyshim.host.cgroup_removal import remove_cgroup\n"
+        "import sys, time\n"
+        "open(sys.argv[1] + '/cgroup.procs', 'w').write('1')\n"
+        "remove_cgroup(sys.argv[1], time.monotonic() + 10)\n"
+    )
+    shell = '"$0" -c "$1" "$2"; echo "removal ended with $?"'
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", shell, sys.executable, script, str(cgroup)]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=Path(__file__).parents[3])
+
+    assert done.stdout == "removal ended with 0\n", done.stderr
+    assert not cgroup.exists()
+
+
 # ---- network
 
 
