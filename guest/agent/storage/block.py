@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -40,10 +41,15 @@ async def find_block_device(agent: Agent, driver: str, source: str) -> str:
 
 
 def is_block(path: str) -> bool:
+    """The node is there and its disk can be opened: the kernel makes the node a moment before that."""
     try:
-        return stat.S_ISBLK(os.stat(path).st_mode)
-    except OSError:
-        return False
+        if not stat.S_ISBLK(os.stat(path).st_mode):
+            return False
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as error:
+        # Anything else is for those to meet who use it.
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
+    return True
 
 
 def pci_slots(path: str) -> tuple[str, list[str]]:
