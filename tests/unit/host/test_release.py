@@ -358,7 +358,8 @@ def test_init_is_moved_out_of_a_cgroup_instead_of_killed(cgroup: Path) -> None:
     shell = '"$0" -c "$1" "$2"; echo "removal ended with $?"'
     command = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", shell, sys.executable, script, str(cgroup)]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=Path(__file__).parents[3])
+    repository = Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=repository)
 
     assert done.stdout == "removal ended with 0\n", done.stderr
     assert not cgroup.exists()
