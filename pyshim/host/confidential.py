@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 from pyshim.host.cpuid import Registers, cpuid
+from pyshim.host.fds import open_error
 from pyshim.host.launch import describe_os_error
 from pyshim.model.confidential import Tee, TeeFacts
 
@@ -57,13 +58,9 @@ def _is_on(path: str, probed: list[str]) -> bool:
 
 
 def _opens(path: str, probed: list[str]) -> bool:
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        probed.append(f"'{path}': {describe_os_error(error)}")
-        return False
-    probed.append(f"'{path}' opens")
-    return True
+    error = open_error(path)
+    probed.append(f"'{path}' opens" if error is None else f"'{path}': {describe_os_error(error)}")
+    return error is None
 
 
 def _encryption(probed: list[str], read_cpuid: Callable[[int], Registers]) -> tuple[frozenset[Tee], int, int]:

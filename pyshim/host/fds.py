@@ -48,3 +48,12 @@ class OwnedFd:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def open_error(path: str) -> OSError | None:
+    """Why the device cannot be opened to read and write; None when it can. It is closed again, never waited for."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except OSError as error:
+        return error
+    return None

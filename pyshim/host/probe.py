@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 
 from pyshim.host.confidential import QUOTE_SOCKET, probe_tee
-from pyshim.host.fds import OwnedFd
+from pyshim.host.fds import OwnedFd, open_error
 from pyshim.host.launch import describe_os_error
 from pyshim.model.host_facts import CgroupMode, HostFacts
 
@@ -35,8 +35,8 @@ def probe_host(
         cpu_flags=flags,
         kvm_usable=kvm_usable,
         kvm_reason=kvm_reason,
-        vhost_vsock=_opens(f"{dev_root}/vhost-vsock"),
-        vhost_net=_opens(f"{dev_root}/vhost-net"),
+        vhost_vsock=open_error(f"{dev_root}/vhost-vsock") is None,
+        vhost_net=open_error(f"{dev_root}/vhost-net") is None,
         nested="hypervisor" in flags,
         cgroup_mode=_cgroup_mode(sys_root),
         # The test systemd itself documents: sd_booted(3).
@@ -61,14 +61,6 @@ def _probe_kvm(flags: frozenset[str], device: str, create_vm: Callable[[int], in
         return False, f"open {device!r}: {describe_os_error(error)}"
     flag = " and ".join(sorted(flags & _VIRTUALISATION_FLAGS))
     return True, f"the CPU shows {flag} and {device!r} makes VMs"
-
-
-def _opens(path: str) -> bool:
-    try:
-        OwnedFd(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)).close()
-    except OSError:
-        return False
-    return True
 
 
 def _read(path: str) -> str:

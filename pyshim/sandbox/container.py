@@ -16,7 +16,7 @@ from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, No
 from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ExecId, HostPath
-from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.ledger import Ledger
 from pyshim.model.oci import OciSpec
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
@@ -24,6 +24,7 @@ from pyshim.model.trace import span
 from pyshim.plan.container import ContainerPlan, with_disks
 from pyshim.plan.guest_spec import guest_process, guest_resources
 from pyshim.sandbox.attachments import Attachments
+from pyshim.sandbox.container_mounts import make_mounts
 from pyshim.sandbox.passed_devices import PassedDevices
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST, Process
 from pyshim.sandbox.resizing import Resizer
@@ -133,14 +134,7 @@ class Container:
         self._tasks.supervise(f"wait/{self.id}", self._watch_init())
 
     async def _make(self, timeout_s: float) -> Process:
-        for mount in self._plan.rootfs_mounts:
-            self._acquire(mount.intent())
-            await self._host.mount(mount)
-        for point in self._plan.share_points:
-            self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point))
-        for mount in self._plan.share_mounts:
-            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
-            await self._host.mount(mount)
+        await make_mounts(self._plan, host=self._host, ledger=self._ledger, undo=self._undo)
         with span("open streams"):
             streams = await self._host.open_streams(self.request.stdio, namespace=self._namespace, process_id=self.id)
         self._undo.push(streams.close)
@@ -155,10 +149,6 @@ class Container:
         with span("create container in guest"):
             await self._agent.create_container(guest, timeout_s)
         return self._new_process(None, self.request.stdio, streams)
-
-    def _acquire(self, entry: LedgerEntry) -> None:
-        self._ledger.acquire(entry)
-        self._undo.push(self._ledger.release, entry)
 
     def _new_process(self, exec_id: ExecId | None, stdio: Stdio, streams: ProcessStreams) -> Process:
         return Process(

@@ -14,9 +14,10 @@ from typing import Any
 from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import GuestContainer
-from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.ledger import Ledger
 from pyshim.model.stats import BlockIoStats, ContainerStats, CpuStats, MemoryStats, MemoryUse
 from pyshim.plan.container import ContainerPlan
+from pyshim.sandbox.container_mounts import make_mounts
 from pyshim.sandbox.copying import VolumeCopies
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.sandbox.seams import ContainerAgent, Host
@@ -74,14 +75,7 @@ class PauseAgent:
         self._tasks.supervise(f"wait/pause/{self._id}", self._watch())
 
     async def _make(self, timeout_s: float) -> None:
-        for mount in self._plan.rootfs_mounts:
-            self._acquire(mount.intent())
-            await self._host.mount(mount)
-        for point in self._plan.share_points:
-            self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point))
-        for mount in self._plan.share_mounts:
-            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
-            await self._host.mount(mount)
+        await make_mounts(self._plan, host=self._host, ledger=self._ledger, undo=self._undo)
         copies = VolumeCopies(host=self._host, tasks=self._tasks)
         for volume in self._plan.copies:
             self._undo.push(copies.leave, volume, self._id)
@@ -89,10 +83,6 @@ class PauseAgent:
         self._undo.push(self._remove_from_guest)
         await self._agent.create_container(self._plan.guest, timeout_s)
         await self._agent.start_container(self._id)
-
-    def _acquire(self, entry: LedgerEntry) -> None:
-        self._ledger.acquire(entry)
-        self._undo.push(self._ledger.release, entry)
 
     async def _remove_from_guest(self) -> None:
         try:

@@ -380,8 +380,7 @@ class Sandbox:
             log.debug("destroy sandbox", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
 
     def _acquire(self, entry: LedgerEntry) -> None:
-        self._ledger.acquire(entry)
-        self._undo.push(self._ledger.release, entry)
+        self._undo.acquire(self._ledger, entry)
 
 
 def _log_sizing(plan: SandboxPlan) -> None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from pyshim.model.errors import ShimError
-from pyshim.model.ledger import LedgerEntry
+from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.sandbox.deadlines import UNDO_S, within
 from pyshim.sandbox.tasks import to_the_end
 
@@ -22,6 +22,11 @@ class Undo:
 
     def push(self, step: Callable[..., Awaitable[None]], *args: Any) -> None:
         self._steps.append(partial(step, *args))
+
+    def acquire(self, ledger: Ledger, entry: LedgerEntry) -> None:
+        """The intent is in the ledger, and its release among the steps."""
+        ledger.acquire(entry)
+        self.push(ledger.release, entry)
 
     async def run(self) -> Exception | None:
         """Every step was tried, last first, whoever gave up waiting meanwhile; what failed stays for the next run.
