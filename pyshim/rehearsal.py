@@ -27,9 +27,9 @@ from pyshim.bootstrap.wire import encode
 from pyshim.config.load import load_config
 from pyshim.config.sources import SHIPPED_PATH
 from pyshim.host.capacity import probe_capacity
-from pyshim.host.children import Children
 from pyshim.host.linux import LinuxHost
 from pyshim.host.probe import probe_host
+from pyshim.host.processes.children import Children
 from pyshim.host.trees import remove_tree
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from pyshim.bootstrap import zygote as link
 from pyshim.bootstrap.daemonize import LISTENING_FD, become_daemon, join_cgroup, raise_oom_score
 from pyshim.bootstrap.errors import BootstrapError
-from pyshim.host.caller import CallerDiffers, Cgroups, World, become_like, require_same_world, world_of
-from pyshim.host.command_line import set_command_line
+from pyshim.host.processes.caller import CallerDiffers, Cgroups, World, become_like, require_same_world, world_of
+from pyshim.host.processes.command_line import set_command_line
 
 STARTED_NS = time.time_ns()
 _CLOCK_STEP_NS = 100_000_000
@@ -40,7 +40,12 @@ _RECEIVE_BYTES = 1 << 16
 SHIM_MODULES = (
     "pyshim.serve",
     *("concurrent.futures.thread", "encodings.ascii", "google.protobuf.descriptor_pb2", "queue"),
-    *("pyshim.host.cgroup_removal", "pyshim.host.cgroups", "pyshim.host.link_removal", "pyshim.host.sources"),
+    *(
+        "pyshim.host.cgroups.removal",
+        "pyshim.host.cgroups.sandbox_cgroups",
+        "pyshim.host.network.link_removal",
+        "pyshim.host.sources",
+    ),
 )
 
 

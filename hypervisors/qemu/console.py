@@ -6,8 +6,8 @@ import socket
 from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.launch import describe_os_error
-from pyshim.host.paced_text import PacedText
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.streams.paced_text import PacedText
 
 log = logging.getLogger("hypervisors.qemu.console")
 

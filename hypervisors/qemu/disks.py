@@ -12,7 +12,7 @@ from contextlib import suppress
 from hypervisors.base import BlockDevice, DiskAio, GuestLocation
 from hypervisors.qemu import block, devices
 from hypervisors.qemu.qmp import Monitor, QmpCommandFailed
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError
 
 log = logging.getLogger("hypervisors.qemu.disks")

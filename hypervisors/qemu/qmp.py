@@ -24,7 +24,7 @@ from qemu.qmp import (
 )
 from qemu.qmp import Runstate as LibraryState
 
-from pyshim.host.text_tail import printable
+from pyshim.host.streams.text_tail import printable
 from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
 
 log = logging.getLogger("hypervisors.qemu.qmp")

@@ -26,8 +26,8 @@ from hypervisors.qemu.guards.launch import attest
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.qmp import Monitor, QmpEvent
 from hypervisors.qemu.vsock import reserve_cid
-from pyshim.host.children import Child, Children
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.host.virtiofsd import listening_socket
 from pyshim.model.agent_address import AgentAddress, SerialAddress, VsockAddress
 from pyshim.model.confidential import SevGuard

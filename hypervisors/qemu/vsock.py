@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
 
 DEVICE = "/dev/vhost-vsock"

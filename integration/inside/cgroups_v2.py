@@ -86,7 +86,7 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
 def sandbox(path: str, vmm: Any, **runtime: Any) -> Any:
     from types import SimpleNamespace
 
-    from pyshim.host.cgroups import LinuxCgroups
+    from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
     from pyshim.model.host_facts import CgroupMode
     from pyshim.sandbox.cgroups import SandboxCgroups
 

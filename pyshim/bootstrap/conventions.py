@@ -8,9 +8,9 @@ command line of another user's may be made up to have us remove what that user m
 
 import os
 
-from pyshim.host import processes
-from pyshim.host.link_search import NETNS_ROOT, our_taps
-from pyshim.host.mount_table import mounted_below
+from pyshim.host.mounts.table import mounted_below
+from pyshim.host.network.link_search import NETNS_ROOT, our_taps
+from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 # The places of plan/share.py and plan/sandbox.py; a test compares them.

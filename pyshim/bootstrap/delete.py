@@ -90,7 +90,7 @@ def _sandbox_of(container_id: str, bundle: str, state_root: str, register: str) 
 
 
 def _unmount_rootfs(bundle: str, errors: "list[str]") -> None:
-    from pyshim.host.mount_table import unmount_all
+    from pyshim.host.mounts.table import unmount_all
 
     rootfs = f"{bundle}/rootfs"
     try:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pyshim.bootstrap.address import socket_name
 from pyshim.bootstrap.conventions import Places, conventional_ledger
 from pyshim.bootstrap.dead_socket import remove_dead_socket
-from pyshim.host import processes
+from pyshim.host.processes import identity as processes
 from pyshim.host.release import release_all
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.snapshot import ContainerSnapshot

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from pyshim.host.children import Child, Children
+from pyshim.host.processes.children import Child, Children
 from pyshim.model import errors
 from pyshim.model.devices import DeviceQuestion, PodDevices, as_json, devices_from_json
 from pyshim.model.errors import DeadlineExceeded, Internal, ShimError

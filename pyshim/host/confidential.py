@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pyshim.host.cpuid import Registers, cpuid
 from pyshim.host.fds import open_error
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.confidential import Tee, TeeFacts
 
 QUOTE_SOCKET = "/run/tdx-qgs/qgs.socket"

@@ -8,12 +8,12 @@ import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from pyshim.host.children import Children
 from pyshim.host.fds import OwnedFd
 from pyshim.host.file_trees import list_tree, read_piece
-from pyshim.host.mounts import perform_mount
+from pyshim.host.mounts.mounting import perform_mount
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
-from pyshim.host.streams import Streams, open_streams
+from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.host.virtiofsd import VirtiofsdFlavours, VirtiofsdProcess, start_virtiofsd
 from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -23,7 +23,7 @@ from pyshim.model.mounts import HostMount
 from pyshim.model.task import Stdio
 
 if TYPE_CHECKING:
-    from pyshim.host.cgroups import LinuxCgroups
+    from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
     from pyshim.model.share import VirtiofsdPlan
     from pyshim.model.volumes import SourceFacts
 
@@ -63,7 +63,7 @@ class LinuxHost:
 
     def cgroups(self, mode: CgroupMode) -> "LinuxCgroups":
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
-        from pyshim.host.cgroups import LinuxCgroups
+        from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
 
         return LinuxCgroups(mode)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pyshim.host.confidential import QUOTE_SOCKET, probe_tee
 from pyshim.host.fds import OwnedFd, open_error
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.host_facts import CgroupMode, HostFacts
 
 _KVM_CREATE_VM = 0xAE01

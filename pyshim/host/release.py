@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TypedDict
 
-from pyshim.host import processes
-from pyshim.host.mount_table import unmount_all, unmount_beneath
+from pyshim.host.mounts.table import unmount_all, unmount_beneath
+from pyshim.host.processes import identity as processes
 from pyshim.host.trees import remove_tree
 from pyshim.model.errors import FailedPrecondition, ShimError, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -90,7 +90,7 @@ def _release_process(entry: LedgerEntry, deadline: float) -> None:
 
 
 def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
-    from pyshim.host.cgroup_removal import remove_cgroup
+    from pyshim.host.cgroups.removal import remove_cgroup
 
     # With roots the key is a path in each of these hierarchies, without it is a directory.
     for root in str(entry.detail.get("roots", "")).split(":"):
@@ -103,19 +103,19 @@ def _namespace_of(entry: LedgerEntry) -> "_Namespace":
 
 
 def _release_link(entry: LedgerEntry, _deadline: float) -> None:
-    from pyshim.host.link_removal import delete_link
+    from pyshim.host.network.link_removal import delete_link
 
     delete_link(entry.key, **_namespace_of(entry))
 
 
 def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
-    from pyshim.host.link_removal import delete_ingress
+    from pyshim.host.network.link_removal import delete_ingress
 
     delete_ingress(entry.key, **_namespace_of(entry))
 
 
 def _release_qdisc(entry: LedgerEntry, _deadline: float) -> None:
-    from pyshim.host.link_removal import delete_qdisc
+    from pyshim.host.network.link_removal import delete_qdisc
 
     delete_qdisc(entry.key, **_namespace_of(entry))
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyshim.host import syscalls
-from pyshim.host.mount_table import mount_root
+from pyshim.host.mounts.table import mount_root
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.mounts import SourceKind
 from pyshim.model.volumes import DirectVolume, EmptyDir, SourceFacts

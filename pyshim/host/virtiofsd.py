@@ -10,8 +10,8 @@ import os
 import socket
 from dataclasses import dataclass
 
-from pyshim.host.children import Child, Children
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind

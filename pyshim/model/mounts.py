@@ -1,4 +1,4 @@
-"""Mounts on the host, decided: what `host/mounts.py` carries out, one value per mount(2) sequence."""
+"""Mounts on the host, decided: what `host/mounts/mounting.py` carries out, one value per mount(2) sequence."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pyshim.host import cgroup_usage
+from pyshim.host.cgroups import usage as cgroup_usage
 from pyshim.model.errors import FailedPrecondition
 from pyshim.operator.state import STATE_DIR, read_record
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pyshim.bootstrap.conventions import Places, conventional_ledger, named_vmms
 from pyshim.bootstrap.dead_socket import remove_dead_socket
 from pyshim.bootstrap.leftovers import locked
-from pyshim.host import processes
+from pyshim.host.processes import identity as processes
 from pyshim.host.release import TIMEOUT_S, release_all
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry

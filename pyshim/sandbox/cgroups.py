@@ -38,7 +38,7 @@ _NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
 
 class Cgroups(Protocol):
-    """The host's cgroups (`host/cgroups.py`). Every call raises ShimError naming the cgroup."""
+    """The host's cgroups (`host/cgroups/sandbox_cgroups.py`). Every call raises ShimError naming the cgroup."""
 
     def roots(self, group: Group) -> tuple[str, ...]: ...
     async def occupant(self, group: Group) -> int: ...

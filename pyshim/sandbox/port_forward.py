@@ -1,8 +1,8 @@
 """Port-forward: what is dialled on the pod's loopback on the host is answered by the guest's loopback.
 
 containerd enters the pod's network namespace and dials `localhost:<port>` there. Whoever listens in the pod listens in
-its VM. So the namespace's loopback connections come to a door (`host/loopback_door.py`), and each is carried by one
-program in the guest over the streams every agent offers. Until the first one comes, nothing exists in the guest.
+its VM. So the namespace's loopback connections come to a door (`host/network/loopback_door.py`), and each is carried by
+one program in the guest over the streams every agent offers. Until the first one comes, nothing exists in the guest.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from hypervisors.base import EmulatedDevice, PciLayout, PortKind, VmConfig
 from hypervisors.qemu.vm import QemuVm
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox

@@ -8,7 +8,7 @@ import pytest
 
 from hypervisors.base import Hypervisor, VmConfig
 from hypervisors.qemu.vm import QemuVm
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.ledger import Ledger
 from tests.contract.hypervisor import HypervisorContract, Rig

@@ -12,7 +12,7 @@ import pytest
 
 from hypervisors.base import VmConfig, VmExitKind
 from hypervisors.qemu.vm import QemuVm
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger

@@ -181,7 +181,7 @@ def test_protobuf_types_stay_at_the_edges(path: Path) -> None:
 
 @pytest.mark.parametrize("path", list(python_files("pyshim", "hypervisors")), ids=shown)
 def test_no_asyncio_subprocess_and_no_event_loop_in_pure_rooms(path: Path) -> None:
-    """Children go through host/children.py, by pidfd; model and plan are pure."""
+    """Children go through host/processes/children.py, by pidfd; model and plan are pure."""
     pure = ("pyshim.model", "pyshim.plan", "pyshim.bootstrap", "hypervisors.qemu.cmdline", "pyshim.ttrpc.framing")
     is_pure = any(_within(module_name(path), room) for room in pure)
     for wanted in imports_of(path):

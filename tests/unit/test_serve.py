@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pyshim.serve
-from pyshim.host import processes
+from pyshim.host.processes import identity as processes
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import HostPath, SandboxId

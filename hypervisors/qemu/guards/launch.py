@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from hypervisors.qemu.qmp import Monitor, QmpError
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import FailedPrecondition
 

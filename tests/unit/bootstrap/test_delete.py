@@ -19,7 +19,7 @@ from pyshim.bootstrap import conventions, delete
 from pyshim.bootstrap.address import socket_path
 from pyshim.bootstrap.argv import Invocation
 from pyshim.bootstrap.errors import BootstrapError
-from pyshim.host import processes
+from pyshim.host.processes import identity as processes
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus

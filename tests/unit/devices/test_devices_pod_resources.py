@@ -15,7 +15,7 @@ import pytest
 from pyshim.cdi import Cache
 from pyshim.devices.find import find_devices
 from pyshim.devices.finder import DeviceFinder
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.kubelet.pod_resources import pod_resources
 from pyshim.model.devices import (
     DeviceQuestion,

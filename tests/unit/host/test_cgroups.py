@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.cgroup_mounts import Hierarchy, make_directory, mounted, place_of
-from pyshim.host.cgroups_v1 import CgroupsV1
-from pyshim.host.cgroups_v2 import CgroupsV2
+from pyshim.host.cgroups.hierarchies import Hierarchy, make_directory, mounted, place_of
+from pyshim.host.cgroups.v1 import CgroupsV1
+from pyshim.host.cgroups.v2 import CgroupsV2
 from pyshim.host.release import release
 from pyshim.model.cgroups import Group, HostOom, Role, Setting
 from pyshim.model.errors import FailedPrecondition

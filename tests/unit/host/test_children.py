@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from pyshim.host.children import Child, ChildExit, Children
-from pyshim.host.launch import SpawnFailed
+from pyshim.host.processes.children import Child, ChildExit, Children
+from pyshim.host.processes.launch import SpawnFailed
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.ledger import ResourceKind
 from tests.fakes.ledger import FakeLedger
@@ -424,7 +424,7 @@ class Unkillable(Child):
 
 def test_a_child_that_sigkill_does_not_end_is_given_up(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(children: Children) -> None:
-        monkeypatch.setattr("pyshim.host.children.KILL_WAIT_S", 0.05)
+        monkeypatch.setattr("pyshim.host.processes.children.KILL_WAIT_S", 0.05)
         with subprocess.Popen(["sleep", "600"]) as process:  # noqa: ASYNC220 - a child nobody else reaps
             stuck = Unkillable(
                 name="stuck", pid=process.pid, stderr_fd=None, tail_lines=1, on_exit=lambda child: ended.append(child)

@@ -12,9 +12,10 @@ from typing import TypeVar
 
 import pytest
 
-from pyshim.host import loopback_steering, syscalls
+from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
-from pyshim.host.loopback_door import LoopbackConnection, LoopbackDoor
+from pyshim.host.network import loopback_steering
+from pyshim.host.network.loopback_door import LoopbackConnection, LoopbackDoor
 from pyshim.model.errors import Unavailable
 from tests.fakes.namespaces import Namespace
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.mount_table import mounted_below, unmount_all, unmount_below
-from pyshim.host.mount_targets import make_target, open_target
-from pyshim.host.mounts import perform_mount
+from pyshim.host.mounts.mounting import perform_mount
+from pyshim.host.mounts.table import mounted_below, unmount_all, unmount_below
+from pyshim.host.mounts.targets import make_target, open_target
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ids import HostPath
 from pyshim.model.mounts import HostMount, Propagation, TargetKind

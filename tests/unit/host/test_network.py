@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-from pyshim.host.children import Children
-from pyshim.host.network import HostNetwork, HostNetworkConnector
+from pyshim.host.network.pod_network import HostNetwork, HostNetworkConnector
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import (
     DeadlineExceeded,
@@ -565,7 +565,9 @@ def test_a_request_that_makes_no_sense_is_refused_before_anything_happens(
 
 
 def test_the_shim_never_loads_pyroute2() -> None:
-    program = "import sys, pyshim.host.network; print(sorted(m for m in sys.modules if m.startswith('pyroute2')))"
+    program = (
+        "import sys, pyshim.host.network.pod_network; print(sorted(m for m in sys.modules if m.startswith('pyroute2')))"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.children import Children
-from pyshim.host.network import HostNetworkConnector
+from pyshim.host.network.pod_network import HostNetworkConnector
+from pyshim.host.network.taps import close_fds, open_vhost_net
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
-from pyshim.host.taps import close_fds, open_vhost_net
 from pyshim.model.errors import FailedPrecondition
 from tests.fakes.namespaces import GuestStack
 from tests.unit.host.test_network import HookedLedger, Wire, connect, mac, run, wire  # noqa: F401  (a fixture)

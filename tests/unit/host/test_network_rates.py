@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pyshim.host.children import Children
-from pyshim.host.network import HostNetworkConnector
+from pyshim.host.network.pod_network import HostNetworkConnector
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind

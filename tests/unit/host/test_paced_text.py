@@ -3,9 +3,9 @@
 import asyncio
 import os
 
-from pyshim.host import paced_text
 from pyshim.host.fds import OwnedFd
-from pyshim.host.paced_text import BURST_BYTES, BURST_LINES, PacedText
+from pyshim.host.streams import paced_text
+from pyshim.host.streams.paced_text import BURST_BYTES, BURST_LINES, PacedText
 
 
 def read_paced(data: bytes) -> tuple[list[str], list[int]]:

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pyshim.host import processes, syscalls
-from pyshim.host.mount_table import mounted_below
+from pyshim.host import syscalls
+from pyshim.host.mounts.table import mounted_below
+from pyshim.host.processes import identity as processes
 from pyshim.host.release import release
 from pyshim.host.trees import remove_tree
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError, Unimplemented
@@ -350,7 +351,7 @@ def test_a_cgroup_we_are_in_ourselves_is_left_first(cgroup: Path) -> None:
 def test_init_is_moved_out_of_a_cgroup_instead_of_killed(cgroup: Path) -> None:
     """Seen by those in a pid namespace of its own, whose pid 1 is a shell that must live to tell."""
     script = (
-        "from pyshim.host.cgroup_removal import remove_cgroup\n"
+        "from pyshim.host.cgroups.removal import remove_cgroup\n"
         "import sys, time\n"
         "open(sys.argv[1] + '/cgroup.procs', 'w').write('1')\n"
         "remove_cgroup(sys.argv[1], time.monotonic() + 10)\n"

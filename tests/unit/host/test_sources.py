@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.mount_table import mount_root
+from pyshim.host.mounts.table import mount_root
 from pyshim.host.sources import direct_volume, record_directory, source_facts
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.mounts import SourceKind

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.children import Children
-from pyshim.host.log_programs import LogProgramTimes
-from pyshim.host.streams import Streams, open_streams
+from pyshim.host.processes.children import Children
+from pyshim.host.streams.log_programs import LogProgramTimes
+from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.task import Stdio
 
@@ -507,7 +507,7 @@ def test_a_stdin_that_blocks_for_ever_does_not_hold_up_the_exit(tmp_path: Path) 
     script = tmp_path / "reads.py"
     script.write_text(
         "import asyncio, os, tty\n"
-        "from pyshim.host.files import open_file_input\n"
+        "from pyshim.host.streams.files import open_file_input\n"
         "master, slave = os.openpty()\n"
         "tty.setraw(slave)\n"
         "async def main():\n"

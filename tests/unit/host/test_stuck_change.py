@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pyshim.host import linux
-from pyshim.host.children import Children
 from pyshim.host.linux import LinuxHost
+from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.mounts import HostMount, TargetKind

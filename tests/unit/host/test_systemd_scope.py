@@ -12,7 +12,7 @@ import pytest
 from jeepney import DBusAddress, HeaderFields, new_error, new_method_return, new_signal
 from jeepney.low_level import Message, Parser
 
-from pyshim.host.systemd_scope import scope_properties, start_scope
+from pyshim.host.cgroups.systemd_scope import scope_properties, start_scope
 from pyshim.model.cgroups import Scope
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyshim.host.text_tail import MAX_LINE_BYTES, TextTail, printable
+from pyshim.host.streams.text_tail import MAX_LINE_BYTES, TextTail, printable
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.host.virtiofsd import (
     VirtiofsdFailed,
     VirtiofsdFlavours,

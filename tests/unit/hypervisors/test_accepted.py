@@ -15,7 +15,7 @@ import pytest
 from hypervisors.base import BootConfig, NicDevice, SerialChannel, ShareDevice, VmConfig
 from hypervisors.qemu.vm import QemuVm
 from pyshim.host import syscalls
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.host.virtiofsd import start_virtiofsd
 from pyshim.model.host_facts import Accelerator

@@ -11,7 +11,7 @@ import pytest
 
 from hypervisors.qemu.guards.launch import attest, secret_of
 from hypervisors.qemu.qmp import QmpError
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import FailedPrecondition, ShimError
 

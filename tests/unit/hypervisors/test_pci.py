@@ -15,7 +15,7 @@ from hypervisors.base import EmulatedDevice, PciDevice, PciLayout, PortKind, Vfi
 from hypervisors.qemu import pci
 from hypervisors.qemu.cmdline import check_config
 from hypervisors.qemu.vm import QemuVm
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import InvalidArgument, ResourceExhausted, ShimError, Unimplemented
 from pyshim.plan.pci_topology import PortRequest, pci_layout

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hypervisors.qemu.qmp import CpuSlot, Monitor, QmpCommandFailed, QmpError, QmpEvent, QmpGone, QmpTimeout, Vcpu
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.model.errors import ErrorCode
 from tests.fakes.qmp_peer import Answer, QmpPeer
 

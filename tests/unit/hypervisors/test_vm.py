@@ -20,7 +20,7 @@ import pytest
 from hypervisors.base import VmConfig, VmExit, VmExitKind, VsockChannel
 from hypervisors.qemu.console import MAX_FILE_BYTES
 from hypervisors.qemu.vm import QemuVm, VmStartFailed, VmStartTimedOut
-from pyshim.host.children import Children
+from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.bootstrap.conventions import VMM_WORD, Places
-from pyshim.host import processes
+from pyshim.host.processes import identity as processes
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.operator import cleanup

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.host.syscalls import CLONE_NEWNET
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 

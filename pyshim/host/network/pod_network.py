@@ -10,15 +10,15 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pyshim.host.children import Children
 from pyshim.host.fds import OwnedFd
-from pyshim.host.launch import describe_os_error
-from pyshim.host.link_search import tap_alias
-from pyshim.host.loopback_door import LoopbackDoor
-from pyshim.host.netns import held_netns
-from pyshim.host.network_messages import MAX_FDS
-from pyshim.host.network_session import NetworkSession, StepFailed
-from pyshim.host.taps import open_vhost_net
+from pyshim.host.network.link_search import tap_alias
+from pyshim.host.network.loopback_door import LoopbackDoor
+from pyshim.host.network.messages import MAX_FDS
+from pyshim.host.network.netns import held_netns
+from pyshim.host.network.session import NetworkSession, StepFailed
+from pyshim.host.network.taps import open_vhost_net
+from pyshim.host.processes.children import Children
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import (
     DeadlineExceeded,
     FailedPrecondition,

@@ -6,9 +6,9 @@ import os
 import stat
 from collections.abc import Iterable, Mapping
 
-from pyshim.host import cgroup_mounts
-from pyshim.host.cgroups_v1 import CgroupsV1
-from pyshim.host.cgroups_v2 import CgroupsV2
+from pyshim.host.cgroups import hierarchies as cgroup_mounts
+from pyshim.host.cgroups.v1 import CgroupsV1
+from pyshim.host.cgroups.v2 import CgroupsV2
 from pyshim.host.linux import to_the_end
 from pyshim.model.cgroups import Group, HostOom, Scope, Setting
 from pyshim.model.errors import FailedPrecondition
@@ -54,7 +54,7 @@ class LinuxCgroups:
 
     async def start_scope(self, scope: Scope) -> None:
         """The unit runs with this process in it. Raises ShimError when systemd refuses or says nothing."""
-        from pyshim.host.systemd_scope import start_scope
+        from pyshim.host.cgroups.systemd_scope import start_scope
 
         await to_the_end(start_scope, scope, os.getpid())
 

@@ -11,9 +11,9 @@ import threading
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
-from pyshim.host.loops import attach_loop
-from pyshim.host.mount_options import MountOptions, OverlayData, PropagationChange, overlay_data, parse_mount_options
-from pyshim.host.mount_targets import fd_path, make_target, open_target
+from pyshim.host.mounts.loops import attach_loop
+from pyshim.host.mounts.options import MountOptions, OverlayData, PropagationChange, overlay_data, parse_mount_options
+from pyshim.host.mounts.targets import fd_path, make_target, open_target
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.mounts import HostMount
 

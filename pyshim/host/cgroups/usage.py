@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from pyshim.host import cgroup_mounts as kernel
+from pyshim.host.cgroups import hierarchies as kernel
 
 _V1_USAGE = (
     ("cpu_ns", "cpuacct", "cpuacct.usage", 1),

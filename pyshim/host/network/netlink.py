@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
 
-from pyshim.host.link_removal import RATE_LIMIT_HANDLE
+from pyshim.host.network.link_removal import RATE_LIMIT_HANDLE
 from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkScan, RouteReport
 
 T = TypeVar("T")

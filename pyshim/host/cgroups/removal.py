@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from pyshim.host import processes
+from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded
 
 _INIT = 1

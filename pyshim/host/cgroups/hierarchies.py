@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pyshim.host.launch import describe_os_error
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition
 
 UNLIMITED_FROM = 1 << 62

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pyshim.host import loopback_steering, netlink, taps
-from pyshim.host.network_messages import SOCKET_FD, Inbox, MessageTooLong, send
+from pyshim.host.network import loopback_steering, netlink, taps
+from pyshim.host.network.messages import SOCKET_FD, Inbox, MessageTooLong, send
 
 
 def main() -> None:

@@ -9,15 +9,15 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from pyshim.host.children import Child, Children
 from pyshim.host.fds import OwnedFd
-from pyshim.host.network_messages import SOCKET_FD, Inbox, encoded
+from pyshim.host.network.messages import SOCKET_FD, Inbox, encoded
+from pyshim.host.processes.children import Child, Children
 from pyshim.model.errors import FailedPrecondition, Internal
 
 # `-S` keeps site-packages out of the child, so it is told where the shim imports from.
 _PROGRAM = (
     "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]; "
-    "from pyshim.host.network_child import main; main()"
+    "from pyshim.host.network.child import main; main()"
 )
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _EXIT_TIMEOUT_S = 1.0

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.launch import FileActions, Launch, SpawnFailed, describe_os_error, kill_and_reap
-from pyshim.host.paced_text import PacedText
+from pyshim.host.processes.launch import FileActions, Launch, SpawnFailed, describe_os_error, kill_and_reap
+from pyshim.host.streams.paced_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 

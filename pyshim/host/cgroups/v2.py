@@ -4,8 +4,8 @@ import errno
 import os
 from collections.abc import Iterator
 
-from pyshim.host import cgroup_mounts as kernel
-from pyshim.host.launch import describe_os_error
+from pyshim.host.cgroups import hierarchies as kernel
+from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.cgroups import Group, HostOom, Setting
 
 _WANTED = ("cpu", "cpuset", "io", "memory", "pids")

@@ -8,10 +8,10 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from pyshim.host.children import Children
-from pyshim.host.fifos import FifoInput, PipeOutput, is_fifo, open_fifo_input, open_fifo_output
-from pyshim.host.files import FileInput, FileOutput, open_file_input, open_file_output, open_log_file
-from pyshim.host.log_programs import CONTAINERD_TIMES, LogProgram, LogProgramTimes, start_log_program
+from pyshim.host.processes.children import Children
+from pyshim.host.streams.fifos import FifoInput, PipeOutput, is_fifo, open_fifo_input, open_fifo_output
+from pyshim.host.streams.files import FileInput, FileOutput, open_file_input, open_file_output, open_log_file
+from pyshim.host.streams.log_programs import CONTAINERD_TIMES, LogProgram, LogProgramTimes, start_log_program
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.task import Stdio
 

@@ -3,8 +3,8 @@
 import os
 
 from pyshim.host.fds import OwnedFd
-from pyshim.host.fifos import READ_BYTES, open_fd
-from pyshim.host.own_thread import in_own_thread
+from pyshim.host.processes.own_thread import in_own_thread
+from pyshim.host.streams.fifos import READ_BYTES, open_fd
 from pyshim.model.errors import FailedPrecondition
 
 

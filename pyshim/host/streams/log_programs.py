@@ -11,9 +11,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyshim.host.children import Child, Children
 from pyshim.host.fds import OwnedFd
-from pyshim.host.fifos import PipeOutput, Readiness, widen
+from pyshim.host.processes.children import Child, Children
+from pyshim.host.streams.fifos import PipeOutput, Readiness, widen
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 
 
