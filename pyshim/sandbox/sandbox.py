@@ -15,24 +15,20 @@ from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.network import rate_limits
 from pyshim.model.trace import span, traced
-from pyshim.plan.kind import ContainerKind
-from pyshim.plan.sandbox import SandboxPlan, with_nics
+from pyshim.plan.sandbox import SandboxPlan
 from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
-from pyshim.sandbox.direct_devices import refuse_direct_devices
 from pyshim.sandbox.direct_volumes import DirectVolumes, OpenMonitor
+from pyshim.sandbox.networking import SandboxNetwork
 from pyshim.sandbox.passed_devices import FindDevices, PassedDevices
-from pyshim.sandbox.port_forward import PortForward
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import (
     Agent,
     AgentConnector,
     Host,
     HypervisorFactory,
-    Network,
     NetworkConnector,
     Records,
     Virtiofsd,
@@ -70,7 +66,6 @@ class Sandbox:
         self.plan = plan
         self._host = host
         self._connector = connector
-        self._network_connector = network_connector
         self._ledger = records.ledger
         self._tasks = tasks
         self._on_lost = on_lost
@@ -97,10 +92,11 @@ class Sandbox:
         self.attachments = self._make_attachments(open_monitor)
         self.devices = PassedDevices(plan=plan, hypervisor=self.hypervisor, tasks=tasks, find=find_devices)
         self._agent: Agent | None = None
-        self._forward: PortForward | None = None
         self._virtiofsd: Virtiofsd | None = None
-        self.network: Network | None = None
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
+        self.network = SandboxNetwork(
+            plan=plan, connector=network_connector, host=host, ledger=self._ledger, tasks=tasks, undo=self._undo
+        )
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._stop_lock = asyncio.Lock()
@@ -160,27 +156,20 @@ class Sandbox:
         with span("enter cgroups"):
             await self.cgroups.enter()
         await self._make_share()
-        network = await self._connect_network()
+        await self.network.connect()
         if self.plan.share.virtiofsd is not None:
             with span("start virtiofsd"):
                 self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
             self._undo.push(self._virtiofsd.stop)
-        await self._boot(network)
+        await self._boot()
         agent = await self._reach_agent()
-        await self._or_lost(self._set_up_guest(agent, network))
-        if network is not None and network.door is not None:
-            self._forward = PortForward(
-                plan=self.plan, door=network.door, agent=agent, host=self._host, tasks=self._tasks
-            )
-            self._forward.start()
-            self._undo.push(self._forward.close)
+        await self._or_lost(self._set_up_guest(agent))
+        self.network.serve(agent)
         return agent
 
     def has_container(self, container_id: ContainerId) -> None:
-        """The pod has this container now: unless it is the pause container, it may listen on ports."""
-        pause = self.plan.kind is ContainerKind.POD_SANDBOX and str(container_id) == str(self.plan.sandbox_id)
-        if self._forward is not None and not pause:
-            self._forward.has_listeners = True
+        """The pod has this container now."""
+        self.network.has_container(container_id)
 
     async def loss(self, otherwise: str) -> str:
         """Why the sandbox was lost, if that shows up soon; `otherwise` when it does not."""
@@ -229,38 +218,14 @@ class Sandbox:
             self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
 
-    @traced("connect network")
-    async def _connect_network(self) -> Network | None:
-        plan = self.plan
-        model = plan.config.runtime.internetworking_model
-        await refuse_direct_devices(plan, self._host)
-        if plan.netns_path is None or model == "none":
-            return None
-        network = await self._network_connector.connect(
-            plan.netns_path,
-            model,
-            plan.vm.cpu.boot_vcpus,
-            self._ledger,
-            vhost_net=not plan.config.hypervisor.disable_vhost_net,
-            rates=rate_limits(
-                received=plan.config.hypervisor.rx_rate_limiter_max_rate,
-                sent=plan.config.hypervisor.tx_rate_limiter_max_rate,
-            ),
-        )
-        self._undo.push(network.disconnect)
-        self.network = network
-        return network
-
-    async def _boot(self, network: Network | None) -> None:
-        vm = with_nics(self.plan.vm, network.nics) if network else self.plan.vm
+    async def _boot(self) -> None:
         self._undo.push(self.hypervisor.stop)
         try:
             async with self.cgroups.birth_of_vmm():
                 with span("start vmm"):
-                    await self.hypervisor.create(vm)
+                    await self.hypervisor.create(self.network.vm())
         finally:
-            if network is not None:
-                network.close_taps()
+            self.network.close_taps()
         self._pid = self.hypervisor.pid
         await self.cgroups.place(self._pid, self.virtiofsd_pid)
         await self.hypervisor.start()
@@ -281,16 +246,10 @@ class Sandbox:
         return agent
 
     @traced("set up guest")
-    async def _set_up_guest(self, agent: Agent, network: Network | None) -> None:
+    async def _set_up_guest(self, agent: Agent) -> None:
         if policy := self.plan.config.agent.policy:
             await agent.set_policy(policy)  # first of all: the agent judges every other call by it
-        if network is not None:
-            for interface in network.interfaces:
-                await agent.update_interface(interface)
-            if network.routes:
-                await agent.update_routes(network.routes)
-            if network.neighbours:
-                await agent.add_neighbours(network.neighbours)
+        await self.network.set_up(agent)
         await agent.create_sandbox(self.plan.guest)
 
     async def _or_lost(self, work: Coroutine[Any, Any, T]) -> T:

@@ -39,7 +39,7 @@ def sandbox_snapshot(
 
 
 def _endpoints(sandbox: Sandbox) -> tuple[Mapping[str, object], ...]:
-    network = sandbox.network
+    network = sandbox.network.connected
     if network is None:
         return ()
     model = sandbox.plan.config.runtime.internetworking_model
