@@ -55,6 +55,26 @@ def test_killed_part_of_a_pod_ends_its_task_with_an_exit_event_and_leaves_nothin
 
 
 @pytest.mark.vm
+def test_a_task_whose_guest_hangs_is_killed_with_an_exit_event_and_removed(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    with ctr.background(scratch, "events") as watching:
+        until_watching(ctr, watching.out)
+        ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+        (vmm,) = runtime.vmms(name)
+        os.kill(vmm.pid, signal.SIGSTOP)
+
+        ctr("task", "kill", "--signal", "KILL", name)
+
+        watching.wait_for("/tasks/exit")
+        events = task_events(watching.out(), name)
+    assert [body["exit_status"] for topic, body in events if topic == "/tasks/exit"] == [137]
+    ctr("task", "rm", name)
+    ctr("container", "rm", name)
+    assert not runtime.vmms(name)
+
+
+@pytest.mark.vm
 def test_shim_killed_while_its_vm_boots_leaves_nothing(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
     with ctr.background(scratch, "run", "--rm", "--runtime", runtime.name, IMAGE, name, "true") as running:
         eventually(lambda: runtime.vmms(name), what="the VMM is there", every_s=0.01)

@@ -211,6 +211,19 @@ def test_a_lost_guest_ends_every_task_with_255(cri: Cri, runtime: Runtime) -> No
             pod.start()
 
 
+def test_a_pod_whose_guest_hangs_is_stopped_and_removed(cri: Cri, runtime: Runtime) -> None:
+    """StopPodSandbox kills the containers first, and would never get to the sandbox if that could not be done."""
+    with cri.pod() as pod:
+        containers = [pod.start(), pod.start()]
+        (vmm,) = runtime.vmms(pod.id)
+        os.kill(vmm.pid, signal.SIGSTOP)
+
+        pod.stop()
+
+        assert sorted(container.exit_code() for container in containers) == [137, 255]
+        assert not runtime.vmms(pod.id)
+
+
 def test_a_pod_is_recreated_after_its_loss(cri: Cri, runtime: Runtime) -> None:
     """The kubelet's answer to a sandbox that is not ready: the same pod with the next attempt."""
     with cri.pod("phoenix") as pod:

@@ -85,6 +85,19 @@ class ProcessState:
     stdio: Stdio
     exit: ExitStatus | None
 
+    @classmethod
+    def being_created(cls, request: CreateTask, pid: int) -> "ProcessState":
+        """Of the init of a container that is on its way; `pid` is the VMM's, 0 before there is one."""
+        return cls(
+            container_id=request.container_id,
+            exec_id=None,
+            bundle=request.bundle,
+            pid=pid,
+            status=Status.UNKNOWN,
+            stdio=request.stdio,
+            exit=None,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:

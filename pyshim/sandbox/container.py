@@ -327,6 +327,11 @@ class Container:
         for process in (*self._execs.values(), self.init):
             self._end(process, status)
 
+    def end_by_force(self) -> None:
+        """Every process has ended by KILL as far as anybody is told: the guest did not carry it out."""
+        self.end_all(EXIT_KILLED)
+        self._on_exit(self)
+
     async def _watch_init(self) -> None:
         process = self.init
         status = await process.watch_exit()

@@ -25,6 +25,7 @@ from pyshim.plan.sandbox import capacity_question, sandbox_plan
 from pyshim.sandbox.container import Container
 from pyshim.sandbox.deadlines import bounded
 from pyshim.sandbox.environment import Environment
+from pyshim.sandbox.killing import signal_init
 from pyshim.sandbox.passed_devices import log_found
 from pyshim.sandbox.pause import PauseAgent
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
@@ -227,15 +228,7 @@ class Pod:
         """The process as it is; UNKNOWN while its container is being created."""
         creation = self._creating.get(container_id)
         if creation is not None and exec_id is None:
-            return ProcessState(
-                container_id=container_id,
-                exec_id=None,
-                bundle=creation.request.bundle,
-                pid=self._sandbox.pid if self._sandbox else 0,
-                status=Status.UNKNOWN,
-                stdio=creation.request.stdio,
-                exit=None,
-            )
+            return ProcessState.being_created(creation.request, self._sandbox.pid if self._sandbox else 0)
         container = self._find(container_id)
         state = container.process(exec_id).state()
         if exec_id is not None and state.status is Status.RUNNING and container.init.status is Status.PAUSED:
@@ -252,7 +245,12 @@ class Pod:
         await self._find(container_id).resume()
 
     async def kill(self, container_id: ContainerId, exec_id: ExecId | None, signal: int, all_processes: bool) -> None:
-        await self._find(container_id).process(exec_id).kill(signal, all_processes=all_processes)
+        container, sandbox = self._find(container_id), self._sandbox
+        if exec_id is not None or sandbox is None:
+            await container.process(exec_id).kill(signal, all_processes=all_processes)
+            return
+        owner = container_id == self._owner
+        await signal_init(container, sandbox, signal, all_processes=all_processes, owner=owner, tasks=self._tasks)
 
     async def exec(self, request: ExecTask) -> None:
         await self._find(request.container_id).add_exec(request)

@@ -70,6 +70,7 @@ class Process:
         self._tasks = tasks
         self._clock_ns = clock_ns
         self._exited = asyncio.Event()
+        self._ended = asyncio.Event()
         self._progress = Progress()
         self._outputs: list[asyncio.Task[None]] = []
         self._input: asyncio.Task[None] | None = None
@@ -173,6 +174,10 @@ class Process:
         assert self.exit is not None
         return self.exit
 
+    async def ended(self) -> None:
+        """The guest has told its end, or the exit is final for another reason; its output may still be on the way."""
+        await self._ended.wait()
+
     async def watch_exit(self) -> int:
         """The status the guest reports for this process, once it has ended and its output has drained.
 
@@ -187,6 +192,7 @@ class Process:
             log.warning("wait failed", extra={"of": self.label, "error": str(exc)})
             return EXIT_SANDBOX_LOST
         self._reported = status
+        self._ended.set()
         await self._drain_until_idle()
         return status
 
@@ -214,6 +220,7 @@ class Process:
             status = self._reported
         self.exit = ExitStatus(status=status, exited_at_ns=self._clock_ns())
         self.status = Status.STOPPED
+        self._ended.set()
         self._exited.set()
         return self.exit
 

@@ -305,11 +305,18 @@ class Sandbox:
         reason = await end()
         if name != "vm":
             reason = await self._better_reason(name, reason)
+        self._lose(name, reason)
+
+    def give_up(self, reason: str) -> None:
+        """The sandbox is lost, as if its VM had ended: nothing can be had of the guest any more. Idempotent."""
+        self._lose("kill", reason)
+
+    def _lose(self, watcher: str, reason: str) -> None:
         if self._stopping or self.failure:
             return
         self.failure = reason
         self._lost.set_result(None)
-        log.error("sandbox lost", extra={"sandbox": self.plan.sandbox_id, "watcher": name, "error": reason})
+        log.error("sandbox lost", extra={"sandbox": self.plan.sandbox_id, "watcher": watcher, "error": reason})
         self._on_lost(reason)
 
     async def _better_reason(self, name: str, reason: str) -> str:

@@ -58,6 +58,9 @@ class ContainerAgent(Protocol):
 class Agent(ContainerAgent, Protocol):
     """The guest's agent: its containers and the sandbox. `None` as a timeout means until the connection ends."""
 
+    async def check(self, timeout_s: float) -> None:
+        """It answers. Raises DeadlineExceeded when it does not, Unavailable when it says that it does not serve."""
+
     async def set_policy(self, policy: str) -> None: ...
     async def create_sandbox(self, sandbox: GuestSandbox) -> None: ...
     async def destroy_sandbox(self) -> None: ...

@@ -61,7 +61,7 @@ class FakeConnector:
     async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
         self._stack.host.faults.hit("connect")
         client = await Client.connect_socket(self._stack.agent.connection())
-        agent = AgentClient(client, request_timeout_s=5)
+        agent = AgentClient(client, request_timeout_s=self._stack.request_timeout_s)
         self._stack.clients.append(client)
         await agent.check(timeout_s)
         self._stack.on_connected()
@@ -79,6 +79,7 @@ class Stack:
         self.block_hotplug = True
         self.find_devices = no_devices
         self.clients: list[Client] = []
+        self.request_timeout_s = 5.0
         self.on_connected: Callable[[], object] = lambda: None
         """Called when an agent has been reached, before anybody has it."""
         self.publisher = FakePublisher()
