@@ -139,11 +139,20 @@ class DiskTuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VhostUserBackend:
+    """A program on the host that serves a disk out of the guest's memory, which has to be of a shared kind."""
+
+    reconnect_s: int
+    """Seconds between attempts to reach it again when it has gone; 0: none are made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDevice:
     """A disk backed by a host block device or file. Holds nothing of the host but what the VMM has open."""
 
     id: str
     path: str
+    """The device or file; with `vhost_user` the socket where its program listens."""
     read_only: bool
     discard: bool
     """What the guest trims is given back to the host's file or device."""
@@ -153,6 +162,8 @@ class BlockDevice:
     """Name of the I/O thread that serves it, made when first named; empty: the VMM's main loop. A SCSI controller has
     the thread of its first disk."""
     tuning: DiskTuning
+    vhost_user: VhostUserBackend | None = None
+    """Who serves it, if not the VMM. Cache, AIO, serial number and write protection are then the program's."""
 
 
 class PortKind(StrEnum):

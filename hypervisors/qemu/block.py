@@ -7,6 +7,7 @@ is plugged with the first of them, so that a VM without disks does not have the 
 
 from hypervisors.base import BlockDevice, DiskAio, DiskBus
 from hypervisors.qemu.devices import node_name, qdev_id
+from pyshim.model.errors import InvalidArgument
 
 SCSI_ID = "scsi0"
 SCSI_BUS = f"{qdev_id(SCSI_ID)}.0"
@@ -52,6 +53,36 @@ def virtio_blk(disk: BlockDevice) -> Fields:
     return fields | _identity(disk)
 
 
+def vhost_user_chardev(disk: BlockDevice, version: tuple[int, ...]) -> Fields:
+    """Arguments of chardev-add: QEMU of this version as the client of the program that serves the disk.
+
+    The time between attempts is counted in milliseconds since 9.2, and in seconds no longer from 10.2 on.
+    """
+    if disk.vhost_user is None:
+        raise InvalidArgument(f"plug {disk.id!r}: no vhost-user program serves it")
+    data: Fields = {"addr": {"type": "unix", "data": {"path": disk.path}}, "server": False}
+    if disk.vhost_user.reconnect_s and version >= (9, 2):
+        data["reconnect-ms"] = disk.vhost_user.reconnect_s * 1000
+    elif disk.vhost_user.reconnect_s:
+        data["reconnect"] = disk.vhost_user.reconnect_s
+    return {"id": chardev_id(disk.id), "backend": {"type": "socket", "data": data}}
+
+
+def vhost_user_blk(disk: BlockDevice) -> Fields:
+    """Fields of a vhost-user-blk-pci; bus and address are the caller's.
+
+    Left to itself QEMU asks for a queue per vCPU, which a program that has fewer refuses.
+    """
+    fields: Fields = {"chardev": chardev_id(disk.id), "num-queues": disk.tuning.queues or 1}
+    if disk.tuning.queue_size:
+        fields["queue-size"] = disk.tuning.queue_size
+    return fields
+
+
+def chardev_id(device_id: str) -> str:
+    return f"char-{node_name(device_id)}"
+
+
 def scsi_controller(disk: BlockDevice) -> Fields:
     """Fields of the virtio-scsi-pci that is plugged with the first SCSI disk, `disk`."""
     fields: Fields = {"romfile": ""}
@@ -93,4 +124,4 @@ def iothread_id(name: str) -> str:
 
 
 def is_scsi(disk: BlockDevice) -> bool:
-    return disk.tuning.bus is DiskBus.VIRTIO_SCSI
+    return disk.tuning.bus is DiskBus.VIRTIO_SCSI and disk.vhost_user is None

@@ -13,7 +13,7 @@ from hypervisors.base import BlockDevice, DiskAio, GuestLocation
 from hypervisors.qemu import block, devices
 from hypervisors.qemu.qmp import Monitor, QmpCommandFailed
 from pyshim.host.processes.launch import describe_os_error
-from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError
+from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError, Unavailable
 
 log = logging.getLogger("hypervisors.qemu.disks")
 
@@ -35,6 +35,8 @@ class Disks:
         return {str(index): device_id for index, device_id in self._scsi.items()}
 
     async def plug(self, disk: BlockDevice) -> GuestLocation:
+        if disk.vhost_user is not None:
+            return await self._plug_vhost_user(disk)
         await self._make_iothread(disk.iothread)
         await self._add_node(disk)
         try:
@@ -49,9 +51,24 @@ class Disks:
     async def unplug(self, disk: BlockDevice) -> None:
         """The guest has let go of the disk and QEMU has closed it; controller and I/O threads stay for the next."""
         await self._qmp.device_remove(devices.qdev_id(disk.id))
+        if disk.vhost_user is not None:
+            await self._qmp.chardev_remove(block.chardev_id(disk.id))
+            return
         await self._qmp.blockdev_del(devices.node_name(disk.id))
         for index in [index for index, holder in self._scsi.items() if holder == disk.id]:
             del self._scsi[index]
+
+    async def _plug_vhost_user(self, disk: BlockDevice) -> GuestLocation:
+        try:
+            await self._qmp.chardev_add(block.vhost_user_chardev(disk, self._qmp.version))
+        except QmpCommandFailed as error:
+            raise Unavailable(f"plug {disk.id!r}: connect to {disk.path!r}: {error}") from error
+        try:
+            return await self._add_behind_bridge("vhost-user-blk-pci", disk.id, block.vhost_user_blk(disk))
+        except ShimError:
+            with suppress(ShimError):
+                await self._qmp.chardev_remove(block.chardev_id(disk.id))
+            raise
 
     async def _make_iothread(self, name: str) -> None:
         if name and name not in self._iothreads:

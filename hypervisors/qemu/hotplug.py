@@ -15,6 +15,7 @@ from hypervisors.base import (
     Device,
     EmulatedDevice,
     GuestLocation,
+    MemoryBacking,
     MemoryConfig,
     NicDevice,
     PlacedDevice,
@@ -29,6 +30,7 @@ from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import (
     AlreadyExists,
+    FailedPrecondition,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -131,6 +133,7 @@ class Hotplug:
                 raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
             match device:
                 case BlockDevice():
+                    self._check_memory(device)
                     location = await self._disks.plug(device)
                 case NicDevice():
                     location = await self._plug_nic(device)
@@ -138,6 +141,10 @@ class Hotplug:
                     location = await self._plug_pci(device)
             self._plugged[device.id] = device
             return location
+
+    def _check_memory(self, disk: BlockDevice) -> None:
+        if disk.vhost_user is not None and self._config.memory.backing is MemoryBacking.PRIVATE:
+            raise FailedPrecondition(f"plug {disk.id!r}: a vhost-user program needs guest memory it can share")
 
     async def _plug_pci(self, device: VfioDevice | EmulatedDevice) -> GuestLocation:
         try:
@@ -167,6 +174,8 @@ class Hotplug:
             device = self._plugged.get(device_id)
             if not isinstance(device, BlockDevice):
                 raise NotFound(f"resize disk {device_id!r}: the vm has no plugged disk of this id")
+            if device.vhost_user is not None:
+                raise Unimplemented(f"resize disk {device_id!r}: the program behind '{device.path}' sets its size")
             await self._qmp.block_resize(devices.node_name(device_id), size_bytes)
 
     async def _plug_nic(self, device: NicDevice) -> GuestLocation:

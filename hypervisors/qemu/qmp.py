@@ -318,6 +318,12 @@ class Monitor:
         """The disk over the node has told its guest of the new size."""
         await self.execute("block_resize", {"node-name": node_name, "size": size_bytes})
 
+    async def chardev_add(self, fields: Mapping[str, object]) -> None:
+        await self.execute("chardev-add", fields)
+
+    async def chardev_remove(self, chardev_id: str) -> None:
+        await self.execute("chardev-remove", {"id": chardev_id})
+
     async def object_add(self, fields: Mapping[str, object]) -> None:
         await self.execute("object-add", fields)
 

@@ -159,15 +159,25 @@ DEVICES: tuple[Key, ...] = (
         "The host's source behind the guest's virtio-rng. Empty: none.",
         ann=True,
     ),
-    _H.later("enable_vhost_user_store", BOOL, False, "Disks served by vhost-user programs.", ann=True),
-    _H.later(
-        "vhost_user_store_path", PATH, "/var/run/kata-containers/vhost-user", "Where their sockets are.", ann=True
+    _H.used(
+        "enable_vhost_user_store",
+        BOOL,
+        False,
+        "Block devices of major number 241 are disks that vhost-user programs serve, such as SPDK.",
+        ann=True,
     ),
-    _H.later(
+    _H.used(
+        "vhost_user_store_path",
+        PATH,
+        "/var/run/kata-containers/vhost-user",
+        "Where they are: nodes in block/devices, sockets of the same names in block/sockets.",
+        ann=True,
+    ),
+    _H.used(
         "vhost_user_reconnect_timeout_sec",
         whole(0, 86_400),
         0,
-        "Seconds between attempts to reconnect. 0: none.",
+        "Seconds between attempts to reach a program that has gone. 0: none.",
         ann=True,
         field="vhost_user_reconnect_timeout_s",
     ),

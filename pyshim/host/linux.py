@@ -55,11 +55,11 @@ class LinuxHost:
         except OSError as error:
             raise FailedPrecondition(f"read {path!r}: {error.strerror}") from error
 
-    async def source_facts(self, path: str) -> "SourceFacts":
+    async def source_facts(self, path: str, vhost_user_store: str) -> "SourceFacts":
         """What `path` is, links followed; see `sources.source_facts`."""
         from pyshim.host.sources import source_facts
 
-        return await asyncio.to_thread(source_facts, path)
+        return await asyncio.to_thread(source_facts, path, vhost_user_store)
 
     def cgroups(self, mode: CgroupMode) -> "LinuxCgroups":
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""

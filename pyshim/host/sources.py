@@ -15,6 +15,7 @@ from typing import Any
 
 from pyshim.host import syscalls
 from pyshim.host.mounts.table import mount_root
+from pyshim.host.vhost_user import backend_socket, is_vhost_user
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.mounts import SourceKind
 from pyshim.model.volumes import DirectVolume, EmptyDir, SourceFacts
@@ -31,13 +32,15 @@ _BY_NUMBER = re.compile(r"/dev/block/(\d{1,7}):(\d{1,7})")
 _SUB_PATH = re.compile(r"(?P<pod>.+)/volume-subpaths/(?P<volume>[^/]+)/[^/]+/[^/]+")
 
 
-def source_facts(path: str, *, direct_volumes: str = DIRECT_VOLUMES) -> SourceFacts:
-    """MISSING rather than an error when `path` is not there.
+def source_facts(path: str, vhost_user_store: str = "", *, direct_volumes: str = DIRECT_VOLUMES) -> SourceFacts:
+    """MISSING rather than an error when `path` is not there. With a store, its device numbers mean its disks.
 
-    Raises InvalidArgument for a direct volume whose record is broken.
+    Raises InvalidArgument for a direct volume whose record is broken, and what `backend_socket` does.
     """
     direct = direct_volume(path, root=direct_volumes)
     if numbers := _BY_NUMBER.fullmatch(path):
+        if vhost_user_store and is_vhost_user(int(numbers[1])):
+            return _served(vhost_user_store, int(numbers[1]), int(numbers[2]))
         path = _node(int(numbers[1]), int(numbers[2]))
     try:
         found = os.stat(path)
@@ -46,6 +49,8 @@ def source_facts(path: str, *, direct_volumes: str = DIRECT_VOLUMES) -> SourceFa
     if stat.S_ISDIR(found.st_mode):
         return _directory_facts(path, found, direct)
     if stat.S_ISBLK(found.st_mode):
+        if vhost_user_store and is_vhost_user(os.major(found.st_rdev)):
+            return _served(vhost_user_store, os.major(found.st_rdev), os.minor(found.st_rdev))
         return SourceFacts(
             kind=SourceKind.BLOCK,
             device_path=os.path.realpath(path),
@@ -54,6 +59,10 @@ def source_facts(path: str, *, direct_volumes: str = DIRECT_VOLUMES) -> SourceFa
         )
     kind = SourceKind.FILE if stat.S_ISREG(found.st_mode) else SourceKind.OTHER
     return SourceFacts(kind=kind, direct=direct)
+
+
+def _served(store: str, major: int, minor: int) -> SourceFacts:
+    return SourceFacts(kind=SourceKind.BLOCK, vhost_user_socket=backend_socket(store, major, minor))
 
 
 def _directory_facts(path: str, found: os.stat_result, direct: DirectVolume | None) -> SourceFacts:

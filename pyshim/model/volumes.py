@@ -74,5 +74,7 @@ class SourceFacts:
     empty_dir: EmptyDir | None = None
     device_path: str = ""
     """The node in /dev of a block device."""
+    vhost_user_socket: str = ""
+    """Where the program listens that serves this block device, which the host itself has not."""
     is_read_only_device: bool = False
     direct: DirectVolume | None = None

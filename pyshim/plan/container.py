@@ -15,7 +15,7 @@ from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import SourceFacts
-from pyshim.plan.disk_volumes import DISK_TYPES, DiskUse, disk_id, disk_storage
+from pyshim.plan.disk_volumes import DISK_TYPES, DiskUse, block_volume, disk_storage
 from pyshim.plan.disks import digest, disk, guest_address, guest_driver
 from pyshim.plan.guest_pull import root_pulled_in_guest
 from pyshim.plan.guest_spec import guest_spec
@@ -203,12 +203,7 @@ def _device_disks(spec: OciSpec, config: Config, sources: Mapping[str, SourceFac
             raise FailedPrecondition(
                 f"add device '{device.path}': the host has no block device {device.major}:{device.minor}"
             )
-        volume = disk(
-            config,
-            device_id=disk_id(facts.device_path),
-            path=facts.device_path,
-            read_only=facts.is_read_only_device or _is_read_only(device, spec),
-        )
+        volume = block_volume(config, facts, read_only=_is_read_only(device, spec))
         found.append(DiskUse(disk=volume, storage=None, container_path=device.path))
     return tuple(found)
 

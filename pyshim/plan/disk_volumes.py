@@ -9,7 +9,7 @@ from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import GuestPath
 from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
-from pyshim.plan.disks import digest, disk
+from pyshim.plan.disks import digest, disk, served_disk
 from pyshim.plan.empty_dir_disks import CREATE_FILESYSTEM
 from pyshim.plan.share import GUEST_SANDBOX_DIR
 
@@ -60,20 +60,26 @@ def file_system_disk(
     """A device or image file with a file system, mounted in the guest as `storage` says."""
     read_only = "ro" in storage.options or (facts is not None and facts.is_read_only_device)
     discard = "discard" in storage.options
-    volume = disk(config, device_id=disk_id(device), path=device, read_only=read_only, discard=discard)
+    volume = _volume(config, facts, device, read_only=read_only, discard=discard)
     return DiskUse(disk=volume, storage=storage, container_path="", direct=direct)
 
 
 def node_disk(config: Config, facts: SourceFacts, *, read_only: bool) -> DiskUse:
     """A block device bound as a file: the guest binds its own node of the disk."""
-    volume = disk(
-        config,
-        device_id=disk_id(facts.device_path),
-        path=facts.device_path,
-        read_only=facts.is_read_only_device or read_only,
-    )
-    storage = disk_storage("bind", ("bind",), f"{GUEST_SANDBOX_DIR}/storage/node-{digest(facts.device_path)}")
+    volume = block_volume(config, facts, read_only=read_only)
+    storage = disk_storage("bind", ("bind",), f"{GUEST_SANDBOX_DIR}/storage/node-{digest(volume.path)}")
     return DiskUse(disk=volume, storage=storage, container_path="")
+
+
+def block_volume(config: Config, facts: SourceFacts, *, read_only: bool) -> BlockDevice:
+    """The disk over a block device, as it is for every container that has it."""
+    return _volume(config, facts, facts.device_path, read_only=facts.is_read_only_device or read_only, discard=False)
+
+
+def _volume(config: Config, facts: SourceFacts | None, path: str, *, read_only: bool, discard: bool) -> BlockDevice:
+    if facts is not None and facts.vhost_user_socket:
+        return served_disk(config, device_id=disk_id(facts.vhost_user_socket), socket=facts.vhost_user_socket)
+    return disk(config, device_id=disk_id(path), path=path, read_only=read_only, discard=discard)
 
 
 def disk_storage(

@@ -1,8 +1,17 @@
 """How a volume becomes a disk: what the configuration's block_device_* keys come to. Pure."""
 
 import hashlib
+from dataclasses import replace
 
-from hypervisors.base import BlockDevice, DiskAio, DiskBus, DiskCache, DiskTuning, GuestLocation
+from hypervisors.base import (
+    BlockDevice,
+    DiskAio,
+    DiskBus,
+    DiskCache,
+    DiskTuning,
+    GuestLocation,
+    VhostUserBackend,
+)
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
@@ -25,6 +34,25 @@ def disk(config: Config, *, device_id: str, path: str, read_only: bool, discard:
         serial=device_id,
         iothread=_iothread(config, tuning.bus, device_id),
         tuning=tuning,
+    )
+
+
+def served_disk(config: Config, *, device_id: str, socket: str) -> BlockDevice:
+    """The disk that another program serves over `socket`: virtio-blk, and writable or not as that program says.
+
+    Raises FailedPrecondition in a confidential guest, whose memory no other program can read.
+    """
+    if config.hypervisor.confidential_guest:
+        raise FailedPrecondition(f"plug '{socket}': a confidential guest has no memory to share with its program")
+    return BlockDevice(
+        id=device_id,
+        path=socket,
+        read_only=False,
+        discard=False,
+        serial="",
+        iothread="",
+        tuning=replace(disk_tuning(config), bus=DiskBus.VIRTIO_BLK),
+        vhost_user=VhostUserBackend(reconnect_s=config.hypervisor.vhost_user_reconnect_timeout_s),
     )
 
 

@@ -320,7 +320,8 @@ def _memory(config: Config, sizing: SizingRecord, room: Headroom) -> MemoryConfi
 def _backing(hypervisor: HypervisorConfig) -> MemoryBacking:
     if hypervisor.enable_hugepages:
         return MemoryBacking.HUGEPAGES
-    return MemoryBacking.PRIVATE if hypervisor.shared_fs == "none" else MemoryBacking.SHARED_MEMFD
+    shared = hypervisor.shared_fs != "none" or hypervisor.enable_vhost_user_store
+    return MemoryBacking.SHARED_MEMFD if shared else MemoryBacking.PRIVATE
 
 
 def capacity_question(config: Config, spec: OciSpec) -> CapacityQuestion:

@@ -45,7 +45,7 @@ def _limit(seconds: float, action: Callable[..., str]) -> Limit:
 
 HOST: Mapping[str, Limit] = {
     "read_bytes": _limit(READ_S, lambda path, _max_bytes: f"read '{path}'"),
-    "source_facts": _limit(READ_S, lambda path: f"look at '{path}'"),
+    "source_facts": _limit(READ_S, lambda path, _store: f"look at '{path}'"),
     "list_tree": _limit(CHANGE_S, lambda root: f"list '{root}'"),
     "read_piece": _limit(READ_S, lambda root, path, _offset, _length: f"read '{root}/{path}'"),
     "make_disk_file": _limit(CHANGE_S, lambda path, _size_bytes: f"make disk '{path}'"),

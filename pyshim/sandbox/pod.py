@@ -125,7 +125,7 @@ class Pod:
             config=config,
             host=facts,
             capacity=await self._env.capacity(capacity_question(config, spec)),
-            sources=await volume_facts(self._env.host, spec),
+            sources=await volume_facts(self._env.host, spec, config),
             devices=devices,
         )
         self._records = await self._env.open_records(place.sandbox_id)
@@ -211,7 +211,7 @@ class Pod:
             spec=spec,
             config=sandbox.plan.config,
             share=sandbox.plan.share,
-            sources=await volume_facts(self._env.host, spec),
+            sources=await volume_facts(self._env.host, spec, sandbox.plan.config),
             hostname=spec.hostname or sandbox.plan.guest.hostname,
             sysctls=sandbox.plan.sysctls,
             terminal=request.stdio.terminal,

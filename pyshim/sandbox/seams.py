@@ -134,8 +134,11 @@ class Host(Protocol):
     async def read_bytes(self, path: str, max_bytes: int) -> bytes:
         """The file's content; NotFound when missing, InvalidArgument when larger than `max_bytes`."""
 
-    async def source_facts(self, path: str) -> SourceFacts:
-        """What `path` is, links followed; MISSING rather than an error when it is not there."""
+    async def source_facts(self, path: str, vhost_user_store: str) -> SourceFacts:
+        """What `path` is, links followed; MISSING rather than an error when it is not there.
+
+        With `vhost_user_store`, block devices with numbers of that store are its disks.
+        """
 
     def cgroups(self, mode: CgroupMode) -> Cgroups:
         """One sandbox's host cgroups."""

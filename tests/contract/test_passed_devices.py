@@ -5,21 +5,23 @@ file system; one of them plays the driver that writes the guest's CDI specs.
 """
 
 import asyncio
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hypervisors.base import EmulatedDevice, PciLayout, PortKind, VmConfig
+from hypervisors.base import EmulatedDevice, MemoryBacking, PciLayout, PortKind, VhostUserBackend, VmConfig
 from hypervisors.qemu.vm import QemuVm
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
-from pyshim.model.errors import FailedPrecondition
+from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
 from pyshim.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.disks import disk
@@ -27,6 +29,7 @@ from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import vm_config
 
 QEMU = "/usr/bin/qemu-system-x86_64"
+STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
 PARAMS = ("console=hvc0", "quiet", "panic=1", "reboot=k", "cryptomgr.notests", "root=/dev/vda")
 TIMEOUT_S = 60.0
@@ -62,7 +65,8 @@ def config(tmp_path: Path, layout: PciLayout) -> VmConfig:
         image=str(GUEST / "rootfs.img"),
         kernel_params=(*PARAMS, "agent.server_addr=serial:///dev/virtio-ports/org.pykata.agent.0"),
     )
-    return replace(plain, boot=boot)
+    # For the program that serves a disk out of the guest's memory.
+    return replace(plain, boot=boot, memory=replace(plain.memory, backing=MemoryBacking.SHARED_MEMFD))
 
 
 def layout_of(kind: PortKind, *names: str) -> PciLayout:
@@ -154,6 +158,7 @@ async def scenario(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
         await guest.run("true", {"cdi.k8s.io/vfio9": "toy.org/edu=9"})
 
     await disks(vm, guest, tmp_path)
+    await served_disk(vm, guest, tmp_path)
     await come_and_go(vm, guest)
 
 
@@ -168,6 +173,44 @@ async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
     assert location.pci_path == "02/03"
     await vm.unplug("hot")
     assert await guest.run("ls /sys/block | grep -c ^vd") == ["2"]
+
+
+async def served_disk(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
+    """A disk that another program serves is a disk like the others; one that nobody serves is refused, once."""
+    socket = tmp_path / "served.sock"
+    served = disk("served", socket, queues=1, queue_size=64, vhost_user=VhostUserBackend(reconnect_s=0))
+    with pytest.raises(Unavailable, match=r"plug 'served': connect to .*served\.sock"):
+        await vm.plug(served)
+    image = tmp_path / "served.img"
+    image.write_bytes(b"served disk".ljust(1 << 20, b"\0"))
+    async with storage_daemon(image, socket):
+        location = await vm.plug(served)
+        device = GuestDevice(id=location.pci_path, type="blk", vm_path="", container_path="/dev/given", options=())
+        script = "head -c 11 /dev/given; echo; echo written | dd of=/dev/given bs=512 seek=9 conv=fsync 2>/dev/null"
+        assert await guest.run(script, devices=(device,)) == ["served", "disk"]
+        assert image.read_bytes()[9 * 512 :].startswith(b"written")
+        await vm.unplug("served")
+        assert await guest.run("ls /sys/block | grep -c ^vd") == ["2"]
+        assert (await vm.plug(served)).pci_path == location.pci_path
+        await vm.unplug("served")
+
+
+@asynccontextmanager
+async def storage_daemon(image: Path, socket: Path) -> AsyncIterator[None]:
+    """QEMU's own program for disks listens at `socket`."""
+    export = f"vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={socket},writable=on"
+    words = ("--blockdev", f"driver=file,node-name=d,filename={image}", "--export", export)
+    process = await asyncio.create_subprocess_exec(STORAGE_DAEMON, *words)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            while not os.path.exists(socket):  # noqa: ASYNC110, ASYNC240 - the program tells nobody
+                assert process.returncode is None
+                await asyncio.sleep(0.05)
+        yield
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
 
 
 async def come_and_go(vm: QemuVm, guest: Guest) -> None:

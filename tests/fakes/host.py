@@ -137,7 +137,7 @@ class FakeHost:
             raise NotFound(f"read '{path}': ENOENT")
         return self.files[path]
 
-    async def source_facts(self, path: str) -> SourceFacts:
+    async def source_facts(self, path: str, vhost_user_store: str) -> SourceFacts:
         """A directory unless said otherwise; every block device is there, loop7 by the number 7:7."""
         if path.startswith("/dev/block/7:"):
             return SourceFacts(kind=SourceKind.BLOCK, device_path=f"/dev/loop{path.rpartition(':')[2]}")

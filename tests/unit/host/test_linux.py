@@ -65,7 +65,7 @@ def test_a_volumes_source_is_looked_at_with_links_followed(
     (tmp_path / "dangling").symlink_to("nowhere")
     os.mkfifo(tmp_path / "fifo")
 
-    assert asyncio.run(host.source_facts(os.path.join(tmp_path, path))).kind is kind
+    assert asyncio.run(host.source_facts(os.path.join(tmp_path, path), "")).kind is kind
 
 
 @pytest.mark.parametrize("exists", [True, False])

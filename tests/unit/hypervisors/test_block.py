@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hypervisors.base import DiskAio, DiskBus, DiskCache, GuestLocation
+from hypervisors.base import DiskAio, DiskBus, DiskCache, GuestLocation, VhostUserBackend
 from hypervisors.qemu import block
 from hypervisors.qemu.disks import Disks, is_block_special
 from hypervisors.qemu.qmp import QmpCommandFailed
-from pyshim.model.errors import FailedPrecondition
+from pyshim.model.errors import FailedPrecondition, Unavailable
 from tests.fakes.disks import disk
+from tests.grammar.check import Grammar, tables
 
 
 def test_a_node_says_how_the_host_file_is_opened() -> None:
@@ -94,6 +96,8 @@ def test_a_directory_is_no_disk(tmp_path: Path) -> None:
 class Monitor:
     """Writes down the commands; `refuse` names those that fail."""
 
+    version = (7, 2, 0)
+
     def __init__(self, *refuse: str) -> None:
         self.said: list[tuple[str, Any]] = []
         self.refuse = list(refuse)
@@ -115,6 +119,12 @@ class Monitor:
 
     async def device_add(self, driver: str, device_id: str, _fields: Mapping[str, object]) -> None:
         self._say("device_add", (driver, device_id))
+
+    async def chardev_add(self, fields: Mapping[str, object]) -> None:
+        self._say("chardev_add", fields["id"])
+
+    async def chardev_remove(self, name: str) -> None:
+        self._say("chardev_remove", name)
 
     async def device_remove(self, device_id: str) -> None:
         self._say("device_remove", device_id)
@@ -178,3 +188,79 @@ def test_a_freed_scsi_address_is_given_again(tmp_path: Path) -> None:
     assert asyncio.run(body()) == ["0:0", "0:1", "0:0"]
     assert [value for name, value in monitor.said if name == "behind_bridge"] == [("virtio-scsi-pci", "scsi0")]
     assert plugged.saved() == {"0": "c", "1": "b"}
+
+
+SERVED = disk("d", "/store/block/sockets/d", queues=2, queue_size=64, vhost_user=VhostUserBackend(reconnect_s=0))
+
+
+@pytest.mark.parametrize(
+    ("version", "reconnect_s", "said"),
+    [
+        ((7, 2, 0), 0, {}),
+        ((11, 1, 0), 0, {}),
+        ((8, 2, 9), 3, {"reconnect": 3}),
+        ((9, 1, 9), 3, {"reconnect": 3}),
+        ((9, 2, 0), 3, {"reconnect-ms": 3000}),
+        ((10, 2, 0), 3, {"reconnect-ms": 3000}),
+    ],
+)
+def test_how_to_reach_a_program_again_is_said_in_the_versions_words(
+    version: tuple[int, ...], reconnect_s: int, said: dict[str, int]
+) -> None:
+    served = replace(SERVED, vhost_user=VhostUserBackend(reconnect_s=reconnect_s))
+
+    assert block.vhost_user_chardev(served, version) == {
+        "id": "char-d",
+        "backend": {
+            "type": "socket",
+            "data": {"addr": {"type": "unix", "data": {"path": "/store/block/sockets/d"}}, "server": False, **said},
+        },
+    }
+    assert set(said) <= set(known_to(version).options["chardev"]), "the argv's option is QMP's member"
+
+
+def known_to(version: tuple[int, ...]) -> Grammar:
+    """The oldest table from `version` on, so that a word that goes is missed."""
+    known = [one for name, one in tables().items() if tuple(map(int, name.split("."))) >= version[:2]]
+    return known[0] if known else tables()["11.1"]
+
+
+@pytest.mark.parametrize("version", list(tables()))
+def test_a_served_disk_is_known_to_every_version(version: str) -> None:
+    fields = block.vhost_user_blk(SERVED)
+
+    assert fields == {"chardev": "char-d", "num-queues": 2, "queue-size": 64}
+    assert set(fields) <= tables()[version].devices["vhost-user-blk-pci"]
+
+
+def test_a_served_disk_is_reached_then_plugged_and_back() -> None:
+    monitor = Monitor()
+    plugged = disks(monitor)
+
+    asyncio.run(plugged.plug(SERVED))
+    asyncio.run(plugged.unplug(SERVED))
+
+    assert monitor.said == [
+        ("chardev_add", "char-d"),
+        ("behind_bridge", ("vhost-user-blk-pci", "d")),
+        ("device_remove", "virtio-d"),
+        ("chardev_remove", "char-d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failing", "kind", "last"),
+    [
+        ("chardev_add", Unavailable, ("chardev_add", "char-d")),
+        ("behind_bridge", QmpCommandFailed, ("chardev_remove", "char-d")),
+    ],
+)
+def test_a_served_disk_that_cannot_be_plugged_leaves_nothing(
+    failing: str, kind: type[Exception], last: tuple[str, str]
+) -> None:
+    monitor = Monitor(failing)
+
+    with pytest.raises(kind):
+        asyncio.run(disks(monitor).plug(SERVED))
+
+    assert monitor.said[-1] == last

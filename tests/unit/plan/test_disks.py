@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import BlockDevice, DiskAio, DiskBus, DiskCache, GuestLocation
+from hypervisors.base import BlockDevice, DiskAio, DiskBus, DiskCache, GuestLocation, VhostUserBackend
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.plan.disks import disk, guest_address, guest_driver
+from pyshim.plan.disks import disk, guest_address, guest_driver, served_disk
 
 Configs = Callable[..., Config]
 
@@ -96,3 +96,15 @@ def test_the_agent_is_told_the_scsi_address_where_there_is_one() -> None:
 
     assert (guest_driver(behind_bridge), guest_address(behind_bridge)) == ("blk", "02/01")
     assert (guest_driver(on_controller), guest_address(on_controller)) == ("scsi", "0:3")
+
+
+def test_a_served_disk_is_virtio_blk_whatever_other_disks_are(config: Configs) -> None:
+    found = served_disk(config(vhost_user_reconnect_timeout_sec=3, num_queues=2), device_id="d", socket="/s")
+
+    assert (found.path, found.read_only, found.vhost_user) == ("/s", False, VhostUserBackend(reconnect_s=3))
+    assert (found.tuning.bus, found.tuning.queues) == (DiskBus.VIRTIO_BLK, 2)
+
+
+def test_a_confidential_guest_has_no_memory_for_a_program_of_the_host(config: Configs) -> None:
+    with pytest.raises(FailedPrecondition, match="plug '/s': a confidential guest"):
+        served_disk(config(confidential_guest=True), device_id="d", socket="/s")

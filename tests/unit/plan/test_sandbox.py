@@ -140,11 +140,14 @@ def test_the_shared_memory_of_the_spec_decides_the_guests(
     assert f"size={size}" in storages[1].options
 
 
-def test_memory_is_shared_so_that_virtio_fs_works(
+def test_memory_is_shared_for_whoever_works_on_it(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
     assert make(config(), host(), spec()).vm.memory.backing == "shared-memfd"
     assert make(config(enable_hugepages=True), host(), spec()).vm.memory.backing == "hugepages"
+    alone = {"shared_fs": "none"}
+    assert make(config(**alone), host(), spec()).vm.memory.backing == "private"
+    assert make(config(**alone, enable_vhost_user_store=True), host(), spec()).vm.memory.backing == "shared-memfd"
 
 
 @pytest.mark.parametrize(

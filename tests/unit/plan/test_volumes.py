@@ -15,6 +15,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts
 from pyshim.plan.container import container_plan, with_disks
+from pyshim.plan.disk_volumes import disk_id
 from pyshim.plan.share import SharePlan, share_plan
 from pyshim.plan.volumes import VolumesPlan, volume_sources, volumes_plan
 
@@ -204,6 +205,29 @@ def test_a_file_system_on_a_block_device_is_mounted_in_the_guest(
     assert use.storage is not None
     assert use.storage.options == tuple(word for word in options if word not in ("loop", "rw"))
     assert plan.mounts[0].type == "bind"
+
+
+SERVED = SourceFacts(kind=SourceKind.BLOCK, vhost_user_socket="/store/block/sockets/one")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"mounts": [bind("/dev/data", "/nodes/one")]},
+        {"mounts": [{"destination": "/data", "type": "ext4", "source": "/nodes/one", "options": ["ro"]}]},
+        {"linux": {"devices": [{"path": "/dev/data", "type": "b", "major": 241, "minor": 0}]}},
+    ],
+    ids=["node", "file-system", "device"],
+)
+def test_a_disk_that_a_program_serves_is_plugged_once_by_its_socket(
+    members: dict[str, Any], config: Configs, spec: Specs
+) -> None:
+    sources = {"/nodes/one": SERVED, "/dev/block/241:0": SERVED}
+
+    (use,) = root_plan(config(), spec(**members), (), sources).disks
+
+    assert (use.disk.path, use.disk.id) == ("/store/block/sockets/one", disk_id("/store/block/sockets/one"))
+    assert use.disk.vhost_user is not None
 
 
 def test_a_file_system_on_a_directory_is_refused(config: Configs, spec: Specs) -> None:
