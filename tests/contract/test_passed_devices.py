@@ -203,7 +203,7 @@ async def storage_daemon(image: Path, socket: Path) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(STORAGE_DAEMON, *words)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not os.path.exists(socket):  # noqa: ASYNC110, ASYNC240 - the program tells nobody
+            while not os.path.exists(socket):  # noqa: ASYNC240 - the program tells nobody
                 assert process.returncode is None
                 await asyncio.sleep(0.05)
         yield
