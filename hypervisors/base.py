@@ -238,6 +238,19 @@ Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteService:
+    """Who makes a VM that is not on this host, and what it is told of it."""
+
+    socket_path: str
+    annotations: Mapping[str, str]
+    """The whole description of the VM: the service is told nothing else but its id and the pod's network namespace."""
+    timeout_s: float
+    """For making and for starting the VM, each."""
+    stop_timeout_s: float
+    """For its end. The service deletes the VM within the call, so that giving up early may leave it behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLocation:
     """Where the guest finds a plugged device."""
 
@@ -262,7 +275,8 @@ class VmConfig:
     cpu: CpuConfig
     memory: MemoryConfig
     share: ShareDevice | None
-    agent_channel: AgentChannel
+    agent_channel: AgentChannel | None
+    """None: whoever makes the VM says where its agent answers."""
     nics: tuple[NicDevice, ...]
     bridges: int
     """PCI bridges for hotplug."""
@@ -281,6 +295,10 @@ class VmConfig:
     debug: bool
     start_timeout_s: float
     pci: PciLayout = PciLayout()
+    stop_timeout_s: float = 10.0
+    """How long `stop` is waited for."""
+    remote: RemoteService | None = None
+    """Set: the VM is made elsewhere, and what describes a VMM of this host is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,7 +371,7 @@ class Hypervisor(Protocol):
 
     @property
     def pid(self) -> int:
-        """The VMM's pid in the host's pid namespace; 0 before `create`."""
+        """The VMM's pid in the host's pid namespace; 0 before `create`, and for a VM elsewhere."""
 
     @property
     def agent_address(self) -> AgentAddress:

@@ -202,7 +202,7 @@ class _Stage:
             load_config=config,
             host_facts=facts,
             capacity=capacity,
-            hypervisor_factory=lambda ledger: cast(Hypervisor, _Vm(ledger)),
+            hypervisor_factory=lambda ledger, _name: cast(Hypervisor, _Vm(ledger)),
             connector_factory=lambda config: cast(Any, self._guest),
             network_connector=cast(Any, None),  # the pod has no network namespace
             publisher=publisher,

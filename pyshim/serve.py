@@ -120,7 +120,11 @@ class _Daemon:
         faults = faults_of(os.environ)
         children = self._children if faults is None else faults.children(self._children)
 
-        def hypervisor(ledger: Ledger) -> Hypervisor:
+        def hypervisor(ledger: Ledger, name: str) -> Hypervisor:
+            if name == "remote":
+                from hypervisors.remote.vm import RemoteVm  # most nodes have none
+
+                return RemoteVm(ledger=ledger)
             return QemuVm(children=children, ledger=ledger)
 
         shim = ShimRecord(

@@ -66,6 +66,8 @@ def check_config(config: VmConfig) -> None:
     problem = ""
     if config.machine_type not in MACHINES:
         problem = f"machine type {config.machine_type!r} is not one of {', '.join(MACHINES)}"
+    elif config.agent_channel is None:
+        problem = "no channel to its agent"
     elif config.boot.image is None and config.boot.initrd is None:
         problem = "neither a root image nor an initrd"
     elif config.share is not None and config.memory.backing is MemoryBacking.PRIVATE:
@@ -168,6 +170,7 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         words += devices.initdata(config.initdata, bus)
     if config.entropy_source:
         words += devices.entropy(config.entropy_source, bus)
+    assert config.agent_channel is not None, "check_config has seen to it"
     words += devices.agent_channel(config.agent_channel, bus, fd=fds.agent, guest_cid=fds.guest_cid)
     if config.share is not None:
         words += devices.share(config.share, bus)

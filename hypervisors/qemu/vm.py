@@ -140,6 +140,7 @@ class QemuVm:
         else:
             vsock, guest_cid = reserve_cid()
             theirs.append(fds.enter_context(vsock).fileno())
+            assert config.agent_channel is not None, "check_config has seen to it"
             self._address = VsockAddress(guest_cid, config.agent_channel.port)
         table = fd_table(config, guest_cid=guest_cid, image_bytes=image_bytes)
         numbers = [table.qmp, table.console, table.serial, table.agent]

@@ -23,8 +23,6 @@ HYPERVISOR_PREFIX = PREFIX + "hypervisor."
 HYPERVISOR_NAME = PREFIX + "runtime.hypervisor_name"
 
 _WITHOUT_EFFECT = {
-    HYPERVISOR_PREFIX + "default_gpus": "only remote VMs have it",
-    HYPERVISOR_PREFIX + "default_gpu_model": "only remote VMs have it",
     PREFIX + "agent.cdh_api_timeout": NOT_YET,
     PREFIX + "agent.cdh_api_timeout_ms": NOT_YET,
     "io.katacontainers.container.resource.swappiness": f"{NOT_YET}: guests have no swap",
@@ -60,6 +58,7 @@ def with_annotations(effective: Effective, annotations: Mapping[str, str]) -> Ef
             _check_enabled(effective, name)
         key = annotated().get(name)
         if key is not None:
+            key = effective.of(key.table, key.name).key
             setting = _overridden(effective, key, name, annotations[name])
             _check_one_spelling(changed.get((key.table, key.name)), setting)
             changed[key.table, key.name] = setting

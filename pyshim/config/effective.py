@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-from pyshim.config.catalogue import KEYS, nearest, spellings
+from pyshim.config.catalogue import nearest, spellings
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
 from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
+from pyshim.config.remote import NAME as REMOTE
+from pyshim.config.remote import held_values, keys_of
 from pyshim.config.sources import Place, Source
+from pyshim.config.toml_text import toml_value
 from pyshim.config.values import PATH
 
 KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
@@ -26,7 +29,7 @@ KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Where a program is looked for when its key is empty: Debian's, Fedora's and kata-deploy's places."""
-OTHER_VMMS = frozenset({"clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "remote", "stratovirt"})
+OTHER_VMMS = frozenset({"clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "stratovirt"})
 _TOP = ("hypervisor", "agent", "runtime", "factory")
 
 
@@ -90,7 +93,7 @@ class Effective:
 def examine(source: Source, hypervisor_name: str = "") -> Effective:
     """Every key of `source` judged, `hypervisor_name` overriding the file's own choice."""
     reader = _Reader(source, hypervisor_name)
-    settings = {(key.table, key.name): reader.setting(key) for key in KEYS}
+    settings = {(key.table, key.name): reader.setting(key) for key in keys_of(reader.hypervisor)}
     findings = [*reader.findings, *reader.unknown(), *contradictions(settings, reader.hypervisor)]
     return Effective(
         source=source,
@@ -214,7 +217,7 @@ class _Reader:
 
     def _stranger(self, path: tuple[str, ...], value: Any) -> Finding:
         """A table nobody reads."""
-        if path[0] == "hypervisor" and path[-1] in OTHER_VMMS | {"qemu"}:
+        if path[0] == "hypervisor" and path[-1] in OTHER_VMMS | {"qemu", REMOTE}:
             return self._finding(
                 Level.NOTE, Verdict.NO_EFFECT, path, f"sandboxes of this file run on {self.hypervisor}", decisive=False
             )
@@ -273,6 +276,12 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
         dotted = f"{document_table(setting.key.table, hypervisor)}.{setting.key.name}"
         return Finding(level=Level.ERROR, verdict=None, subject=dotted, place=setting.place, text=text, decisive=True)
 
+    if hypervisor == REMOTE:
+        for (table, name), value, why in held_values():
+            if get(table, name).value != value:
+                yield finding(
+                    get(table, name), f"{toml_value(get(table, name).value)}: {why}: only {toml_value(value)}"
+                )
     cold, hot = get(Table.HYPERVISOR, "cold_plug_vfio"), get(Table.HYPERVISOR, "hot_plug_vfio")
     if cold.value != "no-port" and hot.value != "no-port":
         yield finding(hot, f'"{hot.value}" excludes cold_plug_vfio = "{cold.value}"')

@@ -232,20 +232,20 @@ DEBUG: tuple[Key, ...] = (
 )
 
 REMOTE: tuple[Key, ...] = (
-    _H.later(
+    _H.used(
         "remote_hypervisor_socket",
         PATH,
         "/run/peerpod/hypervisor.sock",
         "Socket of the service that makes remote VMs.",
-        "remote VMs",
         aliases=("hypervisor_socket",),
     ),
-    _H.later(
+    _H.used(
         "remote_hypervisor_timeout",
         SECONDS,
         600.0,
-        "Seconds until a remote VM must have started.",
-        "remote VMs",
+        "Seconds for the service to make a remote VM, and again to start it. Its end is waited for 600 at least.",
         aliases=("hypervisor_timeout",),
     ),
+    _H.used("default_gpus", whole(0, 1024), 0, "GPUs a remote VM must have.", ann=True),
+    _H.used("default_gpu_model", TEXT, "", "Their model, in the service's words.", ann=True),
 )

@@ -16,7 +16,7 @@ from pyshim.model.task import RuntimeOptions
 
 log = logging.getLogger("pyshim.config")
 
-SUPPORTED_HYPERVISORS = frozenset({"qemu"})
+SUPPORTED_HYPERVISORS = frozenset({"qemu", "remote"})
 
 
 def load_config(
@@ -24,6 +24,7 @@ def load_config(
 ) -> Config:
     """The effective configuration of a new sandbox. Raises ShimError naming file and key, or annotation."""
     source = read_source(options, environment)
+    _check_choice(source, annotations.get(HYPERVISOR_NAME, ""))
     effective = examine(source, annotations.get(HYPERVISOR_NAME, ""))
     raise_first_error(effective)
     effective = with_annotations(effective, annotations)
@@ -33,6 +34,15 @@ def load_config(
     refuse_unsupported(effective)
     verify_assets(effective, annotations)
     return config
+
+
+def _check_choice(source: Source, chosen: str) -> None:
+    """A pod chooses among what its node's operator has set up: a hypervisor of this file."""
+    tables = source.document.get("hypervisor") or {"qemu": {}}
+    if chosen in SUPPORTED_HYPERVISORS and isinstance(tables, dict) and chosen not in tables:
+        raise FailedPrecondition(
+            f"refuse annotation '{HYPERVISOR_NAME}': '{source.path}' has no table hypervisor.{chosen}"
+        )
 
 
 def build_config(source: Source) -> Config:
@@ -54,7 +64,9 @@ def typed(effective: Effective) -> Config:
     """The nouns the rest of the shim reads. Raises FailedPrecondition when another hypervisor than ours is chosen."""
     if effective.hypervisor not in SUPPORTED_HYPERVISORS:
         chosen = f"hypervisor.{effective.hypervisor}"
-        raise FailedPrecondition(f"start sandbox with '{effective.source.path}': {chosen} is not supported, only qemu")
+        raise FailedPrecondition(
+            f"start sandbox with '{effective.source.path}': {chosen} is not supported, only qemu and remote"
+        )
     fields: dict[Table, dict[str, Any]] = {table: {} for table in Table}
     for setting in effective.settings.values():
         if setting.key.field:

@@ -184,8 +184,8 @@ def with_points(faults: Failpoints, environment: Environment) -> Environment:
     def function(name: str, call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
         return call_with_points(faults, known[name], call)
 
-    def hypervisor(ledger: Ledger) -> Hypervisor:
-        return seam(faults, "hypervisor", environment.hypervisor_factory(ledger))
+    def hypervisor(ledger: Ledger, name: str) -> Hypervisor:
+        return seam(faults, "hypervisor", environment.hypervisor_factory(ledger, name))
 
     def connector(config: Config) -> AgentConnector:
         return seam(faults, "agent", environment.connector_factory(config))

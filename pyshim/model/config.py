@@ -122,6 +122,8 @@ class HypervisorConfig:
     # Remote VMs.
     remote_hypervisor_socket: str
     remote_hypervisor_timeout_s: float
+    default_gpus: int
+    default_gpu_model: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,9 +81,8 @@ def _sentence(finding: Finding) -> str:
 def _about_the_whole(effective: Effective) -> Iterator[Finding]:
     """What no single key is to blame for: another hypervisor, files that are not on this host."""
     if effective.hypervisor not in SUPPORTED_HYPERVISORS:
-        # Remote VMs are part of what this shim is for; another VMM's file is the wrong file.
-        level = Level.NOTE if effective.hypervisor == "remote" else Level.WARNING
-        yield _note(effective, "hypervisor", level, "not supported, only qemu: no sandbox starts with this file")
+        text = "not supported, only qemu and remote: no sandbox starts with this file"
+        yield _note(effective, "hypervisor", Level.WARNING, text)
         return
     for name in _FILES:
         setting = effective.of(Table.HYPERVISOR, name)

@@ -1,6 +1,5 @@
 """The plan of one sandbox: its VM, its share, what the agent is told; all that `sandbox/` then carries out."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -25,19 +24,20 @@ from pyshim.model.confidential import Guard
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.guest import GuestSandbox, KernelModule, Storage
+from pyshim.model.guest import GuestSandbox
 from pyshim.model.host_facts import Accelerator, HostFacts
-from pyshim.model.ids import GuestPath, SandboxId
+from pyshim.model.ids import SandboxId
 from pyshim.model.initdata import Initdata
-from pyshim.model.kernel_line import split_params
 from pyshim.model.oci import OciSpec
 from pyshim.model.volumes import SourceFacts
 from pyshim.plan.cgroups import cgroup_plan
 from pyshim.plan.confidential import cpu_model, guard_of
 from pyshim.plan.devices import check_kind_table, device_layout
+from pyshim.plan.guest_sandbox import guest_sandbox, pod_sysctls
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
-from pyshim.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG, SharePlan, no_share, share_plan
+from pyshim.plan.remote_vm import elsewhere, is_remote, remote_netns_path, remote_vm
+from pyshim.plan.share import SHARE_TAG, SharePlan, no_share, share_plan
 from pyshim.plan.sizing import (
     Headroom,
     SizingRecord,
@@ -50,7 +50,6 @@ from pyshim.plan.sizing import (
 )
 
 VM_ROOT = "/run/vc/vm"
-DEFAULT_SHM_BYTES = 64 * 1024 * 1024
 _START_TIMEOUT_S = 10.0
 _PASSING_TIMEOUT_S = 120.0
 """With devices passed through QEMU pins all of the guest's memory before it answers."""
@@ -58,20 +57,6 @@ _NO_DEVICES = PodDevices()
 _MAX_BRIDGES = 5
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
 """The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md)."""
-_MAX_HOSTNAME = 64
-"""__NEW_UTS_LEN: what sethostname(2) takes."""
-_UNNAMED_LENGTH = 12
-"""A host name must not be empty: without one it is the head of the id, as docker has it."""
-
-
-_SHARED = Storage(
-    driver="virtio-fs",
-    driver_options=(),
-    source=SHARE_TAG,
-    fs_type="virtiofs",
-    options=("nodev",),
-    mount_point=GUEST_SHARED_DIR,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +69,7 @@ class SandboxPlan:
     guest: GuestSandbox
     sizing: SizingRecord
     initdata: Initdata | None
+    """What is shown to the guest as a disk."""
     cgroups: CgroupPlan
     netns_path: str | None
     """The pod's network namespace on the host; None when the pod has no network of its own."""
@@ -109,31 +95,47 @@ def sandbox_plan(
 
     Raises InvalidArgument or FailedPrecondition naming key and file.
     """
-    _check(config)
+    remote = is_remote(config)
+    if not remote:
+        _check(config)
     initdata = _initdata(config)
-    guard = guard_of(config, host, initdata)
+    guard = None if remote else guard_of(config, host, initdata)
     sizing = _sized(kind, spec, config, host, capacity)
     vm_dir = f"{VM_ROOT}/{sandbox_id}"
-    netns_path = _netns_path(spec, config)
+    netns_path = remote_netns_path(spec) if remote else _netns_path(spec, config)
     share = _share(sandbox_id, vm_dir, config)
-    return SandboxPlan(
-        sandbox_id=sandbox_id,
-        kind=kind,
-        config=config,
-        vm=replace(
+    if remote:
+        vm = remote_vm(
+            sandbox_id=sandbox_id,
+            uuid=uuid,
+            vm_dir=vm_dir,
+            spec=spec,
+            config=config,
+            sizing=sizing,
+            netns_path=netns_path,
+            initdata=initdata,
+            devices=devices,
+        )
+    else:
+        vm = replace(
             _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard),
             initdata=f"{vm_dir}/initdata.img" if initdata else "",
             pci=_pci(config, devices, guard),
             start_timeout_s=_PASSING_TIMEOUT_S if devices.devices else _START_TIMEOUT_S,
-        ),
+        )
+    return SandboxPlan(
+        sandbox_id=sandbox_id,
+        kind=kind,
+        config=config,
+        vm=vm,
         share=share,
-        guest=_guest(sandbox_id, spec, config, sources),
+        guest=guest_sandbox(sandbox_id, spec, config, sources),
         sizing=sizing,
-        initdata=initdata,
+        initdata=initdata if vm.initdata else None,
         cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
         netns_path=netns_path,
         devices=devices,
-        sysctls=_sysctls(spec),
+        sysctls=pod_sysctls(spec),
     )
 
 
@@ -149,6 +151,8 @@ def _sized(
     kind: ContainerKind, spec: OciSpec, config: Config, host: HostFacts, capacity: CapacityFacts
 ) -> SizingRecord:
     """The size the VM boots with; one that follows its containers starts at the defaults."""
+    if is_remote(config):
+        return static_size(config, elsewhere(host), workload(kind, spec.annotations, spec.raw))
     if is_resizable(config):
         sizing = boot_size(config, host)
     else:
@@ -340,60 +344,3 @@ def _netns_path(spec: OciSpec, config: Config) -> str | None:
     if not path or config.runtime.disable_new_netns or path == "/proc/0/ns/net":
         return None
     return path
-
-
-def _guest(sandbox_id: SandboxId, spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts]) -> GuestSandbox:
-    return GuestSandbox(
-        sandbox_id=sandbox_id,
-        hostname=(spec.hostname or sandbox_id[:_UNNAMED_LENGTH])[:_MAX_HOSTNAME],
-        dns=(),
-        storages=(
-            *((_SHARED,) if config.hypervisor.shared_fs != "none" else ()),
-            Storage(
-                driver="ephemeral",
-                driver_options=(),
-                source="shm",
-                fs_type="tmpfs",
-                options=("noexec", "nosuid", "nodev", "mode=1777", f"size={_shm_bytes(spec, sources)}"),
-                mount_point=GuestPath(f"{GUEST_SANDBOX_DIR}/shm"),
-            ),
-        ),
-        shared_pid_namespace=False,
-        guest_hook_path="",
-        kernel_modules=tuple(_kernel_module(text) for text in config.agent.kernel_modules),
-    )
-
-
-def _sysctls(spec: OciSpec) -> Mapping[str, str]:
-    found = (spec.raw.get("linux") or {}).get("sysctl") or {}
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise InvalidArgument("read spec: linux.sysctl is not an object of strings")
-    return dict(found)
-
-
-def _shm_bytes(spec: OciSpec, sources: Mapping[str, SourceFacts]) -> int:
-    """The size of the tmpfs the spec has on /dev/shm, its own or one of the host's; else 64 MiB (the kubelet's)."""
-    for mount in spec.mounts:
-        if mount.destination != "/dev/shm":
-            continue
-        facts = sources.get(mount.source)
-        if mount.is_bind and facts is not None and facts.fs_type == "tmpfs" and facts.size_bytes:
-            return facts.size_bytes
-        for option in mount.options:
-            name, _, value = option.partition("=")
-            if name == "size" and re.fullmatch(r"[0-9]{1,12}[kKmMgG]?", value):
-                return _with_unit(value)
-    return DEFAULT_SHM_BYTES
-
-
-def _with_unit(text: str) -> int:
-    units = {"k": 1024, "m": 1024**2, "g": 1024**3}
-    unit = units.get(text[-1].lower())
-    return int(text[:-1]) * unit if unit else int(text)
-
-
-def _kernel_module(text: str) -> KernelModule:
-    words = split_params(text)
-    if not words:
-        raise InvalidArgument(f"read kernel_modules: {text!r} names no module")
-    return KernelModule(name=words[0], parameters=words[1:])

@@ -87,7 +87,8 @@ class SandboxCgroups:
         self._host = host
         self._ledger = ledger
         self._hypervisor = hypervisor
-        self._own_pid = os.getpid()
+        self.own_pid = os.getpid()
+        """The shim's."""
         self._pins = pins
         self._on_change = on_change
         self._record = plan.sizing
@@ -119,7 +120,7 @@ class SandboxCgroups:
             await self._host.start_scope(plan.scope)
         self._note(await self._host.make(plan.groups))
         await self._apply(limit_settings(plan, self._config, self._record))
-        await self._join(Member.SHIM, self._own_pid)
+        await self._join(Member.SHIM, self.own_pid)
 
     @contextlib.asynccontextmanager
     async def birth_of_vmm(self) -> AsyncIterator[None]:
@@ -130,12 +131,12 @@ class SandboxCgroups:
         members = self._plan.members
         apart = bool(self._plan.groups) and members[Member.VMM] is not members[Member.SHIM]
         if apart:
-            await self._host.join(self._group(members[Member.VMM]), (self._own_pid,))
+            await self._host.join(self._group(members[Member.VMM]), (self.own_pid,))
         try:
             yield
         finally:
             if apart:
-                await self._join(Member.SHIM, self._own_pid)
+                await self._join(Member.SHIM, self.own_pid)
 
     async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
         """The VMM may open what it needs and no more; its vCPU threads are where they belong. Its guest has not run."""

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from hypervisors.base import Hypervisor, VfioDevice
+from hypervisors.base import Hypervisor, VfioDevice, VmConfig
 from pyshim.model.config import Config
 from pyshim.model.errors import DeadlineExceeded
 from pyshim.model.ledger import Ledger
@@ -71,9 +71,6 @@ CGROUPS: Mapping[str, Limit] = {
     "pin": _limit(CHANGE_S, lambda tid, _cpus: f"pin thread {tid}"),
 }
 HYPERVISOR: Mapping[str, Limit] = {
-    "create": Limit(lambda vm: vm.start_timeout_s + MARGIN_S, lambda vm: f"create vm '{vm.sandbox_id}'"),
-    "start": _limit(CHANGE_S, lambda: "start vm"),
-    "stop": _limit(CHANGE_S, lambda: "stop vm"),
     "pause": _limit(CHANGE_S, lambda: "pause vm"),
     "resume": _limit(CHANGE_S, lambda: "resume vm"),
     # VFIO pins the guest's memory, all of it.
@@ -120,6 +117,28 @@ async def within(timeout_s: float, action: str) -> AsyncIterator[None]:
         raise DeadlineExceeded(f"{action}: not done within {timeout_s:g} s") from exc
 
 
+def _limits_of_a_vm() -> Mapping[str, Limit]:
+    """Its start and its end may take as long as the configuration says that `create` is given."""
+    created: list[VmConfig] = []
+
+    def create_s(vm: VmConfig) -> float:
+        created.append(vm)
+        return vm.start_timeout_s + MARGIN_S
+
+    def start_s() -> float:
+        return max([CHANGE_S, *(vm.start_timeout_s + MARGIN_S for vm in created)])
+
+    def stop_s() -> float:
+        return max([CHANGE_S, *(vm.stop_timeout_s + MARGIN_S for vm in created)])
+
+    return {
+        **HYPERVISOR,
+        "create": Limit(create_s, lambda vm: f"create vm '{vm.sandbox_id}'"),
+        "start": Limit(start_s, lambda: "start vm"),
+        "stop": Limit(stop_s, lambda: "stop vm"),
+    }
+
+
 class _Bounded:
     """Passes every call on; one that is awaited under its deadline in `limits`, or the usual one."""
 
@@ -145,8 +164,8 @@ class _Bounded:
 def bounded(environment: Environment) -> Environment:
     """The same neighbours, whose every answer has a deadline."""
 
-    def hypervisor(ledger: Ledger) -> Hypervisor:
-        return cast("Hypervisor", _Bounded(environment.hypervisor_factory(ledger), HYPERVISOR))
+    def hypervisor(ledger: Ledger, name: str) -> Hypervisor:
+        return cast("Hypervisor", _Bounded(environment.hypervisor_factory(ledger, name), _limits_of_a_vm()))
 
     def connector(config: Config) -> AgentConnector:
         return cast("AgentConnector", _Bounded(environment.connector_factory(config), AGENT))

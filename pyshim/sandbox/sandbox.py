@@ -70,7 +70,7 @@ class Sandbox:
         self._tasks = tasks
         self._on_lost = on_lost
         self._on_oom = on_oom
-        hypervisor = hypervisor_factory(self._ledger)
+        hypervisor = hypervisor_factory(self._ledger, plan.config.hypervisor_name)
         self.cgroups = SandboxCgroups(
             plan=plan,
             host=host.cgroups(plan.cgroups.mode),
@@ -131,7 +131,10 @@ class Sandbox:
 
     @property
     def pid(self) -> int:
-        """The VMM's pid, also after it has gone: containerd keeps using the number it was given."""
+        """The VMM's pid, also after it has gone: containerd keeps using the number it was given.
+
+        A VM that is not on this host has none; it is told the shim's then, as by Kata.
+        """
         return self._pid
 
     @property
@@ -219,15 +222,15 @@ class Sandbox:
             await self._host.mount(mount)
 
     async def _boot(self) -> None:
-        self._undo.push(self.hypervisor.stop)
+        self._undo.push_for(self.plan.vm.stop_timeout_s, self.hypervisor.stop)
         try:
             async with self.cgroups.birth_of_vmm():
                 with span("start vmm"):
                     await self.hypervisor.create(self.network.vm())
         finally:
             self.network.close_taps()
-        self._pid = self.hypervisor.pid
-        await self.cgroups.place(self._pid, self.virtiofsd_pid)
+        self._pid = self.hypervisor.pid or self.cgroups.own_pid
+        await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 
     @traced("wait for agent")

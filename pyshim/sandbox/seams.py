@@ -171,7 +171,8 @@ class Publisher(Protocol):
 
 
 class HypervisorFactory(Protocol):
-    def __call__(self, ledger: Ledger) -> Hypervisor: ...
+    def __call__(self, ledger: Ledger, name: str) -> Hypervisor:
+        """The driver of that name: `qemu` or `remote`."""
 
 
 class Records(Protocol):

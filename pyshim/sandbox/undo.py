@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyshim.model.errors import ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry
@@ -13,15 +13,24 @@ from pyshim.sandbox.tasks import to_the_end
 log = logging.getLogger("pyshim.sandbox.undo")
 
 
+class _Step(NamedTuple):
+    take: Callable[[], Awaitable[None]]
+    limit_s: float
+
+
 class Undo:
     """Steps that take something back, each idempotent, pushed once there may be something to take back."""
 
     def __init__(self, of: str) -> None:
         self._of = of
-        self._steps: list[Callable[[], Awaitable[None]]] = []
+        self._steps: list[_Step] = []
 
     def push(self, step: Callable[..., Awaitable[None]], *args: Any) -> None:
-        self._steps.append(partial(step, *args))
+        self.push_for(UNDO_S, step, *args)
+
+    def push_for(self, limit_s: float, step: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """As `push`, for a step that may take `limit_s`."""
+        self._steps.append(_Step(partial(step, *args), limit_s))
 
     def acquire(self, ledger: Ledger, entry: LedgerEntry) -> None:
         """The intent is in the ledger, and its release among the steps."""
@@ -36,12 +45,12 @@ class Undo:
         return await to_the_end(self._run())
 
     async def _run(self) -> Exception | None:
-        failed: list[tuple[Callable[[], Awaitable[None]], Exception]] = []
+        failed: list[tuple[_Step, Exception]] = []
         while self._steps:
             step = self._steps.pop()
             try:
-                async with within(UNDO_S, _described(step)):
-                    await step()
+                async with within(step.limit_s, _described(step.take)):
+                    await step.take()
             except Exception as exc:  # whatever one step meets, the others must still clean the host
                 bug = None if isinstance(exc, ShimError) else exc
                 log.warning("undo failed", extra={"of": self._of, "error": str(exc)}, exc_info=bug)

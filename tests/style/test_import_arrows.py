@@ -60,6 +60,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "hypervisors": (),
     "hypervisors.base": ("pyshim.model",),
     "hypervisors.qemu": ("hypervisors.base", "pyshim.model", "pyshim.host"),
+    "hypervisors.remote": ("hypervisors.base", "pyshim.model", "pyshim.ttrpc", "protos"),
     "protos": (),
     "guest": (),
     "guest.agent": ("protos", "pyshim.ttrpc", "pyshim.cdi"),
@@ -74,7 +75,7 @@ TYPING_ONLY: dict[str, tuple[str, ...]] = {
 _STANDARD_LIBRARY_ONLY = ("pyshim.model", "pyshim.ttrpc", "pyshim.bootstrap", "guest.agent")
 _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "bench")
 # Protobuf types end at these edges; inside, everything is model.
-_PROTOBUF_EDGES = ("pyshim/task/", "pyshim/agent/", "pyshim/kubelet/", "protos/")
+_PROTOBUF_EDGES = ("pyshim/task/", "pyshim/agent/", "pyshim/kubelet/", "hypervisors/remote/service.py", "protos/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,7 +278,7 @@ def test_the_size_a_pod_asks_for_reaches_the_nouns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "error", "reason"),
     [
-        ("remote", FailedPrecondition, "hypervisor.remote is not supported"),
+        ("remote", FailedPrecondition, "has no table hypervisor.remote"),
         ("nonsense", InvalidArgument, "is not one of"),
     ],
 )

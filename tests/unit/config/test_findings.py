@@ -102,11 +102,11 @@ def test_the_hypervisor_is_the_named_one_or_the_one_that_is_there(tmp_path: Path
     assert examined(write(tmp_path / "c.toml", text)).hypervisor == chosen
 
 
-@pytest.mark.parametrize("name", ["remote", "clh"])
+@pytest.mark.parametrize("name", ["firecracker", "clh"])
 def test_a_file_for_another_hypervisor_starts_nothing(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / "c.toml", f"[hypervisor.{name}]\n")
 
-    with pytest.raises(FailedPrecondition, match=rf"hypervisor\.{name} is not supported, only qemu"):
+    with pytest.raises(FailedPrecondition, match=rf"hypervisor\.{name} is not supported, only qemu and remote"):
         build_config(read_source(options(path), {}))
 
 

@@ -106,7 +106,7 @@ class PodLife:
             load_config=load,
             host_facts=facts,
             capacity=capacity,
-            hypervisor_factory=lambda ledger: MachineVm(ledger, self.machine),
+            hypervisor_factory=lambda ledger, _name: MachineVm(ledger, self.machine),
             connector_factory=lambda config: _Connector(self, config.agent.request_timeout_s),
             network_connector=MachineConnector(self.machine),
             publisher=self.publisher,

@@ -125,7 +125,7 @@ class Stack:
         self.host.faults.hit("capacity")
         return self.capacity
 
-    def _hypervisor(self, ledger: Any) -> FakeVm:
+    def _hypervisor(self, ledger: Any, _name: str) -> FakeVm:
         self.hypervisors.append(FakeVm(self.host.faults.hit, ledger, block_hotplug=self.block_hotplug))
         return self.hypervisors[-1]
 

@@ -1,0 +1,142 @@
+"""The remote hypervisor service, as a client: one connection for each call, as cloud adaptors are used to from Kata.
+
+A service ends what it does for a call when the caller's deadline passes or its connection closes, and some then forget
+what they had begun. So calls that make or delete a VM are never given up before they have to be, and StopVM has no
+deadline on the wire at all.
+
+Source: Kata's hypervisor.proto, and the cloud adaptor's answers.
+"""
+
+import asyncio
+import socket
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from protos import hypervisor_pb2 as pb
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, NotFound, ShimError, Unavailable
+from pyshim.model.remote_vms import is_unknown_vm
+from pyshim.ttrpc import Client, ConnectionClosed, OutcomeUnknown, RemoteError, TtrpcError
+from pyshim.ttrpc import DeadlineExceeded as CallTimedOut
+
+Reply = TypeVar("Reply", bound=Message)
+
+SERVICE = "hypervisor.Hypervisor"
+CONNECT_TIMEOUT_S = 10.0
+VERSION_TIMEOUT_S = 10.0
+OUR_VERSION = "0.0.0"
+"""What cloud adaptors answer themselves; the protocol has had no other."""
+_SHOWN_CHARS = 500
+
+
+class ServiceUnreachable(Unavailable):
+    """Nobody took the call: it was not carried out."""
+
+
+class ReplyLost(Unavailable):
+    """The connection ended between request and reply: the service has gone, or dropped us. The outcome is unknown."""
+
+
+class ServiceRefused(FailedPrecondition):
+    """The service answered with a status other than OK."""
+
+    def __init__(self, text: str, reply: RemoteError) -> None:
+        super().__init__(text)
+        self.status = reply.code
+        self.words = reply.message
+
+
+class RemoteService:
+    """The service that listens at `socket_path`. Every call raises ShimError naming the VM and the service's words."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._path = socket_path
+
+    async def version(self) -> str:
+        """What it says its version is."""
+        reply = await self._call(
+            f"ask version of '{self._path}'",
+            "Version",
+            pb.VersionRequest(version=OUR_VERSION),
+            pb.VersionResponse,
+            VERSION_TIMEOUT_S,
+        )
+        return _shown(reply.version)
+
+    async def create_vm(self, vm_id: str, annotations: dict[str, str], netns_path: str, timeout_s: float) -> str:
+        """The path its agent will answer at, as the service says it: not checked."""
+        request = pb.CreateVMRequest(id=vm_id, annotations=annotations, networkNamespacePath=netns_path)
+        reply = await self._call(f"create remote vm {vm_id!r}", "CreateVM", request, pb.CreateVMResponse, timeout_s)
+        return reply.agentSocketPath
+
+    async def start_vm(self, vm_id: str, timeout_s: float) -> None:
+        """The VM runs, and its agent can be reached."""
+        await self._call(
+            f"start remote vm {vm_id!r}", "StartVM", pb.StartVMRequest(id=vm_id), pb.StartVMResponse, timeout_s
+        )
+
+    async def stop_vm(self, vm_id: str, timeout_s: float) -> None:
+        """The VM is gone. Raises NotFound when the service knows no such VM; the service is told no deadline."""
+        action = f"stop remote vm {vm_id!r}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call(action, "StopVM", pb.StopVMRequest(id=vm_id), pb.StopVMResponse, None)
+        except ServiceRefused as exc:
+            if is_unknown_vm(vm_id, exc.status, exc.words):
+                raise NotFound(str(exc)) from exc
+            raise
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"{action}: '{self._path}' has not answered within {timeout_s:g} s") from exc
+
+    async def _call(
+        self, action: str, method: str, request: Message, reply_type: type[Reply], timeout_s: float | None
+    ) -> Reply:
+        client = await self._connect(action)
+        try:
+            payload = await client.call(SERVICE, method, request.SerializeToString(), timeout_s=timeout_s)
+        except TtrpcError as exc:
+            raise self._error(action, exc, timeout_s) from exc
+        finally:
+            client.close()
+            await client.closed()
+        try:
+            reply = reply_type()
+            reply.ParseFromString(payload)
+        except DecodeError as exc:
+            raise Internal(f"{action}: the answer of '{self._path}' is no {reply_type.__name__}") from exc
+        return reply
+
+    async def _connect(self, action: str) -> Client:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().sock_connect(sock, self._path)
+        except (OSError, ValueError) as exc:  # TimeoutError is an OSError; a path too long or with NUL a ValueError
+            sock.close()
+            cause = getattr(exc, "strerror", None) or str(exc) or "no answer"
+            raise ServiceUnreachable(
+                f"{action}: connect remote hypervisor '{self._path}': {cause} "
+                "(hint: does the service of remote_hypervisor_socket run on this node?)"
+            ) from exc
+        except BaseException:
+            sock.close()
+            raise
+        return await Client.connect_socket(sock)
+
+    def _error(self, action: str, exc: TtrpcError, timeout_s: float | None) -> ShimError:
+        match exc:
+            case CallTimedOut():
+                return DeadlineExceeded(f"{action}: '{self._path}' has not answered within {timeout_s or 0:g} s")
+            case OutcomeUnknown():
+                return ReplyLost(f"{action}: '{self._path}' closed the connection before it answered: {exc}")
+            case ConnectionClosed():
+                return ServiceUnreachable(f"{action}: '{self._path}': {exc}")
+            case RemoteError():
+                return ServiceRefused(f"{action}: '{self._path}' says: {_shown(exc.message)}", exc)
+        return Internal(f"{action}: '{self._path}': {_shown(str(exc))}")
+
+
+def _shown(text: str) -> str:
+    """The peer's words, fit for a log: cut, on one line, without control characters."""
+    cut = text[:_SHOWN_CHARS]
+    return "".join(char if char.isprintable() else " " for char in cut).strip() or "(nothing)"

@@ -1,0 +1,73 @@
+"""The keys of a file whose VMs are remote: which of them still mean something, and what the others are then.
+
+A service outside this node makes the VM. Of the hypervisor's table it is told a size, a type and an image by name, and
+GPUs; everything that describes a VMM, a guest's kernel or a directory of this host decides nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from pyshim.config.catalogue import KEYS
+from pyshim.config.keys import Key, Table, Verdict
+from pyshim.config.keys_devices import REMOTE
+from pyshim.config.values import TEXT
+
+NAME = "remote"
+_ONLY_REMOTE = frozenset((key.table, key.name) for key in REMOTE)
+_ELSEWHERE = "the service that makes remote VMs decides"
+_HELD: Mapping[tuple[Table, str], tuple[Any, str]] = {
+    (Table.HYPERVISOR, "shared_fs"): ("none", "a VM elsewhere shares no files with this host"),
+    (Table.RUNTIME, "internetworking_model"): ("none", "the service connects the pod's network"),
+    (Table.RUNTIME, "static_sandbox_resource_mgmt"): (True, "a VM elsewhere keeps its size"),
+    (Table.RUNTIME, "emptydir_mode"): ("shared-fs", "a VM elsewhere has no disks of this host"),
+}
+"""The one value a key can have, which is also its default, and why."""
+_DEFAULTS: Mapping[tuple[Table, str], Any] = {(Table.RUNTIME, "experimental_force_guest_pull"): True}
+"""An image unpacked on this host is of no use there; a snapshotter of Kata's may still say how each is pulled."""
+_NAMES = frozenset({"machine_type", "image"})
+"""Of the service's catalogue: no machine of QEMU's, no file of this host."""
+_USED = frozenset(
+    {
+        *("default_vcpus", "default_maxvcpus", "default_memory", "default_maxmemory", "overhead_vcpus"),
+        *("overhead_memory", "enable_annotations", "annotation_match", "initdata", "enable_debug"),
+        *("cold_plug_vfio", "hot_plug_vfio"),
+    }
+)
+_CONFIDENTIAL = frozenset({"confidential_guest", "sev_snp_guest"})
+
+
+@cache
+def keys_of(hypervisor: str) -> tuple[Key, ...]:
+    """All keys, as they are for sandboxes on `hypervisor`."""
+    if hypervisor == NAME:
+        return tuple(_for_remote(key) for key in KEYS)
+    return tuple(
+        replace(key, verdict=Verdict.NO_EFFECT, why="only remote VMs have it")
+        if (key.table, key.name) in _ONLY_REMOTE
+        else key
+        for key in KEYS
+    )
+
+
+def held_values() -> Iterator[tuple[tuple[Table, str], Any, str]]:
+    """Key, its one value with remote VMs, and why."""
+    for key, (value, why) in _HELD.items():
+        yield key, value, why
+
+
+def _for_remote(key: Key) -> Key:
+    at = (key.table, key.name)
+    if at in _HELD:
+        return replace(key, default=_HELD[at][0])
+    if at in _DEFAULTS:
+        return replace(key, default=_DEFAULTS[at])
+    if key.table is not Table.HYPERVISOR or at in _ONLY_REMOTE or key.name in _USED:
+        return key
+    if key.name in _NAMES:
+        aliases = tuple(replace(alias, kind=TEXT) for alias in key.aliases)
+        return replace(key, kind=TEXT, default="", aliases=aliases)
+    if key.name in _CONFIDENTIAL:
+        return replace(key, verdict=Verdict.REFUSED, why="whether a remote VM is confidential is told by its service")
+    return key if key.verdict is Verdict.REFUSED else replace(key, verdict=Verdict.NO_EFFECT, why=_ELSEWHERE)

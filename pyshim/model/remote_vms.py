@@ -1,0 +1,51 @@
+"""The ledger entry of a VM that a service makes elsewhere: what of it is known, for whoever has to end it. Pure.
+
+The protocol has no way to ask what became of a call. StopVM by the VM's id is all there is, and a service that answers
+"no such VM" may have it yet to make while CreateVM is under way; so the entry says how far things had come.
+"""
+
+import re
+from enum import StrEnum
+
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+
+NOT_FOUND, UNKNOWN = 5, 2  # google.rpc.Code
+
+
+class RemoteVmState(StrEnum):
+    ASKED = "asked"
+    """CreateVM was about to be sent, or has been. Until its deadline has passed, "no such VM" proves nothing."""
+    KNOWN = "known"
+    """CreateVM has ended, in whatever way: "no such VM" means that it is gone."""
+    STOPPED = "stopped"
+    """StopVM has been answered: nothing is left to be done."""
+
+
+def remote_vm_entry(
+    vm_id: str,
+    *,
+    socket_path: str,
+    state: RemoteVmState,
+    agent: str = "",
+    asked_until_s: int,
+    stop_timeout_s: int,
+) -> LedgerEntry:
+    """`asked_until_s` is the time (of the epoch) at which CreateVM has surely ended."""
+    detail: dict[str, str | int] = {
+        "socket": socket_path,
+        "state": state.value,
+        "agent": agent,
+        "asked_until_s": asked_until_s,
+        "stop_timeout_s": stop_timeout_s,
+    }
+    return LedgerEntry(kind=ResourceKind.REMOTE_VM, key=vm_id, detail=detail)
+
+
+def is_unknown_vm(vm_id: str, code: int, message: str) -> bool:
+    """A reply's status says that the service knows no such VM.
+
+    Cloud adaptors have no code for it: `sandbox ID does not exist`. What else may be missing (an instance's disk, a
+    host's name) must not be taken for it, so the words have to follow the id.
+    """
+    told = rf"{re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
+    return code == NOT_FOUND or (code == UNKNOWN and re.search(told, message) is not None)

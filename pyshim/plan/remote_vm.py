@@ -1,0 +1,161 @@
+"""A VM that a service outside this node makes: what the service is told of it. Pure.
+
+The protocol has no fields for a VM's description; all of it is annotations. Their keys are Kata's, and a cloud adaptor
+chooses the instance by them: by `machine_type` when it is set, else by GPUs, vCPUs and memory, else its own default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypervisors.base import (
+    BootConfig,
+    CpuConfig,
+    ImageDriver,
+    MemoryBacking,
+    MemoryConfig,
+    RemoteService,
+    VmConfig,
+)
+from pyshim.model.config import Config
+from pyshim.model.devices import PodDevices
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.host_facts import Accelerator, HostFacts
+from pyshim.model.ids import SandboxId
+from pyshim.model.initdata import Initdata
+from pyshim.model.oci import OciSpec
+from pyshim.plan.devices import pod_of
+from pyshim.plan.remote_devices import remote_devices
+from pyshim.plan.sizing import SizingRecord
+
+NAME = "remote"
+"""Of the table `hypervisor.remote`, and of the driver."""
+POD_NAME, POD_NAMESPACE, POD_UID = (f"io.kubernetes.cri.sandbox-{word}" for word in ("name", "namespace", "uid"))
+PREFIX = "io.katacontainers.config.hypervisor."
+NO_POD_NAMESPACE = "default"
+LEAST_STOP_TIMEOUT_S = 600.0
+"""A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
+_UNBOUNDED = 4096
+"""Stands for the CPUs of a place nobody here knows; `default_maxvcpus` has no higher value."""
+
+
+def is_remote(config: Config) -> bool:
+    """The VM is not made on this host."""
+    return config.hypervisor_name == NAME
+
+
+def elsewhere(host: HostFacts) -> HostFacts:
+    """`host` as far as it bounds a VM that is not on it: not at all."""
+    return replace(host, cpu_count=_UNBOUNDED, memory_mib=0)
+
+
+def remote_netns_path(spec: OciSpec) -> str | None:
+    """The pod's network namespace, which the service wires to the VM; None for a fresh one, of which nobody knows.
+
+    Raises FailedPrecondition for a pod in the host's network.
+    """
+    path = spec.namespace_path("network")
+    if path is None:
+        raise FailedPrecondition("start remote vm: the pod is in the host's network, where no vm elsewhere can be")
+    return None if path in ("", "/proc/0/ns/net") else path
+
+
+def remote_vm(
+    *,
+    sandbox_id: SandboxId,
+    uuid: str,
+    vm_dir: str,
+    spec: OciSpec,
+    config: Config,
+    sizing: SizingRecord,
+    netns_path: str | None,
+    initdata: Initdata | None,
+    devices: PodDevices,
+) -> VmConfig:
+    """The VM. Raises InvalidArgument naming key and file; Unimplemented for devices no remote guest can have."""
+    hypervisor = config.hypervisor
+    if not hypervisor.remote_hypervisor_socket.startswith("/"):
+        raise InvalidArgument(
+            f"read remote_hypervisor_socket in '{config.source}': {hypervisor.remote_hypervisor_socket!r} is not an "
+            "absolute path"
+        )
+    timeout_s = hypervisor.remote_hypervisor_timeout_s
+    stop_timeout_s = max(timeout_s, LEAST_STOP_TIMEOUT_S)
+    vcpus, memory_mib = sizing.vcpus.granted, sizing.memory_mib.granted
+    return VmConfig(
+        sandbox_id=sandbox_id,
+        uuid=uuid,
+        vm_dir=vm_dir,
+        hypervisor_path="",
+        machine_type=hypervisor.machine_type,
+        machine_options=(),
+        boot=BootConfig(
+            kernel="", kernel_params=(), initrd=None, image=None, image_driver=ImageDriver.VIRTIO_BLK, firmware=None
+        ),
+        # What runs it is the service's affair, and nobody asks.
+        cpu=CpuConfig(accelerator=Accelerator.KVM, model="", boot_vcpus=vcpus, max_vcpus=vcpus),
+        memory=MemoryConfig(
+            boot_mib=memory_mib,
+            max_mib=memory_mib,
+            slots=0,
+            backing=MemoryBacking.PRIVATE,
+            prealloc=False,
+            virtio_mem=False,
+        ),
+        share=None,
+        agent_channel=None,
+        nics=(),
+        bridges=0,
+        entropy_source="",
+        guard=None,
+        initdata="",
+        seccomp_sandbox="",
+        netns_path=netns_path,
+        extra_monitor=False,
+        nested=False,
+        debug=hypervisor.enable_debug,
+        start_timeout_s=timeout_s,
+        # A call under way is waited for before the VM is asked to end.
+        stop_timeout_s=timeout_s + stop_timeout_s,
+        remote=RemoteService(
+            socket_path=hypervisor.remote_hypervisor_socket,
+            annotations={
+                **_annotations(sandbox_id, spec, config, sizing, initdata),
+                **_device_annotations(config, devices),
+            },
+            timeout_s=timeout_s,
+            stop_timeout_s=stop_timeout_s,
+        ),
+    )
+
+
+def _annotations(
+    sandbox_id: SandboxId, spec: OciSpec, config: Config, sizing: SizingRecord, initdata: Initdata | None
+) -> dict[str, str]:
+    """What is not about devices: every key is there, empty when nothing is asked for, as Kata's runtimes have it."""
+    hypervisor = config.hypervisor
+    name, namespace = pod_of(spec.annotations)
+    # A container without a pod stands for one: cloud adaptors refuse a VM of no name.
+    told = {
+        POD_NAME: name or sandbox_id,
+        POD_NAMESPACE: namespace or NO_POD_NAMESPACE,
+        f"{PREFIX}machine_type": hypervisor.machine_type,
+        f"{PREFIX}image": hypervisor.image,
+        # A whole number: cloud adaptors read "1.5" as nothing.
+        f"{PREFIX}default_vcpus": str(sizing.vcpus.granted),
+        f"{PREFIX}default_memory": str(sizing.memory_mib.granted),
+        f"{PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
+    }
+    uid = spec.annotations.get(POD_UID, "")
+    return {**told, POD_UID: uid} if uid else told
+
+
+def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str]:
+    """GPUs by number and model, and which container was given which; of the empty ones only Kata's own keys."""
+    hypervisor = config.hypervisor
+    found = remote_devices(
+        devices,
+        config.runtime.vfio_device_kinds,
+        gpus=hypervisor.default_gpus,
+        gpu_model=hypervisor.default_gpu_model,
+    )
+    return {key: value for key, value in found.annotations.items() if value or key.startswith(PREFIX)}
