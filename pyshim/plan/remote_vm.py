@@ -72,21 +72,20 @@ def remote_vm(
     devices: PodDevices,
 ) -> VmConfig:
     """The VM. Raises InvalidArgument naming key and file; Unimplemented for devices no remote guest can have."""
-    hypervisor = config.hypervisor
-    if not hypervisor.remote_hypervisor_socket.startswith("/"):
-        raise InvalidArgument(
-            f"read remote_hypervisor_socket in '{config.source}': {hypervisor.remote_hypervisor_socket!r} is not an "
-            "absolute path"
-        )
-    timeout_s = hypervisor.remote_hypervisor_timeout_s
-    stop_timeout_s = max(timeout_s, LEAST_STOP_TIMEOUT_S)
+    service = _service(
+        config,
+        {
+            **_annotations(sandbox_id, spec, config, sizing, initdata),
+            **_device_annotations(config, devices),
+        },
+    )
     vcpus, memory_mib = sizing.vcpus.granted, sizing.memory_mib.granted
     return VmConfig(
         sandbox_id=sandbox_id,
         uuid=uuid,
         vm_dir=vm_dir,
         hypervisor_path="",
-        machine_type=hypervisor.machine_type,
+        machine_type=config.hypervisor.machine_type,
         machine_options=(),
         boot=BootConfig(
             kernel="", kernel_params=(), initrd=None, image=None, image_driver=ImageDriver.VIRTIO_BLK, firmware=None
@@ -112,19 +111,24 @@ def remote_vm(
         netns_path=netns_path,
         extra_monitor=False,
         nested=False,
-        debug=hypervisor.enable_debug,
-        start_timeout_s=timeout_s,
+        debug=config.hypervisor.enable_debug,
+        start_timeout_s=service.timeout_s,
         # A call under way is waited for before the VM is asked to end.
-        stop_timeout_s=timeout_s + stop_timeout_s,
-        remote=RemoteService(
-            socket_path=hypervisor.remote_hypervisor_socket,
-            annotations={
-                **_annotations(sandbox_id, spec, config, sizing, initdata),
-                **_device_annotations(config, devices),
-            },
-            timeout_s=timeout_s,
-            stop_timeout_s=stop_timeout_s,
-        ),
+        stop_timeout_s=service.timeout_s + service.stop_timeout_s,
+        remote=service,
+    )
+
+
+def _service(config: Config, annotations: Mapping[str, str]) -> RemoteService:
+    hypervisor = config.hypervisor
+    path, timeout_s = hypervisor.remote_hypervisor_socket, hypervisor.remote_hypervisor_timeout_s
+    if not path.startswith("/"):
+        raise InvalidArgument(f"read remote_hypervisor_socket in '{config.source}': {path!r} is not an absolute path")
+    return RemoteService(
+        socket_path=path,
+        annotations=annotations,
+        timeout_s=timeout_s,
+        stop_timeout_s=max(timeout_s, LEAST_STOP_TIMEOUT_S),
     )
 
 
