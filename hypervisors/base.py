@@ -232,6 +232,8 @@ class PciLayout:
     placed: tuple[PlacedDevice, ...] = ()
     hot_plug: PortKind | None = None
     """Where further devices go while it runs; None: nowhere."""
+    iommu: bool = False
+    """The guest can put devices into domains of their own: what a container needs to drive one itself."""
 
 
 Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice

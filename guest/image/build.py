@@ -21,6 +21,7 @@ from guest.image.interpreter import (
     Source,
     agent_sources,
     compiled,
+    library_sources,
     stdlib_sources,
     with_bundle,
 )
@@ -165,6 +166,8 @@ def gather(inputs: Inputs, cache: Path, scratch: Path, progress: Progress) -> Ma
     kernel, release = _kernel_directory(inputs.packages, directories)
     progress("compile Python modules")
     stdlib = stdlib_sources([directories["libpython3.11-minimal"], directories["libpython3.11-stdlib"]])
+    for package, name in recipe.PYTHON_LIBRARIES.items():
+        stdlib += library_sources(directories[package], name)
     return Material(
         unpacked=unpacked,
         kernel=kernel,

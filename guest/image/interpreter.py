@@ -15,6 +15,7 @@ from guest.image.errors import BuildError
 from guest.image.recipe import EXTENSION_MODULES, STDLIB_WITHOUT
 
 STDLIB = "usr/lib/python3.11"
+_DIST_PACKAGES = "usr/lib/python3/dist-packages"
 AGENT_ROOT = "usr/lib/agent"
 _PYC_HEADER_BYTES = 16  # PEP 552
 _EXTENSION_SUFFIX = ".cpython-311-x86_64-linux-gnu.so"
@@ -61,6 +62,21 @@ def stdlib_sources(packages: Iterable[Path]) -> list[Source]:
                 name = f"lib-dynload/{file.name}"
                 found.setdefault(name, Source(path=f"{STDLIB}/{name}", file=file))
     return list(found.values())
+
+
+def library_sources(package: Path, name: str) -> list[Source]:
+    """The modules of the library `name` in an unpacked package, placed where the standard library is.
+
+    Extension modules stay behind: they would bring shared libraries along for a little speed.
+    """
+    root = package / _DIST_PACKAGES
+    sources = [
+        Source(path=f"{STDLIB}/{file.relative_to(root).as_posix()}", file=file, optimize=2)
+        for file in sorted((root / name).rglob("*.py"))
+    ]
+    if not sources:
+        raise BuildError(f"take library {name}: it is not in {root}")
+    return sources
 
 
 def bundle(modules: Iterable[tuple[str, bytes]]) -> bytes:

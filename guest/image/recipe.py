@@ -17,7 +17,12 @@ PACKAGES: Final = (
     "libpython3.11-minimal",
     "libpython3.11-stdlib",
     "python3.11-minimal",
+    "python3-yaml",
 )
+
+# Modules of Python packages beside the standard library, by Debian package. Drivers' tools write CDI specs as YAML
+# (nvidia-ctk does unless told otherwise); the agent imports this when it meets one, and not before.
+PYTHON_LIBRARIES: Final = {"python3-yaml": "yaml"}
 
 # Tools that run on the build machine, out of their unpacked packages.
 TOOL_PACKAGES: Final = ("erofs-utils", "lz4")
@@ -41,9 +46,11 @@ WITHOUT_PACKAGES: Final = frozenset(
         "libssl3",
         "libtinfo6",
         "libtirpc3",
+        "libyaml-0-2",
         "linux-base",
         "logsave",
         "media-types",
+        "python3",
     }
 )
 

@@ -129,7 +129,8 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     words: list[str] = [config.hypervisor_path]
     words += ("-name", devices.option(f"sandbox-{config.sandbox_id}", {"debug-threads": True} if config.debug else {}))
     words += ("-uuid", config.uuid)
-    words += devices.machine(config, guards.machine_properties(config.guard) if config.guard else {})
+    guarded = guards.machine_properties(config.guard) if config.guard else {}
+    words += devices.machine(config, pci.machine_properties(config.pci) | guarded)
     if config.guard is not None:
         words += guards.guard_object(config.guard)
     words += ("-cpu", config.cpu.model)
@@ -153,7 +154,7 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
 
 
 def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) -> list[str]:
-    words: list[str] = []
+    words: list[str] = [*pci.iommu(config.pci)]
     if hotplug:
         # Bridges first: they sit at fixed slots, everything after takes what is free.
         for index in range(config.bridges):

@@ -138,8 +138,21 @@ BLOCK: tuple[Key, ...] = (
 
 DEVICES: tuple[Key, ...] = (
     _H.used("default_bridges", whole(0, 5), 1, "PCI bridges, where devices are added later."),
-    _H.later("enable_iommu", BOOL, False, "An IOMMU in the guest.", ann=True),
-    _H.later("enable_iommu_platform", BOOL, False, "Virtio devices behind the guest's IOMMU.", ann=True),
+    _H.used(
+        "enable_iommu",
+        BOOL,
+        False,
+        'An IOMMU in the guest; `vfio_mode = "vfio"` needs one. q35 only.',
+        ann=True,
+    ),
+    _H.later(
+        "enable_iommu_platform",
+        BOOL,
+        False,
+        "Virtio devices behind the guest's IOMMU.",
+        "virtio devices reach all of the guest's memory",
+        ann=True,
+    ),
     _H.used("disable_vhost_net", BOOL, False, "Network queues in QEMU instead of the host's kernel.", ann=True),
     _RS.later("network_queues", whole(1, 256), 1, "Queues of a network interface.", ann=True),
     *(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pyshim.model.devices import IOMMUFD_DIR, VFIO_DIR, HostFunction, VfioNode
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -11,6 +11,15 @@ DRIVER = "vfio-pci"
 _BRIDGES = ("0x0600", "0x0604")
 """Classes of what stays the host's though it is in a group: host bridges and PCI bridges."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+Write = Callable[[str, str], None]
+"""(file of sysfs, text)."""
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
 
 
 def vfio_node(path: str, *, sys: str = "/sys") -> VfioNode:
@@ -80,36 +89,60 @@ def _check_drivers(path: str, functions: Iterable[HostFunction], sys: str) -> No
         raise FailedPrecondition(f"use '{path}': not all of it is held by {DRIVER}: {', '.join(wrong)}")
 
 
-def bind(address: str, *, sys: str = "/sys") -> str:
-    """The driver that had the function before VFIO's, which has it now; empty for none. Raises FailedPrecondition."""
+def bind(address: str, *, sys: str = "/sys", write: Write = _write) -> str:
+    """The driver that had the function before VFIO's, which has it now; empty for none. Raises FailedPrecondition.
+
+    Undone by `rebind`, also when this was interrupted. Source, for both: the kernel's
+    Documentation/ABI/testing/sysfs-bus-pci, driver_override.
+    """
     former = driver_of(address, sys=sys)
-    if former != DRIVER:
-        rebind(address, DRIVER, sys=sys)
+    if former == DRIVER:
+        return former
+    folder = f"{sys}/bus/pci/devices/{address}"
+    doing = f"bind {address} to {DRIVER!r}"
+    try:
+        write(f"{folder}/driver_override", DRIVER)
+        if former:
+            write(f"{folder}/driver/unbind", address)
+        write(f"{sys}/bus/pci/drivers_probe", address)
+    except OSError as error:
+        raise FailedPrecondition(f"{doing}: {error.strerror}") from error
+    now = driver_of(address, sys=sys)
+    if now != DRIVER:
+        hint = "" if os.path.isdir(f"{sys}/bus/pci/drivers/{DRIVER}") else f" (hint: modprobe {DRIVER})"
+        raise FailedPrecondition(f"{doing}: {now or 'no driver'!r} has it after all{hint}")
     return former
 
 
-def rebind(address: str, driver: str, *, sys: str = "/sys") -> None:
-    """The function belongs to `driver`, or for an empty name to whichever the kernel finds. Idempotent.
+def rebind(address: str, driver: str, *, sys: str = "/sys", write: Write = _write) -> None:
+    """The function has `driver` again, or none for an empty name, as before `bind`. Idempotent.
 
-    A function that has left the machine needs nothing. Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci,
-    driver_override.
+    Taken from VFIO's driver only: whoever else has it by now was given it by somebody who knew. A function that has
+    left the machine needs nothing. Raises FailedPrecondition when it is left without the driver it had.
     """
     folder = f"{sys}/bus/pci/devices/{address}"
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder) or driver == DRIVER:
         return
     now = driver_of(address, sys=sys)
-    if now == driver and now:
-        return
+    doing = f"bind {address} to {driver or 'no driver'!r}"
     try:
-        # A newline takes the override away.
-        _write(f"{folder}/driver_override", driver if driver == DRIVER else "\n")
-        if now:
-            _write(f"{folder}/driver/unbind", address)
-        _write(f"{sys}/bus/pci/drivers_probe", address)
+        if _override(folder) == DRIVER:
+            write(f"{folder}/driver_override", "\n")  # which takes it away
+        if now == DRIVER:
+            write(f"{folder}/driver/unbind", address)
+        if driver and now in (DRIVER, ""):
+            write(f"{sys}/bus/pci/drivers_probe", address)
     except OSError as error:
-        raise FailedPrecondition(f"bind {address} to {driver or 'its own driver'!r}: {error.strerror}") from error
+        raise FailedPrecondition(f"{doing}: {error.strerror}") from error
+    if driver and not driver_of(address, sys=sys):
+        raise FailedPrecondition(f"{doing}: no driver took it")
 
 
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)
+def _override(folder: str) -> str:
+    """What the kernel is told to bind; empty for nothing."""
+    try:
+        with open(f"{folder}/driver_override", encoding="ascii") as file:
+            text = file.read(64).strip()
+    except FileNotFoundError:  # it is leaving the machine
+        return ""
+    return "" if text == "(null)" else text

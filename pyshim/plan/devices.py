@@ -95,8 +95,9 @@ def _vfio_nodes(spec: OciSpec) -> tuple[str, ...]:
 
 
 def device_layout(config: Config, found: PodDevices) -> PciLayout:
-    """Ports, and on them every function of `found`. Raises what `pci_layout` does."""
-    return pci_layout(port_request(config), vfio_devices(found.nodes()), where=config.source)
+    """Ports, and on them every function of `found`; the guest's IOMMU, if it has one. Raises what `pci_layout` does."""
+    layout = pci_layout(port_request(config), vfio_devices(found.nodes()), where=config.source)
+    return replace(layout, iommu=config.hypervisor.enable_iommu)
 
 
 def port_request(config: Config) -> PortRequest:
@@ -226,7 +227,7 @@ def with_passed(
 ) -> GuestContainer:
     """`guest` with its devices: messages, and in guest-kernel mode annotations in place of VFIO nodes.
 
-    `env` is what the devices' specs set on the host; what names a VFIO node means nothing to a guest that has none.
+    `env` is what the devices' specs set, in the guest's terms.
     """
     spec: dict[str, Any] = dict(guest.spec)
     if mode == GUEST_KERNEL:
@@ -239,7 +240,6 @@ def with_passed(
             if names[passed.node.path]
         }
         spec["annotations"] = {**(spec.get("annotations") or {}), **inner}
-        env = [text for text in env if VFIO_DIR not in text]
     if env:
         process = dict(spec["process"])
         process["env"] = _with_env(process.get("env") or [], env)

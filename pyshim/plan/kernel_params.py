@@ -56,6 +56,8 @@ def kernel_params(config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_
     if not hypervisor.confidential_guest:  # measured with the rest, and nobody could say in advance what it will be
         params.append(f"nr_cpus={max_vcpus}")
     params.append("selinux=0")
+    if hypervisor.enable_iommu:
+        params += ["intel_iommu=on", "iommu=pt"]
     if is_resizable(config):
         params.append(_ONLINE_AT_ONCE)
         params += [_MOVABLE] if hypervisor.enable_virtio_mem else []

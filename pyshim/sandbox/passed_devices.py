@@ -15,6 +15,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId
 from pyshim.model.oci import OciSpec
+from pyshim.plan.device_env import guest_env
 from pyshim.plan.devices import (
     GUEST_KERNEL,
     container_name,
@@ -94,7 +95,11 @@ class PassedDevices:
             inner = names[passed.node.path] if mode == GUEST_KERNEL else ()
             fields = {"container": guest.container_id, "device": passed.node.path, "inner": ",".join(inner)}
             log.info("device given", extra={"sandbox": self._sandbox_id, **fields})
-        env = [text for device in (*mine, *new.devices) for text in device.env]
+        given = [text for device in (*mine, *new.devices) for text in device.env]
+        env, left_out = guest_env(given, own, names if mode == GUEST_KERNEL else {})
+        if left_out:
+            fields = {"container": guest.container_id, "variables": ",".join(left_out)}
+            log.info("variables name devices of the host, left out", extra={"sandbox": self._sandbox_id, **fields})
         return with_passed(guest, own, names, env, mode)
 
     async def _plug(self, container_id: str, new: PodDevices) -> None:

@@ -21,7 +21,7 @@ from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
-from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.model.errors import AgentGone, FailedPrecondition, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
 from pyshim.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.disks import disk
@@ -31,8 +31,20 @@ from tests.fakes.vm_config import vm_config
 QEMU = "/usr/bin/qemu-system-x86_64"
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
-PARAMS = ("console=hvc0", "quiet", "panic=1", "reboot=k", "cryptomgr.notests", "root=/dev/vda")
+PARAMS = (
+    "console=hvc0",
+    "quiet",
+    "panic=1",
+    "reboot=k",
+    "cryptomgr.notests",
+    "root=/dev/vda",
+    "intel_iommu=on",
+    "iommu=pt",
+)
 TIMEOUT_S = 60.0
+HOST_ADDRESS = "0000:65:00.0"
+ENV = ("PATH=/usr/bin", f"PCIDEVICE_TOY_ORG_EDU={HOST_ADDRESS}")
+"""With what a device plugin writes: an address of the host's."""
 
 pytestmark = [
     pytest.mark.vm,
@@ -40,19 +52,28 @@ pytestmark = [
     pytest.mark.skipif(not (GUEST / "vmlinuz").exists(), reason=f"needs {GUEST} (hint: make guest)"),
 ]
 
-# What a driver's tool does once its devices are there: one CDI device per function, counted in guest PCI order.
+# What a driver's tool does once its devices are there: one CDI device per function, counted in guest PCI order. YAML is
+# what most of them write.
 WRITE_SPEC = """
-mkdir -p /run/cdi; n=0; list=
+mkdir -p /run/cdi; n=0
+printf 'cdiVersion: 0.5.0\\nkind: toy.org/edu\\ndevices:\\n' > /run/cdi/.new
 for dev in $(ls -d /sys/bus/pci/devices/*); do
   [ "$(cat $dev/vendor)$(cat $dev/device)" = 0x12340x11e8 ] || continue
-  address=$(basename $dev)
-  edits="{\\"env\\":[\\"TOY_$n=$address\\"],\\"mounts\\":[{\\"hostPath\\":\\"$(readlink -f $dev)\\",\\
-\\"containerPath\\":\\"/mnt/$n\\",\\"options\\":[\\"bind\\",\\"ro\\"]}]}"
-  list="$list{\\"name\\":\\"$n\\",\\"containerEdits\\":$edits},"
+  cat >> /run/cdi/.new << END
+- name: "$n"
+  containerEdits:
+    env:
+    - TOY_$n=$(basename $dev)
+    mounts:
+    - hostPath: $(readlink -f $dev)
+      containerPath: /mnt/$n
+      options: [bind, ro]
+END
   n=$((n+1))
 done
-echo "{\\"cdiVersion\\":\\"0.5.0\\",\\"kind\\":\\"toy.org/edu\\",\\"devices\\":[${list%,}]}" > /run/cdi/.new
-mv /run/cdi/.new /run/cdi/toy.json
+mv /run/cdi/.new /run/cdi/toy.yaml
+all='{"cdiVersion":"0.5.0","kind":"toy.org/all","devices":[{"name":"0","containerEdits":{"env":["ALL=json"]}}]}'
+echo "$all" > /run/cdi/all.json
 """
 
 
@@ -77,7 +98,7 @@ def layout_of(kind: PortKind, *names: str) -> PciLayout:
 def spec(script: str, annotations: Mapping[str, str], devices: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "ociVersion": "1.0.2",
-        "process": {"args": ["sh", "-c", script], "env": ["PATH=/usr/bin"], "cwd": "/", "user": {"uid": 0, "gid": 0}},
+        "process": {"args": ["sh", "-c", script], "env": list(ENV), "cwd": "/", "user": {"uid": 0, "gid": 0}},
         # The guest's own root, whose /run and /sys come along.
         "root": {"path": "/"},
         "mounts": [
@@ -104,9 +125,9 @@ class Guest:
         self._count += 1
         name = f"c{self._count}"
         nodes = [
-            {"path": device.container_path, "type": "b", "major": 0, "minor": 0}
+            {"path": device.container_path, "type": "c" if device.type == "vfio-pci" else "b", "major": 0, "minor": 0}
             for device in devices
-            if device.vm_path == "" and not device.type.startswith("vfio")
+            if device.type != "vfio-pci-gk"
         ]
         container = GuestContainer(
             container_id=name,
@@ -142,6 +163,8 @@ async def scenario(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
     )
     assert [guest_path(folder) for folder in toys] == paths
 
+    assert await guest.run("echo $ALL", {"cdi.k8s.io/a": "toy.org/all=0"}) == ["json"]
+
     # Two containers share the VM and see none of the other's devices.
     one, other = await asyncio.gather(
         guest.run("env | grep ^TOY_ | cut -d= -f1; ls /mnt", {"cdi.k8s.io/vfio1": "toy.org/edu=0,toy.org/edu=2"}),
@@ -151,15 +174,33 @@ async def scenario(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
 
     # A device message names the guest's address of a host's function in what device plugins write.
     passed = GuestDevice(
-        id="7", type="vfio-pci-gk", vm_path="", container_path="/dev/vfio/7", options=("0000:65:00.0=1c/00",)
+        id="7", type="vfio-pci-gk", vm_path="", container_path="/dev/vfio/7", options=(f"{HOST_ADDRESS}=1c/00",)
     )
-    assert await guest.run("echo $TOY_1", {"cdi.k8s.io/vfio7": "toy.org/edu=1"}, (passed,)) == [Path(toys[1]).name]
+    address = Path(toys[1]).name
+    script = "echo $TOY_1 $PCIDEVICE_TOY_ORG_EDU"
+    assert await guest.run(script, {"cdi.k8s.io/vfio7": "toy.org/edu=1"}, (passed,)) == [address, address]
+    assert await guest.run("echo $PCIDEVICE_TOY_ORG_EDU") == [HOST_ADDRESS]
     with pytest.raises(FailedPrecondition, match=r"toy\.org/edu=9"):
         await guest.run("true", {"cdi.k8s.io/vfio9": "toy.org/edu=9"})
 
     await disks(vm, guest, tmp_path)
     await served_disk(vm, guest, tmp_path)
+    await driven_by_its_container(guest)
     await come_and_go(vm, guest)
+
+
+async def driven_by_its_container(guest: Guest) -> None:
+    """In vfio mode the container has the node of the device's group in the guest, whose vfio-pci has the device."""
+    given = GuestDevice(
+        id="12", type="vfio-pci", vm_path="", container_path="/dev/vfio/12", options=(f"{HOST_ADDRESS}=1c/00",)
+    )
+    script = """
+    function=/sys/bus/pci/devices/$PCIDEVICE_TOY_ORG_EDU
+    group=$(basename $(readlink $function/iommu_group))
+    [ $(ls /dev/vfio) = $group ] && exec 3<> /dev/vfio/$group && echo opened
+    basename $(readlink $function/driver)
+    """
+    assert await guest.run(script, devices=(given,)) == ["opened", "vfio-pci"]
 
 
 async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
@@ -243,7 +284,7 @@ def test_devices_behind_every_kind_of_port_reach_their_containers_and_leave(tmp_
     ]
     assert len({layout.ports for layout in found}) == 1
     placed = tuple(place for layout in found for place in layout.placed)
-    layout = PciLayout(ports=found[0].ports, placed=placed, hot_plug=PortKind.ROOT)
+    layout = PciLayout(ports=found[0].ports, placed=placed, hot_plug=PortKind.ROOT, iommu=True)
     cold = tmp_path / "cold.img"
     cold.write_bytes(b"cold disk".ljust(1 << 20, b"\0"))
 
@@ -267,6 +308,9 @@ def test_devices_behind_every_kind_of_port_reach_their_containers_and_leave(tmp_
                 )
                 await agent.create_sandbox(sandbox)
                 await scenario(vm, Guest(agent), tmp_path)
+            except AgentGone as error:
+                error.add_note((await vm.wait()).reason)
+                raise
             finally:
                 await agent.close()
         finally:

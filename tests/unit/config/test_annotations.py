@@ -245,7 +245,7 @@ def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
         {
             H + "default_gpus": "1",
             H + "no_such_key": "1",
-            H + "enable_iommu": "true",
+            H + "enable_iommu_platform": "true",
             H + "enable_numa": "false",
             C + "runtime.no_such_key": "1",
             C + "shim.x": "1",
@@ -257,7 +257,8 @@ def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
 
     assert warnings(effective) == (
         f"annotation {H}default_gpus has no effect: only remote VMs have it",
-        f"annotation {H}enable_iommu has no effect: not implemented yet",
+        f"annotation {H}enable_iommu_platform has no effect: not implemented yet: virtio devices reach all of the "
+        "guest's memory",
         f"annotation {H}enable_numa is not a known annotation",
         f"annotation {H}no_such_key is not a known annotation",
         f"annotation {C}runtime.no_such_key is not a known annotation",

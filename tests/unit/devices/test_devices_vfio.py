@@ -1,14 +1,17 @@
 """VFIO nodes in a made-up sysfs: groups, functions, drivers, and giving a function to another driver and back."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from pyshim.host.release import release
-from pyshim.host.vfio import bind, driver_of, rebind, vfio_node
+from pyshim.host.vfio import Write, bind, driver_of, rebind, vfio_node
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from tests.fakes.vfio import AUDIO, BRIDGE, NIC, FakeSysfs
+
+ADDRESS = "0000:65:00.0"
 
 
 @pytest.fixture
@@ -73,47 +76,91 @@ def test_nodes_that_cannot_be_used(path: str, kind: type[ShimError], text: str, 
     assert text in str(refused.value)
 
 
-def written(sysfs: FakeSysfs, folder: Path, former: str) -> tuple[str, str, str]:
-    return (
-        (folder / "driver_override").read_text(),
-        (sysfs.root / "bus/pci/drivers" / former / "unbind").read_text() if former else "",
-        (sysfs.root / "bus/pci/drivers_probe").read_text(),
-    )
+@pytest.mark.parametrize("former", ["nvidia", ""])
+def test_a_function_is_bound_and_its_former_driver_told(former: str, sysfs: FakeSysfs) -> None:
+    sysfs.function(ADDRESS, driver=former)
+
+    assert bind(ADDRESS, sys=str(sysfs.root), write=sysfs.write) == former
+    assert sysfs.state(ADDRESS) == ("vfio-pci", "vfio-pci")
+    assert bind(ADDRESS, sys=str(sysfs.root), write=sysfs.write) == "vfio-pci"
 
 
 @pytest.mark.parametrize("former", ["nvidia", ""])
-def test_a_function_is_bound_and_its_former_driver_told(former: str, sysfs: FakeSysfs) -> None:
-    folder = sysfs.function("0000:65:00.0", driver=former)
+@pytest.mark.parametrize("steps", range(4))
+def test_a_binding_interrupted_anywhere_is_undone(steps: int, former: str, sysfs: FakeSysfs) -> None:
+    sysfs.function(ADDRESS, driver=former)
 
-    assert bind("0000:65:00.0", sys=str(sysfs.root)) == former
-    assert written(sysfs, folder, former) == ("vfio-pci", "0000:65:00.0" if former else "", "0000:65:00.0")
+    with suppress(Interrupted):
+        bind(ADDRESS, sys=str(sysfs.root), write=interrupted_after(steps, sysfs.write))
+    for _ in range(2):
+        rebind(ADDRESS, former, sys=str(sysfs.root), write=sysfs.write)
 
-
-def test_a_function_goes_back_to_the_driver_it_had(sysfs: FakeSysfs) -> None:
-    folder = sysfs.function("0000:65:00.0")
-
-    rebind("0000:65:00.0", "nvidia", sys=str(sysfs.root))
-
-    assert written(sysfs, folder, "vfio-pci") == ("\n", "0000:65:00.0", "0000:65:00.0")
+    assert sysfs.state(ADDRESS) == (former, "")
 
 
-def test_binding_and_its_undo_are_idempotent(sysfs: FakeSysfs) -> None:
-    folder = sysfs.function("0000:65:00.0")
+@pytest.mark.parametrize("steps", range(3))
+def test_an_undo_interrupted_anywhere_is_finished_by_the_next(steps: int, sysfs: FakeSysfs) -> None:
+    sysfs.function(ADDRESS, driver="nvidia")
+    bind(ADDRESS, sys=str(sysfs.root), write=sysfs.write)
 
-    assert bind("0000:65:00.0", sys=str(sysfs.root)) == "vfio-pci"
-    rebind("0000:65:00.0", "vfio-pci", sys=str(sysfs.root))
-    rebind("0000:ff:00.0", "nvidia", sys=str(sysfs.root))
+    with suppress(Interrupted):
+        rebind(ADDRESS, "nvidia", sys=str(sysfs.root), write=interrupted_after(steps, sysfs.write))
+    rebind(ADDRESS, "nvidia", sys=str(sysfs.root), write=sysfs.write)
 
-    assert written(sysfs, folder, "vfio-pci") == ("\n", "", "")
+    assert sysfs.state(ADDRESS) == ("nvidia", "")
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted_after(steps: int, write: Write) -> Write:
+    left = iter(range(steps))
+
+    def limited(path: str, text: str) -> None:
+        if next(left, None) is None:
+            raise Interrupted
+        write(path, text)
+
+    return limited
+
+
+def test_a_function_that_somebody_else_has_by_now_stays_his(sysfs: FakeSysfs) -> None:
+    sysfs.function(ADDRESS, driver="nvidia")
+    bind(ADDRESS, sys=str(sysfs.root), write=sysfs.write)
+    sysfs.give(ADDRESS, "igb_uio")
+
+    rebind(ADDRESS, "nvidia", sys=str(sysfs.root), write=sysfs.write)
+
+    assert sysfs.state(ADDRESS) == ("igb_uio", "igb_uio")
+
+
+def test_a_function_that_has_left_or_was_vfios_before_needs_nothing(sysfs: FakeSysfs) -> None:
+    sysfs.function(ADDRESS)
+
+    rebind(ADDRESS, "vfio-pci", sys=str(sysfs.root), write=sysfs.write)
+    rebind("0000:ff:00.0", "nvidia", sys=str(sysfs.root), write=sysfs.write)
+
+    assert sysfs.state(ADDRESS) == ("vfio-pci", "")
     assert driver_of("0000:ff:00.0", sys=str(sysfs.root)) == ""
-    # A function that has left the machine has nothing to undo.
     release(LedgerEntry(kind=ResourceKind.VFIO, key="ffff:ff:1f.7", detail={"driver": "nvidia"}))
 
 
+def test_a_driver_that_does_not_take_the_function_is_named(sysfs: FakeSysfs) -> None:
+    sysfs.function(ADDRESS, driver="nvidia")
+    sysfs.loaded.remove("vfio-pci")
+
+    with pytest.raises(FailedPrecondition, match=r"bind 0000:65:00\.0 to 'vfio-pci': 'no driver' .*modprobe vfio-pci"):
+        bind(ADDRESS, sys=str(sysfs.root), write=sysfs.write)
+    sysfs.loaded.clear()
+    with pytest.raises(FailedPrecondition, match=r"bind 0000:65:00\.0 to 'nvidia': no driver took it"):
+        rebind(ADDRESS, "nvidia", sys=str(sysfs.root), write=sysfs.write)
+
+
 def test_a_sysfs_that_refuses_names_function_and_driver(sysfs: FakeSysfs) -> None:
-    folder = sysfs.function("0000:65:00.0", driver="nvidia")
+    folder = sysfs.function(ADDRESS, driver="nvidia")
     (folder / "driver_override").unlink()
     (folder / "driver_override").mkdir()
 
     with pytest.raises(FailedPrecondition, match=r"bind 0000:65:00\.0 to 'vfio-pci'"):
-        bind("0000:65:00.0", sys=str(sysfs.root))
+        bind(ADDRESS, sys=str(sysfs.root))

@@ -13,7 +13,7 @@ import pytest
 
 from hypervisors.base import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice, VmConfig
 from hypervisors.qemu import pci
-from hypervisors.qemu.cmdline import check_config
+from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
 from hypervisors.qemu.vm import QemuVm
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
@@ -22,6 +22,7 @@ from pyshim.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
 from tests.fakes.vm_config import bootable, vm_config
+from tests.grammar.check import problems, tables
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 # device-list-properties and query-qmp-schema of each version.
@@ -79,6 +80,18 @@ def test_the_words_of_a_switch() -> None:
     assert pci.placed_device(found.placed[0])[1].endswith(",bus=swdp0,addr=0x0")
 
 
+@pytest.mark.parametrize("version", list(tables()))
+def test_the_guests_iommu_is_there_before_every_pci_device(version: str) -> None:
+    config = replace(vm_config(share=None), pci=replace(layout((GPU,)), iommu=True))
+
+    argv = qemu_argv(config, fd_table(config, guest_cid=3, image_bytes=1))
+
+    devices = [argv[index + 1] for index, word in enumerate(argv) if word == "-device"]
+    assert devices[0] == "intel-iommu,intremap=on,device-iotlb=on,caching-mode=on"
+    assert "kernel-irqchip=split" in argv[argv.index("-machine") + 1].split(",")
+    assert problems(argv, tables()[version]) == []
+
+
 @pytest.mark.parametrize("version", GRAMMAR)
 @pytest.mark.parametrize("device", [GPU, NIC], ids=["group", "iommufd"])
 @pytest.mark.parametrize("kind", PortKind)
@@ -112,8 +125,9 @@ def test_what_qmp_gets_are_numbers_where_qemu_wants_numbers() -> None:
         {"machine_type": "microvm", "pci": layout(TOYS), "bridges": 0},
         {"machine_type": "microvm", "pci": layout(hot=PortKind.ROOT, cold=None), "bridges": 0},
         {"pci": PciLayout(hot_plug=PortKind.BRIDGE), "bridges": 0},
+        {"machine_type": "microvm", "pci": PciLayout(iommu=True), "bridges": 0},
     ],
-    ids=["cold", "hot", "bridge"],
+    ids=["cold", "hot", "bridge", "iommu"],
 )
 def test_a_machine_without_the_place_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="configure vm 'pod1'"):

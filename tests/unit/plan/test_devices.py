@@ -27,6 +27,7 @@ from pyshim.plan.devices import (
     sandbox_question,
     with_passed,
 )
+from pyshim.plan.kernel_params import kernel_params
 from pyshim.plan.kind import ContainerKind
 
 SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -135,6 +136,18 @@ def test_the_containers_name(annotations: dict[str, str], name: str) -> None:
     assert container_name(annotations) == name
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_guest_has_an_iommu_and_is_told_so_when_the_configuration_says_so(
+    wanted: bool,
+) -> None:
+    plain = config()
+    asked = replace(plain, hypervisor=replace(plain.hypervisor, enable_iommu=wanted))
+
+    assert device_layout(asked, PodDevices()).iommu is wanted
+    params = kernel_params(asked, max_vcpus=1, root_on_pmem=False, serial_agent=False)
+    assert ({"intel_iommu=on", "iommu=pt"} <= set(params)) is wanted
+
+
 def test_every_function_of_every_node_gets_a_port() -> None:
     shared = node("/dev/vfio/1", function("0000:65:00.0"), function("0000:65:00.1", "0x040300"))
     own = node("/dev/vfio/devices/vfio3", function("0000:66:00.0"))
@@ -232,7 +245,7 @@ GUEST = GuestContainer(
     shared_pid_namespace=False,
 )
 OWN = passed("/dev/vfio/12", "", (function("0000:65:00.0"), "1c/00"), (function("0000:65:00.1", "0x040300"), "1d/00"))
-ENV = ("GPU=host", "NEW=1", "NODE=/dev/vfio/12", "NEW=2")
+ENV = ("GPU=host", "NEW=1", "NEW=2")
 
 
 def test_a_guest_kernel_device_is_a_message_and_an_annotation() -> None:

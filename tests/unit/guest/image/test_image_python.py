@@ -9,14 +9,23 @@ import pytest
 
 from guest.image import recipe
 from guest.image.errors import BuildError
-from guest.image.interpreter import AGENT_ROOT, STDLIB, agent_sources, bundle, compiled, stdlib_sources, with_bundle
+from guest.image.interpreter import (
+    AGENT_ROOT,
+    STDLIB,
+    agent_sources,
+    bundle,
+    compiled,
+    library_sources,
+    stdlib_sources,
+    with_bundle,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[4]
 HOST_PYTHON = [sys.executable, "-I", "-S"]
 
 
-# Read where it is installed: specs of devices in YAML. Without it those in JSON are.
-OPTIONAL = {"yaml"}
+# Beside the standard library.
+LIBRARIES = set(recipe.PYTHON_LIBRARIES.values())
 
 
 def agent_modules() -> dict[str, Path]:
@@ -45,7 +54,7 @@ def test_every_import_of_the_agent_is_in_the_image() -> None:
             if top in ("guest", "pyshim", "protos", "google"):
                 assert name in carried, f"{path} imports {name}, which the image does not carry"
             else:
-                if top in OPTIONAL:
+                if top in LIBRARIES:
                     continue
                 assert top in sys.stdlib_module_names, f"{path} imports {name}, which is not of the standard library"
                 assert top not in left_out, f"{path} imports {name}, which the recipe leaves out"
@@ -66,6 +75,20 @@ def test_everything_the_agent_loads_before_its_first_answers_is_bundled() -> Non
 
     loaded = {name for name in done.stdout.split() if name.partition(".")[0] not in ("guest", "pyshim")}
     assert loaded <= set(recipe.BUNDLED_STDLIB)
+
+
+def test_a_librarys_modules_lie_beside_the_standard_librarys(tmp_path: Path) -> None:
+    root = tmp_path / "usr/lib/python3/dist-packages/yaml"
+    root.mkdir(parents=True)
+    for name in ("__init__.py", "loader.py", "_yaml.cpython-311-x86_64-linux-gnu.so", "PKG-INFO"):
+        (root / name).write_text("")
+
+    assert [source.path for source in library_sources(tmp_path, "yaml")] == [
+        f"{STDLIB}/yaml/__init__.py",
+        f"{STDLIB}/yaml/loader.py",
+    ]
+    with pytest.raises(BuildError, match="take library toml: it is not in"):
+        library_sources(tmp_path, "toml")
 
 
 def test_agent_sources_are_modules_only_and_missing_folders_are_named(tmp_path: Path) -> None:
