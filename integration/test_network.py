@@ -15,8 +15,9 @@ from .conftest import RunTask, own_name
 from .framework import shim_config
 from .framework.ctr import Ctr, Result
 from .framework.images import IMAGE
-from .framework.networks import PodNetwork, pod_network
+from .framework.networks import PodNetwork, added_link, pod_network
 from .framework.runtime import Runtime
+from .framework.waiting import eventually
 
 
 def test_container_without_a_network_has_only_loopback(run: RunTask) -> None:
@@ -86,6 +87,35 @@ def test_one_mebibyte_over_tcp_arrives_whole(ctr: Ctr, network: PodNetwork, conn
             received = sum(iter(lambda: len(connection.recv(65536)), 0))
 
     assert received == 1048576
+
+
+def test_an_interface_that_comes_later_reaches_the_guest_and_leaves_it_with_its_link(
+    ctr: Ctr, network: PodNetwork, connected: str
+) -> None:
+    before = _links_in(network)
+    with added_link(network, "näch-1", subnet=9) as gateway:
+        _eventually_inside(ctr, connected, "ip route | grep 10.9.0.0/16")
+        shown = _inside(ctr, connected, "ip addr show dev näch-1").out
+        assert "10.231.9.2/24" in shown
+        assert "UP" in shown
+        assert " 0% packet loss" in _inside(ctr, connected, f"ping -c 3 -W 5 {gateway}").out
+        assert _links_in(network) - before == {"näch-1", "tap1_kata"}
+    _eventually_inside(ctr, connected, "! ip link show dev näch-1 2> /dev/null")
+    eventually(lambda: _links_in(network) == before, what=lambda: f"the tap is gone: {_links_in(network)}")
+
+    assert " 0% packet loss" in _inside(ctr, connected, f"ping -c 3 -W 5 {network.peer_address}").out
+
+
+def _eventually_inside(ctr: Ctr, container: str, script: str) -> None:
+    """One exec that waits: each is dear under emulation."""
+    waiting = f"for i in $(seq 300); do {script} && exit 0; sleep 0.2; done; ip addr; ip route; exit 1"
+    result = _inside(ctr, container, waiting)
+    assert result.code == 0, result.out
+
+
+def _links_in(network: PodNetwork) -> set[str]:
+    words = ["ip", "-n", network.namespace.name, "-json", "link"]
+    return {link["ifname"] for link in json.loads(subprocess.run(words, check=True, capture_output=True).stdout)}
 
 
 def test_a_second_pod_in_the_same_namespace_is_refused_and_the_first_keeps_its_network(

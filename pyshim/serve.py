@@ -37,7 +37,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.task import Identity, RuntimeOptions
-from pyshim.plan.network import network_plan
+from pyshim.plan.network import changed_plan, network_plan
 from pyshim.sandbox.environment import Environment
 from pyshim.sandbox.pod import Pod
 from pyshim.sandbox.seams import Monitor, VolumeRpc
@@ -165,7 +165,7 @@ class _Daemon:
                 request_timeout_s=config.agent.request_timeout_s, wrap=faults.wire if faults else None
             ),
             network_connector=HostNetworkConnector(
-                children=children, plan=network_plan, owner=self._identity.sandbox_id
+                children=children, plan=network_plan, replan=changed_plan, owner=self._identity.sandbox_id
             ),
             publisher=publisher,
             open_records=records,

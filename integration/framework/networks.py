@@ -72,3 +72,22 @@ def pod_network(name: str, *, subnet: int = 1, mtu: int = 1400) -> Iterator[PodN
     finally:
         subprocess.run(["ip", "link", "delete", network.peer_interface], capture_output=True, check=False)
         _ip("netns", "delete", name)
+
+
+@contextlib.contextmanager
+def added_link(network: PodNetwork, name: str, *, subnet: int) -> Iterator[str]:
+    """`name` is added to the pod as one more veth, 10.231.<subnet>.2, as a plugin does to a pod that runs already; a
+    route to 10.<subnet>.0.0/16 leads through it. The test's end is 10.231.<subnet>.1, which is returned.
+    """
+    namespace, peer = network.namespace.name, f"peer{subnet}"
+    address = f"10.231.{subnet}.1"
+    _ip("link", "add", peer, "type", "veth", "peer", "name", name, "netns", namespace)
+    try:
+        _ip("address", "add", f"{address}/24", "dev", peer)
+        _ip("link", "set", peer, "up")
+        _ip("-n", namespace, "address", "add", f"10.231.{subnet}.2/24", "dev", name)
+        _ip("-n", namespace, "link", "set", name, "up")
+        _ip("-n", namespace, "route", "add", f"10.{subnet}.0.0/16", "via", address)
+        yield address
+    finally:
+        _ip("link", "delete", peer)

@@ -154,7 +154,13 @@ DEVICES: tuple[Key, ...] = (
         ann=True,
     ),
     _H.used("disable_vhost_net", BOOL, False, "Network queues in QEMU instead of the host's kernel.", ann=True),
-    _RS.later("network_queues", whole(1, 256), 1, "Queues of a network interface.", ann=True),
+    _RS.used(
+        "network_queues",
+        whole(0, 256),
+        0,
+        "Queue pairs of a network interface. 0: one for each vCPU the VM starts with. Kata's Rust runtime has 1.",
+        ann=True,
+    ),
     *(
         _H.used(
             f"{way}_rate_limiter_max_rate",

@@ -85,7 +85,9 @@ PASSED_ON = frozenset(
     }
 )
 """Calls without points: the ledger makes the first itself, and the others only look at memory."""
-NEVER_RAISE = frozenset({"publisher.publish", "records.remove", "network.close_taps", "stdin.close_io"})
+NEVER_RAISE = frozenset(
+    {"publisher.publish", "records.remove", "network.close_taps", "network.unwatch", "stdin.close_io"}
+)
 """Calls that promise to succeed: no fault but a delay, or the end of the shim, can happen to them."""
 
 

@@ -6,11 +6,11 @@ make again; only permanent neighbours are passed on.
 """
 
 import ipaddress
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from hypervisors.base import NicDevice
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.network import AddressReport, LinkReport, NetworkModel, NetworkScan, RouteReport
 
@@ -65,20 +65,60 @@ class NetworkPlan:
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
     left_out: tuple[str, ...]
-    """Routes the pod has and its guest cannot be told, one sentence each, for the log."""
+    """What the pod has and its guest does not get, one sentence each, for the log: routes it cannot be told, and links
+    that came later and cannot be wired."""
 
 
 def network_plan(scan: NetworkScan, model: NetworkModel = NetworkModel.TCFILTER) -> NetworkPlan:
     """What to wire and what to tell the guest. Raises ShimError naming the first link that cannot be wired."""
-    links = _endpoint_links(scan)
-    if model is NetworkModel.MACVTAP:
-        for link in links:
-            _check_carries_macvtap(link)
+    links: list[LinkReport] = []
+    for link in _candidates(scan):
+        _check_link(link, model, beside=links)
+        links.append(link)
+    return _plan(scan, links, tuple(_endpoints(links, _taken(scan), first=0)), left_out=())
+
+
+def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[EndpointPlan], *, first: int) -> NetworkPlan:
+    """The plan of a namespace where `wired` endpoints are in use: those whose link is still there stay as they are.
+
+    New ones are numbered from `first` on. A new link that cannot be wired is left out: the pod runs without it already.
+    """
+    known = {endpoint.link_index: endpoint for endpoint in wired}
+    candidates = _candidates(scan)
+    links = [link for link in candidates if _is_same(link, known.get(link.index))]
+    stay = tuple(replace(known[link.index], link_name=link.name) for link in links)
+    new: list[LinkReport] = []
+    left_out: list[str] = []
+    for link in candidates:
+        if link in links:
+            continue
+        try:
+            _check_link(link, model, beside=(*links, *new))
+        except ShimError as error:
+            left_out.append(str(error))
+        else:
+            new.append(link)
+    endpoints = (*stay, *_endpoints(new, _taken(scan), first=first))
+    return _plan(scan, sorted((*links, *new), key=_by_name), endpoints, left_out=tuple(left_out))
+
+
+def _is_same(link: LinkReport, endpoint: EndpointPlan | None) -> bool:
+    """Whether `endpoint` was made of this link, which may have another name by now."""
+    return endpoint is not None and link.mac == endpoint.mac
+
+
+def _taken(scan: NetworkScan) -> set[str]:
+    return {link.name for link in scan.links}
+
+
+def _plan(
+    scan: NetworkScan, links: Sequence[LinkReport], endpoints: tuple[EndpointPlan, ...], left_out: tuple[str, ...]
+) -> NetworkPlan:
     names = {link.index: link.name for link in links}
     addresses = {link.index: [item for item in scan.addresses if item.index == link.index] for link in links}
-    routes, left_out = _routes(scan.routes, names)
+    routes, untold = _routes(scan.routes, names)
     return NetworkPlan(
-        endpoints=tuple(_endpoints(links, taken={link.name for link in scan.links})),
+        endpoints=endpoints,
         interfaces=tuple(_interface(link, addresses[link.index]) for link in links),
         routes=(*_peer_routes(addresses, names), *routes),
         neighbours=tuple(
@@ -88,25 +128,33 @@ def network_plan(scan: NetworkScan, model: NetworkModel = NetworkModel.TCFILTER)
             for item in scan.neighbours
             if item.index in names and item.state == NUD_PERMANENT and item.mac
         ),
-        left_out=left_out,
+        left_out=(*left_out, *untold),
     )
 
 
-def _endpoint_links(scan: NetworkScan) -> list[LinkReport]:
+def _candidates(scan: NetworkScan) -> list[LinkReport]:
+    """Links with an address, by name."""
     addressed = {address.index for address in scan.addresses}
-    links = [link for link in scan.links if link.index in addressed and not link.flags & IFF_LOOPBACK]
-    links.sort(key=lambda link: link.name)
-    by_mac: dict[str, str] = {}
-    for link in links:
-        _check_link(link)
-        other = by_mac.setdefault(link.mac.lower(), link.name)
-        if other != link.name:
+    links = (link for link in scan.links if link.index in addressed and not link.flags & IFF_LOOPBACK)
+    return sorted(links, key=_by_name)
+
+
+def _by_name(link: LinkReport) -> str:
+    return link.name
+
+
+def _check_link(link: LinkReport, model: NetworkModel, *, beside: Sequence[LinkReport]) -> None:
+    """Raises ShimError unless the link can be wired, `beside` those that are."""
+    _check_kind(link)
+    if model is NetworkModel.MACVTAP:
+        _check_carries_macvtap(link)
+    for other in beside:
+        if other.mac.lower() == link.mac.lower():
             # The agent finds an interface by its MAC and would configure one of them twice.
-            raise InvalidArgument(f"connect links {other!r} and {link.name!r}: both have the MAC {link.mac}")
-    return links
+            raise InvalidArgument(f"connect links {other.name!r} and {link.name!r}: both have the MAC {link.mac}")
 
 
-def _check_link(link: LinkReport) -> None:
+def _check_kind(link: LinkReport) -> None:
     subject = f"connect link {link.name!r}"
     if not link.name.isprintable():
         raise InvalidArgument(f"{subject}: a guest cannot be told such a name")
@@ -130,9 +178,9 @@ def _check_carries_macvtap(link: LinkReport) -> None:
         raise Unimplemented(f"connect link {link.name!r}: a {link.kind} carries no macvtap (hint: 'tcfilter' does)")
 
 
-def _endpoints(links: list[LinkReport], taken: set[str]) -> Iterator[EndpointPlan]:
-    number = 0
-    for position, link in enumerate(links):
+def _endpoints(links: list[LinkReport], taken: set[str], *, first: int) -> Iterator[EndpointPlan]:
+    number = first
+    for position, link in enumerate(links, start=first):
         while f"tap{number}_kata" in taken:
             number += 1
         yield EndpointPlan(

@@ -140,7 +140,7 @@ class Pod:
             on_lost=self._lost,
             on_oom=self._oom,
             host_facts=facts,
-            on_resize=self._save,
+            on_change=self._save,
             find_devices=self._env.find_devices,
             open_monitor=self._env.open_monitor,
         )

@@ -59,7 +59,7 @@ class Sandbox:
         on_lost: Callable[[str], None],
         on_oom: Callable[[str], None],
         host_facts: HostFacts,
-        on_resize: Callable[[], None],
+        on_change: Callable[[], None],
         find_devices: FindDevices,
         open_monitor: OpenMonitor,
     ) -> None:
@@ -77,7 +77,7 @@ class Sandbox:
             ledger=self._ledger,
             hypervisor=hypervisor,
             pins=records.pins,
-            on_change=on_resize,
+            on_change=on_change,
         )
         self.hypervisor: Hypervisor = admitting(hypervisor, self.cgroups.allow)
         self.resizer = Resizer(
@@ -86,7 +86,7 @@ class Sandbox:
             hypervisor=self.hypervisor,
             agent=lambda: self.agent,
             tasks=tasks,
-            on_change=on_resize,
+            on_change=on_change,
             fit=self.cgroups.fit,
         )
         self.attachments = self._make_attachments(open_monitor)
@@ -95,7 +95,14 @@ class Sandbox:
         self._virtiofsd: Virtiofsd | None = None
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
         self.network = SandboxNetwork(
-            plan=plan, connector=network_connector, host=host, ledger=self._ledger, tasks=tasks, undo=self._undo
+            plan=plan,
+            connector=network_connector,
+            host=host,
+            hypervisor=self.hypervisor,
+            ledger=self._ledger,
+            tasks=tasks,
+            undo=self._undo,
+            on_change=on_change,
         )
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False

@@ -216,7 +216,8 @@ class Door(Protocol):
 
 
 class Network(Protocol):
-    """The pod's network on the host side: taps behind the VM's devices, and what the guest must be told."""
+    """The pod's network on the host side: taps behind the VM's devices, and what the guest must be told, as it was at
+    the last look at the namespace."""
 
     nics: tuple[NicDevice, ...]
     interfaces: tuple[NetworkInterface, ...]
@@ -229,6 +230,21 @@ class Network(Protocol):
 
     def close_taps(self) -> None:
         """Our copies of the tap fds are closed; the VMM has its own. Idempotent."""
+
+    async def changed(self) -> None:
+        """The namespace is other than at the last look; no deadline. Raises Unavailable once nobody watches it."""
+
+    async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
+        """A new look: new links are wired. Their devices, and the ids of devices whose link is gone.
+
+        The taps are open until `close_taps`. A link that cannot be wired is logged, and is as it was.
+        """
+
+    async def drop(self, nic_id: str) -> None:
+        """The device's link and tap are as if they had never been wired. Idempotent."""
+
+    def unwatch(self) -> None:
+        """Changes are of no interest. Idempotent."""
 
     async def disconnect(self) -> None:
         """The namespace is as CNI left it. Idempotent, and fine when the namespace is already gone."""

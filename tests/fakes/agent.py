@@ -12,7 +12,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
 from protos.agent import agent_pb2 as pb
-from protos.agent import health_pb2
+from protos.agent import health_pb2, types_pb2
 from pyshim.ttrpc import Code, Server, TtrpcError
 from pyshim.ttrpc.handlers import CallContext, UnaryHandler
 
@@ -95,6 +95,10 @@ class FakeAgent:
         self.memory_block_bytes = 128 << 20
         self.onlined: list[tuple[int, bool]] = []
         """(CPUs, CPUs only) of every OnlineCPUMem."""
+        self.interfaces: list[types_pb2.Interface] = []
+        self.routes: list[tuple[types_pb2.Route, ...]] = []
+        """Each UpdateRoutes, whole."""
+        self.neighbours: list[types_pb2.ARPNeighbor] = []
         self.oom: asyncio.Queue[str] = asyncio.Queue()
         self._running: set[asyncio.Task[None]] = set()
         self._served: list[socket.socket] = []
@@ -176,12 +180,16 @@ class FakeAgent:
         return Empty()
 
     async def _on_UpdateInterface(self, payload: bytes) -> Message:
-        return pb.UpdateInterfaceRequest.FromString(payload).interface
+        self.interfaces.append(pb.UpdateInterfaceRequest.FromString(payload).interface)
+        return self.interfaces[-1]
 
     async def _on_UpdateRoutes(self, payload: bytes) -> Message:
-        return pb.UpdateRoutesRequest.FromString(payload).routes
+        routes = pb.UpdateRoutesRequest.FromString(payload).routes
+        self.routes.append(tuple(routes.Routes))
+        return routes
 
     async def _on_AddARPNeighbors(self, payload: bytes) -> Message:
+        self.neighbours += pb.AddARPNeighborsRequest.FromString(payload).neighbors.ARPNeighbors
         return Empty()
 
     async def _on_CreateContainer(self, payload: bytes) -> Message:

@@ -221,6 +221,11 @@ class MachineNetwork:
         self._taps_open = True
         self._machine.open_fds["tap0_kata"] += 1
 
+    async def changed(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    def unwatch(self) -> None: ...
+
     def close_taps(self) -> None:
         if self._taps_open:
             self._taps_open = False

@@ -21,11 +21,12 @@ async def update_interface(agent: Agent, request: Message) -> Message:
         raise InvalidArgument("update interface: request has no interface")
     interface: Message = request.interface
     links.check_interface(interface)
+    name = ""
     if interface.devicePath:
-        await _wait_for_interface(agent, interface.devicePath)
+        name = await _wait_for_interface(agent, interface.devicePath)
     else:
         await _wait_for_link(agent, interface)
-    links.update_interface(interface)
+    links.update_interface(interface, name)
     return interface
 
 

@@ -106,13 +106,16 @@ def _has_ipv6() -> bool:
 # -- interfaces ----------------------------------------------------------------------------------------------------
 
 
-def update_interface(interface: Message) -> None:
-    """The interface with that hardware address has this name, MTU, ARP flag and these addresses, and is up."""
+def update_interface(interface: Message, at: str = "") -> None:
+    """The interface has this name, MTU, hardware address, ARP flag and these addresses, and is up.
+
+    It is the one called `at` until now, which somebody has found by its place; else the one with the hardware address.
+    """
     check_interface(interface)
     wanted = hardware_address(interface.hwAddr)
     with nl.Netlink() as netlink:
         try:
-            link = _by_address(netlink, wanted, interface)
+            link = _at_place(netlink, at, wanted) if at else _by_address(netlink, wanted, interface)
             if link.flags & nl.IFF_UP:
                 _set_link(netlink, link.index, 0, nl.IFF_UP)
             for address in interface.IPAddresses:
@@ -155,6 +158,15 @@ def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Message) -> Link:
             _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
             return link
     raise NotFound(f"interface {interface.name!r}: the guest has none with hardware address {interface.hwAddr!r}")
+
+
+def _at_place(netlink: nl.Netlink, name: str, wanted: bytes) -> Link:
+    """The link, with the address the other side expects: a passed-through card may come with another."""
+    link = _by_name(netlink, name)
+    if link.address != wanted:
+        _set_link(netlink, link.index, 0, nl.IFF_UP)
+        _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
+    return link
 
 
 def _set_link(netlink: nl.Netlink, index: int, flags: int, change: int, attributes: bytes = b"") -> None:

@@ -34,6 +34,7 @@ def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: Mapping[
         "redirect": _redirect,
         "limit": _limit,
         "steer": _steer,
+        "watch": _watch,
     }
     step = steps[question["do"]]
     fds: tuple[int, ...] = ()
@@ -83,3 +84,7 @@ def _limit(rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> tuple[object, 
 
 def _steer(_rtnl: netlink.IPRoute, _question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
     return None, loopback_steering.steer_loopback()
+
+
+def _watch(_rtnl: netlink.IPRoute, _question: Mapping[str, Any]) -> tuple[object, tuple[int, ...]]:
+    return None, (netlink.open_news(),)

@@ -5,6 +5,7 @@ lives as long as the pod, has no use for.
 """
 
 import errno
+import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -28,11 +29,13 @@ _ADDR_GEN_MODE_NONE = 1
 _FRAME_HEADERS_BYTES = 18
 _QUEUE_BYTES = 65536
 _MAX_U32 = 0xFFFFFFFF
+_NEWS_GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
+"""RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE."""
 _DUMP_ATTEMPTS = 5
 _BUSY_ATTEMPTS = 5
 _BUSY_PAUSE_S = 0.01
 
-__all__ = ["IPRoute", "NetlinkError", "limit_rate", "make_macvtap", "redirect", "scan", "start_tap"]
+__all__ = ["IPRoute", "NetlinkError", "limit_rate", "make_macvtap", "open_news", "redirect", "scan", "start_tap"]
 
 
 def scan(rtnl: IPRoute) -> NetworkScan:
@@ -130,6 +133,14 @@ def _neighbour(message: Any) -> NeighbourReport:
         state=message["state"],
         flags=message["flags"],
     )
+
+
+def open_news() -> int:
+    """A socket that hears of links, addresses and routes of this namespace as they change; the fd is the caller's."""
+    flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE) as news:
+        news.bind((0, _NEWS_GROUPS))
+        return news.detach()
 
 
 def start_tap(rtnl: IPRoute, name: str, mtu: int, alias: str) -> int:

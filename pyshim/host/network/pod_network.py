@@ -4,27 +4,26 @@ The shim stays in the host's namespace. It asks, plans, writes each resource int
 so a crash between any two steps leaves nothing that the ledger does not name.
 """
 
-import asyncio
 import logging
-import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.network.link_search import tap_alias
 from pyshim.host.network.loopback_door import LoopbackDoor
 from pyshim.host.network.messages import MAX_FDS
-from pyshim.host.network.netns import held_netns
-from pyshim.host.network.session import NetworkSession, StepFailed
+from pyshim.host.network.session import NetworkSession, PodNamespace, StepFailed
 from pyshim.host.network.taps import open_vhost_net
+from pyshim.host.network.watch import Watch
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import (
-    DeadlineExceeded,
     FailedPrecondition,
     Internal,
     InvalidArgument,
     ShimError,
+    Unavailable,
     Unimplemented,
 )
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -49,21 +48,47 @@ log = logging.getLogger("pyshim.host.network")
 TIMEOUT_S = 30.0
 """For everything in the namespace together; a healthy host needs a fraction of a second."""
 
+Plan = Callable[[NetworkScan, NetworkModel], "NetworkPlan"]
+
+
+class Replan(Protocol):
+    """`pyshim.plan.network.changed_plan`."""
+
+    def __call__(
+        self, scan: NetworkScan, model: NetworkModel, wired: Sequence["EndpointPlan"], *, first: int
+    ) -> "NetworkPlan": ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """How each endpoint of one pod is wired."""
+
+    model: NetworkModel
+    queues: int
+    vhost_net: bool
+    rates: RateLimits
+
 
 class HostNetwork:
     """Implements the seam `Network`. Owns the taps' descriptors until `close_taps`, the wiring until `disconnect`."""
 
-    def __init__(self, ledger: Ledger, netns_path: str, model: NetworkModel, owner: str = "") -> None:
+    def __init__(self, ledger: Ledger, namespace: PodNamespace, wiring: Wiring, owner: str, replan: Replan) -> None:
         self.nics: tuple[NicDevice, ...] = ()
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
         self.door: LoopbackDoor | None = None
+        self.model = wiring.model
+        self._wiring = wiring
         self._ledger = ledger
         self._owner = owner
-        self._netns_path = netns_path
-        self._netns_inode = 0
-        self.model = model
+        self._namespace = namespace
+        self._replan = replan
+        self._watch: Watch | None = None
+        self._endpoints: tuple[EndpointPlan, ...] = ()
+        self._next_number = 0
+        self._made: dict[str, EndpointPlan] = {}
+        """By the device's id: those that hold something, though their link may be gone."""
         self._taps: dict[str, int] = {}
         """Their indices by name."""
         self._fds: list[OwnedFd] = []
@@ -79,8 +104,12 @@ class HostNetwork:
         self.close_taps()
         if self.door is not None:
             self.door.close()
+        self.unwatch()
+        await self._release(tuple(self._held))
+
+    async def _release(self, entries: tuple[LedgerEntry, ...]) -> None:
         failure: ShimError | None = None
-        for entry in reversed(tuple(self._held)):
+        for entry in reversed(entries):
             try:
                 await self._ledger.release(entry)
             except ShimError as error:
@@ -90,41 +119,117 @@ class HostNetwork:
         if failure is not None:
             raise failure
 
-    async def connect(
-        self,
-        session: NetworkSession,
-        plan: "NetworkPlan",
-        queues: int,
-        vhost_net: bool,
-        rates: RateLimits,
-        *,
-        netns_inode: int,
-    ) -> None:
+    # ---- the first look
+
+    async def connect(self, session: NetworkSession, plan: Plan) -> None:
         """Every endpoint is wired; on an error, what was made until then is still held."""
-        self._netns_inode = netns_inode
-        for endpoint in plan.endpoints:
-            taps = await self._make_tap(session, endpoint, queues)
-            await self._limit_rates(session, endpoint, rates)
-            vhosts = self._open_vhost(endpoint, queues) if vhost_net else ()
-            self.nics += (endpoint.device(taps, vhosts),)
-        self.interfaces = plan.interfaces
-        self.routes = plan.routes
-        self.neighbours = plan.neighbours
+        _, fds = await session.ask("watch for changes", {"do": "watch"})
+        self._watch = Watch(*fds)  # before the scan: what changes meanwhile is news
+        found = plan(await _scan(session, self._namespace.path), self.model)
+        self._log_left_out(found)
+        self._adopt(found)
+        for endpoint in found.endpoints:
+            self.nics += (await self._wire(session, endpoint),)
 
     async def open_door(self, session: NetworkSession) -> None:
         """Connections to the namespace's loopback come to `door`; on a host that cannot steer them it stays None."""
         try:
             _, fds = await session.ask("steer loopback connections", {"do": "steer"})
         except StepFailed as error:
-            log.warning("port-forward is not possible", extra={"netns": self._netns_path, "error": str(error)})
+            log.warning("port-forward is not possible", extra={"netns": self._namespace.path, "error": str(error)})
             return
         if len(fds) != 2:
             raise Internal(f"steer loopback connections: {len(fds)} descriptors came, 2 were wanted")
         self.door = LoopbackDoor(*fds)
 
-    async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan", queues: int) -> tuple[int, ...]:
+    def _adopt(self, plan: "NetworkPlan") -> None:
+        self._endpoints = plan.endpoints
+        self._next_number += sum(endpoint.id not in self._made for endpoint in plan.endpoints)
+        self.interfaces, self.routes, self.neighbours = plan.interfaces, plan.routes, plan.neighbours
+
+    def _log_left_out(self, plan: "NetworkPlan") -> None:
+        for sentence in plan.left_out:
+            log.warning("not told to the guest", extra={"netns": self._namespace.path, "what": sentence})
+
+    # ---- later ones
+
+    async def changed(self) -> None:
+        """Something in the namespace is other than at the last look. Raises Unavailable once disconnected."""
+        if self._watch is None:
+            raise Unavailable("watch network namespace: it is not connected")
+        await self._watch.changed()
+
+    def unwatch(self) -> None:
+        """Nobody asks for changes any more, and the kernel tells none. Idempotent."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    async def follow(self) -> tuple[tuple["NicDevice", ...], tuple[str, ...]]:
+        """New links are wired: their devices, and the ids of devices whose link is gone.
+
+        The attributes are those of now. A new link that cannot be wired is logged and left as it was found. Raises
+        ShimError when there could be no look at all.
+        """
+        before = {endpoint.id: endpoint for endpoint in self._endpoints}
+        async with self._namespace.session() as session:
+            if self._watch is not None:
+                self._watch.forget()
+            found = self._replan(
+                await _scan(session, self._namespace.path), self.model, self._endpoints, first=self._next_number
+            )
+            self._log_left_out(found)
+            self._adopt(found)
+            added = []
+            for endpoint in found.endpoints:
+                known = before.pop(endpoint.id, None)
+                if known is None:
+                    added += await self._wired_or_dropped(session, endpoint)
+                elif known.link_name != endpoint.link_name:
+                    self._renamed(endpoint)
+        self.nics = (*(nic for nic in self.nics if nic.id not in before), *added)
+        return tuple(added), tuple(before)
+
+    async def _wired_or_dropped(self, session: NetworkSession, endpoint: "EndpointPlan") -> list["NicDevice"]:
+        try:
+            return [await self._wire(session, endpoint)]
+        except ShimError as error:
+            extra = {"netns": self._namespace.path, "link": endpoint.link_name, "error": str(error)}
+            log.warning("link not connected", extra=extra)
+            await self.drop(endpoint.id)
+            return []
+
+    async def drop(self, nic_id: str) -> None:
+        """Nothing of us is left on the device's link, and the guest need not be told of it. Idempotent.
+
+        The next look finds a link that is still there anew.
+        """
+        endpoint = self._made.pop(nic_id, None)
+        if endpoint is None:
+            return
+        self.nics = tuple(nic for nic in self.nics if nic.id != nic_id)
+        keys = {endpoint.tap_name}
+        if endpoint in self._endpoints:
+            self._endpoints = tuple(item for item in self._endpoints if item.id != nic_id)
+            self.interfaces = tuple(item for item in self.interfaces if item.mac != endpoint.mac)
+            self.routes = tuple(item for item in self.routes if item.device != endpoint.link_name)
+            self.neighbours = tuple(item for item in self.neighbours if item.device != endpoint.link_name)
+        if all(item.link_name != endpoint.link_name for item in self._endpoints):
+            keys.add(endpoint.link_name)  # else a link made anew has the name, and our qdiscs, by now
+        await self._release(tuple(entry for entry in self._held if entry.key in keys))
+
+    # ---- one endpoint
+
+    async def _wire(self, session: NetworkSession, endpoint: "EndpointPlan") -> "NicDevice":
+        self._made[endpoint.id] = endpoint
+        taps = await self._make_tap(session, endpoint)
+        await self._limit_rates(session, endpoint)
+        vhosts = self._open_vhost(endpoint) if self._wiring.vhost_net else ()
+        return endpoint.device(taps, vhosts)
+
+    async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan") -> tuple[int, ...]:
         """The queues behind which the VM will be, connected to the endpoint's link."""
-        name, link = endpoint.tap_name, endpoint.link_name
+        name, link, queues = endpoint.tap_name, endpoint.link_name, self._wiring.queues
         self._hold(ResourceKind.LINK, name)
         kind = "macvtap" if self.model is NetworkModel.MACVTAP else "tap"
         question = {"do": kind, "name": name, "link": endpoint.link_index, "mtu": endpoint.mtu, "queues": queues}
@@ -139,9 +244,9 @@ class HostNetwork:
             await session.ask(f"redirect link {link!r} to tap {name!r}", question)
         return tuple(fd.fileno() for fd in fds)
 
-    async def _limit_rates(self, session: NetworkSession, endpoint: "EndpointPlan", rates: RateLimits) -> None:
+    async def _limit_rates(self, session: NetworkSession, endpoint: "EndpointPlan") -> None:
         """What the guest receives leaves by the tap, what it sends by the link."""
-        name, link = endpoint.tap_name, endpoint.link_name
+        name, link, rates = endpoint.tap_name, endpoint.link_name, self._wiring.rates
         if rates.received and self.model is NetworkModel.MACVTAP:
             raise Unimplemented(f"limit what link {link!r} receives: a macvtap has no queue for it (hint: 'tcfilter')")
         if rates.received:
@@ -154,37 +259,41 @@ class HostNetwork:
         question = {"do": "limit", "index": index, "bits_s": bits_s, "mtu": mtu}
         await session.ask(f"limit what link {name!r} sends to {bits_s} bit/s", question)
 
-    def _open_vhost(self, endpoint: "EndpointPlan", queues: int) -> tuple[int, ...]:
+    def _open_vhost(self, endpoint: "EndpointPlan") -> tuple[int, ...]:
         try:
-            numbers = open_vhost_net(queues)
+            numbers = open_vhost_net(self._wiring.queues)
         except OSError as error:
             raise FailedPrecondition(f"open vhost-net for {endpoint.tap_name!r}: {describe_os_error(error)}") from error
         self._fds += [OwnedFd(number) for number in numbers]
         return numbers
 
+    def _renamed(self, endpoint: "EndpointPlan") -> None:
+        """What undoes our work on the link goes by the name it has now."""
+        self._made[endpoint.id] = endpoint
+        if self.model is NetworkModel.TCFILTER:
+            self._hold(ResourceKind.INGRESS, endpoint.link_name)
+        if self._wiring.rates.sent:
+            self._hold(ResourceKind.QDISC, endpoint.link_name)
+
     def _hold(self, kind: ResourceKind, name: str) -> None:
         # A path like /proc/PID/ns/net leads elsewhere once the pid is another's: the inode tells.
-        detail: dict[str, str | int] = {"netns": self._netns_path, "netns_inode": self._netns_inode}
+        detail: dict[str, str | int] = {"netns": self._namespace.path, "netns_inode": self._namespace.inode}
         entry = LedgerEntry(kind=kind, key=name, detail=detail)
         self._ledger.acquire(entry)
         self._held.append(entry)
 
 
 class HostNetworkConnector:
-    """Implements the seam `NetworkConnector`; `plan` is `pyshim.plan.network.network_plan`."""
+    """Implements the seam `NetworkConnector`; `plan` and `replan` are those of `pyshim.plan.network`."""
 
     def __init__(
-        self,
-        *,
-        children: Children,
-        plan: Callable[[NetworkScan, NetworkModel], "NetworkPlan"],
-        owner: str = "",
-        timeout_s: float = TIMEOUT_S,
+        self, *, children: Children, plan: Plan, replan: Replan, owner: str = "", timeout_s: float = TIMEOUT_S
     ) -> None:
         """`owner` is the sandbox: taps bear its name, for whoever finds them without a ledger."""
         self._owner = owner
         self._children = children
         self._plan = plan
+        self._replan = replan
         self._timeout_s = timeout_s
 
     async def connect(
@@ -197,36 +306,22 @@ class HostNetworkConnector:
         """
         if queues < 1:
             raise InvalidArgument(f"connect network namespace {netns_path!r}: {queues} queues")
-        network = HostNetwork(ledger, netns_path, network_model(model), self._owner)
-        if network.model is NetworkModel.NONE:
+        if queues > MAX_FDS:
+            log.warning("queues limited", extra={"netns": netns_path, "wanted": queues, "limit": MAX_FDS})
+        wiring = Wiring(model=network_model(model), queues=min(queues, MAX_FDS), vhost_net=vhost_net, rates=rates)
+        namespace = PodNamespace(self._children, netns_path, self._timeout_s)
+        network = HostNetwork(ledger, namespace, wiring, self._owner, self._replan)
+        if wiring.model is NetworkModel.NONE:
             return network
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._connect(network, netns_path, min(queues, MAX_FDS), vhost_net, rates)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"connect network namespace {netns_path!r}: not done within {self._timeout_s:g} s"
-            ) from error
+
+        async def undo() -> None:
+            await _undo(network, netns_path)
+
+        async with namespace.session(undo) as session:
+            await network.connect(session, self._plan)
+            await network.open_door(session)
         log.info("network connected", extra={"netns": netns_path, "interfaces": len(network.nics)})
         return network
-
-    async def _connect(
-        self, network: HostNetwork, netns_path: str, queues: int, vhost_net: bool, rates: RateLimits
-    ) -> None:
-        with held_netns(netns_path) as netns_fd:
-            try:
-                async with await NetworkSession.open(self._children, netns_fd, netns_path) as session:
-                    report, _ = await session.ask("scan links", {"do": "scan"})
-                    plan = self._plan(_scan_from(report, netns_path), network.model)
-                    for sentence in plan.left_out:
-                        log.warning("not told to the guest", extra={"netns": netns_path, "route": sentence})
-                    inode = os.fstat(netns_fd).st_ino
-                    await network.connect(session, plan, queues, vhost_net, rates, netns_inode=inode)
-                    await network.open_door(session)
-            except BaseException:
-                # The child is gone by now, so nothing is made any more; and nobody else may look at half of it.
-                await _undo(network, netns_path)
-                raise
 
 
 async def _undo(network: HostNetwork, netns_path: str) -> None:
@@ -237,7 +332,8 @@ async def _undo(network: HostNetwork, netns_path: str) -> None:
         log.warning("undo of the network failed", extra={"netns": netns_path, "error": str(error)})
 
 
-def _scan_from(report: Any, netns_path: str) -> NetworkScan:
+async def _scan(session: NetworkSession, netns_path: str) -> NetworkScan:
+    report, _ = await session.ask("scan links", {"do": "scan"})
     try:
         return NetworkScan(
             links=tuple(LinkReport(**row) for row in report["links"]),

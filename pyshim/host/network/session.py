@@ -5,14 +5,16 @@ import errno
 import os
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.network.messages import SOCKET_FD, Inbox, encoded
+from pyshim.host.network.netns import held_netns
 from pyshim.host.processes.children import Child, Children
-from pyshim.model.errors import FailedPrecondition, Internal
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal
 
 # `-S` keeps site-packages out of the child, so it is told where the shim imports from.
 _PROGRAM = (
@@ -112,6 +114,46 @@ class NetworkSession:
                 await readable.wait()
             finally:
                 loop.remove_reader(self._connection)
+
+
+class PodNamespace:
+    """The network namespace of one pod, entered by a child each time something is to be asked or made there."""
+
+    def __init__(self, children: Children, path: str, timeout_s: float) -> None:
+        self.path = path
+        self.inode = 0
+        """Of what was at the path when it was first entered."""
+        self._children = children
+        self._timeout_s = timeout_s
+
+    @asynccontextmanager
+    async def session(self, at_failure: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[NetworkSession]:
+        """The namespace is this sandbox's alone until the block is left, at the latest after the timeout.
+
+        `at_failure` undoes what a failing block has made: after the child has ended, so that nothing is made any more,
+        and before anybody else may look. Raises what `held_netns` does, FailedPrecondition when the path leads to
+        another namespace than before, DeadlineExceeded.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                with held_netns(self.path) as netns_fd:
+                    self._check(os.fstat(netns_fd).st_ino)
+                    try:
+                        async with await NetworkSession.open(self._children, netns_fd, self.path) as session:
+                            yield session
+                    except BaseException:
+                        if at_failure is not None:
+                            await at_failure()
+                        raise
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"connect network namespace {self.path!r}: not done within {self._timeout_s:g} s"
+            ) from error
+
+    def _check(self, inode: int) -> None:
+        if self.inode not in (0, inode):
+            raise FailedPrecondition(f"enter network namespace {self.path!r}: another one is at this path by now")
+        self.inode = inode
 
 
 def _import_paths() -> list[str]:

@@ -56,7 +56,14 @@ HANGS = {
 SURVIVED = (
     *("agent.RemoveContainer", "agent.DestroySandbox", "agent.GetOOMEvent", "agent.CloseStdin", "agent.Read"),
     *("stdin.", "output.", "virtiofsd.stop", "hypervisor.stop", "hypervisor.unplug", "records.save", "records.remove"),
-    *("network.disconnect", "network.close_taps", "publisher.", "streams.close", "agent.WaitProcess"),
+    *(
+        "network.disconnect",
+        "network.close_taps",
+        "network.changed",
+        "publisher.",
+        "streams.close",
+        "agent.WaitProcess",
+    ),
     *("cgroups.leave", "hypervisor.vcpu_thread_ids", "ledger.release."),
 )
 AGAIN = ("host.", "ledger.", "agent.CreateContainer")

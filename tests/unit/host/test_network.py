@@ -28,7 +28,7 @@ from pyshim.model.errors import (
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import RateLimits, rate_limits
-from pyshim.plan.network import network_plan
+from pyshim.plan.network import changed_plan, network_plan
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.namespaces import GuestStack, Namespace
 
@@ -98,7 +98,10 @@ def run(body: Callable[[HostNetworkConnector, Children], Awaitable[T]], *, timeo
     async def main() -> T:
         children = Children()
         try:
-            return await body(HostNetworkConnector(children=children, plan=network_plan, timeout_s=timeout_s), children)
+            return await body(
+                HostNetworkConnector(children=children, plan=network_plan, replan=changed_plan, timeout_s=timeout_s),
+                children,
+            )
         finally:
             alive = children.alive
             await children.end_all()
@@ -321,6 +324,7 @@ def test_the_taps_go_with_their_descriptors_and_the_ledger_alone_undoes_the_rest
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
         network = await connect(connector, wire.pod.path, ledger)
         network.close_taps()
+        network.unwatch()
         assert network.door is not None
         network.door.close()
 

@@ -70,6 +70,7 @@ def test_the_ledger_alone_undoes_it(wire: Wire) -> None:  # noqa: F811
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
         network = await connect(connector, wire.pod.path, ledger, model="macvtap")
         network.close_taps()
+        network.unwatch()
         assert network.door is not None
         network.door.close()
 

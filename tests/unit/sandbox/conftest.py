@@ -23,6 +23,7 @@ from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.host import FakeHost, FakePublisher, FakeRecords, Faults
+from tests.fakes.network import FakeNetworks
 from tests.fakes.vm import FakeVm
 
 BUNDLES = "/bundles"
@@ -78,6 +79,7 @@ class Stack:
         self.document: Mapping[str, Any] = DOCUMENT
         self.block_hotplug = True
         self.find_devices = no_devices
+        self.networks = FakeNetworks()
         self.clients: list[Client] = []
         self.request_timeout_s = 5.0
         self.on_connected: Callable[[], object] = lambda: None
@@ -103,7 +105,7 @@ class Stack:
                 capacity=self._capacity,
                 hypervisor_factory=self._hypervisor,
                 connector_factory=lambda config: FakeConnector(self),
-                network_connector=None,  # type: ignore[arg-type]  # no test here gives a network namespace
+                network_connector=self.networks,
                 publisher=self.publisher,
                 open_records=lambda sandbox_id: self.open_records(sandbox_id),
                 clock_ns=lambda: 1_700_000_000_000_000_000,

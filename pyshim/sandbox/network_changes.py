@@ -1,0 +1,140 @@
+"""Interfaces that come and go while the pod runs: VM and guest follow the pod's network namespace.
+
+A plugin may add an interface to a pod whose sandbox has long been started, and a runtime may set the network up only
+after it has created the sandbox. The kernel tells of it; nothing here wakes up by itself.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from hypervisors.base import Hypervisor, NicDevice
+from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.guest import NetworkInterface, NetworkRoute
+from pyshim.sandbox.seams import Agent, Network
+from pyshim.sandbox.tasks import TaskOwner
+
+log = logging.getLogger("pyshim.sandbox.network")
+
+SETTLE_S = 0.3
+"""Whoever adds an interface makes a link, addresses, routes: one look for all of them."""
+
+
+class NetworkChanges:
+    """Follows from `start` to `close`."""
+
+    def __init__(
+        self,
+        *,
+        sandbox_id: str,
+        network: Network,
+        hypervisor: Hypervisor,
+        agent: Agent,
+        tasks: TaskOwner,
+        on_change: Callable[[], None],
+    ) -> None:
+        """The guest has been told what `network` says now."""
+        self._sandbox_id = sandbox_id
+        self._network = network
+        self._hypervisor = hypervisor
+        self._agent = agent
+        self._tasks = tasks
+        self._on_change = on_change
+        self._task: asyncio.Task[None] | None = None
+        self._told: dict[str, NetworkInterface] = {interface.mac: interface for interface in network.interfaces}
+        self._told_routes: tuple[NetworkRoute, ...] = network.routes
+        self._told_neighbours = set(network.neighbours)
+        self._paths: dict[str, str] = {}
+        """Where the guest finds each device plugged since, by MAC."""
+
+    def start(self) -> None:
+        self._task = self._tasks.supervise(f"network/{self._sandbox_id}", self._follow())
+
+    async def close(self) -> None:
+        """Nothing is followed any more, and no change is half made by anybody who goes on. Idempotent."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._network.changed()
+            except ShimError as exc:
+                log.debug("no more following", extra={"sandbox": self._sandbox_id, "error": str(exc)})
+                return
+            await asyncio.sleep(SETTLE_S)
+            try:
+                await self._catch_up()
+            except ShimError as exc:  # the next change is another occasion
+                self._log_failure("follow network", "", exc)
+
+    async def _catch_up(self) -> None:
+        try:
+            added, gone = await self._network.follow()
+            for nic_id in gone:
+                await self._remove(nic_id)
+            macs = {nic.mac: nic for nic in added if await self._add(nic)}
+        finally:
+            self._network.close_taps()
+        await self._tell_interfaces(macs)
+        await self._tell_routes()
+        self._on_change()
+
+    async def _add(self, nic: NicDevice) -> bool:
+        try:
+            location = await self._hypervisor.plug(nic)
+        except ShimError as exc:
+            self._log_failure("plug interface", nic.id, exc)
+            await self._network.drop(nic.id)
+            return False
+        self._paths[nic.mac] = location.pci_path
+        extra = {"sandbox": self._sandbox_id, "device": nic.id, "mac": nic.mac, "at": location.pci_path}
+        log.info("interface plugged", extra=extra)
+        return True
+
+    async def _remove(self, nic_id: str) -> None:
+        """The guest has lost the interface. One that the VM was made with stays, without a link behind it."""
+        try:
+            await self._hypervisor.unplug(nic_id)
+        except NotFound:
+            log.warning("interface without a link", extra={"sandbox": self._sandbox_id, "device": nic_id})
+            return
+        except ShimError as exc:
+            self._log_failure("unplug interface", nic_id, exc)
+            return
+        log.info("interface unplugged", extra={"sandbox": self._sandbox_id, "device": nic_id})
+        await self._network.drop(nic_id)
+
+    async def _tell_interfaces(self, added: dict[str, NicDevice]) -> None:
+        now = {item.mac: replace(item, device_path=self._paths.get(item.mac, "")) for item in self._network.interfaces}
+        for mac in self._told.keys() - now.keys():
+            del self._told[mac]
+            self._paths.pop(mac, None)
+        for mac, interface in now.items():
+            if self._told.get(mac) == interface:
+                continue
+            try:
+                await self._agent.update_interface(interface)
+            except ShimError as exc:
+                self._log_failure("set up interface", interface.name, exc)
+                if mac in added:
+                    await self._remove(added[mac].id)
+                continue
+            self._told[mac] = interface
+
+    async def _tell_routes(self) -> None:
+        """All of them at once: kata-agent takes away those it is not told."""
+        routes = self._network.routes
+        if routes and routes != self._told_routes:
+            await self._agent.update_routes(routes)
+            self._told_routes = routes
+        self._told_neighbours &= set(self._network.neighbours)
+        new = tuple(item for item in self._network.neighbours if item not in self._told_neighbours)
+        if new:
+            await self._agent.add_neighbours(new)
+            self._told_neighbours.update(new)
+
+    def _log_failure(self, what: str, about: str, exc: ShimError) -> None:
+        log.error(what, extra={"sandbox": self._sandbox_id, "device": about, "error": str(exc)})

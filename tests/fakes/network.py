@@ -1,0 +1,121 @@
+"""A pod's network in memory: links that a test adds and takes away, and what was made of them."""
+
+import asyncio
+from typing import Any
+
+from hypervisors.base import NicDevice
+from pyshim.model.errors import Unavailable
+from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
+from pyshim.model.ledger import Ledger
+
+
+class FakeNetwork:
+    """Implements the seam `Network`. `wired` is the ids of devices whose taps exist, `open` those with descriptors."""
+
+    def __init__(self) -> None:
+        self.nics: tuple[NicDevice, ...] = ()
+        self.interfaces: tuple[NetworkInterface, ...] = ()
+        self.routes: tuple[NetworkRoute, ...] = ()
+        self.neighbours: tuple[NetworkNeighbour, ...] = ()
+        self.door = None
+        self.wired: set[str] = set()
+        self.open: set[str] = set()
+        self.looks = 0
+        self.is_watched = True
+        self._links: list[str] = []
+        self._news = asyncio.Event()
+        self._next = 0
+
+    def add(self, *names: str) -> None:
+        """Links the next look finds, each with an address, a route and a neighbour."""
+        self._links += names
+        self._news.set()
+
+    def take(self, name: str) -> None:
+        self._links.remove(name)
+        self._news.set()
+
+    async def changed(self) -> None:
+        if not self.is_watched:
+            raise Unavailable("watch network namespace: nobody does")
+        await self._news.wait()
+
+    async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
+        self.looks += 1
+        self._news.clear()
+        await asyncio.sleep(0)
+        known = {nic.mac: nic for nic in self.nics}
+        macs = {mac(name): name for name in self._links}
+        gone = tuple(nic.id for nic in self.nics if nic.mac not in macs)
+        added = tuple(self._nic(at) for at in macs if at not in known)
+        self.nics = (*(nic for nic in self.nics if nic.id not in gone), *added)
+        self._tell([macs[nic.mac] for nic in self.nics])
+        return added, gone
+
+    def _nic(self, at: str) -> NicDevice:
+        nic = NicDevice(id=f"network-{self._next}", mac=at, tap_fds=(9,), vhost_fds=(), mtu=1500)
+        self._next += 1
+        self.wired.add(nic.id)
+        self.open.add(nic.id)
+        return nic
+
+    def _tell(self, names: list[str]) -> None:
+        self.interfaces = tuple(interface(name) for name in names)
+        self.routes = tuple(route(name) for name in names)
+        self.neighbours = tuple(
+            NetworkNeighbour(address="10.0.0.9", device=name, mac=mac("x"), state=128, flags=0) for name in names
+        )
+
+    async def drop(self, nic_id: str) -> None:
+        self.wired.discard(nic_id)
+        dropped = {nic.mac for nic in self.nics if nic.id == nic_id}
+        self.nics = tuple(nic for nic in self.nics if nic.id != nic_id)
+        self._tell([item.name for item in self.interfaces if item.mac not in dropped])
+
+    def unwatch(self) -> None:
+        self.is_watched = False
+
+    def close_taps(self) -> None:
+        self.open.clear()
+
+    async def disconnect(self) -> None:
+        self.close_taps()
+        self.unwatch()
+        self.wired.clear()
+
+
+class FakeNetworks:
+    """Implements the seam `NetworkConnector`: a network with the `links` of that moment."""
+
+    def __init__(self) -> None:
+        self.links: tuple[str, ...] = ("eth0",)
+        self.network = FakeNetwork()
+        self.queues = 0
+
+    async def connect(self, netns_path: str, model: str, queues: int, ledger: Ledger, **_more: Any) -> FakeNetwork:
+        self.queues = queues
+        self.network.add(*self.links)
+        await self.network.follow()
+        return self.network
+
+
+def mac(name: str) -> str:
+    return "02:00:" + ":".join(f"{byte:02x}" for byte in name.encode().rjust(4, b"\0")[:4])
+
+
+def interface(name: str) -> NetworkInterface:
+    return NetworkInterface(
+        name=name,
+        addresses=(NetworkAddress(address=f"10.0.0.{len(name)}", prefix_length=24),),
+        mtu=1500,
+        mac=mac(name),
+        flags=0,
+        type="virtual",
+        device_path="",
+    )
+
+
+def route(name: str) -> NetworkRoute:
+    return NetworkRoute(
+        destination="10.9.0.0/16", gateway="", device=name, source="", scope=0, family=4, flags=0, mtu=0
+    )
