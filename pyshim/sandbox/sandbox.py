@@ -94,16 +94,7 @@ class Sandbox:
         self._agent: Agent | None = None
         self._virtiofsd: Virtiofsd | None = None
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
-        self.network = SandboxNetwork(
-            plan=plan,
-            connector=network_connector,
-            host=host,
-            hypervisor=self.hypervisor,
-            ledger=self._ledger,
-            tasks=tasks,
-            undo=self._undo,
-            on_change=on_change,
-        )
+        self.network = self._make_network(network_connector, on_change)
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._stop_lock = asyncio.Lock()
@@ -112,6 +103,18 @@ class Sandbox:
         self.is_stopped = False
         """`stop` has done its work."""
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _make_network(self, connector: NetworkConnector, on_change: Callable[[], None]) -> SandboxNetwork:
+        return SandboxNetwork(
+            plan=self.plan,
+            connector=connector,
+            host=self._host,
+            hypervisor=self.hypervisor,
+            ledger=self._ledger,
+            tasks=self._tasks,
+            undo=self._undo,
+            on_change=on_change,
+        )
 
     def _make_attachments(self, open_monitor: OpenMonitor) -> Attachments:
         direct = DirectVolumes(
