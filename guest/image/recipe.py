@@ -43,7 +43,6 @@ WITHOUT_PACKAGES: Final = frozenset(
         "libreadline8",
         "libsqlite3-0",
         "libss2",
-        "libssl3",
         "libtinfo6",
         "libtirpc3",
         "libyaml-0-2",
@@ -179,6 +178,7 @@ EXTENSION_MODULES: Final = (
     "_json",
     "_lzma",
     "_queue",
+    "_ssl",
     "_uuid",
     "mmap",
     "resource",
@@ -205,7 +205,10 @@ BUNDLED_STDLIB: Final = (
 # Our own code, by folder of the checkout: the agent reads the wire itself, so neither protobuf nor the generated
 # modules come along (importing them costs the guest more than starting the interpreter). `pyshim` itself is a package:
 # its __init__ comes along.
-AGENT_SOURCES: Final = ("guest/__init__.py", "guest/agent", "pyshim/__init__.py", "pyshim/cdi", "pyshim/ttrpc")
+AGENT_SOURCES: Final = (
+    *("guest/__init__.py", "guest/agent", "guest/forwarder"),
+    *("pyshim/__init__.py", "pyshim/cdi", "pyshim/ttrpc"),
+)
 
 EMPTY_DIRECTORIES: Final = ("dev", "etc", "mnt", "proc", "root", "run", "sys", "tmp", "var/lib", "var/log")
 

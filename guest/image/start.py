@@ -1,5 +1,7 @@
 """The agent's entry in the guest: makes our packages importable and calls main. It is compiled into the image.
 
+A guest that is reached over the network has the forwarder beside the agent; nothing of it is loaded in any other.
+
 All modules the agent imports lie in one file, so that an import is neither a search through directories nor a read of
 its own from the disk; `guest.image.interpreter.bundle` writes it. What is imported here is built into the interpreter.
 """
@@ -48,6 +50,14 @@ class Bundle:
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, Bundle(BUNDLE))
+    with open("/proc/cmdline", encoding="utf-8", errors="replace") as command_line:
+        asked = command_line.read()
+    if "forwarder.port=" in asked:
+        from guest.forwarder.fork import fork_forwarder, parse
+
+        words = parse(asked)
+        if words is not None:
+            fork_forwarder(words)
     from guest.agent.main import main
 
     raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""What the VM was given: disks by serial number, the forwarder's keys on one of them, and one network interface.
+
+`peerpod-config` holds `apf.json`, with the names of the cloud API adaptor's daemon configuration. `peerpod-images`, an
+OCI image layout, is optional.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import time
+from fcntl import ioctl
+from struct import pack
+
+from guest.agent import log
+from guest.agent.storage import syscalls
+
+CONFIG_DISK = "peerpod-config"
+CONFIG = "/run/peerpod/config"
+IMAGES_DISK = "peerpod-images"
+IMAGES = "/run/peerpod/images"
+APF = f"{CONFIG}/apf.json"
+INTERFACE = "eth0"
+
+_WAIT_S = 120.0
+_LOOK_EVERY_S = 0.02
+_SET_FLAGS, _SET_ADDRESS, _SET_NETMASK = 0x8914, 0x8916, 0x891C  # SIOCSIF*, linux/sockios.h
+_UP = 1
+
+
+class Keys:
+    """PEM texts: the server's certificate and key, and the authority whose clients are taken."""
+
+    __slots__ = ("certificate", "client_authority", "key")
+
+    def __init__(self, certificate: str, key: str, client_authority: str) -> None:
+        self.certificate = certificate
+        self.key = key
+        self.client_authority = client_authority
+
+
+def mount_disks() -> None:
+    """The disks the VM has are mounted read-only. OSError without the one that holds the configuration."""
+    for serial, target in ((CONFIG_DISK, CONFIG), (IMAGES_DISK, IMAGES)):
+        device = disk_with_serial(serial)
+        if device is None:
+            if serial == CONFIG_DISK:
+                raise FileNotFoundError(2, "no disk with this serial number", serial)
+            continue
+        os.makedirs(target, exist_ok=True)
+        flags = syscalls.MS_RDONLY | syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+        syscalls.mount(device, target, "erofs", flags, "")
+
+
+def disk_with_serial(serial: str, blocks: str = "/sys/block") -> str | None:
+    """The node of the virtio disk that has `serial`."""
+    for name in sorted(os.listdir(blocks)):
+        try:
+            with open(f"{blocks}/{name}/serial", encoding="utf-8", errors="replace") as file:
+                found = file.read().strip()
+        except OSError:
+            continue  # a disk of another kind
+        if found == serial:
+            return f"/dev/{name}"
+    return None
+
+
+def read_keys(path: str = APF) -> Keys:
+    """The keys in the configuration. ValueError names the one that is missing."""
+    import json
+
+    with open(path, encoding="utf-8") as file:
+        members = json.load(file)
+    texts = []
+    for name in ("tls-server-cert", "tls-server-key", "tls-client-ca"):
+        text = members.get(name) if isinstance(members, dict) else None
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"read '{path}': it has no {name!r}")
+        texts.append(text)
+    return Keys(*texts)
+
+
+def bring_up(address: str, interface: str = INTERFACE) -> None:
+    """The interface is up with `address` (`A.B.C.D/N`). Its driver may still be loading, so it is waited for."""
+    text, _, prefix = address.partition("/")
+    if not (prefix.isascii() and prefix.isdigit() and 0 < int(prefix) <= 32):
+        raise ValueError(f"bring up {interface}: {address!r} is not A.B.C.D/N")
+    mask = (0xFFFFFFFF << (32 - int(prefix)) & 0xFFFFFFFF).to_bytes(4, "big")
+    deadline = time.monotonic() + _WAIT_S
+    while not os.path.exists(f"/sys/class/net/{interface}"):
+        if time.monotonic() > deadline:
+            raise FileNotFoundError(2, "no such network interface", interface)
+        time.sleep(_LOOK_EVERY_S)
+    name = interface.encode()
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
+    try:
+        for request, value in ((_SET_ADDRESS, _socket.inet_aton(text)), (_SET_NETMASK, mask)):
+            ioctl(sock.fileno(), request, pack("16sHH4s16x", name, _socket.AF_INET, 0, value))
+        ioctl(sock.fileno(), _SET_FLAGS, pack("16sH22x", name, _UP))
+    finally:
+        sock.close()
+    log.info("interface is up", interface=interface, address=address)

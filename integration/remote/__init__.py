@@ -1,0 +1,30 @@
+"""A peer for the remote hypervisor: a server of its protocol whose VMs are real, on this machine.
+
+Where pods run in VMs of a cloud, a daemon on the node makes these VMs: it speaks `hypervisor.Hypervisor` to the shim
+(ttrpc over a unix socket, protos/hypervisor.proto), and passes the agent's calls on over TCP and TLS to a forwarder in
+the VM. This peer is such a daemon whose cloud is QEMU: it boots our guest image, with user networking that leads
+nowhere but to the forwarder's port, and behaves as the cloud API adaptor does where a client can tell: order of calls,
+paths, refusals and their words. Unlike it, VMs and what is known of them survive the daemon, and the next one finds
+them. A pod's own network is not carried into its VM: its containers have a loopback and no more.
+
+By hand, as root, in a checkout with a built guest (`make guest`):
+
+    python -m integration.remote serve --directory /tmp/peer --images busybox.tar &
+    python -m integration.remote create --directory /tmp/peer demo
+    python -m integration.remote start --directory /tmp/peer demo      # returns when the agent can be reached
+    python -m integration.remote check --directory /tmp/peer demo      # asks the agent for its health, through TLS
+    python -m integration.remote list --directory /tmp/peer
+    python -m integration.remote fault --directory /tmp/peer 'StopVM:before=hang'
+    python -m integration.remote stop --directory /tmp/peer demo
+
+A shim is pointed at it by `remote_hypervisor_socket` in `[hypervisor.remote]`.
+
+    peer.py          read first: the calls, and what is known of each VM
+    machine.py       one VM: QEMU's argv, its process and its port
+    disks.py         what the VM is given to read
+    certificates.py  an authority of the peer's own
+    proxy.py         from the agent's unix socket to TLS
+    service.py       the ttrpc edge, where faults strike
+    faults.py        failures on demand, from a file
+    client.py        the other side of the protocol, for tests and by hand
+"""

@@ -1,0 +1,202 @@
+"""The forwarder on this machine: real TLS over sockets of our own, with the peer's certificates."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from guest.forwarder import fork, material
+from guest.forwarder.pump import Pump
+from guest.forwarder.serve import server_context
+from integration.remote.certificates import Authority
+
+NAME = "podvm-test"
+BIG = os.urandom(3 << 20)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def context(authority: Authority) -> ssl.SSLContext:
+    server = authority.server(NAME)
+    return server_context(material.Keys(server.certificate, server.key, authority.certificate))
+
+
+class Forwarded:
+    """A pump at work: `net` is the client's end, `agent` the agent's; `asked` counts connections to the agent."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.net, inner = socket.socketpair()
+        self.agent, self._plain = socket.socketpair()
+        self.asked = 0
+        self.error: Exception | None = None
+        self._pump = Pump(inner, context)
+        self.thread = threading.Thread(target=self._run)
+        for sock in (self.net, self.agent):
+            sock.settimeout(60)
+
+    def _connect(self) -> socket.socket:
+        self.asked += 1
+        return self._plain
+
+    def _run(self) -> None:
+        try:
+            self._pump.run(self._connect)
+        except OSError as error:
+            self.error = error
+
+
+@contextmanager
+def forwarded(context: ssl.SSLContext) -> Iterator[Forwarded]:
+    made = Forwarded(context)
+    made.thread.start()
+    try:
+        yield made
+    finally:
+        made.net.close()
+        made.agent.close()
+        made._plain.close()
+        made.thread.join(60)
+        assert not made.thread.is_alive()
+
+
+def read_exactly(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (piece := sock.recv(count - len(data))):
+        data += piece
+    return data
+
+
+def test_every_byte_arrives_in_both_directions_at_once(authority: Authority, context: ssl.SSLContext) -> None:
+    with forwarded(context) as pair:
+        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        backwards = BIG[::-1]
+        got: dict[str, bytes] = {}
+        work: list[Callable[[], object]] = [
+            lambda: client.sendall(BIG),
+            lambda: got.update(agent=read_exactly(pair.agent, len(BIG))),
+        ]
+        threads = [threading.Thread(target=one) for one in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        sender = threading.Thread(target=lambda: pair.agent.sendall(backwards))
+        sender.start()
+        got["client"] = read_exactly(client, len(backwards))
+        sender.join(60)
+        client.close()
+
+    assert got["agent"] == BIG
+    assert got["client"] == backwards
+
+
+def test_the_agents_end_reaches_the_client_after_its_last_bytes(authority: Authority, context: ssl.SSLContext) -> None:
+    with forwarded(context) as pair:
+        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        pair.agent.sendall(b"the last words")
+        pair.agent.close()
+
+        assert read_exactly(client, 100) == b"the last words"
+        client.close()
+
+
+def test_the_clients_end_reaches_the_agent_after_its_last_bytes(authority: Authority, context: ssl.SSLContext) -> None:
+    with forwarded(context) as pair:
+        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client.sendall(b"the last words")
+        client.close()
+
+        assert read_exactly(pair.agent, 100) == b"the last words"
+
+
+def refused_client(authority: Authority, tmp_path: Path, kind: str) -> ssl.SSLContext:
+    """A client that trusts the server and has no right to be there."""
+    client = ssl.create_default_context(cadata=authority.certificate)
+    if kind == "the key of a VM":
+        issued = authority.server("podvm-other")
+    elif kind == "a certificate of a stranger":
+        return _trusting(Authority(tmp_path / "stranger").client_context(), authority)
+    else:
+        return client
+    (tmp_path / "pem").write_text(issued.certificate + issued.key)
+    client.load_cert_chain(tmp_path / "pem")
+    return client
+
+
+def _trusting(client: ssl.SSLContext, authority: Authority) -> ssl.SSLContext:
+    client.load_verify_locations(cadata=authority.certificate)
+    return client
+
+
+@pytest.mark.parametrize("kind", ["no certificate", "the key of a VM", "a certificate of a stranger"])
+def test_a_client_without_the_peers_certificate_never_reaches_the_agent(
+    authority: Authority, context: ssl.SSLContext, tmp_path: Path, kind: str
+) -> None:
+    with forwarded(context) as pair:
+        client = refused_client(authority, tmp_path, kind).wrap_socket(pair.net, server_hostname=NAME)
+        with client, pytest.raises((ssl.SSLError, ConnectionError)):
+            # In TLS 1.3 the client is done before the server has looked at its certificate: the alert comes after.
+            client.recv(1)
+        pair.thread.join(60)
+
+        assert pair.asked == 0
+        assert isinstance(pair.error, ssl.SSLError)
+
+
+def test_bytes_that_are_no_tls_end_the_connection(context: ssl.SSLContext) -> None:
+    with forwarded(context) as pair:
+        pair.net.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        pair.thread.join(60)
+
+        assert pair.asked == 0
+        assert isinstance(pair.error, ssl.SSLError)
+
+
+@pytest.mark.parametrize(
+    ("command_line", "found"),
+    [
+        ("quiet forwarder.port=15150 agent.server_addr=unix:///run/a.sock", (15150, "", "/run/a.sock")),
+        (
+            "forwarder.address=10.0.2.15/24 forwarder.port=1 agent.server_addr=unix:///a",
+            (1, "10.0.2.15/24", "/a"),
+        ),
+        ("agent.server_addr=unix:///run/a.sock", None),
+        ("forwarder.port=15150", None),
+        ("forwarder.port=0 agent.server_addr=unix:///a", None),
+        ("forwarder.port=65536 agent.server_addr=unix:///a", None),
+        ("forwarder.port=x agent.server_addr=unix:///a", None),
+        ("forwarder.port=15150 agent.server_addr=vsock://-1:1024", None),
+    ],
+)
+def test_the_command_line_decides_about_the_forwarder(command_line: str, found: tuple[int, str, str] | None) -> None:
+    words = fork.parse(command_line)
+
+    assert (words and (words.port, words.address, words.agent)) == found
+
+
+def test_a_disk_is_found_by_its_serial_number(tmp_path: Path) -> None:
+    for name, serial in (("vda", "root"), ("vdb", material.CONFIG_DISK), ("loop0", None)):
+        (tmp_path / name).mkdir()
+        if serial:
+            (tmp_path / name / "serial").write_text(serial)
+
+    assert material.disk_with_serial(material.CONFIG_DISK, str(tmp_path)) == "/dev/vdb"
+    assert material.disk_with_serial(material.IMAGES_DISK, str(tmp_path)) is None
+
+
+def test_a_key_that_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "apf.json").write_text('{"tls-server-cert": "x", "tls-server-key": 5}')
+
+    with pytest.raises(ValueError, match="it has no 'tls-server-key'"):
+        material.read_keys(str(tmp_path / "apf.json"))
