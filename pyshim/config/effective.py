@@ -123,6 +123,7 @@ class _Reader:
         self._broken: set[tuple[str, ...]] = set()
         self.findings: list[Finding] = []
         self.hypervisor = hypervisor_name or self._chosen()
+        self._standing = tuple((table, path, self._table(path)) for table, path in self._tables())
 
     def _chosen(self) -> str:
         """runtime.hypervisor_name as the Rust runtime reads it; else the table that is there, as the Go one does."""
@@ -159,9 +160,10 @@ class _Reader:
         for name, value in self._source.document.items():
             if name not in _TOP:
                 yield self._stranger((name,), value)
-        for table, path in self._tables():
-            for name, value in self._table(path).items():
-                if (table, name) in spellings() or (*path, name) in self._known_tables():
+        known_tables = {path for _, path, _ in self._standing}
+        for table, path, values in self._standing:
+            for name, value in values.items():
+                if (table, name) in spellings() or (*path, name) in known_tables:
                     continue
                 yield self._unknown_key(table, (*path, name), value)
         for group in ("hypervisor", "agent"):
@@ -172,8 +174,7 @@ class _Reader:
     def _written(self, key: Key) -> list[_Written]:
         found = []
         for alias in (Alias(name=key.name, table=key.table, kind=key.kind), *key.aliases):
-            for table, path in self._tables():
-                values = self._table(path)
+            for table, path, values in self._standing:
                 if table is alias.table and alias.name in values:
                     at = (*path, alias.name)
                     found.append(_Written(alias, at, values[alias.name], self._source.places.get(at)))
@@ -189,9 +190,6 @@ class _Reader:
             (Table.FACTORY, ("factory",)),
             (Table.FACTORY, ("hypervisor", self.hypervisor, "factory")),
         )
-
-    def _known_tables(self) -> frozenset[tuple[str, ...]]:
-        return frozenset(path for _, path in self._tables())
 
     def _table(self, path: tuple[str, ...]) -> Mapping[str, Any]:
         table: Mapping[str, Any] = self._source.document

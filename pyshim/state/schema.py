@@ -55,19 +55,27 @@ class SandboxState:
 
 def state_to_json(state: SandboxState) -> dict[str, object]:
     """The document; plain dicts, lists, strings and numbers."""
-    ours: dict[str, object] = {
+    kata, snapshot = snapshot_to_json(state.snapshot)
+    return {**kata, KEY: {**head_to_json(state), "Snapshot": snapshot}}
+
+
+def snapshot_to_json(snapshot: SandboxSnapshot | None) -> tuple[dict[str, object], dict[str, object] | None]:
+    """What the document owes to the snapshot alone: Kata's keys, and ours under `Snapshot`."""
+    if snapshot is None:
+        return {"PersistVersion": PERSIST_VERSION, "State": ""}, None
+    return kata_sandbox(snapshot), _snapshot_to_json(snapshot)
+
+
+def head_to_json(state: SandboxState) -> dict[str, object]:
+    """What stands under our key but the snapshot."""
+    return {
         "Version": VERSION,
         "SandboxID": state.sandbox_id,
         "Shim": shim_to_json(state.shim),
         "Ledger": [
             {"Kind": entry.kind.value, "Key": entry.key, "Detail": dict(entry.detail)} for entry in state.ledger
         ],
-        "Snapshot": None if state.snapshot is None else _snapshot_to_json(state.snapshot),
     }
-    kata: dict[str, object] = {"PersistVersion": PERSIST_VERSION, "State": ""}
-    if state.snapshot is not None:
-        kata = kata_sandbox(state.snapshot)
-    return {**kata, KEY: ours}
 
 
 def state_from_json(document: object, where: str) -> SandboxState:

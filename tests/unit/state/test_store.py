@@ -12,7 +12,7 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import ExitStatus
 from pyshim.state.json_fields import StateDamaged
 from pyshim.state.kata import completed
-from pyshim.state.schema import NotOurState, SandboxState, ShimRecord, StateTooNew
+from pyshim.state.schema import NotOurState, SandboxState, ShimRecord, StateTooNew, state_to_json
 from pyshim.state.store import MAX_BYTES, StateStore
 
 
@@ -111,6 +111,41 @@ def test_each_container_has_a_file_of_its_own_until_it_is_gone(store: StateStore
     store.save(state(container("c1")))
 
     assert sorted(os.listdir(f"{store.root}/sb1")) == ["c1", "persist.json"]
+
+
+def test_a_ledger_of_an_unchanged_snapshot_is_written_beside_it(store: StateStore) -> None:
+    had = state(container("c1"))
+    entry = LedgerEntry(kind=ResourceKind.MOUNT, key='/run/"quoted"')
+    store.save(had)
+
+    store.save(replace(had, ledger=(*had.ledger, entry)))
+
+    assert document(store) == state_to_json(replace(had, ledger=(*had.ledger, entry)))
+    assert store.load("sb1").ledger == (*had.ledger, entry)
+
+
+def test_a_sandbox_that_comes_again_has_its_containers_files_again(store: StateStore) -> None:
+    wanted = state(container("c1"))
+    store.save(wanted)
+    store.remove("sb1")
+
+    store.save(wanted)
+
+    assert sorted(os.listdir(f"{store.root}/sb1")) == ["c1", "persist.json"]
+
+
+def test_containers_files_that_could_not_be_written_are_tried_again(store: StateStore) -> None:
+    wanted = state(container("c1"))
+    store.save(state())
+    obstacle = Path(f"{store.root}/sb1/c1")
+    obstacle.write_text("in the way")
+    with pytest.raises(FailedPrecondition):
+        store.save(wanted)
+    obstacle.unlink()
+
+    store.save(wanted)
+
+    assert Path(f"{store.root}/sb1/c1/persist.json").exists()
 
 
 def test_nobody_else_can_read_it(store: StateStore) -> None:
