@@ -15,7 +15,7 @@ from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.trace import span, traced
+from pyshim.model.trace import span, step, traced
 from pyshim.plan.sandbox import SandboxPlan
 from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
@@ -33,7 +33,7 @@ from pyshim.sandbox.seams import (
     Records,
     Virtiofsd,
 )
-from pyshim.sandbox.tasks import TaskOwner, to_the_end
+from pyshim.sandbox.tasks import TaskOwner, to_the_end, together
 from pyshim.sandbox.undo import Undo
 
 log = logging.getLogger("pyshim.sandbox")
@@ -166,14 +166,9 @@ class Sandbox:
 
     async def _start(self) -> Agent:
         self._undo.push(self.cgroups.leave)
-        with span("enter cgroups"):
-            await self.cgroups.enter()
-        await self._make_share()
-        await self.network.connect()
-        if self.plan.share.virtiofsd is not None:
-            with span("start virtiofsd"):
-                self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
-            self._undo.push(self._virtiofsd.stop)
+        # The kernel takes its time to move a process. The share needs none; whatever does is started after the move.
+        await together(step("enter cgroups", self.cgroups.enter()), self._make_share())
+        await together(self.network.connect(), self._start_virtiofsd())
         await self._boot()
         agent = await self._reach_agent()
         await self._or_lost(self._set_up_guest(agent))
@@ -230,6 +225,13 @@ class Sandbox:
         for mount in share.bind_mounts:
             self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
+
+    async def _start_virtiofsd(self) -> None:
+        if self.plan.share.virtiofsd is None:
+            return
+        with span("start virtiofsd"):
+            self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._ledger)
+        self._undo.push(self._virtiofsd.stop)
 
     async def _boot(self) -> None:
         self._undo.push_for(self.plan.vm.stop_timeout_s, self.hypervisor.stop)

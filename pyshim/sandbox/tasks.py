@@ -61,6 +61,28 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     return result
 
 
+async def together(*work: Coroutine[Any, Any, Any]) -> None:
+    """All of `work` has ended. When one fails the others are cancelled, and its error follows once they have ended."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    under_way = set(tasks)
+    try:
+        while under_way and not any(task.done() and (task.cancelled() or task.exception()) for task in tasks):
+            _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await to_the_end(_ended(tasks))
+    for task in tasks:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+    for task in tasks:
+        task.result()
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
 async def joined(task: asyncio.Task[T], action: str) -> T:
     """The result of `task`, which goes on when this caller gives up. Raises Cancelled when `task` itself was ended."""
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import Cancelled, FailedPrecondition
-from pyshim.sandbox.tasks import TaskOwner, joined, to_the_end
+from pyshim.sandbox.tasks import TaskOwner, joined, to_the_end, together
 from pyshim.sandbox.undo import Undo
 from tests.fakes.clock import run_fast_forward
 
@@ -30,6 +30,50 @@ def test_work_that_must_reach_its_end_survives_two_cancellations() -> None:
             await waiting
         assert done == ["all of it"]
         assert await to_the_end(work()) == "result"
+
+    run_fast_forward(body())
+
+
+def test_work_done_together_runs_at_the_same_time() -> None:
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+
+        await together(asyncio.sleep(5), asyncio.sleep(3), asyncio.sleep(4))
+
+        assert loop.time() - started < 6  # of the clock that is wound forward
+
+    run_fast_forward(body())
+
+
+@pytest.mark.parametrize("by", ["failure", "cancellation of the caller", "cancellation of a part"])
+def test_when_work_done_together_fails_all_of_it_has_ended(by: str) -> None:
+    async def body() -> None:
+        left: list[str] = []
+
+        async def slow_to_go() -> None:
+            try:
+                await asyncio.sleep(100)
+            finally:
+                await asyncio.sleep(2)
+                left.append("gone")
+
+        async def ends_early() -> None:
+            if by == "cancellation of the caller":
+                await asyncio.sleep(100)
+            await asyncio.sleep(1)
+            raise FailedPrecondition("no") if by == "failure" else asyncio.CancelledError
+
+        started = asyncio.get_running_loop().time()
+        waiting = asyncio.ensure_future(together(slow_to_go(), ends_early()))
+        await asyncio.sleep(1.5)
+        if by == "cancellation of the caller":
+            waiting.cancel()
+
+        with pytest.raises(FailedPrecondition if by == "failure" else asyncio.CancelledError):
+            await waiting
+        assert left == ["gone"]
+        assert asyncio.get_running_loop().time() - started < 10
 
     run_fast_forward(body())
 
