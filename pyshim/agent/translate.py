@@ -105,8 +105,7 @@ def spec(raw: Mapping[str, Any], owner: str) -> oci_pb2.Spec:
     Raises InvalidArgument naming the member whose value does not fit its field.
     """
     message = oci_pb2.Spec()
-    _fill(message, raw, f"spec of '{owner}'")
-    message.Version = str(raw.get("ociVersion", ""))
+    _fill(message, {**raw, "version": raw.get("ociVersion")}, f"spec of '{owner}'")
     return message
 
 
@@ -267,7 +266,7 @@ def _fill(message: Message, raw: Mapping[str, Any], where: str) -> None:
             continue
         try:
             _set(message, field, value, f"{where}: {key}")
-        except (TypeError, ValueError, AttributeError) as exc:
+        except (TypeError, ValueError, AttributeError, OverflowError) as exc:
             raise InvalidArgument(f"read {where}: {key} does not fit: {str(exc)[:200]}") from exc
 
 

@@ -52,8 +52,10 @@ def release_all(
             continue
         try:
             release(entry, timeout_s=min(left_s, one_timeout_s))
-        except ShimError as error:
-            errors.append(str(error))
+        except Exception as error:
+            # Whatever an entry that makes no sense meets: those before it must still be undone.
+            told = isinstance(error, ShimError)
+            errors.append(str(error) if told else f"release {entry.kind.value} {entry.key!r}: {error!r}")
             held.append(entry)
     return tuple(reversed(held))
 

@@ -265,7 +265,9 @@ def _after(before: Resources, update: Resources) -> dict[str, Any]:
     result = merged(before, update)
     for group, members in update.items():
         if isinstance(members, Mapping):
-            result[group] = {**(result.get(group) or {}), **{name: value for name, value in members.items() if value}}
+            had = result.get(group)
+            changed = {name: value for name, value in members.items() if value}
+            result[group] = {**(had if isinstance(had, Mapping) else {}), **changed}
         elif members:
             result[group] = members
     return result

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 import os
+import socket
 from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple
@@ -47,8 +48,15 @@ class MonitorSocket:
         """The socket takes connections of its owner. Raises OSError."""
         with suppress(FileNotFoundError):
             os.unlink(self._path)
-        self._server = await asyncio.start_unix_server(self._serve, self._path, limit=_MAX_HEAD_BYTES)
-        os.chmod(self._path, 0o600)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            # The mode of an unbound socket is its file's (unix(7)): there is no moment in which others could connect.
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(self._path)
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=_MAX_HEAD_BYTES)
+        except BaseException:
+            listener.close()
+            raise
 
     async def close(self) -> None:
         """No connection is taken any more. Idempotent; the file is whoever's who has it in the ledger."""

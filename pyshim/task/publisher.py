@@ -110,16 +110,19 @@ class EventPublisher:
         fields = {"event": type(queued.event).__name__, "container": queued.event.container_id}
         try:
             request = forward_request(queued.event, namespace=self._namespace, at_ns=queued.at_ns)
-        except ValueError as error:
-            # A value its field cannot carry: no reason to hold back the events behind it.
-            log.error("event cannot be encoded", extra={**fields, "error": str(error)})
+        except Exception as error:
+            # A value its field cannot carry: no reason to hold back the events behind it, nor to end this task, with
+            # which the shim would end, and the pod.
+            log.error("event cannot be encoded", extra={**fields, "error": str(error)}, exc_info=error)
             return
         pause_s = self._limits.first_pause_s
         failures = 0
         while True:
             try:
                 await self._forward(request)
-            except (OSError, TtrpcError) as error:
+            except Exception as error:  # an unforeseen one as well: see above
+                if not isinstance(error, OSError | TtrpcError):
+                    log.error("event not delivered", extra=fields, exc_info=error)
                 if _is_refusal(error):
                     log.error("event refused by containerd", extra={**fields, "error": str(error)})
                     return

@@ -81,7 +81,7 @@ def _open_in(netns: str, inode: int, name: str) -> tuple[_socket.socket, int] | 
     A socket stays in the namespace it was made in, so only its making needs a thread that has gone there and ends.
     """
     found: list[tuple[_socket.socket, int]] = []
-    failures: list[OSError] = []
+    failures: list[Exception] = []
 
     def work() -> None:
         try:
@@ -89,9 +89,9 @@ def _open_in(netns: str, inode: int, name: str) -> tuple[_socket.socket, int] | 
                 _enter(netns, inode)
             index = _socket.if_nametoindex(name)
             found.append((_socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, _socket.NETLINK_ROUTE), index))
-        except OSError as error:
+        except Exception as error:  # the caller's: a thread's own would be lost, and the link taken for gone
             # if_nametoindex says "no such interface" without a number.
-            if error.errno not in (None, errno.ENODEV, errno.ENXIO, errno.ENOENT):
+            if not isinstance(error, OSError) or error.errno not in (None, errno.ENODEV, errno.ENXIO, errno.ENOENT):
                 failures.append(error)
 
     thread = threading.Thread(target=work, name=f"netns {netns}")

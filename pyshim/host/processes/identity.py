@@ -1,12 +1,17 @@
 """Processes that are not (or no longer) children of ours: told apart by pid and start time, killed through a pidfd."""
 
+import contextlib
 import os
 import select
 import signal
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyshim.model.errors import DeadlineExceeded, InvalidArgument
+
+_STOP_WAIT_S = 0.5
+_STOP_PAUSE_S = 0.001
 
 
 class ProcessRef(NamedTuple):
@@ -133,50 +138,69 @@ def _is_script(path: str) -> bool:
 def kill_family(process: ProcessRef, deadline: float) -> None:
     """That process and those it has started have ended: virtiofsd serves from a child of its own.
 
-    Idempotent; raises DeadlineExceeded, OSError. Once the process is gone its children cannot be told from others.
+    Each is stopped before its children are looked for, so that none is started meanwhile. Idempotent; raises
+    DeadlineExceeded, OSError. Once the process is gone its children cannot be told from others.
     """
-    if not is_alive(process):
-        return
-    family = (process, *_descendants(process.pid))
+    family = [process] if is_alive(process) else []
+    for member in family:  # which grows on the way
+        _stop(member, min(deadline, time.monotonic() + _STOP_WAIT_S))
+        family += _children(member.pid)
     for member in family:
         kill(member, deadline)
 
 
-def _descendants(pid: int) -> tuple[ProcessRef, ...]:
-    """Processes below `pid`. Source: proc(5), /proc/pid/task/tid/children."""
-    children: list[int] = []
+def _stop(process: ProcessRef, deadline: float) -> None:
+    """It runs no more, so it starts nobody; one that does not stop (uninterruptible I/O) is left to its KILL."""
+    with contextlib.suppress(ProcessLookupError), _opened(process) as fd:
+        signal.pidfd_send_signal(fd, signal.SIGSTOP)
+        while _runs(process.pid) and time.monotonic() < deadline:
+            time.sleep(_STOP_PAUSE_S)
+
+
+def _runs(pid: int) -> bool:
+    """Some thread of it is neither stopped nor dead."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                if file.read().rpartition(b")")[2].split()[0] not in (b"T", b"t", b"Z", b"X", b"x"):
+                    return True
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it, or a thread of it, has ended
+    return False
+
+
+def _children(pid: int) -> list[ProcessRef]:
+    """Source: proc(5), /proc/pid/task/tid/children."""
+    found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                children += [int(word) for word in file.read().split()]
+                for child in map(int, file.read().split()):
+                    if (ticks := start_ticks(child)) is not None:
+                        found.append(ProcessRef(child, ticks))
     except (FileNotFoundError, ProcessLookupError):
-        # It is ending, or the kernel has no such list (CONFIG_PROC_CHILDREN).
-        pass
-    found = []
-    for child in children:
-        ticks = start_ticks(child)
-        if ticks is not None:
-            found += [ProcessRef(child, ticks), *_descendants(child)]
-    return tuple(found)
+        pass  # it is ending, or the kernel has no such list (CONFIG_PROC_CHILDREN)
+    return found
+
+
+@contextlib.contextmanager
+def _opened(process: ProcessRef) -> Iterator[int]:
+    """A pidfd of that very process. Raises ProcessLookupError when it has ended."""
+    fd = os.pidfd_open(process.pid)
+    try:
+        # Asked after opening: from here on the fd and the pid mean the same process, or the pid's is gone.
+        if not is_alive(process):
+            raise ProcessLookupError
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def kill(process: ProcessRef, deadline: float) -> None:
     """That very process has ended, if only to a zombie. Idempotent; raises DeadlineExceeded, OSError."""
-    try:
-        fd = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    try:
-        # Asked after opening: from here on the fd and the pid mean the same process, or the pid's is gone.
-        if not is_alive(process):
-            return
-        try:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+    with contextlib.suppress(ProcessLookupError), _opened(process) as fd:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
         wait_gone(fd, process.pid, deadline)
-    finally:
-        os.close(fd)
 
 
 def wait_gone(pidfd: int, pid: int, deadline: float) -> None:

@@ -15,7 +15,14 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.plan.sizing.record import SizingRecord, decimal, dimension
 from pyshim.plan.sizing.static import DYNAMIC, LEAST_VCPUS, memory_limit, vcpus_limit
-from pyshim.plan.sizing.workload import MIB, NO_CPU_LIMIT, NO_MEMORY_LIMIT, cpu_request, memory_request
+from pyshim.plan.sizing.workload import (
+    MIB,
+    NO_CPU_LIMIT,
+    NO_MEMORY_LIMIT,
+    check_groups,
+    cpu_request,
+    memory_request,
+)
 
 MAX_GROWTH = 48
 """A plugged DIMM is described in memory the guest already has: beyond this many times its size the guest runs out.
@@ -62,6 +69,7 @@ class ResizePlan:
 
 def demand(name: str, resources: Mapping[str, Any]) -> Demand:
     """One container's demand, from its OCI resources. Raises InvalidArgument naming the member that is wrong."""
+    check_groups(resources)
     cpu = cpu_request(resources)
     memory_bytes, hugepage_bytes = memory_request(resources)
     return Demand(
@@ -74,7 +82,11 @@ def demand(name: str, resources: Mapping[str, Any]) -> Demand:
 
 
 def merged(resources: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
-    """`resources` after an update, in which a member that is absent, empty or 0 means "as before" (Kata's rule)."""
+    """`resources` after an update, in which a member that is absent, empty or 0 means "as before" (Kata's rule).
+
+    Raises InvalidArgument for an update that is not made of groups.
+    """
+    check_groups(update)
     result = dict(resources)
     for group, names in (("cpu", _UPDATED_CPU), ("memory", ("limit",))):
         changed = {name: value for name in names if (value := (update.get(group) or {}).get(name))}

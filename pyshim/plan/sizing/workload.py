@@ -25,6 +25,7 @@ _MIN_SHARES = 2
 _SHARES_PER_CPU = 1024
 _MAX_CPUS = 8192
 """The kernel's largest NR_CPUS on x86-64."""
+_GROUPS = ("cpu", "memory", "pids", "blockIO", "network", "rdma", "unified")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
@@ -90,6 +91,15 @@ def container_workload(resources: Mapping[str, Any]) -> Workload:
         memory_source=f"{memory_source} + hugepageLimits" if hugepage_bytes else memory_source,
         hugepage_bytes=hugepage_bytes,
     )
+
+
+def check_groups(resources: Mapping[str, Any]) -> None:
+    """Every group of OCI resources is an object, whatever is in it. Raises InvalidArgument naming the one that is not.
+
+    For updates, which are merged group by group.
+    """
+    for name in _GROUPS:
+        _group(resources, name)
 
 
 def cpu_request(resources: Mapping[str, Any]) -> CpuRequest:

@@ -14,7 +14,7 @@ import pytest
 from pyshim.host import syscalls
 from pyshim.host.mounts.table import mounted_below
 from pyshim.host.processes import identity as processes
-from pyshim.host.release import release
+from pyshim.host.release import release, release_all
 from pyshim.host.trees import remove_tree
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -231,6 +231,34 @@ def test_what_a_process_started_dies_with_it() -> None:
 
         assert processes.start_ticks(child) is None
         assert parent.wait() == -signal.SIGKILL
+
+
+_FORKS = """
+import os, sys, time
+print(flush=True)
+for _ in range(1000):
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.001)
+time.sleep(60)
+"""
+
+
+def test_what_a_process_starts_while_it_is_killed_dies_with_it(tmp_path: Path) -> None:
+    word = str(tmp_path / "family")
+    argv = [sys.executable, "-I", "-S", "-c", _FORKS, word]
+    for _ in range(3):
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as parent:
+            assert parent.stdout is not None
+            parent.stdout.readline()
+
+            release(entry(ResourceKind.PROCESS, "some-long-key", pid=parent.pid, start_ticks=ticks(parent)))
+
+            left = processes.find_by_argument(word)
+            for each in left:
+                processes.kill(each, time.monotonic() + 30)
+        assert left == ()
 
 
 def test_a_successor_of_the_pid_is_left_alone(sleeper: "subprocess.Popen[bytes]") -> None:
@@ -450,6 +478,33 @@ def test_a_bound_namespace_is_unmounted_and_its_file_removed(netns: Path) -> Non
 def test_a_kind_without_an_undo_says_so(kind: ResourceKind) -> None:
     with pytest.raises(Unimplemented, match=kind.value):
         release(entry(kind, "k"))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        entry(ResourceKind.SOCKET, "/run/with\0nul"),
+        entry(ResourceKind.DIRECTORY, "/run/\udcff\ud800"),
+        entry(ResourceKind.PROCESS, "some-long-key", pid=-5, start_ticks=1),
+        entry(ResourceKind.CGROUP, "/x", roots="/with\0nul"),
+        entry(ResourceKind.MOUNT, "/run/with\0nul"),
+        entry(ResourceKind.LINK, "tap\0", netns="/with\0nul"),
+    ],
+    ids=lambda broken: broken.kind.value,
+)
+def test_an_entry_that_makes_no_sense_does_not_keep_the_others_from_their_undo(
+    tmp_path: Path, broken: LedgerEntry
+) -> None:
+    """A damaged state, or a bug of ours: what comes before it in the ledger is undone all the same."""
+    directory = entry(ResourceKind.DIRECTORY, tmp_path / "directory")
+    (tmp_path / "directory").mkdir()
+    errors: list[str] = []
+
+    held = release_all((directory, broken), deadline=time.monotonic() + 60, one_timeout_s=5, errors=errors)
+
+    assert not (tmp_path / "directory").exists()
+    assert held in ((), (broken,))
+    assert [broken.kind.value in error for error in errors] == [True] * len(held)
 
 
 def test_a_directory_nested_too_deeply_fails_as_itself_and_not_as_a_crash(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The monitor socket, asked as CSI drivers ask it, and by clients that know no HTTP."""
 
 import asyncio
+import contextlib
 import json
 import os
 import stat
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,33 @@ def test_a_client_that_leaves_early_disturbs_nobody(tmp_path: Path) -> None:
         assert (await said(path, b"GET /x HTTP/1.1\r\n\r\n"))[0] == 404
 
     served(tmp_path, scenario)
+
+
+def test_there_is_no_moment_in_which_others_could_connect(tmp_path: Path) -> None:
+    seen: set[int] = set()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            with contextlib.suppress(FileNotFoundError):
+                seen.add(stat.S_IMODE(os.stat(tmp_path / "shim-monitor.sock").st_mode))
+
+    async def nothing(path: str, volumes: Volumes) -> None:
+        await asyncio.sleep(0)
+
+    watcher = threading.Thread(target=watch)
+    before = os.umask(0)
+    watcher.start()
+    try:
+        for _ in range(50):
+            served(tmp_path, nothing)
+            os.unlink(tmp_path / "shim-monitor.sock")
+    finally:
+        os.umask(before)
+        over.set()
+        watcher.join()
+
+    assert seen == {0o600}
 
 
 def test_the_operators_command_asks_the_same_way(tmp_path: Path) -> None:

@@ -225,12 +225,43 @@ def test_event_that_containerd_refuses_does_not_hold_up_the_others(caplog: pytes
     assert [record.message for record in caplog.records] == ["event refused by containerd"]
 
 
-def test_event_that_cannot_be_encoded_does_not_hold_up_the_others() -> None:
+@pytest.mark.parametrize("pid", [-1, "many", 0.5], ids=repr)
+def test_event_that_cannot_be_encoded_does_not_hold_up_the_others(pid: Any) -> None:
+    """The sender's end would be the shim's, and so the pod's."""
+
     async def test() -> None:
         async with bench() as (publisher, containerd):
             await containerd.up()
-            publisher.publish(started(-1))
+            publisher.publish(started(pid))
             publisher.publish(EXITED)
+
+            assert await containerd.took(1) == ["/tasks/exit"]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"\xff" * 64, b"HTTP/1.1 200 OK\r\n\r\n", b"\0\0\0\x04\0\0\0\x01\x02\0\xff\xff\xff\xff", b""],
+    ids=["noise", "http", "no response message", "end"],
+)
+def test_an_answer_that_is_none_does_not_end_the_sender(answer: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        met.set()
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    met = asyncio.Event()
+
+    async def test() -> None:
+        async with bench() as (publisher, containerd):
+            babbler = await asyncio.start_unix_server(talk, containerd.path)
+            publisher.publish(EXITED)
+            await asyncio.wait_for(met.wait(), 30)
+            babbler.close()
+            containerd.path.unlink()
+            await containerd.up()
 
             assert await containerd.took(1) == ["/tasks/exit"]
 
