@@ -10,10 +10,12 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from bench import chart, file_io, report, rounds, stub_pods
+from bench import chart, file_io, memory, report, rounds, stub_pods, stubs
 from bench.measures import Ground, Peer
 from integration.framework import enclosure, images, shim_config
 from integration.framework.containerd import Containerd, Directories
@@ -24,7 +26,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 GROUND = Path("/run/pyshim-bench")
 RESULTS = PROJECT / "bench" / "results"
 # Only a part of the table: the kept results stay as they are.
-FILE_RESULTS = PROJECT / ".build" / "bench"
+PART_RESULTS = PROJECT / ".build" / "bench"
 
 
 def main() -> int:
@@ -37,7 +39,7 @@ def main() -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    if not file_io.FIO.exists():
+    if not arguments.only_memory and not file_io.FIO.exists():
         print(
             f"bench: find {str(file_io.FIO)!r}: not installed (hint: `make bench` or apt-get install fio)",
             file=sys.stderr,
@@ -47,7 +49,10 @@ def main() -> int:
     if arguments.runs:
         size = replace(size, rounds=arguments.runs)
     load_before = os.getloadavg()[0]
-    samples, woken = _measure(size, arguments.peer, peer, arguments.only_files)
+    if arguments.only_memory:
+        return _profile_memory(size, arguments.ksm, arguments.output or PART_RESULTS, load_before)
+    with _ground(arguments.peer, peer) as ground:
+        samples, woken = _measure(ground, size, arguments.only_files)
     found = report.rows(samples)
     facts = _facts(size, load_before)
     if arguments.only_files:
@@ -58,7 +63,7 @@ def main() -> int:
     if peer is not None:
         facts["peer"] = str(arguments.peer)
     print(report.as_text(found))
-    target = arguments.output or (FILE_RESULTS if arguments.only_files else RESULTS)
+    target = arguments.output or (PART_RESULTS if arguments.only_files else RESULTS)
     target.mkdir(parents=True, exist_ok=True)
     report.write_json(target / "bench.json", found, samples, facts, arguments.note)
     (target / "bench.md").write_text(report.as_markdown(found, facts, arguments.note))
@@ -75,6 +80,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="two rounds with little in them: does it work at all")
     parser.add_argument("--note", default="", help="a sentence for the results, about the state of the machine")
     parser.add_argument("--only-files", action="store_true", help="only the rates of fio; written to .build/bench")
+    parser.add_argument(
+        "--only-memory", action="store_true", help="only where a forked shim's memory goes; written to .build/bench"
+    )
+    parser.add_argument("--ksm", action="store_true", help="with --only-memory: while the kernel merges equal pages")
     parser.add_argument("--peer", type=Path, metavar="SHIM", help="path of another shim to measure beside ours")
     parser.add_argument("--peer-config", type=Path, metavar="FILE", help="the configuration the peer is given")
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: bench/results")
@@ -83,13 +92,19 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--runs {arguments.runs}: expected 1 or more")
     if arguments.only_files and (arguments.peer or arguments.runs):
         parser.error("--only-files: takes neither --peer nor --runs")
+    if arguments.only_memory and (arguments.only_files or arguments.peer or arguments.runs):
+        parser.error("--only-memory: takes none of --only-files, --peer, --runs")
+    if arguments.ksm and not arguments.only_memory:
+        parser.error("--ksm: goes with --only-memory")
     return arguments
 
 
-def _measure(
-    size: rounds.Size, program: Path | None, peer: Peer | None, only_files: bool
-) -> tuple[rounds.Samples, int | None]:
-    """All samples, and how often an idle shim was woken; raises AssertionError when something is left on the host."""
+@contextmanager
+def _ground(program: Path | None, peer: Peer | None) -> Iterator[Ground]:
+    """A containerd that is up, for as long as measurements last.
+
+    Raises AssertionError when they left something on the host.
+    """
     GROUND.mkdir()
     binaries = PROJECT / "bin"
     if program is not None:
@@ -107,22 +122,38 @@ def _measure(
         images.write_archive(archive)
         daemon.ctr("images", "import", archive)
         before = HostState.look((GROUND,))
-        started = time.monotonic()
-        ground = Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest(), peer=peer)
-
-        def progress(text: str) -> None:
-            print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
-
-        samples, woken = rounds.Samples(), None
-        if not only_files:
-            samples = rounds.run(ground, size, progress)
-            with stub_pods.running(replace(ground, config=GROUND / "stubs" / "configuration.toml"), 1) as (pid,):
-                woken = stub_pods.wakeups(pid, 30.0)
-        rounds.run_file_io(ground, PROJECT / ".build", size, progress, samples)
+        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest(), peer=peer)
         assert_nothing_left(before, (GROUND,))
-        return samples, woken
     finally:
         daemon.stop()
+
+
+def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[rounds.Samples, int | None]:
+    """All samples, and how often an idle shim was woken."""
+    started = time.monotonic()
+
+    def progress(text: str) -> None:
+        print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
+
+    samples, woken = rounds.Samples(), None
+    if not only_files:
+        samples = rounds.run(ground, size, progress)
+        with stub_pods.running(replace(ground, config=GROUND / "stubs" / "configuration.toml"), 1) as (pid,):
+            woken = stub_pods.wakeups(pid, 30.0)
+    rounds.run_file_io(ground, PROJECT / ".build", size, progress, samples)
+    return samples, woken
+
+
+def _profile_memory(size: rounds.Size, ksm: bool, target: Path, load_before: float) -> int:
+    """The exit code: 0, once the profile is printed and written."""
+    with _ground(None, None) as ground:
+        found = memory.profile(replace(ground, config=stubs.config(GROUND)), size.pods, ksm=ksm)
+    print(memory.as_text(found))
+    target.mkdir(parents=True, exist_ok=True)
+    facts = {**_facts(size, load_before), "equal pages": "merged by the kernel" if ksm else "left as they are"}
+    memory.write_json(target / "memory.json", found, facts)
+    print(f"written: {target}/memory.json")
+    return 0
 
 
 def _own_guest() -> Path:

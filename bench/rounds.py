@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bench import bare_boot, file_io, measures, stub_pods, stubs
+from bench import bare_boot, file_io, measures, stub_pods, stub_whole_pods, stubs
 from bench.measures import PYKATA, RUNC, Ground
 from integration.framework.runtime import Runtime
 from integration.framework.zygote import Zygote
@@ -96,7 +96,7 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
             bare.append(measures.bare_interpreter_s())
             start.append(measures.start_s(ground, PYKATA))
         forked += [stub_pods.create_s(ground) for _ in range(size.creates)]
-        with stub_pods.running(ground, size.pods) as pids:
+        with stub_whole_pods.running(ground, size.pods) as pids:
             pss = [measures.memory_of(pid).pss_mib for pid in pids]
             mean = (sum(pss) + measures.memory_of(zygote.pid).pss_mib) / len(pss)
             samples.open_round("forked_pss").append(mean)

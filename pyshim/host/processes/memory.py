@@ -1,0 +1,40 @@
+"""What this process tells the C library and the kernel about its own memory."""
+
+import ctypes
+import os
+
+_MADV_MERGEABLE = 12
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def give_back_free() -> None:
+    """The pages that only freed memory of the C library's lies in are the kernel's again. Source: malloc_trim(3)."""
+    trim = getattr(_libc, "malloc_trim", None)  # glibc's own
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
+def offer_for_merging() -> None:
+    """The kernel may keep equal pages once, of what is mapped now, wherever it is told to do that at all (ksm/run).
+
+    Forks inherit it, programs that are executed do not: what a VMM maps is never offered. Every write to a merged page
+    makes it private again. Raises OSError where the kernel cannot merge. Source: madvise(2), MADV_MERGEABLE.
+    """
+    for start, end in _private_regions():
+        if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(_MADV_MERGEABLE)) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
+
+def _private_regions() -> list[tuple[int, int]]:
+    """First address and end of every writable private mapping but the stack. Source: proc(5), /proc/PID/maps."""
+    regions = []
+    with open("/proc/self/maps") as file:
+        for line in file.read().splitlines():
+            addresses, permissions, _, _, _, *name = line.split(maxsplit=5)
+            if permissions == "rw-p" and name != ["[stack]"]:
+                start, _, end = addresses.partition("-")
+                regions.append((int(start, 16), int(end, 16)))
+    return regions
