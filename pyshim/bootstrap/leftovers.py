@@ -8,12 +8,14 @@ import fcntl
 import os
 import select
 import signal
+import sys
 import time
 from dataclasses import replace
 
 from pyshim.bootstrap.address import socket_name
 from pyshim.bootstrap.conventions import Places, conventional_ledger
 from pyshim.bootstrap.dead_socket import remove_dead_socket
+from pyshim.bootstrap.remote_vms import end_in_background, remote_vms
 from pyshim.host.processes import identity as processes
 from pyshim.host.release import release_all
 from pyshim.model.errors import NotFound, ShimError
@@ -55,7 +57,7 @@ def clean(
     """
     store = StateStore(root=state_root, register=register)
     pid, container = 0, None
-    with locked(store.directory(sandbox_id), deadline):
+    with locked(store.directory(sandbox_id), deadline) as lock:
         try:
             state = store.load(sandbox_id)
             if not _is_callers(state.shim, sandbox_id, address, namespace):
@@ -63,8 +65,14 @@ def clean(
             pid, container = _known(state, container_id)
             if _is_served(state.shim) and container_id != sandbox_id:
                 return pid, container
-            _end_daemon(state.shim, deadline, holds=lambda: bool(store.load(sandbox_id).ledger))
-            _undo_all(store, sandbox_id, deadline, errors)
+            _end_daemon(
+                state.shim,
+                deadline,
+                holds=lambda: bool(store.load(sandbox_id).ledger),
+                may_kill=not remote_vms(state.ledger),
+            )
+            if not (remote_vms(state.ledger) and _is_served(state.shim)):
+                _undo_all(store, sandbox_id, deadline, errors, background=lock.is_held)
         except (StateDamaged, NotFound) as error:
             shim = store.entered(sandbox_id)
             is_callers = shim is None or _is_callers(shim, sandbox_id, address, namespace)
@@ -117,19 +125,21 @@ class locked:
         self._directory = directory
         self._deadline = deadline
         self._fd = -1
+        self.is_held = False
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "locked":
         try:
             self._fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
-            return
+            return self
         while True:
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                self.is_held = True
+                return self
             except OSError:
                 if time.monotonic() >= self._deadline - _ONE_UNDO_S:
-                    return
+                    return self
                 time.sleep(_LOCK_PAUSE_S)
 
     def __exit__(self, *_error: object) -> None:
@@ -148,8 +158,8 @@ def _is_served(shim: ShimRecord) -> bool:
     return processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks))
 
 
-def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]") -> None:
-    """The daemon has ended, or holds nothing any more.
+def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]", may_kill: bool = True) -> None:
+    """The daemon has ended, or holds nothing any more; without `may_kill` it has been asked to end.
 
     At the normal end it has stopped the VM already and exits by itself; where other containers' tasks are still to be
     deleted it lives on, without resources, and is left alone.
@@ -167,7 +177,8 @@ def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]
             return
         if not holds():
             return
-        for signal_number, wait_s in ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, float("inf"))):
+        ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, float("inf")))
+        for signal_number, wait_s in ways if may_kill else ((signal.SIGTERM, float("inf")),):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(fd, signal_number)
             if _gone_within(fd, min(wait_s, deadline - time.monotonic())):
@@ -183,13 +194,36 @@ def _gone_within(pidfd: int, wait_s: float) -> bool:
 
 
 def _undo_all(
-    store: StateStore, sandbox_id: str, deadline: float, errors: "list[str]", *, is_gone: bool = False
+    store: StateStore,
+    sandbox_id: str,
+    deadline: float,
+    errors: "list[str]",
+    *,
+    is_gone: bool = False,
+    background: bool = False,
 ) -> None:
-    """The ledger, as it now is on disk, is undone from its end; what could not be stays there, for the next to try."""
+    """The ledger, as it now is on disk, is undone from its end; what could not be stays there, for the next to try.
+
+    Remote VMs are ended by a process of their own, which may outlive us, with `background`; else not at all.
+    """
     state = store.load(sandbox_id)
-    held = release_all(state.ledger, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors)
-    if held:
-        store.save(replace(state, ledger=held))
+    remote = remote_vms(state.ledger)
+    local = tuple(entry for entry in state.ledger if entry not in remote)
+    held = release_all(local, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors)
+    _keep(store, sandbox_id, replace(state, ledger=(*held, *remote)), is_gone)
+    if remote and background:
+        after = replace(state, ledger=held)
+        pid = end_in_background(remote, lambda: _keep(store, sandbox_id, after, is_gone), deadline, errors)
+        if pid:
+            print(f"remote vm '{remote[0].key}': process {pid} waits for its end", file=sys.stderr)
+    elif remote and is_gone:
+        errors += [f"release remote-vm {entry.key!r}: its end may take minutes" for entry in remote]
+
+
+def _keep(store: StateStore, sandbox_id: str, state: SandboxState, is_gone: bool) -> None:
+    """The state has what is still held; without any it is gone, unless its shim still serves."""
+    if state.ledger:
+        store.save(state)
     elif is_gone or not _is_served(state.shim):
         scheme, _, path = state.shim.socket.partition("://")
         if scheme == "unix" and path.startswith("/"):

@@ -13,7 +13,7 @@ from typing import TypedDict
 from pyshim.host.mounts.table import unmount_all, unmount_beneath
 from pyshim.host.processes import identity as processes
 from pyshim.host.trees import remove_tree
-from pyshim.model.errors import FailedPrecondition, ShimError, Unimplemented
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 TIMEOUT_S = 5.0
@@ -37,26 +37,38 @@ def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
 
 
 def release_all(
-    ledger: tuple[LedgerEntry, ...], *, deadline: float, one_timeout_s: float, errors: list[str]
+    ledger: tuple[LedgerEntry, ...],
+    *,
+    deadline: float,
+    one_timeout_s: float,
+    errors: list[str],
+    patient: bool = False,
 ) -> tuple[LedgerEntry, ...]:
     """Every entry was undone, the last first; those that could not be are returned in their order, `errors` says why.
 
-    For whoever comes after the shim that held them: `deadline` (of the monotonic clock) is for all of them.
+    For whoever comes after the shim that held them: `deadline` (of the monotonic clock) is for all of them, but for
+    remote VMs when `patient`: the end of one takes as long as it takes.
     """
     held: list[LedgerEntry] = []
     for entry in reversed(ledger):
-        left_s = deadline - time.monotonic()
+        began = time.monotonic()
+        left_s = min(deadline - began, one_timeout_s)
+        is_awaited = patient and entry.kind is ResourceKind.REMOTE_VM
+        if is_awaited:
+            left_s = _remote_patience_s(entry)
         if left_s <= 0:
             errors.append(f"release {entry.kind.value} {entry.key!r}: no time left")
             held.append(entry)
             continue
         try:
-            release(entry, timeout_s=min(left_s, one_timeout_s))
+            release(entry, timeout_s=left_s)
         except Exception as error:
             # Whatever an entry that makes no sense meets: those before it must still be undone.
             told = isinstance(error, ShimError)
             errors.append(str(error) if told else f"release {entry.kind.value} {entry.key!r}: {error!r}")
             held.append(entry)
+        if is_awaited:
+            deadline += time.monotonic() - began
     return tuple(reversed(held))
 
 
@@ -133,8 +145,16 @@ def _release_vfio(entry: LedgerEntry, _deadline: float) -> None:
     rebind(entry.key, str(entry.detail.get("driver", "")))
 
 
-def _unsupported(entry: LedgerEntry, _deadline: float) -> None:
-    raise Unimplemented(f"release {entry.kind.value} {entry.key!r}: no undo for this kind")
+def _release_remote_vm(entry: LedgerEntry, deadline: float) -> None:
+    from pyshim.host.remote_vms import stop_remote_vm
+
+    stop_remote_vm(entry, deadline)
+
+
+def _remote_patience_s(entry: LedgerEntry) -> float:
+    from pyshim.host.remote_vms import patience_s
+
+    return patience_s(entry)
 
 
 _UNDO: dict[ResourceKind, Callable[[LedgerEntry, float], None]] = {
@@ -147,6 +167,6 @@ _UNDO: dict[ResourceKind, Callable[[LedgerEntry, float], None]] = {
     ResourceKind.INGRESS: _release_ingress,
     ResourceKind.QDISC: _release_qdisc,
     ResourceKind.NETNS: _release_netns,
-    ResourceKind.REMOTE_VM: _unsupported,
+    ResourceKind.REMOTE_VM: _release_remote_vm,
     ResourceKind.VFIO: _release_vfio,
 }

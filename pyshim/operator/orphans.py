@@ -106,7 +106,7 @@ def clean(
         found = judged(store, sandbox_id, places)
         if not isinstance(found, Orphan):
             return found, (), errors
-        held = release_all(found.ledger, deadline=deadline, one_timeout_s=TIMEOUT_S, errors=errors)
+        held = release_all(found.ledger, deadline=deadline, one_timeout_s=TIMEOUT_S, errors=errors, patient=True)
         if not held:
             _forget(store, found, errors)
         elif found.state is not None:

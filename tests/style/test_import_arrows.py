@@ -39,6 +39,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.bootstrap": (),
     "pyshim.bootstrap.delete": ("pyshim.bootstrap", "pyshim.model", "pyshim.state", "pyshim.host"),
     "pyshim.bootstrap.conventions": ("pyshim.bootstrap", "pyshim.model", "pyshim.host"),
+    "pyshim.bootstrap.remote_vms": ("pyshim.bootstrap", "pyshim.model", "pyshim.host"),
     "pyshim.bootstrap.leftovers": ("pyshim.bootstrap", "pyshim.model", "pyshim.state", "pyshim.host"),
     "pyshim.model": (),
     # hypervisors.base holds the nouns of a VM (VmConfig, its devices): data that plans are made of and the host opens.
@@ -46,6 +47,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.config": ("pyshim.model",),
     "pyshim.state": ("pyshim.model", "pyshim.host.trees"),
     "pyshim.host": ("pyshim.model", "hypervisors.base", "pyshim.cdi"),
+    # The undo of a remote VM is a call.
+    "pyshim.host.remote_vms": ("pyshim.host", "pyshim.model", "pyshim.ttrpc"),
     "pyshim.ttrpc": (),
     # A library of its own, used by host and guest.
     "pyshim.cdi": (),

@@ -16,7 +16,7 @@ from pyshim.host.mounts.table import mounted_below
 from pyshim.host.processes import identity as processes
 from pyshim.host.release import release, release_all
 from pyshim.host.trees import remove_tree
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError, Unimplemented
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 Run = Callable[[Callable[[], None]], None]
@@ -472,12 +472,6 @@ def test_a_bound_namespace_is_unmounted_and_its_file_removed(netns: Path) -> Non
     twice(entry(ResourceKind.NETNS, netns))
 
     assert not netns.exists()
-
-
-@pytest.mark.parametrize("kind", [ResourceKind.REMOTE_VM])
-def test_a_kind_without_an_undo_says_so(kind: ResourceKind) -> None:
-    with pytest.raises(Unimplemented, match=kind.value):
-        release(entry(kind, "k"))
 
 
 @pytest.mark.parametrize(

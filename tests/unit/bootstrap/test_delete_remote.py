@@ -1,0 +1,220 @@
+"""`delete` and `pyshim cleanup` of sandboxes whose VM a service made elsewhere."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from protos.containerd.task_v2_pb2 import DeleteResponse
+from pyshim.bootstrap.conventions import Places
+from pyshim.bootstrap.leftovers import undo_remains
+from pyshim.host.processes import identity as processes
+from pyshim.model.errors import NotFound
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.remote_vms import RemoteVmState, remote_vm_entry
+from pyshim.operator import cleanup
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
+from tests.fakes.remote_service import FakeRemoteService, when
+
+PROJECT = Path(__file__).parents[3]
+SANDBOX = f"test-remote-{os.getpid()}"
+WAIT_S = 60.0
+Process = subprocess.Popen[bytes]
+
+
+class Node:
+    """One sandbox with a remote VM and a directory."""
+
+    def __init__(self, root: Path, service: FakeRemoteService) -> None:
+        self.root = root
+        self.service = service
+        self.vm_dir = root / "vm"
+        self.vm_dir.mkdir()
+        self.bundle = root / "bundle"
+        self.bundle.mkdir()
+        self.register = f"{root}/register"
+        self.store = StateStore(root=f"{root}/sbs", register=self.register)
+
+    def save(self, state: RemoteVmState = RemoteVmState.KNOWN, *, shim: "Process | None" = None) -> None:
+        pid, ticks = 2**22 + 1, 0
+        if shim is not None:
+            pid, ticks = shim.pid, processes.start_ticks(shim.pid) or 0
+        record = ShimRecord(pid=pid, start_ticks=ticks, socket=f"unix://{self.root}/shim.sock", namespace="k8s.io")
+        remote = remote_vm_entry(
+            SANDBOX,
+            socket_path=self.service.path,
+            state=state,
+            asked_until_s=int(time.time()) + 3600,
+            stop_timeout_s=int(WAIT_S),
+        )
+        directory = LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(self.vm_dir))
+        self.store.enter(SandboxId(SANDBOX), record)
+        self.store.save(
+            SandboxState(sandbox_id=SandboxId(SANDBOX), shim=record, snapshot=None, ledger=(directory, remote))
+        )
+
+    def held(self) -> list[ResourceKind]:
+        try:
+            return [entry.kind for entry in self.store.load(SANDBOX).ledger]
+        except NotFound:
+            return []
+
+    def is_forgotten(self) -> bool:
+        return self.store.sandbox_ids() == () and self.store.entered_ids() == ()
+
+    def delete(self) -> Process:
+        """As containerd runs it, with its four seconds."""
+        code = (
+            f"import sys; sys.path[:0] = {[str(PROJECT)]!r}; from pyshim.bootstrap import delete; "
+            "from pyshim.bootstrap.argv import parse; "
+            f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={self.store.root!r}, register={self.register!r}))"
+        )
+        words = ["-namespace", "k8s.io", "-address", "/run/c.sock", "-id", SANDBOX, "-bundle", str(self.bundle)]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", code, *words, "delete"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def cleanup(self) -> int:
+        arguments = argparse.Namespace(id=SANDBOX, all=False, dry_run=False)
+        places = Places(vm_root=f"{self.root}/v", shared_root=f"{self.root}/s", cgroup_root=f"{self.root}/c")
+        return cleanup.run(arguments, store=self.store, places=places)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with FakeRemoteService(str(tmp_path)) as service:
+        service.vms[SANDBOX] = "running"
+        yield Node(tmp_path, service)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def finished(process: Process) -> tuple[int, bytes, str]:
+    out, err = process.communicate(timeout=WAIT_S)
+    return process.returncode, out, err.decode()
+
+
+def test_a_killed_shims_vm_is_stopped_by_delete(node: Node) -> None:
+    node.save()
+
+    code, out, err = finished(node.delete())
+
+    assert (code, err) == (0, "")
+    assert DeleteResponse.FromString(out).exit_status == 137
+    assert node.service.vms == {}
+    assert node.is_forgotten()
+    assert not node.vm_dir.exists()
+
+
+def test_a_slow_end_goes_on_after_delete_has_answered_and_nobody_interrupts_it(node: Node) -> None:
+    """containerd gives `delete` five seconds; the service forgets the VM when whoever asked for its end hangs up."""
+    allowed = threading.Event()
+    node.service.behave["StopVM"] = when(allowed)
+    node.save()
+
+    code, out, err = finished(node.delete())
+
+    assert code == 0
+    assert f"remote vm '{SANDBOX}': process " in err
+    assert DeleteResponse.FromString(out).exit_status == 137
+    assert not node.vm_dir.exists()
+    assert node.held() == [ResourceKind.REMOTE_VM]
+    pid = int(err.split("process ")[1].split()[0])
+    assert processes.start_ticks(pid) is not None
+    allowed.set()
+    until(node.is_forgotten)
+    assert node.service.vms == {}
+    assert node.service.methods() == ["StopVM"]
+
+
+def test_a_second_delete_leaves_the_end_to_the_one_that_began_it(node: Node) -> None:
+    allowed = threading.Event()
+    node.service.behave["StopVM"] = when(allowed)
+    node.save()
+    first = node.delete()
+    node.service.called("StopVM")
+
+    code, _, _ = finished(node.delete())
+
+    assert code == 0
+    assert finished(first)[0] == 0
+    assert node.service.methods() == ["StopVM"]
+    allowed.set()
+    until(node.is_forgotten)
+
+
+def test_what_delete_cannot_end_is_reported_and_kept_and_cleanup_ends_it(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.service.close()
+    node.save()
+
+    code, out, err = finished(node.delete())
+
+    assert (code, DeleteResponse.FromString(out).exit_status) == (1, 137)
+    assert f"release remote-vm '{SANDBOX}': remote hypervisor '{node.service.path}': No such file" in err
+    assert node.held() == [ResourceKind.REMOTE_VM]
+    assert node.cleanup() == cleanup.FAILED
+    assert "No such file" in capsys.readouterr().err
+    node.service.open()
+    assert node.cleanup() == cleanup.CLEAN
+    assert f"undone: remote-vm {SANDBOX}" in capsys.readouterr().out
+    assert node.service.vms == {}
+    assert node.is_forgotten()
+
+
+def test_a_vm_that_was_stopped_already_needs_no_service(node: Node) -> None:
+    node.service.close()
+    node.save(RemoteVmState.STOPPED)
+
+    code, _, err = finished(node.delete())
+
+    assert (code, err) == (0, "")
+    assert node.is_forgotten()
+
+
+def test_a_new_sandbox_of_the_id_does_not_begin_what_it_cannot_wait_for(node: Node) -> None:
+    node.save()
+
+    errors = undo_remains(node.store, SANDBOX, deadline=time.monotonic() + WAIT_S)
+
+    assert errors == [f"release remote-vm '{SANDBOX}': its end may take minutes"]
+    assert node.held() == [ResourceKind.REMOTE_VM]
+    assert node.service.calls == []
+
+
+def test_a_daemon_that_ends_its_remote_vm_is_asked_to_end_but_not_killed(node: Node) -> None:
+    """Killed, it would hang up on a service that is deleting the VM."""
+    told = node.root / "told"
+    body = f"signal.signal(15, lambda *_: open({str(told)!r}, 'w').close())"
+    program = f"import signal, time; {body}; print(flush=True); [time.sleep(1) for _ in range(600)]"
+    daemon = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE)
+    try:
+        assert daemon.stdout is not None
+        daemon.stdout.readline()
+        node.save(shim=daemon)
+
+        code, _, err = finished(node.delete())
+
+        assert (code, err) == (0, "")
+        assert told.exists()
+        assert daemon.poll() is None
+        assert node.held() == [ResourceKind.DIRECTORY, ResourceKind.REMOTE_VM]
+        assert node.service.calls == []
+    finally:
+        daemon.send_signal(signal.SIGKILL)
+        daemon.communicate()
