@@ -197,3 +197,8 @@ class Config:
     agent: AgentConfig
     runtime: RuntimeConfig
     factory: FactoryConfig
+
+    @property
+    def is_remote(self) -> bool:
+        """The VM is not made on this host."""
+        return self.hypervisor_name == "remote"

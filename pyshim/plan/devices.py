@@ -21,9 +21,9 @@ from pyshim.model.devices import (
     VfioNode,
     is_vfio_node,
 )
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer, GuestDevice
-from pyshim.model.oci import OciSpec
+from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.pci_topology import PortRequest, pci_layout, port_kind
 
@@ -44,9 +44,14 @@ def is_enabled(config: Config) -> bool:
 
 
 def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> DeviceQuestion:
-    """What has to be known before the VM is made: all that is cold plugged into it."""
-    if config.hypervisor.cold_plug_vfio == "no-port":
+    """What has to be known before the VM is made: all that is cold plugged into it, or that it is chosen by elsewhere.
+
+    Raises Unimplemented for a device of this host that a VM elsewhere is to have.
+    """
+    if not config.is_remote and config.hypervisor.cold_plug_vfio == "no-port":
         return DeviceQuestion()
+    if config.is_remote:
+        claim_question(spec)
     name, namespace = pod_of(spec.annotations)
     ask = kind is ContainerKind.POD_SANDBOX and bool(config.runtime.pod_resource_api_sock)
     if ask and not name:
@@ -56,8 +61,22 @@ def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> Devi
         pod_namespace=namespace if ask else "",
         kubelet_socket=config.runtime.pod_resource_api_sock if ask else "",
         annotations=_cdi_annotations(spec),
-        nodes=_vfio_nodes(spec),
+        nodes=() if config.is_remote else _vfio_nodes(spec),
+        names_only=config.is_remote,
     )
+
+
+def claim_question(spec: OciSpec) -> DeviceQuestion:
+    """What a container of a VM elsewhere asks for by itself. Raises Unimplemented naming devices of this host."""
+    hardware = [f"'{each.path}'" for each in spec.devices if not (each.type == "p" or _is_everywhere(each))]
+    if hardware:
+        raise Unimplemented(f"pass {', '.join(hardware)} through: a vm elsewhere has no devices of this host")
+    return DeviceQuestion(annotations=_cdi_annotations(spec), names_only=True)
+
+
+def _is_everywhere(device: OciDevice) -> bool:
+    """A device that every kernel has under the same number: memory, terminals, and what is not given out as needed."""
+    return device.type in ("c", "u") and (device.major in (1, 5) or (device.major == 10 and device.minor < 240))
 
 
 def container_question(spec: OciSpec, config: Config, known: PodDevices) -> DeviceQuestion:

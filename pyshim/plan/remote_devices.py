@@ -6,15 +6,17 @@ instance is chosen by, and for each container names of the remote guest's own CD
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyshim.model.devices import DeviceRequest, PodDevices
-from pyshim.model.errors import InvalidArgument, Unimplemented
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.guest import GuestContainer
 from pyshim.plan.devices import CDI_PREFIX
 
 PREFIX = "io.katacontainers.config.hypervisor."
 CLAIMS_KEY = "io.pyshim.device-claims"
 """JSON: [{"container", "device", "origin"}, ...], in the order of their indices."""
+_ALL = "=all"
 GPU_KINDS = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
 
 
@@ -22,29 +24,33 @@ GPU_KINDS = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu")
 class RemoteDevices:
     annotations: Mapping[str, str]
     """What CreateVM is told beside the rest: default_gpus, default_gpu_model and the claims."""
-    inner: Mapping[str, Mapping[str, str]]
-    """CDI annotations of each container, by its name in the pod; under the empty name those of a container alone."""
+    names: Mapping[str, str]
+    """What the guest calls each device of the pod: `<kind>=<index>`, by the name it has here."""
 
 
 def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gpu_model: str = "") -> RemoteDevices:
     """The remote side of `found`. `kinds` is `vfio_device_kinds`; `gpus` and `gpu_model` are what the pod's annotations
-    ask for, and hold for what no device says.
+    ask for, and hold for what no device says: that of `all` devices of a kind says nothing of their number.
 
     A device that two containers have (a shared claim) is one. Raises Unimplemented naming every device that no remote
-    guest can have, InvalidArgument when the annotations ask for fewer GPUs than the pod was given.
+    guest can have, InvalidArgument for GPUs that no one instance has, and when fewer are asked for than were given.
     """
     requests = [device.request for device in found.devices]
     by_kind = [(_guest_kind(request, kinds), request) for request in requests]
     foreign = [f"'{request.name}' by {request.origin}" for kind, request in by_kind if kind not in GPU_KINDS]
     if foreign:
         raise Unimplemented(f"give devices to a remote vm: {', '.join(foreign)}: only GPUs can be asked for there")
-    index: dict[str, str] = {}
-    counts: dict[str, int] = {}
+    if len({kind for kind, _ in by_kind}) > 1:
+        named = ", ".join(sorted({kind for kind, _ in by_kind}))
+        raise InvalidArgument(f"give devices to a remote vm: {named}: an instance has GPUs of one vendor")
+    names: dict[str, str] = {}
+    given = 0
     for kind, request in by_kind:
-        if request.name not in index:
-            index[request.name] = f"{kind}={counts.get(kind, 0)}"
-            counts[kind] = counts.get(kind, 0) + 1
-    given = sum(counts.values())
+        if request.name.endswith(_ALL):
+            names[request.name] = f"{kind}{_ALL}"
+        elif request.name not in names:
+            names[request.name] = f"{kind}={given}"
+            given += 1
     if gpus and gpus < given:
         raise InvalidArgument(f"read annotation '{PREFIX}default_gpus': {gpus}, and the pod was given {given} GPUs")
     return RemoteDevices(
@@ -53,7 +59,7 @@ def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gp
             f"{PREFIX}default_gpu_model": gpu_model,
             CLAIMS_KEY: json.dumps([_claim(request) for request in requests]) if requests else "",
         },
-        inner=_inner(requests, index),
+        names=names,
     )
 
 
@@ -67,10 +73,26 @@ def _claim(request: DeviceRequest) -> dict[str, str]:
     return {"container": request.container, "device": request.name, "origin": request.origin}
 
 
-def _inner(requests: Sequence[DeviceRequest], index: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    inner: dict[str, dict[str, str]] = {}
-    for request in requests:
-        name = index[request.name]
-        number = list(index).index(request.name)
-        inner.setdefault(request.container, {})[f"{CDI_PREFIX}device{number}"] = name
-    return inner
+def own_names(known: PodDevices, names: Mapping[str, str], container: str, asked: PodDevices) -> tuple[str, ...]:
+    """What the guest calls the devices of one container: those given to it by its name in the pod, and `asked`, which
+    its own annotations name.
+
+    Raises FailedPrecondition naming what the VM was not made with.
+    """
+    given = [each.request.name for each in known.devices if container and each.request.container == container]
+    wanted = [each.request.name for each in asked.devices]
+    unknown = [f"'{name}'" for name in wanted if name not in names]
+    if unknown:
+        raise FailedPrecondition(
+            f"give devices to a remote vm: {', '.join(unknown)}: the vm was made without (hint: the pod's own"
+            " annotations name what its vm has)"
+        )
+    return tuple(names[name] for name in dict.fromkeys((*given, *wanted)))
+
+
+def with_names(guest: GuestContainer, inner: Sequence[str]) -> GuestContainer:
+    """`guest`, to be given devices by the guest's own specs."""
+    annotations = {f"{CDI_PREFIX}device{number}": name for number, name in enumerate(inner)}
+    if not annotations:
+        return guest
+    return replace(guest, spec={**guest.spec, "annotations": {**(guest.spec.get("annotations") or {}), **annotations}})

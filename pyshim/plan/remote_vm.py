@@ -27,8 +27,6 @@ from pyshim.plan.devices import pod_of
 from pyshim.plan.remote_devices import remote_devices
 from pyshim.plan.sizing import SizingRecord
 
-NAME = "remote"
-"""Of the table `hypervisor.remote`, and of the driver."""
 POD_NAME, POD_NAMESPACE, POD_UID = (f"io.kubernetes.cri.sandbox-{word}" for word in ("name", "namespace", "uid"))
 PREFIX = "io.katacontainers.config.hypervisor."
 NO_POD_NAMESPACE = "default"
@@ -36,11 +34,6 @@ LEAST_STOP_TIMEOUT_S = 600.0
 """A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
 _UNBOUNDED = 4096
 """Stands for the CPUs of a place nobody here knows; `default_maxvcpus` has no higher value."""
-
-
-def is_remote(config: Config) -> bool:
-    """The VM is not made on this host."""
-    return config.hypervisor_name == NAME
 
 
 def elsewhere(host: HostFacts) -> HostFacts:

@@ -36,7 +36,7 @@ from pyshim.plan.devices import check_kind_table, device_layout
 from pyshim.plan.guest_sandbox import guest_sandbox, pod_sysctls
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
-from pyshim.plan.remote_vm import elsewhere, is_remote, remote_netns_path, remote_vm
+from pyshim.plan.remote_vm import elsewhere, remote_netns_path, remote_vm
 from pyshim.plan.share import SHARE_TAG, SharePlan, no_share, share_plan
 from pyshim.plan.sizing import (
     Headroom,
@@ -95,7 +95,7 @@ def sandbox_plan(
 
     Raises InvalidArgument or FailedPrecondition naming key and file.
     """
-    remote = is_remote(config)
+    remote = config.is_remote
     if not remote:
         _check(config)
     initdata = _initdata(config)
@@ -151,7 +151,7 @@ def _sized(
     kind: ContainerKind, spec: OciSpec, config: Config, host: HostFacts, capacity: CapacityFacts
 ) -> SizingRecord:
     """The size the VM boots with; one that follows its containers starts at the defaults."""
-    if is_remote(config):
+    if config.is_remote:
         return static_size(config, elsewhere(host), workload(kind, spec.annotations, spec.raw))
     if is_resizable(config):
         sizing = boot_size(config, host)

@@ -24,8 +24,8 @@ from pyshim.model.trace import span
 from pyshim.plan.container import ContainerPlan, with_disks
 from pyshim.plan.guest_spec import guest_process, guest_resources
 from pyshim.sandbox.attachments import Attachments
+from pyshim.sandbox.claimed_devices import ContainerDevices
 from pyshim.sandbox.container_mounts import make_mounts
-from pyshim.sandbox.passed_devices import PassedDevices
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST, Process
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import ContainerAgent, Host, ProcessStreams, Publisher
@@ -54,7 +54,7 @@ class Container:
         agent: ContainerAgent,
         host: Host,
         attachments: Attachments,
-        devices: PassedDevices,
+        devices: ContainerDevices,
         spec: OciSpec,
         resizer: Resizer,
         resources: Mapping[str, Any],

@@ -20,9 +20,10 @@ from pyshim.plan.sandbox import SandboxPlan
 from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
+from pyshim.sandbox.claimed_devices import container_devices
 from pyshim.sandbox.direct_volumes import DirectVolumes, OpenMonitor
 from pyshim.sandbox.networking import SandboxNetwork
-from pyshim.sandbox.passed_devices import FindDevices, PassedDevices
+from pyshim.sandbox.passed_devices import FindDevices
 from pyshim.sandbox.resizing import Resizer
 from pyshim.sandbox.seams import (
     Agent,
@@ -90,7 +91,7 @@ class Sandbox:
             fit=self.cgroups.fit,
         )
         self.attachments = self._make_attachments(open_monitor)
-        self.devices = PassedDevices(plan=plan, hypervisor=self.hypervisor, tasks=tasks, find=find_devices)
+        self.devices = container_devices(plan=plan, hypervisor=self.hypervisor, tasks=tasks, find=find_devices)
         self._agent: Agent | None = None
         self._virtiofsd: Virtiofsd | None = None
         self._undo = Undo(f"sandbox '{plan.sandbox_id}'")

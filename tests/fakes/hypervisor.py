@@ -15,7 +15,7 @@ from hypervisors.base import (
     VmExit,
     VmExitKind,
 )
-from pyshim.model.agent_address import AgentAddress, SerialAddress, VsockAddress
+from pyshim.model.agent_address import AgentAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -223,6 +223,8 @@ class FakeHypervisor:
         channel = self._created("ask agent address").agent_channel
         if isinstance(channel, SerialChannel):
             return SerialAddress(channel.socket_path)
+        if channel is None:
+            return UnixAddress("/run/peerpod/pods/agent.ttrpc")
         return VsockAddress(4242, channel.port)
 
     def console_tail(self) -> str:

@@ -4,10 +4,33 @@ import json
 
 import pytest
 
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.instances import InstanceType, need_of, select
 from pyshim.model.devices import DeviceRequest, FoundDevice, PodDevices
-from pyshim.model.errors import InvalidArgument, Unimplemented
-from pyshim.plan.remote_devices import CLAIMS_KEY, PREFIX, remote_devices
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.guest import GuestContainer
+from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.ids import SandboxId
+from pyshim.model.oci import parse_spec
+from pyshim.plan.kind import ContainerKind
+from pyshim.plan.remote_devices import CLAIMS_KEY, PREFIX, own_names, remote_devices, with_names
+from pyshim.plan.remote_vm import elsewhere, remote_vm
+from pyshim.plan.sizing.static import static_size
+from pyshim.plan.sizing.workload import workload
 
+HOST = HostFacts(
+    cpu_count=2,
+    memory_mib=4096,
+    cpu_flags=frozenset(),
+    kvm_usable=False,
+    kvm_reason="",
+    vhost_vsock=False,
+    vhost_net=False,
+    nested=False,
+    cgroup_mode=CgroupMode.V1,
+    systemd=False,
+)
 KINDS = ("nvidia.com/pgpu=nvidia.com/gpu", "10de:03=nvidia.com/gpu")
 
 
@@ -22,35 +45,57 @@ def pod(*devices: tuple[str, str]) -> PodDevices:
 
 
 def test_each_container_has_its_share_and_the_instance_its_sum() -> None:
-    remote = remote_devices(
-        pod(("a", "nvidia.com/pgpu=GPU-7"), ("b", "nvidia.com/gpu=x"), ("b", "amd.com/gpu=0")), KINDS, gpu_model="H100"
-    )
+    found = pod(("a", "nvidia.com/pgpu=GPU-7"), ("b", "nvidia.com/gpu=x"), ("b", "nvidia.com/gpu=0"))
+
+    remote = remote_devices(found, KINDS, gpu_model="H100")
 
     assert remote.annotations[f"{PREFIX}default_gpus"] == "3"
     assert remote.annotations[f"{PREFIX}default_gpu_model"] == "H100"
     assert json.loads(remote.annotations[CLAIMS_KEY]) == [
         {"container": "a", "device": "nvidia.com/pgpu=GPU-7", "origin": "claim ns/x"},
         {"container": "b", "device": "nvidia.com/gpu=x", "origin": "claim ns/x"},
-        {"container": "b", "device": "amd.com/gpu=0", "origin": "claim ns/x"},
+        {"container": "b", "device": "nvidia.com/gpu=0", "origin": "claim ns/x"},
     ]
-    assert remote.inner == {
-        "a": {"cdi.k8s.io/device0": "nvidia.com/gpu=0"},
-        "b": {"cdi.k8s.io/device1": "nvidia.com/gpu=1", "cdi.k8s.io/device2": "amd.com/gpu=0"},
-    }
+    assert [own_names(found, remote.names, each, PodDevices()) for each in ("a", "b", "c", "")] == [
+        ("nvidia.com/gpu=0",),
+        ("nvidia.com/gpu=1", "nvidia.com/gpu=2"),
+        (),
+        (),
+    ]
 
 
 def test_a_shared_claim_is_one_device() -> None:
-    remote = remote_devices(pod(("a", "nvidia.com/gpu=x"), ("b", "nvidia.com/gpu=x")), KINDS)
+    found = pod(("a", "nvidia.com/gpu=x"), ("b", "nvidia.com/gpu=x"))
+    remote = remote_devices(found, KINDS)
 
     assert remote.annotations[f"{PREFIX}default_gpus"] == "1"
-    assert remote.inner["a"] == remote.inner["b"] == {"cdi.k8s.io/device0": "nvidia.com/gpu=0"}
+    assert [own_names(found, remote.names, each, PodDevices()) for each in "ab"] == [("nvidia.com/gpu=0",)] * 2
+
+
+def test_what_a_containers_annotations_ask_for_must_be_the_vms() -> None:
+    found = pod(("", "nvidia.com/gpu=x"), ("a", "nvidia.com/gpu=y"))
+    names = remote_devices(found, KINDS).names
+
+    assert own_names(found, names, "a", pod(("", "nvidia.com/gpu=y"), ("", "nvidia.com/gpu=x"))) == (
+        "nvidia.com/gpu=1",
+        "nvidia.com/gpu=0",
+    )
+    with pytest.raises(FailedPrecondition, match=r"'nvidia\.com/gpu=z', 'v\.com/x=0': the vm was made without"):
+        own_names(found, names, "a", pod(("", "nvidia.com/gpu=z"), ("", "nvidia.com/gpu=x"), ("", "v.com/x=0")))
+
+
+def test_all_gpus_of_the_guest_say_nothing_of_their_number() -> None:
+    remote = remote_devices(pod(("", "nvidia.com/pgpu=all")), KINDS, gpus=2)
+
+    assert remote.annotations[f"{PREFIX}default_gpus"] == "2"
+    assert remote.names == {"nvidia.com/pgpu=all": "nvidia.com/gpu=all"}
 
 
 def test_without_devices_the_pods_own_wish_counts() -> None:
     remote = remote_devices(PodDevices(), KINDS, gpus=2, gpu_model="A100")
 
     assert remote.annotations == {f"{PREFIX}default_gpus": "2", f"{PREFIX}default_gpu_model": "A100", CLAIMS_KEY: ""}
-    assert remote.inner == {}
+    assert remote.names == {}
     assert remote_devices(PodDevices(), KINDS).annotations[f"{PREFIX}default_gpus"] == "0"
 
 
@@ -67,3 +112,62 @@ def test_devices_no_remote_guest_can_have_are_all_named() -> None:
 
     with pytest.raises(Unimplemented, match=r"'mellanox\.com/nic=1' by claim ns/x, 'v\.com/fpga=2' by claim ns/x"):
         remote_devices(found, KINDS)
+
+
+def test_gpus_of_two_vendors_are_on_no_instance() -> None:
+    with pytest.raises(InvalidArgument, match=r"amd\.com/gpu, nvidia\.com/gpu: an instance has GPUs of one vendor"):
+        remote_devices(pod(("a", "nvidia.com/gpu=0"), ("b", "amd.com/gpu=0")), KINDS)
+
+
+def test_inner_names_join_the_annotations_there_are() -> None:
+    guest = GuestContainer(
+        container_id="c", spec={"annotations": {"a": "b"}}, storages=(), devices=(), shared_pid_namespace=False
+    )
+
+    given = with_names(guest, ("nvidia.com/gpu=1", "nvidia.com/gpu=0"))
+
+    assert given.spec["annotations"] == {
+        "a": "b",
+        "cdi.k8s.io/device0": "nvidia.com/gpu=1",
+        "cdi.k8s.io/device1": "nvidia.com/gpu=0",
+    }
+    assert guest.spec["annotations"] == {"a": "b"}
+    assert with_names(guest, ()) is guest
+
+
+def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given() -> None:
+    """What a service reads of CreateVM's annotations chooses by all of it: the smallest alone has too little memory."""
+    plain = {"hypervisor": {"remote": {"default_vcpus": 1, "default_memory": 512, "default_gpu_model": "h100"}}}
+    config = build_config(Source(path="/etc/c.toml", directory="/", document=plain))
+    limits = {"cpu": {"quota": 250_000, "period": 100_000}, "memory": {"limit": 20 << 30}}
+    document = {"ociVersion": "1.1.0", "process": {"args": ["sh"], "cwd": "/"}, "root": {"path": "rootfs"}}
+    spec = parse_spec(
+        json.dumps({**document, "linux": {"namespaces": [{"type": "network"}], "resources": limits}}).encode(), "c"
+    )
+    vm = remote_vm(
+        sandbox_id=SandboxId("s1"),
+        uuid="u",
+        vm_dir="/run/vm",
+        spec=spec,
+        config=config,
+        sizing=static_size(config, elsewhere(HOST), workload(ContainerKind.SINGLE_CONTAINER, {}, spec.raw)),
+        netns_path=None,
+        initdata=None,
+        devices=pod(("a", "nvidia.com/gpu=0"), ("b", "nvidia.com/gpu=1")),
+    )
+    table = [
+        InstanceType(name=name, vcpus=vcpus, memory_mib=gib << 10, gpus=gpus, gpu_model=model)
+        for name, vcpus, gib, gpus, model in (
+            ("big", 64, 512, 4, "NVIDIA H100"),
+            ("other", 16, 64, 2, "NVIDIA A100"),
+            ("right", 16, 64, 2, "NVIDIA H100"),
+            ("lean", 16, 16, 2, "NVIDIA H100"),
+            ("plain", 16, 64, 0, ""),
+        )
+    ]
+
+    assert vm.remote is not None
+    need = need_of(vm.remote.annotations)
+
+    assert (need.vcpus, need.memory_mib, need.gpus, need.gpu_model) == (4, 20 * 1024 + 512, 2, "h100")
+    assert select(table, need).instance.name == "right"
