@@ -105,16 +105,21 @@ def kernel_command_line(params: tuple[str, ...]) -> str:
 
 
 def _kernel_word(param: str) -> str:
-    if any(ord(char) < 0x20 and char != "\t" for char in param) or param.count('"') % 2:
+    has_control = not param.isprintable() and any(ord(char) < 0x20 and char != "\t" for char in param)
+    if has_control or param.count('"') % 2:
         raise InvalidArgument(
             f"build kernel command line: parameter {param!r} has a control character or an open quote"
         )
-    if not any(char.isspace() for char in _outside_quotes(param)):
+    if not _has_blank(_outside_quotes(param)):
         return param
     if '"' in param:
         raise InvalidArgument(f"build kernel command line: parameter {param!r} mixes quotes and blanks")
     key, equals, value = param.partition("=")
-    return f'{key}="{value}"' if equals and not any(char.isspace() for char in key) else f'"{param}"'
+    return f'{key}="{value}"' if equals and not _has_blank(key) else f'"{param}"'
+
+
+def _has_blank(text: str) -> bool:
+    return bool(text) and text.split() != [text]
 
 
 def _outside_quotes(text: str) -> str:

@@ -8,12 +8,14 @@ import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
 from pyshim.host.fds import OwnedFd
 from pyshim.host.file_trees import list_tree, read_piece
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.host.streams.opening import Streams, open_streams
+from pyshim.host.threads import ended, to_the_end
 from pyshim.host.virtiofsd import VirtiofsdFlavours, VirtiofsdProcess, start_virtiofsd
 from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -23,7 +25,6 @@ from pyshim.model.mounts import HostMount
 from pyshim.model.task import Stdio
 
 if TYPE_CHECKING:
-    from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
     from pyshim.model.share import VirtiofsdPlan
     from pyshim.model.volumes import SourceFacts
 
@@ -32,9 +33,6 @@ log = logging.getLogger("pyshim.host")
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-LAST_WAIT_S = 5.0
-"""For a change whose caller has given up: after that the kernel is not going to answer (a dead disk or server)."""
 
 
 class LinuxHost:
@@ -61,10 +59,8 @@ class LinuxHost:
 
         return await asyncio.to_thread(source_facts, path, vhost_user_store)
 
-    def cgroups(self, mode: CgroupMode) -> "LinuxCgroups":
+    def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
-        from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
-
         return LinuxCgroups(mode)
 
     async def make_directory(self, path: str, mode: int) -> None:
@@ -160,7 +156,7 @@ class LinuxHost:
     async def _change(self, path: str, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         work = asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs))
         try:
-            await _ended(work)
+            await ended(work)
         finally:
             if not work.done():
                 log.error("change given up", extra={"path": path})
@@ -175,29 +171,6 @@ async def _reading(what: str, function: Callable[P, T], *args: P.args, **kwargs:
         raise NotFound(f"read {what!r}: no such file") from None
     except OSError as error:
         raise FailedPrecondition(f"read {what!r}: {error.strerror}") from error
-
-
-async def to_the_end(change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """`change` was made in a thread, and is not still being made when this raises CancelledError.
-
-    A thread cannot be cancelled; were it left behind, the caller's undo would run first and the change stay for ever.
-    Only one the kernel does not answer for LAST_WAIT_S after the cancellation is left behind.
-    """
-    await _ended(asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs)))
-
-
-async def _ended(work: "asyncio.Future[None]") -> None:
-    try:
-        await asyncio.shield(work)
-    except asyncio.CancelledError:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + LAST_WAIT_S
-        while not work.done() and loop.time() < until:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([work], timeout=until - loop.time())
-        if work.done() and (error := work.exception()):
-            log.debug("failed while being cancelled", extra={"error": str(error)})
-        raise
 
 
 def _read_bytes(path: str, max_bytes: int) -> bytes:

@@ -2,8 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pyshim.host.processes.launch import describe_os_error
@@ -11,6 +10,8 @@ from pyshim.model.errors import FailedPrecondition
 
 UNLIMITED_FROM = 1 << 62
 """v1 has no word for "no limit": it shows the largest page count, in bytes."""
+_READ_LIMIT = 1 << 20
+_READ_BYTES = 1 << 14
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -51,21 +52,36 @@ def _known_controllers(proc_root: str) -> frozenset[str]:
 
 def place_of(pid: int | str, controllers: tuple[str, ...], proc_root: str = "/proc") -> str:
     """The cgroup of a process from the root of the hierarchy; empty when it is gone or outside of what we see."""
-    with suppress(OSError), open(f"{proc_root}/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            _, names, path = line.rstrip("\n").split(":", 2)
-            if tuple(sorted(filter(None, names.split(",")))) == tuple(sorted(controllers)):
-                return "" if path.startswith("/..") else path
-    return ""
+    return places_of(pid, proc_root).get(frozenset(controllers), "")
+
+
+def places_of(pid: int | str, proc_root: str = "/proc") -> Mapping[frozenset[str], str]:
+    """`place_of` for every hierarchy, by its controllers."""
+    places = {}
+    for line in filter(None, os.fsdecode(_content(f"{proc_root}/{pid}/cgroup")).split("\n")):
+        _, names, path = line.split(":", 2)
+        places[frozenset(filter(None, names.split(",")))] = "" if path.startswith("/..") else path
+    return places
 
 
 def read(path: str) -> str:
     """The file's text; empty when it cannot be read."""
+    return _content(path).decode("ascii", "replace")
+
+
+def _content(path: str) -> bytes:
+    """The first MiB; nothing when it cannot be read. A pod reads a hundred such files: no buffers and no codec."""
+    content = b""
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read(1 << 20)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while len(content) < _READ_LIMIT and (part := os.read(fd, _READ_BYTES)):
+                content += part
+        finally:
+            os.close(fd)
     except OSError:
-        return ""
+        return b""
+    return content
 
 
 def number(path: str) -> int | None:

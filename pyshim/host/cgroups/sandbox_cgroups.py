@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pyshim.host.cgroups import hierarchies as cgroup_mounts
 from pyshim.host.cgroups.v1 import CgroupsV1
 from pyshim.host.cgroups.v2 import CgroupsV2
-from pyshim.host.linux import to_the_end
+from pyshim.host.threads import to_the_end
 from pyshim.model.cgroups import Group, HostOom, Scope, Setting
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import CgroupMode

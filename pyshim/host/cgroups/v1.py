@@ -16,7 +16,8 @@ class CgroupsV1:
     def __init__(self, hierarchies: tuple[kernel.Hierarchy, ...]) -> None:
         self._hierarchies = tuple(each for each in hierarchies if each.controllers)
         # Read now: systemd moves this process before it joins anything by itself.
-        self._origin = {each.mount_point: kernel.place_of(os.getpid(), each.controllers) for each in self._hierarchies}
+        places = kernel.places_of(os.getpid())
+        self._origin = {each.mount_point: places.get(frozenset(each.controllers), "") for each in self._hierarchies}
         """The cgroup this process came from, by hierarchy."""
 
     def roots(self, group: Group) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.linux import LinuxHost, to_the_end
+from pyshim.host.linux import LinuxHost
 from pyshim.host.processes.children import Children
+from pyshim.host.threads import to_the_end
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError
 from pyshim.model.mounts import SourceKind
 

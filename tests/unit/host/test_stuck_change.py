@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host import linux
+from pyshim.host import linux, threads
 from pyshim.host.linux import LinuxHost
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition
@@ -24,7 +24,7 @@ def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has_ended
         gate.read_bytes()
 
     monkeypatch.setattr(linux, "perform_mount", dead_server)
-    monkeypatch.setattr(linux, "LAST_WAIT_S", 0.05)
+    monkeypatch.setattr(threads, "LAST_WAIT_S", 0.05)
     target = tmp_path / "target"
     mount = HostMount(
         type="nfs",
