@@ -10,11 +10,12 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from hypervisors.base import Device, Hypervisor, VmExit, VmExitKind
 from pyshim.model.cgroups import Group, HostOom, Member, Role, Scope, Setting
-from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.plan.cgroup_settings import (
     DEVICE_NODES,
@@ -33,6 +34,9 @@ from pyshim.plan.sizing.workload import cpu_set
 log = logging.getLogger("pyshim.sandbox.cgroups")
 
 MIB = 1024 * 1024
+CLAIM_S = 10.0
+"""For other shims' turns, each of which takes some milliseconds."""
+CLAIM_PAUSE_S = 0.005
 Resources = Mapping[str, Any]
 _NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
@@ -64,8 +68,13 @@ class PinnedElsewhere(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
 
-PinsOfOthers = Callable[[], PinnedElsewhere]
-"""Blocks until this shim alone decides; raises ShimError."""
+class Claims(Protocol):
+    """The sandbox's records, as far as they tell what is taken (`seams.Records`). Calls raise ShimError."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    def pins(self) -> PinnedElsewhere: ...
+    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]: ...
 
 
 class SandboxCgroups:
@@ -76,20 +85,19 @@ class SandboxCgroups:
         *,
         plan: SandboxPlan,
         host: Cgroups,
-        ledger: Ledger,
+        records: Claims,
         hypervisor: Hypervisor,
-        pins: "PinsOfOthers",
         on_change: Callable[[], None],
     ) -> None:
         self._config = plan.config
         self._sandbox_id = plan.sandbox_id
         self._plan = plan.cgroups
         self._host = host
-        self._ledger = ledger
+        self._records = records
+        self._ledger = records.ledger
         self._hypervisor = hypervisor
         self.own_pid = os.getpid()
         """The shim's."""
-        self._pins = pins
         self._on_change = on_change
         self._record = plan.sizing
         self._entries: list[LedgerEntry] = []
@@ -114,13 +122,34 @@ class SandboxCgroups:
                 raise FailedPrecondition(
                     f"make cgroup '{group.path}': process {pid} is in it: another sandbox has the same cgroupsPath"
                 )
-        for group in plan.groups:
-            self._acquire(group)
+        await self._claim()
         if plan.scope is not None:
             await self._host.start_scope(plan.scope)
         self._note(await self._host.make(plan.groups))
         await self._apply(limit_settings(plan, self._config, self._record))
         await self._join(Member.SHIM, self.own_pid)
+
+    async def _claim(self) -> None:
+        """The cgroups are ours by the ledger, and nobody else's: an undo kills who is in them."""
+        paths = [group.path for group in self._plan.groups]
+        until = asyncio.get_running_loop().time() + CLAIM_S
+        while True:
+            with self._records.claims(paths) as others:
+                if others is not None:
+                    self._claim_unless(others)
+                    return
+            if asyncio.get_running_loop().time() > until:
+                raise DeadlineExceeded(f"claim cgroup '{paths[0]}': other shims decide for more than {CLAIM_S:g} s")
+            await asyncio.sleep(CLAIM_PAUSE_S)
+
+    def _claim_unless(self, taken: Mapping[str, str]) -> None:
+        for path, other in taken.items():
+            raise FailedPrecondition(
+                f"make cgroup '{path}': sandbox '{other}' has it: another sandbox has the same cgroupsPath "
+                f"(hint: if its shim is gone, 'pyshim cleanup {other}')"
+            )
+        for group in self._plan.groups:
+            self._acquire(group)
 
     @contextlib.asynccontextmanager
     async def birth_of_vmm(self) -> AsyncIterator[None]:
@@ -205,7 +234,7 @@ class SandboxCgroups:
         if not self._config.runtime.enable_vcpus_pinning:
             return
         had = self._pinning
-        with await asyncio.to_thread(self._pins) as elsewhere:
+        with await asyncio.to_thread(self._records.pins) as elsewhere:
             self._pinning = pinning(
                 vcpus=len(self._threads), base=self._record.vcpus.base, cpus=cpus, taken=elsewhere.taken
             )

@@ -75,9 +75,8 @@ class Sandbox:
         self.cgroups = SandboxCgroups(
             plan=plan,
             host=host.cgroups(plan.cgroups.mode),
-            ledger=self._ledger,
+            records=records,
             hypervisor=hypervisor,
-            pins=records.pins,
             on_change=on_change,
         )
         self.hypervisor: Hypervisor = admitting(hypervisor, self.cgroups.allow)

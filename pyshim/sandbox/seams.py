@@ -1,6 +1,7 @@
 """What the sandbox room needs of its neighbours: the guest's agent, the host, the event publisher."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from hypervisors.base import Hypervisor, NicDevice
@@ -183,6 +184,12 @@ class Records(Protocol):
 
     def pins(self) -> PinnedElsewhere:
         """Which CPUs other sandboxes pin; this shim alone decides until it is closed. Blocks for a moment."""
+
+    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:
+        """Within it, the sandbox of each of the cgroups that another one's ledger has, and no other shim decides.
+
+        None, at once, while another shim decides. Entering it raises ShimError.
+        """
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole. Raises ShimError naming the file."""

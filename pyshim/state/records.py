@@ -4,13 +4,14 @@
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot
-from pyshim.state.pins import PinnedElsewhere, pinned_elsewhere
+from pyshim.state.elsewhere import PinnedElsewhere, claimed_elsewhere, pinned_elsewhere
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
@@ -90,6 +91,13 @@ class SandboxRecords:
     def pins(self) -> PinnedElsewhere:
         """Which CPUs the node's other sandboxes pin. Blocks for a moment; raises ShimError."""
         return pinned_elsewhere(self._sandbox_id, self._store.root)
+
+    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:
+        """Within it, the sandbox of each of the cgroups that another one has; None while another shim decides.
+
+        Entering it raises ShimError.
+        """
+        return claimed_elsewhere(self._sandbox_id, cgroups, self._store.root)
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole, with the ledger; ignored after `remove`. Raises ShimError naming the file."""

@@ -3,7 +3,8 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pyshim.model.copies import TreeEntry
@@ -251,8 +252,11 @@ class FakeRecords:
         self.removed = False
         self.pinned_elsewhere: dict[int, str] = {}
 
-    def pins(self) -> "FakePins":
+    def pins(self) -> FakePins:
         return FakePins(self.pinned_elsewhere)
+
+    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str]]:
+        return nullcontext({})
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         self.snapshots.append(snapshot)

@@ -7,6 +7,7 @@ without an entry in the ledger on disk is an error at once: nobody could clean i
 import asyncio
 import copy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from hypervisors.base import NicDevice, VmConfig
@@ -84,6 +85,9 @@ def _is_in(path: str, top: str) -> bool:
 
 class MachineStore:
     """What `SandboxRecords` needs of a `StateStore`."""
+
+    root = str(Path(__file__).parent)
+    """A directory without states: those of other sandboxes are looked for there."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

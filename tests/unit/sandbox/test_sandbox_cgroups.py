@@ -2,9 +2,11 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +15,17 @@ import pytest
 from hypervisors.base import VmExit, VmExitKind
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
-from pyshim.model.cgroups import HostOom
+from pyshim.model.cgroups import Group, HostOom
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.plan.cgroups import cgroup_plan
 from pyshim.plan.sizing.record import SizingRecord, dimension
 from pyshim.sandbox.cgroups import SandboxCgroups
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.state.store import StateStore
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.host import FakePins
 from tests.fakes.ledger import FakeLedger
@@ -50,7 +56,7 @@ class Rig:
     def __init__(self, mode: CgroupMode = CgroupMode.V1, **runtime: Any) -> None:
         qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v"}
         tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}
-        config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+        self.config = config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
         self.plan = cgroup_plan(
             sandbox_id=SandboxId("s1"),
             cgroups_path="/pod1/c1",
@@ -68,11 +74,16 @@ class Rig:
         self.cgroups = SandboxCgroups(
             plan=plan,
             host=self.host,
-            ledger=self.ledger,
+            records=self,
             hypervisor=hypervisor,
-            pins=lambda: FakePins(self.pinned_elsewhere),
             on_change=self._changed,
         )
+
+    def pins(self) -> FakePins:
+        return FakePins(self.pinned_elsewhere)
+
+    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str]]:
+        return nullcontext({})
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         return self.threads
@@ -99,6 +110,48 @@ def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None
 
     run.__name__ = test.__name__
     return run
+
+
+def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one_is_refused(tmp_path: Path) -> None:
+    """Neither is seen in the cgroup yet: its vCPUs get there last. The one's undo would kill the other's."""
+
+    rig = Rig()
+
+    async def nobody(_group: Group) -> int:
+        await asyncio.sleep(0)
+        return 0
+
+    rig.host.occupant = nobody  # type: ignore[method-assign]
+
+    async def release(entry: LedgerEntry) -> None:
+        rig.host.release(entry.key)
+
+    async def enter(name: str) -> SandboxRecords:
+        shim = ShimRecord(pid=os.getpid(), start_ticks=1, socket="unix:///s", namespace="default", pid_namespace=1)
+        records = SandboxRecords(
+            store=StateStore(root=str(tmp_path)), sandbox_id=SandboxId(name), shim=shim, release=release
+        )
+        records.ledger.acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=f"/run/{name}"))
+        plan: Any = SimpleNamespace(config=rig.config, sandbox_id=name, cgroups=rig.plan, sizing=rig.record)
+        hypervisor: Any = rig
+        cgroups = SandboxCgroups(
+            plan=plan, host=rig.host, records=records, hypervisor=hypervisor, on_change=lambda: None
+        )
+        await cgroups.enter()
+        return records
+
+    async def body() -> None:
+        for number in range(10):
+            both = await asyncio.gather(enter(f"a{number}"), enter(f"b{number}"), return_exceptions=True)
+
+            (refused,) = [each for each in both if isinstance(each, BaseException)]
+            assert isinstance(refused, FailedPrecondition), refused
+            assert "has the same cgroupsPath" in str(refused)
+            (winner,) = [each for each in both if isinstance(each, SandboxRecords)]
+            for entry in reversed(winner.ledger.entries()):
+                await winner.ledger.release(entry)
+
+    asyncio.run(body())
 
 
 def _cpus(text: str) -> Mapping[str, Any]:

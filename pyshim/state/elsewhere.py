@@ -1,0 +1,105 @@
+"""What the node's other sandboxes have for themselves, by what their states say; one shim at a time decides."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
+from pyshim.model.ledger import ResourceKind
+from pyshim.state.store import FILE_NAME, MAX_BYTES, ROOT, StateStore
+
+_WAIT_S = 5.0
+_PAUSE_S = 0.01
+K = TypeVar("K")
+
+
+class PinnedElsewhere:
+    """Held from the look at other sandboxes until our own state is on disk; `taken` is the sandbox of each CPU."""
+
+    def __init__(self, lock_fd: int, taken: Mapping[int, str]) -> None:
+        self._lock_fd = lock_fd
+        self.taken = taken
+
+    def __enter__(self) -> "PinnedElsewhere":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        os.close(self._lock_fd)
+
+
+def pinned_elsewhere(sandbox_id: str, root: str = ROOT) -> PinnedElsewhere:
+    """The CPUs all other sandboxes pin. Blocks for a moment. Raises DeadlineExceeded, FailedPrecondition."""
+    fd = _opened(root)
+    try:
+        deadline = time.monotonic() + _WAIT_S
+        while not _locked(fd):
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"lock '{root}': another shim decides about CPUs for too long")
+            time.sleep(_PAUSE_S)
+        return PinnedElsewhere(fd, _taken(StateStore(root=root), sandbox_id, _pins_of))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+@contextmanager
+def claimed_elsewhere(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT) -> Iterator[Mapping[str, str] | None]:
+    """The sandbox of each of the cgroups that another one's ledger has, its shim alive or not.
+
+    No other shim decides before the block is left; None when one does at this moment. Raises FailedPrecondition.
+    """
+    wanted = frozenset(cgroups)
+    words = tuple(json.dumps(path.rpartition("/")[2])[1:-1].encode() for path in wanted)
+
+    def claims_of(store: StateStore, other: str) -> Iterable[str]:
+        # Most of a busy node's states name none of them, and reading JSON is what takes the time.
+        if not any(word in _body(store, other) for word in words):
+            return ()
+        ledger = store.load(other).ledger
+        return (entry.key for entry in ledger if entry.kind is ResourceKind.CGROUP and entry.key in wanted)
+
+    fd = _opened(root)
+    try:
+        yield _taken(StateStore(root=root), sandbox_id, claims_of) if _locked(fd) else None
+    finally:
+        os.close(fd)
+
+
+def _opened(root: str) -> int:
+    try:
+        return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise FailedPrecondition(f"lock '{root}': {error.strerror}") from error
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _taken(store: StateStore, sandbox_id: str, things_of: Callable[[StateStore, str], Iterable[K]]) -> dict[K, str]:
+    taken: dict[K, str] = {}
+    for other in store.sandbox_ids():
+        # One whose state cannot be read, or is another runtime's: nothing is known of it.
+        with suppress(ShimError, OSError):
+            if other != sandbox_id:
+                taken.update(dict.fromkeys(things_of(store, other), other))
+    return taken
+
+
+def _body(store: StateStore, sandbox_id: str) -> bytes:
+    with open(f"{store.directory(sandbox_id)}/{FILE_NAME}", "rb") as file:
+        return file.read(MAX_BYTES)
+
+
+def _pins_of(store: StateStore, sandbox_id: str) -> Iterable[int]:
+    snapshot = store.load(sandbox_id).snapshot
+    pinned = snapshot.cgroups.get("Pinned") if snapshot is not None else None
+    return tuple(cpu for cpu in pinned.values() if isinstance(cpu, int)) if isinstance(pinned, Mapping) else ()

@@ -1,0 +1,75 @@
+"""What other sandboxes have, CPUs and cgroups: out of their states, one shim at a time."""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from states import state as some_state
+
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.state.elsewhere import claimed_elsewhere, pinned_elsewhere
+from pyshim.state.store import StateStore
+
+
+def _keep(root: Path, sandbox_id: str, pinned: Mapping[str, int]) -> None:
+    state = some_state()
+    assert state.snapshot is not None
+    snapshot = replace(state.snapshot, sandbox_id=sandbox_id, cgroups={"Pinned": dict(pinned)})  # type: ignore[arg-type]
+    StateStore(root=str(root)).save(replace(state, sandbox_id=sandbox_id, snapshot=snapshot))  # type: ignore[arg-type]
+
+
+def test_others_pins_are_known_and_our_own_left_out(tmp_path: Path) -> None:
+    _keep(tmp_path, "one", {"0": 2, "1": 3})
+    _keep(tmp_path, "two", {"0": 5})
+    (tmp_path / "kata").mkdir()
+    (tmp_path / "kata/persist.json").write_text("{}")
+
+    with pinned_elsewhere("two", str(tmp_path)) as others:
+        assert others.taken == {2: "one", 3: "one"}
+
+
+def test_a_node_without_states_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
+    with pytest.raises(FailedPrecondition, match=f"lock '{tmp_path}/none'"):
+        pinned_elsewhere("one", f"{tmp_path}/none")
+
+
+@pytest.mark.parametrize("path", ["/pod1/kata_c1", '/system.slice/kata-ü "1".scope'])
+def test_a_cgroup_is_its_sandboxs_from_the_intent_on(tmp_path: Path, path: str) -> None:
+    for sandbox_id, kind, key in (
+        ("one", ResourceKind.CGROUP, path),
+        ("two", ResourceKind.CGROUP, f"{path}/vmm"),
+        ("three", ResourceKind.DIRECTORY, path),
+    ):
+        ledger = (LedgerEntry(kind=kind, key=key),)
+        StateStore(root=str(tmp_path)).save(replace(some_state(), sandbox_id=sandbox_id, ledger=ledger))  # type: ignore[arg-type]
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/persist.json").write_text(path)
+    (tmp_path / "empty").mkdir()
+
+    with claimed_elsewhere("new", [path, "/other"], str(tmp_path)) as taken:
+        assert taken == {path: "one"}
+    with claimed_elsewhere("one", [path, "/other"], str(tmp_path)) as taken:
+        assert taken == {}
+
+
+def test_while_one_shim_decides_the_others_wait(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def decide() -> None:
+        with pinned_elsewhere("two", str(tmp_path)):
+            done.set()
+
+    with pinned_elsewhere("one", str(tmp_path)):
+        other = threading.Thread(target=decide)
+        other.start()
+        assert not done.wait(0.1)
+        with claimed_elsewhere("three", ["/a"], str(tmp_path)) as taken:
+            assert taken is None
+
+    assert done.wait(30)
+    other.join()
+    with claimed_elsewhere("three", ["/a"], str(tmp_path)) as taken:
+        assert taken == {}
