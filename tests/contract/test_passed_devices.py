@@ -8,7 +8,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
-from pyshim.model.errors import AgentGone, FailedPrecondition, Unavailable
+from pyshim.model.errors import AgentGone, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
 from pyshim.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.disks import disk
@@ -271,6 +271,14 @@ async def until(guest: Guest, script: str, wanted: str) -> bool:
     return True
 
 
+async def why(vm: QemuVm) -> str:
+    """How the VM ended; of one that has not, its last words."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            return (await vm.wait()).reason
+    return vm.console_tail()
+
+
 def guest_path(folder: str) -> str:
     """The slots in a function's place in sysfs, below the root bus."""
     return "/".join(part.split(":")[2].removesuffix(".0") for part in folder.split("/")[4:])
@@ -295,7 +303,11 @@ def test_devices_behind_every_kind_of_port_reach_their_containers_and_leave(tmp_
             await vm.create(config(tmp_path, layout))
             assert (await vm.plug(disk("cold", cold))).pci_path == "02/02"
             await vm.start()
-            agent = await Connector(request_timeout_s=TIMEOUT_S).connect(vm.agent_address, TIMEOUT_S)
+            try:
+                agent = await Connector(request_timeout_s=TIMEOUT_S).connect(vm.agent_address, TIMEOUT_S)
+            except ShimError as error:
+                error.add_note(await why(vm))
+                raise
             try:
                 sandbox = GuestSandbox(
                     sandbox_id="pod1",
@@ -309,7 +321,7 @@ def test_devices_behind_every_kind_of_port_reach_their_containers_and_leave(tmp_
                 await agent.create_sandbox(sandbox)
                 await scenario(vm, Guest(agent), tmp_path)
             except AgentGone as error:
-                error.add_note((await vm.wait()).reason)
+                error.add_note(await why(vm))
                 raise
             finally:
                 await agent.close()
