@@ -59,6 +59,8 @@ class MemoryConfig:
     prealloc: bool
     virtio_mem: bool
     """Grow, and shrink again, by one virtio-mem device of `max_mib - boot_mib` instead of DIMMs in `slots`."""
+    host_nodes: tuple[int, ...] = ()
+    """The host's NUMA nodes that all of it comes from, if there is room; empty: from anywhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,8 @@ and 2 MiB huge ones."""
 _NODE_NAME_CHARS = 31
 
 Words = tuple[str, ...]
-Fields = dict[str, str | int | bool]
+Value = str | int | bool | list[int]
+Fields = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +56,12 @@ def bus_of(config: VmConfig) -> Bus:
     return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm and config.guard is None)
 
 
-def option(head: str, fields: Mapping[str, str | int | bool] | None = None) -> str:
-    """`head,key=value,...`, booleans as on/off."""
-    return ",".join((head, *(f"{key}={_value(value)}" for key, value in (fields or {}).items())))
+def option(head: str, fields: Mapping[str, Value] | None = None) -> str:
+    """`head,key=value,...`, booleans as on/off, a list as its key with each value."""
+    words = []
+    for key, value in (fields or {}).items():
+        words += [f"{key}={_value(each)}" for each in (value if isinstance(value, list) else [value])]
+    return ",".join((head, *words))
 
 
 def _value(value: str | int | bool) -> str:
@@ -128,7 +132,11 @@ def memory_backend(config: MemoryConfig, *, backend_id: str, size_mib: int) -> F
         # Not mem-path=/dev/hugepages: where that is no hugetlbfs, QEMU makes an ordinary file of the RAM's size.
         MemoryBacking.HUGEPAGES: {"qom-type": "memory-backend-memfd", "hugetlb": True, "share": True},
     }
-    fields = {**kinds[config.backing], "id": backend_id, "size": size_mib << 20}
+    fields: Fields = {**kinds[config.backing], "id": backend_id, "size": size_mib << 20}
+    if config.host_nodes:
+        # One node may be preferred; of several QEMU knows only to take none but these.
+        policy = "preferred" if len(config.host_nodes) == 1 else "bind"
+        fields |= {"host-nodes": list(config.host_nodes), "policy": policy}
     return {**fields, "prealloc": True} if config.prealloc else fields
 
 
@@ -232,14 +240,13 @@ def initdata(path: str, bus: Bus) -> Words:
 
 def _read_only_file(node_name: str, path: str) -> str:
     node: Fields = {
-        "driver": "raw",
         "node-name": node_name,
         "read-only": True,
         "file.driver": "file",
         "file.filename": path,
         "file.aio": "threads",
     }
-    return ",".join(f"{key}={_value(value)}" for key, value in node.items())
+    return option("driver=raw", node)
 
 
 def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> Words:

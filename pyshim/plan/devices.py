@@ -119,6 +119,12 @@ def device_layout(config: Config, found: PodDevices) -> PciLayout:
     return replace(layout, iommu=config.hypervisor.enable_iommu)
 
 
+def memory_nodes(found: PodDevices) -> tuple[int, ...]:
+    """The NUMA nodes on which the kubelet keeps memory for the pod's containers; empty where it keeps none."""
+    named = {node for sizes in found.memory.values() for nodes in sizes for node in nodes.split(",") if node}
+    return tuple(sorted(map(int, named)))
+
+
 def port_request(config: Config) -> PortRequest:
     hypervisor = config.hypervisor
     return PortRequest(

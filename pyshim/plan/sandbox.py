@@ -32,7 +32,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.volumes import SourceFacts
 from pyshim.plan.cgroups import cgroup_plan
 from pyshim.plan.confidential import cpu_model, guard_of
-from pyshim.plan.devices import check_kind_table, device_layout
+from pyshim.plan.devices import check_kind_table, device_layout, memory_nodes
 from pyshim.plan.guest_sandbox import guest_sandbox, pod_sysctls
 from pyshim.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.plan.kind import ContainerKind
@@ -117,8 +117,10 @@ def sandbox_plan(
             devices=devices,
         )
     else:
+        plain = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard)
         vm = replace(
-            _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard),
+            plain,
+            memory=replace(plain.memory, host_nodes=memory_nodes(devices)),
             initdata=f"{vm_dir}/initdata.img" if initdata else "",
             pci=_pci(config, devices, guard),
             start_timeout_s=_PASSING_TIMEOUT_S if devices.devices else _START_TIMEOUT_S,

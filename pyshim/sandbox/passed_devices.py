@@ -53,6 +53,8 @@ def log_found(found: PodDevices, sandbox_id: str) -> None:
         log.info("device found", extra={"sandbox": sandbox_id, **fields})
     for container, cpus in found.cpu_ids.items():
         log.info("exclusive cpus", extra={"sandbox": sandbox_id, "container": container, "cpus": str(cpus)})
+    for container, sizes in found.memory.items():
+        log.info("memory kept on nodes", extra={"sandbox": sandbox_id, "container": container, "bytes": str(sizes)})
 
 
 class PassedDevices:

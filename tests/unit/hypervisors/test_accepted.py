@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import BootConfig, NicDevice, SerialChannel, ShareDevice, VmConfig
+from hypervisors.base import BootConfig, MemoryBacking, NicDevice, SerialChannel, ShareDevice, VmConfig
 from hypervisors.qemu.vm import QemuVm
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
@@ -152,3 +152,23 @@ def test_nics_cold_and_hot_with_one_and_with_two_queues(tmp_path: Path) -> None:
                 os.close(fd)  # still ours, as promised
 
     in_own_netns(body)
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/devices/system/node/node0"), reason="this kernel has no NUMA nodes")
+@pytest.mark.parametrize("backing", [MemoryBacking.PRIVATE, MemoryBacking.SHARED_MEMFD])
+def test_memory_at_boot_and_added_later_is_preferred_from_its_node(backing: MemoryBacking, tmp_path: Path) -> None:
+    plain = runnable(CONFIGS["q35-virtiofs-serial-tcg"], tmp_path)
+    memory = replace(plain.memory, boot_mib=256, max_mib=512, slots=2, backing=backing, host_nodes=(0,))
+    config = replace(plain, memory=memory, share=None)
+
+    async def body() -> None:
+        vm = QemuVm(ledger=FakeLedger(release), children=Children())
+        await vm.create(config)
+        try:
+            assert await vm.resize_memory(384) == 384
+            maps = await asyncio.to_thread(Path(f"/proc/{vm.pid}/numa_maps").read_text)
+            assert len([line for line in maps.splitlines() if line.split()[1] == "prefer:0"]) >= 2
+        finally:
+            await vm.stop()
+
+    asyncio.run(body())

@@ -15,6 +15,7 @@ from hypervisors.qemu.cmdline import FdTable, check_config, fd_table, kernel_com
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
 from tests.fakes.vm_config import nic, vm_config
+from tests.grammar.check import problems, tables
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qemu"
 IMAGE_BYTES = 64 << 20
@@ -113,6 +114,24 @@ def test_commas_in_paths_are_doubled_where_qemu_splits_at_them() -> None:
     assert "socket,id=share0,path=/vm,,1/vhost-fs.sock" in argv
     assert argv[argv.index("-kernel") + 1] == "/k,1"
     assert argv[argv.index("-initrd") + 1] == "/i,1"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [((), ""), ((1,), ",host-nodes=1,policy=preferred"), ((0, 2), ",host-nodes=0,host-nodes=2,policy=bind")],
+)
+@pytest.mark.parametrize("backing", MemoryBacking)
+def test_memory_comes_from_the_hosts_nodes_in_every_versions_words(
+    backing: MemoryBacking, nodes: tuple[int, ...], words: str
+) -> None:
+    config = _memory(vm_config(share=None), backing=backing, host_nodes=nodes)
+
+    argv = qemu_argv(config, table(config))
+
+    ram = next(argv[index + 1] for index, word in enumerate(argv) if word == "-object")
+    assert words in ram
+    assert ("host-nodes" in ram) is bool(nodes)
+    assert [problems(argv, grammar) for grammar in tables().values()] == [[]] * len(tables())
 
 
 def test_without_room_for_memory_no_slots_are_offered() -> None:

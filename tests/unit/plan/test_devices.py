@@ -23,6 +23,7 @@ from pyshim.plan.devices import (
     device_message,
     guest_kind,
     inner_names,
+    memory_nodes,
     passed_nodes,
     sandbox_question,
     with_passed,
@@ -146,6 +147,20 @@ def test_the_guest_has_an_iommu_and_is_told_so_when_the_configuration_says_so(
     assert device_layout(asked, PodDevices()).iommu is wanted
     params = kernel_params(asked, max_vcpus=1, root_on_pmem=False, serial_agent=False)
     assert ({"intel_iommu=on", "iommu=pt"} <= set(params)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("memory", "nodes"),
+    [
+        ({}, ()),
+        ({"a": {"": 1 << 30}}, ()),
+        ({"a": {"1": 1 << 30}, "b": {"1": 1 << 21}}, (1,)),
+        ({"a": {"0,1": 1 << 30}, "b": {"3": 1 << 30}}, (0, 1, 3)),
+    ],
+    ids=["none", "no-topology", "one", "several"],
+)
+def test_the_nodes_where_the_kubelet_keeps_memory(memory: dict[str, dict[str, int]], nodes: tuple[int, ...]) -> None:
+    assert memory_nodes(PodDevices(memory=memory)) == nodes
 
 
 def test_every_function_of_every_node_gets_a_port() -> None:
