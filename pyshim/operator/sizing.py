@@ -15,7 +15,7 @@ from pyshim.model.task import RuntimeOptions
 from pyshim.operator.sizing_manifest import overhead_of, pod_resources, pods_in, read_documents
 from pyshim.operator.sizing_text import explanation_json, explanation_lines, record_lines
 from pyshim.operator.state import STATE_DIR, read_record
-from pyshim.plan.remote_vm import elsewhere, is_remote
+from pyshim.plan.remote_vm import elsewhere
 from pyshim.plan.sizing.agreement import explain_pod
 from pyshim.plan.sizing.capacity import HOST_SIDE_MIB
 from pyshim.plan.sizing.record import SizingRecord
@@ -64,7 +64,7 @@ def _explain(arguments: argparse.Namespace) -> list[str]:
         RuntimeOptions(config_path=os.path.abspath(arguments.config), config_body=b"") if arguments.config else None
     )
     config = build_config(read_source(options, dict(os.environ)))
-    host = elsewhere(_node(arguments)) if is_remote(config) else _node(arguments)
+    host = elsewhere(_node(arguments)) if config.is_remote else _node(arguments)
     path = arguments.manifest
     documents = read_documents(path)
     class_path = arguments.runtimeclass or path

@@ -62,7 +62,7 @@ class Attachments:
             attached = self._attached.get(disk.id)
             if attached is None:
                 if not self._hypervisor.capabilities().block_hotplug:
-                    raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
+                    raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
                 if direct is not None and self._announce is not None:
                     await self._announce(direct)
                 attached = await to_the_end(self._plug(disk, user, direct))
@@ -79,7 +79,7 @@ class Attachments:
             attached = self._attached.get(disk.id)
             if attached is None:
                 if not self._hypervisor.capabilities().block_hotplug:
-                    raise Unimplemented(f"plug '{disk.path}': this machine type takes no devices while it runs")
+                    raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
                 self._hold(LedgerEntry(kind=ResourceKind.SOCKET, key=disk.path))
                 await self._host.make_disk_file(disk.path, size_bytes)
                 attached = await to_the_end(self._plug(disk, _SANDBOX))
