@@ -32,6 +32,7 @@ PREFIX = "io.katacontainers.config.hypervisor."
 NO_POD_NAMESPACE = "default"
 LEAST_STOP_TIMEOUT_S = 600.0
 """A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
+_STOP_MARGIN_S = 60.0
 _UNBOUNDED = 4096
 """Stands for the CPUs of a place nobody here knows; `default_maxvcpus` has no higher value."""
 
@@ -106,8 +107,8 @@ def remote_vm(
         nested=False,
         debug=config.hypervisor.enable_debug,
         start_timeout_s=service.timeout_s,
-        # A call under way is waited for before the VM is asked to end.
-        stop_timeout_s=service.timeout_s + service.stop_timeout_s,
+        # A call under way is waited for before the VM is asked to end, and so is a service that is away for a moment.
+        stop_timeout_s=service.timeout_s + service.stop_timeout_s + _STOP_MARGIN_S,
         remote=service,
     )
 

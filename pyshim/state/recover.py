@@ -80,7 +80,9 @@ class Recovered:
         ]
         found.append(Reopened("listen", self.state.shim.socket))
         if snapshot.vmm_pid:
-            found.append(Reopened("qmp", str(snapshot.hypervisor.get("APISocket", ""))))
+            # What a remote VM's socket has behind it is its service, connected anew for each call.
+            control = "service" if snapshot.hypervisor_type == "remote" else "qmp"
+            found.append(Reopened(control, str(snapshot.hypervisor.get("APISocket", ""))))
             found.append(Reopened("agent", snapshot.agent_address))
         for container in snapshot.containers:
             processes: tuple[ContainerSnapshot | ExecSnapshot, ...] = (container, *container.execs)

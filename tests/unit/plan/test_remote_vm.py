@@ -178,7 +178,7 @@ def test_a_short_timeout_for_the_start_does_not_shorten_the_end(host: Hosts, spe
     assert plan.vm.remote is not None
     assert (plan.vm.remote.timeout_s, plan.vm.start_timeout_s) == (20, 20)
     assert plan.vm.remote.stop_timeout_s == LEAST_STOP_TIMEOUT_S
-    assert plan.vm.stop_timeout_s == 20 + LEAST_STOP_TIMEOUT_S
+    assert plan.vm.stop_timeout_s > 20 + LEAST_STOP_TIMEOUT_S, "a start under way is waited for"
 
 
 def test_a_socket_that_is_no_absolute_path_is_named(host: Hosts, spec: Specs) -> None:
