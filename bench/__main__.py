@@ -5,25 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
-import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from bench import chart, file_io, memory, report, rounds, stub_pods, stubs
+from bench.ground import GROUND, PROJECT, containerd_up
 from bench.measures import Ground, Peer
-from integration.framework import enclosure, images, shim_config
-from integration.framework.containerd import Containerd, Directories
-from integration.framework.leaks import HostState, assert_nothing_left
+from integration.framework import enclosure
 from pyshim.host.probe import probe_host
 
-PROJECT = Path(__file__).resolve().parents[1]
-GROUND = Path("/run/pyshim-bench")
 RESULTS = PROJECT / "bench" / "results"
 # Only a part of the table: the kept results stay as they are.
 PART_RESULTS = PROJECT / ".build" / "bench"
@@ -51,7 +44,7 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     if arguments.only_memory:
         return _profile_memory(size, arguments.ksm, arguments.output or PART_RESULTS, load_before)
-    with _ground(arguments.peer, peer) as ground:
+    with containerd_up(arguments.peer, peer) as ground:
         samples, woken = _measure(ground, size, arguments.only_files)
     found = report.rows(samples)
     facts = _facts(size, load_before)
@@ -99,35 +92,6 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-@contextmanager
-def _ground(program: Path | None, peer: Peer | None) -> Iterator[Ground]:
-    """A containerd that is up, for as long as measurements last.
-
-    Raises AssertionError when they left something on the host.
-    """
-    GROUND.mkdir()
-    binaries = PROJECT / "bin"
-    if program is not None:
-        # containerd looks in one directory before its own PATH.
-        binaries = GROUND / "bin"
-        binaries.mkdir()
-        for found in (*(PROJECT / "bin").iterdir(), program.resolve()):
-            (binaries / found.name).symlink_to(found)
-    directories = Directories(root=GROUND / "containerd", state=Path("/run/containerd"))
-    # As on a node: at level debug every call and every chunk of output would be a line in the log as well.
-    daemon = Containerd(directories, binaries=binaries, log_level="info")
-    daemon.start()
-    try:
-        archive = GROUND / "busybox.tar"
-        images.write_archive(archive)
-        daemon.ctr("images", "import", archive)
-        before = HostState.look((GROUND,))
-        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest(), peer=peer)
-        assert_nothing_left(before, (GROUND,))
-    finally:
-        daemon.stop()
-
-
 def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[rounds.Samples, int | None]:
     """All samples, and how often an idle shim was woken."""
     started = time.monotonic()
@@ -146,7 +110,7 @@ def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[round
 
 def _profile_memory(size: rounds.Size, ksm: bool, target: Path, load_before: float) -> int:
     """The exit code: 0, once the profile is printed and written."""
-    with _ground(None, None) as ground:
+    with containerd_up() as ground:
         found = memory.profile(replace(ground, config=stubs.config(GROUND)), size.pods, ksm=ksm)
     print(memory.as_text(found))
     target.mkdir(parents=True, exist_ok=True)
@@ -154,15 +118,6 @@ def _profile_memory(size: rounds.Size, ksm: bool, target: Path, load_before: flo
     memory.write_json(target / "memory.json", found, facts)
     print(f"written: {target}/memory.json")
     return 0
-
-
-def _own_guest() -> Path:
-    """A configuration that names copies of the built guest: a build in the meantime changes nothing here."""
-    shipped = tomllib.loads(shim_config.SHIPPED.read_text())["hypervisor"]["qemu"]
-    copies = {
-        key: shutil.copy(shim_config.SHIPPED.parent / shipped[key], GROUND) for key in ("kernel", "initrd", "image")
-    }
-    return shim_config.variant(GROUND, **copies)
 
 
 def _facts(size: rounds.Size, load_before: float) -> dict[str, str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
 
 from google.protobuf.any_pb2 import Any as PbAny
 
@@ -17,9 +20,52 @@ from pyshim.ttrpc import TtrpcError
 
 _numbers = itertools.count(1)
 _WITHIN_S = 120.0
+_PROCESS_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 _CONTAINERS = ("one", "two")
 _ZYGOTE_WITHIN = {"PYSHIM_ZYGOTE_WITHIN_S": "60"}
 """A crowded machine must not turn a forked shim into an executed one: this is about memory."""
+
+
+class Pod(NamedTuple):
+    """One shim and its pod, whose sandbox runs."""
+
+    ground: Ground
+    shim: DirectShim
+    pid: int
+
+    @contextmanager
+    def container(self, name: str) -> Iterator[None]:
+        """A container of the pod runs meanwhile, with a reader for both of its output streams."""
+        bundle = self.ground.directory / name
+        (bundle / "rootfs").mkdir(parents=True)
+        oci.write(_spec(name, self.shim.container, "container"), bundle)
+        with ExitStack() as end:
+            end.callback(shutil.rmtree, bundle)
+            streams = {}
+            for stream in ("stdout", "stderr"):
+                streams[stream] = str(bundle / stream)
+                os.mkfifo(streams[stream])
+                end.callback(os.close, os.open(streams[stream], os.O_RDWR))
+            self.call("Create", id=name, bundle=str(bundle), options=_options(self.ground), **streams)
+            self.call("Start", id=name)
+            try:
+                yield
+            finally:
+                self.call("Kill", id=name, signal=9, all=True)
+                self.call("Wait", id=name)
+                self.call("Delete", id=name)
+
+    def exec(self, container: str) -> None:
+        """A process was added to the container, and has ended."""
+        process = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
+        spec = PbAny(type_url=_PROCESS_TYPE, value=json.dumps(process).encode())
+        self.call("Exec", id=container, exec_id="e1", spec=spec)
+        for method in ("Start", "Wait", "Delete"):
+            self.call(method, id=container, exec_id="e1")
+
+    def call(self, method: str, **fields: Any) -> None:
+        """A call of the Task API has been answered well."""
+        self.shim.call(method, None, _WITHIN_S, **fields)
 
 
 @contextmanager
@@ -31,62 +77,42 @@ def running(ground: Ground, count: int, watch: Callable[[str, int], None] | None
     with ExitStack() as end:
         pids: list[int] = []
         for _ in range(count):
-            pids.append(end.enter_context(_pod(ground, watch if not pids else None)))
+            over = watch if watch is not None and not pids else _nobody
+            one = end.enter_context(pod(ground, over))
+            for short in _CONTAINERS:
+                end.enter_context(one.container(f"{one.shim.container}-{short}"))
+                over(f"container {short} runs", one.pid)
+            pids.append(one.pid)
         yield pids
 
 
+def _nobody(phase: str, pid: int) -> None:
+    return
+
+
 @contextmanager
-def _pod(ground: Ground, watch: Callable[[str, int], None] | None) -> Iterator[int]:
+def pod(ground: Ground, watch: Callable[[str, int], None] = _nobody) -> Iterator[Pod]:
+    """A pod without containers; `watch` as for `running`."""
     name = f"pod{next(_numbers)}"
-    options = PbAny(
-        type_url="runtimeoptions.v1.Options",
-        value=runtimeoptions_pb2.Options(config_path=str(ground.config)).SerializeToString(),
-    )
-    with ExitStack() as end:
-        shim = end.enter_context(
-            direct_shim(PYKATA, ground.binaries, name, ground.directory / name, _spec(name, name, "sandbox"))
-        )
+    bundle = ground.directory / name
+    with direct_shim(PYKATA, ground.binaries, name, bundle, _spec(name, name, "sandbox")) as shim:
         shim.environment.update(_ZYGOTE_WITHIN)
         shim.start()
         (daemon,) = PYKATA.shims(name)
-
-        def over(phase: str) -> None:
-            if watch is not None:
-                watch(phase, daemon.pid)
-
+        one = Pod(ground, shim, daemon.pid)
         with suppress(TtrpcError):  # it knows no such container, so it is up
-            shim.call("State")
-        over("serves, asked once")
-        shim.call("Create", None, _WITHIN_S, bundle=str(shim.bundle), options=options)
-        shim.call("Start", None, _WITHIN_S)
-        over("sandbox runs")
-        for short in _CONTAINERS:
-            end.enter_context(_container(ground, shim, f"{name}-{short}", options))
-            over(f"container {short} runs")
-        yield daemon.pid
+            one.call("State")
+        watch("serves, asked once", one.pid)
+        one.call("Create", bundle=str(bundle), options=_options(ground))
+        one.call("Start")
+        watch("sandbox runs", one.pid)
+        yield one
     wait_until_gone(shim)
 
 
-@contextmanager
-def _container(ground: Ground, shim: DirectShim, name: str, options: PbAny) -> Iterator[None]:
-    """Runs until the end, which is the pod's: both streams have a reader meanwhile."""
-    bundle = ground.directory / name
-    (bundle / "rootfs").mkdir(parents=True)
-    oci.write(_spec(name, shim.container, "container"), bundle)
-    with ExitStack() as end:
-        streams = {}
-        for stream in ("stdout", "stderr"):
-            streams[stream] = str(bundle / stream)
-            os.mkfifo(streams[stream])
-            end.callback(os.close, os.open(streams[stream], os.O_RDWR))
-        shim.call("Create", None, _WITHIN_S, id=name, bundle=str(bundle), options=options, **streams)
-        shim.call("Start", None, _WITHIN_S, id=name)
-        try:
-            yield
-        finally:
-            shim.call("Kill", None, _WITHIN_S, id=name, signal=9, all=True)
-            shim.call("Wait", None, _WITHIN_S, id=name)
-            shim.call("Delete", None, _WITHIN_S, id=name)
+def _options(ground: Ground) -> PbAny:
+    options = runtimeoptions_pb2.Options(config_path=str(ground.config))
+    return PbAny(type_url="runtimeoptions.v1.Options", value=options.SerializeToString())
 
 
 def _spec(name: str, sandbox: str, kind: str) -> oci.Spec:

@@ -1,0 +1,55 @@
+"""What every measurement stands on: a containerd of its own, our programs, a guest nobody rebuilds meanwhile."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.measures import Ground, Peer
+from integration.framework import images, shim_config
+from integration.framework.containerd import Containerd, Directories
+from integration.framework.leaks import HostState, assert_nothing_left
+
+PROJECT = Path(__file__).resolve().parents[1]
+GROUND = Path("/run/pyshim-bench")
+
+
+@contextmanager
+def containerd_up(program: Path | None = None, peer: Peer | None = None) -> Iterator[Ground]:
+    """A containerd that is up, for as long as measurements last; it finds a `program` that is another shim.
+
+    Raises AssertionError when they left something on the host.
+    """
+    GROUND.mkdir()
+    binaries = PROJECT / "bin"
+    if program is not None:
+        # containerd looks in one directory before its own PATH.
+        binaries = GROUND / "bin"
+        binaries.mkdir()
+        for found in (*(PROJECT / "bin").iterdir(), program.resolve()):
+            (binaries / found.name).symlink_to(found)
+    directories = Directories(root=GROUND / "containerd", state=Path("/run/containerd"))
+    # As on a node: at level debug every call and every chunk of output would be a line in the log as well.
+    daemon = Containerd(directories, binaries=binaries, log_level="info")
+    daemon.start()
+    try:
+        archive = GROUND / "busybox.tar"
+        images.write_archive(archive)
+        daemon.ctr("images", "import", archive)
+        before = HostState.look((GROUND,))
+        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest(), peer=peer)
+        assert_nothing_left(before, (GROUND,))
+    finally:
+        daemon.stop()
+
+
+def _own_guest() -> Path:
+    """A configuration that names copies of the built guest: a build in the meantime changes nothing here."""
+    shipped = tomllib.loads(shim_config.SHIPPED.read_text())["hypervisor"]["qemu"]
+    copies = {
+        key: shutil.copy(shim_config.SHIPPED.parent / shipped[key], GROUND) for key in ("kernel", "initrd", "image")
+    }
+    return shim_config.variant(GROUND, **copies)
