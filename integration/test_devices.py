@@ -7,6 +7,10 @@ behind ports in a real guest are in tests/contract/test_passed_devices.py.
 from __future__ import annotations
 
 import json
+import os
+import stat
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +25,7 @@ from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
 SPECS = Path("/var/run/cdi")
+STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
 
 
 @pytest.fixture
@@ -45,28 +50,79 @@ def specs() -> Iterator[Path]:
         path.rmdir()
 
 
-def config(scratch: Path, kubelet: Path | None = None) -> Path:
+@pytest.fixture
+def store(scratch: Path) -> Iterator[Path]:
+    """A store of vhost-user disks with one, number 7, that QEMU's own program serves."""
+    devices, sockets = scratch / "store/block/devices", scratch / "store/block/sockets"
+    devices.mkdir(parents=True)
+    sockets.mkdir()
+    os.mknod(devices / "disk7", 0o600 | stat.S_IFBLK, os.makedev(241, 7))
+    image = scratch / "disk7.img"
+    image.write_bytes(b"served".ljust(1 << 20, b"\0"))
+    export = f"vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={sockets / 'disk7'},writable=on"
+    words = [STORAGE_DAEMON, "--blockdev", f"driver=file,node-name=d,filename={image}", "--export", export]
+    with subprocess.Popen(words) as program:
+        try:
+            for _ in range(600):
+                if (sockets / "disk7").exists():
+                    break
+                assert program.poll() is None
+                time.sleep(0.1)
+            yield scratch / "store"
+        finally:
+            program.terminate()
+
+
+def config(scratch: Path, kubelet: Path | None = None, store: Path | None = None) -> Path:
     path = shim_config.variant(scratch)
     drop_in = scratch / "config.d" / "50-devices.toml"
     drop_in.parent.mkdir()
     runtime = f'[runtime]\npod_resource_api_sock = "{kubelet}"\n' if kubelet else ""
-    drop_in.write_text(f'[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n{runtime}')
+    disks = f'enable_vhost_user_store = true\nvhost_user_store_path = "{store}"\n' if store else ""
+    drop_in.write_text(f'[hypervisor.qemu]\ncold_plug_vfio = "root-port"\n{disks}{runtime}')
     return path
 
 
-def run(ctr: Ctr, runtime: Runtime, path: Path, *words: str, annotation: str, name: str, check: bool = True) -> str:
+def run(
+    ctr: Ctr,
+    runtime: Runtime,
+    path: Path,
+    *words: str,
+    annotation: str,
+    name: str,
+    check: bool = True,
+    more: tuple[str, ...] = (),
+) -> str:
     options = ("--runtime", runtime.name, "--runtime-config-path", path, "--annotation", f"cdi.k8s.io/toy={annotation}")
-    done = ctr("run", "--rm", *options, IMAGE, name, *words, check=check)
+    done = ctr("run", "--rm", *options, *more, IMAGE, name, *words, check=check)
     return done.out + done.err
 
 
-def test_what_a_devices_spec_sets_reaches_the_container(
-    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path
+@pytest.mark.skipif(not os.path.exists(STORAGE_DAEMON), reason=f"needs {STORAGE_DAEMON}")
+def test_what_a_devices_spec_sets_and_a_disk_a_program_serves_reach_the_container(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path, store: Path
 ) -> None:
-    out = run(ctr, runtime, config(scratch), "env", annotation="toy.org/note=a", name=name)
+    """The disk comes twice, as a device and as a mount of its node, and is one."""
+    node = store / "block/devices/disk7"
+    script = f"env; head -c 6 /dev/data; printf written | dd of={node} seek=1 bs=512 conv=fsync 2>/dev/null"
+    same = f'[ "$(stat -c %t:%T /dev/data)" = "$(stat -c %t:%T {node})" ]'
+    more = ("--device", str(node), "--mount", f"type=bind,src={node},dst=/dev/data,options=rbind")
+
+    out = run(
+        ctr,
+        runtime,
+        config(scratch, store=store),
+        *("sh", "-c", f"{script}; {same} && echo one disk"),
+        annotation="toy.org/note=a",
+        name=name,
+        more=more,
+    )
 
     assert "TOY_a=yes" in out
     assert "TOY_b" not in out
+    assert "served" in out
+    assert "one disk" in out
+    assert (scratch / "disk7.img").read_bytes()[512:].startswith(b"written")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pyshim.plan.sandbox import SandboxPlan
 
 _MODELS = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
 """Kata's NetInterworkingModel; 0 is the default, which is the tc filter too."""
+_VHOST_USER_BLK = "vhost-user-blk-pci"
 _ENDPOINTS = {"macvlan": "Macvlan", "ipvlan": "IPVlan"}
 
 
@@ -48,6 +49,8 @@ def kata_device_maps(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
 
 def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mapping[str, object]:
     """A disk in the VM. Kata's PCIPath has no form of its own in JSON, so the driver's options tell it."""
+    if disk.vhost_user is not None:
+        return _served_device(disk, location, users)
     return {
         "ID": disk.id,
         "Type": "block",
@@ -62,6 +65,25 @@ def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mappi
             "SCSIAddr": location.scsi_address,
             "ReadOnly": disk.read_only,
             "DiscardUnmap": disk.discard,
+        },
+    }
+
+
+def _served_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mapping[str, object]:
+    """A disk of another program, under Kata's name of its type."""
+    return {
+        "ID": disk.id,
+        "Type": _VHOST_USER_BLK,
+        "DevType": "b",
+        "DriverOptions": {"block-driver": disk.tuning.bus.value, "pci-path": location.pci_path},
+        "RefCount": users,
+        "AttachCount": 1,
+        "VhostUserDev": {
+            "DevID": disk.id,
+            "SocketPath": disk.path,
+            "Type": _VHOST_USER_BLK,
+            "QueueSize": disk.tuning.queue_size,
+            "ReconnectTime": disk.vhost_user.reconnect_s if disk.vhost_user else 0,
         },
     }
 
