@@ -63,17 +63,22 @@ class RemoteService:
         )
         return _shown(reply.version)
 
-    async def create_vm(self, vm_id: str, annotations: dict[str, str], netns_path: str, timeout_s: float) -> str:
-        """The path its agent will answer at, as the service says it: not checked."""
+    async def create_vm(
+        self, vm_id: str, annotations: dict[str, str], netns_path: str, timeout_s: float, late_s: float
+    ) -> str:
+        """The path its agent will answer at, as the service says it: not checked.
+
+        The service is told `timeout_s`; an answer up to `late_s` after that is still taken.
+        """
         request = pb.CreateVMRequest(id=vm_id, annotations=annotations, networkNamespacePath=netns_path)
-        reply = await self._call(f"create remote vm {vm_id!r}", "CreateVM", request, pb.CreateVMResponse, timeout_s)
+        action = f"create remote vm {vm_id!r}"
+        reply = await self._call(action, "CreateVM", request, pb.CreateVMResponse, timeout_s, late_s)
         return reply.agentSocketPath
 
-    async def start_vm(self, vm_id: str, timeout_s: float) -> None:
-        """The VM runs, and its agent can be reached."""
-        await self._call(
-            f"start remote vm {vm_id!r}", "StartVM", pb.StartVMRequest(id=vm_id), pb.StartVMResponse, timeout_s
-        )
+    async def start_vm(self, vm_id: str, timeout_s: float, late_s: float) -> None:
+        """The VM runs, and its agent can be reached. Times as of `create_vm`."""
+        request = pb.StartVMRequest(id=vm_id)
+        await self._call(f"start remote vm {vm_id!r}", "StartVM", request, pb.StartVMResponse, timeout_s, late_s)
 
     async def stop_vm(self, vm_id: str, timeout_s: float) -> None:
         """The VM is gone. Raises NotFound when the service knows no such VM; the service is told no deadline."""
@@ -89,11 +94,19 @@ class RemoteService:
             raise DeadlineExceeded(f"{action}: '{self._path}' has not answered within {timeout_s:g} s") from exc
 
     async def _call(
-        self, action: str, method: str, request: Message, reply_type: type[Reply], timeout_s: float | None
+        self,
+        action: str,
+        method: str,
+        request: Message,
+        reply_type: type[Reply],
+        timeout_s: float | None,
+        late_s: float = 0.0,
     ) -> Reply:
         client = await self._connect(action)
         try:
-            payload = await client.call(SERVICE, method, request.SerializeToString(), timeout_s=timeout_s)
+            payload = await client.call(
+                SERVICE, method, request.SerializeToString(), timeout_s=timeout_s, late_s=late_s
+            )
         except TtrpcError as exc:
             raise self._error(action, exc, timeout_s) from exc
         finally:

@@ -27,6 +27,7 @@ from hypervisors.base import RemoteService as ServiceConfig
 from hypervisors.remote.service import RemoteService, ReplyLost, ServiceRefused, ServiceUnreachable
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.errors import (
+    DeadlineExceeded,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -42,6 +43,8 @@ T = TypeVar("T")
 
 REACH_S = 30.0
 """A service that is just being restarted is tried again for so long, before a VM is given up to whoever cleans up."""
+LATE_S = 30.0
+"""A service whose deadline has passed may still come to its end, and its answer says what there is to stop."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
 _MAX_SOCKET_PATH_BYTES = 107
 """sun_path of unix(7), with its final NUL."""
@@ -57,10 +60,18 @@ class Phase(StrEnum):
 class RemoteVm:
     """The remote driver: one object, one VM. See `Hypervisor` for what each call promises."""
 
-    def __init__(self, *, ledger: Ledger, clock_s: Callable[[], float] = time.time, reach_s: float = REACH_S) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: Ledger,
+        clock_s: Callable[[], float] = time.time,
+        reach_s: float = REACH_S,
+        late_s: float = LATE_S,
+    ) -> None:
         self._ledger = ledger
         self._clock_s = clock_s
         self._reach_s = reach_s
+        self._late_s = late_s
         self._phase = Phase.NEW
         self._vm: VmConfig | None = None
         self._agent_path = ""
@@ -123,12 +134,12 @@ class RemoteVm:
         service = self._service()
         # Before anything is on record: a service that is not there has made nothing.
         version = await self._version(service)
-        self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s)
+        self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
         self._note(RemoteVmState.ASKED)
         request = service.create_vm(
-            config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s
+            config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
         )
-        path = await self._ask("CreateVM", self._created(request))
+        path = await self._ask("CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(request))
         self._agent_path = _checked_agent_path(config.sandbox_id, path)
         self._note(RemoteVmState.KNOWN)
         log.info(
@@ -160,7 +171,8 @@ class RemoteVm:
     async def start(self) -> None:
         config = self._live("start", Phase.CREATED)
         remote = self._service_config("start")
-        await self._ask("StartVM", self._service().start_vm(config.sandbox_id, remote.timeout_s))
+        request = self._service().start_vm(config.sandbox_id, remote.timeout_s, self._late_s)
+        await self._ask("StartVM", f"start remote vm {config.sandbox_id!r}", request)
         _check_agent_socket(config.sandbox_id, self._agent_path)
         self._become(Phase.RUNNING)
         log.info("remote vm started", extra={"sandbox": config.sandbox_id})
@@ -211,12 +223,16 @@ class RemoteVm:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LAST_PAUSE_S)
 
-    async def _ask(self, method: str, call: Coroutine[Any, Any, T]) -> T:
-        """The call's result. It goes on when the caller gives up, and `stop` waits for it."""
-        assert self._vm is not None
-        asking = self._asking = asyncio.create_task(call, name=f"{method}/{self._vm.sandbox_id}")
+    async def _ask(self, method: str, action: str, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result. When the caller gives up, or its time is over, it goes on, and `stop` waits for it."""
+        remote = self._service_config(action)
+        asking = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
         asking.add_done_callback(_retrieved)
-        return await asyncio.shield(asking)
+        self._asking = asking
+        done, _ = await asyncio.wait([asking], timeout=remote.timeout_s)
+        if not done:
+            raise DeadlineExceeded(f"{action}: '{remote.socket_path}' has not answered within {remote.timeout_s:g} s")
+        return asking.result()
 
     def _note(self, state: RemoteVmState) -> None:
         """The ledger has the VM in this state."""

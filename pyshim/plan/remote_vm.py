@@ -32,7 +32,8 @@ PREFIX = "io.katacontainers.config.hypervisor."
 NO_POD_NAMESPACE = "default"
 LEAST_STOP_TIMEOUT_S = 600.0
 """A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
-_STOP_MARGIN_S = 60.0
+_MARGIN_S = 90.0
+"""For answers that come late, and for a service that is away for a moment."""
 _UNBOUNDED = 4096
 """Stands for the CPUs of a place nobody here knows; `default_maxvcpus` has no higher value."""
 
@@ -73,6 +74,7 @@ def remote_vm(
             **_device_annotations(config, devices),
         },
     )
+    most_s = service.timeout_s + service.stop_timeout_s + _MARGIN_S
     vcpus, memory_mib = sizing.vcpus.granted, sizing.memory_mib.granted
     return VmConfig(
         sandbox_id=sandbox_id,
@@ -106,9 +108,9 @@ def remote_vm(
         extra_monitor=False,
         nested=False,
         debug=config.hypervisor.enable_debug,
-        start_timeout_s=service.timeout_s,
-        # A call under way is waited for before the VM is asked to end, and so is a service that is away for a moment.
-        stop_timeout_s=service.timeout_s + service.stop_timeout_s + _STOP_MARGIN_S,
+        # The driver has the deadlines of each call, and what it does after one has passed takes its time.
+        start_timeout_s=most_s,
+        stop_timeout_s=most_s,
         remote=service,
     )
 

@@ -115,13 +115,14 @@ class Client:
         payload: Buffer,
         *,
         timeout_s: float | None,
+        late_s: float = 0.0,
         metadata: Iterable[tuple[str, str]] = (),
     ) -> bytes:
         """The reply of a unary call.
 
-        Raises RemoteError for a status of the server; DeadlineExceeded when `timeout_s` passed (the server is told the
-        timeout and may still work); OutcomeUnknown when the connection dropped between request and reply;
-        ConnectionClosed when it dropped before the request was sent; MessageTooLarge; RemoteProtocolError.
+        Raises RemoteError for a status of the server; DeadlineExceeded when `timeout_s` passed and `late_s` after it
+        (the server is told the former and may still work); OutcomeUnknown when the connection dropped between request
+        and reply; ConnectionClosed when it dropped before the request was sent; MessageTooLarge; RemoteProtocolError.
         A call that ends early, by timeout or cancellation, leaves nothing behind: its late reply is dropped.
         """
         pending = _PendingCall(asyncio.get_running_loop().create_future())
@@ -135,7 +136,7 @@ class Client:
             return parts
 
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(None if timeout_s is None else timeout_s + late_s):
                 pending.mark = await self._send(make, f"call '{service}/{method}'")
                 reply = await pending.reply
         except TimeoutError as exc:

@@ -176,9 +176,9 @@ def test_a_short_timeout_for_the_start_does_not_shorten_the_end(host: Hosts, spe
     plan = make(remote({"remote_hypervisor_timeout": 20}), host(), spec(linux=NETWORK))
 
     assert plan.vm.remote is not None
-    assert (plan.vm.remote.timeout_s, plan.vm.start_timeout_s) == (20, 20)
+    assert plan.vm.remote.timeout_s == 20
     assert plan.vm.remote.stop_timeout_s == LEAST_STOP_TIMEOUT_S
-    assert plan.vm.stop_timeout_s > 20 + LEAST_STOP_TIMEOUT_S, "a start under way is waited for"
+    assert min(plan.vm.start_timeout_s, plan.vm.stop_timeout_s) > 20 + LEAST_STOP_TIMEOUT_S, "all of it fits in there"
 
 
 def test_a_socket_that_is_no_absolute_path_is_named(host: Hosts, spec: Specs) -> None:

@@ -248,7 +248,7 @@ def test_a_creation_that_fails_leaves_no_vm_and_no_record(
     service.behave["CreateVM"] = behaviour
 
     async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
+        vm = RemoteVm(ledger=ledger, late_s=SHORT_S)
         with pytest.raises(error, match=words):
             await vm.create(config(service, timeout_s=SHORT_S if behaviour is never else LONG_S))
 
@@ -441,6 +441,21 @@ def test_a_slow_service_is_no_failure(service: FakeRemoteService, ledger: FakeLe
     assert (service.vms, ledger.held) == ({}, {})
 
 
+def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemoteService, ledger: FakeLedger) -> None:
+    """The service knows it only once it has made it: StopVM before that would find nothing."""
+    service.behave["CreateVM"] = after(4 * SHORT_S)
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger)
+        with pytest.raises(DeadlineExceeded, match=f"create remote vm '{VM}': .* has not answered within 0.3 s"):
+            await vm.create(config(service, timeout_s=SHORT_S))
+
+    run(scenario)
+
+    assert service.methods()[-2:] == ["CreateVM", "StopVM"]
+    assert (service.vms, ledger.held) == ({}, {})
+
+
 REFUSED: dict[str, tuple[Callable[[RemoteVm], Awaitable[object]], type[ShimError]]] = {
     "pause": (lambda vm: vm.pause(), Unimplemented),
     "resume": (lambda vm: vm.resume(), Unimplemented),
@@ -550,7 +565,7 @@ def test_an_agent_socket_that_listens_is_taken(service: FakeRemoteService, ledge
 
 def test_the_entry_says_what_whoever_cleans_up_needs(service: FakeRemoteService, ledger: FakeLedger) -> None:
     async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25)
+        vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, late_s=10)
         await vm.create(config(service))
         assert ledger.held[REMOTE, VM] == LedgerEntry(
             kind=REMOTE,
@@ -559,7 +574,7 @@ def test_the_entry_says_what_whoever_cleans_up_needs(service: FakeRemoteService,
                 "socket": service.path,
                 "state": "known",
                 "agent": service.agent_path,
-                "asked_until_s": 1061,
+                "asked_until_s": 1071,
                 "stop_timeout_s": 60,
             },
         )
