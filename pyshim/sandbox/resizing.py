@@ -140,6 +140,9 @@ class Resizer:
         """The VM has at least what its containers ask for, as far as its limits go, and the guest uses it."""
         plan = await self._decide()
         had = self.vcpus, self.memory_mib
+        if plan.vcpus > self.vcpus or any(step_mib > self.memory_mib for step_mib in plan.memory_steps_mib):
+            # The limits first: memory that is set aside is charged, and met by the OOM killer, as it is plugged.
+            await self._fit(self._asked.values(), _larger(plan.record, self.record))
         try:
             if plan.vcpus > self.vcpus:
                 self.vcpus = await self._hypervisor.resize_vcpus(plan.vcpus)
@@ -246,6 +249,15 @@ class Resizer:
             },
         )
         self._on_change()
+
+
+def _larger(one: SizingRecord, other: SizingRecord) -> SizingRecord:
+    """`one`, with the larger of both in each dimension."""
+    return replace(
+        one,
+        vcpus=max(one.vcpus, other.vcpus, key=lambda each: each.granted),
+        memory_mib=max(one.memory_mib, other.memory_mib, key=lambda each: each.granted),
+    )
 
 
 def _had(decided: Dimension, granted: int) -> Dimension:

@@ -77,6 +77,36 @@ async def test_the_vm_has_grown_and_the_guest_uses_it_before_the_container_is_ma
 
 
 @scenario
+async def test_the_hosts_limits_are_raised_before_the_vm_grows_and_lowered_after_it_shrinks(stack: Stack) -> None:
+    """Memory that is set aside is charged as it is plugged: under the old limit that would be the VMM's end."""
+    qemu = {**document(enable_virtio_mem=True)["hypervisor"]["qemu"]}
+    limits = {"static_sandbox_resource_mgmt": False, "sandbox_cgroup_limits": True}
+    stack.document = {"hypervisor": {"qemu": qemu}, "runtime": limits}
+    await stack.run("c1", ["sleep"], annotations=POD["sandbox"])
+    vm, written = stack.hypervisors[0], stack.host.cgroup_tree.settings
+
+    def last_limit_mib() -> int:
+        return next(int(v) for _, file, v in reversed(written) if file == "memory.limit_in_bytes") // MIB
+
+    seen: list[tuple[int, int]] = []
+    resize = vm.resize_memory
+
+    async def resized(memory_mib: int) -> int:
+        seen.append((memory_mib, last_limit_mib()))
+        return await resize(memory_mib)
+
+    vm.resize_memory = resized  # type: ignore[method-assign]
+    container = await add(stack, POD, "a", resources(mib=1024))
+    assert seen[-1][0] == 1536
+    assert seen[-1][1] > 1536
+    await stack.pod.kill(container, None, 9, False)
+    await until(lambda: vm.memory_mib == 512)
+    assert seen[-1][0] == 512
+    assert seen[-1][1] > 1536
+    await until(lambda: last_limit_mib() < 1536)
+
+
+@scenario
 async def test_fractions_of_several_containers_are_rounded_once(stack: Stack) -> None:
     await start_pod(stack, POD, default_vcpus=Fraction(1, 2))
 
