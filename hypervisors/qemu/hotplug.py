@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from weakref import WeakValueDictionary
 
 from hypervisors.base import (
     BlockDevice,
@@ -41,6 +42,8 @@ from pyshim.model.host_facts import Accelerator
 
 log = logging.getLogger("hypervisors.qemu.hotplug")
 
+VCPU_UNPLUG_TIMEOUT_S = 3.0
+"""A guest that lets go of a vCPU does so at once; who wants to grow meanwhile should not wait for one that does not."""
 MEMORY_BLOCK_MIB = 128
 """Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
 _FIRST_SLOT, _LAST_SLOT = 1, 30
@@ -105,7 +108,9 @@ class Hotplug:
     def __init__(self, config: VmConfig, monitor: Monitor) -> None:
         self._config = config
         self._qmp = monitor
-        self._lock = asyncio.Lock()
+        # Apart from each other: a guest that takes its time to let go of one thing holds up nothing else.
+        self._plugging, self._cpus, self._memory = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._of_device: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = BridgeSlots(config.bridges, config.pci.placed)
         self._plugged: dict[str, Device] = {placed.device.id: placed.device for placed in config.pci.placed}
         self._disks = Disks(monitor, self._add_behind_bridge)
@@ -128,7 +133,7 @@ class Hotplug:
         is_pci = isinstance(device, VfioDevice | EmulatedDevice)
         if not is_pci and not capabilities_of(self._config).block_hotplug:  # the same bridges serve NICs
             raise self._unimplemented(f"plug {device.id!r}")
-        async with self._lock:
+        async with self._plugging:
             if device.id in self._plugged:
                 raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
             match device:
@@ -154,7 +159,7 @@ class Hotplug:
             raise
 
     async def unplug(self, device_id: str) -> None:
-        async with self._lock:
+        async with self._of_device.setdefault(device_id, asyncio.Lock()):
             device = self._plugged.get(device_id)
             if device is None:
                 raise NotFound(f"unplug {device_id!r}: the vm has no plugged device of this id")
@@ -170,7 +175,7 @@ class Hotplug:
             del self._plugged[device_id]
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
-        async with self._lock:
+        async with self._of_device.setdefault(device_id, asyncio.Lock()):
             device = self._plugged.get(device_id)
             if not isinstance(device, BlockDevice):
                 raise NotFound(f"resize disk {device_id!r}: the vm has no plugged disk of this id")
@@ -248,7 +253,8 @@ class Hotplug:
         """
         if vcpus < 1:
             raise InvalidArgument(f"resize vm {self._config.sandbox_id!r} to {vcpus} vCPUs: at least 1")
-        async with self._lock:
+        async with self._cpus:
+            await self._forget_lost_cpus()
             now = self._config.cpu.boot_vcpus + len(self._cpu_ids)
             wanted = min(vcpus, max(self._config.cpu.max_vcpus, now))
             if wanted < vcpus:
@@ -259,9 +265,15 @@ class Hotplug:
                 await self._add_cpus(wanted - now)
             elif self._config.cpu.accelerator is not Accelerator.TCG:
                 while self._cpu_ids and self._config.cpu.boot_vcpus + len(self._cpu_ids) > wanted:
-                    await self._qmp.device_remove(self._cpu_ids[-1])
+                    await self._qmp.device_remove(self._cpu_ids[-1], VCPU_UNPLUG_TIMEOUT_S)
                     self._cpu_ids.pop()
             return self._config.cpu.boot_vcpus + len(self._cpu_ids)
+
+    async def _forget_lost_cpus(self) -> None:
+        """Those of our vCPUs that a guest has let go of after its time were up are not counted any more."""
+        if self._cpu_ids:
+            there = {slot.qom_path.rpartition("/")[2] for slot in await self._qmp.cpu_slots()}
+            self._cpu_ids = [cpu_id for cpu_id in self._cpu_ids if cpu_id in there]
 
     async def _add_cpus(self, count: int) -> None:
         free = [slot for slot in await self._qmp.cpu_slots() if not slot.qom_path]
@@ -277,7 +289,7 @@ class Hotplug:
 
         With virtio-mem it goes both ways: see `resize_virtio_mem`.
         """
-        async with self._lock:
+        async with self._memory:
             if self._config.memory.virtio_mem:
                 return await self._resize_virtio_mem(memory_mib)
             size = await self._qmp.memory_size()

@@ -14,41 +14,47 @@ STALL_TIMEOUT_S = 15.0
 """A guest that has moved nothing for so long will not: no driver, or memory it cannot give back."""
 TOTAL_TIMEOUT_S = 120.0
 """However busily it moves."""
+SHRINK_STALL_TIMEOUT_S, SHRINK_TOTAL_TIMEOUT_S = 3.0, 5.0
+"""The same when it gives back: nobody waits for that, and who does wait is a container that needs more. The rest is
+asked for again."""
 _PATH = f"/machine/peripheral/{devices.VIRTIO_MEM_ID}"
 
 
-async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: float = STALL_TIMEOUT_S) -> int:
-    """The MiB the device now holds: `wanted_mib`, or more where the guest does not give everything back.
+async def resize_virtio_mem(monitor: Monitor, wanted_mib: int, stall_timeout_s: float | None = None) -> int:
+    """The MiB the device now holds: `wanted_mib`, or more where the guest has not given everything back in its time.
 
     Raises DeadlineExceeded when the guest does not take what it is given. In both cases the wish is then what there
     is, so that nothing changes later by itself.
     """
     wanted_bytes = wanted_mib << 20
     had_bytes = now_bytes = await _size_bytes(monitor)
+    shrinks = wanted_bytes < now_bytes
+    stall_s = stall_timeout_s or (SHRINK_STALL_TIMEOUT_S if shrinks else STALL_TIMEOUT_S)
     if now_bytes != wanted_bytes:
         await monitor.qom_set(_PATH, "requested-size", wanted_bytes)
-        now_bytes = await _follow(monitor, now_bytes, wanted_bytes, stall_timeout_s)
+        total_s = SHRINK_TOTAL_TIMEOUT_S if shrinks else TOTAL_TIMEOUT_S
+        now_bytes = await _follow(monitor, now_bytes, wanted_bytes, stall_s, total_s)
     if now_bytes != wanted_bytes:
         await monitor.qom_set(_PATH, "requested-size", now_bytes)
     if now_bytes < wanted_bytes:
         raise DeadlineExceeded(
             f"grow the guest by {(wanted_bytes - had_bytes) >> 20} MiB of virtio-mem: "
-            f"it took {(now_bytes - had_bytes) >> 20} MiB and then nothing for {stall_timeout_s:g} s"
+            f"it took {(now_bytes - had_bytes) >> 20} MiB and then nothing for {stall_s:g} s"
         )
     return now_bytes >> 20
 
 
-async def _follow(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_timeout_s: float) -> int:
+async def _follow(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_s: float, total_s: float) -> int:
     """The device's size once it is `wanted_bytes`, or once the guest has had its time."""
     try:
-        async with asyncio.timeout(TOTAL_TIMEOUT_S):
+        async with asyncio.timeout(total_s):
             while now_bytes != wanted_bytes:
                 with monitor.expecting(_tells_a_size) as told:
                     size_bytes = await _size_bytes(monitor)
                     if abs(wanted_bytes - size_bytes) < abs(wanted_bytes - now_bytes):
                         now_bytes = size_bytes
                         continue
-                    async with asyncio.timeout(stall_timeout_s):
+                    async with asyncio.timeout(stall_s):
                         await told
     except TimeoutError:
         return await _size_bytes(monitor)

@@ -8,6 +8,7 @@ other.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from hypervisors.base import BlockDevice, GuestLocation, Hypervisor
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
@@ -51,14 +52,15 @@ class Attachments:
         self._hypervisor = hypervisor
         self._tasks = tasks
         self._attached: dict[str, _Attached] = {}
-        self._lock = asyncio.Lock()
+        # One per disk: a guest that keeps one it was asked to let go of holds up no container with another.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
         """The disk is in the VM, for `user` among others; with `direct` it is that volume's.
 
         Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises.
         """
-        async with self._lock:
+        async with self._lock_of(disk.id):
             attached = self._attached.get(disk.id)
             if attached is None:
                 if not self._hypervisor.capabilities().block_hotplug:
@@ -75,7 +77,7 @@ class Attachments:
 
     async def attach_made(self, disk: BlockDevice, size_bytes: int) -> GuestLocation:
         """The disk is in the VM until the sandbox ends, on a file made for it, which goes with the sandbox."""
-        async with self._lock:
+        async with self._lock_of(disk.id):
             attached = self._attached.get(disk.id)
             if attached is None:
                 if not self._hypervisor.capabilities().block_hotplug:
@@ -85,6 +87,9 @@ class Attachments:
                 attached = await to_the_end(self._plug(disk, _SANDBOX))
             attached.users.add(_SANDBOX)
             return attached.location
+
+    def _lock_of(self, device_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(device_id, asyncio.Lock())
 
     async def _plug(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> _Attached:
         """The disk is in the VM for `user` at once: a create that is given up meanwhile has it to take back."""
@@ -104,7 +109,7 @@ class Attachments:
         await asyncio.wait([self._tasks.supervise(name, self._detach(device_id, user))], timeout=UNPLUG_WAIT_S)
 
     async def _detach(self, device_id: str, user: str) -> None:
-        async with self._lock:
+        async with self._lock_of(device_id):
             attached = self._attached.get(device_id)
             if attached is None or user not in attached.users:
                 return
@@ -132,7 +137,7 @@ class Attachments:
 
     async def resize(self, device_id: str, size_bytes: int) -> None:
         """The guest sees the disk's new size. Raises NotFound without such a disk."""
-        async with self._lock:
+        async with self._lock_of(device_id):
             if device_id not in self._attached:
                 raise NotFound(f"resize disk '{device_id}': the sandbox has no such disk")
             await self._hypervisor.resize_disk(device_id, size_bytes)

@@ -168,15 +168,19 @@ class Resizer:
         self._tasks.supervise(f"shrink/{self._plan.sandbox_id}", self._shrink())
 
     async def _shrink(self) -> None:
-        async with self._lock:
-            if self._dynamic:
-                await self._shrink_vm()
-            try:
-                await self._fit(self._asked.values(), self.record)
-            except ShimError as exc:
-                log.debug("fit cgroups", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+        """In steps, as the guest gives back: between them whoever wants to grow has the lock."""
+        more = True
+        while more:
+            async with self._lock:
+                more = self._dynamic and await self._shrink_vm()
+                try:
+                    await self._fit(self._asked.values(), self.record)
+                except ShimError as exc:
+                    log.debug("fit cgroups", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
 
-    async def _shrink_vm(self) -> None:
+    async def _shrink_vm(self) -> bool:
+        """Whether the guest has given back some of what it should, and still has more."""
+        had_mib = self.memory_mib
         try:
             plan = await self._decide()
             try:
@@ -191,13 +195,14 @@ class Resizer:
         except ShimError as exc:
             level = logging.DEBUG if isinstance(exc, Unavailable) else logging.WARNING  # an ended VM keeps nothing
             log.log(level, "shrink vm", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
-            return
+            return False
         kept = ((plan.vcpus, self.vcpus, "vCPUs"), (plan.record.memory_mib.granted, self.memory_mib, "MiB"))
-        self._keep(
-            plan.record.with_warnings(
-                *(f"{has} {unit} kept, {wanted} wanted" for wanted, has, unit in kept if has > wanted)
-            )
-        )
+        too_much = [f"{has} {unit} kept, {wanted} wanted" for wanted, has, unit in kept if has > wanted]
+        if too_much and self.memory_mib < had_mib:
+            self._keep(plan.record)
+            return True
+        self._keep(plan.record.with_warnings(*too_much))
+        return False
 
     async def _take_stock(self) -> None:
         """The sizes are the VM's after a change that went wrong half-way; added memory was taken back if it can be."""

@@ -3,8 +3,10 @@
 Scripted peers: taking vCPUs away is not for emulation (QEMU 7.2 dies of it), and a guest that refuses is hard to find.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from hypervisors.qemu.qmp import QmpError
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted, ShimError
 from pyshim.model.host_facts import Accelerator
+from tests.fakes.disks import disk
 from tests.fakes.qmp_peer import Answer, QmpPeer
 from tests.fakes.vm_config import vm_config
 from tests.unit.hypervisors.test_qmp import Session, run
@@ -45,7 +48,13 @@ class Machine:
 
     def _sockets(self, peer: QmpPeer, request: dict[str, Any]) -> None:
         sockets = [{"type": "host-x86_64-cpu", "vcpus-count": 1, "props": {"socket-id": n}} for n in range(4)]
-        peer.reply(request, [{**s, "qom-path": f"/{n}"} if n in self.cpus else s for n, s in enumerate(sockets)])
+        peer.reply(
+            request,
+            [
+                {**s, "qom-path": f"/machine/peripheral/{self.cpus[n]}"} if n in self.cpus else s
+                for n, s in enumerate(sockets)
+            ],
+        )
 
     def _add(self, peer: QmpPeer, request: dict[str, Any]) -> None:
         self.cpus[request["arguments"]["socket-id"]] = request["arguments"]["id"]
@@ -109,6 +118,66 @@ def test_a_vcpu_the_guest_keeps_is_an_error_and_still_counts() -> None:
             assert [cpu["ID"] for cpu in plugged.saved()["HotpluggedVCPUs"]] == ["cpu-1", "cpu-2"]  # type: ignore[attr-defined]
             machine.stuck_cpu = ""
             assert await plugged.resize_vcpus(1) == 1
+
+    run(scenario)
+
+
+def test_a_vcpu_the_guest_gives_back_late_is_not_counted_for_ever() -> None:
+    async def scenario() -> None:
+        machine = Machine()
+        async with Session(machine.answers) as session:
+            plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
+            await plugged.resize_vcpus(3)
+            machine.stuck_cpu = "cpu-2"
+            with pytest.raises(QmpError):
+                await plugged.resize_vcpus(2)
+            machine.stuck_cpu = ""
+            del machine.cpus[2]
+
+            assert await plugged.resize_vcpus(3) == 3
+
+            assert machine.cpus == {0: "cpu0", 1: "cpu-1", 2: "cpu-2"}
+
+    run(scenario)
+
+
+def test_a_disk_the_guest_keeps_holds_up_no_other_change(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        machine = Machine()
+        delete = machine.answers["device_del"]
+
+        def keep_disks(peer: QmpPeer, request: dict[str, Any]) -> None:
+            if request["arguments"]["id"].startswith("cpu-"):
+                delete(peer, request)
+            else:
+                peer.reply(request, {})
+
+        def add(peer: QmpPeer, request: dict[str, Any]) -> None:
+            if "socket-id" in request["arguments"]:
+                machine._add(peer, request)
+            else:
+                peer.reply(request, {})
+
+        def get(peer: QmpPeer, request: dict[str, Any]) -> None:
+            places = {"addr": 1 << 3, "parent_bus": "/machine/q35/pcie.0"}
+            peer.reply(request, places.get(request["arguments"]["property"], machine.size_mib << 20))
+
+        machine.answers |= {"device_del": keep_disks, "device_add": add, "qom-get": get}
+        (tmp_path / "disk").touch()
+        async with Session(machine.answers) as session:
+            plugged = Hotplug(vm_config(cpu=KVM, memory=VIRTIO_MEM), session.monitor)
+            await plugged.plug(disk("one", tmp_path / "disk"))
+            keeping = asyncio.ensure_future(plugged.unplug("one"))
+            await asyncio.sleep(0.05)
+            assert asked(session, "device_del")
+
+            assert await plugged.resize_vcpus(2) == 2
+            assert await plugged.resize_memory(512) == 512
+            await plugged.plug(disk("two", tmp_path / "disk"))
+
+            assert not keeping.done()
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
 
     run(scenario)
 

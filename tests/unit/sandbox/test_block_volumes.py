@@ -120,6 +120,31 @@ def test_a_guest_that_keeps_a_device_does_not_hold_delete(pod_annotations: Any) 
     body()
 
 
+def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK]})
+        await stack.pod.wait(app, None)
+        vm = stack.hypervisors[0]
+        vm.may_unplug.clear()
+        await stack.pod.delete(app, None)
+
+        other = {"annotations": pod_annotations["container"], "linux": {"devices": [OTHER]}}
+        async with asyncio.timeout(5):
+            await stack.run("other", ["sleep"], **other)
+
+        again = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
+        creating = asyncio.ensure_future(stack.create("again", ["sleep"], **again))
+        await asyncio.sleep(1)
+        assert not creating.done(), "what leaves the VM cannot be used before it has left"
+        vm.may_unplug.set()
+        await creating
+        assert [device.path for device in vm.plugged.values()] == ["/dev/loop8", "/dev/loop7"]
+
+    body()
+
+
 @scenario
 async def test_devices_of_a_lost_vm_are_no_obstacle(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], linux={"devices": [DISK]})

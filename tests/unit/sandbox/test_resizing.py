@@ -299,6 +299,39 @@ async def test_a_shrink_that_fails_only_warns_and_the_next_one_succeeds(stack: S
 
 
 @scenario
+async def test_a_container_that_needs_more_does_not_wait_until_a_slow_guest_has_given_all_back(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    large = await add(stack, POD, "large", resources(mib=1024))
+    vm = stack.hypervisors[0]
+    gives = asyncio.Event()
+    resize = vm.resize_memory
+
+    async def slowly(memory_mib: int) -> int:
+        """A block at a time, each when the guest has one."""
+        if memory_mib < vm.memory_mib:
+            await gives.wait()
+            gives.clear()
+            vm.guest_keeps_mib = vm.memory_mib - 128
+        return await resize(memory_mib)
+
+    vm.resize_memory = slowly  # type: ignore[method-assign]
+    await stack.pod.kill(large, None, 9, False)
+    await asyncio.sleep(0.1)
+    creating = asyncio.ensure_future(add(stack, POD, "next", resources(mib=256)))
+    await asyncio.sleep(0.1)
+    gives.set()
+
+    await creating
+
+    assert vm.memory_mib == 1536 - 128
+    assert "kept" not in str(sizing(stack)["warnings"])
+    for _ in range(5):
+        gives.set()
+        await asyncio.sleep(0.1)
+    await settled(stack, 1, 768)
+
+
+@scenario
 async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     container = await add(stack, POD, "a", resources(cpus=1, mib=256))
