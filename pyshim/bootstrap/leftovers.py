@@ -71,7 +71,9 @@ def clean(
                 holds=lambda: bool(store.load(sandbox_id).ledger),
                 may_kill=not remote_vms(state.ledger),
             )
-            if not (remote_vms(state.ledger) and _is_served(state.shim)):
+            if (remote := remote_vms(state.ledger)) and _is_served(state.shim):
+                print(f"remote vm '{remote[0].key}': shim {state.shim.pid} waits for its end", file=sys.stderr)
+            else:
                 _undo_all(store, sandbox_id, deadline, errors, background=lock.is_held)
         except (StateDamaged, NotFound) as error:
             shim = store.entered(sandbox_id)
@@ -208,9 +210,12 @@ def _undo_all(
     """
     state = store.load(sandbox_id)
     remote = remote_vms(state.ledger)
+    if remote and not background and not is_gone:
+        return  # somebody has the lock: the process that waits for their end, most likely
     local = tuple(entry for entry in state.ledger if entry not in remote)
     held = release_all(local, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors)
-    _keep(store, sandbox_id, replace(state, ledger=(*held, *remote)), is_gone)
+    if held != local or not remote:
+        _keep(store, sandbox_id, replace(state, ledger=(*held, *remote)), is_gone)
     if remote and background:
         after = replace(state, ledger=held)
         pid = end_in_background(remote, lambda: _keep(store, sandbox_id, after, is_gone), deadline, errors)

@@ -210,7 +210,7 @@ def test_a_daemon_that_ends_its_remote_vm_is_asked_to_end_but_not_killed(node: N
 
         code, _, err = finished(node.delete())
 
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, f"remote vm '{SANDBOX}': shim {daemon.pid} waits for its end\n")
         assert told.exists()
         assert daemon.poll() is None
         assert node.held() == [ResourceKind.DIRECTORY, ResourceKind.REMOTE_VM]
