@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from bench import chart, file_io, memory, report, rounds, stub_pods, stubs
+from bench import chart, create_profile, file_io, memory, report, rounds, stub_pods, stubs
 from bench.ground import GROUND, PROJECT, containerd_up
 from bench.measures import Ground, Peer
 from integration.framework import enclosure
@@ -32,7 +32,7 @@ def main() -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    if not arguments.only_memory and not file_io.FIO.exists():
+    if not arguments.only_memory and not arguments.only_create and not file_io.FIO.exists():
         print(
             f"bench: find {str(file_io.FIO)!r}: not installed (hint: `make bench` or apt-get install fio)",
             file=sys.stderr,
@@ -44,6 +44,8 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     if arguments.only_memory:
         return _profile_memory(size, arguments.ksm, arguments.output or PART_RESULTS, load_before)
+    if arguments.only_create:
+        return _profile_create(size, arguments.output or PART_RESULTS, load_before)
     with containerd_up(arguments.peer, peer) as ground:
         samples, woken = _measure(ground, size, arguments.only_files)
     found = report.rows(samples)
@@ -76,6 +78,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only-memory", action="store_true", help="only where a forked shim's memory goes; written to .build/bench"
     )
+    parser.add_argument(
+        "--only-create", action="store_true", help="only where the time of Create goes; written to .build/bench"
+    )
     parser.add_argument("--ksm", action="store_true", help="with --only-memory: while the kernel merges equal pages")
     parser.add_argument("--peer", type=Path, metavar="SHIM", help="path of another shim to measure beside ours")
     parser.add_argument("--peer-config", type=Path, metavar="FILE", help="the configuration the peer is given")
@@ -87,6 +92,8 @@ def _arguments() -> argparse.Namespace:
         parser.error("--only-files: takes neither --peer nor --runs")
     if arguments.only_memory and (arguments.only_files or arguments.peer or arguments.runs):
         parser.error("--only-memory: takes none of --only-files, --peer, --runs")
+    if arguments.only_create and (arguments.only_files or arguments.only_memory or arguments.peer or arguments.runs):
+        parser.error("--only-create: takes none of --only-files, --only-memory, --peer, --runs")
     if arguments.ksm and not arguments.only_memory:
         parser.error("--ksm: goes with --only-memory")
     return arguments
@@ -117,6 +124,17 @@ def _profile_memory(size: rounds.Size, ksm: bool, target: Path, load_before: flo
     facts = {**_facts(size, load_before), "equal pages": "merged by the kernel" if ksm else "left as they are"}
     memory.write_json(target / "memory.json", found, facts)
     print(f"written: {target}/memory.json")
+    return 0
+
+
+def _profile_create(size: rounds.Size, target: Path, load_before: float) -> int:
+    """The exit code: 0, once the profile is printed and written."""
+    with containerd_up(None, None) as ground:
+        found = create_profile.profile(replace(ground, config=stubs.config(GROUND)), size.profiled)
+    print(create_profile.as_text(found))
+    target.mkdir(parents=True, exist_ok=True)
+    create_profile.write_json(target / "create.json", found, _facts(size, load_before))
+    print(f"written: {target}/create.json")
     return 0
 
 

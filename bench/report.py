@@ -76,6 +76,14 @@ QUESTIONS = (
         scale=_MS,
     ),
     Question(
+        title="`ctr run` to first output, forked shim",
+        series="output_forked",
+        reference="output_bare",
+        reference_title="bare kernel boot",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
         title="the same through runc's shim",
         series="output_runc",
         reference="output_bare",

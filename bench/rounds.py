@@ -29,14 +29,38 @@ class Size:
     """per round"""
     pods: int
     """at the same time, for the memory of many"""
+    profiled: int
+    """pods whose Create is profiled"""
     file_rounds: int
     """of fio"""
     fio_ms: int
     """per job"""
 
 
-FULL = Size(rounds=7, starts=8, execs=8, stdout_mib=128, stub_mib=1024, creates=5, pods=20, file_rounds=3, fio_ms=300)
-QUICK = Size(rounds=2, starts=2, execs=2, stdout_mib=64, stub_mib=64, creates=2, pods=3, file_rounds=1, fio_ms=200)
+FULL = Size(
+    rounds=7,
+    starts=8,
+    execs=8,
+    stdout_mib=128,
+    stub_mib=1024,
+    creates=5,
+    pods=20,
+    profiled=40,
+    file_rounds=3,
+    fio_ms=300,
+)
+QUICK = Size(
+    rounds=2,
+    starts=2,
+    execs=2,
+    stdout_mib=64,
+    stub_mib=64,
+    creates=2,
+    pods=3,
+    profiled=4,
+    file_rounds=1,
+    fio_ms=200,
+)
 _TOGETHER = 10
 
 
@@ -62,7 +86,8 @@ def run(ground: Ground, size: Size, progress: Callable[[str], None]) -> Samples:
         progress(f"round {number} of {size.rounds}" if number else "warm-up round")
         target = samples if number else Samples()
         _starts(ground, target, size.starts)
-        _in_containers(ground, target, size.execs, initrd)
+        argv = _in_containers(ground, target, size.execs)
+        _first_outputs(ground, target, argv, initrd)
         for series, runtime in (("stdout_pykata", PYKATA), ("stdout_runc", RUNC)):
             target.open_round(series).append(measures.stdout_mb_per_s(ground, runtime, size.stdout_mib))
         _on_stubs(stubbed, target, size)
@@ -126,8 +151,8 @@ def _starts(ground: Ground, samples: Samples, count: int) -> None:
         runc.append(measures.start_s(ground, RUNC))
 
 
-def _in_containers(ground: Ground, samples: Samples, execs: int, initrd: Path) -> None:
-    """What needs a running container: memory, exec, and the VMM's command line for the bare boots."""
+def _in_containers(ground: Ground, samples: Samples, execs: int) -> list[str]:
+    """What needs a running container: memory and exec. Returns the VMM's command line, for the bare boots."""
     with measures.container(ground, PYKATA) as name, measures.container(ground, RUNC) as reference:
         daemon, runc_daemon = measures.daemon_of(PYKATA, name), measures.daemon_of(RUNC, reference)
         for series, pid in (("pykata", daemon.pid), ("runc", runc_daemon.pid)):
@@ -136,7 +161,7 @@ def _in_containers(ground: Ground, samples: Samples, execs: int, initrd: Path) -
             samples.open_round(f"private_{series}").append(memory.private_mib)
         _execs(ground, samples, execs, (name, reference), daemon.pid)
         (vmm,) = PYKATA.vmms(name)
-    _first_outputs(ground, samples, list(vmm.command), initrd)
+        return list(vmm.command)
 
 
 def _execs(ground: Ground, samples: Samples, count: int, names: tuple[str, str], daemon_pid: int) -> None:
@@ -152,9 +177,16 @@ def _execs(ground: Ground, samples: Samples, count: int, names: tuple[str, str],
 
 
 def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Path) -> None:
-    """One run between two bare boots, and the reference shim."""
+    """One run of either kind of shim between two bare boots, and the reference shim."""
     bare, pykata, runc = (samples.open_round(f"output_{name}") for name in ("bare", "pykata", "runc"))
     bare.append(bare_boot.boot_s(argv, initrd))
     pykata.append(measures.first_output_s(ground, PYKATA))
+    bare.append(bare_boot.boot_s(argv, initrd))
+    zygote = Zygote(ground.binaries / "pyshim", ground.directory / "zygote.log")
+    try:
+        zygote.start()
+        samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))
+    finally:
+        zygote.close()
     bare.append(bare_boot.boot_s(argv, initrd))
     runc.append(measures.first_output_s(ground, RUNC))

@@ -48,7 +48,7 @@ async def create_and_start(shim: DirectShim, config: Path) -> float:
 def create_s(ground: Ground) -> float:
     """Create and Start of one sandbox, by a shim that is up and has answered a call."""
     with started_shim(ground) as shim:
-        _warm(shim)
+        warm(shim)
         return float(shim.together(lambda: create_and_start(shim, ground.config))[0])
 
 
@@ -57,7 +57,7 @@ def together_s(ground: Ground, count: int) -> float:
     with ExitStack() as end:
         shims = [end.enter_context(started_shim(ground)) for _ in range(count)]
         for shim in shims:
-            _warm(shim)
+            warm(shim)
 
         # Each shim's client has a loop of its own.
         with ThreadPoolExecutor(count) as pool:
@@ -79,7 +79,7 @@ def running(ground: Ground, count: int) -> Iterator[list[int]]:
         yield pids
 
 
-def _warm(shim: DirectShim) -> None:
+def warm(shim: DirectShim) -> None:
     """The shim is up: it has told that it knows no such container."""
     try:
         shim.call("State")

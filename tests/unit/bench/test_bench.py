@@ -6,8 +6,10 @@ import pytest
 
 from bench import chart, report
 from bench.bare_boot import bare_argv
+from bench.create_profile import phases_of
 from bench.measures import Peer
 from bench.rounds import Samples
+from pyshim.model.trace import NO_PARENT, Span
 
 INITRD = Path("/scratch/bare")
 
@@ -112,3 +114,16 @@ def test_rows_about_a_peer_are_there_only_with_one() -> None:
         with_one.by_round[question.series] = [[2.0], [2.0]]
 
     assert len(report.rows(with_one)) == len(report.rows(without)) + len(report.PEER_QUESTIONS)
+
+
+def test_phases_are_medians_by_name_and_those_that_have_not_ended_are_left_out() -> None:
+    def trace(name: str, took_ms: int) -> tuple[Span, ...]:
+        return (
+            Span(f"create {name}", NO_PARENT, 1_000_000, 9_000_000, ""),
+            Span("start vmm", 0, 2_000_000, (2 + took_ms) * 1_000_000, ""),
+            Span(f"start {name}", NO_PARENT, 9_000_000, 0, ""),
+        )
+
+    found = phases_of([trace("a", 1), trace("b", 3), trace("c", 5)])
+
+    assert found == {"create": (0.0, 8.0), "start vmm": (1.0, 3.0)}
