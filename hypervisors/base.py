@@ -101,6 +101,21 @@ class NicDevice:
     mtu: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VhostUserNic:
+    """A virtio-net device that a program of the host serves, in memory it shares with the guest."""
+
+    id: str
+    mac: str
+    socket_path: str
+    """Where that program listens."""
+    queues: int
+    """Pairs."""
+    queue_size: int
+    """0: the VMM's default."""
+    mtu: int
+
+
 class DiskBus(StrEnum):
     """What a disk is to the guest: a device of its own, or one of the disks behind a SCSI controller."""
 
@@ -299,6 +314,8 @@ class VmConfig:
     debug: bool
     start_timeout_s: float
     pci: PciLayout = PciLayout()
+    vhost_user_nics: tuple[VhostUserNic, ...] = ()
+    """With these guest memory must not be private."""
     stop_timeout_s: float = 10.0
     """How long `stop` is waited for."""
     remote: RemoteService | None = None

@@ -25,7 +25,7 @@ from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal
 from pyshim.host.capacity import probe_capacity
 from pyshim.host.linux import LinuxHost
-from pyshim.host.network.pod_network import HostNetworkConnector
+from pyshim.host.network.connector import HostNetworkConnector
 from pyshim.host.probe import probe_host
 from pyshim.host.processes.children import Children, start_ticks_of
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace

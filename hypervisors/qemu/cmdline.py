@@ -73,6 +73,8 @@ def check_config(config: VmConfig) -> None:
     elif config.share is not None and config.memory.backing is MemoryBacking.PRIVATE:
         # QEMU starts and the guest mounts; then the daemon dies at the first request.
         problem = "a shared file system needs shared memory"
+    elif config.vhost_user_nics and config.memory.backing is MemoryBacking.PRIVATE:
+        problem = "a vhost-user network device needs shared memory"
     elif devices.is_image_pmem(config) and config.machine_type == "microvm":
         problem = "microvm has no pmem; use virtio-blk for the image"
     elif config.cpu.boot_vcpus < 1:
@@ -182,6 +184,8 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         words += devices.share(config.share, bus)
     for nic, nic_fds in zip(config.nics, fds.nics, strict=True):
         words += devices.nic(nic, bus, tap_fds=nic_fds.taps, vhost_fds=nic_fds.vhosts)
+    for vhost_user in config.vhost_user_nics:
+        words += devices.vhost_user_nic(vhost_user, bus)
     for placed in config.pci.placed:
         words += pci.placed_device(placed)
     return words

@@ -16,6 +16,7 @@ from hypervisors.base import (
     NicDevice,
     SerialChannel,
     ShareDevice,
+    VhostUserNic,
     VmConfig,
     VsockChannel,
 )
@@ -254,16 +255,36 @@ def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tup
     netdev: Fields = {"id": netdev_id(device.id), "fds": _colons(tap_fds)}
     if vhost_fds:
         netdev |= {"vhost": True, "vhostfds": _colons(vhost_fds)}
+    fields = _nic_fields(device, bus, len(tap_fds))
+    return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", legacy_able=True), fields))
+
+
+def vhost_user_nic(device: VhostUserNic, bus: Bus) -> Words:
+    """QEMU connects to the socket and waits until the program behind it has answered."""
+    chardev = f"char-{node_name(device.id)}"
+    netdev: Fields = {"id": netdev_id(device.id), "chardev": chardev, "queues": device.queues}
+    fields = _nic_fields(device, bus, device.queues)
+    if device.queue_size:
+        fields |= {"rx_queue_size": device.queue_size, "tx_queue_size": device.queue_size}
+    return (
+        "-chardev",
+        option("socket", {"id": chardev, "path": device.socket_path}),
+        "-netdev",
+        option("vhost-user", netdev),
+        "-device",
+        option(bus.virtio("virtio-net", legacy_able=True), fields),
+    )
+
+
+def _nic_fields(device: NicDevice | VhostUserNic, bus: Bus, queues: int) -> Fields:
     fields: Fields = {"netdev": netdev_id(device.id), "id": qdev_id(device.id), "mac": device.mac}
-    if len(tap_fds) > 1:
+    if queues > 1:
         fields |= {"mq": True}
         if bus.is_pci:
-            fields |= {"vectors": nic_vectors(len(tap_fds))}
+            fields |= {"vectors": nic_vectors(queues)}
     if bus.is_pci:
         fields |= {"romfile": ""}
-    if device.mtu:
-        fields |= {"host_mtu": device.mtu}
-    return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", legacy_able=True), fields))
+    return {**fields, "host_mtu": device.mtu} if device.mtu else fields
 
 
 def qdev_id(device_id: str) -> str:

@@ -254,7 +254,7 @@ RUNTIME: tuple[Key, ...] = (
         "dan_conf",
         PATH,
         "/run/kata-containers/dans",
-        "Where directly attached network devices are described: a sandbox described there is refused.",
+        "Where files `<sandbox>.json` describe devices that a VM gets instead of its namespace's links.",
     ),
     _R.refused("guest_selinux_label", TEXT, "", "SELinux label of containers in the guest.", ann=True),
     _R.later("enable_tracing", BOOL, False, "Traces from the shim."),

@@ -17,7 +17,7 @@ Write = Callable[[str, str], None]
 """(file of sysfs, text)."""
 
 
-def _write(path: str, text: str) -> None:
+def write_file(path: str, text: str) -> None:
     with open(path, "w", encoding="ascii") as file:
         file.write(text)
 
@@ -73,6 +73,33 @@ def _facts(address: str, sys: str) -> HostFunction:
     return HostFunction(address=address, vendor=text("vendor"), device=text("device"), class_code=text("class"))
 
 
+def node_of(address: str, *, iommufd: bool, sys: str = "/sys") -> str:
+    """The path of the node through which a VMM opens the function: its own with `iommufd`, else its IOMMU group's.
+
+    Raises NotFound for a function that is not there, FailedPrecondition for one without such a node.
+    """
+    folder = f"{sys}/bus/pci/devices/{address}"
+    if not _ADDRESS.fullmatch(address) or not os.path.isdir(folder):
+        raise NotFound(f"use PCI function {address}: this host has none")
+    if not iommufd:
+        try:
+            return f"{VFIO_DIR}{os.path.basename(os.readlink(f'{folder}/iommu_group'))}"
+        except OSError as error:
+            raise FailedPrecondition(f"use PCI function {address}: it is in no IOMMU group") from error
+    try:
+        names = os.listdir(f"{folder}/vfio-dev")
+    except OSError as error:
+        raise FailedPrecondition(f"use PCI function {address}: VFIO has no node of its own for it") from error
+    return f"{IOMMUFD_DIR}{min(names, default='')}"
+
+
+def check_beside(address: str, *, sys: str = "/sys") -> None:
+    """What else is in the function's IOMMU group is held by VFIO. Raises FailedPrecondition naming who holds it."""
+    path = node_of(address, iommufd=False, sys=sys)
+    others = [_facts(each, sys) for each in _group(path.rpartition("/")[2], path, sys) if each != address]
+    _check_drivers(path, [each for each in others if not each.class_code.startswith(_BRIDGES)], sys)
+
+
 def driver_of(address: str, *, sys: str = "/sys") -> str:
     """The name of the function's driver; empty when it has none."""
     try:
@@ -89,7 +116,7 @@ def _check_drivers(path: str, functions: Iterable[HostFunction], sys: str) -> No
         raise FailedPrecondition(f"use '{path}': not all of it is held by {DRIVER}: {', '.join(wrong)}")
 
 
-def bind(address: str, *, sys: str = "/sys", write: Write = _write) -> str:
+def bind(address: str, *, sys: str = "/sys", write: Write = write_file) -> str:
     """The driver that had the function before VFIO's, which has it now; empty for none. Raises FailedPrecondition.
 
     Undone by `rebind`, also when this was interrupted. Source, for both: the kernel's
@@ -114,7 +141,7 @@ def bind(address: str, *, sys: str = "/sys", write: Write = _write) -> str:
     return former
 
 
-def rebind(address: str, driver: str, *, sys: str = "/sys", write: Write = _write) -> None:
+def rebind(address: str, driver: str, *, sys: str = "/sys", write: Write = write_file) -> None:
     """The function has `driver` again, or none for an empty name, as before `bind`. Idempotent.
 
     Taken from VFIO's driver only: whoever else has it by now was given it by somebody who knew. A function that has

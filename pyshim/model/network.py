@@ -69,6 +69,8 @@ class LinkReport:
     """IFF_*."""
     bus: str
     """Bus of the device behind it (`pci`, `virtio`, ...); empty for one that only exists in software."""
+    device: str = ""
+    """The device's name on that bus: a PCI address, for `pci`."""
     ingress_qdisc: str
     """`ingress` or `clsact` when one is attached; empty for none."""
 

@@ -113,9 +113,16 @@ def _vfio_nodes(spec: OciSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(device.path for device in spec.devices if is_vfio_node(device.path)))
 
 
-def device_layout(config: Config, found: PodDevices) -> PciLayout:
-    """Ports, and on them every function of `found`; the guest's IOMMU, if it has one. Raises what `pci_layout` does."""
-    layout = pci_layout(port_request(config), vfio_devices(found.nodes()), where=config.source)
+def device_layout(config: Config, found: PodDevices, network: Sequence[VfioDevice] = ()) -> PciLayout:
+    """Ports, and on them every function of `found` and, when those are cold plugged, of the pod's network; the guest's
+    IOMMU, if it has one. Raises what `pci_layout` does.
+    """
+    request, devices = port_request(config), vfio_devices(found.nodes())
+    new = tuple(device for device in network if device.id not in {known.id for known in devices})
+    if request.cold_plug:
+        layout = pci_layout(request, (*devices, *new), where=config.source)
+    else:
+        layout = pci_layout(request, devices, where=config.source, later=len(new))
     return replace(layout, iommu=config.hypervisor.enable_iommu)
 
 

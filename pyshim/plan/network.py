@@ -59,8 +59,19 @@ class EndpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhysicalEndpoint:
+    """An interface of the pod that is a PCI function of the host, handed to the VM as it is."""
+
+    link_name: str
+    mac: str
+    address: str
+    """PCI address on the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPlan:
     endpoints: tuple[EndpointPlan, ...]
+    physical: tuple[PhysicalEndpoint, ...]
     interfaces: tuple[NetworkInterface, ...]
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
@@ -69,13 +80,19 @@ class NetworkPlan:
     that came later and cannot be wired."""
 
 
-def network_plan(scan: NetworkScan, model: NetworkModel = NetworkModel.TCFILTER) -> NetworkPlan:
-    """What to wire and what to tell the guest. Raises ShimError naming the first link that cannot be wired."""
+def network_plan(
+    scan: NetworkScan, model: NetworkModel = NetworkModel.TCFILTER, *, pass_physical: bool = False
+) -> NetworkPlan:
+    """What to wire and what to tell the guest; with `pass_physical` the host's own devices are handed over.
+
+    Raises ShimError naming the first link that cannot be wired.
+    """
     links: list[LinkReport] = []
     for link in _candidates(scan):
-        _check_link(link, model, beside=links)
+        _check_link(link, model, beside=links, pass_physical=pass_physical)
         links.append(link)
-    return _plan(scan, links, tuple(_endpoints(links, _taken(scan), first=0)), left_out=())
+    wired = [link for link in links if link.bus != "pci"]
+    return _plan(scan, links, tuple(_endpoints(wired, _taken(scan), first=0)), left_out=())
 
 
 def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[EndpointPlan], *, first: int) -> NetworkPlan:
@@ -119,6 +136,11 @@ def _plan(
     routes, untold = _routes(scan.routes, names)
     return NetworkPlan(
         endpoints=endpoints,
+        physical=tuple(
+            PhysicalEndpoint(link_name=link.name, mac=link.mac, address=link.device)
+            for link in links
+            if link.bus == "pci"
+        ),
         interfaces=tuple(_interface(link, addresses[link.index]) for link in links),
         routes=(*_peer_routes(addresses, names), *routes),
         neighbours=tuple(
@@ -143,9 +165,11 @@ def _by_name(link: LinkReport) -> str:
     return link.name
 
 
-def _check_link(link: LinkReport, model: NetworkModel, *, beside: Sequence[LinkReport]) -> None:
+def _check_link(
+    link: LinkReport, model: NetworkModel, *, beside: Sequence[LinkReport], pass_physical: bool = False
+) -> None:
     """Raises ShimError unless the link can be wired, `beside` those that are."""
-    _check_kind(link)
+    _check_kind(link, pass_physical)
     if model is NetworkModel.MACVTAP:
         _check_carries_macvtap(link)
     for other in beside:
@@ -154,12 +178,15 @@ def _check_link(link: LinkReport, model: NetworkModel, *, beside: Sequence[LinkR
             raise InvalidArgument(f"connect links {other.name!r} and {link.name!r}: both have the MAC {link.mac}")
 
 
-def _check_kind(link: LinkReport) -> None:
+def _check_kind(link: LinkReport, pass_physical: bool) -> None:
     subject = f"connect link {link.name!r}"
     if not link.name.isprintable():
         raise InvalidArgument(f"{subject}: a guest cannot be told such a name")
-    if link.bus == "pci":
-        raise Unimplemented(f"{subject}: a physical device; handing one to the VM needs VFIO")
+    if link.bus == "pci" and not pass_physical:
+        raise FailedPrecondition(
+            f"{subject}: a physical device, to be handed to the VM when that is made"
+            ' (hint: cold_plug_vfio is "no-port", or the VM runs already)'
+        )
     if link.hardware_type != ARPHRD_ETHER or not link.mac:
         raise Unimplemented(f"{subject}: a {link.kind or 'link'} without Ethernet frames cannot reach a VM")
     if link.kind not in _ENDPOINT_TYPES:
@@ -205,7 +232,7 @@ def _interface(link: LinkReport, addresses: list[AddressReport]) -> NetworkInter
         mtu=link.mtu,
         mac=link.mac,
         flags=link.flags & IFF_NOARP,
-        type=_ENDPOINT_TYPES[link.kind],
+        type="physical" if link.bus == "pci" else _ENDPOINT_TYPES[link.kind],
         device_path="",
     )
 

@@ -43,11 +43,12 @@ def port_kind(text: str) -> PortKind | None:
     return None if text == "no-port" else PortKind(text)
 
 
-def pci_layout(request: PortRequest, devices: Sequence[PciDevice], *, where: str) -> PciLayout:
+def pci_layout(request: PortRequest, devices: Sequence[PciDevice], *, where: str, later: int = 0) -> PciLayout:
     """Ports as asked for or needed, and `devices`, cold plugged, on the first of them, in their order.
 
-    Raises ResourceExhausted when there are more devices than places, FailedPrecondition when devices may not be cold
-    plugged, InvalidArgument for a request that no machine can have; `where` is the configuration's name.
+    `later` is how many will be hot plugged for certain. Raises ResourceExhausted when there are more devices than
+    places, FailedPrecondition when devices may not be cold plugged, InvalidArgument for a request that no machine can
+    have; `where` is the configuration's name.
     """
     if request.cold_plug and request.hot_plug:
         raise InvalidArgument(f"read '{where}': cold_plug_vfio and hot_plug_vfio exclude each other")
@@ -57,15 +58,15 @@ def pci_layout(request: PortRequest, devices: Sequence[PciDevice], *, where: str
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidArgument(f"plug {twice!r}: asked for twice")
-    ports = _ports(request, len(devices), where)
+    ports = _ports(request, len(devices), later, where)
     return PciLayout(ports=ports, placed=_placed(request, ports, devices, where), hot_plug=request.hot_plug)
 
 
-def _ports(request: PortRequest, devices: int, where: str) -> tuple[PciPort, ...]:
+def _ports(request: PortRequest, devices: int, later: int, where: str) -> tuple[PciPort, ...]:
     wanted = {PortKind.ROOT: request.root_ports, PortKind.SWITCH: request.switch_ports}
     for kind in (request.cold_plug, request.hot_plug):
         # One spare port where devices are announced by nobody before they come.
-        needed = devices if kind is request.cold_plug else 1
+        needed = devices if kind is request.cold_plug else later + 1
         if kind in wanted and not wanted[kind]:
             wanted[kind] = needed
     for kind, key in ((PortKind.ROOT, "pcie_root_port"), (PortKind.SWITCH, "pcie_switch_port")):

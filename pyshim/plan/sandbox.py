@@ -10,7 +10,6 @@ from hypervisors.base import (
     ImageDriver,
     MemoryBacking,
     MemoryConfig,
-    NicDevice,
     PciLayout,
     SerialChannel,
     ShareDevice,
@@ -51,7 +50,7 @@ from pyshim.plan.sizing import (
 
 VM_ROOT = "/run/vc/vm"
 _START_TIMEOUT_S = 10.0
-_PASSING_TIMEOUT_S = 120.0
+PASSING_TIMEOUT_S = 120.0
 """With devices passed through QEMU pins all of the guest's memory before it answers."""
 _NO_DEVICES = PodDevices()
 _MAX_BRIDGES = 5
@@ -123,7 +122,7 @@ def sandbox_plan(
             memory=replace(plain.memory, host_nodes=memory_nodes(devices)),
             initdata=f"{vm_dir}/initdata.img" if initdata else "",
             pci=_pci(config, devices, guard),
-            start_timeout_s=_PASSING_TIMEOUT_S if devices.devices else _START_TIMEOUT_S,
+            start_timeout_s=PASSING_TIMEOUT_S if devices.devices else _START_TIMEOUT_S,
         )
     return SandboxPlan(
         sandbox_id=sandbox_id,
@@ -204,11 +203,6 @@ def _vm(
         debug=hypervisor.enable_debug,
         start_timeout_s=_START_TIMEOUT_S,
     )
-
-
-def with_nics(vm: VmConfig, nics: tuple[NicDevice, ...]) -> VmConfig:
-    """`vm` with its network devices, known only once the taps are open."""
-    return replace(vm, nics=nics)
 
 
 def accelerator(config: Config, host: HostFacts) -> Accelerator:

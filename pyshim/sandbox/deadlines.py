@@ -85,6 +85,7 @@ HYPERVISOR: Mapping[str, Limit] = {
 }
 NETWORK: Mapping[str, Limit] = {
     "connect": _limit(CHANGE_S + MARGIN_S, lambda netns, *_args, **_named: f"connect network namespace '{netns}'"),
+    "connect_direct": _limit(CHANGE_S + MARGIN_S, lambda *_args, **_named: "connect directly attached network"),
 }
 AGENT: Mapping[str, Limit] = {
     "connect": Limit(

@@ -5,20 +5,29 @@ before anything runs in the guest, `serve` after.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from hypervisors.base import Hypervisor, VmConfig
+from hypervisors.base import Hypervisor
+from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import Ledger
 from pyshim.model.network import rate_limits
 from pyshim.model.trace import traced
+from pyshim.plan.devices import is_enabled
 from pyshim.plan.kind import ContainerKind
-from pyshim.plan.sandbox import SandboxPlan, with_nics
-from pyshim.sandbox.direct_devices import refuse_direct_devices
+from pyshim.plan.sandbox import SandboxPlan
+from pyshim.plan.vm_network import vm_with_network
 from pyshim.sandbox.network_changes import NetworkChanges
 from pyshim.sandbox.port_forward import PortForward
 from pyshim.sandbox.seams import Agent, Host, Network, NetworkConnector
 from pyshim.sandbox.tasks import TaskOwner
 from pyshim.sandbox.undo import Undo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pyshim.plan.direct_network import DirectNetwork
+
+MAX_DIRECT_FILE_BYTES = 1 << 20
 
 
 class SandboxNetwork:
@@ -40,6 +49,8 @@ class SandboxNetwork:
         """
         self.connected: Network | None = None
         """None for a pod without a network of its own."""
+        self.vm = plan.vm
+        """The VM as planned, with its network devices once they are connected."""
         self._plan = plan
         self._connector = connector
         self._host = host
@@ -54,26 +65,56 @@ class SandboxNetwork:
     async def connect(self) -> None:
         plan = self._plan
         model = plan.config.runtime.internetworking_model
-        await refuse_direct_devices(plan, self._host)
-        if plan.netns_path is None or model == "none":
+        direct = await self._direct()
+        if direct is not None:
+            network = await self._connector.connect_direct(
+                plan.netns_path, direct, self._ledger, iommufd=plan.vm.guard is not None
+            )
+        elif plan.netns_path is None or model == "none":
             return
-        network = await self._connector.connect(
-            plan.netns_path,
-            model,
-            plan.config.hypervisor.network_queues or plan.vm.cpu.boot_vcpus,
-            self._ledger,
-            vhost_net=not plan.config.hypervisor.disable_vhost_net,
-            rates=rate_limits(
-                received=plan.config.hypervisor.rx_rate_limiter_max_rate,
-                sent=plan.config.hypervisor.tx_rate_limiter_max_rate,
-            ),
-        )
+        else:
+            network = await self._connect_namespace(plan.netns_path, model)
         self._undo.push(network.disconnect)
         self.connected = network
+        self.vm = vm_with_network(
+            plan, nics=network.nics, vhost_user_nics=network.vhost_user_nics, functions=network.functions
+        )
 
-    def vm(self) -> VmConfig:
-        """The VM as planned, with its network devices."""
-        return with_nics(self._plan.vm, self.connected.nics) if self.connected else self._plan.vm
+    async def _connect_namespace(self, netns_path: str, model: str) -> Network:
+        hypervisor = self._plan.config.hypervisor
+        return await self._connector.connect(
+            netns_path,
+            model,
+            hypervisor.network_queues or self._plan.vm.cpu.boot_vcpus,
+            self._ledger,
+            vhost_net=not hypervisor.disable_vhost_net,
+            rates=rate_limits(
+                received=hypervisor.rx_rate_limiter_max_rate,
+                sent=hypervisor.tx_rate_limiter_max_rate,
+            ),
+            pass_physical=hypervisor.cold_plug_vfio != "no-port",
+            iommufd=self._plan.vm.guard is not None,
+        )
+
+    async def _direct(self) -> "DirectNetwork | None":
+        """The devices that a file names for this sandbox: they come instead of the namespace's. None without a file."""
+        plan = self._plan
+        path = f"{plan.config.runtime.dan_conf}/{plan.sandbox_id}.json"
+        try:
+            content = await self._host.read_bytes(path, MAX_DIRECT_FILE_BYTES)
+        except NotFound:
+            return None
+        from pyshim.plan.direct_network import direct_network  # few pods have any
+
+        queues = plan.config.hypervisor.network_queues or 1
+        direct = direct_network(content, path, sandbox_id=plan.sandbox_id, queues=queues)
+        if direct.functions and not is_enabled(plan.config):
+            address = next(iter(direct.functions.values()))
+            raise FailedPrecondition(
+                f"pass '{address}' of '{path}' through: cold_plug_vfio and hot_plug_vfio in '{plan.config.source}' are"
+                ' "no-port"'
+            )
+        return direct
 
     def close_taps(self) -> None:
         """Our copies of the descriptors are closed; the VMM has its own. Idempotent."""
@@ -85,12 +126,23 @@ class SandboxNetwork:
         network = self.connected
         if network is None:
             return
+        paths = await self._paths(network)
         for interface in network.interfaces:
-            await agent.update_interface(interface)
+            await agent.update_interface(replace(interface, device_path=paths.get(interface.mac, "")))
         if network.routes:
             await agent.update_routes(network.routes)
         if network.neighbours:
             await agent.add_neighbours(network.neighbours)
+
+    async def _paths(self, network: Network) -> dict[str, str]:
+        """Where the guest finds each function, by MAC; those that could not be there from the start are by now."""
+        placed = {item.device.id: item.pci_path for item in self.vm.pci.placed}
+        paths = {}
+        for mac, function in network.functions.items():
+            if function.id not in placed:
+                placed[function.id] = (await self._hypervisor.plug(function)).pci_path
+            paths[mac] = placed[function.id]
+        return paths
 
     def serve(self, agent: Agent) -> None:
         """Connections to the loopback of the pod's namespace are answered by the guest, which also gets interfaces that

@@ -238,7 +238,7 @@ class Sandbox:
         try:
             async with self.cgroups.birth_of_vmm():
                 with span("start vmm"):
-                    await self.hypervisor.create(self.network.vm())
+                    await self.hypervisor.create(self.network.vm)
         finally:
             self.network.close_taps()
         self._pid = self.hypervisor.pid or self.cgroups.own_pid

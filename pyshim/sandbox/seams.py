@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hypervisors.base import Hypervisor, NicDevice
+from hypervisors.base import Hypervisor, NicDevice, VfioDevice, VhostUserNic
 from pyshim.model.agent_address import AgentAddress
 from pyshim.model.copies import CopiedPiece, TreeEntry
 from pyshim.model.events import TaskEvent
@@ -26,6 +26,9 @@ from pyshim.model.stats import ContainerStats
 from pyshim.model.task import Stdio
 from pyshim.model.volumes import SourceFacts, VolumeStats
 from pyshim.sandbox.cgroups import Cgroups, PinnedElsewhere
+
+if TYPE_CHECKING:
+    from pyshim.plan.direct_network import DirectNetwork
 
 
 class ContainerAgent(Protocol):
@@ -230,6 +233,11 @@ class Network(Protocol):
     interfaces: tuple[NetworkInterface, ...]
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
+    vhost_user_nics: tuple[VhostUserNic, ...]
+
+    @property
+    def functions(self) -> Mapping[str, VfioDevice]:
+        """Devices of the host that are interfaces of the pod, by the MAC they have in the guest."""
 
     @property
     def door(self) -> Door | None:
@@ -270,9 +278,27 @@ class Monitor(Protocol):
 
 class NetworkConnector(Protocol):
     async def connect(
-        self, netns_path: str, model: str, queues: int, ledger: Ledger, *, vhost_net: bool, rates: RateLimits
+        self,
+        netns_path: str,
+        model: str,
+        queues: int,
+        ledger: Ledger,
+        *,
+        vhost_net: bool,
+        rates: RateLimits,
+        pass_physical: bool,
+        iommufd: bool,
     ) -> Network:
         """Every endpoint of the namespace is wired to a tap; nothing is left behind on error.
 
-        With `vhost_net` each queue gets a vhost-net descriptor where the host has any.
+        With `vhost_net` each queue gets a vhost-net descriptor where the host has any. With `pass_physical` links that
+        are PCI functions are taken from their drivers instead, with `iommufd` so that they have nodes of their own.
+        """
+
+    async def connect_direct(
+        self, netns_path: str | None, direct: "DirectNetwork", ledger: Ledger, *, iommufd: bool
+    ) -> Network:
+        """The devices of `direct` and no others, ready to be given away; nothing is left behind on error.
+
+        Of the namespace, if the pod has one, only the loopback is of interest.
         """

@@ -7,10 +7,11 @@ without an entry in the ledger on disk is an error at once: nobody could clean i
 import asyncio
 import copy
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hypervisors.base import NicDevice, VmConfig
+from hypervisors.base import NicDevice, VfioDevice, VmConfig
 from pyshim.model.cgroups import Group
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
@@ -193,6 +194,8 @@ class MachineVm(FakeHypervisor):
 
 class MachineNetwork:
     door = None
+    vhost_user_nics = ()
+    functions: Mapping[str, VfioDevice] = {}
     nics = (NicDevice(id="net0", mac="02:00:00:00:00:01", tap_fds=(9,), vhost_fds=(), mtu=1500),)
     interfaces = (
         NetworkInterface(

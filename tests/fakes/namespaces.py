@@ -76,16 +76,39 @@ def _is_ready(link: dict[str, Any]) -> bool:
     return link["operstate"] in ("UP", "UNKNOWN") and not any(item.get("tentative") for item in link["addr_info"])
 
 
-class GuestStack:
-    """Answers ARP and ICMP echo for one IPv4 address on the queues of a tap, as a VM behind them would."""
+class EchoHost:
+    """Answers ARP and ICMP echo for one IPv4 address, a frame at a time."""
 
-    def __init__(self, fds: tuple[int, ...], mac: str, address: str) -> None:
+    def __init__(self, mac: str, address: str) -> None:
         self.echoes = 0
         self.largest_bytes = 0
         self.strangers: list[bytes] = []
-        self._fds = fds
         self._mac = bytes.fromhex(mac.replace(":", ""))
         self._address = bytes(int(part) for part in address.split("."))
+
+    def reply(self, frame: bytes) -> bytes:
+        """The answer to a frame; empty for none."""
+        self.largest_bytes = max(self.largest_bytes, len(frame))
+        source, (kind,) = frame[6:12], struct.unpack_from("!H", frame, 12)
+        head, body = source + self._mac + frame[12:14], frame[14:]
+        if kind == _ARP and body[6:8] == b"\x00\x01" and body[24:28] == self._address:
+            return head + body[:6] + b"\x00\x02" + self._mac + self._address + body[8:18]
+        if kind == _IPV4 and body[9] == 1 and body[16:20] == self._address and body[20] == 8:
+            self.echoes += 1
+            icmp = b"\x00\x00\x00\x00" + body[24 : struct.unpack_from("!H", body, 2)[0]]
+            icmp = icmp[:2] + struct.pack("!H", _checksum(icmp)) + icmp[4:]
+            # Swapped addresses leave the sum of the header as it was.
+            return head + body[:12] + body[16:20] + body[12:16] + icmp
+        self.strangers.append(frame)
+        return b""
+
+
+class GuestStack(EchoHost):
+    """The same on the queues of a tap, as a VM behind them would."""
+
+    def __init__(self, fds: tuple[int, ...], mac: str, address: str) -> None:
+        super().__init__(mac, address)
+        self._fds = fds
         self._stop_read, self._stop_write = os.pipe()
         self._thread = threading.Thread(target=self._run, name="guest stack")
 
@@ -106,24 +129,9 @@ class GuestStack:
                 return
             for fd in ready:
                 data = os.read(fd, 70000)
-                reply = self._reply(data[VNET_HEADER_BYTES:])
+                reply = self.reply(data[VNET_HEADER_BYTES:])
                 if reply:
                     os.write(fd, bytes(VNET_HEADER_BYTES) + reply)
-
-    def _reply(self, frame: bytes) -> bytes:
-        self.largest_bytes = max(self.largest_bytes, len(frame))
-        source, (kind,) = frame[6:12], struct.unpack_from("!H", frame, 12)
-        head, body = source + self._mac + frame[12:14], frame[14:]
-        if kind == _ARP and body[6:8] == b"\x00\x01" and body[24:28] == self._address:
-            return head + body[:6] + b"\x00\x02" + self._mac + self._address + body[8:18]
-        if kind == _IPV4 and body[9] == 1 and body[16:20] == self._address and body[20] == 8:
-            self.echoes += 1
-            icmp = b"\x00\x00\x00\x00" + body[24 : struct.unpack_from("!H", body, 2)[0]]
-            icmp = icmp[:2] + struct.pack("!H", _checksum(icmp)) + icmp[4:]
-            # Swapped addresses leave the sum of the header as it was.
-            return head + body[:12] + body[16:20] + body[12:16] + icmp
-        self.strangers.append(frame)
-        return b""
 
 
 def _checksum(data: bytes) -> int:

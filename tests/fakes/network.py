@@ -3,10 +3,11 @@
 import asyncio
 from typing import Any
 
-from hypervisors.base import NicDevice
+from hypervisors.base import NicDevice, VfioDevice, VhostUserNic
 from pyshim.model.errors import Unavailable
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger
+from pyshim.plan.direct_network import DirectNetwork
 
 
 class FakeNetwork:
@@ -17,6 +18,8 @@ class FakeNetwork:
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
+        self.vhost_user_nics: tuple[VhostUserNic, ...] = ()
+        self.functions: dict[str, VfioDevice] = {}
         self.door = None
         self.wired: set[str] = set()
         self.open: set[str] = set()
@@ -91,6 +94,21 @@ class FakeNetworks:
         self.links: tuple[str, ...] = ("eth0",)
         self.network = FakeNetwork()
         self.queues = 0
+        self.iommufd = False
+
+    async def connect_direct(
+        self, netns_path: str | None, direct: DirectNetwork, ledger: Ledger, *, iommufd: bool
+    ) -> FakeNetwork:
+        self.iommufd = iommufd
+        network = self.network
+        network.interfaces, network.routes, network.neighbours = direct.interfaces, direct.routes, direct.neighbours
+        network.vhost_user_nics = direct.vhost_user
+        network.functions = {
+            mac: VfioDevice(id=address, host_address=address, iommufd=iommufd)
+            for mac, address in direct.functions.items()
+        }
+        network.wired |= set(direct.functions.values())
+        return network
 
     async def connect(self, netns_path: str, model: str, queues: int, ledger: Ledger, **_more: Any) -> FakeNetwork:
         self.queues = queues

@@ -41,10 +41,12 @@ class FakeSysfs:
             members = self.root / "kernel/iommu_groups" / group / "devices"
             members.mkdir(parents=True, exist_ok=True)
             (members / address).symlink_to(folder)
+            (folder / "iommu_group").symlink_to(self.root / "kernel/iommu_groups" / group)
         if vfio:
             entry = self.root / "class/vfio-dev" / vfio
             entry.mkdir()
             (entry / "device").symlink_to(folder)
+            (folder / "vfio-dev" / vfio).mkdir(parents=True)
         return folder
 
     def write(self, path: str, text: str) -> None:

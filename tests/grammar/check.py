@@ -52,6 +52,7 @@ class Grammar:
     device_types: frozenset[str]
     cpus: frozenset[str]
     tap: frozenset[str]
+    vhost_user: frozenset[str]
     machine: frozenset[str]
     options: Mapping[str, frozenset[str]]
 
@@ -64,6 +65,7 @@ class Grammar:
             "device_types": " ".join(sorted(self.device_types)),
             "cpus": " ".join(sorted(self.cpus)),
             "tap": " ".join(sorted(self.tap)),
+            "vhost_user": " ".join(sorted(self.vhost_user)),
             "machine": " ".join(sorted(self.machine)),
             "options": {name: " ".join(sorted(found)) for name, found in sorted(self.options.items())},
         }
@@ -83,6 +85,7 @@ def loaded(text: str) -> Grammar:
         device_types=words(document["device_types"]),
         cpus=words(document["cpus"]),
         tap=words(document["tap"]),
+        vhost_user=words(document["vhost_user"]),
         machine=words(document["machine"]),
         options={name: words(found) for name, found in document["options"].items()},
     )
@@ -142,7 +145,10 @@ def _judged(option: str, value: str, grammar: Grammar) -> list[str]:
             model = value.partition(",")[0]
             return [] if model in grammar.cpus else [f"unknown model {model!r}"]
         case "-netdev":
-            return _unknown(keyed(value, "type"), grammar.tap | {"type", "id"})
+            fields = keyed(value, "type")
+            return _unknown(
+                fields, {"tap": grammar.tap, "vhost-user": grammar.vhost_user}[fields["type"]] | {"type", "id"}
+            )
     return ["unknown option"]
 
 

@@ -60,13 +60,15 @@ def introspected(binary: str) -> Grammar:
     lists = {entry["option"]: _names(entry["parameters"]) for entry in options}
     numbers = version["qemu"]
     entities = {entity["name"]: entity for entity in schema}
+    netdevs = _variants(entities, "netdev_add", ("tap", "vhost-user"))
     return Grammar(
         version=f"{numbers['major']}.{numbers['minor']}",
         objects=_variants(entities, "object-add", OBJECTS),
         devices=dict(zip(devices, of_devices, strict=True)),
         device_types=frozenset({*devices, *(_EXTRA_TYPES & device_types)}),
         cpus=frozenset(name.removesuffix(_CPU) for name in device_types if name.endswith(_CPU)),
-        tap=frozenset(_variants(entities, "netdev_add", ("tap",))["tap"]),
+        tap=frozenset(netdevs["tap"]),
+        vhost_user=frozenset(netdevs["vhost-user"]),
         machine=frozenset(name.replace("_", "-") for name in of_machine | lists.get("machine", frozenset())),
         options={name: lists.get(name, frozenset()) for name in OPTIONS},
     )

@@ -83,6 +83,7 @@ def _link(message: Any, ingress: dict[int, str]) -> LinkReport:
         mtu=message.get_attr("IFLA_MTU") or 0,
         flags=message["flags"],
         bus=message.get_attr("IFLA_PARENT_DEV_BUS_NAME") or "",
+        device=message.get_attr("IFLA_PARENT_DEV_NAME") or "",
         ingress_qdisc=ingress.get(index, ""),
     )
 

@@ -5,23 +5,21 @@ so a crash between any two steps leaves nothing that the ledger does not name.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pyshim.host.fds import OwnedFd
+from pyshim.host.network.functions import NetworkFunctions
 from pyshim.host.network.link_search import tap_alias
 from pyshim.host.network.loopback_door import LoopbackDoor
-from pyshim.host.network.messages import MAX_FDS
 from pyshim.host.network.session import NetworkSession, PodNamespace, StepFailed
 from pyshim.host.network.taps import open_vhost_net
 from pyshim.host.network.watch import Watch
-from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import (
     FailedPrecondition,
     Internal,
-    InvalidArgument,
     ShimError,
     Unavailable,
     Unimplemented,
@@ -35,20 +33,20 @@ from pyshim.model.network import (
     NetworkScan,
     RateLimits,
     RouteReport,
-    network_model,
 )
 
 if TYPE_CHECKING:
-    from hypervisors.base import NicDevice
+    from hypervisors.base import NicDevice, VfioDevice, VhostUserNic
     from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
     from pyshim.plan.network import EndpointPlan, NetworkPlan
 
 log = logging.getLogger("pyshim.host.network")
 
-TIMEOUT_S = 30.0
-"""For everything in the namespace together; a healthy host needs a fraction of a second."""
 
-Plan = Callable[[NetworkScan, NetworkModel], "NetworkPlan"]
+class Plan(Protocol):
+    """`pyshim.plan.network.network_plan`."""
+
+    def __call__(self, scan: NetworkScan, model: NetworkModel, *, pass_physical: bool) -> "NetworkPlan": ...
 
 
 class Replan(Protocol):
@@ -67,16 +65,29 @@ class Wiring:
     queues: int
     vhost_net: bool
     rates: RateLimits
+    pass_physical: bool = False
+    """Links that are PCI functions of the host are handed to the VM instead."""
 
 
 class HostNetwork:
     """Implements the seam `Network`. Owns the taps' descriptors until `close_taps`, the wiring until `disconnect`."""
 
-    def __init__(self, ledger: Ledger, namespace: PodNamespace, wiring: Wiring, owner: str, replan: Replan) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        namespace: PodNamespace,
+        wiring: Wiring,
+        *,
+        owner: str,
+        replan: Replan,
+        functions: NetworkFunctions,
+    ) -> None:
         self.nics: tuple[NicDevice, ...] = ()
         self.interfaces: tuple[NetworkInterface, ...] = ()
         self.routes: tuple[NetworkRoute, ...] = ()
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
+        self.vhost_user_nics: tuple[VhostUserNic, ...] = ()
+        self.functions: dict[str, VfioDevice] = {}
         self.door: LoopbackDoor | None = None
         self.model = wiring.model
         self._wiring = wiring
@@ -84,11 +95,14 @@ class HostNetwork:
         self._owner = owner
         self._namespace = namespace
         self._replan = replan
+        self._functions = functions
         self._watch: Watch | None = None
         self._endpoints: tuple[EndpointPlan, ...] = ()
         self._next_number = 0
         self._made: dict[str, EndpointPlan] = {}
         """By the device's id: those that hold something, though their link may be gone."""
+        self._handed: dict[str, str] = {}
+        """The names, by MAC, of links that are PCI functions."""
         self._taps: dict[str, int] = {}
         """Their indices by name."""
         self._fds: list[OwnedFd] = []
@@ -105,7 +119,10 @@ class HostNetwork:
         if self.door is not None:
             self.door.close()
         self.unwatch()
-        await self._release(tuple(self._held))
+        try:
+            await self._functions.give_back()
+        finally:
+            await self._release(tuple(self._held))
 
     async def _release(self, entries: tuple[LedgerEntry, ...]) -> None:
         failure: ShimError | None = None
@@ -125,27 +142,29 @@ class HostNetwork:
         """Every endpoint is wired; on an error, what was made until then is still held."""
         _, fds = await session.ask("watch for changes", {"do": "watch"})
         self._watch = Watch(*fds)  # before the scan: what changes meanwhile is news
-        found = plan(await _scan(session, self._namespace.path), self.model)
+        scan = await _scan(session, self._namespace.path)
+        found = plan(scan, self.model, pass_physical=self._wiring.pass_physical)
         self._log_left_out(found)
         self._adopt(found)
         for endpoint in found.endpoints:
             self.nics += (await self._wire(session, endpoint),)
+        for physical in found.physical:  # the last: with its driver a link leaves the namespace
+            self.functions[physical.mac] = await self._functions.take(physical.address)
 
     async def open_door(self, session: NetworkSession) -> None:
         """Connections to the namespace's loopback come to `door`; on a host that cannot steer them it stays None."""
-        try:
-            _, fds = await session.ask("steer loopback connections", {"do": "steer"})
-        except StepFailed as error:
-            log.warning("port-forward is not possible", extra={"netns": self._namespace.path, "error": str(error)})
-            return
-        if len(fds) != 2:
-            raise Internal(f"steer loopback connections: {len(fds)} descriptors came, 2 were wanted")
-        self.door = LoopbackDoor(*fds)
+        self.door = await opened_door(session, self._namespace.path)
 
     def _adopt(self, plan: "NetworkPlan") -> None:
         self._endpoints = plan.endpoints
         self._next_number += sum(endpoint.id not in self._made for endpoint in plan.endpoints)
-        self.interfaces, self.routes, self.neighbours = plan.interfaces, plan.routes, plan.neighbours
+        # What was handed over whole is in the namespace no more; all that is known of it is known already.
+        handed = {mac: name for mac, name in self._handed.items() if mac in self.functions}
+        names = frozenset(handed.values())
+        self.interfaces = (*(item for item in self.interfaces if item.mac in handed), *plan.interfaces)
+        self.routes = (*(item for item in self.routes if item.device in names), *plan.routes)
+        self.neighbours = (*(item for item in self.neighbours if item.device in names), *plan.neighbours)
+        self._handed |= {physical.mac: physical.link_name for physical in plan.physical}
 
     def _log_left_out(self, plan: "NetworkPlan") -> None:
         for sentence in plan.left_out:
@@ -283,53 +302,16 @@ class HostNetwork:
         self._held.append(entry)
 
 
-class HostNetworkConnector:
-    """Implements the seam `NetworkConnector`; `plan` and `replan` are those of `pyshim.plan.network`."""
-
-    def __init__(
-        self, *, children: Children, plan: Plan, replan: Replan, owner: str = "", timeout_s: float = TIMEOUT_S
-    ) -> None:
-        """`owner` is the sandbox: taps bear its name, for whoever finds them without a ledger."""
-        self._owner = owner
-        self._children = children
-        self._plan = plan
-        self._replan = replan
-        self._timeout_s = timeout_s
-
-    async def connect(
-        self, netns_path: str, model: str, queues: int, ledger: Ledger, *, vhost_net: bool, rates: RateLimits
-    ) -> HostNetwork:
-        """Every endpoint of the namespace is wired to a tap of `queues` queues; nothing is left behind on error.
-
-        A namespace with nothing but loopback gives a network without devices. Raises NotFound or InvalidArgument for
-        the path, Unimplemented or FailedPrecondition for a link that cannot be wired, DeadlineExceeded.
-        """
-        if queues < 1:
-            raise InvalidArgument(f"connect network namespace {netns_path!r}: {queues} queues")
-        if queues > MAX_FDS:
-            log.warning("queues limited", extra={"netns": netns_path, "wanted": queues, "limit": MAX_FDS})
-        wiring = Wiring(model=network_model(model), queues=min(queues, MAX_FDS), vhost_net=vhost_net, rates=rates)
-        namespace = PodNamespace(self._children, netns_path, self._timeout_s)
-        network = HostNetwork(ledger, namespace, wiring, self._owner, self._replan)
-        if wiring.model is NetworkModel.NONE:
-            return network
-
-        async def undo() -> None:
-            await _undo(network, netns_path)
-
-        async with namespace.session(undo) as session:
-            await network.connect(session, self._plan)
-            await network.open_door(session)
-        log.info("network connected", extra={"netns": netns_path, "interfaces": len(network.nics)})
-        return network
-
-
-async def _undo(network: HostNetwork, netns_path: str) -> None:
-    """As much as possible is undone; what fails stays in the ledger, and the first error stays the caller's."""
+async def opened_door(session: NetworkSession, netns_path: str) -> LoopbackDoor | None:
+    """Where connections to the namespace's loopback come; None on a host that cannot steer them."""
     try:
-        await network.disconnect()
-    except ShimError as error:
-        log.warning("undo of the network failed", extra={"netns": netns_path, "error": str(error)})
+        _, fds = await session.ask("steer loopback connections", {"do": "steer"})
+    except StepFailed as error:
+        log.warning("port-forward is not possible", extra={"netns": netns_path, "error": str(error)})
+        return None
+    if len(fds) != 2:
+        raise Internal(f"steer loopback connections: {len(fds)} descriptors came, 2 were wanted")
+    return LoopbackDoor(*fds)
 
 
 async def _scan(session: NetworkSession, netns_path: str) -> NetworkScan:

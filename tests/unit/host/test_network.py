@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import pytest
 
-from pyshim.host.network.pod_network import HostNetwork, HostNetworkConnector
+from pyshim.host.network.connector import HostNetworkConnector
+from pyshim.host.network.pod_network import HostNetwork
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import (

@@ -6,7 +6,8 @@ import struct
 
 import pytest
 
-from pyshim.host.network.pod_network import HostNetwork, HostNetworkConnector
+from pyshim.host.network.connector import HostNetworkConnector
+from pyshim.host.network.pod_network import HostNetwork
 from pyshim.host.network.watch import is_news
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable

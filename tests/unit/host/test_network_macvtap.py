@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.network.pod_network import HostNetworkConnector
+from pyshim.host.network.connector import HostNetworkConnector
 from pyshim.host.network.taps import close_fds, open_vhost_net
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pyshim.host.network.pod_network import HostNetworkConnector
+from pyshim.host.network.connector import HostNetworkConnector
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import BootConfig, MemoryBacking, NicDevice, SerialChannel, ShareDevice, VmConfig
-from hypervisors.qemu.vm import QemuVm
+from hypervisors.base import BootConfig, MemoryBacking, NicDevice, SerialChannel, ShareDevice, VhostUserNic, VmConfig
+from hypervisors.qemu.vm import QemuVm, VmStartFailed
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
@@ -22,7 +22,9 @@ from pyshim.model.host_facts import Accelerator
 from pyshim.model.ids import HostPath
 from pyshim.model.share import VirtiofsdPlan
 from tests.fakes.ledger import FakeLedger
+from tests.fakes.namespaces import EchoHost
 from tests.fakes.tiny_kernel import HALT, bzimage
+from tests.fakes.vhost_user import VhostUserBackend
 from tests.unit.hypervisors.test_cmdline import CONFIGS
 
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -86,7 +88,10 @@ async def accepted(config: VmConfig, directory: Path) -> None:
     assert children.alive == ()
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("q35-vsock-kvm", "q35-two-nics")])
+# These need what only the host or a program of it has: vsock, taps, a back end.
+@pytest.mark.parametrize(
+    "name", [name for name in CONFIGS if name not in ("q35-vsock-kvm", "q35-two-nics", "q35-vhost-user-nics")]
+)
 def test_argv_is_accepted(name: str, tmp_path: Path) -> None:
     config = runnable(CONFIGS[name], tmp_path)
     if name == "q35-hugepages" and free_hugepages() * 2 < config.memory.boot_mib:
@@ -172,3 +177,30 @@ def test_memory_at_boot_and_added_later_is_preferred_from_its_node(backing: Memo
             await vm.stop()
 
     asyncio.run(body())
+
+
+def test_a_vhost_user_nic_is_connected_to_who_listens_before_the_guest_runs(tmp_path: Path) -> None:
+    nic = VhostUserNic(
+        id="direct-0",
+        mac="02:00:00:00:00:07",
+        socket_path=str(tmp_path / "a, b.sock"),
+        queues=1,
+        queue_size=1024,
+        mtu=1400,
+    )
+    config = replace(runnable(CONFIGS["q35-initrd-only"], tmp_path), vhost_user_nics=(nic,))
+
+    with VhostUserBackend(Path(nic.socket_path), EchoHost("02:00:00:00:00:01", "10.0.0.1")) as backend:
+        asyncio.run(accepted(config, tmp_path))
+
+    assert backend.requests[:1] == [1]  # GET_FEATURES
+
+
+def test_a_vhost_user_nic_nobody_serves_is_qemus_own_words(tmp_path: Path) -> None:
+    nic = VhostUserNic(
+        id="direct-0", mac="02:00:00:00:00:07", socket_path=str(tmp_path / "none"), queues=1, queue_size=0, mtu=0
+    )
+    config = replace(runnable(CONFIGS["q35-initrd-only"], tmp_path), vhost_user_nics=(nic,))
+
+    with pytest.raises(VmStartFailed, match=f"Failed to connect to '{nic.socket_path}'"):
+        asyncio.run(accepted(config, tmp_path))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import ImageDriver, MemoryBacking, VmConfig, VsockChannel
+from hypervisors.base import ImageDriver, MemoryBacking, VhostUserNic, VmConfig, VsockChannel
 from hypervisors.qemu.cmdline import FdTable, check_config, fd_table, kernel_command_line, qemu_argv, socket_paths
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
@@ -46,6 +46,14 @@ CONFIGS = {
     "q35-initrd-only": _boot(vm_config(share=None), image=None),
     "q35-image-pmem": _boot(vm_config(), image_driver=ImageDriver.PMEM, initrd=None),
     "q35-two-nics": vm_config(nics=(nic(0, taps=(40, 41), vhosts=(50, 51)), nic(1, taps=(42,), mtu=0))),
+    "q35-vhost-user-nics": vm_config(
+        vhost_user_nics=(
+            VhostUserNic(
+                id="direct-0", mac="02:00:00:00:00:07", socket_path="/run/a,b.sock", queues=2, queue_size=1024, mtu=9000
+            ),
+            VhostUserNic(id="direct-1", mac="02:00:00:00:00:08", socket_path="/run/c", queues=1, queue_size=0, mtu=0),
+        )
+    ),
     "q35-hugepages": _memory(vm_config(), backing=MemoryBacking.HUGEPAGES, prealloc=True),
     "q35-virtio-mem": _memory(vm_config(), max_mib=1027, virtio_mem=True, prealloc=True),
     "q35-private-firmware": _boot(
@@ -203,6 +211,11 @@ def test_kernel_parameter_without_a_spelling_is_refused(params: tuple[str, ...],
         pytest.param(_memory(_microvm(), virtio_mem=True), "microvm has no virtio-mem", id="microvm-virtio-mem"),
         pytest.param(_memory(vm_config(), boot_mib=0), "0 MiB", id="no-memory"),
         pytest.param(vm_config(nics=(nic(0, taps=()),)), "needs a tap queue", id="nic-without-tap"),
+        pytest.param(
+            _memory(replace(CONFIGS["q35-vhost-user-nics"], share=None), backing=MemoryBacking.PRIVATE),
+            "a vhost-user network device needs shared memory",
+            id="vhost-user-nic-without-shared-memory",
+        ),
         pytest.param(vm_config(nics=(nic(0, taps=(5, 6), vhosts=(7,)),)), "as many vhost fds", id="uneven-queues"),
         pytest.param(_boot(vm_config(), kernel_params=('"',)), "open quote", id="kernel-parameter"),
     ],

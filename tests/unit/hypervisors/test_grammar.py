@@ -207,7 +207,8 @@ def test_introspection_gives_what_its_table_holds() -> None:
 
     known = tables()[grammar.version]
 
-    assert (grammar.objects, grammar.devices, grammar.tap) == (known.objects, known.devices, known.tap)
+    assert (grammar.objects, grammar.devices) == (known.objects, known.devices)
+    assert (grammar.tap, grammar.vhost_user) == (known.tap, known.vhost_user)
 
 
 def started(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:

@@ -167,7 +167,7 @@ def test_the_guest_is_told_the_type_of_endpoint(kind: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"bus": "pci"}, Unimplemented, "VFIO"),
+        ({"bus": "pci"}, FailedPrecondition, 'cold_plug_vfio is "no-port"'),
         ({"hardware_type": 65534, "kind": "tun", "mac": ""}, Unimplemented, "without Ethernet frames"),
         ({"kind": "dummy"}, Unimplemented, "kind 'dummy'"),
         ({"ingress_qdisc": "ingress"}, FailedPrecondition, "an ingress qdisc already"),

@@ -1,0 +1,185 @@
+"""Network cards of the host handed to a VM: intent before the change, the driver back after, on a made-up sysfs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from pyshim.host import vfio
+from pyshim.host.network.direct import HostDirectNetwork
+from pyshim.host.network.functions import NetworkFunctions
+from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.plan.direct_network import DirectNetwork
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.vfio import BRIDGE, NIC, FakeSysfs
+
+T = TypeVar("T")
+CARD, OTHER = "0000:41:08.0", "0000:41:08.1"
+
+
+@pytest.fixture
+def sysfs(tmp_path: Path) -> FakeSysfs:
+    return FakeSysfs(tmp_path / "sys")
+
+
+def ledger_on(sysfs: FakeSysfs) -> FakeLedger:
+    def undo(entry: LedgerEntry) -> None:
+        assert entry.kind is ResourceKind.VFIO
+        vfio.rebind(entry.key, str(entry.detail["driver"]), sys=str(sysfs.root), write=sysfs.write)
+
+    return FakeLedger(undo)
+
+
+def functions_of(sysfs: FakeSysfs, ledger: FakeLedger, *, iommufd: bool = False) -> NetworkFunctions:
+    def write(path: str, text: str) -> None:
+        assert ledger.held, "sysfs is written without an intent"
+        sysfs.write(path, text)
+
+    return NetworkFunctions(ledger, iommufd=iommufd, sys=str(sysfs.root), write=write)
+
+
+def run(body: Callable[[], Awaitable[T]]) -> T:
+    async def main() -> T:
+        return await body()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("former", ["mlx5_core", ""])
+def test_a_card_is_taken_from_its_driver_and_goes_back_to_it(former: str, sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, vendor="0x15b3", device="0x101e", driver=former, group="12")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        functions = functions_of(sysfs, ledger)
+        device = await functions.take(CARD)
+        assert (device.id, device.host_address, device.iommufd) == (CARD, CARD, False)
+        assert (device.vendor_id, device.device_id) == ("0x15b3", "0x101e")
+        assert sysfs.state(CARD) == ("vfio-pci", "vfio-pci")
+        assert list(ledger.held.values()) == [LedgerEntry(kind=ResourceKind.VFIO, key=CARD, detail={"driver": former})]
+        await functions.give_back()
+        await functions.give_back()
+
+    run(body)
+
+    assert sysfs.state(CARD) == (former, "")
+    assert ledger.held == {}
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci"])
+def test_a_card_that_somebody_bound_before_is_left_to_him(driver: str, sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver=driver, group="12")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        functions = functions_of(sysfs, ledger)
+        await functions.take(CARD)
+        await functions.give_back()
+
+    run(body)
+
+    assert ledger.history == []
+    assert sysfs.state(CARD) == (driver, "")
+
+
+def test_a_card_whose_group_others_use_stays_where_it_is(sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
+    sysfs.function(OTHER, NIC, driver="mlx5_core", group="12")
+    sysfs.function("0000:40:00.0", BRIDGE, driver="pcieport", group="12")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        with pytest.raises(FailedPrecondition, match=rf"not all of it is held by vfio-pci: {OTHER} by mlx5_core"):
+            await functions_of(sysfs, ledger).take(CARD)
+
+    run(body)
+
+    assert ledger.history == []
+    assert sysfs.state(CARD) == ("mlx5_core", "")
+
+
+def test_through_nodes_of_their_own_cards_of_one_group_are_apart(sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12", vfio="vfio3")
+    sysfs.function(OTHER, NIC, driver="mlx5_core", group="12")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        functions = functions_of(sysfs, ledger, iommufd=True)
+        assert (await functions.take(CARD)).iommufd
+        await functions.give_back()
+
+    run(body)
+
+    assert sysfs.state(CARD) == ("mlx5_core", "")
+
+
+@pytest.mark.parametrize(
+    ("address", "group", "kind", "text"),
+    [
+        ("0000:99:00.0", "12", NotFound, "use PCI function 0000:99:00.0: this host has none"),
+        ("../devices", "12", NotFound, "this host has none"),
+        (CARD, "", FailedPrecondition, f"use PCI function {CARD}: it is in no IOMMU group"),
+    ],
+)
+def test_a_card_that_cannot_be_taken_is_named(
+    address: str, group: str, kind: type[Exception], text: str, sysfs: FakeSysfs
+) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group=group)
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        with pytest.raises(kind, match=text):
+            await functions_of(sysfs, ledger).take(address)
+
+    run(body)
+
+    assert ledger.history == []
+
+
+def direct(*addresses: str) -> DirectNetwork:
+    functions = {f"02:00:00:00:00:{index:02x}": address for index, address in enumerate(addresses)}
+    return DirectNetwork(vhost_user=(), functions=functions, interfaces=(), routes=(), neighbours=())
+
+
+def test_the_cards_of_a_file_are_given_back_in_the_end(sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
+    sysfs.function(OTHER, NIC, driver="vfio-pci", group="13")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
+        await network.take_functions()
+        assert {mac: item.host_address for mac, item in network.functions.items()} == {
+            "02:00:00:00:00:00": CARD,
+            "02:00:00:00:00:01": OTHER,
+        }
+        with pytest.raises(Unavailable):
+            await network.changed()
+        await network.disconnect()
+        await network.disconnect()
+
+    run(body)
+
+    assert (sysfs.state(CARD), sysfs.state(OTHER)) == (("mlx5_core", ""), ("vfio-pci", ""))
+    assert ledger.held == {}
+
+
+def test_a_second_card_that_cannot_be_taken_leaves_the_first_to_the_undo(sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
+    sysfs.function(OTHER, NIC, driver="stubborn", group="13")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
+        sysfs.loaded.discard("vfio-pci")
+        with pytest.raises(FailedPrecondition, match=f"bind {CARD} to 'vfio-pci'"):
+            await network.take_functions()
+        await network.disconnect()
+
+    run(body)
+
+    assert sysfs.state(CARD) == ("mlx5_core", "")
+    assert ledger.held == {}
