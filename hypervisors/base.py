@@ -103,16 +103,14 @@ class NicDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VhostUserNic:
-    """A virtio-net device that a program of the host serves, in memory it shares with the guest."""
+    """A virtio-net device that a program of the host serves, in memory it shares with the guest; it listens at
+    `socket_path`. `queues` are pairs, a `queue_size` of 0 is the VMM's default."""
 
     id: str
     mac: str
     socket_path: str
-    """Where that program listens."""
     queues: int
-    """Pairs."""
     queue_size: int
-    """0: the VMM's default."""
     mtu: int
 
 
@@ -315,7 +313,6 @@ class VmConfig:
     start_timeout_s: float
     pci: PciLayout = PciLayout()
     vhost_user_nics: tuple[VhostUserNic, ...] = ()
-    """With these guest memory must not be private."""
     stop_timeout_s: float = 10.0
     """How long `stop` is waited for."""
     remote: RemoteService | None = None
