@@ -103,8 +103,7 @@ class NicDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VhostUserNic:
-    """A virtio-net device that a program of the host serves, in memory it shares with the guest; it listens at
-    `socket_path`. `queues` are pairs, a `queue_size` of 0 is the VMM's default."""
+    """A virtio-net device that who listens at `socket_path` serves, in memory shared with the guest. 0: default size."""
 
     id: str
     mac: str
@@ -147,10 +146,9 @@ class DiskTuning:
     cache: DiskCache
     logical_block_bytes: int
     physical_block_bytes: int
-    """0 for either: the VMM's default."""
     queues: int
     queue_size: int
-    """0 for either: the VMM's default. Of each virtio-blk disk, or of the SCSI controller."""
+    """0 for any of the last four: the VMM's default. Queues are those of each virtio-blk disk, or of the SCSI controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
