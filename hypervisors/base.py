@@ -103,7 +103,7 @@ class NicDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VhostUserNic:
-    """A virtio-net device that who listens at `socket_path` serves, in memory shared with the guest. 0: default size."""
+    """A virtio-net device served by who listens at `socket_path`, in memory the guest shares. 0: default size."""
 
     id: str
     mac: str
@@ -148,7 +148,7 @@ class DiskTuning:
     physical_block_bytes: int
     queues: int
     queue_size: int
-    """0 for any of the last four: the VMM's default. Queues are those of each virtio-blk disk, or of the SCSI controller."""
+    """0 for any of the last four: the VMM's default. Queues: of each virtio-blk disk, or the SCSI controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
