@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from hypervisors.base import BlockDevice, DiskAio, GuestLocation
 from hypervisors.qemu import block, devices
-from hypervisors.qemu.qmp import Monitor, QmpCommandFailed
+from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpTimeout
 from pyshim.host.processes.launch import describe_os_error
-from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError, Unavailable
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, ShimError, Unavailable
 
 log = logging.getLogger("hypervisors.qemu.disks")
 
@@ -65,6 +65,11 @@ class Disks:
             raise Unavailable(f"plug {disk.id!r}: connect to {disk.path!r}: {error}") from error
         try:
             return await self._add_behind_bridge("vhost-user-blk-pci", disk.id, block.vhost_user_blk(disk))
+        except QmpTimeout as error:
+            # QEMU waits for the program, and would not hear anything else.
+            raise DeadlineExceeded(
+                f"plug {disk.id!r}: the program at {disk.path!r} does not answer: {error}"
+            ) from error
         except ShimError:
             with suppress(ShimError):
                 await self._qmp.chardev_remove(block.chardev_id(disk.id))

@@ -6,6 +6,7 @@ file system; one of them plays the driver that writes the guest's CDI specs.
 
 import asyncio
 import os
+import shlex
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -120,8 +121,10 @@ class Guest:
         script: str,
         annotations: Mapping[str, str] | None = None,
         devices: tuple[GuestDevice, ...] = (),
+        *,
+        lines: bool = False,
     ) -> list[str]:
-        """The lines a container prints."""
+        """The words a container prints, or its lines."""
         self._count += 1
         name = f"c{self._count}"
         nodes = [
@@ -144,7 +147,7 @@ class Guest:
         errors = await self._agent.read_stderr(name, name, 1 << 16)
         assert await self._agent.wait_process(name, name) == 0, errors
         await self._agent.remove_container(name, 10)
-        return output.decode().split()
+        return output.decode().splitlines() if lines else output.decode().split()
 
 
 async def scenario(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
@@ -186,6 +189,7 @@ async def scenario(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
     await disks(vm, guest, tmp_path)
     await served_disk(vm, guest, tmp_path)
     await driven_by_its_container(guest)
+    await the_hosts_side(guest, alone=address, beside=Path(toys[0]).name)
     await come_and_go(vm, guest)
 
 
@@ -201,6 +205,53 @@ async def driven_by_its_container(guest: Guest) -> None:
     basename $(readlink $function/driver)
     """
     assert await guest.run(script, devices=(given,)) == ["opened", "vfio-pci"]
+
+
+# What the shim does to VFIO on a host, done to a kernel that has an IOMMU: the guest's.
+HOST_SIDE = """
+import os, sys
+sys.path.insert(0, "/mnt")
+from pyshim.host.vfio import bind, driver_of, rebind, vfio_node
+from pyshim.model.errors import FailedPrecondition
+alone, beside = sys.argv[1:]
+def node(address):
+    return "/dev/vfio/" + os.path.basename(os.readlink(f"/sys/bus/pci/devices/{address}/iommu_group"))
+print([each.address == alone for each in vfio_node(node(alone)).functions])
+rebind(alone, "")
+print(repr(driver_of(alone)))
+print(repr(bind(alone)), driver_of(alone))
+print(bind(beside) == "", driver_of(beside))
+try:
+    vfio_node(node(beside))
+except FailedPrecondition as error:
+    print(str(error).partition(": not all of it is held by vfio-pci: ")[2].partition(",")[0].partition(" by ")[2])
+rebind(beside, "")
+rebind(beside, "")
+print(repr(driver_of(beside)))
+print(open(f"/sys/bus/pci/devices/{beside}/driver_override").read().strip())
+"""
+
+
+async def the_hosts_side(guest: Guest, alone: str, beside: str) -> None:
+    """Binding and its undo, groups whole and partly bound: vfio-pci has `alone`, `beside` is in a group with disks."""
+    names = ("pyshim/__init__.py", "pyshim/host/__init__.py", "pyshim/host/vfio.py")
+    names += ("pyshim/model/__init__.py", "pyshim/model/devices.py", "pyshim/model/errors.py")
+    files = {name: (GUEST.parents[1] / name).read_text() for name in names}
+    unpack = f"""
+import os
+for name, text in {files!r}.items():
+    os.makedirs(os.path.dirname("/mnt/" + name), exist_ok=True)
+    open("/mnt/" + name, "w").write(text)
+"""
+    program = f"{unpack}\nopen('/mnt/host_side.py', 'w').write({HOST_SIDE!r})"
+    python = "python3.11 -I -S"
+    lines = await guest.run(
+        f"{python} -c {shlex.quote(program)} && {python} /mnt/host_side.py {alone} {beside}", lines=True
+    )
+    assert lines == [
+        *("[True]", "''", "'' vfio-pci"),
+        *("True vfio-pci", "virtio-pci", "''", "(null)"),
+    ]
 
 
 async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypervisors.base import DiskAio, DiskBus, DiskCache, GuestLocation, VhostUserBackend
 from hypervisors.qemu import block
 from hypervisors.qemu.disks import Disks, is_block_special
-from hypervisors.qemu.qmp import QmpCommandFailed
-from pyshim.model.errors import FailedPrecondition, Unavailable
+from hypervisors.qemu.qmp import QmpCommandFailed, QmpTimeout
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from tests.fakes.disks import disk
 from tests.grammar.check import Grammar, tables
 
@@ -97,6 +97,7 @@ class Monitor:
     """Writes down the commands; `refuse` names those that fail."""
 
     version = (7, 2, 0)
+    error: Exception = QmpCommandFailed("command", "GenericError", "no")
 
     def __init__(self, *refuse: str) -> None:
         self.said: list[tuple[str, Any]] = []
@@ -106,7 +107,7 @@ class Monitor:
         self.said.append((command, value))
         if command in self.refuse:
             self.refuse.remove(command)
-            raise QmpCommandFailed(command, "GenericError", "no")
+            raise self.error
 
     async def object_add(self, fields: Mapping[str, object]) -> None:
         self._say("object_add", fields["id"])
@@ -246,6 +247,16 @@ def test_a_served_disk_is_reached_then_plugged_and_back() -> None:
         ("device_remove", "virtio-d"),
         ("chardev_remove", "char-d"),
     ]
+
+
+def test_a_program_that_does_not_answer_is_named_and_qemu_not_asked_again() -> None:
+    monitor = Monitor("behind_bridge")
+    monitor.error = QmpTimeout("ask qemu 'device_add': no answer within 10 s")
+
+    with pytest.raises(DeadlineExceeded, match=r"plug 'd': the program at '/store/block/sockets/d' does not answer"):
+        asyncio.run(disks(monitor).plug(SERVED))
+
+    assert monitor.said[-1][0] == "behind_bridge"
 
 
 @pytest.mark.parametrize(
