@@ -329,6 +329,8 @@ class Capabilities:
     pause: bool
     pci_hotplug: bool = False
     """Takes VFIO and emulated PCI devices while it runs."""
+    tells_end: bool = True
+    """`wait` answers when the VM ends by itself, not only when it was stopped."""
 
 
 class VmExitKind(StrEnum):

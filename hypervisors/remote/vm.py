@@ -4,8 +4,8 @@ Theory of operation:
 
     NEW --create: CreateVM--> CREATED --start: StartVM--> RUNNING --stop: StopVM--> ENDED
 
-Nobody tells when such a VM ends by itself: the protocol has no call for it. The agent's connection, which leads through
-the service, is the one sign of life, and the sandbox watches it; `wait` here answers once the VM was stopped.
+Nobody tells when such a VM ends by itself: the protocol has no call for it. The agent, reached through the service, is
+the one sign of life, and the sandbox watches it (`tells_end`); `wait` here answers once the VM was stopped.
 
 The VM costs money where it runs, so it is in the ledger before CreateVM is sent, and stays there until StopVM was
 answered. A call that its caller gives up goes on: a service whose CreateVM or StartVM is cut off may forget what it has
@@ -93,6 +93,7 @@ class RemoteVm:
             cpu_hotplug=False,
             memory_hotplug=False,
             pause=False,
+            tells_end=False,
         )
 
     @property

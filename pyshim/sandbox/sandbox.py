@@ -8,6 +8,7 @@ Whichever comes first gives the reason, and `on_lost` is called once.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from hypervisors.base import Hypervisor
@@ -312,6 +313,10 @@ class Sandbox:
         ends = [("vm", self._vm_end), ("agent", agent.gone)]
         if self._virtiofsd is not None:
             ends.append(("virtiofsd", self._virtiofsd_end))
+        if not self.hypervisor.capabilities().tells_end:
+            from pyshim.sandbox.health import unanswered  # few VMs are remote
+
+            ends.append(("health", partial(unanswered, agent)))
         for name, end in ends:
             self._watchers.append(self._tasks.supervise(f"watch/{name}/{sandbox_id}", self._watch_end(name, end)))
         self._watchers.append(self._tasks.supervise(f"watch/oom/{sandbox_id}", self._watch_oom(agent)))

@@ -479,7 +479,7 @@ def test_what_such_a_vm_cannot_do_is_refused_and_not_offered(
         await vm.create(config(service))
         await vm.start()
         offered = vm.capabilities()
-        assert not any(getattr(offered, name) for name in offered.__slots__)
+        assert not any(getattr(offered, name) for name in offered.__slots__), "nor does it tell its end"
         with pytest.raises(error, match=r"remote|at least 1"):
             await call(vm)
         assert await vm.resize_vcpus(8) == 1
