@@ -12,6 +12,7 @@ from typing import Protocol
 from pyshim.model.agent_address import AgentAddress
 from pyshim.model.confidential import Guard
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.remote_vms import RemoteServiceConfig
 
 
 class MemoryBacking(StrEnum):
@@ -253,19 +254,6 @@ Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteService:
-    """Who makes a VM that is not on this host, and what it is told of it."""
-
-    socket_path: str
-    annotations: Mapping[str, str]
-    """The whole description of the VM: the service is told nothing else but its id and the pod's network namespace."""
-    timeout_s: float
-    """For making and for starting the VM, each."""
-    stop_timeout_s: float
-    """For its end. The service deletes the VM within the call, so that giving up early may leave it behind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GuestLocation:
     """Where the guest finds a plugged device."""
 
@@ -313,7 +301,7 @@ class VmConfig:
     vhost_user_nics: tuple[VhostUserNic, ...] = ()
     stop_timeout_s: float = 10.0
     """How long `stop` is waited for."""
-    remote: RemoteService | None = None
+    remote: RemoteServiceConfig | None = None
     """Set: the VM is made elsewhere, and what describes a VMM of this host is empty."""
 
 

@@ -23,7 +23,6 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from hypervisors.base import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
-from hypervisors.base import RemoteService as ServiceConfig
 from hypervisors.remote.service import RemoteService, ReplyLost, ServiceRefused, ServiceUnreachable
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.errors import (
@@ -36,7 +35,7 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import Ledger, LedgerEntry
-from pyshim.model.remote_vms import RemoteVmState, remote_vm_entry
+from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_vm_entry
 
 log = logging.getLogger("hypervisors.remote")
 T = TypeVar("T")
@@ -131,7 +130,7 @@ class RemoteVm:
             raise
         self._become(Phase.CREATED)
 
-    async def _create(self, config: VmConfig, remote: ServiceConfig) -> None:
+    async def _create(self, config: VmConfig, remote: RemoteServiceConfig) -> None:
         service = self._service()
         # Before anything is on record: a service that is not there has made nothing.
         version = await self._version(service)
@@ -205,7 +204,7 @@ class RemoteVm:
             reason = f"remote vm {self._vm.sandbox_id!r} was stopped"
             self._exit.set_result(VmExit(kind=VmExitKind.REQUESTED, reason=reason))
 
-    async def _end(self, remote: ServiceConfig) -> None:
+    async def _end(self, remote: RemoteServiceConfig) -> None:
         """The service has answered StopVM, or knows no such VM. Raises ShimError when neither can be had of it."""
         vm_id = self._config("stop").sandbox_id
         loop = asyncio.get_running_loop()
@@ -306,7 +305,7 @@ class RemoteVm:
             raise FailedPrecondition(f"{doing}: the remote vm was not created")
         return self._vm
 
-    def _service_config(self, doing: str) -> ServiceConfig:
+    def _service_config(self, doing: str) -> RemoteServiceConfig:
         remote = self._config(doing).remote
         assert remote is not None, "_check_config has seen to it"
         return remote

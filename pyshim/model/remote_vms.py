@@ -1,15 +1,30 @@
-"""The ledger entry of a VM that a service makes elsewhere: what of it is known, for whoever has to end it. Pure.
+"""A VM that a service makes elsewhere: what the service is told, and what the ledger knows for whoever has to end it.
 
 The protocol has no way to ask what became of a call. StopVM by the VM's id is all there is, and a service that answers
 "no such VM" may have it yet to make while CreateVM is under way; so the entry says how far things had come.
 """
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 NOT_FOUND, UNKNOWN = 5, 2  # google.rpc.Code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteServiceConfig:
+    """Who makes a VM that is not on this host, and what it is told of it."""
+
+    socket_path: str
+    annotations: Mapping[str, str]
+    """The whole description of the VM: the service is told nothing else but its id and the pod's network namespace."""
+    timeout_s: float
+    """For making and for starting the VM, each."""
+    stop_timeout_s: float
+    """For its end. The service deletes the VM within the call, so that giving up early may leave it behind."""
 
 
 class RemoteVmState(StrEnum):

@@ -13,7 +13,6 @@ from hypervisors.base import (
     ImageDriver,
     MemoryBacking,
     MemoryConfig,
-    RemoteService,
     VmConfig,
 )
 from pyshim.model.config import Config
@@ -23,6 +22,7 @@ from pyshim.model.host_facts import Accelerator, HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.initdata import Initdata
 from pyshim.model.oci import OciSpec
+from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.plan.devices import pod_of
 from pyshim.plan.remote_devices import remote_devices
 from pyshim.plan.sizing import SizingRecord
@@ -115,12 +115,12 @@ def remote_vm(
     )
 
 
-def _service(config: Config, annotations: Mapping[str, str]) -> RemoteService:
+def _service(config: Config, annotations: Mapping[str, str]) -> RemoteServiceConfig:
     hypervisor = config.hypervisor
     path, timeout_s = hypervisor.remote_hypervisor_socket, hypervisor.remote_hypervisor_timeout_s
     if not path.startswith("/"):
         raise InvalidArgument(f"read remote_hypervisor_socket in '{config.source}': {path!r} is not an absolute path")
-    return RemoteService(
+    return RemoteServiceConfig(
         socket_path=path,
         annotations=annotations,
         timeout_s=timeout_s,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import RemoteService, VmConfig
+from hypervisors.base import VmConfig
 from hypervisors.remote.vm import RemoteVm
 from pyshim.failpoints.points import Action, Failpoints, Fault
 from pyshim.failpoints.wrapping import seam
@@ -17,6 +17,7 @@ from pyshim.host.release import release, release_all
 from pyshim.model.errors import ShimError, Unimplemented
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.task import Status
 from pyshim.sandbox.deadlines import CHANGE_S, bounded
 from pyshim.ttrpc import Code
@@ -251,7 +252,7 @@ def test_start_and_stop_may_take_as_long_as_the_vms_config_says(name: str) -> No
         await vm.create(config)
         await getattr(vm, name)()
 
-    remote = RemoteService(socket_path="/s", annotations={}, timeout_s=1, stop_timeout_s=1)
+    remote = RemoteServiceConfig(socket_path="/s", annotations={}, timeout_s=1, stop_timeout_s=1)
     patient = vm_config(remote=remote, start_timeout_s=3 * CHANGE_S, stop_timeout_s=3 * CHANGE_S)
     run_fast_forward(body(patient))
     assert slow.done == ["create", name]

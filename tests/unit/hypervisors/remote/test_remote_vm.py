@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import RemoteService, VmConfig, VmExitKind
+from hypervisors.base import VmConfig, VmExitKind
 from hypervisors.remote.vm import RemoteVm
 from protos import hypervisor_pb2 as pb
 from pyshim.host.release import release
@@ -26,6 +26,7 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.ttrpc import Code
 from pyshim.ttrpc.framing import HEADER, RESPONSE
 from tests.fakes.disks import disk
@@ -54,7 +55,7 @@ def ledger() -> FakeLedger:
 
 
 def config(service: FakeRemoteService, *, timeout_s: float = LONG_S, stop_timeout_s: float = LONG_S) -> VmConfig:
-    remote = RemoteService(
+    remote = RemoteServiceConfig(
         socket_path=service.path, annotations={"a": "1", "b": ""}, timeout_s=timeout_s, stop_timeout_s=stop_timeout_s
     )
     return vm_config(remote=remote, agent_channel=None, share=None, netns_path="/proc/self/ns/net")
