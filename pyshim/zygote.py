@@ -26,7 +26,7 @@ from pyshim.bootstrap.daemonize import LISTENING_FD, become_daemon, join_cgroup,
 from pyshim.bootstrap.errors import BootstrapError
 from pyshim.host.processes.caller import CallerDiffers, Cgroups, World, become_like, require_same_world, world_of
 from pyshim.host.processes.command_line import set_command_line
-from pyshim.host.processes.memory import give_back_free, offer_for_merging
+from pyshim.host.processes.memory import give_back_free, keep_small_pages, offer_for_merging
 
 STARTED_NS = time.time_ns()
 _CLOCK_STEP_NS = 100_000_000
@@ -98,8 +98,9 @@ def run(*, directory: str, idle_s: float, modules: tuple[str, ...] | None = None
     gc.collect()
     gc.freeze()
     give_back_free()
-    with suppress(OSError):  # a kernel built without it: forks are right, only larger
-        offer_for_merging()
+    for advise in (keep_small_pages, offer_for_merging):
+        with suppress(OSError):  # a kernel built without it: forks are right, only larger
+            advise()
     return zygote.run(idle_s)
 
 

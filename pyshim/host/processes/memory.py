@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-_MADV_MERGEABLE = 12
+_MADV_MERGEABLE, _MADV_NOHUGEPAGE = 12, 15
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -16,14 +16,28 @@ def give_back_free() -> None:
         trim(ctypes.c_size_t(0))
 
 
+def keep_small_pages() -> None:
+    """What is mapped now is never gathered into huge pages, whatever the node's setting.
+
+    Else, where that is `always`, the kernel gives a fork huge pages of its own in which half of the small ones were
+    still shared. Forks inherit this, programs that are executed do not: guests have huge pages. Raises OSError where
+    the kernel has none. Source: madvise(2); kernel Documentation/admin-guide/mm/transhuge.rst, max_ptes_shared.
+    """
+    _advise(_MADV_NOHUGEPAGE)
+
+
 def offer_for_merging() -> None:
     """The kernel may keep equal pages once, of what is mapped now, wherever it is told to do that at all (ksm/run).
 
     Forks inherit it, programs that are executed do not: what a VMM maps is never offered. Every write to a merged page
     makes it private again. Raises OSError where the kernel cannot merge. Source: madvise(2), MADV_MERGEABLE.
     """
+    _advise(_MADV_MERGEABLE)
+
+
+def _advise(advice: int) -> None:
     for start, end in _private_regions():
-        if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(_MADV_MERGEABLE)) < 0:
+        if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(advice)) < 0:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
 

@@ -18,6 +18,7 @@ with open(os.path.join(os.environ["FAKE_DAEMON_PIDS"], str(os.getpid())), "w"):
 listener = socket.socket(fileno=3)
 listener.settimeout(60)
 status = Path("/proc/self/status").read_text().splitlines()
+heap = Path("/proc/self/smaps").read_text().partition("[heap]")[2].partition("VmFlags:")[2].splitlines()[0]
 report = json.dumps(
     {
         "argv": sys.argv[1:],
@@ -31,6 +32,7 @@ report = json.dumps(
         "nice": os.getpriority(os.PRIO_PROCESS, 0),
         "random": random.random(),
         "frozen": gc.get_freeze_count(),
+        "heap": [flag for flag in heap.split() if flag in ("mg", "nh")],
         "collects": gc.isenabled(),
         "session": os.getsid(0),
         "cwd": os.getcwd(),

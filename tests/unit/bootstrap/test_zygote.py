@@ -18,7 +18,13 @@ from start_bench import REPOSITORY, StartBench, is_alive
 
 from pyshim.bootstrap import zygote as link
 
-NOT_COMPARED = {"pid", "session", "parent", "random", "frozen", "fds"}
+NOT_COMPARED = {"pid", "session", "parent", "random", "frozen", "fds", "heap"}
+
+
+def expected_of_a_heap() -> list[str]:
+    """What /proc/PID/smaps says of a fork's: small pages, and merged if equal; as far as the kernel can."""
+    features = {"nh": "transparent_hugepage", "mg": "ksm"}
+    return [flag for flag, feature in features.items() if Path("/sys/kernel/mm", feature).exists()]
 
 
 def report(bench: StartBench, container: str, **options: Any) -> dict[str, Any]:
@@ -69,6 +75,7 @@ def test_a_forked_daemon_is_what_an_executed_one_is(bare_bench: StartBench) -> N
     }
     assert forked["collects"]
     assert forked["frozen"] > 1000
+    assert (executed["heap"], forked["heap"]) == ([], expected_of_a_heap())
 
 
 def executed_socket(bench: StartBench) -> str:

@@ -1,11 +1,13 @@
-"""What a process gives back to the kernel, and what it lets the kernel merge. Each in a process of its own."""
+"""What a process tells the kernel about its memory. Each in a process of its own."""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[3]
-KSM = Path("/sys/kernel/mm/ksm")
+MM = Path("/sys/kernel/mm")
 
 
 def printed_by(script: str) -> list[str]:
@@ -15,36 +17,41 @@ def printed_by(script: str) -> list[str]:
     return done.stdout.split()
 
 
-OFFERED = """
+LOOK = """
 import os
-from pyshim.host.processes.memory import offer_for_merging
+from pyshim.host.processes import memory
 
-def offered():
-    names, found = {}, set()
+def regions(flag):
+    found = set()
     for line in open("/proc/self/smaps"):
         words = line.split()
-        if words[0].endswith(":"):
-            if words[0] == "VmFlags:" and "mg" in words:
+        if words[0] == "VmFlags:":
+            if flag in words:
                 found.add(name)
-        else:
+        elif not words[0].endswith(":"):
             name = words[5] if len(words) > 5 else "anonymous"
     return sorted(found & {"[heap]", "anonymous", "[stack]", "[vdso]"})
 """
 
 
-def test_the_heap_and_its_forks_are_offered_for_merging_but_no_program_that_is_executed() -> None:
-    if not KSM.exists():
-        assert "errno 22" in " ".join(
-            printed_by(f"{OFFERED}\ntry: offer_for_merging()\nexcept OSError as e: print('errno', e.errno)")
-        )
+@pytest.mark.parametrize(
+    ("advise", "flag", "feature"),
+    [("offer_for_merging", "mg", "ksm"), ("keep_small_pages", "nh", "transparent_hugepage")],
+)
+def test_what_is_said_of_memory_holds_for_forks_but_for_no_program_that_is_executed(
+    advise: str, flag: str, feature: str
+) -> None:
+    if not (MM / feature).exists():
+        script = f"{LOOK}\ntry: memory.{advise}()\nexcept OSError as error: print(error.strerror)"
+        assert printed_by(script) == ["Invalid", "argument"]
         return
-    script = f"""{OFFERED}
-print(*offered(), "|")
-offer_for_merging()
-print(*offered(), "|", flush=True)
+    script = f"""{LOOK}
+print(*regions("{flag}"), "|")
+memory.{advise}()
+print(*regions("{flag}"), "|", flush=True)
 if os.fork() == 0:
-    print(*offered(), "|", flush=True)
-    os.execv("/bin/grep", ["grep", "-cw", "mg", "/proc/self/smaps"])
+    print(*regions("{flag}"), "|", flush=True)
+    os.execv("/bin/grep", ["grep", "-cw", "{flag}", "/proc/self/smaps"])
 os.wait()
 """
 
