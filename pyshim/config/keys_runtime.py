@@ -195,7 +195,8 @@ RUNTIME: tuple[Key, ...] = (
             "1002:12=amd.com/gpu",
             "15b3:02=nvidia.com/nic",
         ),
-        "What the guest's device specs call a device passed through: by the host's kind, else by vendor and class.",
+        "What the guest's device specs call a device: by the host's kind, else by vendor and class of what is passed "
+        "through. `HOST-KIND=KIND:MODEL` also says which GPUs a remote VM must have.",
         own=True,
     ),
     _R.used(

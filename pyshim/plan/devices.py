@@ -189,26 +189,44 @@ def guest_kind(function: HostFunction, host_kind: str, table: Sequence[str]) -> 
     The host's own kind counts first, under the name the table gives it (`HOST-KIND=KIND`); then the first row for the
     function's vendor and the head of its class (`10de:03=KIND`).
     """
-    rows = [row.partition("=")[::2] for row in table]
     if host_kind:
-        return next((kind for match, kind in rows if match == host_kind), host_kind)
-    for match, kind in rows:
+        return named_kind(host_kind, table)[0]
+    for row in table:
+        match, _, kind = row.partition("=")
         vendor, colon, class_head = match.partition(":")
         if colon and function.vendor == f"0x{vendor}" and function.class_code.startswith(f"0x{class_head}"):
             return kind
     return ""
 
 
+def named_kind(host_kind: str, table: Sequence[str]) -> tuple[str, str]:
+    """(the guest's kind, the model) that the table's row `HOST-KIND=KIND[:MODEL]` gives a kind of the host's.
+
+    Without a row the kind is the same in the guest and the model empty.
+    """
+    rows = (row.partition("=") for row in table)
+    value = next((value for match, _, value in rows if match == host_kind), host_kind)
+    kind, _, model = value.partition(":")
+    return kind, model
+
+
 def check_kind_table(table: Sequence[str], where: str) -> None:
-    """Raises InvalidArgument for a row that is neither `VENDOR:CLASS=KIND` nor `HOST-KIND=KIND`."""
+    """Raises InvalidArgument for a row that is neither `VENDOR:CLASS=KIND` nor `HOST-KIND=KIND[:MODEL]`."""
     for row in table:
-        match, equals, kind = row.partition("=")
+        match, equals, value = row.partition("=")
+        kind, with_model, model = value.partition(":")
         vendor, colon, class_head = match.partition(":")
         digits = set("0123456789abcdef")
         is_class = bool(colon) and len(vendor) == 4 and set(vendor) | set(class_head) <= digits and len(class_head) <= 6
-        if not (equals and kind.count("/") == 1 and (is_class or match.count("/") == 1)):
+        is_kind = match.count("/") == 1
+        if not (
+            equals
+            and kind.count("/") == 1
+            and (is_kind or (is_class and not with_model))
+            and bool(with_model) == bool(model)
+        ):
             raise InvalidArgument(
-                f"read vfio_device_kinds in '{where}': {row!r} is neither VENDOR:CLASS=KIND nor HOST-KIND=KIND"
+                f"read vfio_device_kinds in '{where}': {row!r} is neither VENDOR:CLASS=KIND nor HOST-KIND=KIND[:MODEL]"
             )
 
 

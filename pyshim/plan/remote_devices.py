@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pyshim.model.devices import DeviceRequest, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
-from pyshim.plan.devices import CDI_PREFIX
+from pyshim.plan.devices import CDI_PREFIX, named_kind
 
 PREFIX = "io.katacontainers.config.hypervisor."
 CLAIMS_KEY = "io.pyshim.device-claims"
@@ -30,13 +30,15 @@ class RemoteDevices:
 
 def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gpu_model: str = "") -> RemoteDevices:
     """The remote side of `found`. `kinds` is `vfio_device_kinds`; `gpus` and `gpu_model` are what the pod's annotations
-    ask for, and hold for what no device says: that of `all` devices of a kind says nothing of their number.
+    ask for, and hold for what no device says: `all` devices of a kind say nothing of their number, and the model is
+    what `kinds` has for the kind of a device, if anything.
 
     A device that two containers have (a shared claim) is one. Raises Unimplemented naming every device that no remote
     guest can have, InvalidArgument for GPUs that no one instance has, and when fewer are asked for than were given.
     """
     requests = [device.request for device in found.devices]
-    by_kind = [(_guest_kind(request, kinds), request) for request in requests]
+    rows = [named_kind(request.name.partition("=")[0], kinds) for request in requests]
+    by_kind = [(kind, request) for (kind, _), request in zip(rows, requests, strict=True)]
     foreign = [f"'{request.name}' by {request.origin}" for kind, request in by_kind if kind not in GPU_KINDS]
     if foreign:
         raise Unimplemented(f"give devices to a remote vm: {', '.join(foreign)}: only GPUs can be asked for there")
@@ -56,17 +58,18 @@ def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gp
     return RemoteDevices(
         annotations={
             f"{PREFIX}default_gpus": str(max(gpus, given)),
-            f"{PREFIX}default_gpu_model": gpu_model,
+            f"{PREFIX}default_gpu_model": gpu_model or _model({model for _, model in rows if model}),
             CLAIMS_KEY: json.dumps([_claim(request) for request in requests]) if requests else "",
         },
         names=names,
     )
 
 
-def _guest_kind(request: DeviceRequest, kinds: Sequence[str]) -> str:
-    host_kind = request.name.partition("=")[0]
-    rows = (row.partition("=") for row in kinds)
-    return next((kind for match, _, kind in rows if match == host_kind), host_kind)
+def _model(models: set[str]) -> str:
+    if len(models) > 1:
+        named = ", ".join(sorted(models))
+        raise InvalidArgument(f"give devices to a remote vm: {named}: an instance has GPUs of one model")
+    return "".join(models)
 
 
 def _claim(request: DeviceRequest) -> dict[str, str]:

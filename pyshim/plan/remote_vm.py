@@ -23,7 +23,7 @@ from pyshim.model.ids import SandboxId
 from pyshim.model.initdata import Initdata
 from pyshim.model.oci import OciSpec
 from pyshim.model.remote_vms import RemoteServiceConfig
-from pyshim.plan.devices import pod_of
+from pyshim.plan.devices import check_kind_table, pod_of
 from pyshim.plan.remote_devices import remote_devices
 from pyshim.plan.sizing import SizingRecord
 
@@ -152,6 +152,7 @@ def _annotations(
 def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str]:
     """GPUs by number and model, and which container was given which; of the empty ones only Kata's own keys."""
     hypervisor = config.hypervisor
+    check_kind_table(config.runtime.vfio_device_kinds, config.source)
     found = remote_devices(
         devices,
         config.runtime.vfio_device_kinds,

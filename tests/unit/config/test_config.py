@@ -130,7 +130,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
         """
         [hypervisor.qemu]
         kernal = "/x"
-        enable_iommu = true
+        enable_numa = true
         enable_swap = true
         [runtime]
         enable_pprof = true
@@ -146,7 +146,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
 
     assert found == (
         "hypervisor.qemu.kernal is not a known key (did you mean kernel?)",
-        "hypervisor.qemu.enable_iommu has no effect: not implemented yet",
+        "hypervisor.qemu.enable_numa has no effect: not implemented yet",
         "hypervisor.qemu.enable_swap was removed from Kata: guest memory follows the host's swap settings",
         "runtime.enable_pprof has no effect: SIGUSR1 writes the shim's state to the log instead",
         "odd is not a known table",
@@ -155,7 +155,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
 
 
 def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(tmp_path / "c.toml", "[hypervisor.qemu]\nenable_iommu = true\n")
+    path = write(tmp_path / "c.toml", "[hypervisor.qemu]\nenable_numa = true\n")
 
     load_config(
         RuntimeOptions(config_path=str(path), config_body=b""),
@@ -164,6 +164,6 @@ def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplo
     )
 
     assert [record.problem for record in caplog.records] == [
-        "hypervisor.qemu.enable_iommu has no effect: not implemented yet",
+        "hypervisor.qemu.enable_numa has no effect: not implemented yet",
         "annotation io.katacontainers.config.agent.enable_tracing has no effect: not implemented yet",
     ]

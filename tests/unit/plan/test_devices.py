@@ -204,14 +204,20 @@ def test_kinds_by_the_hosts_name_and_else_by_vendor_and_class(
     assert guest_kind(function("a", class_code, vendor), host_kind, TABLE) == kind
 
 
-@pytest.mark.parametrize("row", "|10de=x/y|10de:03|10de:03=gpu|10DE:03=x/y|10de:0302000=x/y|a/b=c|a/b".split("|"))
+@pytest.mark.parametrize(
+    "row", "|10de=x/y|10de:03|10de:03=gpu|10DE:03=x/y|10de:0302000=x/y|a/b=c|a/b|a/b=c/d:|10de:03=a/b:H100".split("|")
+)
 def test_rows_that_mean_nothing_are_refused(row: str) -> None:
     with pytest.raises(InvalidArgument, match="read vfio_device_kinds in"):
         check_kind_table(("10de:03=nvidia.com/gpu", row), "/etc/c.toml")
 
 
 def test_the_default_rows_mean_something() -> None:
-    check_kind_table(TABLE, "")
+    check_kind_table((*TABLE, "nvidia.com/GH100=nvidia.com/gpu:NVIDIA H100"), "")
+
+
+def test_a_model_is_no_part_of_the_kind() -> None:
+    assert guest_kind(function("a"), "v.com/big", ("v.com/big=v.com/gpu:H100",)) == "v.com/gpu"
 
 
 def passed(path: str, host_kind: str, *functions: tuple[HostFunction, str]) -> Passed:

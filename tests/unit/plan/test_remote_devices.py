@@ -114,6 +114,19 @@ def test_devices_no_remote_guest_can_have_are_all_named() -> None:
         remote_devices(found, KINDS)
 
 
+def test_the_model_is_what_the_table_says_unless_the_pod_says() -> None:
+    kinds = (*KINDS, "nvidia.com/GH100=nvidia.com/gpu:H100", "nvidia.com/GA100=nvidia.com/gpu:A100")
+    two = pod(("a", "nvidia.com/GH100=0"), ("b", "nvidia.com/GH100=1"))
+    mixed = pod(("a", "nvidia.com/GH100=0"), ("b", "nvidia.com/GA100=0"))
+
+    def model(found: PodDevices, asked: str = "") -> str:
+        return remote_devices(found, kinds, gpu_model=asked).annotations[f"{PREFIX}default_gpu_model"]
+
+    assert (model(two), model(two, "H200"), model(pod(("a", "nvidia.com/gpu=0")))) == ("H100", "H200", "")
+    with pytest.raises(InvalidArgument, match="A100, H100: an instance has GPUs of one model"):
+        model(mixed)
+
+
 def test_gpus_of_two_vendors_are_on_no_instance() -> None:
     with pytest.raises(InvalidArgument, match=r"amd\.com/gpu, nvidia\.com/gpu: an instance has GPUs of one vendor"):
         remote_devices(pod(("a", "nvidia.com/gpu=0"), ("b", "amd.com/gpu=0")), KINDS)
