@@ -54,8 +54,11 @@ PASSING_TIMEOUT_S = 120.0
 """With devices passed through QEMU pins all of the guest's memory before it answers."""
 _NO_DEVICES = PodDevices()
 _MAX_BRIDGES = 5
-EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt"
-"""The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md)."""
+EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
+"""The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
+
+No MTRRs: they mean nothing to emulated memory, and for each CPU that comes online the kernel stops all others,
+spinning, to set them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +286,7 @@ def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
             max_vcpus=room.max_vcpus,
             root_on_pmem=use_pmem,
             serial_agent=serial,
+            emulated=accelerator(config, host) is Accelerator.TCG,
         ),
         initrd=hypervisor.initrd or None,
         image=hypervisor.image or None,

@@ -145,7 +145,7 @@ def test_the_guest_has_an_iommu_and_is_told_so_when_the_configuration_says_so(
     asked = replace(plain, hypervisor=replace(plain.hypervisor, enable_iommu=wanted))
 
     assert device_layout(asked, PodDevices()).iommu is wanted
-    params = kernel_params(asked, max_vcpus=1, root_on_pmem=False, serial_agent=False)
+    params = kernel_params(asked, max_vcpus=1, root_on_pmem=False, serial_agent=False, emulated=False)
     assert ({"intel_iommu=on", "iommu=pt"} <= set(params)) is wanted
 
 

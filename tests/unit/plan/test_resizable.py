@@ -28,6 +28,16 @@ def planned(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = Fal
     return make(config, host, spec(linux={"resources": asked})).vm
 
 
+@pytest.mark.parametrize(("kvm", "found"), [(False, (True, True)), (True, (False, False))], ids=["tcg", "kvm"])
+def test_an_emulated_cpu_comes_online_without_calibrating_and_without_stopping_the_others(
+    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, found: tuple[bool, bool]
+) -> None:
+    vm = planned(host(kvm_usable=kvm), spec)
+
+    presets = [param for param in vm.boot.kernel_params if param.startswith("lpj=")]
+    assert (len(presets) == 1, vm.cpu.model.endswith(",-mtrr")) == found
+
+
 @pytest.mark.parametrize(
     ("static", "qemu", "boot", "most"),
     [
