@@ -115,7 +115,6 @@ def test_a_pod_may_demand_its_kernel_by_hash(
         ("configuration-qemu-snp.toml", f"confidential_guest in '{CONFIGS}/configuration-qemu-snp.toml'"),
         ("configuration-qemu-sev.toml", f"confidential_guest in '{CONFIGS}/configuration-qemu-sev.toml'"),
         ("configuration-qemu-nvidia-gpu.toml", "'/opt/kata/libexec/virtiofsd': ENOENT"),
-        ("configuration-remote.toml", f"'{CONFIGS}/configuration-remote.toml': hypervisor.remote is not supported"),
     ],
 )
 def test_a_file_for_what_is_not_there_never_starts_a_plain_vm(

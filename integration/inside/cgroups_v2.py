@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,22 @@ class Ledger:
         self.entries.remove(entry)
 
 
+class Records:
+    """Those of the only sandbox of its host: nothing is taken."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+
+    @contextlib.contextmanager
+    def pins(self) -> Iterator[Any]:
+        from types import SimpleNamespace
+
+        yield SimpleNamespace(taken={})
+
+    def claims(self, cgroups: Iterable[str]) -> contextlib.nullcontext[dict[str, str]]:
+        return contextlib.nullcontext({})
+
+
 class Vmm:
     """Its first thread is the main one, the others are its vCPUs."""
 
@@ -84,22 +100,15 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
 
 
 def sandbox(path: str, vmm: Any, **runtime: Any) -> Any:
-    from types import SimpleNamespace
-
     from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
     from pyshim.model.host_facts import CgroupMode
     from pyshim.sandbox.cgroups import SandboxCgroups
 
-    @contextlib.contextmanager
-    def pins() -> Iterator[Any]:
-        yield SimpleNamespace(taken={})
-
     return SandboxCgroups(
         plan=plan_of(path, **runtime),
         host=LinuxCgroups(CgroupMode.V2),
-        ledger=Ledger(),
+        records=Records(),  # type: ignore[arg-type]
         hypervisor=vmm,
-        pins=pins,  # type: ignore[arg-type]
         on_change=lambda: None,
     )
 
