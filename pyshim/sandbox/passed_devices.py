@@ -7,6 +7,7 @@ leaves with it.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
 from hypervisors.base import Hypervisor, VfioDevice
 from pyshim.model.config import Config
@@ -70,6 +71,8 @@ class PassedDevices:
         self._hot: dict[str, set[str]] = {}
         """The containers that have each hot plugged device; none has one the guest did not let go of."""
         self._lock = asyncio.Lock()
+        # One per device: a guest that keeps one holds up only who wants the same one.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def give(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
         """`guest` with the devices that are its own, hot plugged where they are not there yet.
@@ -107,18 +110,22 @@ class PassedDevices:
     async def _plug(self, container_id: str, new: PodDevices) -> None:
         """Every function of `new` is in the VM; the container counts for each that was not there from the start."""
         for device in vfio_devices(new.nodes()):
-            if device.id in self._paths:
-                if device.id in self._hot:
-                    self._hot[device.id].add(container_id)
-                continue
-            if not self._hypervisor.capabilities().pci_hotplug:
-                raise FailedPrecondition(
-                    f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
-                    f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
-                )
-            # A create that is given up meanwhile must know what it has to take back.
-            await to_the_end(self._plug_one(container_id, device))
+            async with self._lock_of(device.id):  # one that is on its way out has gone first
+                if device.id in self._paths:
+                    if device.id in self._hot:
+                        self._hot[device.id].add(container_id)
+                    continue
+                if not self._hypervisor.capabilities().pci_hotplug:
+                    raise FailedPrecondition(
+                        f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
+                        f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
+                    )
+                # A create that is given up meanwhile must know what it has to take back.
+                await to_the_end(self._plug_one(container_id, device))
         self._found += new.devices
+
+    def _lock_of(self, device_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(device_id, asyncio.Lock())
 
     async def _plug_one(self, container_id: str, device: VfioDevice) -> None:
         location = await self._hypervisor.plug(device)
@@ -135,24 +142,28 @@ class PassedDevices:
             await asyncio.wait([task], timeout=UNPLUG_WAIT_S)
 
     async def _take_back(self, container_id: str) -> None:
-        async with self._lock:
-            for device_id, users in tuple(self._hot.items()):
-                if container_id not in users:
-                    continue
-                users.discard(container_id)
-                if users:
-                    continue
-                try:
-                    await self._hypervisor.unplug(device_id)
-                except NotFound:
-                    pass
-                except ShimError as error:  # a vm that has gone took it along; one that keeps it keeps its place
-                    log.debug("unplug device", extra={"device": device_id, "error": str(error)})
-                    continue
-                del self._hot[device_id]
-                self._paths.pop(device_id, None)
-            self._found = [
-                device
-                for device in self._found
-                if all(each.address in self._paths for node in device.nodes for each in node.functions)
-            ]
+        for device_id in [device_id for device_id, users in self._hot.items() if container_id in users]:
+            async with self._lock_of(device_id):
+                await self._take_one_back(container_id, device_id)
+
+    async def _take_one_back(self, container_id: str, device_id: str) -> None:
+        users = self._hot.get(device_id, set())
+        if container_id not in users:
+            return
+        users.discard(container_id)
+        if users:
+            return
+        try:
+            await self._hypervisor.unplug(device_id)
+        except NotFound:
+            pass
+        except ShimError as error:  # a vm that has gone took it along; one that keeps it keeps its place
+            log.debug("unplug device", extra={"device": device_id, "error": str(error)})
+            return
+        del self._hot[device_id]
+        self._paths.pop(device_id, None)
+        self._found = [
+            device
+            for device in self._found
+            if all(each.address in self._paths for node in device.nodes for each in node.functions)
+        ]

@@ -135,6 +135,27 @@ async def test_a_device_that_comes_with_a_container_is_plugged_and_leaves_with_i
 
 
 @scenario
+async def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(stack: Stack) -> None:
+    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
+    await stack.pod.wait(app, None)
+    vm = stack.hypervisors[0]
+    vm.may_unplug.clear()
+    await stack.pod.delete(app, None)
+
+    async with asyncio.timeout(5):
+        await stack.run("b1", ["sleep"], annotations=member("b"), linux=vfio(6))
+
+    again = asyncio.ensure_future(stack.create("a2", ["sleep"], annotations=member("a"), linux=vfio(5)))
+    await asyncio.sleep(1)
+    assert not again.done(), "what leaves the VM cannot be given before it has left"
+    vm.may_unplug.set()
+    await again
+    assert list(vm.plugged) == ["0000:06:00.0", "0000:05:00.0"]
+
+
+@scenario
 async def test_a_device_that_two_containers_name_leaves_with_the_last_of_them(stack: Stack) -> None:
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
