@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.namespaces import EchoHost
+from tests.fakes.vhost_user import VhostUserBackend
+
 from .conftest import RunTask, own_name
 from .framework import shim_config
 from .framework.ctr import Ctr, Result
@@ -174,6 +177,43 @@ def _rates_in(namespace: str) -> dict[str, int]:
     """Bytes a second that each limited interface may send."""
     shown = subprocess.run(["tc", "-n", namespace, "-json", "qdisc", "show"], check=True, capture_output=True).stdout
     return {item["dev"]: item["options"]["rate"] for item in json.loads(shown) if item["kind"] == "tbf"}
+
+
+def test_a_directly_attached_network_is_the_guests_and_the_namespace_is_left_alone(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    """Behind a vhost-user socket, a host that answers pings; in the namespace, an interface that nobody is to touch."""
+    config = shim_config.variant(scratch)
+    config.write_text(config.read_text().replace("[runtime]\n", f'[runtime]\ndan_conf = "{scratch}"\n'))
+    end = Path(f"/run/{name}.sock")
+    described = {
+        "name": "direct0",
+        "guest_mac": "02:00:5e:00:00:07",
+        "device": {"type": "vhost-user", "path": str(end), "queue_size": 1024},
+        "network_info": {
+            "interface": {"ip_addresses": ["10.231.31.2/24"], "mtu": 1390},
+            "routes": [{"gateway": "10.231.31.1"}],
+            "neighbors": [{"ip_address": "10.231.31.9", "hardware_addr": "02:00:5e:00:00:09"}],
+        },
+    }
+    (scratch / f"{name}.json").write_text(json.dumps({"netns": "/run/netns/it-direct", "devices": [described]}))
+    gateway = EchoHost("02:00:5e:00:00:01", "10.231.31.1")
+    with pod_network("it-direct", subnet=30) as unused, VhostUserBackend(end, gateway):
+        before = _everything_in("it-direct")
+        options = ("--with-ns", f"network:{unused.namespace}", "--runtime-config-path", config)
+        ctr("run", "--detach", "--runtime", runtime.name, *options, IMAGE, name, "sleep", "100000")
+
+        assert " 0% packet loss" in _inside(ctr, name, "ping -c 3 -W 10 -s 1300 10.231.31.1").out
+        shown = _inside(ctr, name, "ip addr; ip route; ip neigh").out
+        assert "mtu 1390" in shown
+        assert "10.231.31.2/24" in shown
+        assert "default via 10.231.31.1 dev direct0" in shown
+        assert "10.231.31.9 dev direct0 lladdr 02:00:5e:00:00:09" in shown
+        assert unused.address not in shown
+        assert _everything_in("it-direct") == before
+        ctr.remove([name])
+    assert gateway.echoes >= 3
+    assert gateway.largest_bytes >= 1300
 
 
 _LINK_LOCAL = "fe80:"

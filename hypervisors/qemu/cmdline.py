@@ -185,7 +185,7 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
     for nic, nic_fds in zip(config.nics, fds.nics, strict=True):
         words += devices.nic(nic, bus, tap_fds=nic_fds.taps, vhost_fds=nic_fds.vhosts)
     for vhost_user in config.vhost_user_nics:
-        words += devices.vhost_user_nic(vhost_user, bus)
+        words += devices.vhost_user_nic(vhost_user, bus, config.cpu.accelerator)
     for placed in config.pci.placed:
         words += pci.placed_device(placed)
     return words

@@ -259,11 +259,16 @@ def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tup
     return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", legacy_able=True), fields))
 
 
-def vhost_user_nic(device: VhostUserNic, bus: Bus) -> Words:
-    """QEMU connects to the socket and waits until the program behind it has answered."""
+def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> Words:
+    """QEMU connects to the socket and waits until the program behind it has answered.
+
+    Without KVM the device has no MSI-X: QEMU 7.2 dies as the guest's driver unmasks a vector.
+    """
     chardev = f"char-{node_name(device.id)}"
     netdev: Fields = {"id": netdev_id(device.id), "chardev": chardev, "queues": device.queues}
     fields = _nic_fields(device, bus, device.queues)
+    if bus.is_pci and accelerator is not Accelerator.KVM:
+        fields |= {"vectors": 0}
     if device.queue_size:
         fields |= {"rx_queue_size": device.queue_size, "tx_queue_size": device.queue_size}
     return (
