@@ -44,6 +44,8 @@ REACH_S = 30.0
 """A service that is just being restarted is tried again for so long, before a VM is given up to whoever cleans up."""
 LATE_S = 30.0
 """A service whose deadline has passed may still come to its end, and its answer says what there is to stop."""
+DOUBT_S = 5.0
+"""After a CreateVM whose connection was lost: a service that has not died may yet make the VM it does not know."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
 _MAX_SOCKET_PATH_BYTES = 107
 """sun_path of unix(7), with its final NUL."""
@@ -66,11 +68,14 @@ class RemoteVm:
         clock_s: Callable[[], float] = time.time,
         reach_s: float = REACH_S,
         late_s: float = LATE_S,
+        doubt_s: float = DOUBT_S,
     ) -> None:
         self._ledger = ledger
         self._clock_s = clock_s
         self._reach_s = reach_s
         self._late_s = late_s
+        self._doubt_s = doubt_s
+        self._doubt_until = 0.0
         self._phase = Phase.NEW
         self._vm: VmConfig | None = None
         self._agent_path = ""
@@ -154,6 +159,10 @@ class RemoteVm:
         except ServiceUnreachable:
             self._note(RemoteVmState.STOPPED)
             raise
+        except ReplyLost:
+            self._doubt_until = asyncio.get_running_loop().time() + self._doubt_s
+            self._note(RemoteVmState.KNOWN)
+            raise
         except ShimError:
             self._note(RemoteVmState.KNOWN)
             raise
@@ -214,6 +223,9 @@ class RemoteVm:
                 await self._service().stop_vm(vm_id, remote.stop_timeout_s)
                 return
             except NotFound as exc:
+                if loop.time() < self._doubt_until:
+                    await asyncio.sleep(pause_s)
+                    continue
                 log.info("remote vm was gone already", extra={"sandbox": vm_id, "error": str(exc)})
                 return
             except (ServiceUnreachable, ReplyLost) as exc:

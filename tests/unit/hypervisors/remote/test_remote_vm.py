@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -249,7 +250,7 @@ def test_a_creation_that_fails_leaves_no_vm_and_no_record(
     service.behave["CreateVM"] = behaviour
 
     async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, late_s=SHORT_S)
+        vm = RemoteVm(ledger=ledger, late_s=SHORT_S, doubt_s=SHORT_S)
         with pytest.raises(error, match=words):
             await vm.create(config(service, timeout_s=SHORT_S if behaviour is never else LONG_S))
 
@@ -454,6 +455,26 @@ def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemoteServ
     run(scenario)
 
     assert service.methods()[-2:] == ["CreateVM", "StopVM"]
+    assert (service.vms, ledger.held) == ({}, {})
+
+
+def test_a_vm_that_is_made_after_its_connection_was_lost_is_stopped(
+    service: FakeRemoteService, ledger: FakeLedger
+) -> None:
+    def lost_and_made(call: Call) -> None:
+        call.hang_up()
+        time.sleep(2 * SHORT_S)
+        service.vms[call.id] = "created"
+
+    service.behave["CreateVM"] = lost_and_made
+
+    async def scenario() -> None:
+        with pytest.raises(Unavailable, match="closed the connection before it answered"):
+            await RemoteVm(ledger=ledger).create(config(service))
+
+    run(scenario)
+
+    assert service.methods().count("StopVM") > 1
     assert (service.vms, ledger.held) == ({}, {})
 
 
