@@ -12,11 +12,14 @@ from pyshim.model.guest import NetworkInterface
 from pyshim.model.ids import GuestPath
 from pyshim.model.network import NetworkModel
 from pyshim.plan.container import ContainerPlan
+from pyshim.plan.devices import Passed
 from pyshim.plan.sandbox import SandboxPlan
 
 _MODELS = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
 """Kata's NetInterworkingModel; 0 is the default, which is the tc filter too."""
 _VHOST_USER_BLK = "vhost-user-blk-pci"
+_VFIO_PCI = 1
+"""Kata's VFIODeviceType of a whole function."""
 _ENDPOINTS = {"macvlan": "Macvlan", "ipvlan": "IPVlan"}
 
 
@@ -85,6 +88,31 @@ def _served_device(disk: BlockDevice, location: GuestLocation, users: int) -> Ma
             "QueueSize": disk.tuning.queue_size,
             "ReconnectTime": disk.vhost_user.reconnect_s if disk.vhost_user else 0,
         },
+    }
+
+
+def kata_vfio_device(passed: Passed, *, cold: bool) -> Mapping[str, object]:
+    """A node passed through, with all its functions. The guest's paths are told as those of disks are."""
+    return {
+        "ID": passed.node.path,
+        "Type": "vfio",
+        "DevType": "c",
+        "DriverOptions": dict(passed.pci_paths),
+        "RefCount": 1,
+        "AttachCount": 1,
+        "ColdPlug": cold,
+        "VFIODevs": [
+            {
+                "ID": each.address,
+                "Type": _VFIO_PCI,
+                "BDF": each.address,
+                "VendorID": each.vendor,
+                "DeviceID": each.device,
+                "Class": each.class_code,
+                "HostPath": passed.node.path,
+            }
+            for each in passed.node.functions
+        ],
     }
 
 

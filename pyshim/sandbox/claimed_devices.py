@@ -1,6 +1,7 @@
 """The devices of a VM elsewhere: it was chosen for having them, and each container gets its own of them by name."""
 
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 from hypervisors.base import Hypervisor
@@ -20,6 +21,9 @@ log = logging.getLogger("pyshim.sandbox.devices")
 class ContainerDevices(Protocol):
     async def give(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
         """`guest` with the devices that are its own. To be undone by `take_back`, also when this raises."""
+
+    def saved(self) -> tuple[Mapping[str, object], ...]:
+        """What is passed through from this host, in the words of Kata's state."""
 
     async def take_back(self, container_id: str) -> None:
         """What only the container had has left the VM, or leaves it."""
@@ -50,6 +54,9 @@ class ClaimedDevices:
             fields = {"container": guest.container_id, "inner": ",".join(inner)}
             log.info("devices given", extra={"sandbox": self._sandbox_id, **fields})
         return with_names(guest, inner)
+
+    def saved(self) -> tuple[Mapping[str, object], ...]:
+        return ()
 
     async def take_back(self, container_id: str) -> None:
         """Nothing: devices stay with the VM."""

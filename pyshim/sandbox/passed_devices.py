@@ -6,7 +6,7 @@ leaves with it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from weakref import WeakValueDictionary
 
 from hypervisors.base import Hypervisor, VfioDevice
@@ -26,6 +26,7 @@ from pyshim.plan.devices import (
     vfio_devices,
     with_passed,
 )
+from pyshim.plan.kata_state import kata_vfio_device
 from pyshim.plan.kind import ContainerKind, placement
 from pyshim.plan.sandbox import SandboxPlan
 from pyshim.sandbox.tasks import TaskOwner, to_the_end
@@ -132,6 +133,17 @@ class PassedDevices:
         self._paths[device.id] = location.pci_path
         self._hot[device.id] = {container_id}
 
+    def saved(self) -> tuple[Mapping[str, object], ...]:
+        """Every node whose functions are all in the VM, in the words of Kata's state."""
+        there = [device for device in self._found if self._is_in_vm(device)]
+        return tuple(
+            kata_vfio_device(passed, cold=not any(each.address in self._hot for each in passed.node.functions))
+            for passed in passed_nodes(there, self._paths)
+        )
+
+    def _is_in_vm(self, device: FoundDevice) -> bool:
+        return all(each.address in self._paths for node in device.nodes for each in node.functions)
+
     async def take_back(self, container_id: str) -> None:
         """What was plugged for the container leaves the VM, unless another has it as well.
 
@@ -162,8 +174,4 @@ class PassedDevices:
             return
         del self._hot[device_id]
         self._paths.pop(device_id, None)
-        self._found = [
-            device
-            for device in self._found
-            if all(each.address in self._paths for node in device.nodes for each in node.functions)
-        ]
+        self._found = [device for device in self._found if self._is_in_vm(device)]

@@ -32,7 +32,10 @@ def sandbox_snapshot(
         cgroups=sandbox.cgroups.saved(),
         owner=owner,
         endpoints=_endpoints(sandbox),
-        devices=tuple(kata_device(*attached) for attached in sandbox.attachments.all()),
+        devices=(
+            *(kata_device(*attached) for attached in sandbox.attachments.all()),
+            *sandbox.devices.saved(),
+        ),
         sandbox_config=kata_sandbox_config(plan),
         trace=trace.as_json(),
     )

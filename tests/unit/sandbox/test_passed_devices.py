@@ -10,6 +10,7 @@ from hypervisors.base import Device, GuestLocation
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, HostFunction, PodDevices, VfioNode
 from pyshim.model.errors import FailedPrecondition, NotFound, ResourceExhausted, ShimError
 from pyshim.model.ids import ContainerId
+from pyshim.state.kata_shape import DEVICE_STATE, filled
 from tests.unit.sandbox.conftest import DOCUMENT, Stack, scenario
 
 SANDBOX = {
@@ -69,6 +70,13 @@ def told(stack: Stack, container: str) -> tuple[dict[str, str], list[str], list[
     return annotations, [option for each in request.devices for option in each.options], nodes, variables
 
 
+def saved_devices(stack: Stack) -> list[tuple[Any, Any, Any]]:
+    """(node, whether cold plugged, guest paths) of what the last snapshot has."""
+    found = stack.records[-1].snapshots[-1].devices
+    shaped = [filled(dict(each), DEVICE_STATE, "Devices") for each in found]
+    return [(each["ID"], each["ColdPlug"], each["DriverOptions"]) for each in shaped if isinstance(each, dict)]
+
+
 @scenario
 async def test_two_containers_have_disjoint_devices_by_their_names(stack: Stack) -> None:
     questions = prepare(stack, device(1, "a"), device(2, "b"), device(3, "b"))
@@ -95,6 +103,10 @@ async def test_two_containers_have_disjoint_devices_by_their_names(stack: Stack)
     )
     assert told(stack, "n1") == ({}, [], [], [])
     assert vm.plugged == {}
+    assert saved_devices(stack) == [
+        (f"/dev/vfio/{number}", True, {f"0000:0{number}:00.0": path})
+        for number, path in ((1, "1c/00"), (2, "1d/00"), (3, "1e/00"))
+    ]
 
 
 @scenario
@@ -124,11 +136,13 @@ async def test_a_device_that_comes_with_a_container_is_plugged_and_leaves_with_i
     app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
     vm = stack.hypervisors[0]
     assert list(vm.plugged) == ["0000:05:00.0"]
+    assert saved_devices(stack) == [("/dev/vfio/5", False, {"0000:05:00.0": "02/01"})]
     assert told(stack, "a1")[:3] == ({"cdi.k8s.io/vfio5": "nvidia.com/gpu=0"}, ["0000:05:00.0=02/01"], [])
 
     await stack.pod.wait(app, None)
     await stack.pod.delete(app, None)
     assert vm.plugged == {}
+    assert saved_devices(stack) == []
     await stack.run("a2", ["sleep"], annotations=member("a"), linux=vfio(5))
 
     assert list(vm.plugged) == ["0000:05:00.0"]
