@@ -143,6 +143,7 @@ class _Daemon:
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 
         async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
+            host.expect_moves()
             loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ))
             if loaded.runtime.enable_debug:
                 shim_log.set_debug()

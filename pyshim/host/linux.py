@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from pyshim.host.cgroups.first_move import move_to_own_place
 from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
 from pyshim.host.fds import OwnedFd
 from pyshim.host.file_trees import list_tree, read_piece
@@ -41,6 +42,7 @@ class LinuxHost:
     def __init__(self, *, children: Children) -> None:
         self._children = children
         self._flavours = VirtiofsdFlavours(children)
+        self._first_move: asyncio.Future[None] | None = None
         self._stuck: dict[str, asyncio.Future[None]] = {}
         """Changes that were given up and may still happen, by path."""
 
@@ -61,7 +63,11 @@ class LinuxHost:
 
     def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
-        return LinuxCgroups(mode)
+        return LinuxCgroups(mode, first_move=self._first_move)
+
+    def expect_moves(self) -> None:
+        """The kernel gets ready to move this process into the cgroups of a sandbox, which will be there soon."""
+        self._first_move = asyncio.get_running_loop().run_in_executor(None, move_to_own_place)
 
     async def make_directory(self, path: str, mode: int) -> None:
         """The directory exists with exactly `mode`; those above it were made with 0755 where missing."""

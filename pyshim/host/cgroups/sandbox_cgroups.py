@@ -18,7 +18,11 @@ from pyshim.model.host_facts import CgroupMode
 class LinuxCgroups:
     """One sandbox's. Every method raises ShimError naming the cgroup."""
 
-    def __init__(self, mode: CgroupMode, *, proc_root: str = "/proc") -> None:
+    def __init__(
+        self, mode: CgroupMode, *, first_move: "asyncio.Future[None] | None" = None, proc_root: str = "/proc"
+    ) -> None:
+        """This process is moved after `first_move` has ended; see `first_move.move_to_own_place`."""
+        self._first_move = first_move
         try:
             hierarchies = cgroup_mounts.mounted(proc_root)
         except OSError as error:
@@ -56,6 +60,7 @@ class LinuxCgroups:
         """The unit runs with this process in it. Raises ShimError when systemd refuses or says nothing."""
         from pyshim.host.cgroups.systemd_scope import start_scope
 
+        await self._may_move()
         await to_the_end(start_scope, scope, os.getpid())
 
     async def join(self, group: Group, pids: Iterable[int]) -> None:
@@ -63,7 +68,12 @@ class LinuxCgroups:
             for pid in pids:
                 self._tree.join(group, pid)
 
+        await self._may_move()
         await to_the_end(join)
+
+    async def _may_move(self) -> None:
+        if self._first_move is not None and not self._first_move.done():
+            await asyncio.wait([self._first_move])
 
     async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
         """The threads are in the group, where the hierarchy keeps threads apart from their process."""
@@ -81,6 +91,7 @@ class LinuxCgroups:
             for group in groups:
                 self._tree.leave(group)
 
+        await self._may_move()
         await to_the_end(leave)
 
     async def apply(self, group: Group, settings: Iterable[Setting]) -> Mapping[Setting, str]:

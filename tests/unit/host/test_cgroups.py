@@ -1,16 +1,21 @@
 """The edges to cgroup v1 and v2 on plain directories, where only files matter; the kernel's part is in integration."""
 
+import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pyshim.host.cgroups.first_move import move_to_own_place
 from pyshim.host.cgroups.hierarchies import Hierarchy, make_directory, mounted, place_of
+from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
 from pyshim.host.cgroups.v1 import CgroupsV1
 from pyshim.host.cgroups.v2 import CgroupsV2
 from pyshim.host.release import release
 from pyshim.model.cgroups import Group, HostOom, Role, Setting
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t2\t1\ncpuacct\t1\t2\t1\nmemory\t4\t15\t1\n"
@@ -53,6 +58,59 @@ def test_place_of_a_process(tmp_path: Path, controllers: tuple[str, ...], place:
     (tmp_path / "7/cgroup").write_text("5:cpuacct,cpu:/a\n4:memory:/b:c\n3:blkio:/../outside\n0::/d\n")
 
     assert place_of(7, controllers, str(tmp_path)) == place
+
+
+def test_a_process_is_moved_to_where_it_is(tmp_path: Path) -> None:
+    own = os.getpid()
+    memory = tmp_path / "memory"
+    proc = _proc(
+        tmp_path / "proc", f"{tmp_path}/cpu rw - cgroup cgroup rw,cpu", f"{memory} rw - cgroup cgroup rw,memory"
+    )
+    (tmp_path / f"proc/{own}").mkdir()
+    (tmp_path / f"proc/{own}/cgroup").write_text("1:cpu:/elsewhere\n4:memory:/b\n")
+    (memory / "b").mkdir(parents=True)
+    procs = memory / "b/cgroup.procs"
+    before = f"1\n{own}\n"
+    procs.write_text(before)
+
+    move_to_own_place(proc)
+
+    assert procs.read_text() == f"{own}{before[len(str(own)) :]}"  # an ordinary file is written over from its start
+
+
+def test_a_process_that_is_not_where_it_seems_is_not_moved(tmp_path: Path) -> None:
+    own = os.getpid()
+    proc = _proc(tmp_path / "proc", f"{tmp_path}/memory rw - cgroup cgroup rw,memory")
+    (tmp_path / f"proc/{own}").mkdir()
+    (tmp_path / f"proc/{own}/cgroup").write_text("4:memory:/b\n")
+    (tmp_path / "memory/b").mkdir(parents=True)
+    procs = tmp_path / "memory/b/cgroup.procs"
+    procs.write_text("1\n")
+
+    move_to_own_place(proc)
+
+    assert procs.read_text() == "1\n"
+
+
+def test_the_shim_joins_its_cgroup_after_the_move_to_its_own_place(tmp_path: Path) -> None:
+    proc = _proc(tmp_path / "proc", f"{tmp_path}/memory rw - cgroup cgroup rw,memory")
+    (tmp_path / "memory/pod1/kata_c1").mkdir(parents=True)
+    procs = tmp_path / "memory/pod1/kata_c1/cgroup.procs"
+    procs.touch()
+
+    async def scenario() -> None:
+        first_move: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        cgroups = LinuxCgroups(CgroupMode.V1, first_move=first_move, proc_root=proc)
+        joining = asyncio.create_task(cgroups.join(SANDBOX, (os.getpid(),)))
+        await asyncio.sleep(0.05)
+        assert procs.read_text() == ""
+
+        first_move.set_result(None)
+
+        await joining
+        assert procs.read_text() == str(os.getpid())
+
+    asyncio.run(scenario())
 
 
 @pytest.fixture

@@ -1,0 +1,27 @@
+"""The wait before the first move of a process, taken while there is other work.
+
+The kernel lets nobody fork or exit while it moves a process from cgroup to cgroup. To enter that state takes a grace
+period of RCU, 5 to 15 ms in which a shim has nothing to do; for about as long afterwards further moves are free. So
+this process is "moved" to where it is, while the configuration is read. Source: the kernel's kernel/cgroup/cgroup.c,
+cgroup_procs_write_start, and kernel/rcu/sync.c.
+"""
+
+import os
+from contextlib import suppress
+
+from pyshim.host.cgroups.hierarchies import members, mounted, places_of, write
+
+
+def move_to_own_place(proc_root: str = "/proc") -> None:
+    """This process is where it was, and the next moves need not wait. Blocks; never raises.
+
+    Nobody else may move this process meanwhile: it would be moved back.
+    """
+    pid = os.getpid()
+    with suppress(OSError):
+        places = places_of(pid, proc_root)
+        for each in mounted(proc_root):
+            directory = f"{each.mount_point}{places.get(frozenset(each.controllers), '')}"
+            if pid in members(directory):
+                write(f"{directory}/cgroup.procs", str(pid))
+                return
