@@ -91,6 +91,7 @@ def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire) -> None:  # noqa
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
         network = await connect(connector, wire.pod.path, ledger, rates=rate_limits(received=0, sent=SLOW))
         network.close_taps()
+        network.unwatch()
         assert network.door is not None
         network.door.close()
 
