@@ -13,6 +13,7 @@ import os
 
 from pyshim.host.trees import remove_tree
 from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.snapshot import ContainerSnapshot
 from pyshim.state.json_fields import Fields, StateDamaged
 from pyshim.state.kata import kata_container
 from pyshim.state.schema import (
@@ -43,6 +44,8 @@ class StateStore:
         self.root = root
         self._register = register
         self._written: _SnapshotText | None = None
+        self._containers: dict[tuple[str, str], tuple[ContainerSnapshot, int]] = {}
+        """What the files of containers say; the number is the VMM's pid."""
 
     def directory(self, sandbox_id: str) -> str:
         """Where the sandbox's state is. Raises FailedPrecondition for an id that is no plain file name."""
@@ -137,6 +140,7 @@ class StateStore:
         """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
         directory = self.directory(sandbox_id)
         self._written = None
+        self._containers.clear()
         try:
             remove_tree(directory)
             if self._register is not None:
@@ -163,6 +167,7 @@ class StateStore:
         wanted = {} if snapshot is None else {container.container_id: container for container in snapshot.containers}
         with os.scandir(directory) as entries:
             gone = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in wanted]
+        self._containers = {slot: each for slot, each in self._containers.items() if slot[1] in wanted}
         for path in gone:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{path}/{FILE_NAME}")
@@ -170,13 +175,15 @@ class StateStore:
             with contextlib.suppress(OSError):
                 os.rmdir(path)
         for container_id, container in wanted.items():
+            assert snapshot is not None
+            slot, said = (state.sandbox_id, container_id), (container, snapshot.vmm_pid)
+            if self._containers.get(slot) == said:
+                continue
             path = f"{directory}/{container_id}"
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-            assert snapshot is not None
-            body = _encoded(kata_container(container, snapshot.vmm_pid))
-            if _content(f"{path}/{FILE_NAME}", len(body) + 1) != body:
-                _replace(f"{path}/{FILE_NAME}", body)
+            _replace(f"{path}/{FILE_NAME}", _encoded(kata_container(*said)))
+            self._containers[slot] = said
 
 
 class _SnapshotText:

@@ -134,6 +134,30 @@ def test_a_sandbox_that_comes_again_has_its_containers_files_again(store: StateS
     assert sorted(os.listdir(f"{store.root}/sb1")) == ["c1", "persist.json"]
 
 
+def test_only_the_files_of_containers_that_changed_are_written_again(store: StateStore) -> None:
+    def files() -> dict[str, int]:
+        return {name: os.stat(f"{store.root}/sb1/{name}/persist.json").st_ino for name in ("c1", "c2")}
+
+    store.save(state(container("c1"), container("c2")))
+    had = files()
+
+    store.save(state(container("c1"), container("c2", ExitStatus(status=1, exited_at_ns=5))))
+
+    has = files()
+    assert has["c1"] == had["c1"]
+    assert has["c2"] != had["c2"]
+
+
+def test_a_container_that_comes_again_has_its_file_again(store: StateStore) -> None:
+    store.save(state(container("c1")))
+    store.save(state())
+    assert not os.path.exists(f"{store.root}/sb1/c1")
+
+    store.save(state(container("c1")))
+
+    assert os.path.exists(f"{store.root}/sb1/c1/persist.json")
+
+
 def test_containers_files_that_could_not_be_written_are_tried_again(store: StateStore) -> None:
     wanted = state(container("c1"))
     store.save(state())
