@@ -19,6 +19,7 @@ import grpc
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
 
+from . import processes
 from .containerd import Containerd
 from .images import IMAGE
 from .waiting import eventually
@@ -217,11 +218,30 @@ class Pod:
         self.containers.clear()
 
     def remove(self) -> None:
-        """Nothing of the pod is left. As the kubelet does: stop, then remove, which takes the containers along."""
+        """Nothing of the pod is left. As the kubelet does: stop, then remove, which takes the containers along.
+
+        Raises AssertionError where that took a SIGKILL for VMM and shim, when all is removed.
+        """
+        try:
+            self._stop_and_remove()
+        except grpc.RpcError as error:
+            killed = processes.kill_sandbox(self.id)
+            eventually(self._is_removed, what=f"pod {self.id} is removed", every_s=1)
+            raise AssertionError(f"remove pod {self.id!r}: {error}; killed {[str(each) for each in killed]}") from error
+        finally:
+            shutil.rmtree(self.log_directory, ignore_errors=True)
+
+    def _stop_and_remove(self) -> None:
         with contextlib.suppress(grpc.RpcError):  # not found: it is gone already; whatever else remove will tell
             self.stop()
         self.cri.call("RemovePodSandbox", pod_sandbox_id=self.id)
-        shutil.rmtree(self.log_directory, ignore_errors=True)
+
+    def _is_removed(self) -> bool:
+        try:
+            self._stop_and_remove()
+        except grpc.RpcError:
+            return False  # containerd has not seen its shim's end yet
+        return True
 
 
 @dataclass(slots=True, kw_only=True)

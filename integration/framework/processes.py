@@ -4,7 +4,9 @@ guessed.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,3 +62,17 @@ def descendants(pid: int) -> list[Process]:
 def is_alive(pid: int) -> bool:
     process = read(pid)
     return process is not None and process.state not in "ZX"
+
+
+def kill_sandbox(sandbox: str) -> list[Process]:
+    """The VMM and the shims of a sandbox that did not end by itself have got SIGKILL: who they were.
+
+    containerd calls the shim's `delete` when it sees its shim gone, which removes what they had made.
+    """
+    name = f"sandbox-{sandbox}"
+    found = [p for p in running() if name in (word.split(",")[0] for word in p.command)]
+    found += [p for p in find("containerd-shim-") if sandbox in p.command]
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    return found
