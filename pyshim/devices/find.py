@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pyshim.cdi import Cache, CdiError, InvalidName, UnresolvedDevices, parse_annotations
+from pyshim.cdi import Cache, CdiError, ContainerEdits, InvalidName, UnresolvedDevices, parse_annotations
 from pyshim.host.vfio import vfio_node
 from pyshim.model.devices import (
+    VFIO_DIR,
     DeviceQuestion,
     DeviceRequest,
     FoundDevice,
@@ -94,5 +95,18 @@ def _resolved(
             if path not in looked:
                 looked[path] = look_at(path)
         nodes = tuple(looked[path] for path in dict.fromkeys(paths) if path in looked)
-        found.append(FoundDevice(request=request, nodes=nodes, env=edits.env))
+        found.append(FoundDevice(request=request, nodes=nodes, env=edits.env, left_out=_left_out(edits)))
     return found
+
+
+def _left_out(edits: ContainerEdits) -> tuple[str, ...]:
+    """What `edits` does beside VFIO nodes and variables: libraries, hooks and nodes of a driver of this host."""
+    paths = [node.host_path or node.path for node in edits.device_nodes]
+    return (
+        *(f"node {path}" for path in paths if not path.startswith(VFIO_DIR)),
+        *(f"mount {mount.container_path}" for mount in edits.mounts),
+        *(f"hook {hook.hook_name} {hook.path}" for hook in edits.hooks),
+        *(f"network device {device.host_interface_name}" for device in edits.net_devices),
+        *(f"group {gid}" for gid in edits.additional_gids),
+        *(["intelRdt"] if edits.intel_rdt else []),
+    )

@@ -81,6 +81,8 @@ class FoundDevice:
     nodes: tuple[VfioNode, ...]
     env: tuple[str, ...] = ()
     """What the device's spec sets in a container."""
+    left_out: tuple[str, ...] = ()
+    """What else the spec does to a container on this host, in words; none of it reaches a guest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +131,7 @@ def devices_from_json(data: Mapping[str, Any]) -> PodDevices:
                     for node in item["nodes"]
                 ),
                 env=tuple(item["env"]),
+                left_out=tuple(item["left_out"]),
             )
             for item in data["devices"]
         ),

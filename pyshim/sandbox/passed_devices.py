@@ -53,6 +53,9 @@ def log_found(found: PodDevices, sandbox_id: str) -> None:
         name = request.name or device.nodes[0].path
         fields = {"device": name, "origin": request.origin, "container": request.container}
         log.info("device found", extra={"sandbox": sandbox_id, **fields})
+        if device.left_out:
+            what = {"device": name, "left_out": ", ".join(device.left_out)}
+            log.warning("of a device's spec only VFIO nodes and variables count", extra={"sandbox": sandbox_id, **what})
     for container, cpus in found.cpu_ids.items():
         log.info("exclusive cpus", extra={"sandbox": sandbox_id, "container": container, "cpus": str(cpus)})
     for container, sizes in found.memory.items():

@@ -165,7 +165,7 @@ def test_what_is_no_socket(path: Path) -> None:
 
 def put_spec(directory: Path, kind: str, devices: dict[str, dict[str, Any]]) -> None:
     document = {
-        "cdiVersion": "0.5.0",
+        "cdiVersion": "0.7.0",
         "kind": kind,
         "devices": [{"name": name, "containerEdits": edits} for name, edits in devices.items()],
     }
@@ -199,6 +199,26 @@ def test_each_device_comes_once_with_its_first_origin(tmp_path: Path) -> None:
         FoundDevice(request=asked[3], nodes=(node("/dev/vfio/2"),), env=("GPU=2",)),
         FoundDevice(request=asked[4], nodes=(), env=("NONE=1",)),
         FoundDevice(request=DeviceRequest(name="", origin="spec"), nodes=(node("/dev/vfio/7"),)),
+    )
+
+
+def test_what_a_devices_spec_does_beside_is_told(tmp_path: Path) -> None:
+    edits = {
+        "deviceNodes": [{"path": "/dev/vfio/vfio"}, {"path": "/dev/vfio/1"}, {"path": "/dev/a", "hostPath": "/dev/b"}],
+        "mounts": [{"hostPath": "/lib/x", "containerPath": "/usr/lib/x"}],
+        "hooks": [{"hookName": "createContainer", "path": "/bin/hook"}],
+        "additionalGids": [44],
+        "intelRdt": {"closID": "c"},
+    }
+    put_spec(tmp_path, "v.com/gpu", {"0": edits})
+    question = DeviceQuestion(requests=(DeviceRequest(name="v.com/gpu=0", origin="annotation"),))
+
+    (found,) = find_devices(question, cache=Cache([str(tmp_path)]), look_at=node).devices
+
+    assert found.nodes == (node("/dev/vfio/1"),)
+    assert found.left_out == (
+        *("node /dev/b", "mount /usr/lib/x", "hook createContainer /bin/hook", "group 44"),
+        "intelRdt",
     )
 
 
