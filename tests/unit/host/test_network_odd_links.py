@@ -1,4 +1,4 @@
-"""Links as odd as the kernel allows, and scans that are disturbed: names no shell would like, links coming and going."""
+"""Links as odd as the kernel allows, and scans that are disturbed: names no shell would like, links in a hurry."""
 
 import subprocess
 import sys
@@ -17,8 +17,16 @@ from tests.unit.host.test_network import HookedLedger, Wire, connect, mac, run, 
 pytestmark = pytest.mark.root
 
 
-@pytest.mark.parametrize("name", ["a\"b'c,d=e;f", "näch-1", "日本", "s{0}$x", "-eth0", "tap0_kata"])
-@pytest.mark.parametrize("model", ["tcfilter", "macvtap"])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("a\"b'c,d=e;f", "tcfilter"),
+        ("日本", "tcfilter"),
+        ("-eth0", "tcfilter"),
+        ("tap0_kata", "tcfilter"),
+        ("s{0}$x", "macvtap"),
+    ],
+)
 def test_a_link_is_wired_and_undone_whatever_its_name(wire: Wire, name: str, model: str) -> None:  # noqa: F811
     wire.veth("eth0", 1)
     wire.pod.run("ip", "link", "set", "eth0", "down")
