@@ -36,6 +36,7 @@ from pyshim.model.errors import (
 )
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_vm_entry
+from pyshim.ttrpc import Code
 
 log = logging.getLogger("hypervisors.remote")
 T = TypeVar("T")
@@ -159,15 +160,19 @@ class RemoteVm:
         except ServiceUnreachable:
             self._note(RemoteVmState.STOPPED)
             raise
-        except ReplyLost:
-            self._doubt_until = asyncio.get_running_loop().time() + self._doubt_s
-            self._note(RemoteVmState.KNOWN)
-            raise
-        except ShimError:
+        except ShimError as exc:
+            self._doubt_until = asyncio.get_running_loop().time() + self._doubt_after_s(exc)
             self._note(RemoteVmState.KNOWN)
             raise
         self._note(RemoteVmState.KNOWN)
         return path
+
+    def _doubt_after_s(self, error: ShimError) -> float:
+        """How long after this failure of CreateVM the service may yet make the VM it does not know."""
+        if isinstance(error, ReplyLost):
+            return self._doubt_s
+        # Some servers answer so by themselves at the deadline, while the call goes on.
+        return self._late_s if isinstance(error, ServiceRefused) and error.status == Code.DEADLINE_EXCEEDED else 0
 
     async def _version(self, service: RemoteService) -> str:
         try:

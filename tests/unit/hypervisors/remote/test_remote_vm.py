@@ -458,18 +458,26 @@ def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemoteServ
     assert (service.vms, ledger.held) == ({}, {})
 
 
-def test_a_vm_that_is_made_after_its_connection_was_lost_is_stopped(
-    service: FakeRemoteService, ledger: FakeLedger
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (hang_up, "closed the connection before it answered"),
+        (lambda call: call.fail(Code.DEADLINE_EXCEEDED, "too late"), "says: too late"),
+    ],
+    ids=["connection lost", "server's own word at the deadline"],
+)
+def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
+    service: FakeRemoteService, ledger: FakeLedger, end: Callable[[Call], None], words: str
 ) -> None:
-    def lost_and_made(call: Call) -> None:
-        call.hang_up()
+    def ended_and_made(call: Call) -> None:
+        end(call)
         time.sleep(2 * SHORT_S)
         service.vms[call.id] = "created"
 
-    service.behave["CreateVM"] = lost_and_made
+    service.behave["CreateVM"] = ended_and_made
 
     async def scenario() -> None:
-        with pytest.raises(Unavailable, match="closed the connection before it answered"):
+        with pytest.raises(ShimError, match=words):
             await RemoteVm(ledger=ledger).create(config(service))
 
     run(scenario)
