@@ -343,8 +343,8 @@ def _check_config(config: VmConfig) -> None:
     action = f"create remote vm {config.sandbox_id!r}"
     if config.remote is None:
         raise InvalidArgument(f"{action}: no service was named")
-    if config.nics:
-        raise InvalidArgument(f"{action}: its service connects the network; a tap of this host cannot reach it")
+    if config.nics or config.vhost_user_nics:
+        raise InvalidArgument(f"{action}: its service connects the network; no device of this host can reach it")
     if config.netns_path and not os.path.exists(config.netns_path):
         raise FailedPrecondition(f"{action}: network namespace '{config.netns_path}' does not exist")
 

@@ -20,7 +20,10 @@ from pyshim.ttrpc import Client, Code, RemoteError
 log = logging.getLogger("pyshim.failpoints")
 T = TypeVar("T")
 
-_RESULTS = {"host.start_virtiofsd": "virtiofsd", "host.open_streams": "streams", "network.connect": "network"}
+_RESULTS = {
+    **{"host.start_virtiofsd": "virtiofsd", "host.open_streams": "streams"},
+    **{"network.connect": "network", "network.connect_direct": "network"},
+}
 """Calls whose result is a neighbour of its own."""
 _GIVES = {"host.cgroups": "cgroups"}
 """The same for a call without points."""
