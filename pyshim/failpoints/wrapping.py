@@ -21,8 +21,10 @@ log = logging.getLogger("pyshim.failpoints")
 T = TypeVar("T")
 
 _RESULTS = {
-    **{"host.start_virtiofsd": "virtiofsd", "host.open_streams": "streams"},
-    **{"network.connect": "network", "network.connect_direct": "network"},
+    "host.start_virtiofsd": "virtiofsd",
+    "host.open_streams": "streams",
+    "network.connect": "network",
+    "network.connect_direct": "network",
 }
 """Calls whose result is a neighbour of its own."""
 _GIVES = {"host.cgroups": "cgroups"}
