@@ -1,4 +1,4 @@
-"""`pyshim sizing`: what it prints is compared with golden files; `PYSHIM_GOLDEN=write` writes them anew."""
+"""`pyshim sizing`: what it prints is compared with golden files; `PYSHIM_UPDATE_GOLDEN=1` writes them anew."""
 
 import json
 import os
@@ -67,7 +67,7 @@ def test_explain_prints_what_the_golden_file_holds(
     assert operator_main(words) == 0
 
     printed = capsys.readouterr().out
-    if os.environ.get("PYSHIM_GOLDEN") == "write":
+    if os.environ.get("PYSHIM_UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(printed)
     assert printed == (GOLDEN / name).read_text()
     assert all(line == line.rstrip() for line in printed.splitlines())
