@@ -58,6 +58,8 @@ def test_output_continues_and_exits_of_the_absence_arrive_in_many_pods(
         cri.connect()
 
         assert [one.exit_code() for one in ending] == [40, 41, 42]
+        ending[0].remove()
+        assert pods[0].start("echo", "new").run_to_end() == "new\n"
         for container, before in zip(counting, had, strict=True):
             assert container.is_running
             found = numbers_after(container, len(before) + 40)
@@ -69,6 +71,8 @@ def test_output_continues_and_exits_of_the_absence_arrive_in_many_pods(
             assert container.sh("echo here") == "here\n"
         assert [shim.pid for pod in pods for shim in runtime.shims(pod.id)] == shims
         assert all(pod.is_ready for pod in pods)
+        counting[0].stop(0)
+        assert counting[0].exit_code() == 137
     finally:
         for pod in pods:
             pod.remove()

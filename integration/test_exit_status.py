@@ -32,9 +32,8 @@ def test_exec_killed_by_a_signal_returns_128_plus_its_number(ctr: Ctr, shared: s
     assert result.code == 128 + signal.Signals[f"SIG{name}"]
 
 
-@pytest.mark.parametrize("code", [1, 42, 255])
-def test_run_returns_the_exit_code_of_the_first_process(run: RunTask, code: int) -> None:
-    assert run("sh", "-c", f"exit {code}", code=None).code == code
+def test_run_returns_the_exit_code_of_the_first_process(run: RunTask) -> None:
+    assert run("sh", "-c", "exit 255", code=None).code == 255
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["KILL", "TERM"])

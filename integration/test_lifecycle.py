@@ -44,29 +44,22 @@ def test_attach_shows_the_output_and_ends_with_the_task(ctr: Ctr, runtime: Runti
         assert attached.wait().code == 21
 
 
-def test_running_task_cannot_be_deleted(ctr: Ctr, background: str) -> None:
-    refused = ctr("task", "rm", background, check=False)
+def test_running_task_cannot_be_deleted(ctr: Ctr, shared: str) -> None:
+    refused = ctr("task", "rm", shared, check=False)
 
     assert refused.code != 0
-    assert ctr.state_of(background) == "RUNNING"
+    assert ctr.state_of(shared) == "RUNNING"
 
 
-def test_kill_of_an_ended_task_says_not_found(ctr: Ctr, background: str) -> None:
+def test_an_ended_task_takes_neither_a_kill_nor_an_exec(ctr: Ctr, background: str) -> None:
     ctr("task", "kill", "--signal", "KILL", background)
     ctr.wait_for_state(background, "STOPPED")
 
     late = ctr("task", "kill", background, check=False)
+    refused = ctr("task", "exec", "--exec-id", "late", background, "true", check=False)
 
     assert late.code != 0
     assert "not found" in late.err or "already finished" in late.err
-
-
-def test_exec_in_an_ended_task_is_refused(ctr: Ctr, background: str) -> None:
-    ctr("task", "kill", "--signal", "KILL", background)
-    ctr.wait_for_state(background, "STOPPED")
-
-    refused = ctr("task", "exec", "--exec-id", "late", background, "true", check=False)
-
     assert refused.code != 0
 
 
@@ -90,15 +83,13 @@ def test_kill_with_all_ends_every_process(ctr: Ctr, background: str, scratch: Pa
     ctr.wait_for_state(background, "STOPPED")
 
 
-def test_kill_of_one_exec_leaves_the_rest(ctr: Ctr, background: str, scratch: Path) -> None:
-    with ctr.background(
-        scratch, "task", "exec", "--exec-id", "one", background, "sh", "-c", "echo up; sleep 1000"
-    ) as one:
+def test_kill_of_one_exec_leaves_the_rest(ctr: Ctr, shared: str, scratch: Path) -> None:
+    with ctr.background(scratch, "task", "exec", "--exec-id", "one", shared, "sh", "-c", "echo up; sleep 1000") as one:
         one.wait_for("up")
-        ctr("task", "kill", "--exec-id", "one", "--signal", "KILL", background)
+        ctr("task", "kill", "--exec-id", "one", "--signal", "KILL", shared)
 
         assert one.wait().code == 137
-    assert ctr.state_of(background) == "RUNNING"
+    assert ctr.state_of(shared) == "RUNNING"
 
 
 def test_execs_end_with_their_containers_first_process(ctr: Ctr, background: str, scratch: Path) -> None:
@@ -111,12 +102,12 @@ def test_execs_end_with_their_containers_first_process(ctr: Ctr, background: str
         assert side.wait().code == 137
 
 
-def test_paused_task_stands_still_and_goes_on_after_resume(ctr: Ctr, background: str, scratch: Path) -> None:
+def test_paused_task_stands_still_and_goes_on_after_resume(ctr: Ctr, shared: str, scratch: Path) -> None:
     counting = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done"
-    with ctr.background(scratch, "task", "exec", "--exec-id", "count", background, "sh", "-c", counting) as counter:
+    with ctr.background(scratch, "task", "exec", "--exec-id", "count", shared, "sh", "-c", counting) as counter:
         counter.wait_for("tick 3\n")
-        ctr("task", "pause", background)
-        assert ctr.state_of(background) == "PAUSED"
+        ctr("task", "pause", shared)
+        assert ctr.state_of(shared) == "PAUSED"
         lengths = [-1, -2]
 
         def stands_still() -> bool:
@@ -126,24 +117,24 @@ def test_paused_task_stands_still_and_goes_on_after_resume(ctr: Ctr, background:
         eventually(stands_still, what="no more output while paused", every_s=0.5)
 
         frozen = len(counter.out())
-        ctr("task", "resume", background)
-        assert ctr.state_of(background) == "RUNNING"
+        ctr("task", "resume", shared)
+        assert ctr.state_of(shared) == "RUNNING"
         eventually(lambda: len(counter.out()) > frozen, what="output goes on after resume")
-        ctr("task", "kill", "--exec-id", "count", "--signal", "KILL", background)
+        ctr("task", "kill", "--exec-id", "count", "--signal", "KILL", shared)
         assert counter.wait().code == 137
 
 
-def test_exec_in_a_paused_task_is_refused(ctr: Ctr, background: str) -> None:
-    ctr("task", "pause", background)
+def test_exec_in_a_paused_task_is_refused(ctr: Ctr, shared: str) -> None:
+    ctr("task", "pause", shared)
     try:
-        refused = ctr("task", "exec", "--exec-id", "no", background, "true", check=False, within_s=20)
+        refused = ctr("task", "exec", "--exec-id", "no", shared, "true", check=False, within_s=20)
         assert refused.code != 0
     finally:
-        ctr("task", "resume", background)
+        ctr("task", "resume", shared)
 
 
-def test_pause_twice_and_resume_of_a_running_task_are_refused(ctr: Ctr, background: str) -> None:
-    assert ctr("task", "resume", background, check=False).code != 0
-    ctr("task", "pause", background)
-    assert ctr("task", "pause", background, check=False).code != 0
-    ctr("task", "resume", background)
+def test_pause_twice_and_resume_of_a_running_task_are_refused(ctr: Ctr, shared: str) -> None:
+    assert ctr("task", "resume", shared, check=False).code != 0
+    ctr("task", "pause", shared)
+    assert ctr("task", "pause", shared, check=False).code != 0
+    ctr("task", "resume", shared)
