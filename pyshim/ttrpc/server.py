@@ -34,6 +34,7 @@ class Server:
         max_in_flight_bytes: int = 64 << 20,
         queue_bytes: int = QUEUE_BYTES,
         stall_grace_s: float = STALL_GRACE_S,
+        answers_at_deadline: bool = True,
     ) -> None:
         """`services` maps full service names to method tables; it is looked up at every request.
 
@@ -42,6 +43,8 @@ class Server:
         Requests beyond are answered RESOURCE_EXHAUSTED, not delayed: behind calls that wait for an event, the call that
         causes the event must get through. Once `queue_bytes` of replies wait for a peer, nothing more is read from it.
         A stream whose handler leaves a full inbox (64 messages or 4 MiB) unread for `stall_grace_s` fails.
+        Without `answers_at_deadline` a deadline is the handler's own business, as with Go's ttrpc: it is answered what
+        the handler returns, however late.
         """
         self.services = services
         self.log = log if log is not None else logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class Server:
             in_flight_bytes=max_in_flight_bytes,
             queue_bytes=queue_bytes,
             stall_grace_s=stall_grace_s,
+            answers_at_deadline=answers_at_deadline,
         )
         self.draining = False
         """Set once by `shutdown`: new requests are answered UNAVAILABLE."""

@@ -30,6 +30,7 @@ class SessionLimits(NamedTuple):
     in_flight_bytes: int
     queue_bytes: int
     stall_grace_s: float
+    answers_at_deadline: bool
 
 
 class SessionOwner(Protocol):
@@ -169,7 +170,7 @@ class Session:
         call = _Call(found, context, len(event.payload))
         self._calls[stream_id] = call
         self._in_flight_bytes += call.payload_bytes
-        if deadline is not None:
+        if deadline is not None and self._owner.limits.answers_at_deadline:
             call.timer = self._loop.call_at(deadline, self._expire, call)
         if isinstance(found, StreamHandler):
             coroutine = self._run_stream(call, found, self._open_stream(call, found, event))

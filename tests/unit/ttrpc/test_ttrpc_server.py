@@ -209,6 +209,20 @@ def test_deadline_is_answered_and_the_handler_works_on() -> None:
     run(main)
 
 
+def test_a_server_may_leave_deadlines_to_its_handlers() -> None:
+    async def main() -> None:
+        async def slow(payload: bytes, call: CallContext) -> bytes:
+            assert call.deadline is not None
+            await asyncio.sleep(call.deadline - asyncio.get_running_loop().time() + 0.05)
+            return b"late"
+
+        async with raw_server({"demo": {"Slow": slow}}, answers_at_deadline=False) as (_, peer):
+            await peer.send(request(1, "Slow", timeout_ns=1_000_000))
+            assert await peer.frame() == (1, RESPONSE, 0, b"\x12\x04late")
+
+    run(main)
+
+
 def test_deadline_cancels_a_handler_that_allows_it() -> None:
     async def main() -> None:
         cancelled = asyncio.Event()
