@@ -15,6 +15,7 @@ from .framework.containerd import Containerd, Directories, missing_programs, rem
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
 from .framework.ctr import Ctr, Result
 from .framework.leaks import HostState, assert_nothing_left
+from .framework.remote_peer import peer, remote_network, remote_run  # noqa: F401  (fixtures)
 from .framework.runtime import Runtime
 
 PROJECT = Path(__file__).resolve().parents[1]

@@ -87,9 +87,9 @@ class Cri:
         self.daemon.restart()
         self.connect()
 
-    def run_pod(self, name: str, **options: Any) -> Pod:
+    def run_pod(self, name: str, *, handler: str = HANDLER, **options: Any) -> Pod:
         """RunPodSandbox; see `pod_config` for the options."""
-        return Pod.run(self, pod_config(name, self.logs, **options))
+        return Pod.run(self, pod_config(name, self.logs, **options), handler)
 
     @contextlib.contextmanager
     def pod(self, name: str = "", **options: Any) -> Iterator[Pod]:
@@ -147,9 +147,9 @@ class Pod:
     containers: list[Container] = field(default_factory=list)
 
     @classmethod
-    def run(cls, cri: Cri, config: pb.PodSandboxConfig) -> Pod:
+    def run(cls, cri: Cri, config: pb.PodSandboxConfig, handler: str = HANDLER) -> Pod:
         Path(config.log_directory).mkdir(parents=True, exist_ok=True)
-        reply = cri.call("RunPodSandbox", within_s=2 * CALL_S, config=config, runtime_handler=HANDLER)
+        reply = cri.call("RunPodSandbox", within_s=2 * CALL_S, config=config, runtime_handler=handler)
         return cls(cri=cri, config=config, id=reply.pod_sandbox_id)
 
     @property

@@ -20,7 +20,7 @@ from .containerd import Containerd
 from .leaks import cgroup_roots
 
 _SHIM = "containerd-shim-"
-_STATE_DIRECTORIES = ("/run/vc", "/run/kata-containers", "/run/containerd")
+_STATE_DIRECTORIES = ("/run/vc", "/run/kata-containers", "/run/containerd", "/run/peerpod")
 _MAX_COPY_BYTES = 4 * 1024 * 1024
 
 

@@ -7,20 +7,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-SHIPPED = Path(__file__).resolve().parents[2] / "configs" / "configuration-qemu.toml"
+_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+SHIPPED = _CONFIGS / "configuration-qemu.toml"
+SHIPPED_REMOTE = _CONFIGS / "configuration-remote.toml"
 
 
-def variant(directory: Path, **changes: object) -> Path:
+def variant(directory: Path, shipped: Path = SHIPPED, /, **changes: object) -> Path:
     """The shipped file with keys replaced, in `directory`. Its relative paths stay true: they become absolute.
 
-    A change names a key of `[hypervisor.qemu]` that the shipped file sets; naming any other is a mistake of the test.
+    A change names a key that the shipped file sets; naming any other is a mistake of the test.
     """
-    text = re.sub(r'"\.\./', f'"{SHIPPED.parents[1]}/', SHIPPED.read_text())
+    text = re.sub(r'"\.\./', f'"{shipped.parents[1]}/', shipped.read_text())
     for key, value in changes.items():
         literal = str(value).lower() if isinstance(value, bool | int) else f'"{value}"'
         text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {literal}", text)
         if count != 1:
-            raise AssertionError(f"{SHIPPED.name} sets {key!r} {count} times")
+            raise AssertionError(f"{shipped.name} sets {key!r} {count} times")
     path = directory / "configuration.toml"
     path.write_text(text)
     return path

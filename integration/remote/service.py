@@ -88,7 +88,10 @@ class Service:
 
             return handle
 
-        server = Server(services={SERVICE: {method: handler(method) for method in self._methods}})
+        # As the adaptor, in whose language a late answer is an answer.
+        server = Server(
+            services={SERVICE: {method: handler(method) for method in self._methods}}, answers_at_deadline=False
+        )
         self._servers.add(server)
         try:
             await server.serve_streams(reader, writer)
