@@ -1,9 +1,12 @@
-"""Mount tests run in a forked child with a mount namespace of its own: nothing they do outlives it."""
+"""A process to end, and a mount namespace: mount tests run in a forked child, so that nothing they do outlives it."""
 
 import os
 import signal
+import subprocess
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("root"):
             item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process with the test's directory in its command line."""
+    program = "import time; print(flush=True); time.sleep(600)"
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program, str(tmp_path / "key")], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # Popen may return before the kernel shows the new command line
+    yield process
+    process.kill()
+    process.communicate()
 
 
 @pytest.fixture

@@ -7,16 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pyshim.host import syscalls
 from pyshim.host.mounts.table import mounted_below
-from pyshim.host.processes import identity as processes
 from pyshim.host.release import release, release_all
 from pyshim.host.trees import remove_tree
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 Run = Callable[[Callable[[], None]], None]
@@ -192,142 +190,6 @@ def test_a_mount_that_is_not_below_its_root_is_an_error(tmp_path: Path, key: str
 
 
 # ---- processes
-
-
-@pytest.fixture
-def sleeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with the test's directory in its command line."""
-    program = "import time; print(flush=True); time.sleep(600)"
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", program, str(tmp_path / "key")], stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # Popen may return before the kernel shows the new command line
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def ticks(process: "subprocess.Popen[Any]") -> int:
-    found = processes.start_ticks(process.pid)
-    assert found is not None
-    return found
-
-
-def test_a_process_dies_by_pid_and_start_time(sleeper: "subprocess.Popen[bytes]") -> None:
-    twice(entry(ResourceKind.PROCESS, "some-long-key", pid=sleeper.pid, start_ticks=ticks(sleeper)))
-
-    assert sleeper.wait() == -signal.SIGKILL
-
-
-def test_what_a_process_started_dies_with_it() -> None:
-    script = "sleep 600 & echo $!; wait"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        found = entry(ResourceKind.PROCESS, "some-long-key", pid=parent.pid, start_ticks=ticks(parent))
-
-        twice(found)
-
-        assert processes.start_ticks(child) is None
-        assert parent.wait() == -signal.SIGKILL
-
-
-_FORKS = """
-import os, sys, time
-print(flush=True)
-for _ in range(1000):
-    if os.fork() == 0:
-        time.sleep(60)
-        os._exit(0)
-    time.sleep(0.001)
-time.sleep(60)
-"""
-
-
-def test_what_a_process_starts_while_it_is_killed_dies_with_it(tmp_path: Path) -> None:
-    word = str(tmp_path / "family")
-    argv = [sys.executable, "-I", "-S", "-c", _FORKS, word]
-    for _ in range(3):
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as parent:
-            assert parent.stdout is not None
-            parent.stdout.readline()
-
-            release(entry(ResourceKind.PROCESS, "some-long-key", pid=parent.pid, start_ticks=ticks(parent)))
-
-            left = processes.find_by_argument(word)
-            for each in left:
-                processes.kill(each, time.monotonic() + 30)
-        assert left == ()
-
-
-def test_a_successor_of_the_pid_is_left_alone(sleeper: "subprocess.Popen[bytes]") -> None:
-    twice(entry(ResourceKind.PROCESS, "some-long-key", pid=sleeper.pid, start_ticks=ticks(sleeper) - 1))
-
-    assert sleeper.poll() is None
-
-
-def test_a_process_whose_pid_was_never_written_down_is_found_by_its_command_line(
-    sleeper: "subprocess.Popen[bytes]", tmp_path: Path
-) -> None:
-    twice(entry(ResourceKind.PROCESS, tmp_path / "key"))
-
-    assert sleeper.wait() == -signal.SIGKILL
-
-
-def test_a_process_that_has_the_word_but_is_another_program_is_left_alone(
-    sleeper: "subprocess.Popen[bytes]", tmp_path: Path
-) -> None:
-    """Whoever looks for a VM by its UUID has the UUID in its own command line."""
-    release(entry(ResourceKind.PROCESS, tmp_path / "key", program="/usr/bin/qemu-system-x86_64"))
-    assert sleeper.poll() is None
-
-    twice(entry(ResourceKind.PROCESS, tmp_path / "key", program=sys.executable))
-    assert sleeper.wait() == -signal.SIGKILL
-
-
-def test_a_program_that_is_a_script_is_known_by_the_script(tmp_path: Path) -> None:
-    script = tmp_path / "wrapper"
-    script.write_text("#!/bin/sh\necho up\nread line\n")
-    script.chmod(0o755)
-    with subprocess.Popen([script, "the-long-key"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-
-        twice(entry(ResourceKind.PROCESS, "the-long-key", program=str(script)))
-
-        assert process.wait() == -signal.SIGKILL
-
-
-def test_a_search_does_not_hit_others_nor_ourselves(sleeper: "subprocess.Popen[bytes]", tmp_path: Path) -> None:
-    release(entry(ResourceKind.PROCESS, tmp_path / "other-key"))
-    release(entry(ResourceKind.PROCESS, sys.orig_argv[-1] + "-no-such-word"))
-
-    assert sleeper.poll() is None
-
-
-@pytest.mark.parametrize("key", ["", "a", "qemu"])
-def test_a_search_for_a_word_that_anybody_may_have_is_refused(key: str) -> None:
-    with pytest.raises(InvalidArgument, match="too short"):
-        release(entry(ResourceKind.PROCESS, key))
-
-
-def test_a_zombie_counts_as_gone(sleeper: "subprocess.Popen[bytes]") -> None:
-    found = processes.ProcessRef(sleeper.pid, ticks(sleeper))
-    sleeper.kill()
-    os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-
-    assert not processes.is_alive(found)
-    processes.kill(found, time.monotonic())
-
-
-def test_waiting_for_a_process_ends_at_the_deadline(sleeper: "subprocess.Popen[bytes]") -> None:
-    fd = os.pidfd_open(sleeper.pid)
-    try:
-        with pytest.raises(DeadlineExceeded, match=str(sleeper.pid)):
-            processes.wait_gone(fd, sleeper.pid, time.monotonic() + 0.05)
-    finally:
-        os.close(fd)
 
 
 # ---- cgroups

@@ -13,7 +13,7 @@ import pytest
 from pyshim.host.processes.children import Children
 from pyshim.host.streams.log_programs import LogProgramTimes
 from pyshim.host.streams.opening import Streams, open_streams
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument, ShimError
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import Stdio
 
 TIMEOUT_S = 20
@@ -391,115 +391,6 @@ def test_a_name_that_cannot_be_opened_is_an_invalid_argument_and_leaves_nothing_
             await opened(**{"stdin": fifo, "stdout": fifo, "stderr": fifo, **names})
 
     run(body)
-
-
-PROGRAM = """\
-#!/bin/sh
-{{
-echo "args $*"
-env | grep ^CONTAINER | sort
-}} > {log}
-{ready}
-cat <&3 >> {log}
-cat <&4 >> {log}
-{end}
-"""
-
-
-def log_program(tmp_path: Path, *, ready: str = "exec 5>&-", end: str = "") -> tuple[Path, Path]:
-    log, program = tmp_path / "program.log", tmp_path / "program"
-    program.write_text(PROGRAM.format(log=log, ready=ready, end=end))
-    program.chmod(0o755)
-    return program, log
-
-
-def test_a_log_program_gets_arguments_environment_and_both_streams(tmp_path: Path) -> None:
-    program, log = log_program(tmp_path)
-
-    async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}?a=1&b=2&a=3&c=", stderr="ignored")
-        assert streams.stdout is not None
-        assert streams.stderr is not None
-        await streams.stdout.write(b"out\n")
-        await streams.stderr.write(b"err\n")
-
-        await streams.close()
-        await streams.close()
-
-    run(body)
-    assert log.read_text() == "args a 1 b 2 c \nCONTAINER_ID=exec1\nCONTAINER_NAMESPACE=ns1\nout\nerr\n"
-
-
-def test_a_log_program_may_say_ready_with_a_byte(tmp_path: Path) -> None:
-    program, log = log_program(tmp_path, ready="printf r >&5")
-
-    async def body() -> None:
-        streams = await opened(stdout=f"binary-v2://{program}", terminal=True)
-        assert streams.stdout is not None
-        assert streams.stderr is None
-        await streams.stdout.write(b"out\n")
-
-        await streams.close()
-
-    run(body)
-    assert log.read_text().endswith("out\n")
-
-
-def test_a_version_2_log_program_that_only_closes_its_ready_pipe_has_failed(tmp_path: Path) -> None:
-    program, _ = log_program(tmp_path, ready="echo 'bad option' >&2; exit 3")
-
-    async def body() -> None:
-        with pytest.raises(FailedPrecondition, match=r"exited with status 3.*bad option"):
-            await opened(stdout=f"binary-v2://{program}")
-
-    run(body)
-
-
-def test_a_log_program_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    async def body() -> None:
-        with pytest.raises(ShimError, match=r"nowhere/prog.*ENOENT"):
-            await opened(stdout="binary:///nowhere/prog")
-
-    run(body)
-
-
-def test_a_log_program_that_never_gets_ready_is_killed(tmp_path: Path) -> None:
-    program, _ = log_program(tmp_path, ready="echo $$ >> $0.pid; exec sleep 1000")
-
-    async def body() -> None:
-        with pytest.raises(DeadlineExceeded, match=str(program)):
-            await opened(stdout=f"binary://{program}", log_program_times=SHORT)
-
-    run(body)
-    pid = int((tmp_path / "program.pid").read_text())
-    assert not os.path.exists(f"/proc/{pid}")
-
-
-def test_output_of_a_log_program_that_died_is_dropped(tmp_path: Path) -> None:
-    program, _ = log_program(tmp_path, ready="exit 0")
-
-    async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT)
-        assert streams.stdout is not None
-
-        await streams.stdout.write(bytes(4 << 20))
-
-        await streams.close()
-
-    run(body)
-
-
-def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
-    program, _ = log_program(tmp_path, end="echo $$ > $0.pid; kill -STOP $$")
-
-    async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT)
-
-        await streams.close()
-
-    run(body)
-    pid = int((tmp_path / "program.pid").read_text())
-    assert not os.path.exists(f"/proc/{pid}")
 
 
 def test_a_stdin_that_blocks_for_ever_does_not_hold_up_the_exit(tmp_path: Path) -> None:
