@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from protos.cri import v1_pb2 as pb
 
 from .framework.cri import Container, Cri, Pod, Security
+from .framework.spdy import EXEC, SpdyConnection
 from .framework.waiting import eventually
 from .framework.websocket import STDERR, STDIN, STDOUT, Streams
 
@@ -99,6 +101,40 @@ def test_exec_streams_input_output_and_exit_code(pod: Pod) -> None:
     assert channels == {STDOUT: b"got hello\n", STDERR: b"bad\n"}
     assert outcome["status"] == "Failure"
     assert outcome["details"]["causes"] == [{"reason": "ExitCode", "message": "5"}]
+
+
+def test_exec_streams_the_kubelets_way(pod: Pod) -> None:
+    """Over SPDY, as `kubectl exec` comes through the kubelet."""
+    container = pod.start()
+    script = "cat; echo bad >&2; exit 5"
+    url = pod.cri.call(
+        "Exec", container_id=container.id, cmd=["sh", "-c", script], stdin=True, stdout=True, stderr=True
+    ).url
+
+    with SpdyConnection(url, EXEC) as spdy:
+        error, stdin, stdout, stderr = (
+            spdy.open({"streamtype": name}) for name in ("error", "stdin", "stdout", "stderr")
+        )
+        spdy.send(stdin, b"h" * 100_000, end=True)
+
+        assert spdy.read_to_end(stdout) == b"h" * 100_000
+        assert spdy.read_to_end(stderr) == b"bad\n"
+        outcome = json.loads(spdy.read_to_end(error))
+
+    assert outcome["details"]["causes"] == [{"reason": "ExitCode", "message": "5"}]
+
+
+def test_attach_the_kubelets_way(pod: Pod) -> None:
+    container = pod.start("sh", "-c", "read line; echo got $line; sleep 100000", stdin=True)
+    url = pod.cri.call("Attach", container_id=container.id, stdin=True, stdout=True).url
+
+    with SpdyConnection(url, EXEC) as spdy:
+        _, stdin, stdout = (spdy.open({"streamtype": name}) for name in ("error", "stdin", "stdout"))
+        spdy.send(stdin, b"it\n")
+
+        assert spdy.read(stdout, 7) == b"got it\n"
+
+    assert container.is_running
 
 
 def test_exec_on_a_terminal_has_the_clients_size(pod: Pod) -> None:

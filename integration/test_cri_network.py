@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from .framework.cri import Container, Cri, Pod
-from .framework.cri_session import GATEWAY, GATEWAY6, MTU
+from .framework.cri_session import GATEWAY, GATEWAY6, MTU, NEIGHBOURS
 from .framework.pod_python import ECHO, run_python, start_python
 from .framework.port_forward import forward
+from .framework.spdy import PORT_FORWARD, SpdyConnection
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -64,6 +65,26 @@ def test_a_forwarded_port_is_answered_by_who_listens_in_the_pod(
         connection.send(b"hello")
 
         assert connection.read(5) == b"hello"
+
+
+def test_a_port_is_forwarded_the_kubelets_way(shared_pod: Pod, server: Container) -> None:
+    """SPDY streams to containerd's streaming server, two connections over one."""
+    port = _LOOPBACKS["127.0.0.1"]
+    url = shared_pod.cri.call("PortForward", pod_sandbox_id=shared_pod.id, port=[port]).url
+    with SpdyConnection(url, PORT_FORWARD) as spdy:
+        forwarded = []
+        for number in range(2):
+            asked = {"port": str(port), "requestid": str(number)}
+            error = spdy.open({"streamtype": "error", **asked})
+            spdy.send(error, b"", end=True)
+            forwarded.append((error, spdy.open({"streamtype": "data", **asked})))
+        for number, (_, data) in enumerate(forwarded):
+            spdy.send(data, f"{number}".encode() * 50_000)
+        for number, (_, data) in enumerate(forwarded):
+            assert spdy.read(data, 50_000) == f"{number}".encode() * 50_000
+            spdy.send(data, b"", end=True)
+        for number, (_, data) in enumerate(forwarded):
+            assert spdy.read_to_end(data) == f"{number}".encode() * 50_000
 
 
 def test_many_forwarded_connections_carry_much_at_once_and_end_with_their_listeners(
@@ -216,6 +237,13 @@ def test_the_guests_addresses_routes_and_link_are_what_cni_gave(shared_pod: Pod,
     assert inside == outside["addresses"]
     assert {_route_words(line) for line in routes.splitlines()} - {("multicast", "", "eth0")} >= outside["routes"]
     assert server.sh("ls /sys/class/net").split() == ["eth0", "lo"]
+
+
+def test_the_guests_permanent_neighbours_are_what_cni_gave(shared_pod: Pod, server: Container) -> None:
+    shown = server.sh("ip neigh show nud permanent").splitlines()
+
+    entries = {words[0]: words[words.index("lladdr") + 1] for words in (line.split() for line in shown)}
+    assert entries == NEIGHBOURS
 
 
 def _route_words(line: str) -> tuple[str, str, str]:

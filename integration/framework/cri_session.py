@@ -22,12 +22,13 @@ GROUND = Path("/run/pyshim-integration/cri")
 STATE = Path("/run/containerd-cri")
 PAUSE_IMAGE = "docker.io/local/pause:test"
 BRIDGE = "cnipyshim"
-REMOTE_HANDLER = "pykata-remote"
-REMOTE_CONFIG = GROUND / "remote" / "configuration.toml"
-"""Written by the tests that use the handler."""
 SUBNET, SUBNET6 = "10.233.7.0/24", "fd00:233:7::/64"
 GATEWAY, GATEWAY6 = "10.233.7.1", "fd00:233:7::1"
 MTU = 1400
+NEIGHBOURS = {"10.233.7.250": "02:00:5e:00:07:fa", "fd00:233:7::fa": "02:00:5e:00:07:fb"}
+"""Permanent entries that every pod's namespace gets from CNI."""
+_PLUGINS = Path("/usr/lib/cni")
+_NEIGHBOURS_PLUGIN = Path(__file__).with_name("cni_neighbours.py")
 _DROP_IN = PROJECT / "configs" / "containerd" / "containerd-1.x-pykata.toml"
 # libcni keeps results there whatever its configuration says: made private for the session.
 _VAR_LIB = Path("/var/lib")
@@ -57,7 +58,8 @@ def _network() -> str:
                         "ranges": [[{"subnet": SUBNET}], [{"subnet": SUBNET6}]],
                         "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
                     },
-                }
+                },
+                {"type": _NEIGHBOURS_PLUGIN.name, "neighbours": NEIGHBOURS},
             ],
         }
     )
@@ -72,14 +74,10 @@ def _cri_config() -> str:
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{PAUSE_IMAGE}"
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "/usr/lib/cni"
+    bin_dir = "{GROUND}/cni/bin"
     conf_dir = "{GROUND}/cni/net.d"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     default_runtime_name = "pykata"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{REMOTE_HANDLER}]
-      runtime_type = "io.containerd.pykata.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{REMOTE_HANDLER}.options]
-        ConfigPath = "{REMOTE_CONFIG}"
 """
 
 
@@ -88,6 +86,9 @@ def _cni() -> Iterator[None]:
     """The network's configuration and its bridge, which the plugin would make with the first pod and keep."""
     (GROUND / "cni" / "net.d").mkdir(parents=True)
     (GROUND / "cni" / "net.d" / "10-pods.conflist").write_text(_network())
+    (GROUND / "cni" / "bin").mkdir()
+    for plugin in (*_PLUGINS.iterdir(), _NEIGHBOURS_PLUGIN):
+        (GROUND / "cni" / "bin" / plugin.name).symlink_to(plugin)
     # The plugins' paths are fixed. An overlay shows them here only: a directory made on the host's own disk, and
     # removed from it at the end, would take a second test run's mount on it along.
     layers = GROUND / "cni" / "state"
