@@ -19,6 +19,11 @@ CASES = [
         ContainerKind.POD_CONTAINER,
         "pod",
     ),
+    (
+        {"io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.cri-o.SandboxID": "me"},
+        ContainerKind.POD_SANDBOX,
+        "me",
+    ),
     ({"io.kubernetes.docker.type": "podsandbox"}, ContainerKind.POD_SANDBOX, "me"),
 ]
 
@@ -35,6 +40,8 @@ def test_annotations_place_a_container(annotations: dict[str, str], kind: Contai
     [
         ({"io.kubernetes.cri.container-type": "vm"}, "container-type"),
         ({"io.kubernetes.cri.container-type": "container"}, "sandbox-id"),
+        ({"io.kubernetes.cri-o.ContainerType": "container"}, "SandboxID"),
+        ({"io.kubernetes.cri-o.ContainerType": "pod"}, "ContainerType"),
         (
             {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "../../etc"},
             "sandbox-id",
