@@ -78,13 +78,20 @@ class DirectShim:
 
     def connect(self) -> Client:
         """A new connection, closed when the shim is."""
-        sock = socket.socket(socket.AF_UNIX)
-        # runc's shim answers with an absolute path; the shim under test may as well.
-        sock.connect(self.socket_path)
-        sock.setblocking(False)
-        client = self._runner.run(Client.connect_socket(sock))
+        client = self._runner.run(Client.connect_socket(self._connected()))
         self._clients.append(client)
         return client
+
+    def _connected(self) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            # runc's shim answers with an absolute path; the shim under test may as well.
+            sock.connect(self.socket_path)
+        except OSError:
+            sock.close()
+            raise
+        sock.setblocking(False)
+        return sock
 
     def call(self, method: str, reply: type[Message] | None = None, within_s: float = _LIMIT_S, **fields: Any) -> Any:
         """The reply to `method` for this container. `fields` are the request's; `id` is filled in."""
@@ -94,10 +101,7 @@ class DirectShim:
         self, method: str, reply: type[Message] | None = None, within_s: float = _LIMIT_S, **fields: Any
     ) -> Any:
         if not self._clients:
-            sock = socket.socket(socket.AF_UNIX)
-            sock.connect(self.socket_path)
-            sock.setblocking(False)
-            self._clients.append(await Client.connect_socket(sock))
+            self._clients.append(await Client.connect_socket(self._connected()))
         request = _request_type(method)(id=fields.pop("id", self.container), **fields)
         answer = await self._clients[0].call(SERVICE, method, request.SerializeToString(), timeout_s=within_s)
         return reply.FromString(answer) if reply else answer

@@ -22,7 +22,11 @@ from .networks import PodNetwork, pod_network
 from .runtime import Runtime
 from .waiting import eventually
 
-_KINDS = {"sandbox": "io.kubernetes.cri.container-type", "of": "io.kubernetes.cri.sandbox-id"}
+_KINDS = {
+    "containerd": ("io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id"),
+    "cri-o": ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.SandboxID"),
+}
+"""The annotations that say what a container is and whose, by who writes them."""
 _OURS = ("/run/vc", "/run/kata-containers", "/run/pyshim")
 _EXIT_S = 20.0
 _EXEC = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
@@ -58,19 +62,27 @@ class FaultyPod:
         self._call("Create", self.name, bundle=str(self.shim.bundle))
         self._call("Start", self.name)
 
+    def start_app(self) -> None:
+        """The app container runs. Raises TtrpcError."""
+        self._call("Create", self.app, bundle=str(self.app_shim.bundle))
+        self._call("Start", self.app)
+
+    def end_app(self) -> None:
+        """It is deleted. Raises TtrpcError."""
+        self._call("Kill", self.app, signal=9, all=True)
+        self._call("Wait", self.app)
+        self._call("Delete", self.app)
+
     def one_round(self, *, upto: str = "Delete") -> None:
         """The app container runs, and an exec in it; both end. Raises TtrpcError."""
         process = AnyMessage(type_url=_PROCESS_TYPE, value=json.dumps(_EXEC).encode())
-        self._call("Create", self.app, bundle=str(self.app_shim.bundle))
-        self._call("Start", self.app)
+        self.start_app()
         self._call("Exec", self.app, exec_id="e1", spec=process)
         self._call("Start", self.app, exec_id="e1")
         self._call("Wait", self.app, exec_id="e1")
         self._call("Delete", self.app, exec_id="e1")
         if upto == "Delete":
-            self._call("Kill", self.app, signal=9, all=True)
-            self._call("Wait", self.app)
-            self._call("Delete", self.app)
+            self.end_app()
 
     def end(self) -> None:
         """What containerd asks the shim at the end of a pod, whatever has become of it."""
@@ -143,6 +155,7 @@ def faulty_pod(
     subnet: int,
     faults: str = "",
     command: list[str] | None = None,
+    written_by: str = "containerd",
 ) -> Iterator[FaultyPod]:
     """A pod called `name` whose shim will meet `faults`; its app runs `command`, which may crash the guest's kernel.
 
@@ -153,7 +166,7 @@ def faulty_pod(
         specs = {}
         for container, kind, args in ((name, "sandbox", None), (app, "container", command)):
             spec = oci.spec(*(args or ["sleep", "1000"]), name=container, rootfs=rootfs)
-            spec["annotations"] = {_KINDS["sandbox"]: kind, _KINDS["of"]: name}
+            spec["annotations"] = dict(zip(_KINDS[written_by], (kind, name), strict=True))
             for namespace in spec["linux"]["namespaces"]:
                 if namespace["type"] == "network":
                     namespace["path"] = str(network.namespace)
