@@ -77,7 +77,7 @@ def test_an_unknown_key_is_an_error_only_when_strict(file: Path, words: list[str
 
 def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(
-        "[hypervisor.qemu]\ndefault_vcpus = 1\nenable_iommu = true\nrootless = true\ndisable_guest_selinux = true\n"
+        "[hypervisor.qemu]\ndefault_vcpus = 1\nenable_iommu_platform = true\nrootless = true\ndisable_guest_selinux = true\n"
         "kernel = '/no/such/kernel'\n"
     )
 
@@ -85,7 +85,7 @@ def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.Cap
 
     lines = capsys.readouterr().out.splitlines()
     assert f"{file}:2: fine: hypervisor.qemu.default_vcpus: honoured" in lines
-    assert f"{file}:3: note: hypervisor.qemu.enable_iommu: no effect: not implemented yet" in lines
+    assert f"{file}:3: note: hypervisor.qemu.enable_iommu_platform: no effect: not implemented yet" in lines
     only = "not implemented yet: only this value is accepted"
     assert f"{file}:4: note: hypervisor.qemu.rootless: not implemented yet: no sandbox starts with this value" in lines
     assert f"{file}:5: note: hypervisor.qemu.disable_guest_selinux: {only}" in lines
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_read_is_one_line_on_stderr(
 def test_show_names_the_origin_of_each_value(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(
         '[hypervisor.qemu]\nenable_annotations = ["default_vcpus"]\ndefault_memory = 512\nmemory_slots = 2\n'
-        "enable_iommu = true\n"
+        "enable_iommu_platform = true\n"
     )
     (file.parent / "config.d").mkdir()
     drop_in = file.parent / "config.d/10.toml"
@@ -138,7 +138,7 @@ def test_show_names_the_origin_of_each_value(file: Path, capsys: pytest.CaptureF
     assert f"default_memory = 512  # {file}:3" in lines
     assert f"memory_slots = 3  # {drop_in}:2" in lines
     assert "default_maxvcpus = 0  # default" in lines
-    assert f"enable_iommu = true  # {file}:5; no effect: not implemented yet" in lines
+    assert f"enable_iommu_platform = true  # {file}:5; no effect: not implemented yet" in lines
     assert not any(line.startswith("enable_numa") for line in lines)
 
 
