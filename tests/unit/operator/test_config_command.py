@@ -77,7 +77,8 @@ def test_an_unknown_key_is_an_error_only_when_strict(file: Path, words: list[str
 
 def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(
-        "[hypervisor.qemu]\ndefault_vcpus = 1\nenable_iommu_platform = true\nrootless = true\ndisable_guest_selinux = true\n"
+        "[hypervisor.qemu]\ndefault_vcpus = 1\nenable_iommu_platform = true\nrootless = true\n"
+        "disable_guest_selinux = true\n"
         "kernel = '/no/such/kernel'\n"
     )
 
