@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pyshim.bootstrap.conventions import Places, conventional_ledger, named_vmms
 from pyshim.bootstrap.dead_socket import remove_dead_socket
 from pyshim.bootstrap.leftovers import locked
+from pyshim.bootstrap.remote_vms import remote_vms
 from pyshim.host.processes import identity as processes
 from pyshim.host.release import TIMEOUT_S, release_all
 from pyshim.model.errors import NotFound, ShimError
@@ -102,10 +103,14 @@ def clean(
     """The judgement, made again under the state's lock; of an orphan, what could not be undone, and why."""
     errors: list[str] = []
     deadline = time.monotonic() + ONE_SANDBOX_S
-    with locked(store.directory(sandbox_id), deadline):
+    with locked(store.directory(sandbox_id), deadline) as lock:
         found = judged(store, sandbox_id, places)
         if not isinstance(found, Orphan):
             return found, (), errors
+        if found.state is not None and not lock.is_held and (remote := remote_vms(found.ledger)):
+            # StopVM is under way for minutes; a second one meets a service in the middle of the first.
+            reason = f"another process cleans it, and ends remote vm '{remote[0].key}'"
+            return Spared(sandbox_id, reason, is_served=False), (), errors
         held = release_all(found.ledger, deadline=deadline, one_timeout_s=TIMEOUT_S, errors=errors, patient=True)
         if not held:
             _forget(store, found, errors)

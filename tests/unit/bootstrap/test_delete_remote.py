@@ -20,7 +20,7 @@ from pyshim.model.errors import NotFound
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import RemoteVmState, remote_vm_entry
-from pyshim.operator import cleanup
+from pyshim.operator import cleanup, orphans
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.fakes.remote_service import FakeRemoteService, when
@@ -152,6 +152,24 @@ def test_a_second_delete_leaves_the_end_to_the_one_that_began_it(node: Node) -> 
 
     assert code == 0
     assert finished(first)[0] == 0
+    assert node.service.methods() == ["StopVM"]
+    allowed.set()
+    until(node.is_forgotten)
+
+
+def test_cleanup_leaves_the_end_to_the_process_that_began_it(
+    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its timer may come by many times while a service deletes one VM."""
+    monkeypatch.setattr(orphans, "ONE_SANDBOX_S", 1.0)
+    allowed = threading.Event()
+    node.service.behave["StopVM"] = when(allowed)
+    node.save()
+    assert finished(node.delete())[0] == 0
+
+    assert node.cleanup() == cleanup.IN_USE
+
+    assert f"sandbox '{SANDBOX}': left alone: another process" in capsys.readouterr().out
     assert node.service.methods() == ["StopVM"]
     allowed.set()
     until(node.is_forgotten)
