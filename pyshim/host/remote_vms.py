@@ -90,8 +90,9 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> ResponseRecei
     core = ClientConnection()
     stream_id, frame = core.send_request(SERVICE, "StopVM", _stop_request(vm_id))
     sock.sendall(frame)
-    while True:
-        sock.settimeout(max(deadline - time.monotonic(), 0.001))
+    # What comes instead of the answer may come without end, and then no single wait is long.
+    while (left_s := deadline - time.monotonic()) > 0:
+        sock.settimeout(left_s)
         with suppress(InterruptedError):
             data = sock.recv(1 << 16)
             if not data:
@@ -99,6 +100,7 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> ResponseRecei
             for event in core.receive_data(data):
                 if event.stream_id == stream_id and isinstance(event, ResponseReceived | StreamFailed):
                     return event
+    raise TimeoutError
 
 
 def _stop_request(vm_id: str) -> bytes:

@@ -31,7 +31,7 @@ class RemoteVmState(StrEnum):
     ASKED = "asked"
     """CreateVM was about to be sent, or has been. Until its deadline has passed, "no such VM" proves nothing."""
     KNOWN = "known"
-    """CreateVM has ended, in whatever way: "no such VM" means that it is gone."""
+    """CreateVM has ended, and what it did is done: "no such VM" means that it is gone."""
     STOPPED = "stopped"
     """StopVM has been answered: nothing is left to be done."""
 
@@ -45,7 +45,7 @@ def remote_vm_entry(
     asked_until_s: int,
     stop_timeout_s: int,
 ) -> LedgerEntry:
-    """`asked_until_s` is the time (of the epoch) at which CreateVM has surely ended."""
+    """`asked_until_s` is the time (of the epoch) after which CreateVM makes no VM any more."""
     detail: dict[str, str | int] = {
         "socket": socket_path,
         "state": state.value,
@@ -60,7 +60,7 @@ def is_unknown_vm(vm_id: str, code: int, message: str) -> bool:
     """A reply's status says that the service knows no such VM.
 
     Cloud adaptors have no code for it: `sandbox ID does not exist`. What else may be missing (an instance's disk, a
-    host's name) must not be taken for it, so the words have to follow the id.
+    host's name) must not be taken for it, so the words have to follow the id, and the id must be a whole one.
     """
-    told = rf"{re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
+    told = rf"(?<![\w.-]){re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
     return code == NOT_FOUND or (code == UNKNOWN and re.search(told, message) is not None)

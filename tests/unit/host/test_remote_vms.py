@@ -1,5 +1,6 @@
 """The end of a remote VM by whoever comes after its shim, against a service in threads."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_what_is_not_answered_stays_on_record(
         end(entry(service, stop_timeout_s=1))
 
 
+def test_a_service_that_says_no_end_of_other_things_is_not_heard_for_ever(service: FakeRemoteService) -> None:
+    def babble(call: Call) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                call._sock.sendall(b"\0" * (4 << 20))
+
+    service.behave["StopVM"] = babble
+
+    with pytest.raises(Unavailable, match="has not answered"):
+        end(entry(service, stop_timeout_s=1))
+
+
 def test_a_service_that_is_away_is_an_error_that_names_it(tmp_path: Path) -> None:
     absent = FakeRemoteService(str(tmp_path))
 
@@ -178,6 +191,8 @@ UNKNOWN = [
     (Code.UNKNOWN, "sandbox pod12 does not exist", False),
     (Code.UNKNOWN, "stop pod1: lookup api.cloud: no such host", False),
     (Code.UNKNOWN, "stop pod1: credentials not found", False),
+    (Code.UNKNOWN, "stopping VM: resource group rg-pod1 not found", False),
+    (Code.UNKNOWN, "volume web.pod1 does not exist", False),
     (Code.INTERNAL, "sandbox pod1 does not exist", False),
     (Code.UNAVAILABLE, "pod1 does not exist", False),
 ]
