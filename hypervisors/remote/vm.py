@@ -140,6 +140,7 @@ class RemoteVm:
         service = self._service()
         # Before anything is on record: a service that is not there has made nothing.
         version = await self._version(service)
+        self._live("create remote vm", Phase.NEW)  # a `stop` meanwhile found nothing to end, and will not come again
         self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
         self._note(RemoteVmState.ASKED)
         request = service.create_vm(
@@ -161,8 +162,10 @@ class RemoteVm:
             self._note(RemoteVmState.STOPPED)
             raise
         except ShimError as exc:
-            self._doubt_until = asyncio.get_running_loop().time() + self._doubt_after_s(exc)
-            self._note(RemoteVmState.KNOWN)
+            if doubt_s := self._doubt_after_s(exc):
+                self._doubt_until = asyncio.get_running_loop().time() + doubt_s
+                self._asked_until_s = math.ceil(self._clock_s() + doubt_s)
+            self._note(RemoteVmState.ASKED if doubt_s else RemoteVmState.KNOWN)
             raise
         self._note(RemoteVmState.KNOWN)
         return path
@@ -228,11 +231,9 @@ class RemoteVm:
                 await self._service().stop_vm(vm_id, remote.stop_timeout_s)
                 return
             except NotFound as exc:
-                if loop.time() < self._doubt_until:
-                    await asyncio.sleep(pause_s)
-                    continue
-                log.info("remote vm was gone already", extra={"sandbox": vm_id, "error": str(exc)})
-                return
+                if loop.time() >= self._doubt_until:
+                    log.info("remote vm was gone already", extra={"sandbox": vm_id, "error": str(exc)})
+                    return
             except (ServiceUnreachable, ReplyLost) as exc:
                 if loop.time() + pause_s > until:
                     raise

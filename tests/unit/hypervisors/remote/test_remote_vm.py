@@ -486,6 +486,52 @@ def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
     assert (service.vms, ledger.held) == ({}, {})
 
 
+def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
+    service: FakeRemoteService, ledger: FakeLedger
+) -> None:
+    """Who cleans up after a shim that dies now must not believe "no such VM" at once either."""
+
+    def gone(call: Call) -> None:
+        call.hang_up()
+        service.close()
+
+    service.behave["CreateVM"] = gone
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, reach_s=0, doubt_s=SHORT_S)
+        with pytest.raises(Unavailable, match="closed the connection"):
+            await vm.create(config(service))
+        detail = ledger.held[REMOTE, VM].detail
+        assert (detail["state"], detail["asked_until_s"]) == ("asked", 1001)
+        service.open()
+        await vm.stop()
+
+    run(scenario)
+
+    assert ledger.held == {}
+
+
+def test_a_stop_before_the_vm_is_asked_for_keeps_it_from_being_made(
+    service: FakeRemoteService, ledger: FakeLedger
+) -> None:
+    allowed = threading.Event()
+    service.behave["Version"] = when(allowed)
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger)
+        creating = asyncio.create_task(vm.create(config(service)))
+        await asyncio.to_thread(service.called, "Version")
+        await vm.stop()
+        allowed.set()
+        with pytest.raises(Unavailable, match="has ended"):
+            await creating
+
+    run(scenario)
+
+    assert service.methods() == ["Version"]
+    assert (service.vms, ledger.history) == ({}, [])
+
+
 REFUSED: dict[str, tuple[Callable[[RemoteVm], Awaitable[object]], type[ShimError]]] = {
     "pause": (lambda vm: vm.pause(), Unimplemented),
     "resume": (lambda vm: vm.resume(), Unimplemented),
