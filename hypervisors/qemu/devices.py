@@ -76,8 +76,12 @@ def is_image_pmem(config: VmConfig) -> bool:
 
 
 def machine(config: VmConfig, more: Mapping[str, str]) -> Words:
-    """`more` are properties beside those every VM has."""
-    fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), **more}
+    """`more` are properties beside those every VM has.
+
+    A guest's pages are never merged with equal ones of other processes, hot plugged memory included: whoever times a
+    write to a merged page learns what another pod has in its memory. QEMU's own default offers them to KSM.
+    """
+    fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), "mem-merge": False, **more}
     if is_image_pmem(config):
         fields["nvdimm"] = True
     text = option(config.machine_type, fields | {"memory-backend": RAM_ID})

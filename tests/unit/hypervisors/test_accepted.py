@@ -159,6 +159,26 @@ def test_nics_cold_and_hot_with_one_and_with_two_queues(tmp_path: Path) -> None:
     in_own_netns(body)
 
 
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/ksm"), reason="this kernel merges no pages")
+def test_a_guests_memory_at_boot_and_added_later_is_not_offered_for_merging(tmp_path: Path) -> None:
+    plain = runnable(CONFIGS["q35-initrd-only"], tmp_path)
+    memory = replace(plain.memory, boot_mib=256, max_mib=512, slots=2, backing=MemoryBacking.PRIVATE)
+
+    async def body() -> None:
+        vm = QemuVm(ledger=FakeLedger(release), children=Children())
+        await vm.create(replace(plain, memory=memory))
+        try:
+            assert await vm.resize_memory(384) == 384
+            smaps = await asyncio.to_thread(Path(f"/proc/{vm.pid}/smaps").read_text)
+            flags = [line.split()[1:] for line in smaps.splitlines() if line.startswith("VmFlags:")]
+            assert sum(f"{kib} kB" in line for line in smaps.splitlines() for kib in (256 << 10, 128 << 10)) >= 2
+            assert not [each for each in flags if "mg" in each]
+        finally:
+            await vm.stop()
+
+    asyncio.run(body())
+
+
 @pytest.mark.skipif(not os.path.exists("/sys/devices/system/node/node0"), reason="this kernel has no NUMA nodes")
 @pytest.mark.parametrize("backing", [MemoryBacking.PRIVATE, MemoryBacking.SHARED_MEMFD])
 def test_memory_at_boot_and_added_later_is_preferred_from_its_node(backing: MemoryBacking, tmp_path: Path) -> None:
