@@ -30,6 +30,7 @@ from pyshim.plan.pinning import Pinning, pinning
 from pyshim.plan.sandbox import SandboxPlan
 from pyshim.plan.sizing import SizingRecord
 from pyshim.plan.sizing.workload import cpu_set
+from pyshim.sandbox.tasks import to_the_end
 
 log = logging.getLogger("pyshim.sandbox.cgroups")
 
@@ -234,13 +235,7 @@ class SandboxCgroups:
         if not self._config.runtime.enable_vcpus_pinning:
             return
         had = self._pinning
-        with await asyncio.to_thread(self._records.pins) as elsewhere:
-            self._pinning = pinning(
-                vcpus=len(self._threads), base=self._record.vcpus.base, cpus=cpus, taken=elsewhere.taken
-            )
-            if self._pinning != had:
-                log.info("vCPU pinning", extra={"sandbox": self._sandbox_id, "reason": self._pinning.reason})
-                self._on_change()  # on disk before the next shim looks
+        await to_the_end(self._decide_pinning(cpus))  # who is cancelled between lock and release would keep the lock
         pairs = self._pinning.pairs
         if not pairs and not had.pairs:
             return
@@ -248,6 +243,16 @@ class SandboxCgroups:
         for vcpu, tid in enumerate(self._threads):
             if problem := await self._host.pin(tid, (pairs[vcpu],) if vcpu in pairs else anywhere):
                 self._note((f"vCPU {vcpu} is not where it is pinned to: {problem}",))
+
+    async def _decide_pinning(self, cpus: frozenset[int]) -> None:
+        had = self._pinning
+        with await asyncio.to_thread(self._records.pins) as elsewhere:
+            self._pinning = pinning(
+                vcpus=len(self._threads), base=self._record.vcpus.base, cpus=cpus, taken=elsewhere.taken
+            )
+            if self._pinning != had:
+                log.info("vCPU pinning", extra={"sandbox": self._sandbox_id, "reason": self._pinning.reason})
+                self._on_change()  # on disk before the next shim looks
 
     async def _all_cpus(self) -> frozenset[int]:
         return cpu_set(await self._host.allowed(self._group(Role.SANDBOX), "cpus"), "cpuset.cpus")

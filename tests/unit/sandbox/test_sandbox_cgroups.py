@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -297,6 +298,38 @@ async def test_vcpus_are_pinned_and_let_go_again() -> None:
 
     assert rig.host.pins == {71: (0, 1, 2, 3), 72: (0, 1, 2, 3)}
     assert rig.cgroups.saved()["Pinned"] == {}
+
+
+@scenario
+async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
+    """The lock is the node's: no other pod could be made."""
+    rig = Rig(enable_vcpus_pinning=True)
+    await rig.start()
+    asked, mine = threading.Event(), threading.Event()
+    held = []
+
+    class Lock(FakePins):
+        def __exit__(self, *error: object) -> None:
+            held.remove(self)
+
+    def pins() -> FakePins:
+        asked.set()
+        mine.wait()
+        held.append(Lock({}))
+        return held[0]
+
+    rig.pins = pins  # type: ignore[method-assign]
+    fitting = asyncio.create_task(rig.fit(_cpus("2")))
+    await asyncio.to_thread(asked.wait)
+    fitting.cancel()
+    await asyncio.sleep(0.05)
+    mine.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await fitting
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+    assert held == []
 
 
 @scenario
