@@ -191,23 +191,38 @@ class HostNetwork:
         ShimError when there could be no look at all.
         """
         before = {endpoint.id: endpoint for endpoint in self._endpoints}
-        async with self._namespace.session() as session:
+        known = self._endpoints
+
+        async def undo() -> None:
+            await self._forget_look(known)
+
+        async with self._namespace.session(undo) as session:
             if self._watch is not None:
                 self._watch.forget()
-            found = self._replan(
-                await _scan(session, self._namespace.path), self.model, self._endpoints, first=self._next_number
-            )
+            found = self._replan(await _scan(session, self._namespace.path), self.model, known, first=self._next_number)
             self._log_left_out(found)
             self._adopt(found)
             added = []
             for endpoint in found.endpoints:
-                known = before.pop(endpoint.id, None)
-                if known is None:
+                earlier = before.pop(endpoint.id, None)
+                if earlier is None:
                     added += await self._wired_or_dropped(session, endpoint)
-                elif known.link_name != endpoint.link_name:
+                elif earlier.link_name != endpoint.link_name:
                     self._renamed(endpoint)
         self.nics = (*(nic for nic in self.nics if nic.id not in before), *added)
         return tuple(added), tuple(before)
+
+    async def _forget_look(self, known: tuple["EndpointPlan", ...]) -> None:
+        """`known` endpoints are all there are again, so that the next look finds what this one has not brought to an
+        end. What cannot be undone stays in the ledger.
+        """
+        new = {endpoint.id for endpoint in self._endpoints} - {endpoint.id for endpoint in known}
+        self._endpoints = known
+        for nic_id in new:
+            try:
+                await self.drop(nic_id)
+            except ShimError as error:
+                log.warning("undo of a link failed", extra={"netns": self._namespace.path, "error": str(error)})
 
     async def _wired_or_dropped(self, session: NetworkSession, endpoint: "EndpointPlan") -> list["NicDevice"]:
         try:

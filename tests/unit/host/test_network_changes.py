@@ -162,6 +162,36 @@ def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_others_ar
     run(body)
 
 
+def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_all_of_it(wire: Wire) -> None:  # noqa: F811
+    wire.veth("eth0", 1)
+    looks: list[asyncio.Task[object]] = []
+
+    def give_up() -> None:
+        if len(looks) == 1:
+            looks[0].cancel()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        ledger = HookedLedger(at("eth1", give_up))
+        network = await connect(connector, wire.pod.path, ledger)
+        wire.veth("eth1", 2)
+        wire.pod.run("ip", "link", "delete", "eth0")
+        looks.append(asyncio.ensure_future(network.follow()))
+        await asyncio.wait(looks)
+        assert looks[0].cancelled()
+        assert {entry.key for entry in ledger.held.values()} == {"tap0_kata", "eth0"}
+
+        looks.clear()
+        (nic,), gone = await network.follow()
+
+        assert (nic.mac, gone) == (mac(2), ("network-0",))
+        with GuestStack(nic.tap_fds, mac(2), "10.2.0.2"):
+            wire.ping("10.2.0.2")
+        await network.disconnect()
+        assert ledger.held == {}
+
+    run(body)
+
+
 def everything_of(link: str, pod: Namespace) -> tuple[str, str, set[str]]:
     names = {item["ifname"] for item in pod.json("ip", "-j", "link")} - {"tap0_kata"}
     return pod.run("tc", "qdisc", "show", "dev", link), pod.run("ip", "-o", "-4", "address", "show", "dev", link), names
@@ -183,6 +213,7 @@ def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(wire: Wire) -
 
         assert everything_of("eth1", wire.pod) == before
         assert [item.name for item in network.interfaces] == ["eth0"]
+        assert await is_quiet(network)  # else what cannot be plugged would be tried again for ever
         (again,), _ = await network.follow()
         assert (again.id, again.mac) == ("network-2", mac(2))
         await network.disconnect()
@@ -237,6 +268,11 @@ def header(kind: int, body: bytes) -> bytes:
     return struct.pack("=IHHII", 16 + len(body), kind, 0, 0, 0) + body
 
 
+def link_message(name: str) -> bytes:
+    attributes = struct.pack("=HHI", 8, 38, 0), struct.pack("=HH", 5 + len(name), 3) + name.encode() + b"\0"
+    return header(17, bytes(16) + b"".join(attributes))
+
+
 def address_message(kind: int, scope: int) -> bytes:
     return header(kind, struct.pack("=BBBBi", 2, 24, 0, scope, 3))
 
@@ -253,6 +289,10 @@ def route_message(kind: int, *, table: int = 254, protocol: int = 4, route_type:
         (struct.pack("=IHHII", 3, 17, 0, 0, 0), False),  # a length no message has
         (header(16, bytes(16)), False),  # RTM_NEWLINK: nothing until it has an address
         (header(17, bytes(16)), True),  # RTM_DELLINK
+        (link_message("eth1"), True),
+        (link_message("tap1_kata"), False),  # ours, which goes when its link could not be connected
+        (link_message("tap1_kata2"), True),
+        (header(17, bytes(16) + b"\0\0\3\0"), True),  # an attribute of a length none has
         (address_message(20, 0), True),
         (address_message(21, 0), True),
         (address_message(20, 253), False),  # link-local: the guest's kernel makes its own
