@@ -28,6 +28,7 @@ class Pump:
         self._encrypted = b""
         self._plain = b""
         self._net_ended = False
+        self._tls_ended = False
         self._net_watched = False
 
     def run(self, connect: Callable[[], socket.socket]) -> None:
@@ -76,14 +77,16 @@ class Pump:
         plain_ended = False
         poll = select.poll()
         while True:
-            self._decrypt()
+            is_all = self._decrypt()
             self._plain = _sent(plain, self._plain)
             self._send()
-            if self._net_ended and not self._plain:
+            if self._tls_ended and not self._plain:
                 return
             if plain_ended:
                 self._say_goodbye()
                 return
+            if not is_all and len(self._plain) < _FULL_BYTES:
+                continue  # what is here already wakes no poll
             self._register(poll, plain)
             ready = dict(poll.poll())
             if ready.get(self._net.fileno(), 0) & ~select.POLLOUT:
@@ -114,19 +117,21 @@ class Pump:
             self._net_ended = True
             self._received.write_eof()
 
-    def _decrypt(self) -> None:
-        """What was received lies in `_plain`, up to its limit; the client's goodbye ends the net side."""
+    def _decrypt(self) -> bool:
+        """What was received lies in `_plain`: all of it, or as much as its limit lets. The client's goodbye, which comes
+        after its last byte, ends the net side."""
         while len(self._plain) < _FULL_BYTES:
             try:
                 data = self._tls.read(_PIECE_BYTES)
             except ssl.SSLWantReadError:
-                return
+                return True
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 data = b""
             if not data:
-                self._net_ended = True
-                return
+                self._tls_ended = self._net_ended = True
+                return True
             self._plain += data
+        return False
 
     def _send(self) -> None:
         self._encrypted += self._to_send.read()

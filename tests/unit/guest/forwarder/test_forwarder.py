@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from guest.forwarder import fork, material
+from guest.forwarder import fork, material, pump
 from guest.forwarder.pump import Pump
 from guest.forwarder.serve import server_context
 from integration.remote.certificates import Authority
@@ -99,6 +99,33 @@ def test_every_byte_arrives_in_both_directions_at_once(authority: Authority, con
 
     assert got["agent"] == BIG
     assert got["client"] == backwards
+
+
+def test_what_came_at_once_arrives_although_nothing_more_comes(
+    authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the pump decrypts in one go, to an agent that takes all of it at once: no event wakes it for the rest."""
+    monkeypatch.setattr(pump, "_FULL_BYTES", 1)
+    data = os.urandom(100_000)
+    with forwarded(context) as pair:
+        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client.sendall(data)
+
+        assert read_exactly(pair.agent, len(data)) == data
+        client.close()
+
+
+def test_what_came_at_once_arrives_before_the_clients_end(
+    authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "_FULL_BYTES", 1)
+    data = os.urandom(100_000)
+    with forwarded(context) as pair:
+        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client.sendall(data)
+        client.close()
+
+        assert read_exactly(pair.agent, len(data) + 1) == data
 
 
 def test_the_agents_end_reaches_the_client_after_its_last_bytes(authority: Authority, context: ssl.SSLContext) -> None:
