@@ -118,8 +118,10 @@ class Pump:
             self._received.write_eof()
 
     def _decrypt(self) -> bool:
-        """What was received lies in `_plain`: all of it, or as much as its limit lets. The client's goodbye, which comes
-        after its last byte, ends the net side."""
+        """What was received lies in `_plain`: all of it (True), or as much as its limit lets.
+
+        The client's goodbye, behind its last byte, ends the net side.
+        """
         while len(self._plain) < _FULL_BYTES:
             try:
                 data = self._tls.read(_PIECE_BYTES)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS = 64
 _AGENT_WITHIN_S = 150.0
 _AGAIN_S = 0.05
+_REST_S = 0.5
 
 
 def serve(words: Words) -> None:
@@ -53,18 +54,33 @@ def forward(listener: socket.socket, agent: str, context: ssl.SSLContext) -> Non
     """Every connection of `listener` is forwarded to the unix socket `agent`, each by a process of its own."""
     running: set[int] = set()
     while True:
-        connection, address = listener.accept()
+        try:
+            connection, address = listener.accept()
+        except OSError as error:
+            _rest("connection not accepted", error)
+            continue
         running -= {pid for pid in running if os.waitpid(pid, os.WNOHANG)[0]}
         if len(running) >= MAX_CONNECTIONS:
             log.warning("connection refused: too many", client=address[0])
             connection.close()
             continue
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            connection.close()
+            _rest("connection refused", error)
+            continue
         if pid == 0:
             listener.close()
             _one(connection, agent, context, address[0])
         running.add(pid)
         connection.close()
+
+
+def _rest(what: str, error: OSError) -> None:
+    """A guest that has no process, memory or file left may have one again soon."""
+    log.warning(what, error=error)
+    time.sleep(_REST_S)
 
 
 def _one(connection: socket.socket, agent: str, context: ssl.SSLContext, client: str) -> None:

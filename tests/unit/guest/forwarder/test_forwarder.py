@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import ssl
@@ -12,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from guest.forwarder import fork, material, pump
+from guest.forwarder import fork, material, pump, serve
 from guest.forwarder.pump import Pump
-from guest.forwarder.serve import server_context
 from integration.remote.certificates import Authority
 
 NAME = "podvm-test"
@@ -29,7 +29,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def context(authority: Authority) -> ssl.SSLContext:
     server = authority.server(NAME)
-    return server_context(material.Keys(server.certificate, server.key, authority.certificate))
+    return serve.server_context(material.Keys(server.certificate, server.key, authority.certificate))
 
 
 class Forwarded:
@@ -104,7 +104,7 @@ def test_every_byte_arrives_in_both_directions_at_once(authority: Authority, con
 def test_what_came_at_once_arrives_although_nothing_more_comes(
     authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than the pump decrypts in one go, to an agent that takes all of it at once: no event wakes it for the rest."""
+    """It is more than the pump decrypts in one go, and the agent takes that at once: no event wakes it for the rest."""
     monkeypatch.setattr(pump, "_FULL_BYTES", 1)
     data = os.urandom(100_000)
     with forwarded(context) as pair:
@@ -188,6 +188,42 @@ def test_bytes_that_are_no_tls_end_the_connection(context: ssl.SSLContext) -> No
 
         assert pair.asked == 0
         assert isinstance(pair.error, ssl.SSLError)
+
+
+class Over(Exception):
+    """Ends what otherwise goes on for ever."""
+
+
+def test_one_connection_that_cannot_be_served_is_not_the_end_of_all(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any process of a container can take the guest's last pid for a moment; nobody else can reach the agent."""
+    forks = iter([OSError(errno.EAGAIN, "no more processes"), Over()])
+    accepts = iter([OSError(errno.EMFILE, "too many files"), None, None])
+
+    def fork() -> int:
+        raise next(forks)
+
+    class Listener:
+        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+            if (error := next(accepts)) is not None:
+                raise error
+            ours, theirs = socket.socketpair()
+            clients.append(ours)
+            served.append(theirs)
+            return theirs, ("10.0.2.2", 1)
+
+    clients: list[socket.socket] = []
+    served: list[socket.socket] = []
+    monkeypatch.setattr(os, "fork", fork)
+    monkeypatch.setattr(serve, "_REST_S", 0.0)
+
+    with pytest.raises(Over):
+        serve.forward(Listener(), "/none", context)  # type: ignore[arg-type]
+
+    assert clients[0].recv(1) == b"", "refused, not left waiting"
+    for sock in (*clients, *served):
+        sock.close()
 
 
 @pytest.mark.parametrize(
