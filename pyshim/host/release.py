@@ -142,7 +142,7 @@ def _release_netns(entry: LedgerEntry, deadline: float) -> None:
 def _release_vfio(entry: LedgerEntry, _deadline: float) -> None:
     from pyshim.host.vfio import rebind
 
-    rebind(entry.key, str(entry.detail.get("driver", "")))
+    rebind(entry.key, str(entry.detail.get("driver", "")), str(entry.detail.get("override", "")))
 
 
 def _release_remote_vm(entry: LedgerEntry, deadline: float) -> None:

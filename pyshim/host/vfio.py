@@ -10,6 +10,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 DRIVER = "vfio-pci"
 _BRIDGES = ("0x0600", "0x0604")
 """Classes of what stays the host's though it is in a group: host bridges and PCI bridges."""
+_NETWORK = "0x02"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -100,6 +101,13 @@ def check_beside(address: str, *, sys: str = "/sys") -> None:
     _check_drivers(path, [each for each in others if not each.class_code.startswith(_BRIDGES)], sys)
 
 
+def check_network_function(address: str, *, sys: str = "/sys") -> None:
+    """Raises FailedPrecondition for a function that is no network card: its driver may have the host's disks on it."""
+    class_code = _facts(address, sys).class_code
+    if not class_code.startswith(_NETWORK):
+        raise FailedPrecondition(f"take PCI function {address}: it is no network card (class {class_code})")
+
+
 def driver_of(address: str, *, sys: str = "/sys") -> str:
     """The name of the function's driver; empty when it has none."""
     try:
@@ -141,34 +149,36 @@ def bind(address: str, *, sys: str = "/sys", write: Write = write_file) -> str:
     return former
 
 
-def rebind(address: str, driver: str, *, sys: str = "/sys", write: Write = write_file) -> None:
-    """The function has `driver` again, or none for an empty name, as before `bind`. Idempotent.
+def rebind(address: str, driver: str, override: str = "", *, sys: str = "/sys", write: Write = write_file) -> None:
+    """The function has `driver` and `override` again, or none for an empty name, as before `bind`. Idempotent.
 
     Taken from VFIO's driver only: whoever else has it by now was given it by somebody who knew. A function that has
-    left the machine needs nothing. Raises FailedPrecondition when it is left without the driver it had.
+    left the machine needs nothing. Raises FailedPrecondition when it is left to nobody, or to VFIO's driver.
     """
     folder = f"{sys}/bus/pci/devices/{address}"
     if not os.path.isdir(folder) or driver == DRIVER:
         return
-    now = driver_of(address, sys=sys)
     doing = f"bind {address} to {driver or 'no driver'!r}"
     try:
-        if _override(folder) == DRIVER:
-            write(f"{folder}/driver_override", "\n")  # which takes it away
+        if override_of(address, sys=sys) == DRIVER:
+            write(f"{folder}/driver_override", override or "\n")  # an empty line takes it away
+        # Only now: who is binding it still may have found VFIO's driver until here, and does not any more.
+        now = driver_of(address, sys=sys)
         if now == DRIVER:
             write(f"{folder}/driver/unbind", address)
         if driver and now in (DRIVER, ""):
             write(f"{sys}/bus/pci/drivers_probe", address)
     except OSError as error:
         raise FailedPrecondition(f"{doing}: {error.strerror}") from error
-    if driver and not driver_of(address, sys=sys):
-        raise FailedPrecondition(f"{doing}: no driver took it")
+    now = driver_of(address, sys=sys)
+    if driver and now in (DRIVER, ""):
+        raise FailedPrecondition(f"{doing}: {f'{now} has kept it' if now else 'no driver took it'}")
 
 
-def _override(folder: str) -> str:
-    """What the kernel is told to bind; empty for nothing."""
+def override_of(address: str, *, sys: str = "/sys") -> str:
+    """The driver that alone may take the function; empty when whichever knows it may."""
     try:
-        with open(f"{folder}/driver_override", encoding="ascii") as file:
+        with open(f"{sys}/bus/pci/devices/{address}/driver_override", encoding="ascii") as file:
             text = file.read(64).strip()
     except FileNotFoundError:  # it is leaving the machine
         return ""

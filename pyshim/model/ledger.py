@@ -23,7 +23,7 @@ class ResourceKind(StrEnum):
     QDISC = "qdisc"  # key: interface name whose root qdisc we added; detail: netns path, netns_inode
     NETNS = "netns"  # key: path of a namespace file we bound
     REMOTE_VM = "remote-vm"  # key: VM id; detail: socket of the remote hypervisor
-    VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver
+    VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver, former override if any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

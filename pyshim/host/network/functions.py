@@ -1,14 +1,18 @@
 """Network cards of the host that a VM is given whole: taken from their drivers for as long as the sandbox lives."""
 
+import asyncio
 import logging
 
 from hypervisors.base import VfioDevice
 from pyshim.host import vfio
 from pyshim.host.processes.own_thread import in_own_thread
-from pyshim.model.errors import ShimError
+from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger("pyshim.host.network")
+
+BINDING_WAIT_S = 8.0
+"""What an undo waits for a driver to let go of a card; shorter than what an undo has."""
 
 
 class NetworkFunctions:
@@ -23,6 +27,7 @@ class NetworkFunctions:
         self._sys = sys
         self._write = write
         self._bound: list[LedgerEntry] = []
+        self._binding: asyncio.Future[str] | None = None
 
     async def take(self, address: str) -> VfioDevice:
         """The function is VFIO's; if another driver had it, it goes back there in the end.
@@ -31,14 +36,8 @@ class NetworkFunctions:
         """
         if not self._iommufd:
             vfio.check_beside(address, sys=self._sys)
-        former = vfio.driver_of(address, sys=self._sys)
-        if "vfio" not in former:
-            entry = LedgerEntry(kind=ResourceKind.VFIO, key=address, detail={"driver": former})
-            self._ledger.acquire(entry)
-            self._bound.append(entry)
-            # A driver lets go of a card in its own time.
-            await in_own_thread(vfio.bind, address, sys=self._sys, write=self._write)
-            log.info("network function bound", extra={"function": address, "driver": former or "none"})
+        if "vfio" not in vfio.driver_of(address, sys=self._sys):
+            await self._bind(address)
         path = vfio.node_of(address, iommufd=self._iommufd, sys=self._sys)
         (function,) = (each for each in vfio.vfio_node(path, sys=self._sys).functions if each.address == address)
         return VfioDevice(
@@ -49,8 +48,27 @@ class NetworkFunctions:
             device_id=function.device,
         )
 
+    async def _bind(self, address: str) -> None:
+        vfio.check_network_function(address, sys=self._sys)
+        former = vfio.driver_of(address, sys=self._sys)
+        override = vfio.override_of(address, sys=self._sys)
+        detail = {"driver": former}
+        if override not in ("", vfio.DRIVER):
+            detail["override"] = override
+        entry = LedgerEntry(kind=ResourceKind.VFIO, key=address, detail=detail)
+        self._ledger.acquire(entry)
+        self._bound.append(entry)
+        # A driver lets go of a card in its own time, and the thread goes on when nobody waits for it any more.
+        self._binding = asyncio.ensure_future(in_own_thread(vfio.bind, address, sys=self._sys, write=self._write))
+        await asyncio.shield(self._binding)
+        log.info("network function bound", extra={"function": address, "driver": former or "none"})
+
     async def give_back(self) -> None:
-        """Each has the driver it had. Idempotent; raises the first ShimError after having tried everything."""
+        """Each has the driver it had. Idempotent; raises the first ShimError after having tried everything.
+
+        Raises FailedPrecondition, and nothing is touched, while one is still being bound.
+        """
+        await self._bound_or_failed()
         failure: ShimError | None = None
         for entry in reversed(tuple(self._bound)):
             try:
@@ -61,3 +79,13 @@ class NetworkFunctions:
                 self._bound.remove(entry)
         if failure is not None:
             raise failure
+
+    async def _bound_or_failed(self) -> None:
+        """No thread binds anything any more: it would undo the undo."""
+        if self._binding is None:
+            return
+        done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)
+        if not done:
+            raise FailedPrecondition(f"give back {self._bound[-1].key}: its driver has not let go of it yet")
+        self._binding.exception()  # whoever took the function was told, or has given up
+        self._binding = None

@@ -110,6 +110,30 @@ def test_an_undo_interrupted_anywhere_is_finished_by_the_next(steps: int, sysfs:
     assert sysfs.state(ADDRESS) == ("nvidia", "")
 
 
+def test_a_binding_that_goes_on_during_its_undo_does_not_win(sysfs: FakeSysfs) -> None:
+    """A shim may be killed in the middle of one, and `delete` look before its last write is through."""
+    sysfs.function(ADDRESS, driver="nvidia")
+    with suppress(Interrupted):
+        bind(ADDRESS, sys=str(sysfs.root), write=interrupted_after(2, sysfs.write))
+
+    def after_the_last_step_of_bind(path: str, text: str) -> None:
+        if path.endswith("driver_override"):
+            sysfs.write(f"{sysfs.root}/bus/pci/drivers_probe", ADDRESS)
+        sysfs.write(path, text)
+
+    rebind(ADDRESS, "nvidia", sys=str(sysfs.root), write=after_the_last_step_of_bind)
+
+    assert sysfs.state(ADDRESS) == ("nvidia", "")
+
+
+def test_a_function_that_vfios_driver_keeps_is_named(sysfs: FakeSysfs) -> None:
+    sysfs.function(ADDRESS, driver="nvidia")
+    bind(ADDRESS, sys=str(sysfs.root), write=sysfs.write)
+
+    with pytest.raises(FailedPrecondition, match=rf"bind {ADDRESS} to 'nvidia': vfio-pci has kept it"):
+        rebind(ADDRESS, "nvidia", sys=str(sysfs.root), write=lambda _path, _text: None)
+
+
 class Interrupted(Exception):
     pass
 

@@ -1,6 +1,7 @@
 """Network cards of the host handed to a VM: intent before the change, the driver back after, on a made-up sysfs."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -8,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from pyshim.host import vfio
+from pyshim.host.network import functions as functions_module
 from pyshim.host.network.direct import HostDirectNetwork
 from pyshim.host.network.functions import NetworkFunctions
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
@@ -28,7 +30,8 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
 def ledger_on(sysfs: FakeSysfs) -> FakeLedger:
     def undo(entry: LedgerEntry) -> None:
         assert entry.kind is ResourceKind.VFIO
-        vfio.rebind(entry.key, str(entry.detail["driver"]), sys=str(sysfs.root), write=sysfs.write)
+        was = str(entry.detail["driver"]), str(entry.detail.get("override", ""))
+        vfio.rebind(entry.key, *was, sys=str(sysfs.root), write=sysfs.write)
 
     return FakeLedger(undo)
 
@@ -137,6 +140,97 @@ def test_a_card_that_cannot_be_taken_is_named(
     run(body)
 
     assert ledger.history == []
+
+
+@pytest.mark.parametrize(("class_code", "driver"), [("0x010802", "nvme"), (BRIDGE, "pcieport"), ("0x030000", "")])
+def test_what_is_no_card_is_not_taken_from_its_driver(class_code: str, driver: str, sysfs: FakeSysfs) -> None:
+    """A slip in a file must not cost the host its disks."""
+    sysfs.function(CARD, class_code, driver=driver, group="12")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        with pytest.raises(FailedPrecondition, match=rf"take PCI function {CARD}: it is no network card"):
+            await functions_of(sysfs, ledger).take(CARD)
+
+    run(body)
+
+    assert ledger.history == []
+    assert sysfs.state(CARD) == (driver, "")
+
+
+def test_an_override_of_the_operator_is_there_again(sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
+    sysfs.give(CARD, "igb_uio")
+    ledger = ledger_on(sysfs)
+
+    async def body() -> None:
+        functions = functions_of(sysfs, ledger)
+        await functions.take(CARD)
+        assert sysfs.state(CARD) == ("vfio-pci", "vfio-pci")
+        await functions.give_back()
+
+    run(body)
+
+    assert sysfs.state(CARD) == ("igb_uio", "igb_uio")
+
+
+def test_a_create_given_up_while_a_card_is_bound_gives_it_back_once_it_is(sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
+    ledger = ledger_on(sysfs)
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow(path: str, text: str) -> None:
+        begun.set()
+        assert may_go_on.wait(60)
+        sysfs.write(path, text)
+
+    async def body() -> None:
+        functions = NetworkFunctions(ledger, iommufd=False, sys=str(sysfs.root), write=slow)
+        taking = asyncio.ensure_future(functions.take(CARD))
+        await asyncio.to_thread(begun.wait, 60)
+        taking.cancel()
+        await asyncio.wait([taking])
+        giving = asyncio.ensure_future(functions.give_back())
+        await asyncio.sleep(0.05)
+        assert ledger.held
+        may_go_on.set()
+        await giving
+
+    run(body)
+
+    assert sysfs.state(CARD) == ("mlx5_core", "")
+    assert ledger.held == {}
+
+
+def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
+    sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(functions_module, "BINDING_WAIT_S", 0.05)
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
+    ledger = ledger_on(sysfs)
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def stuck(path: str, text: str) -> None:
+        begun.set()
+        assert may_go_on.wait(60)
+        sysfs.write(path, text)
+
+    async def body() -> None:
+        functions = NetworkFunctions(ledger, iommufd=False, sys=str(sysfs.root), write=stuck)
+        taking = asyncio.ensure_future(functions.take(CARD))
+        await asyncio.to_thread(begun.wait, 60)
+        taking.cancel()
+        await asyncio.wait([taking])
+        with pytest.raises(FailedPrecondition, match=f"give back {CARD}: its driver has not let go of it yet"):
+            await functions.give_back()
+        assert [entry.key for entry in ledger.held.values()] == [CARD]
+        may_go_on.set()
+        monkeypatch.setattr(functions_module, "BINDING_WAIT_S", 60)
+        await functions.give_back()
+
+    run(body)
+
+    assert sysfs.state(CARD) == ("mlx5_core", "")
 
 
 def direct(*addresses: str) -> DirectNetwork:
