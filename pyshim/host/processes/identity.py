@@ -145,6 +145,8 @@ def kill_family(process: ProcessRef, deadline: float) -> None:
     for member in family:  # which grows on the way
         _stop(member, min(deadline, time.monotonic() + _STOP_WAIT_S))
         family += _children(member.pid)
+    for member in family:  # all, before any is waited for: none must stay stopped when the time is over
+        _send_kill(member)
     for member in family:
         kill(member, deadline)
 
@@ -194,6 +196,11 @@ def _opened(process: ProcessRef) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _send_kill(process: ProcessRef) -> None:
+    with contextlib.suppress(ProcessLookupError), _opened(process) as fd:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
 
 
 def kill(process: ProcessRef, deadline: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -70,6 +71,28 @@ def test_what_a_process_starts_while_it_is_killed_dies_with_it(tmp_path: Path) -
             for each in left:
                 processes.kill(each, time.monotonic() + 30)
         assert left == ()
+
+
+def test_what_an_unkillable_process_started_is_not_left_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In uninterruptible I/O, say: its end does not come in time, and its children's was never asked for."""
+
+    def in_vain(process: processes.ProcessRef, _deadline: float) -> None:
+        raise DeadlineExceeded(f"kill process {process.pid}: it did not end in time")
+
+    monkeypatch.setattr(processes, "kill", in_vain)
+    with subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        found = processes.ProcessRef(parent.pid, ticks(parent))
+        fd = os.pidfd_open(child)
+        try:
+            with pytest.raises(DeadlineExceeded, match=str(parent.pid)):
+                processes.kill_family(found, time.monotonic() + 30)
+
+            assert select.select([fd], [], [], 30)[0], "the child lives on, stopped"
+        finally:
+            os.close(fd)
+            os.kill(parent.pid, signal.SIGKILL)
 
 
 def test_a_successor_of_the_pid_is_left_alone(sleeper: subprocess.Popen[bytes]) -> None:
