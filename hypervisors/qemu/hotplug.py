@@ -27,7 +27,7 @@ from hypervisors.qemu import devices
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.disks import Disks
 from hypervisors.qemu.passthrough import PciDevices
-from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError
+from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError, QmpTimeout
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import (
     AlreadyExists,
@@ -226,6 +226,8 @@ class Hotplug:
         place = {"bus": devices.bridge_id(bridge), "addr": f"{slot:#x}"}
         try:
             await self._qmp.device_add(driver, qdev, {**fields, **place}, timeout_s)
+        except QmpTimeout:
+            raise  # QEMU may put it there yet: whoever got the slot next would never fit in
         except ShimError:
             self._slots.give_back(device_id)
             raise

@@ -46,10 +46,11 @@ def test_a_link_that_comes_is_news_is_wired_and_carries_frames(wire: Wire) -> No
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+    async def body(connector: HostNetworkConnector, children: Children) -> None:
         ledger = HookedLedger()
         network = await connect(connector, wire.pod.path, ledger)
         assert await is_quiet(network)  # our own wiring is no news
+        assert children.alive == ()  # watching takes no process
         wire.veth("eth1", 2)
         wire.pod.run("ip", "route", "add", "10.77.0.0/16", "via", "10.2.0.1")
         await news(network)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import DiskAio, DiskBus, DiskCache, GuestLocation, VhostUserBackend
+from hypervisors.base import DiskAio, DiskBus, DiskCache, GuestLocation, MemoryBacking, VhostUserBackend
 from hypervisors.qemu import block
 from hypervisors.qemu.disks import Disks, is_block_special
+from hypervisors.qemu.hotplug import Hotplug
 from hypervisors.qemu.qmp import QmpCommandFailed, QmpTimeout
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 from tests.fakes.disks import disk
+from tests.fakes.vm_config import vm_config
 from tests.grammar.check import Grammar, tables
 
 
@@ -275,3 +277,47 @@ def test_a_served_disk_that_cannot_be_plugged_leaves_nothing(
         asyncio.run(disks(monitor).plug(SERVED))
 
     assert monitor.said[-1] == last
+
+
+class Bridge(Monitor):
+    """A monitor that writes down the slots; a device may go on hanging there."""
+
+    def __init__(self, *refuse: str) -> None:
+        super().__init__(*refuse)
+        self.slots: list[object] = []
+
+    async def device_add(
+        self, driver: str, device_id: str, fields: Mapping[str, object], _timeout_s: float = 0
+    ) -> None:
+        self.slots.append(fields["addr"])
+        self._say("device_add", (driver, device_id))
+
+    async def qom_get(self, _path: str, name: str) -> object:
+        return 8 if name == "addr" else "/machine/pcie.0"
+
+
+@pytest.mark.parametrize(
+    ("error", "slots"),
+    [
+        (QmpTimeout("ask qemu 'device_add': no answer within 10 s"), ["0x1", "0x2"]),
+        (QmpCommandFailed("device_add", "GenericError", "no"), ["0x1", "0x1"]),
+    ],
+)
+def test_a_slot_is_free_again_only_when_qemu_has_said_no(error: Exception, slots: list[str], tmp_path: Path) -> None:
+    """A device whose plug was given up may be there later, and a slot takes one."""
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monitor = Bridge("device_add")
+    monitor.error = error
+
+    async def body() -> None:
+        config = vm_config()
+        shared = replace(config.memory, backing=MemoryBacking.SHARED_MEMFD)
+        plugged = Hotplug(replace(config, memory=shared, bridges=1), monitor)  # type: ignore[arg-type]
+        with pytest.raises((DeadlineExceeded, QmpCommandFailed)):
+            await plugged.plug(SERVED)
+        await plugged.plug(disk("e", path))
+
+    asyncio.run(body())
+
+    assert monitor.slots == slots
