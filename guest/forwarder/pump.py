@@ -159,10 +159,12 @@ def _read(sock: socket.socket) -> bytes | None:
 
 
 def _sent(sock: socket.socket, data: bytes) -> bytes:
-    """What the kernel did not take of `data`."""
+    """What the kernel did not take of `data`. Nothing once the other end has gone: reading tells, behind its words."""
     while data:
         try:
             data = data[sock.send(data) :]
         except (BlockingIOError, InterruptedError):
             break
+        except ConnectionError:
+            return b""
     return data

@@ -40,6 +40,8 @@ class Forwarded:
         self.agent, self._plain = socket.socketpair()
         self.asked = 0
         self.error: Exception | None = None
+        self.may_connect = threading.Event()
+        self.may_connect.set()
         self._pump = Pump(inner, context)
         self.thread = threading.Thread(target=self._run)
         for sock in (self.net, self.agent):
@@ -47,6 +49,7 @@ class Forwarded:
 
     def _connect(self) -> socket.socket:
         self.asked += 1
+        self.may_connect.wait(60)
         return self._plain
 
     def _run(self) -> None:
@@ -65,8 +68,8 @@ def forwarded(context: ssl.SSLContext) -> Iterator[Forwarded]:
     finally:
         made.net.close()
         made.agent.close()
-        made._plain.close()
         made.thread.join(60)
+        made._plain.close()
         assert not made.thread.is_alive()
 
 
@@ -145,6 +148,22 @@ def test_the_clients_end_reaches_the_agent_after_its_last_bytes(authority: Autho
         client.close()
 
         assert read_exactly(pair.agent, 100) == b"the last words"
+
+
+def test_what_the_client_said_arrives_although_it_has_gone_before_the_agents_words(
+    authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "_PIECE_BYTES", 1000)
+    data = os.urandom(50_000)
+    with forwarded(context) as pair:
+        pair.may_connect.clear()
+        pair.agent.sendall(b"nobody hears this")
+        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client.sendall(data)
+        client.close()
+        pair.may_connect.set()
+
+        assert read_exactly(pair.agent, len(data) + 1) == data
 
 
 def refused_client(authority: Authority, tmp_path: Path, kind: str) -> ssl.SSLContext:
