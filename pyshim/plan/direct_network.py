@@ -272,7 +272,7 @@ def _interface_name(value: Any) -> str:
 
 def _mac(value: Any) -> str:
     text = _text(value)
-    if not _MAC.fullmatch(text) or int(text[:2], 16) & 1:
+    if not _MAC.fullmatch(text) or int(text[:2], 16) & 1 or not text.strip("0:"):
         raise ValueError(f"{text[:80]!r} is no MAC address of a device")
     return text.lower()
 

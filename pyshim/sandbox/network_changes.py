@@ -87,7 +87,7 @@ class NetworkChanges:
             location = await self._hypervisor.plug(nic)
         except ShimError as exc:
             self._log_failure("plug interface", nic.id, exc)
-            await self._network.drop(nic.id)
+            await self._drop(nic.id)
             return False
         self._paths[nic.mac] = location.pci_path
         extra = {"sandbox": self._sandbox_id, "device": nic.id, "mac": nic.mac, "at": location.pci_path}
@@ -105,7 +105,14 @@ class NetworkChanges:
             self._log_failure("unplug interface", nic_id, exc)
             return
         log.info("interface unplugged", extra={"sandbox": self._sandbox_id, "device": nic_id})
-        await self._network.drop(nic_id)
+        await self._drop(nic_id)
+
+    async def _drop(self, nic_id: str) -> None:
+        """What stays of one interface keeps no other from the VM; it is gone with the sandbox at the latest."""
+        try:
+            await self._network.drop(nic_id)
+        except ShimError as exc:
+            self._log_failure("drop interface", nic_id, exc)
 
     async def _tell_interfaces(self, added: dict[str, NicDevice]) -> None:
         now = {item.mac: replace(item, device_path=self._paths.get(item.mac, "")) for item in self._network.interfaces}

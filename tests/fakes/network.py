@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from hypervisors.base import NicDevice, VfioDevice, VhostUserNic
-from pyshim.model.errors import Unavailable
+from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger
 from pyshim.plan.direct_network import DirectNetwork
@@ -23,6 +23,7 @@ class FakeNetwork:
         self.door = None
         self.wired: set[str] = set()
         self.open: set[str] = set()
+        self.undroppable: set[str] = set()
         self.looks = 0
         self.is_watched = True
         self._links: list[str] = []
@@ -70,6 +71,8 @@ class FakeNetwork:
         )
 
     async def drop(self, nic_id: str) -> None:
+        if nic_id in self.undroppable:
+            raise FailedPrecondition(f"release link {nic_id!r}: EBUSY (device or resource busy)")
         self.wired.discard(nic_id)
         dropped = {nic.mac for nic in self.nics if nic.id == nic_id}
         self.nics = tuple(nic for nic in self.nics if nic.id != nic_id)

@@ -136,6 +136,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (changed(VFIO, "guest_mac", value=...), "devices[0].guest_mac: it is missing"),
     (changed(VFIO, "guest_mac", value="xx:xx:xx:xx:xx"), "devices[0].guest_mac: 'xx:xx:xx:xx:xx' is no MAC"),
     (changed(VFIO, "guest_mac", value="01:00:5e:00:00:01"), "is no MAC address of a device"),
+    (changed(VFIO, "guest_mac", value="00:00:00:00:00:00"), "is no MAC address of a device"),
     (changed(VFIO, "gest_mac", value="02:00:00:00:00:01"), "devices[0].gest_mac: unknown"),
     (changed(VFIO, "device", value=...), "devices[0].device: it is missing"),
     (changed(VFIO, "device", value=[]), "devices[0].device: not an object"),

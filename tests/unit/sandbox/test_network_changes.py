@@ -96,6 +96,22 @@ async def test_an_interface_the_vm_cannot_take_leaves_nothing_and_the_next_one_i
 
 
 @scenario
+async def test_an_interface_that_leaves_something_on_the_host_keeps_no_other_out(stack: Stack) -> None:
+    network = await started(stack)
+    network.add("eth1")
+    await looked(network)
+    network.undroppable.add("network-1")
+
+    network.take("eth1")
+    network.add("eth2")
+    await looked(network, 3)
+
+    assert list(stack.hypervisors[0].plugged) == ["network-2"]
+    assert told(stack)[-1] == ("eth2", stack.agent.interfaces[-1].devicePath)
+    assert network.wired == {"network-0", "network-1", "network-2"}
+
+
+@scenario
 async def test_an_interface_the_guest_refuses_leaves_the_vm_and_the_host(stack: Stack) -> None:
     network = await started(stack)
     stack.agent.failures["UpdateInterface"] = (Code.PERMISSION_DENIED, "policy")
