@@ -8,6 +8,7 @@ other.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from hypervisors.base import BlockDevice, GuestLocation, Hypervisor
@@ -58,10 +59,15 @@ class Attachments:
     async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
         """The disk is in the VM, for `user` among others; with `direct` it is that volume's.
 
-        Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises.
+        Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises; what
+        `unplug` raises for a disk that is on its way out.
         """
         async with self._lock_of(disk.id):
             attached = self._attached.get(disk.id)
+            if attached is not None and not attached.users:
+                # The guest was asked to let go of it and has not yet: it may at any moment, under who gets it now.
+                await to_the_end(self._take_out(disk.id))
+                attached = None
             if attached is None:
                 if not self._hypervisor.capabilities().block_hotplug:
                     raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
@@ -117,12 +123,14 @@ class Attachments:
             if attached.users:
                 return
             try:
-                await self._hypervisor.unplug(device_id)
+                await self._take_out(device_id)
             except ShimError as exc:  # a VM that has gone took the disk along; one that keeps it may be asked again
                 log.debug("unplug disk", extra={"device": device_id, "error": str(exc)})
-                if not isinstance(exc, NotFound):
-                    return
-            del self._attached[device_id]
+
+    async def _take_out(self, device_id: str) -> None:
+        with suppress(NotFound):
+            await self._hypervisor.unplug(device_id)
+        del self._attached[device_id]
 
     def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:
         """Every disk in the VM, its place there, and how many use it."""

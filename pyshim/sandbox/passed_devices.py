@@ -7,6 +7,7 @@ leaves with it.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from weakref import WeakValueDictionary
 
 from hypervisors.base import Hypervisor, VfioDevice
@@ -115,6 +116,9 @@ class PassedDevices:
         """Every function of `new` is in the VM; the container counts for each that was not there from the start."""
         for device in vfio_devices(new.nodes()):
             async with self._lock_of(device.id):  # one that is on its way out has gone first
+                if self._hot.get(device.id) == set():
+                    # The guest was asked to let go of it and has not yet: it may at any moment.
+                    await to_the_end(self._take_out(device.id))
                 if device.id in self._paths:
                     if device.id in self._hot:
                         self._hot[device.id].add(container_id)
@@ -169,12 +173,13 @@ class PassedDevices:
         if users:
             return
         try:
-            await self._hypervisor.unplug(device_id)
-        except NotFound:
-            pass
+            await self._take_out(device_id)
         except ShimError as error:  # a vm that has gone took it along; one that keeps it keeps its place
             log.debug("unplug device", extra={"device": device_id, "error": str(error)})
-            return
+
+    async def _take_out(self, device_id: str) -> None:
+        with suppress(NotFound):
+            await self._hypervisor.unplug(device_id)
         del self._hot[device_id]
         self._paths.pop(device_id, None)
         self._found = [device for device in self._found if self._is_in_vm(device)]

@@ -6,9 +6,17 @@ from typing import Any
 import pytest
 
 from hypervisors.base import Device, GuestLocation
-from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unimplemented
+from pyshim.model.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ShimError,
+    Unimplemented,
+)
 from pyshim.model.ids import ContainerId
 from pyshim.model.mounts import SourceKind
+from pyshim.model.task import Status
 from pyshim.model.volumes import DirectVolume, SourceFacts
 from tests.unit.sandbox.conftest import Stack, scenario, until
 
@@ -141,6 +149,35 @@ def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(pod_annotation
         vm.may_unplug.set()
         await creating
         assert [device.path for device in vm.plugged.values()] == ["/dev/loop8", "/dev/loop7"]
+
+    body()
+
+
+def test_a_disk_the_guest_may_still_let_go_of_is_given_to_nobody(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        with_disk = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
+        app = await stack.run("app", ["exit", "0"], **with_disk)
+        await stack.pod.wait(app, None)
+        vm = stack.hypervisors[0]
+        lets_go = vm.unplug
+
+        async def keeps(device_id: str) -> None:
+            raise DeadlineExceeded(f"unplug '{device_id}': the guest did not let go")
+
+        vm.unplug = keeps  # type: ignore[method-assign]
+        await stack.pod.delete(app, None)
+        (kept,) = vm.plugged.values()
+
+        with pytest.raises(DeadlineExceeded, match="did not let go"):
+            await stack.create("early", ["sleep"], **with_disk)
+        vm.unplug = lets_go  # type: ignore[method-assign]
+        await stack.run("again", ["sleep"], **with_disk)
+
+        (new,) = vm.plugged.values()
+        assert new is not kept
+        assert (await stack.pod.state(ContainerId("again"), None)).status is Status.RUNNING
 
     body()
 

@@ -8,7 +8,7 @@ import pytest
 
 from hypervisors.base import Device, GuestLocation
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, HostFunction, PodDevices, VfioNode
-from pyshim.model.errors import FailedPrecondition, NotFound, ResourceExhausted, ShimError
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ResourceExhausted, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.state.kata_shape import DEVICE_STATE, filled
 from tests.unit.sandbox.conftest import DOCUMENT, Stack, scenario
@@ -167,6 +167,32 @@ async def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(stack: S
     vm.may_unplug.set()
     await again
     assert list(vm.plugged) == ["0000:06:00.0", "0000:05:00.0"]
+
+
+@scenario
+async def test_a_device_the_guest_may_still_let_go_of_is_given_to_nobody(stack: Stack) -> None:
+    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
+    await stack.pod.wait(app, None)
+    vm = stack.hypervisors[0]
+    lets_go = vm.unplug
+
+    async def keeps(device_id: str) -> None:
+        raise DeadlineExceeded(f"unplug '{device_id}': the guest did not let go")
+
+    vm.unplug = keeps  # type: ignore[method-assign]
+    await stack.pod.delete(app, None)
+    (kept,) = vm.plugged.values()
+
+    with pytest.raises(DeadlineExceeded, match="did not let go"):
+        await stack.create("a2", ["sleep"], annotations=member("a"), linux=vfio(5))
+    vm.unplug = lets_go  # type: ignore[method-assign]
+    await stack.run("a3", ["sleep"], annotations=member("a"), linux=vfio(5))
+
+    (new,) = vm.plugged.values()
+    assert new is not kept
+    assert told(stack, "a3")[1] == ["0000:05:00.0=02/01"]
 
 
 @scenario
