@@ -27,6 +27,7 @@ VERSION_TIMEOUT_S = 10.0
 OUR_VERSION = "0.0.0"
 """What cloud adaptors answer themselves; the protocol has had no other."""
 _SHOWN_CHARS = 500
+_CROWDED_PAUSE_S = 0.05
 
 
 class ServiceUnreachable(Unavailable):
@@ -123,7 +124,7 @@ class RemoteService:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await asyncio.get_running_loop().sock_connect(sock, self._path)
+                await _connect(sock, self._path)
         except (OSError, ValueError) as exc:  # TimeoutError is an OSError; a path too long or with NUL a ValueError
             sock.close()
             cause = getattr(exc, "strerror", None) or str(exc) or "no answer"
@@ -147,6 +148,15 @@ class RemoteService:
             case RemoteError():
                 return ServiceRefused(f"{action}: '{self._path}' says: {_shown(exc.message)}", exc)
         return Internal(f"{action}: '{self._path}': {_shown(str(exc))}")
+
+
+async def _connect(sock: socket.socket, path: str) -> None:
+    """`sock` is connected, once the listener has room for one more: the kernel tells nobody when it has."""
+    while True:
+        try:
+            return sock.connect(path)
+        except BlockingIOError:
+            await asyncio.sleep(_CROWDED_PAUSE_S)
 
 
 def _shown(text: str) -> str:

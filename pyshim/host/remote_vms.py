@@ -18,6 +18,7 @@ SERVICE = "hypervisor.Hypervisor"
 USUAL_PATIENCE_S = 600
 CONNECT_TIMEOUT_S = 10.0
 PAUSE_S = 1.0
+CROWDED_PAUSE_S = 0.05
 _SHOWN_CHARS = 500
 
 
@@ -65,8 +66,7 @@ def _is_unknown(entry: LedgerEntry, deadline: float) -> bool:
     path = str(entry.detail.get("socket", ""))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
-            sock.settimeout(CONNECT_TIMEOUT_S)
-            sock.connect(path)
+            _connect(sock, path, min(deadline, time.monotonic() + CONNECT_TIMEOUT_S))
             reply = _exchange(sock, entry.key, deadline)
     except TimeoutError:
         raise Unavailable(f"{action}: remote hypervisor '{path}' has not answered in time") from None
@@ -83,6 +83,18 @@ def _is_unknown(entry: LedgerEntry, deadline: float) -> bool:
         return True
     words = "".join(char if char.isprintable() else " " for char in reply.message[:_SHOWN_CHARS])
     raise FailedPrecondition(f"{action}: remote hypervisor '{path}' says: {words}")
+
+
+def _connect(sock: socket.socket, path: str, deadline: float) -> None:
+    """`sock` is connected, once the listener has room for one more. Raises TimeoutError at `deadline`."""
+    sock.settimeout(CONNECT_TIMEOUT_S)
+    while True:
+        try:
+            return sock.connect(path)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise TimeoutError from None
+            time.sleep(CROWDED_PAUSE_S)
 
 
 def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> ResponseReceived | StreamFailed | None:

@@ -1,6 +1,7 @@
 """The end of a remote VM by whoever comes after its shim, against a service in threads."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import RemoteVmState, is_unknown_vm, remote_vm_entry
 from pyshim.ttrpc import Code
-from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, after, done_unsaid, hang_up, never
+from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, after, crowded, done_unsaid, hang_up, never
 
 VM = "pod1"
 PATIENCE_S = 60
@@ -139,6 +140,17 @@ def test_a_service_that_says_no_end_of_other_things_is_not_heard_for_ever(servic
 
     with pytest.raises(Unavailable, match="has not answered"):
         end(entry(service, stop_timeout_s=1))
+
+
+def test_a_service_that_has_no_room_for_callers_is_waited_for(service: FakeRemoteService) -> None:
+    service.close()
+    with crowded(service.path):
+        opening = threading.Timer(0.3, service.open)
+        opening.start()
+        end(entry(service))
+        opening.join()
+
+    assert service.vms == {}
 
 
 def test_a_service_that_is_away_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from pyshim.ttrpc import Code
 from pyshim.ttrpc.framing import HEADER, RESPONSE
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.remote_service import Call, FakeRemoteService, after, done_unsaid, hang_up, never, when
+from tests.fakes.remote_service import Call, FakeRemoteService, after, crowded, done_unsaid, hang_up, never, when
 from tests.fakes.vm_config import vm_config
 
 VM = "pod1"
@@ -167,6 +167,23 @@ def test_a_service_that_is_not_there_leaves_nothing_on_record(tmp_path: Path, le
     run(scenario)
 
     assert ledger.history == []
+
+
+def test_a_service_that_has_no_room_for_callers_is_waited_for(service: FakeRemoteService, ledger: FakeLedger) -> None:
+    service.close()
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger)
+        creating = asyncio.create_task(vm.create(config(service)))
+        await asyncio.sleep(SHORT_S)
+        service.open()
+        await creating
+        await vm.stop()
+
+    with crowded(service.path):
+        run(scenario)
+
+    assert service.methods() == ["Version", "CreateVM", "StopVM"]
 
 
 def test_a_service_without_version_is_taken_as_it_is(service: FakeRemoteService, ledger: FakeLedger) -> None:
