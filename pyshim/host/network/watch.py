@@ -35,6 +35,7 @@ class Watch:
 
     def __init__(self, news: OwnedFd) -> None:
         self._news = socket.socket(fileno=news.steal())
+        self._news.setblocking(False)  # the descriptor does not block; the object has to know
 
     async def changed(self) -> None:
         """Something has happened that a new look at the namespace may make something of. Raises Unavailable."""
