@@ -71,7 +71,9 @@ class Crun:
     async def delete(self, cid: str) -> None:
         """The container is gone, its processes killed; nothing happens when crun does not know it."""
         if os.path.exists(f"{RUN_DIR}/crun/{cid}"):
-            await self._run("delete", ["--force", "--", cid], f"remove container {cid!r}")
+            # It tells hooks the container's state, and a hook may end without having read it.
+            arguments = ["--force", "--", cid]
+            await self._run("delete", arguments, f"remove container {cid!r}", outlives_readers=True)
 
     async def pause(self, cid: str) -> None:
         await self._run("pause", ["--", cid], f"pause container {cid!r}")
@@ -83,13 +85,21 @@ class Crun:
         await self._run("update", [f"--resources={resources_file}", "--", cid], f"update container {cid!r}")
 
     async def _run(
-        self, command: str, arguments: list[str], doing: str, stdio: tuple[int, int, int] = (-1, -1, -1)
+        self,
+        command: str,
+        arguments: list[str],
+        doing: str,
+        stdio: tuple[int, int, int] = (-1, -1, -1),
+        *,
+        outlives_readers: bool = False,
     ) -> None:
         # stderr may be the container's own, so crun's complaint is read from its log file.
         log_file = self.scratch("log")
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
         try:
-            ended: Promise = self._children.spawn(argv, stdin=stdio[0], stdout=stdio[1], stderr=stdio[2])
+            ended: Promise = self._children.spawn(
+                argv, stdin=stdio[0], stdout=stdio[1], stderr=stdio[2], outlives_readers=outlives_readers
+            )
             code = await ended
             if code != 0:
                 raise CrunFailed(f"{doing}: {_complaint(log_file) or f'crun {command} exited {code}'}")

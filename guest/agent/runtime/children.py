@@ -13,8 +13,6 @@ from guest.agent.errors import DeadlineExceeded, Internal, os_cause
 from guest.agent.runtime.loop import Cancelled, Loop, Promise
 from guest.agent.runtime.signals import SIGKILL, SIGPIPE, SIGXFSZ, wake_on_children
 
-# Python starts with these ignored; a container's process must not inherit that.
-_DEFAULT_SIGNALS = (SIGPIPE, SIGXFSZ)
 _MAX_OUTPUT_BYTES = 1 << 20
 _SEARCH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 ENVIRONMENT = {"PATH": ":".join(_SEARCH)}
@@ -86,17 +84,19 @@ class Children:
             elif self._expecting:
                 self._unclaimed[pid] = exit_code(status)
 
-    def spawn(self, argv: list[str], *, stdin: int = -1, stdout: int = -1, stderr: int = -1) -> Promise:
+    def spawn(
+        self, argv: list[str], *, stdin: int = -1, stdout: int = -1, stderr: int = -1, outlives_readers: bool = False
+    ) -> Promise:
         """The program runs with the given fds (-1: /dev/null); the promise holds its exit code. `argv[0]` is an
-        absolute path.
+        absolute path. With `outlives_readers` a write that nobody reads fails, instead of ending the program (SIGPIPE).
         """
         files = (stdin, stdout, stderr)
         actions = [(os.POSIX_SPAWN_DUP2, self._null if fd < 0 else fd, number) for number, fd in enumerate(files)]
+        # Python starts with both ignored; a container's process must not inherit that.
+        defaults = (SIGXFSZ,) if outlives_readers else (SIGPIPE, SIGXFSZ)
         log.debug("spawn", argv=" ".join(argv))
         try:
-            pid = os.posix_spawn(
-                argv[0], argv, ENVIRONMENT, file_actions=actions, setsigdef=_DEFAULT_SIGNALS, setsigmask=()
-            )
+            pid = os.posix_spawn(argv[0], argv, ENVIRONMENT, file_actions=actions, setsigdef=defaults, setsigmask=())
         except OSError as error:
             raise Internal(f"run {argv[0]!r}: {os_cause(error)}") from error
         return self.adopt(pid)

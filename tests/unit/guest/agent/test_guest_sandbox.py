@@ -116,6 +116,29 @@ def test_guest_hooks_run_around_a_container(tmp_path: Path) -> None:
         agent.stop()
 
 
+def test_a_hook_need_not_read_what_it_is_told(tmp_path: Path) -> None:
+    """The state on its stdin, here more than a pipe holds. Whoever writes to it must outlive the reader."""
+    folder = tmp_path / "hooks" / "poststop"
+    folder.mkdir(parents=True)
+    hook = folder / "deaf"
+    hook.write_text(f"#!/bin/sh\nexec touch {tmp_path}/ran\n")
+    hook.chmod(0o755)
+    agent = HostedAgent(tmp_path)
+    try:
+        client = agent.connect()
+        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", guest_hook_path=str(folder.parent)))
+        spec = agent.spec(["true"])
+        spec.Annotations["long"] = "x" * 200_000
+        client.create(spec, "c")
+        client.start("c")
+        client.exit_code("c")
+        client.remove("c")
+
+        assert (tmp_path / "ran").exists()
+    finally:
+        agent.stop()
+
+
 def test_check_and_version_are_answered(client: AgentClient) -> None:
     assert client.call("Check").status == 1
     assert client.call("Version").agent_version
