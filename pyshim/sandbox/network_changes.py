@@ -19,6 +19,8 @@ log = logging.getLogger("pyshim.sandbox.network")
 
 SETTLE_S = 0.3
 """Whoever adds an interface makes a link, addresses, routes: one look for all of them."""
+RETRIES_S = (2.0, 10.0)
+"""Pauses before a look that failed is tried again: a host that could not start a child may be able to by then."""
 
 
 class NetworkChanges:
@@ -64,11 +66,13 @@ class NetworkChanges:
             except ShimError as exc:
                 log.debug("no more following", extra={"sandbox": self._sandbox_id, "error": str(exc)})
                 return
-            await asyncio.sleep(SETTLE_S)
-            try:
-                await self._catch_up()
-            except ShimError as exc:  # the next change is another occasion
-                self._log_failure("follow network", "", exc)
+            for pause_s in (SETTLE_S, *RETRIES_S):
+                await asyncio.sleep(pause_s)
+                try:
+                    await self._catch_up()
+                    break
+                except ShimError as exc:  # after the last try the next change is another occasion
+                    self._log_failure("follow network", "", exc)
 
     async def _catch_up(self) -> None:
         try:

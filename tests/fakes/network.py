@@ -24,6 +24,7 @@ class FakeNetwork:
         self.wired: set[str] = set()
         self.open: set[str] = set()
         self.undroppable: set[str] = set()
+        self.failing_looks = 0
         self.looks = 0
         self.is_watched = True
         self._links: list[str] = []
@@ -48,6 +49,9 @@ class FakeNetwork:
         self.looks += 1
         self._news.clear()
         await asyncio.sleep(0)
+        if self.failing_looks:
+            self.failing_looks -= 1
+            raise FailedPrecondition("scan links: ENOMEM (cannot allocate memory)")
         known = {nic.mac: nic for nic in self.nics}
         macs = {mac(name): name for name in self._links}
         gone = tuple(nic.id for nic in self.nics if nic.mac not in macs)

@@ -96,6 +96,21 @@ async def test_an_interface_the_vm_cannot_take_leaves_nothing_and_the_next_one_i
 
 
 @scenario
+async def test_a_look_that_fails_is_tried_again_and_not_for_ever(stack: Stack) -> None:
+    network = await started(stack)
+    network.failing_looks = 1
+    network.add("eth1")
+    await looked(network, 3)
+    assert list(stack.hypervisors[0].plugged) == ["network-1"]
+
+    network.failing_looks = 100
+    network.add("eth2")
+    await asyncio.sleep(40)
+
+    assert network.looks == 3 + 1 + len(network_changes.RETRIES_S)
+
+
+@scenario
 async def test_an_interface_that_leaves_something_on_the_host_keeps_no_other_out(stack: Stack) -> None:
     network = await started(stack)
     network.add("eth1")
