@@ -22,6 +22,9 @@ GROUND = Path("/run/pyshim-integration/cri")
 STATE = Path("/run/containerd-cri")
 PAUSE_IMAGE = "docker.io/local/pause:test"
 BRIDGE = "cnipyshim"
+REMOTE_HANDLER = "pykata-remote"
+REMOTE_CONFIG = GROUND / "remote" / "configuration.toml"
+"""Written by the tests that use the handler."""
 SUBNET, SUBNET6 = "10.233.7.0/24", "fd00:233:7::/64"
 GATEWAY, GATEWAY6 = "10.233.7.1", "fd00:233:7::1"
 MTU = 1400
@@ -78,6 +81,10 @@ def _cri_config() -> str:
     conf_dir = "{GROUND}/cni/net.d"
   [plugins."io.containerd.grpc.v1.cri".containerd]
     default_runtime_name = "pykata"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{REMOTE_HANDLER}]
+      runtime_type = "io.containerd.pykata.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{REMOTE_HANDLER}.options]
+        ConfigPath = "{REMOTE_CONFIG}"
 """
 
 
