@@ -18,9 +18,8 @@ guest: setup ## build the guest's kernel, initrd and root image into .build/gues
 demo: setup guest ## run containers in virtual machines through a private containerd, and show what happens
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo
 
-test: setup guest ## everything: check, then the integration tests
-	@$(MAKE) --no-print-directory check
-	@$(MAKE) --no-print-directory integration
+test: setup guest ## everything: check and, beside it, the integration tests
+	@scripts/test
 
 check: setup ## linters, types and unit tests: no root, no virtual machine
 	@echo "==> ruff, mypy, unit tests"
