@@ -16,7 +16,7 @@ from pyshim.model.errors import DeadlineExceeded
 from pyshim.sandbox.container import Container
 from pyshim.sandbox.process import Process
 from pyshim.sandbox.sandbox import Sandbox
-from pyshim.sandbox.tasks import TaskOwner
+from pyshim.sandbox.tasks import TaskOwner, cancel_all
 
 log = logging.getLogger("pyshim.sandbox.killing")
 
@@ -92,8 +92,7 @@ async def _running(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Futu
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel_all(task)
 
 
 async def _first(*tasks: asyncio.Future[Any], within_s: float | None = None) -> None:

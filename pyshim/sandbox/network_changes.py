@@ -13,7 +13,7 @@ from hypervisors.base import Hypervisor, NicDevice
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.guest import NetworkInterface, NetworkRoute
 from pyshim.sandbox.seams import Agent, Network
-from pyshim.sandbox.tasks import TaskOwner
+from pyshim.sandbox.tasks import TaskOwner, cancel_all
 
 log = logging.getLogger("pyshim.sandbox.network")
 
@@ -56,8 +56,7 @@ class NetworkChanges:
     async def close(self) -> None:
         """Nothing is followed any more, and no change is half made by anybody who goes on. Idempotent."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_all(self._task)
 
     async def _follow(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from pyshim.model.errors import AgentGone, Internal, ShimError, Unavailable
 from pyshim.sandbox.deadlines import within
 from pyshim.sandbox.seams import ContainerAgent, Door, DoorConnection, Host
 from pyshim.sandbox.stdio import Progress
-from pyshim.sandbox.tasks import TaskOwner
+from pyshim.sandbox.tasks import TaskOwner, cancel_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,10 +69,7 @@ class PortForward:
 
     async def close(self) -> None:
         """No connection is carried any more, and none waits. Idempotent."""
-        ending = [*self._carrying, *([self._serving] if self._serving else [])]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await cancel_all(*self._carrying, *([self._serving] if self._serving else []))
         self._door.close()
 
     async def _serve(self) -> None:
@@ -126,8 +123,7 @@ class PortForward:
                     await self._end(container_id, exec_id)
             raise
         finally:
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            await cancel_all(sending)
 
     async def _read(self, container_id: str, exec_id: str) -> bytes:
         """What the listener said; empty at its end, which kata-agent tells by an error."""

@@ -20,7 +20,7 @@ from pyshim.model.task import ExitStatus, ProcessState, Status, Stdio
 from pyshim.sandbox.deadlines import within
 from pyshim.sandbox.seams import ContainerAgent, ProcessStreams
 from pyshim.sandbox.stdio import Progress, pump_input, pump_output
-from pyshim.sandbox.tasks import TaskOwner
+from pyshim.sandbox.tasks import TaskOwner, cancel_all
 
 log = logging.getLogger("pyshim.sandbox.process")
 
@@ -265,9 +265,7 @@ class Process:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_DRAIN_S):
                 await self._drain_until_idle()
-        tasks = [task for task in (*self._outputs, self._input, self._resize) if task is not None and not task.done()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = (*self._outputs, self._input, self._resize)
+        await cancel_all(*(task for task in tasks if task is not None and not task.done()))
         async with within(STREAMS_S, f"close streams of '{self.label}'"):
             await self._streams.close()

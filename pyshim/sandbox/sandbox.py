@@ -35,7 +35,7 @@ from pyshim.sandbox.seams import (
     Records,
     Virtiofsd,
 )
-from pyshim.sandbox.tasks import TaskOwner, to_the_end, together
+from pyshim.sandbox.tasks import TaskOwner, cancel_all, to_the_end, together
 from pyshim.sandbox.undo import Undo
 
 log = logging.getLogger("pyshim.sandbox")
@@ -200,9 +200,7 @@ class Sandbox:
 
     async def _stop(self) -> None:
         async with self._stop_lock:
-            for watcher in self._watchers:
-                watcher.cancel()
-            await asyncio.gather(*self._watchers, return_exceptions=True)
+            await cancel_all(*self._watchers)
             self._watchers.clear()
             if self._agent is not None and not self.failure and not self.is_stopped:
                 await self._ask_guest_to_end(self._agent)
@@ -283,9 +281,7 @@ class Sandbox:
                 raise Unavailable(f"start vm '{self.plan.sandbox_id}': {lost.result()}") from cause
             return wanted.result()
         finally:
-            for task in (wanted, lost):
-                task.cancel()
-            await asyncio.gather(wanted, lost, return_exceptions=True)
+            await cancel_all(wanted, lost)
 
     async def _first_loss(self) -> str:
         ends = [asyncio.ensure_future(self._vm_end())]
@@ -297,9 +293,7 @@ class Sandbox:
                 await asyncio.wait(ends[:1], timeout=LOST_REASON_WAIT_S)
             return next(end for end in ends if end.done()).result()
         finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            await cancel_all(*ends)
 
     async def _vm_end(self) -> str:
         return await self.cgroups.explain(await self.hypervisor.wait())

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from pyshim.model.errors import Internal, ShimError
 from pyshim.model.trace import mark
 from pyshim.sandbox.seams import InputStream, OutputStream
+from pyshim.sandbox.tasks import cancel_all
 
 log = logging.getLogger("pyshim.sandbox.stdio")
 
@@ -66,8 +67,7 @@ async def pump_output(
                     count(len(data))
     finally:
         if ahead is not None and not ahead.done():
-            ahead.cancel()
-            await asyncio.gather(ahead, return_exceptions=True)
+            await cancel_all(ahead)
         if stream is not None:  # also when the guest is lost: the client must see the end
             await stream.close()
 

@@ -32,15 +32,19 @@ class TaskOwner:
 
     async def close(self) -> None:
         """Every task has ended, cancelled where it still ran. Must not be called from one of them."""
-        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_all(*(task for task in self._tasks if task is not asyncio.current_task()))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks it retrieved: whoever awaits the task reports it
+
+
+async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
+    """Every one of `tasks` has ended, cancelled where it still ran; what they raise is nobody's."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
@@ -69,18 +73,12 @@ async def together(*work: Coroutine[Any, Any, Any]) -> None:
         while under_way and not any(task.done() and (task.cancelled() or task.exception()) for task in tasks):
             _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await to_the_end(_ended(tasks))
+        await to_the_end(cancel_all(*tasks))
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
     for task in tasks:
         task.result()
-
-
-async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
 
 
 async def joined(task: asyncio.Task[T], action: str) -> T:
