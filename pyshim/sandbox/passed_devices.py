@@ -6,8 +6,8 @@ leaves with it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from weakref import WeakValueDictionary
 
 from hypervisors.base import Hypervisor, VfioDevice
@@ -75,6 +75,7 @@ class PassedDevices:
         self._paths = {placed.device.id: placed.pci_path for placed in plan.vm.pci.placed}
         self._hot: dict[str, set[str]] = {}
         """The containers that have each hot plugged device; none has one the guest did not let go of."""
+        # What a container's devices are called in the guest depends on all that is in the VM by then.
         self._lock = asyncio.Lock()
         # One per device: a guest that keeps one holds up only who wants the same one.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -92,10 +93,12 @@ class PassedDevices:
         nodes = {device.path for device in spec.devices}
         if question.is_empty and not mine and not any(node.path in nodes for node in self._known.nodes()):
             return guest
-        async with self._lock:
-            new = await self._find(question)
-            log_found(new, self._sandbox_id)
-            await self._plug(guest.container_id, new)
+        new = await self._find(question)
+        log_found(new, self._sandbox_id)
+        devices = vfio_devices(new.nodes())
+        async with self._held(devices), self._lock:
+            await self._plug(guest.container_id, devices)
+            self._found += new.devices
             wanted = {node.path for device in (*mine, *new.devices) for node in device.nodes} | nodes
             everything = passed_nodes(self._found, self._paths)
             own = [passed for passed in everything if passed.node.path in wanted]
@@ -112,25 +115,31 @@ class PassedDevices:
             log.info("variables name devices of the host, left out", extra={"sandbox": self._sandbox_id, **fields})
         return with_passed(guest, own, names, env, mode)
 
-    async def _plug(self, container_id: str, new: PodDevices) -> None:
-        """Every function of `new` is in the VM; the container counts for each that was not there from the start."""
-        for device in vfio_devices(new.nodes()):
-            async with self._lock_of(device.id):  # one that is on its way out has gone first
-                if self._hot.get(device.id) == set():
+    @asynccontextmanager
+    async def _held(self, devices: tuple[VfioDevice, ...]) -> AsyncIterator[None]:
+        """Until the block is left none of `devices` begins to leave the VM; one that was on its way out has gone."""
+        async with AsyncExitStack() as locks:
+            for device_id in sorted(device.id for device in devices):  # two that want the same ones: in the same order
+                await locks.enter_async_context(self._lock_of(device_id))
+                if self._hot.get(device_id) == set():
                     # The guest was asked to let go of it and has not yet: it may at any moment.
-                    await to_the_end(self._take_out(device.id))
-                if device.id in self._paths:
-                    if device.id in self._hot:
-                        self._hot[device.id].add(container_id)
-                    continue
-                if not self._hypervisor.capabilities().pci_hotplug:
-                    raise FailedPrecondition(
-                        f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
-                        f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
-                    )
-                # A create that is given up meanwhile must know what it has to take back.
-                await to_the_end(self._plug_one(container_id, device))
-        self._found += new.devices
+                    await to_the_end(self._take_out(device_id))
+            yield
+
+    async def _plug(self, container_id: str, devices: tuple[VfioDevice, ...]) -> None:
+        """Each of `devices` is in the VM; the container counts for each that was not there from the start."""
+        for device in devices:
+            if device.id in self._paths:
+                if device.id in self._hot:
+                    self._hot[device.id].add(container_id)
+                continue
+            if not self._hypervisor.capabilities().pci_hotplug:
+                raise FailedPrecondition(
+                    f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
+                    f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
+                )
+            # A create that is given up meanwhile must know what it has to take back.
+            await to_the_end(self._plug_one(container_id, device))
 
     def _lock_of(self, device_id: str) -> asyncio.Lock:
         return self._locks.setdefault(device_id, asyncio.Lock())

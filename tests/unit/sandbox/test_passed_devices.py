@@ -170,6 +170,27 @@ async def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(stack: S
 
 
 @scenario
+async def test_who_waits_for_a_device_the_guest_keeps_holds_up_nobody_with_another(stack: Stack) -> None:
+    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
+    await stack.pod.wait(app, None)
+    vm = stack.hypervisors[0]
+    vm.may_unplug.clear()
+    await stack.pod.delete(app, None)
+    again = asyncio.ensure_future(stack.create("a2", ["sleep"], annotations=member("a"), linux=vfio(5)))
+    await asyncio.sleep(1)
+
+    async with asyncio.timeout(5):
+        await stack.run("b1", ["sleep"], annotations=member("b"), linux=vfio(6))
+
+    assert not again.done()
+    vm.may_unplug.set()
+    await again
+    assert list(vm.plugged) == ["0000:06:00.0", "0000:05:00.0"]
+
+
+@scenario
 async def test_a_device_the_guest_may_still_let_go_of_is_given_to_nobody(stack: Stack) -> None:
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
