@@ -1,8 +1,8 @@
 """One VM and all in it, from the first host directory to nothing left.
 
 `start` carries out the plan; every step pushes its undo, which `stop` runs, or `start` itself when it fails. After
-`start`, three watchers wait for the end nobody asked for: the VMM's exit, virtiofsd's, the agent connection's.
-Whichever comes first gives the reason, and `on_lost` is called once.
+`start`, watchers wait for the end nobody asked for: the VMM's exit, virtiofsd's, the agent connection's, and, of a VM
+elsewhere, the agent's silence. Whichever comes first gives the reason, and `on_lost` is called once.
 """
 
 import asyncio
