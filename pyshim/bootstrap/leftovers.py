@@ -170,23 +170,16 @@ def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]
     # Asked first as well: a number that can be no pid is an error to pidfd_open.
     if not processes.is_alive(daemon):
         return
-    try:
-        fd = os.pidfd_open(daemon.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if not processes.is_alive(daemon) or _gone_within(fd, EXIT_WAIT_S):
+    with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
+        if _gone_within(fd, EXIT_WAIT_S):
             return
         if not holds():
             return
         ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, float("inf")))
         for signal_number, wait_s in ways if may_kill else ((signal.SIGTERM, float("inf")),):
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(fd, signal_number)
+            signal.pidfd_send_signal(fd, signal_number)
             if _gone_within(fd, min(wait_s, deadline - time.monotonic())):
                 return
-    finally:
-        os.close(fd)
 
 
 def _gone_within(pidfd: int, wait_s: float) -> bool:

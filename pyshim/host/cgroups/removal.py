@@ -72,14 +72,10 @@ def _members(directory: str) -> tuple[int, ...]:
 
 
 def _send_kill(process: processes.ProcessRef, directory: str) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        fd = os.pidfd_open(process.pid)
-        try:
-            # Still a member once the fd is held: then the fd is that member, not a successor of its pid.
-            if processes.is_alive(process) and process.pid in _members(directory):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        finally:
-            os.close(fd)
+    with contextlib.suppress(ProcessLookupError), processes.opened(process) as fd:
+        # Still a member once the fd is held: then the fd is that member, not a successor of its pid.
+        if process.pid in _members(directory):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
 
 
 def _move_out(pid: int, directory: str, removed_root: str) -> None:

@@ -153,7 +153,7 @@ def kill_family(process: ProcessRef, deadline: float) -> None:
 
 def _stop(process: ProcessRef, deadline: float) -> None:
     """It runs no more, so it starts nobody; one that does not stop (uninterruptible I/O) is left to its KILL."""
-    with contextlib.suppress(ProcessLookupError), _opened(process) as fd:
+    with contextlib.suppress(ProcessLookupError), opened(process) as fd:
         signal.pidfd_send_signal(fd, signal.SIGSTOP)
         while _runs(process.pid) and time.monotonic() < deadline:
             time.sleep(_STOP_PAUSE_S)
@@ -186,7 +186,7 @@ def _children(pid: int) -> list[ProcessRef]:
 
 
 @contextlib.contextmanager
-def _opened(process: ProcessRef) -> Iterator[int]:
+def opened(process: ProcessRef) -> Iterator[int]:
     """A pidfd of that very process. Raises ProcessLookupError when it has ended."""
     fd = os.pidfd_open(process.pid)
     try:
@@ -199,13 +199,13 @@ def _opened(process: ProcessRef) -> Iterator[int]:
 
 
 def _send_kill(process: ProcessRef) -> None:
-    with contextlib.suppress(ProcessLookupError), _opened(process) as fd:
+    with contextlib.suppress(ProcessLookupError), opened(process) as fd:
         signal.pidfd_send_signal(fd, signal.SIGKILL)
 
 
 def kill(process: ProcessRef, deadline: float) -> None:
     """That very process has ended, if only to a zombie. Idempotent; raises DeadlineExceeded, OSError."""
-    with contextlib.suppress(ProcessLookupError), _opened(process) as fd:
+    with contextlib.suppress(ProcessLookupError), opened(process) as fd:
         signal.pidfd_send_signal(fd, signal.SIGKILL)
         wait_gone(fd, process.pid, deadline)
 
