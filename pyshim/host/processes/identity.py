@@ -12,6 +12,8 @@ from pyshim.model.errors import DeadlineExceeded, InvalidArgument
 
 _STOP_WAIT_S = 0.5
 _STOP_PAUSE_S = 0.001
+_STOPPED = (b"T", b"t")
+_DEAD = (b"Z", b"X", b"x")
 
 
 class ProcessRef(NamedTuple):
@@ -22,16 +24,21 @@ class ProcessRef(NamedTuple):
 
 
 def start_ticks(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; None when there is no such process, or only its zombie.
-
-    Source: proc(5), /proc/pid/stat; the command name in it may hold spaces and parentheses.
-    """
+    """When `pid` started, in clock ticks since boot; None when there is no such process, or only its zombie."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = _stat_fields(str(pid))
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] in (b"Z", b"X", b"x") else int(fields[19])
+    return None if fields[0] in _DEAD else int(fields[19])
+
+
+def _stat_fields(task: str) -> list[bytes]:
+    """What /proc/<task>/stat says, from the state on: the command name before it may hold spaces and parentheses.
+
+    Source: proc(5), /proc/pid/stat. Raises OSError.
+    """
+    with open(f"/proc/{task}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def is_alive(process: ProcessRef) -> bool:
@@ -62,8 +69,7 @@ def find_by_argument(text: str) -> tuple[ProcessRef, ...]:
 def parent(pid: int) -> int:
     """The pid of its parent; 0 when there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+        return int(_stat_fields(str(pid))[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -163,9 +169,8 @@ def _runs(pid: int) -> bool:
     """Some thread of it is neither stopped nor dead."""
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
-                if file.read().rpartition(b")")[2].split()[0] not in (b"T", b"t", b"Z", b"X", b"x"):
-                    return True
+            if _stat_fields(f"{pid}/task/{thread}")[0] not in (*_STOPPED, *_DEAD):
+                return True
     except (FileNotFoundError, ProcessLookupError):
         pass  # it, or a thread of it, has ended
     return False
