@@ -5,8 +5,9 @@ import logging
 
 from hypervisors.base import VfioDevice
 from pyshim.host import vfio
+from pyshim.host.network.held import Held
 from pyshim.host.processes.own_thread import in_own_thread
-from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger("pyshim.host.network")
@@ -22,11 +23,10 @@ class NetworkFunctions:
         self, ledger: Ledger, *, iommufd: bool, sys: str = "/sys", write: vfio.Write = vfio.write_file
     ) -> None:
         """`iommufd`: they are opened through nodes of their own rather than their IOMMU groups'."""
-        self._ledger = ledger
         self._iommufd = iommufd
         self._sys = sys
         self._write = write
-        self._bound: list[LedgerEntry] = []
+        self._bound = Held(ledger)
         self._binding: asyncio.Future[str] | None = None
 
     async def take(self, address: str) -> VfioDevice:
@@ -56,8 +56,7 @@ class NetworkFunctions:
         if override not in ("", vfio.DRIVER):
             detail["override"] = override
         entry = LedgerEntry(kind=ResourceKind.VFIO, key=address, detail=detail)
-        self._ledger.acquire(entry)
-        self._bound.append(entry)
+        self._bound.acquire(entry)
         # A driver lets go of a card in its own time, and the thread goes on when nobody waits for it any more.
         self._binding = asyncio.ensure_future(in_own_thread(vfio.bind, address, sys=self._sys, write=self._write))
         await asyncio.shield(self._binding)
@@ -69,16 +68,7 @@ class NetworkFunctions:
         Raises FailedPrecondition, and nothing is touched, while one is still being bound.
         """
         await self._bound_or_failed()
-        failure: ShimError | None = None
-        for entry in reversed(tuple(self._bound)):
-            try:
-                await self._ledger.release(entry)
-            except ShimError as error:
-                failure = failure or error
-            else:
-                self._bound.remove(entry)
-        if failure is not None:
-            raise failure
+        await self._bound.release(self._bound.entries)
 
     async def _bound_or_failed(self) -> None:
         """No thread binds anything any more: it would undo the undo."""
@@ -86,6 +76,6 @@ class NetworkFunctions:
             return
         done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)
         if not done:
-            raise FailedPrecondition(f"give back {self._bound[-1].key}: its driver has not let go of it yet")
+            raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not let go of it yet")
         self._binding.exception()  # whoever took the function was told, or has given up
         self._binding = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.network.functions import NetworkFunctions
+from pyshim.host.network.held import Held
 from pyshim.host.network.link_search import tap_alias
 from pyshim.host.network.loopback_door import LoopbackDoor
 from pyshim.host.network.session import NetworkSession, PodNamespace, StepFailed
@@ -91,7 +92,6 @@ class HostNetwork:
         self.door: LoopbackDoor | None = None
         self.model = wiring.model
         self._wiring = wiring
-        self._ledger = ledger
         self._owner = owner
         self._namespace = namespace
         self._replan = replan
@@ -106,7 +106,7 @@ class HostNetwork:
         self._taps: dict[str, int] = {}
         """Their indices by name."""
         self._fds: list[OwnedFd] = []
-        self._held: list[LedgerEntry] = []
+        self._held = Held(ledger)
 
     def close_taps(self) -> None:
         """Our copies of the descriptors are closed; the VMM has its own. Idempotent."""
@@ -122,19 +122,7 @@ class HostNetwork:
         try:
             await self._functions.give_back()
         finally:
-            await self._release(tuple(self._held))
-
-    async def _release(self, entries: tuple[LedgerEntry, ...]) -> None:
-        failure: ShimError | None = None
-        for entry in reversed(entries):
-            try:
-                await self._ledger.release(entry)
-            except ShimError as error:
-                failure = failure or error
-            else:
-                self._held.remove(entry)
-        if failure is not None:
-            raise failure
+            await self._held.release(self._held.entries)
 
     # ---- the first look
 
@@ -250,7 +238,7 @@ class HostNetwork:
             self.neighbours = tuple(item for item in self.neighbours if item.device != endpoint.link_name)
         if all(item.link_name != endpoint.link_name for item in self._endpoints):
             keys.add(endpoint.link_name)  # else a link made anew has the name, and our qdiscs, by now
-        await self._release(tuple(entry for entry in self._held if entry.key in keys))
+        await self._held.release(entry for entry in self._held.entries if entry.key in keys)
 
     # ---- one endpoint
 
@@ -312,9 +300,7 @@ class HostNetwork:
     def _hold(self, kind: ResourceKind, name: str) -> None:
         # A path like /proc/PID/ns/net leads elsewhere once the pid is another's: the inode tells.
         detail: dict[str, str | int] = {"netns": self._namespace.path, "netns_inode": self._namespace.inode}
-        entry = LedgerEntry(kind=kind, key=name, detail=detail)
-        self._ledger.acquire(entry)
-        self._held.append(entry)
+        self._held.acquire(LedgerEntry(kind=kind, key=name, detail=detail))
 
 
 async def opened_door(session: NetworkSession, netns_path: str) -> LoopbackDoor | None:
