@@ -50,6 +50,9 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 
+MADV_MERGEABLE = 12
+MADV_NOHUGEPAGE = 15
+
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWNET = 0x40000000
@@ -111,6 +114,11 @@ def unshare(flags: int) -> None:
 def setns(fd: int, kind: int) -> None:
     """setns(2), of the calling thread."""
     _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
+
+
+def madvise(start: int, length: int, advice: int) -> None:
+    """madvise(2), of memory by its address: `mmap` offers it for its own only."""
+    _checked(_libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_int(advice)))
 
 
 def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:

@@ -1,17 +1,13 @@
 """What this process tells the C library and the kernel about its own memory."""
 
 import ctypes
-import os
 
-_MADV_MERGEABLE, _MADV_NOHUGEPAGE = 12, 15
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
+from pyshim.host.syscalls import MADV_MERGEABLE, MADV_NOHUGEPAGE, madvise
 
 
 def give_back_free() -> None:
     """The pages that only freed memory of the C library's lies in are the kernel's again. Source: malloc_trim(3)."""
-    trim = getattr(_libc, "malloc_trim", None)  # glibc's own
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
     if trim is not None:
         trim(ctypes.c_size_t(0))
 
@@ -23,7 +19,7 @@ def keep_small_pages() -> None:
     still shared. Forks inherit this, programs that are executed do not: guests have huge pages. Raises OSError where
     the kernel has none. Source: madvise(2); kernel Documentation/admin-guide/mm/transhuge.rst, max_ptes_shared.
     """
-    _advise(_MADV_NOHUGEPAGE)
+    _advise(MADV_NOHUGEPAGE)
 
 
 def offer_for_merging() -> None:
@@ -32,14 +28,12 @@ def offer_for_merging() -> None:
     Forks inherit it, programs that are executed do not: what a VMM maps is never offered. Every write to a merged page
     makes it private again. Raises OSError where the kernel cannot merge. Source: madvise(2), MADV_MERGEABLE.
     """
-    _advise(_MADV_MERGEABLE)
+    _advise(MADV_MERGEABLE)
 
 
 def _advise(advice: int) -> None:
     for start, end in _private_regions():
-        if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), ctypes.c_int(advice)) < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+        madvise(start, end - start, advice)
 
 
 def _private_regions() -> list[tuple[int, int]]:
