@@ -214,7 +214,7 @@ def _undo_all(
         pid = end_in_background(remote, lambda: _keep(store, sandbox_id, after, is_gone), deadline, errors)
         if pid:
             print(f"remote vm '{remote[0].key}': process {pid} waits for its end", file=sys.stderr)
-    elif remote and is_gone:
+    elif remote:
         errors += [f"release remote-vm {entry.key!r}: its end may take minutes" for entry in remote]
 
 

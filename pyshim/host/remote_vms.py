@@ -43,15 +43,12 @@ def stop_remote_vm(entry: LedgerEntry, deadline: float) -> None:
             f"release remote-vm {entry.key!r}: its end may take {patience_s(entry):g} s, and whoever begins it must be "
             f"able to wait (hint: 'pyshim cleanup' can)"
         )
-    while _is_unknown(entry, deadline):
-        if _may_come_yet(entry):
-            if time.monotonic() + PAUSE_S > deadline:
-                raise FailedPrecondition(
-                    f"release remote-vm {entry.key!r}: the service does not know it, but may still be making it"
-                )
-            time.sleep(PAUSE_S)
-            continue
-        return
+    while _is_unknown(entry, deadline) and _may_come_yet(entry):
+        if time.monotonic() + PAUSE_S > deadline:
+            raise FailedPrecondition(
+                f"release remote-vm {entry.key!r}: the service does not know it, but may still be making it"
+            )
+        time.sleep(PAUSE_S)
 
 
 def _may_come_yet(entry: LedgerEntry) -> bool:
