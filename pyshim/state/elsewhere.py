@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import ResourceKind
-from pyshim.state.store import FILE_NAME, MAX_BYTES, ROOT, StateStore
+from pyshim.state.store import ROOT, StateStore
 
 _WAIT_S = 5.0
 _PAUSE_S = 0.01
@@ -57,7 +57,7 @@ def claimed_elsewhere(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT)
 
     def claims_of(store: StateStore, other: str) -> Iterable[str]:
         # Most of a busy node's states name none of them, and reading JSON is what takes the time.
-        if not any(word in _body(store, other) for word in words):
+        if not store.mentions(other, words):
             return ()
         ledger = store.load(other).ledger
         return (entry.key for entry in ledger if entry.kind is ResourceKind.CGROUP and entry.key in wanted)
@@ -92,11 +92,6 @@ def _taken(store: StateStore, sandbox_id: str, things_of: Callable[[StateStore, 
             if other != sandbox_id:
                 taken.update(dict.fromkeys(things_of(store, other), other))
     return taken
-
-
-def _body(store: StateStore, sandbox_id: str) -> bytes:
-    with open(f"{store.directory(sandbox_id)}/{FILE_NAME}", "rb") as file:
-        return file.read(MAX_BYTES)
 
 
 def _pins_of(store: StateStore, sandbox_id: str) -> Iterable[int]:

@@ -10,6 +10,7 @@ Directories 0700, files 0600: bundles and addresses are nobody else's business.
 import contextlib
 import json
 import os
+from collections.abc import Iterable
 
 from pyshim.host.trees import remove_tree
 from pyshim.model.errors import FailedPrecondition, NotFound
@@ -125,7 +126,12 @@ class StateStore:
 
     def names_us(self, sandbox_id: str) -> bool:
         """The state, however damaged, has our key in it."""
-        return f'"{KEY}"'.encode() in _content(f"{self.directory(sandbox_id)}/{FILE_NAME}", MAX_BYTES)
+        return self.mentions(sandbox_id, (f'"{KEY}"'.encode(),))
+
+    def mentions(self, sandbox_id: str, words: Iterable[bytes]) -> bool:
+        """The state, however damaged, has one of the words in it."""
+        text = _content(f"{self.directory(sandbox_id)}/{FILE_NAME}", MAX_BYTES)
+        return any(word in text for word in words)
 
     def knows(self, sandbox_id: str) -> bool:
         """There is a state of the sandbox, readable or not, or an entry in the register."""
