@@ -12,20 +12,17 @@ import threading
 from collections.abc import Callable
 
 from pyshim.host import syscalls
+from pyshim.host.network.rtnetlink import ATTRIBUTE, HEADER, IFLA_IFNAME, RTM_DELLINK
 
 _NLM_F_REQUEST = 1
 _NLM_F_ACK = 4
 _NLMSG_ERROR = 2
-_RTM_DELLINK = 17
 _RTM_DELQDISC = 37
-_IFLA_IFNAME = 3
 _TC_H_INGRESS, _TC_H_ROOT = 0xFFFFFFF1, 0xFFFFFFFF
 RATE_LIMIT_HANDLE = 0x70790000
 """Of the root qdiscs that limit a rate, so that ours can be told from anybody else's."""
-_HEADER = struct.Struct("=IHHII")
 _IFINFO = struct.Struct("=BxHiII")
 _TCMSG = struct.Struct("=BxxxiIII")
-_ATTRIBUTE = struct.Struct("=HH")
 _ANSWER_TIMEOUT_S = 2
 
 
@@ -35,9 +32,9 @@ def delete_link(name: str, *, netns: str, inode: int = 0) -> None:
     With `inode`, only in the namespace of that inode; at a `netns` that leads to another by now nothing is touched.
     """
     text = os.fsencode(name) + b"\0"
-    attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + len(text), _IFLA_IFNAME) + text
+    attribute = ATTRIBUTE.pack(ATTRIBUTE.size + len(text), IFLA_IFNAME) + text
     body = _IFINFO.pack(0, 0, 0, 0, 0) + attribute + bytes(-len(attribute) % 4)
-    _request((netns, inode), name, _RTM_DELLINK, lambda _index: body)
+    _request((netns, inode), name, RTM_DELLINK, lambda _index: body)
 
 
 def delete_ingress(name: str, *, netns: str, inode: int = 0) -> None:
@@ -63,14 +60,14 @@ def _request(place: tuple[str, int], name: str, kind: int, body: Callable[[int],
     try:
         payload = body(index)
         connection.settimeout(_ANSWER_TIMEOUT_S)
-        connection.send(_HEADER.pack(_HEADER.size + len(payload), kind, _NLM_F_REQUEST | _NLM_F_ACK, 1, 0) + payload)
+        connection.send(HEADER.pack(HEADER.size + len(payload), kind, _NLM_F_REQUEST | _NLM_F_ACK, 1, 0) + payload)
         answer = connection.recv(65536)
     finally:
         connection.close()
-    _, answer_kind, _, _, _ = _HEADER.unpack_from(answer)
+    _, answer_kind, _, _, _ = HEADER.unpack_from(answer)
     if answer_kind != _NLMSG_ERROR:
         raise OSError(errno.EPROTO, "rtnetlink answered with something else than an acknowledgement", name)
-    number = -struct.unpack_from("=i", answer, _HEADER.size)[0]
+    number = -struct.unpack_from("=i", answer, HEADER.size)[0]
     if number not in (0, errno.ENODEV, errno.ENOENT, *fine):
         raise OSError(number, os.strerror(number), name)
 

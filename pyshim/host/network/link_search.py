@@ -5,12 +5,12 @@ Source: rtnetlink(7), linux/if_link.h. As `link_removal`, without pyroute2: `del
 
 import _socket
 import os
-import struct
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from pyshim.host import syscalls
+from pyshim.host.network.rtnetlink import HEADER, IFINFO_BYTES, IFLA_IFNAME, attributes, messages
 
 NETNS_ROOT = "/run/netns"
 """Where CNI and `ip netns` bind the namespaces of pods."""
@@ -20,11 +20,7 @@ _NLM_F_REQUEST = 1
 _NLM_F_DUMP = 0x300
 _NLMSG_DONE = 3
 _NLMSG_ERROR = 2
-_IFLA_IFNAME = 3
 _IFLA_IFALIAS = 20
-_HEADER = struct.Struct("=IHHII")
-_IFINFO_BYTES = 16
-_ATTRIBUTE = struct.Struct("=HH")
 _ANSWER_TIMEOUT_S = 2
 
 
@@ -86,28 +82,17 @@ def _dump() -> Iterator[tuple[str, str]]:
     connection = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, _socket.NETLINK_ROUTE)
     try:
         connection.settimeout(_ANSWER_TIMEOUT_S)
-        size = _HEADER.size + _IFINFO_BYTES
-        connection.send(_HEADER.pack(size, _RTM_GETLINK, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0) + bytes(_IFINFO_BYTES))
+        size = HEADER.size + IFINFO_BYTES
+        connection.send(HEADER.pack(size, _RTM_GETLINK, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0) + bytes(IFINFO_BYTES))
         while True:
-            answer = connection.recv(1 << 18)
-            offset = 0
-            while offset + _HEADER.size <= len(answer):
-                length, kind, _, _, _ = _HEADER.unpack_from(answer, offset)
-                if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < _HEADER.size:
+            for kind, body in messages(connection.recv(1 << 18)):
+                if kind in (_NLMSG_DONE, _NLMSG_ERROR):
                     return
-                texts = dict(_texts(answer[offset + size : offset + length]))
-                yield texts.get(_IFLA_IFNAME, ""), texts.get(_IFLA_IFALIAS, "")
-                offset += (length + 3) & ~3
+                texts = dict(attributes(body[IFINFO_BYTES:]))
+                yield _text(texts.get(IFLA_IFNAME, b"")), _text(texts.get(_IFLA_IFALIAS, b""))
     finally:
         connection.close()
 
 
-def _texts(attributes: bytes) -> Iterator[tuple[int, str]]:
-    offset = 0
-    while offset + _ATTRIBUTE.size <= len(attributes):
-        length, kind = _ATTRIBUTE.unpack_from(attributes, offset)
-        if length < _ATTRIBUTE.size:
-            return
-        if kind in (_IFLA_IFNAME, _IFLA_IFALIAS):
-            yield kind, os.fsdecode(attributes[offset + _ATTRIBUTE.size : offset + length].rstrip(b"\0"))
-        offset += (length + 3) & ~3
+def _text(attribute: bytes) -> str:
+    return os.fsdecode(attribute.rstrip(b"\0"))

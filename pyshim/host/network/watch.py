@@ -10,21 +10,17 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterator
 
 from pyshim.host.fds import OwnedFd
+from pyshim.host.network.rtnetlink import IFINFO_BYTES, IFLA_IFNAME, RTM_DELLINK, attributes, messages
 from pyshim.model.errors import Unavailable
 
-_RTM_DELLINK, _RTM_NEWADDR, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 17, 20, 21, 24, 25
+_RTM_NEWADDR, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 20, 21, 24, 25
 _RT_SCOPE_LINK = 253
 _RT_TABLE_MAIN = 254
 _RTPROT_KERNEL = 2
 _RTN_UNICAST = 1
-_IFLA_IFNAME = 3
 _OUR_TAP = re.compile(rb"tap[0-9]{1,9}_kata")
-_HEADER = struct.Struct("=IHHII")
-_LINK_BYTES = 16
-_ATTRIBUTE = struct.Struct("=HH")
 _ADDRESS = struct.Struct("=BBBBi")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _READ_BYTES = 1 << 16
@@ -75,7 +71,7 @@ def is_news(data: bytes) -> bool:
     kernel makes for itself. A tap of ours that is gone is none either: it goes when a link could not be connected, and
     that link would be tried again at once, for ever.
     """
-    return any(_concerns_guest(kind, body) for kind, body in _messages(data))
+    return any(_concerns_guest(kind, body) for kind, body in messages(data))
 
 
 def _concerns_guest(kind: int, body: bytes) -> bool:
@@ -85,27 +81,10 @@ def _concerns_guest(kind: int, body: bytes) -> bool:
     if kind in (_RTM_NEWROUTE, _RTM_DELROUTE) and len(body) >= _ROUTE.size:
         _, _, _, _, table, protocol, _, route_type, _ = _ROUTE.unpack_from(body)
         return (table, route_type) == (_RT_TABLE_MAIN, _RTN_UNICAST) and protocol != _RTPROT_KERNEL
-    return kind == _RTM_DELLINK and not _OUR_TAP.fullmatch(_link_name(body))
+    return kind == RTM_DELLINK and not _OUR_TAP.fullmatch(_link_name(body))
 
 
 def _link_name(body: bytes) -> bytes:
     """The name in a message about a link; empty when it has none."""
-    offset = _LINK_BYTES
-    while offset + _ATTRIBUTE.size <= len(body):
-        length, kind = _ATTRIBUTE.unpack_from(body, offset)
-        if length < _ATTRIBUTE.size:
-            return b""
-        if kind == _IFLA_IFNAME:
-            return body[offset + _ATTRIBUTE.size : offset + length].rstrip(b"\0")
-        offset += (length + 3) & ~3
-    return b""
-
-
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
-        if length < _HEADER.size:
-            return
-        yield kind, data[offset + _HEADER.size : offset + length]
-        offset += (length + 3) & ~3
+    names = (text for kind, text in attributes(body[IFINFO_BYTES:]) if kind == IFLA_IFNAME)
+    return next(names, b"").rstrip(b"\0")
