@@ -22,8 +22,7 @@ test: setup guest ## everything: check and, beside it, the integration tests
 	@scripts/test
 
 check: setup ## linters, types and unit tests: no root, no virtual machine
-	@echo "==> ruff, mypy, unit tests"
-	@$(PYTHON) -X dev -m pytest -q tests
+	@scripts/check
 
 integration: setup guest ## tests through a real containerd with real virtual machines (FILES="integration/test_exec.py" for some)
 	@echo "==> integration tests"
