@@ -154,8 +154,7 @@ def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Message) -> Link:
     # A restored VM keeps the address it was saved with: the name is what is left to go by.
     for link in present:
         if link.name == interface.name:
-            _set_link(netlink, link.index, 0, nl.IFF_UP)
-            _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
+            _give_address(netlink, link, wanted)
             return link
     raise NotFound(f"interface {interface.name!r}: the guest has none with hardware address {interface.hwAddr!r}")
 
@@ -164,9 +163,14 @@ def _at_place(netlink: nl.Netlink, name: str, wanted: bytes) -> Link:
     """The link, with the address the other side expects: a passed-through card may come with another."""
     link = _by_name(netlink, name)
     if link.address != wanted:
-        _set_link(netlink, link.index, 0, nl.IFF_UP)
-        _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
+        _give_address(netlink, link, wanted)
     return link
+
+
+def _give_address(netlink: nl.Netlink, link: Link, wanted: bytes) -> None:
+    """It has the address, and is down: not every driver takes one while it is up."""
+    _set_link(netlink, link.index, 0, nl.IFF_UP)
+    _set_link(netlink, link.index, 0, 0, nl.attribute(nl.IFLA_ADDRESS, wanted))
 
 
 def _set_link(netlink: nl.Netlink, index: int, flags: int, change: int, attributes: bytes = b"") -> None:
