@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import os
 
-from guest.agent import log
-
-_PORT = "forwarder.port="
-_ADDRESS = "forwarder.address="
-_AGENT = "agent.server_addr=unix://"
+from guest.agent import log, settings
 
 
 class Words:
@@ -28,17 +24,14 @@ class Words:
 
 def parse(command_line: str) -> Words | None:
     """What is asked; None without a usable `forwarder.port`, or when the agent listens on no unix socket."""
-    port, address, agent = "", "", ""
-    for word in command_line.split():
-        if word.startswith(_PORT):
-            port = word[len(_PORT) :]
-        elif word.startswith(_ADDRESS):
-            address = word[len(_ADDRESS) :]
-        elif word.startswith(_AGENT):
-            agent = word[len(_AGENT) :]
+    words = command_line.split()
+    asked = dict(word.partition("=")[::2] for word in words)
+    port, address = asked.get("forwarder.port", ""), asked.get("forwarder.address", "")
+    scheme, _, agent = settings.parse(words).server_addr.partition("://")
     if not port:
         return None
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536 and agent.startswith("/")):
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not (is_port and scheme == "unix" and agent.startswith("/")):
         log.error("no forwarder: it needs forwarder.port=1-65535 and agent.server_addr=unix:///PATH")
         return None
     return Words(int(port), address, agent)
