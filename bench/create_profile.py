@@ -18,7 +18,6 @@ from statistics import median
 
 from bench import stub_pods
 from bench.measures import PYKATA, Ground, bare_interpreter_s, cpu_s
-from integration.framework.zygote import Zygote
 from pyshim.host.cgroups.hierarchies import mounted, place_of
 from pyshim.model.trace import Span, spans_from_json
 from pyshim.state.store import StateStore
@@ -61,12 +60,8 @@ def profile(ground: Ground, pods: int) -> Found:
         floors["interpreter"].append(bare_interpreter_s())
 
     executed = _profile(ground, pods, between)
-    zygote = Zygote(ground.binaries / "pyshim", ground.directory / "zygote.log")
-    try:
-        zygote.start()
+    with ground.zygote():
         forked = _profile(ground, pods, between)
-    finally:
-        zygote.close()
     move_ms, vmm_ms, interpreter_ms = (median(floors[name]) * _MS for name in ("move", "vmm", "interpreter"))
     return Found(executed=executed, forked=forked, move_ms=move_ms, vmm_ms=vmm_ms, interpreter_ms=interpreter_ms)
 

@@ -19,6 +19,7 @@ from integration.framework.direct import direct_shim, wait_until_gone
 from integration.framework.processes import Process
 from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
+from integration.framework.zygote import Zygote
 
 PYKATA = Runtime(name="io.containerd.pykata.v2")
 RUNC = Runtime(name="io.containerd.runc.v2")
@@ -65,6 +66,16 @@ class Ground:
         file = self.peer.config if self.peer is not None and runtime == self.peer.runtime else self.config
         config = ("--runtime-config-path", str(file)) if runtime.has_vm and file is not None else ()
         return ("--runtime", runtime.name, *config)
+
+    @contextmanager
+    def zygote(self) -> Iterator[Zygote]:
+        """Shims are forked meanwhile, not executed."""
+        zygote = Zygote(self.binaries / "pyshim", self.directory / "zygote.log")
+        try:
+            zygote.start()
+            yield zygote
+        finally:
+            zygote.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

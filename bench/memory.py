@@ -14,7 +14,6 @@ from pathlib import Path
 
 from bench import pages, stub_whole_pods
 from bench.measures import Ground, memory_of
-from integration.framework.zygote import Zygote
 
 KSM = Path("/sys/kernel/mm/ksm")
 _SCAN_PAGES = 5000
@@ -46,31 +45,26 @@ class Profile:
 
 def profile(ground: Ground, pods: int, *, ksm: bool) -> Profile:
     """The phases of the first of `pods` pods, and what each costs once all are up and idle."""
-    zygote = Zygote(ground.binaries / "pyshim", ground.directory / "zygote.log")
-    with _merging() if ksm else nullcontext():
-        try:
-            zygote.start()
-            found = Profile(zygote_mib=memory_of(zygote.pid).pss_mib)
-            before: set[int] = set()
+    with _merging() if ksm else nullcontext(), ground.zygote() as zygote:
+        found = Profile(zygote_mib=memory_of(zygote.pid).pss_mib)
+        before: set[int] = set()
 
-            def watch(name: str, pid: int) -> None:
-                nonlocal before
-                phase, before = _phase(name, pid, zygote.pid, before)
-                found.phases.append(phase)
+        def watch(name: str, pid: int) -> None:
+            nonlocal before
+            phase, before = _phase(name, pid, zygote.pid, before)
+            found.phases.append(phase)
 
-            with stub_whole_pods.running(ground, pods, watch) as pids:
-                _settle([zygote.pid, *pids], ksm=ksm)
-                watch(f"idle, one of {pods}", pids[0])
-                memories = [memory_of(pid) for pid in pids]
-                pss = [memory.pss_mib for memory in memories]
-                found.many = {
-                    "shims": len(pids),
-                    "PSS": sum(pss) / len(pss),
-                    "PSS, the zygote's included": (sum(pss) + memory_of(zygote.pid).pss_mib) / len(pss),
-                    "private": sum(memory.private_mib for memory in memories) / len(pss),
-                }
-        finally:
-            zygote.close()
+        with stub_whole_pods.running(ground, pods, watch) as pids:
+            _settle([zygote.pid, *pids], ksm=ksm)
+            watch(f"idle, one of {pods}", pids[0])
+            memories = [memory_of(pid) for pid in pids]
+            pss = [memory.pss_mib for memory in memories]
+            found.many = {
+                "shims": len(pids),
+                "PSS": sum(pss) / len(pss),
+                "PSS, the zygote's included": (sum(pss) + memory_of(zygote.pid).pss_mib) / len(pss),
+                "private": sum(memory.private_mib for memory in memories) / len(pss),
+            }
     return found
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from bench import bare_boot, file_io, measures, stub_pods, stub_whole_pods, stubs
 from bench.measures import PYKATA, RUNC, Ground
 from integration.framework.runtime import Runtime
-from integration.framework.zygote import Zygote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +112,7 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
     ten.append(stub_pods.together_s(ground, _TOGETHER))
     stdout.append(measures.stdout_mb_per_s(ground, PYKATA, size.stub_mib, prefix=f"flood{size.stub_mib}-"))
     samples.open_round("stub_stdout_runc").append(measures.stdout_mb_per_s(ground, RUNC, size.stub_mib))
-    zygote = Zygote(ground.binaries / "pyshim", ground.directory / "zygote.log")
-    try:
-        zygote.start()
+    with ground.zygote() as zygote:
         bare, start, forked = (samples.open_round(f"forked_{name}") for name in ("bare", "start", "create"))
         for _ in range(size.starts):
             bare.append(measures.bare_interpreter_s())
@@ -127,8 +124,6 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
             samples.open_round("forked_pss").append(mean)
             private = [measures.memory_of(pid).private_mib for pid in pids]
             samples.open_round("forked_private").append(sum(private) / len(private))
-    finally:
-        zygote.close()
 
 
 def _of_peer(ground: Ground, peer: Runtime, samples: Samples, size: Size) -> None:
@@ -182,11 +177,7 @@ def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Pa
     bare.append(bare_boot.boot_s(argv, initrd))
     pykata.append(measures.first_output_s(ground, PYKATA))
     bare.append(bare_boot.boot_s(argv, initrd))
-    zygote = Zygote(ground.binaries / "pyshim", ground.directory / "zygote.log")
-    try:
-        zygote.start()
+    with ground.zygote():
         samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))
-    finally:
-        zygote.close()
     bare.append(bare_boot.boot_s(argv, initrd))
     runc.append(measures.first_output_s(ground, RUNC))
