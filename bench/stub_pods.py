@@ -17,7 +17,7 @@ from integration.framework.direct import DirectShim, direct_shim, wait_until_gon
 from protos.containerd import runtimeoptions_pb2
 
 _numbers = itertools.count(1)
-_WITHIN_S = 120.0
+WITHIN_S = 120.0
 
 
 @contextmanager
@@ -25,23 +25,31 @@ def started_shim(ground: Ground, name: str = "") -> Iterator[DirectShim]:
     """A shim that serves and has nothing yet; its pods use the configuration of `ground`."""
     name = name or f"stub{next(_numbers)}"
     bundle = ground.directory / name
-    spec = oci.spec("sleep", "100000", name=name, rootfs="rootfs")
-    spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
-    with direct_shim(PYKATA, ground.binaries, name, bundle, config=spec) as shim:
+    with direct_shim(PYKATA, ground.binaries, name, bundle, config=sleeping(name)) as shim:
         shim.start()
         yield shim
     wait_until_gone(shim)
 
 
+def sleeping(name: str) -> oci.Spec:
+    """The spec of a container that sleeps, in no network namespace."""
+    spec = oci.spec("sleep", "100000", name=name, rootfs="rootfs")
+    spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    return spec
+
+
+def options(config: Path) -> PbAny:
+    """What Create is told of the configuration, as containerd puts it."""
+    chosen = runtimeoptions_pb2.Options(config_path=str(config))
+    return PbAny(type_url="runtimeoptions.v1.Options", value=chosen.SerializeToString())
+
+
 async def create_and_start(shim: DirectShim, config: Path) -> float:
     """Seconds from the call of Create to the reply of Start."""
-    options = PbAny(
-        type_url="runtimeoptions.v1.Options",
-        value=runtimeoptions_pb2.Options(config_path=str(config)).SerializeToString(),
-    )
+    told = options(config)
     started = time.monotonic()
-    await shim.ask("Create", None, _WITHIN_S, bundle=str(shim.bundle), options=options)
-    await shim.ask("Start", None, _WITHIN_S)
+    await shim.ask("Create", None, WITHIN_S, bundle=str(shim.bundle), options=told)
+    await shim.ask("Start", None, WITHIN_S)
     return time.monotonic() - started
 
 

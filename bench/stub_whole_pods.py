@@ -7,19 +7,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from google.protobuf.any_pb2 import Any as PbAny
 
 from bench.measures import PYKATA, Ground
+from bench.stub_pods import WITHIN_S, options, sleeping, warm
 from integration.framework import oci
 from integration.framework.direct import DirectShim, direct_shim, wait_until_gone
-from protos.containerd import runtimeoptions_pb2
-from pyshim.ttrpc import TtrpcError
 
 _numbers = itertools.count(1)
-_WITHIN_S = 120.0
 _PROCESS_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 _CONTAINERS = ("one", "two")
 _ZYGOTE_WITHIN = {"PYSHIM_ZYGOTE_WITHIN_S": "60"}
@@ -46,7 +44,7 @@ class Pod(NamedTuple):
                 streams[stream] = str(bundle / stream)
                 os.mkfifo(streams[stream])
                 end.callback(os.close, os.open(streams[stream], os.O_RDWR))
-            self.call("Create", id=name, bundle=str(bundle), options=_options(self.ground), **streams)
+            self.call("Create", id=name, bundle=str(bundle), options=options(self.ground.config), **streams)
             self.call("Start", id=name)
             try:
                 yield
@@ -65,7 +63,7 @@ class Pod(NamedTuple):
 
     def call(self, method: str, **fields: Any) -> None:
         """A call of the Task API has been answered well."""
-        self.shim.call(method, None, _WITHIN_S, **fields)
+        self.shim.call(method, None, WITHIN_S, **fields)
 
 
 @contextmanager
@@ -100,24 +98,17 @@ def pod(ground: Ground, watch: Callable[[str, int], None] = _nobody) -> Iterator
         shim.start()
         (daemon,) = PYKATA.shims(name)
         one = Pod(ground, shim, daemon.pid)
-        with suppress(TtrpcError):  # it knows no such container, so it is up
-            one.call("State")
+        warm(shim)
         watch("serves, asked once", one.pid)
-        one.call("Create", bundle=str(bundle), options=_options(ground))
+        one.call("Create", bundle=str(bundle), options=options(ground.config))
         one.call("Start")
         watch("sandbox runs", one.pid)
         yield one
     wait_until_gone(shim)
 
 
-def _options(ground: Ground) -> PbAny:
-    options = runtimeoptions_pb2.Options(config_path=str(ground.config))
-    return PbAny(type_url="runtimeoptions.v1.Options", value=options.SerializeToString())
-
-
 def _spec(name: str, sandbox: str, kind: str) -> oci.Spec:
-    spec = oci.spec("sleep", "100000", name=name, rootfs="rootfs")
-    spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    spec = sleeping(name)
     keys = {"container-type": kind, "sandbox-id": sandbox, "sandbox-name": "web", "sandbox-namespace": "shop"}
     if kind == "container":
         keys["container-name"] = name
