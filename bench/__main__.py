@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench import chart, create_profile, file_io, memory, report, rounds, stub_pods, stubs
@@ -32,7 +33,7 @@ def main() -> int:
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 2
-    if not arguments.only_memory and not arguments.only_create and not file_io.FIO.exists():
+    if arguments.only in ("", "files") and not file_io.FIO.exists():
         print(
             f"bench: find {str(file_io.FIO)!r}: not installed (hint: `make bench` or apt-get install fio)",
             file=sys.stderr,
@@ -42,15 +43,14 @@ def main() -> int:
     if arguments.runs:
         size = replace(size, rounds=arguments.runs)
     load_before = os.getloadavg()[0]
-    if arguments.only_memory:
-        return _profile_memory(size, arguments.ksm, arguments.output or PART_RESULTS, load_before)
-    if arguments.only_create:
-        return _profile_create(size, arguments.output or PART_RESULTS, load_before)
+    if arguments.only in ("memory", "create"):
+        return _profile(arguments.only, size, arguments.ksm, arguments.output or PART_RESULTS, load_before)
+    only_files = arguments.only == "files"
     with containerd_up(arguments.peer, peer) as ground:
-        samples, woken = _measure(ground, size, arguments.only_files)
+        samples, woken = _measure(ground, size, only_files)
     found = report.rows(samples)
     facts = _facts(size, load_before)
-    if arguments.only_files:
+    if only_files:
         facts["rounds"] = str(size.file_rounds)
         del facts["per round"]
     else:
@@ -58,7 +58,7 @@ def main() -> int:
     if peer is not None:
         facts["peer"] = str(arguments.peer)
     print(report.as_text(found))
-    target = arguments.output or (PART_RESULTS if arguments.only_files else RESULTS)
+    target = arguments.output or (PART_RESULTS if only_files else RESULTS)
     target.mkdir(parents=True, exist_ok=True)
     report.write_json(target / "bench.json", found, samples, facts, arguments.note)
     (target / "bench.md").write_text(report.as_markdown(found, facts, arguments.note))
@@ -74,13 +74,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=0, metavar="N", help=f"rounds; default {rounds.FULL.rounds}")
     parser.add_argument("--quick", action="store_true", help="two rounds with little in them: does it work at all")
     parser.add_argument("--note", default="", help="a sentence for the results, about the state of the machine")
-    parser.add_argument("--only-files", action="store_true", help="only the rates of fio; written to .build/bench")
-    parser.add_argument(
-        "--only-memory", action="store_true", help="only where a forked shim's memory goes; written to .build/bench"
-    )
-    parser.add_argument(
-        "--only-create", action="store_true", help="only where the time of Create goes; written to .build/bench"
-    )
+    parser.set_defaults(only="")
+    only = parser.add_mutually_exclusive_group()
+    for part, what in (
+        ("files", "the rates of fio"),
+        ("memory", "where a forked shim's memory goes"),
+        ("create", "where the time of Create goes"),
+    ):
+        told = f"only {what}; written to .build/bench"
+        only.add_argument(f"--only-{part}", dest="only", action="store_const", const=part, help=told)
     parser.add_argument("--ksm", action="store_true", help="with --only-memory: while the kernel merges equal pages")
     parser.add_argument("--peer", type=Path, metavar="SHIM", help="path of another shim to measure beside ours")
     parser.add_argument("--peer-config", type=Path, metavar="FILE", help="the configuration the peer is given")
@@ -88,13 +90,9 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.runs < 0:
         parser.error(f"--runs {arguments.runs}: expected 1 or more")
-    if arguments.only_files and (arguments.peer or arguments.runs):
-        parser.error("--only-files: takes neither --peer nor --runs")
-    if arguments.only_memory and (arguments.only_files or arguments.peer or arguments.runs):
-        parser.error("--only-memory: takes none of --only-files, --peer, --runs")
-    if arguments.only_create and (arguments.only_files or arguments.only_memory or arguments.peer or arguments.runs):
-        parser.error("--only-create: takes none of --only-files, --only-memory, --peer, --runs")
-    if arguments.ksm and not arguments.only_memory:
+    if arguments.only and (arguments.peer or arguments.runs):
+        parser.error(f"--only-{arguments.only}: takes neither --peer nor --runs")
+    if arguments.ksm and arguments.only != "memory":
         parser.error("--ksm: goes with --only-memory")
     return arguments
 
@@ -115,26 +113,25 @@ def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[round
     return samples, woken
 
 
-def _profile_memory(size: rounds.Size, ksm: bool, target: Path, load_before: float) -> int:
+def _profile(part: str, size: rounds.Size, ksm: bool, target: Path, load_before: float) -> int:
     """The exit code: 0, once the profile is printed and written."""
-    with containerd_up() as ground:
-        found = memory.profile(replace(ground, config=stubs.config(GROUND)), size.pods, ksm=ksm)
-    print(memory.as_text(found))
+    found: memory.Profile | create_profile.Found
+    with containerd_up() as plain:
+        ground = replace(plain, config=stubs.config(GROUND))
+        if part == "memory":
+            found = memory.profile(ground, size.pods, ksm=ksm)
+            text = memory.as_text(found)
+        else:
+            found = create_profile.profile(ground, size.profiled)
+            text = create_profile.as_text(found)
+    facts = _facts(size, load_before)
+    if part == "memory":
+        facts["equal pages"] = "merged by the kernel" if ksm else "left as they are"
+    print(text)
     target.mkdir(parents=True, exist_ok=True)
-    facts = {**_facts(size, load_before), "equal pages": "merged by the kernel" if ksm else "left as they are"}
-    memory.write_json(target / "memory.json", found, facts)
-    print(f"written: {target}/memory.json")
-    return 0
-
-
-def _profile_create(size: rounds.Size, target: Path, load_before: float) -> int:
-    """The exit code: 0, once the profile is printed and written."""
-    with containerd_up(None, None) as ground:
-        found = create_profile.profile(replace(ground, config=stubs.config(GROUND)), size.profiled)
-    print(create_profile.as_text(found))
-    target.mkdir(parents=True, exist_ok=True)
-    create_profile.write_json(target / "create.json", found, _facts(size, load_before))
-    print(f"written: {target}/create.json")
+    file = target / f"{part}.json"
+    file.write_text(json.dumps({"facts": facts, **asdict(found)}, indent=1) + "\n")
+    print(f"written: {file}")
     return 0
 
 

@@ -4,7 +4,6 @@ floors measured in between: a move of a process into another cgroup, and the sta
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -78,10 +77,6 @@ def as_text(found: Found) -> str:
     lines.append(f"start of the stand-in for QEMU, up to its greeting: {found.vmm_ms:.1f} ms")
     lines.append(f"bare interpreter: {found.interpreter_ms:.1f} ms")
     return "\n".join(lines)
-
-
-def write_json(path: Path, found: Found, facts: Mapping[str, str]) -> None:
-    path.write_text(json.dumps({"facts": facts, **asdict(found)}, indent=1) + "\n")
 
 
 def phases_of(traces: list[tuple[Span, ...]]) -> dict[str, tuple[float, float]]:

@@ -5,7 +5,6 @@ With `--ksm` the kernel's merging of equal pages is on meanwhile, as it is on a 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -131,20 +130,3 @@ def as_text(found: Profile) -> str:
     lines += ["", f"{found.many['shims']:.0f} shims with a pod of two containers each, mean:"]
     lines += [f"  {name:32}{value:6.2f}" for name, value in found.many.items() if name != "shims"]
     return "\n".join(lines)
-
-
-def write_json(path: Path, found: Profile, facts: dict[str, str]) -> None:
-    """All of it, and what kind of run it was."""
-    phases = [
-        {
-            "name": phase.name,
-            "pss_mib": phase.pss_mib,
-            "private_mib": phase.private_mib,
-            "newly_mib": phase.newly_mib,
-            "kinds": phase.kinds,
-            "places": phase.places,
-        }
-        for phase in found.phases
-    ]
-    content = {"facts": facts, "zygote_mib": found.zygote_mib, "phases": phases, "many": found.many}
-    path.write_text(json.dumps(content, indent=1) + "\n")
