@@ -17,6 +17,7 @@ from statistics import median
 
 from bench import stub_pods
 from bench.measures import PYKATA, Ground, bare_interpreter_s, cpu_s
+from integration.framework.processes import cpu_ticks
 from pyshim.host.cgroups.hierarchies import mounted, place_of
 from pyshim.model.trace import Span, spans_from_json
 from pyshim.state.store import StateStore
@@ -101,10 +102,10 @@ def _profile(ground: Ground, pods: int, between: Callable[[], None]) -> Profile:
         with stub_pods.started_shim(ground) as shim:
             stub_pods.warm(shim)
             (daemon,) = PYKATA.shims(shim.container)
-            before, (user, system) = cpu_s(daemon.pid), _ticks(daemon.pid)
+            before, (user, system) = cpu_s(daemon.pid), cpu_ticks(daemon.pid)
             (wall_s,) = shim.together(lambda shim=shim: stub_pods.create_and_start(shim, ground.config))  # type: ignore[misc]
             cpus.append(cpu_s(daemon.pid) - before)
-            after = _ticks(daemon.pid)
+            after = cpu_ticks(daemon.pid)
             walls.append(float(wall_s))
             user_ticks, system_ticks = user_ticks + after[0] - user, system_ticks + after[1] - system
             snapshot = StateStore().load(shim.container).snapshot
@@ -116,12 +117,6 @@ def _profile(ground: Ground, pods: int, between: Callable[[], None]) -> Profile:
         system_share=system_ticks / max(1, user_ticks + system_ticks),
         phases=phases_of([trace for trace in traces if trace]),
     )
-
-
-def _ticks(pid: int) -> tuple[int, int]:
-    """The process's CPU time in user space and in the kernel. Source: proc(5), stat, utime and stime."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]), int(fields[12])
 
 
 def _move_s() -> float:

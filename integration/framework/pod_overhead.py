@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .cri import Pod
 from .cri_session import PROJECT, cri_daemon
+from .processes import cpu_ticks
 from .runtime import Runtime
 
 _REST_S = 10.0
@@ -36,8 +37,7 @@ def pss_mib(pid: int) -> tuple[float, float]:
 
 
 def cpu_s(pid: int) -> float:
-    user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-    return (int(user) + int(system)) / _TICKS
+    return sum(cpu_ticks(pid)) / _TICKS
 
 
 def _look(runtime: Runtime, pod: Pod) -> dict[str, float]:

@@ -36,6 +36,12 @@ def read(pid: int) -> Process | None:
     return Process(pid=pid, parent=int(parent), name=name, command=words, state=state)
 
 
+def cpu_ticks(pid: int) -> tuple[int, int]:
+    """CPU time so far, in user space and in the kernel. Source: proc(5), stat, utime and stime."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]), int(fields[12])
+
+
 def running() -> list[Process]:
     """All processes in the pid namespace, by pid."""
     found = (read(int(entry)) for entry in sorted(filter(str.isdigit, os.listdir("/proc")), key=int))
