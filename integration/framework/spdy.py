@@ -7,11 +7,11 @@ A compressed block need not use the protocol's dictionary, and the server's bloc
 
 from __future__ import annotations
 
-import socket
 import struct
 import zlib
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+
+from .upgrade import upgraded
 
 EXEC, PORT_FORWARD = "v4.channel.k8s.io", "portforward.k8s.io"
 _SYN_STREAM, _RST_STREAM, _PING = 1, 3, 6
@@ -24,27 +24,12 @@ class SpdyConnection:
     """One upgraded connection. `data` is what has come on each stream so far, `ended` are the streams that are over."""
 
     def __init__(self, url: str, protocol: str, within_s: float = 60.0) -> None:
-        place = urlsplit(url)
-        assert place.hostname, url
-        self._socket = socket.create_connection((place.hostname, place.port or 80), timeout=within_s)
-        self._file = self._socket.makefile("rb")
+        more = ("Content-Length: 0", f"X-Stream-Protocol-Version: {protocol}")
+        self._socket, self._file = upgraded(url, "POST", "SPDY/3.1", *more, within_s=within_s)
         self._headers = zlib.compressobj()
         self._next_id = 1
         self.data: dict[int, bytes] = {}
         self.ended: set[int] = set()
-        lines = (
-            f"POST {place.path}{f'?{place.query}' if place.query else ''} HTTP/1.1",
-            f"Host: {place.netloc}",
-            "Content-Length: 0",
-            "Connection: Upgrade",
-            "Upgrade: SPDY/3.1",
-            f"X-Stream-Protocol-Version: {protocol}",
-        )
-        self._socket.sendall("\r\n".join((*lines, "", "")).encode())
-        status = self._file.readline()
-        while self._file.readline().strip():
-            pass
-        assert b" 101 " in status, f"no SPDY at {url}: {status!r}"
 
     def __enter__(self) -> SpdyConnection:
         return self

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import json
 import os
-import socket
 import struct
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
+
+from .upgrade import upgraded
 
 STDIN, STDOUT, STDERR, OUTCOME, RESIZE = range(5)
 _BINARY, _CLOSE, _PING = 0x2, 0x8, 0x9
@@ -23,25 +23,16 @@ class Streams:
     """One exec, attach or port-forward connection. `messages` ends with the connection."""
 
     def __init__(self, url: str, within_s: float = 30.0) -> None:
-        place = urlsplit(url)
-        assert place.hostname, url
-        self._socket = socket.create_connection((place.hostname, place.port or 80), timeout=within_s)
-        self._file = self._socket.makefile("rb")
-        query = f"?{place.query}" if place.query else ""
-        lines = (
-            f"GET {place.path}{query} HTTP/1.1",
-            f"Host: {place.netloc}",
-            "Upgrade: websocket",
-            "Connection: Upgrade",
-            f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}",
+        key = base64.b64encode(os.urandom(16)).decode()
+        self._socket, self._file = upgraded(
+            url,
+            "GET",
+            "websocket",
+            f"Sec-WebSocket-Key: {key}",
             "Sec-WebSocket-Version: 13",
             "Sec-WebSocket-Protocol: v4.channel.k8s.io",
+            within_s=within_s,
         )
-        self._socket.sendall("\r\n".join((*lines, "", "")).encode())
-        status = self._file.readline()
-        while self._file.readline().strip():
-            pass
-        assert b" 101 " in status, f"no WebSocket at {url}: {status!r}"
 
     def __enter__(self) -> Streams:
         return self
