@@ -6,7 +6,6 @@ What the peer makes lies below /run/peerpod, so a VM, a socket or a record that 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from integration.remote.faults import Faults
+from integration.remote.peer import saved
 
 from . import processes, shim_config
 from .images import IMAGE
@@ -90,11 +90,7 @@ class RemotePeer:
 
     def records(self) -> list[dict[str, Any]]:
         """What the peer knows of its VMs."""
-        found = []
-        for file in sorted((DIRECTORY / "vms").glob("*/vm.json")):
-            with contextlib.suppress(FileNotFoundError):
-                found.append(json.loads(file.read_text()))
-        return found
+        return saved(DIRECTORY)
 
     def record(self, sandbox: str) -> dict[str, Any]:
         (found,) = [record for record in self.records() if record["id"] == sandbox]

@@ -95,8 +95,8 @@ async def _ask(options: argparse.Namespace) -> None:
         case "check":
             print(await agent_health(directory / "pods" / options.id / peer.SOCKET_NAME))
         case "list":
-            for file in sorted((directory / "vms").glob("*/vm.json")):
-                print(json.dumps(json.loads(file.read_text())))
+            for record in peer.saved(directory):
+                print(json.dumps(record))
         case "fault":
             faults.Faults(directory / "faults").write(",".join(options.fault))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from qemu.qmp import QMPClient
 from qemu.qmp.error import QMPError
 
+from pyshim.host.processes.identity import start_ticks
 from pyshim.plan.kernel_params import X86_PARAMS
 
 from .disks import CONFIG_SERIAL, IMAGES_IN_GUEST, IMAGES_SERIAL
@@ -106,7 +107,7 @@ async def boot(machine: Machine) -> Running:
     """QEMU runs, in a session of its own. Raises MachineError, and then it does not."""
     (machine.directory / "qmp.sock").unlink(missing_ok=True)
     process = _spawned(machine)
-    ticks = _started_ticks(process.pid)
+    ticks = start_ticks(process.pid)
     try:
         async with asyncio.timeout(_MONITOR_WITHIN_S):
             port = await _forwarded_port(machine, process)
@@ -154,7 +155,7 @@ def is_running(vm: Running) -> bool:
     """Whether the VM's process is alive. A child that has ended is reaped."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(vm.pid, os.WNOHANG)
-    return _started_ticks(vm.pid) == vm.started_ticks
+    return start_ticks(vm.pid) == vm.started_ticks
 
 
 async def end(vm: Running) -> None:
@@ -192,13 +193,3 @@ def words_of(directory: Path) -> str:
             data = (directory / name).read_bytes()[-_TAIL_BYTES:]
             told.append(data.decode(errors="replace").strip())
     return "\n".join(filter(None, told)) or "(nothing)"
-
-
-def _started_ticks(pid: int) -> int | None:
-    """When the process `pid` was started; None when there is none, or only what a dead one leaves."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])

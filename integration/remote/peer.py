@@ -12,6 +12,7 @@ import re
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from . import disks, machine
 from .certificates import Authority
@@ -23,6 +24,7 @@ log = logging.getLogger("remote.peer")
 
 VERSION = "0.0.0"
 SOCKET_NAME = "agent.ttrpc"
+_RECORDS, _RECORD = "vms", "vm.json"
 NAME = "io.kubernetes.cri.sandbox-name"
 NAMESPACE = "io.kubernetes.cri.sandbox-namespace"
 _HYPERVISOR = "io.katacontainers.config.hypervisor."
@@ -76,7 +78,7 @@ class Peer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._vms: dict[str, _Vm] = {}
-        self._records = settings.directory / "vms"
+        self._records = settings.directory / _RECORDS
         self.faults = Faults(settings.directory / "faults")
 
     async def open(self) -> None:
@@ -87,8 +89,7 @@ class Peer:
         self._images = self._settings.directory / "images.img" if self._settings.images else None
         if self._settings.images is not None and self._images is not None:
             disks.write_images_disk(self._images, self._settings.images)
-        for file in sorted(self._records.glob("*/vm.json")):
-            record = _loaded(file)
+        for record in map(_record, saved(self._settings.directory)):
             vm = self._vms[record.id] = _Vm(record)
             if record.running is not None and machine.is_running(record.running):
                 await self._listen(vm, record.running)
@@ -256,16 +257,24 @@ class Peer:
         return self._settings.pods / id / SOCKET_NAME
 
     def _save(self, record: Record) -> None:
-        file = self._directory(record.id) / "vm.json"
+        file = self._directory(record.id) / _RECORD
         fresh = file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(record), indent=1))
         fresh.rename(file)
 
 
-def _loaded(file: Path) -> Record:
-    members = json.loads(file.read_text())
-    running = members.pop("running")
-    return Record(**members, running=Running(**running) if running else None)
+def saved(directory: Path) -> list[dict[str, Any]]:
+    """What a peer on `directory` has written down of each VM, also for who looks on while it serves."""
+    found = []
+    for file in sorted((directory / _RECORDS).glob(f"*/{_RECORD}")):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(json.loads(file.read_text()))
+    return found
+
+
+def _record(members: dict[str, Any]) -> Record:
+    running = members["running"]
+    return Record(**{**members, "running": Running(**running) if running else None})
 
 
 def _is_namespace(path: str) -> bool:
