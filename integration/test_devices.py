@@ -10,7 +10,6 @@ import json
 import os
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from .framework import shim_config
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
+from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
 SPECS = Path("/var/run/cdi")
@@ -63,11 +63,9 @@ def store(scratch: Path) -> Iterator[Path]:
     words = [STORAGE_DAEMON, "--blockdev", f"driver=file,node-name=d,filename={image}", "--export", export]
     with subprocess.Popen(words) as program:
         try:
-            for _ in range(600):
-                if (sockets / "disk7").exists():
-                    break
-                assert program.poll() is None
-                time.sleep(0.1)
+            socket = sockets / "disk7"
+            eventually(lambda: socket.exists() or program.poll() is not None, what="the disk is served", within_s=60)
+            assert program.poll() is None
             yield scratch / "store"
         finally:
             program.terminate()
