@@ -21,8 +21,8 @@ from .framework.waiting import eventually
 PROGRAM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 
 
-def pyshim(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=120, check=False)
+def pyshim(*words: str, within_s: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([PROGRAM, *words], capture_output=True, text=True, timeout=within_s, check=False)
 
 
 @pytest.mark.vm

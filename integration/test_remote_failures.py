@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,8 @@ from .framework.remote_peer import DIRECTORY, RemotePeer, RemoteRun
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 from .remote.client import RemoteClient, agent_health
+from .remote.peer import SOCKET_NAME
+from .test_cleanup import pyshim
 
 pytestmark = pytest.mark.vm
 
@@ -129,7 +130,7 @@ def running_pod(running: Background, peer: RemotePeer, name: str) -> Path:
     """The pod's process is up; the agent's socket of its VM."""
     running.wait_for("up", within_s=120)
     assert [record["id"] for record in peer.records()] == [name]
-    return DIRECTORY / "pods" / name / "agent.ttrpc"
+    return DIRECTORY / "pods" / name / SOCKET_NAME
 
 
 def test_a_shim_killed_while_its_pod_runs_leaves_no_vm(
@@ -186,10 +187,10 @@ def test_a_vm_whose_shim_and_peer_died_is_stopped_by_the_operators_cleanup(
         peer.end(signal.SIGKILL)
         kill_shim(runtime, name)
         eventually(lambda: not runtime.shims(name), what="the shim is dead")
-        without = pyshim("cleanup", name)
+        without = pyshim("cleanup", name, within_s=240)
         vms = len(peer.vms())
         peer.start()
-        done = pyshim("cleanup", name)
+        done = pyshim("cleanup", name, within_s=240)
 
     assert without.returncode != 0
     assert "remote hypervisor" in without.stdout + without.stderr
@@ -198,11 +199,6 @@ def test_a_vm_whose_shim_and_peer_died_is_stopped_by_the_operators_cleanup(
     nothing_runs(peer, runtime, name)
     containerd.start()
     ctr.wait_for_state(name, None)
-
-
-def pyshim(*words: str) -> subprocess.CompletedProcess[str]:
-    program = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
-    return subprocess.run([program, *words], capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_stop_that_hangs_is_asked_again_of_the_next_peer(
