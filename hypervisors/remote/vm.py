@@ -20,7 +20,7 @@ import stat
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from hypervisors.base import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
 from hypervisors.remote.service import RemoteService, ReplyLost, ServiceRefused, ServiceUnreachable
@@ -39,7 +39,6 @@ from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_v
 from pyshim.ttrpc import Code
 
 log = logging.getLogger("hypervisors.remote")
-T = TypeVar("T")
 
 REACH_S = 30.0
 """A service that is just being restarted is tried again for so long, before a VM is given up to whoever cleans up."""
@@ -82,7 +81,7 @@ class RemoteVm:
         self._agent_path = ""
         self._asked_until_s = 0
         self._entry: LedgerEntry | None = None
-        self._asking: asyncio.Task[Any] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._exit: asyncio.Future[VmExit] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
@@ -146,18 +145,18 @@ class RemoteVm:
         request = service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
         )
-        path = await self._ask("CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(request))
-        self._agent_path = _checked_agent_path(config.sandbox_id, path)
-        self._note(RemoteVmState.KNOWN)
+        await self._ask(
+            "CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(config.sandbox_id, request)
+        )
         log.info(
             "remote vm created",
             extra={"sandbox": config.sandbox_id, "service": remote.socket_path, "version": version},
         )
 
-    async def _created(self, request: Coroutine[Any, Any, str]) -> str:
-        """CreateVM's answer. That it has ended is on record even when nobody waits for it any more."""
+    async def _created(self, vm_id: str, request: Coroutine[Any, Any, str]) -> None:
+        """CreateVM has been answered. That it has ended is on record even when nobody waits for it any more."""
         try:
-            path = await request
+            self._agent_path = _checked_agent_path(vm_id, await request)
         except ServiceUnreachable:
             self._note(RemoteVmState.STOPPED)
             raise
@@ -168,7 +167,6 @@ class RemoteVm:
             self._note(RemoteVmState.ASKED if doubt_s else RemoteVmState.KNOWN)
             raise
         self._note(RemoteVmState.KNOWN)
-        return path
 
     def _doubt_after_s(self, error: ShimError) -> float:
         """How long after this failure of CreateVM the service may yet make the VM it does not know."""
@@ -241,8 +239,8 @@ class RemoteVm:
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LAST_PAUSE_S)
 
-    async def _ask(self, method: str, action: str, call: Coroutine[Any, Any, T]) -> T:
-        """The call's result. When the caller gives up, or its time is over, it goes on, and `stop` waits for it."""
+    async def _ask(self, method: str, action: str, call: Coroutine[Any, Any, None]) -> None:
+        """The call has ended. When the caller gives up, or its time is over, it goes on, and `stop` waits for it."""
         remote = self._service_config(action)
         asking = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
         asking.add_done_callback(_retrieved)
@@ -250,7 +248,7 @@ class RemoteVm:
         done, _ = await asyncio.wait([asking], timeout=remote.timeout_s)
         if not done:
             raise DeadlineExceeded(f"{action}: '{remote.socket_path}' has not answered within {remote.timeout_s:g} s")
-        return asking.result()
+        asking.result()
 
     def _note(self, state: RemoteVmState) -> None:
         """The ledger has the VM in this state."""
@@ -380,7 +378,7 @@ def _succeeded(task: "asyncio.Task[None]") -> bool:
     return not task.cancelled() and task.exception() is None
 
 
-def _retrieved(task: "asyncio.Task[Any]") -> None:
+def _retrieved(task: "asyncio.Task[None]") -> None:
     """A failure nobody waits for any more is said in the log."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.debug("call of remote hypervisor failed", extra={"task": task.get_name(), "error": str(error)})
