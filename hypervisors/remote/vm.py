@@ -48,7 +48,7 @@ DOUBT_S = 5.0
 """After a CreateVM whose connection was lost: a service that has not died may yet make the VM it does not know."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
 _MAX_SOCKET_PATH_BYTES = 107
-"""sun_path of unix(7), with its final NUL."""
+"""sun_path of unix(7), less its final NUL."""
 
 
 class Phase(StrEnum):
@@ -271,13 +271,13 @@ class RemoteVm:
     # What cannot be done
 
     async def pause(self) -> None:
-        self._refuse("pause vm", Phase.RUNNING)
+        raise self._refused("pause vm", Phase.RUNNING)
 
     async def resume(self) -> None:
-        self._refuse("resume vm", Phase.RUNNING)
+        raise self._refused("resume vm", Phase.RUNNING)
 
     async def plug(self, device: Device) -> GuestLocation:
-        raise self._refused(f"plug {device.id!r}")
+        raise self._refused(f"plug {device.id!r}", Phase.CREATED, Phase.RUNNING)
 
     async def unplug(self, device_id: str) -> None:
         self._live(f"unplug {device_id!r}", Phase.CREATED, Phase.RUNNING)
@@ -296,7 +296,7 @@ class RemoteVm:
     async def resize_memory(self, memory_mib: int) -> int:
         config = self._live("resize memory", Phase.CREATED, Phase.RUNNING)
         if memory_mib > config.memory.boot_mib:
-            raise self._refused(f"resize to {memory_mib} MiB")
+            raise self._refused(f"resize to {memory_mib} MiB", Phase.CREATED, Phase.RUNNING)
         return config.memory.boot_mib
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
@@ -304,12 +304,8 @@ class RemoteVm:
         self._live("list vCPU threads", Phase.CREATED, Phase.RUNNING)
         return ()
 
-    def _refuse(self, doing: str, *phases: Phase) -> None:
-        self._live(doing, *phases)
-        raise self._refused(doing)
-
-    def _refused(self, doing: str) -> ShimError:
-        config = self._live(doing, Phase.CREATED, Phase.RUNNING)
+    def _refused(self, doing: str, *phases: Phase) -> ShimError:
+        config = self._live(doing, *phases)
         return Unimplemented(
             f"{doing}: vm {config.sandbox_id!r} is remote: its service can start and stop it, and nothing else"
         )
