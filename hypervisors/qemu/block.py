@@ -6,7 +6,7 @@ is plugged with the first of them, so that a VM without disks does not have the 
 """
 
 from hypervisors.base import BlockDevice, DiskAio, DiskBus
-from hypervisors.qemu.devices import node_name, qdev_id
+from hypervisors.qemu.devices import chardev_id, node_name, qdev_id
 from pyshim.model.errors import InvalidArgument
 
 SCSI_ID = "scsi0"
@@ -79,10 +79,6 @@ def vhost_user_blk(disk: BlockDevice) -> Fields:
     return fields
 
 
-def chardev_id(device_id: str) -> str:
-    return f"char-{node_name(device_id)}"
-
-
 def scsi_controller(disk: BlockDevice) -> Fields:
     """Fields of the virtio-scsi-pci that is plugged with the first SCSI disk, `disk`."""
     fields: Fields = {"romfile": ""}
@@ -124,4 +120,4 @@ def iothread_id(name: str) -> str:
 
 
 def is_scsi(disk: BlockDevice) -> bool:
-    return disk.tuning.bus is DiskBus.VIRTIO_SCSI and disk.vhost_user is None
+    return disk.tuning.bus is DiskBus.VIRTIO_SCSI

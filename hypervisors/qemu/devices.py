@@ -268,7 +268,7 @@ def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> 
 
     Without KVM the device has no MSI-X: QEMU 7.2 dies as the guest's driver unmasks a vector.
     """
-    chardev = f"char-{node_name(device.id)}"
+    chardev = chardev_id(device.id)
     netdev: Fields = {"id": netdev_id(device.id), "chardev": chardev, "queues": device.queues}
     fields = _nic_fields(device, bus, device.queues)
     if bus.is_pci and accelerator is not Accelerator.KVM:
@@ -302,6 +302,10 @@ def qdev_id(device_id: str) -> str:
 
 def netdev_id(device_id: str) -> str:
     return f"net-{node_name(device_id)}"
+
+
+def chardev_id(device_id: str) -> str:
+    return f"char-{node_name(device_id)}"
 
 
 def node_name(device_id: str) -> str:

@@ -52,7 +52,7 @@ class Disks:
         """The guest has let go of the disk and QEMU has closed it; controller and I/O threads stay for the next."""
         await self._qmp.device_remove(devices.qdev_id(disk.id))
         if disk.vhost_user is not None:
-            await self._qmp.chardev_remove(block.chardev_id(disk.id))
+            await self._qmp.chardev_remove(devices.chardev_id(disk.id))
             return
         await self._qmp.blockdev_del(devices.node_name(disk.id))
         for index in [index for index, holder in self._scsi.items() if holder == disk.id]:
@@ -72,7 +72,7 @@ class Disks:
             ) from error
         except ShimError:
             with suppress(ShimError):
-                await self._qmp.chardev_remove(block.chardev_id(disk.id))
+                await self._qmp.chardev_remove(devices.chardev_id(disk.id))
             raise
 
     async def _make_iothread(self, name: str) -> None:
