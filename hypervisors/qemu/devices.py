@@ -259,7 +259,7 @@ def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tup
     netdev: Fields = {"id": netdev_id(device.id), "fds": _colons(tap_fds)}
     if vhost_fds:
         netdev |= {"vhost": True, "vhostfds": _colons(vhost_fds)}
-    fields = _nic_fields(device, bus, len(tap_fds))
+    fields = nic_fields(device, bus, len(tap_fds))
     return ("-netdev", option("tap", netdev), "-device", option(bus.virtio("virtio-net", legacy_able=True), fields))
 
 
@@ -270,7 +270,7 @@ def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> 
     """
     chardev = chardev_id(device.id)
     netdev: Fields = {"id": netdev_id(device.id), "chardev": chardev, "queues": device.queues}
-    fields = _nic_fields(device, bus, device.queues)
+    fields = nic_fields(device, bus, device.queues)
     if bus.is_pci and accelerator is not Accelerator.KVM:
         fields |= {"vectors": 0}
     if device.queue_size:
@@ -285,7 +285,8 @@ def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> 
     )
 
 
-def _nic_fields(device: NicDevice | VhostUserNic, bus: Bus, queues: int) -> Fields:
+def nic_fields(device: NicDevice | VhostUserNic, bus: Bus, queues: int) -> Fields:
+    """Fields of a virtio-net device, of the argv or plugged later."""
     fields: Fields = {"netdev": netdev_id(device.id), "id": qdev_id(device.id), "mac": device.mac}
     if queues > 1:
         fields |= {"mq": True}

@@ -203,11 +203,7 @@ class Hotplug:
                     await self._qmp.drop_fd(name)
             raise
         try:
-            fields: dict[str, object] = {"netdev": netdev, "mac": device.mac, "romfile": ""}
-            if len(taps) > 1:
-                fields |= {"mq": True, "vectors": devices.nic_vectors(len(taps))}
-            if device.mtu:
-                fields |= {"host_mtu": device.mtu}
+            fields = devices.nic_fields(device, devices.bus_of(self._config), len(taps))
             return await self._add_behind_bridge("virtio-net-pci", device.id, fields)
         except ShimError:
             with suppress(ShimError):
