@@ -50,20 +50,18 @@ def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> Devi
     """
     if not config.is_remote and config.hypervisor.cold_plug_vfio == "no-port":
         return DeviceQuestion()
-    if config.is_remote:
+    asked = (
         claim_question(spec)
+        if config.is_remote
+        else DeviceQuestion(annotations=_cdi_annotations(spec), nodes=_vfio_nodes(spec))
+    )
     name, namespace = pod_of(spec.annotations)
     ask = kind is ContainerKind.POD_SANDBOX and bool(config.runtime.pod_resource_api_sock)
     if ask and not name:
         raise InvalidArgument("ask kubelet for the pod's devices: the sandbox's annotations do not name the pod")
-    return DeviceQuestion(
-        pod_name=name if ask else "",
-        pod_namespace=namespace if ask else "",
-        kubelet_socket=config.runtime.pod_resource_api_sock if ask else "",
-        annotations=_cdi_annotations(spec),
-        nodes=() if config.is_remote else _vfio_nodes(spec),
-        names_only=config.is_remote,
-    )
+    if not ask:
+        return asked
+    return replace(asked, pod_name=name, pod_namespace=namespace, kubelet_socket=config.runtime.pod_resource_api_sock)
 
 
 def claim_question(spec: OciSpec) -> DeviceQuestion:
