@@ -7,7 +7,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Any
 
-from hypervisors.base import BlockDevice, GuestLocation, NicDevice
+from hypervisors.base import BlockDevice, GuestLocation, NicDevice, VhostUserBackend
 from pyshim.model.guest import NetworkInterface
 from pyshim.model.ids import GuestPath
 from pyshim.model.network import NetworkModel
@@ -52,15 +52,17 @@ def kata_device_maps(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
 
 def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mapping[str, object]:
     """A disk in the VM. Kata's PCIPath has no form of its own in JSON, so the driver's options tell it."""
-    if disk.vhost_user is not None:
-        return _served_device(disk, location, users)
-    return {
+    every: dict[str, object] = {
         "ID": disk.id,
-        "Type": "block",
         "DevType": "b",
         "DriverOptions": {"block-driver": disk.tuning.bus.value, "pci-path": location.pci_path},
         "RefCount": users,
         "AttachCount": 1,
+    }
+    if disk.vhost_user is not None:
+        return every | _served(disk, disk.vhost_user)
+    return every | {
+        "Type": "block",
         "BlockDrive": {
             "File": disk.path,
             "Format": "raw",
@@ -72,21 +74,16 @@ def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mappi
     }
 
 
-def _served_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mapping[str, object]:
-    """A disk of another program, under Kata's name of its type."""
+def _served(disk: BlockDevice, program: VhostUserBackend) -> dict[str, object]:
+    """What a disk of another program has of its own, under Kata's name of its type."""
     return {
-        "ID": disk.id,
         "Type": _VHOST_USER_BLK,
-        "DevType": "b",
-        "DriverOptions": {"block-driver": disk.tuning.bus.value, "pci-path": location.pci_path},
-        "RefCount": users,
-        "AttachCount": 1,
         "VhostUserDev": {
             "DevID": disk.id,
             "SocketPath": disk.path,
             "Type": _VHOST_USER_BLK,
             "QueueSize": disk.tuning.queue_size,
-            "ReconnectTime": disk.vhost_user.reconnect_s if disk.vhost_user else 0,
+            "ReconnectTime": program.reconnect_s,
         },
     }
 
