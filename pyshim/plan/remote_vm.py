@@ -24,11 +24,10 @@ from pyshim.model.initdata import Initdata
 from pyshim.model.oci import OciSpec
 from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.plan.devices import check_kind_table, pod_of
-from pyshim.plan.remote_devices import remote_devices
+from pyshim.plan.remote_devices import PREFIX, remote_devices
 from pyshim.plan.sizing import SizingRecord
 
 POD_NAME, POD_NAMESPACE, POD_UID = (f"io.kubernetes.cri.sandbox-{word}" for word in ("name", "namespace", "uid"))
-PREFIX = "io.katacontainers.config.hypervisor."
 NO_POD_NAMESPACE = "default"
 LEAST_STOP_TIMEOUT_S = 600.0
 """A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
