@@ -7,17 +7,7 @@ nowhere but to the forwarder's port, and behaves as the cloud API adaptor does w
 paths, refusals and their words. Unlike it, VMs and what is known of them survive the daemon, and the next one finds
 them. A pod's own network is not carried into its VM: its containers have a loopback and no more.
 
-By hand, as root, in a checkout with a built guest (`make guest`):
-
-    python -m integration.remote serve --directory /tmp/peer --images busybox.tar &
-    python -m integration.remote create --directory /tmp/peer demo
-    python -m integration.remote start --directory /tmp/peer demo      # returns when the agent can be reached
-    python -m integration.remote check --directory /tmp/peer demo      # asks the agent for its health, through TLS
-    python -m integration.remote list --directory /tmp/peer
-    python -m integration.remote fault --directory /tmp/peer 'StopVM:before=hang'
-    python -m integration.remote stop --directory /tmp/peer demo
-
-A shim is pointed at it by `remote_hypervisor_socket` in `[hypervisor.remote]`.
+How to use it by hand, and to point a shim at it, is in docs/HACKING.md.
 
     peer.py          read first: the calls, and what is known of each VM
     machine.py       one VM: QEMU's argv, its process and its port
