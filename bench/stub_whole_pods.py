@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
-
-from google.protobuf.any_pb2 import Any as PbAny
 
 from bench.measures import PYKATA, Ground
 from bench.stub_pods import WITHIN_S, options, sleeping, warm
@@ -18,7 +15,6 @@ from integration.framework import oci
 from integration.framework.direct import DirectShim, direct_shim, wait_until_gone
 
 _numbers = itertools.count(1)
-_PROCESS_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 _CONTAINERS = ("one", "two")
 _ZYGOTE_WITHIN = {"PYSHIM_ZYGOTE_WITHIN_S": "60"}
 """A crowded machine must not turn a forked shim into an executed one: this is about memory."""
@@ -55,9 +51,7 @@ class Pod(NamedTuple):
 
     def exec(self, container: str) -> None:
         """A process was added to the container, and has ended."""
-        process = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
-        spec = PbAny(type_url=_PROCESS_TYPE, value=json.dumps(process).encode())
-        self.call("Exec", id=container, exec_id="e1", spec=spec)
+        self.call("Exec", id=container, exec_id="e1", spec=oci.process("true"))
         for method in ("Start", "Wait", "Delete"):
             self.call(method, id=container, exec_id="e1")
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.any_pb2 import Any as AnyMessage
-
 from pyshim.ttrpc import TtrpcError
 
 from . import oci, processes
@@ -29,8 +27,6 @@ _KINDS = {
 """The annotations that say what a container is and whose, by who writes them."""
 _OURS = ("/run/vc", "/run/kata-containers", "/run/pyshim")
 _EXIT_S = 20.0
-_EXEC = {"args": ["true"], "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
-_PROCESS_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 
 
 @dataclass(slots=True)
@@ -75,9 +71,8 @@ class FaultyPod:
 
     def one_round(self, *, upto: str = "Delete") -> None:
         """The app container runs, and an exec in it; both end. Raises TtrpcError."""
-        process = AnyMessage(type_url=_PROCESS_TYPE, value=json.dumps(_EXEC).encode())
         self.start_app()
-        self._call("Exec", self.app, exec_id="e1", spec=process)
+        self._call("Exec", self.app, exec_id="e1", spec=oci.process("true"))
         self._call("Start", self.app, exec_id="e1")
         self._call("Wait", self.app, exec_id="e1")
         self._call("Delete", self.app, exec_id="e1")

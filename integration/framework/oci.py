@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.any_pb2 import Any as AnyMessage
+
 Spec = dict[str, Any]
 
+_PROCESS_TYPE = "types.containerd.io/opencontainers/runtime-spec/1/Process"
 _CAPABILITIES = [
     "CAP_CHOWN",
     "CAP_FOWNER",
@@ -56,6 +59,12 @@ def spec(*args: str, name: str, rootfs: Path | str, terminal: bool = False) -> S
             "readonlyPaths": ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"],
         },
     }
+
+
+def process(*args: str) -> AnyMessage:
+    """What Exec is told of a process that runs `args` as root."""
+    described = {"args": list(args), "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
+    return AnyMessage(type_url=_PROCESS_TYPE, value=json.dumps(described).encode())
 
 
 def write(config: Spec, directory: Path) -> Path:
