@@ -116,10 +116,14 @@ def driver_of(address: str, *, sys: str = "/sys") -> str:
         return ""
 
 
+def is_vfio(driver: str) -> bool:
+    """A function of this driver is VFIO's; variants carry it in their names: mlx5_vfio_pci, nvgrace-gpu-vfio-pci."""
+    return "vfio" in driver
+
+
 def _check_drivers(path: str, functions: Iterable[HostFunction], sys: str) -> None:
-    # Variant drivers carry it in their names: mlx5_vfio_pci, nvgrace-gpu-vfio-pci.
     found = {each.address: driver_of(each.address, sys=sys) for each in functions}
-    wrong = [f"{address} by {name or 'no driver'}" for address, name in found.items() if "vfio" not in name]
+    wrong = [f"{address} by {name or 'no driver'}" for address, name in found.items() if not is_vfio(name)]
     if wrong:
         raise FailedPrecondition(f"use '{path}': not all of it is held by {DRIVER}: {', '.join(wrong)}")
 

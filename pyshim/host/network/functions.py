@@ -36,7 +36,7 @@ class NetworkFunctions:
         """
         if not self._iommufd:
             vfio.check_beside(address, sys=self._sys)
-        if "vfio" not in vfio.driver_of(address, sys=self._sys):
+        if not vfio.is_vfio(vfio.driver_of(address, sys=self._sys)):
             await self._bind(address)
         path = vfio.node_of(address, iommufd=self._iommufd, sys=self._sys)
         (function,) = (each for each in vfio.vfio_node(path, sys=self._sys).functions if each.address == address)
