@@ -15,18 +15,16 @@ from google.protobuf.message import DecodeError, Message
 
 from protos import hypervisor_pb2 as pb
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, NotFound, ShimError, Unavailable
-from pyshim.model.remote_vms import is_unknown_vm
+from pyshim.model.remote_vms import SERVICE, is_unknown_vm, shown
 from pyshim.ttrpc import Client, ConnectionClosed, OutcomeUnknown, RemoteError, TtrpcError
 from pyshim.ttrpc import DeadlineExceeded as CallTimedOut
 
 Reply = TypeVar("Reply", bound=Message)
 
-SERVICE = "hypervisor.Hypervisor"
 CONNECT_TIMEOUT_S = 10.0
 VERSION_TIMEOUT_S = 10.0
 OUR_VERSION = "0.0.0"
 """What cloud adaptors answer themselves; the protocol has had no other."""
-_SHOWN_CHARS = 500
 _CROWDED_PAUSE_S = 0.05
 
 
@@ -62,7 +60,7 @@ class RemoteService:
             pb.VersionResponse,
             VERSION_TIMEOUT_S,
         )
-        return _shown(reply.version)
+        return shown(reply.version)
 
     async def create_vm(
         self, vm_id: str, annotations: dict[str, str], netns_path: str, timeout_s: float, late_s: float
@@ -146,8 +144,8 @@ class RemoteService:
             case ConnectionClosed():
                 return ServiceUnreachable(f"{action}: '{self._path}': {exc}")
             case RemoteError():
-                return ServiceRefused(f"{action}: '{self._path}' says: {_shown(exc.message)}", exc)
-        return Internal(f"{action}: '{self._path}': {_shown(str(exc))}")
+                return ServiceRefused(f"{action}: '{self._path}' says: {shown(exc.message)}", exc)
+        return Internal(f"{action}: '{self._path}': {shown(str(exc))}")
 
 
 async def _connect(sock: socket.socket, path: str) -> None:
@@ -157,9 +155,3 @@ async def _connect(sock: socket.socket, path: str) -> None:
             return sock.connect(path)
         except BlockingIOError:
             await asyncio.sleep(_CROWDED_PAUSE_S)
-
-
-def _shown(text: str) -> str:
-    """The peer's words, fit for a log: cut, on one line, without control characters."""
-    cut = text[:_SHOWN_CHARS]
-    return "".join(char if char.isprintable() else " " for char in cut).strip() or "(nothing)"

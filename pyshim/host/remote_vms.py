@@ -10,16 +10,14 @@ from contextlib import suppress
 
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.ledger import LedgerEntry
-from pyshim.model.remote_vms import RemoteVmState, is_unknown_vm
+from pyshim.model.remote_vms import SERVICE, RemoteVmState, is_unknown_vm, shown
 from pyshim.ttrpc.connection import ClientConnection
 from pyshim.ttrpc.events import ResponseReceived, StreamFailed
 
-SERVICE = "hypervisor.Hypervisor"
 USUAL_PATIENCE_S = 600
 CONNECT_TIMEOUT_S = 10.0
 PAUSE_S = 1.0
 CROWDED_PAUSE_S = 0.05
-_SHOWN_CHARS = 500
 
 
 def patience_s(entry: LedgerEntry) -> float:
@@ -78,8 +76,7 @@ def _is_unknown(entry: LedgerEntry, deadline: float) -> bool:
         return False
     if is_unknown_vm(entry.key, reply.code, reply.message):
         return True
-    words = "".join(char if char.isprintable() else " " for char in reply.message[:_SHOWN_CHARS])
-    raise FailedPrecondition(f"{action}: remote hypervisor '{path}' says: {words}")
+    raise FailedPrecondition(f"{action}: remote hypervisor '{path}' says: {shown(reply.message)}")
 
 
 def _connect(sock: socket.socket, path: str, deadline: float) -> None:

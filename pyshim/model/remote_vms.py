@@ -11,7 +11,10 @@ from enum import StrEnum
 
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
+SERVICE = "hypervisor.Hypervisor"
+"""The protocol's name on the wire."""
 NOT_FOUND, UNKNOWN = 5, 2  # google.rpc.Code
+_SHOWN_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +67,8 @@ def is_unknown_vm(vm_id: str, code: int, message: str) -> bool:
     """
     told = rf"(?<![\w.-]){re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
     return code == NOT_FOUND or (code == UNKNOWN and re.search(told, message) is not None)
+
+
+def shown(words: str) -> str:
+    """What a service said, fit for a log: cut, on one line, without control characters."""
+    return "".join(char if char.isprintable() else " " for char in words[:_SHOWN_CHARS]).strip() or "(nothing)"
