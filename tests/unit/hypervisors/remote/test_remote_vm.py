@@ -71,6 +71,18 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(body(), debug=True)
 
 
+def live(service: FakeRemoteService, ledger: FakeLedger) -> None:
+    """One VM from `create` to `stop`, as it should go."""
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger)
+        await vm.create(config(service))
+        await vm.start()
+        await vm.stop()
+
+    run(scenario)
+
+
 def listening(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
@@ -105,13 +117,7 @@ def test_a_vm_is_created_started_and_stopped(service: FakeRemoteService, ledger:
 def test_the_service_is_told_annotations_namespace_and_deadlines_but_none_for_the_end(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        await vm.start()
-        await vm.stop()
-
-    run(scenario)
+    live(service, ledger)
 
     create = service.called("CreateVM")
     assert create.request == pb.CreateVMRequest(
@@ -130,13 +136,7 @@ def test_the_intent_is_in_the_ledger_before_the_vm_is_asked_for(service: FakeRem
 
     service.behave = {"Version": look, "CreateVM": look, "StartVM": look, "StopVM": look}
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        await vm.start()
-        await vm.stop()
-
-    run(scenario)
+    live(service, ledger)
 
     assert seen == [None, "asked", "known", "known"]
     assert [(verb, entry.detail["state"]) for verb, entry in ledger.history][-2:] == [
@@ -284,13 +284,7 @@ def test_an_answer_that_comes_twice_is_one(service: FakeRemoteService, ledger: F
 
     service.behave["CreateVM"] = twice
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        await vm.start()
-        await vm.stop()
-
-    run(scenario)
+    live(service, ledger)
 
     assert (service.vms, ledger.held) == ({}, {})
 
@@ -449,13 +443,7 @@ def test_a_service_that_dies_between_create_and_start_ends_the_start(
 def test_a_slow_service_is_no_failure(service: FakeRemoteService, ledger: FakeLedger) -> None:
     service.behave = dict.fromkeys(("CreateVM", "StartVM", "StopVM"), after(SHORT_S))
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        await vm.start()
-        await vm.stop()
-
-    run(scenario)
+    live(service, ledger)
 
     assert (service.vms, ledger.held) == ({}, {})
 
@@ -644,14 +632,7 @@ def test_what_no_service_could_make_is_refused_without_a_call(
 
 def test_an_agent_socket_that_listens_is_taken(service: FakeRemoteService, ledger: FakeLedger) -> None:
     with listening(service.agent_path):
-
-        async def scenario() -> None:
-            vm = RemoteVm(ledger=ledger)
-            await vm.create(config(service))
-            await vm.start()
-            await vm.stop()
-
-        run(scenario)
+        live(service, ledger)
 
     os.unlink(service.agent_path)
 
