@@ -1,4 +1,4 @@
-"""A process to end, and a mount namespace: mount tests run in a forked child, so that nothing they do outlives it."""
+"""Links to wire, a process to end, and mounts: those tests run in a forked child, so that nothing they do stays."""
 
 import os
 import signal
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from pyshim.host import syscalls
+from tests.fakes.namespaces import Namespace
+from tests.fakes.wire import Wire
 
 CLONE_NEWNS = 0x00020000
 
@@ -35,6 +37,16 @@ def sleeper(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
     yield process
     process.kill()
     process.communicate()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    pod, outside = Namespace(), Namespace()
+    try:
+        yield Wire(pod, outside)
+    finally:
+        pod.close()
+        outside.close()
 
 
 @pytest.fixture

@@ -1,15 +1,13 @@
 """A pod's network wired for real: namespaces, veth pairs and taps of the test's own, frames through them."""
 
 import asyncio
-import dataclasses
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -28,102 +26,11 @@ from pyshim.model.errors import (
 )
 from pyshim.model.guest import NetworkAddress
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.network import RateLimits, rate_limits
-from pyshim.plan.network import changed_plan, network_plan
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.namespaces import GuestStack, Namespace
+from tests.fakes.namespaces import GuestStack
+from tests.fakes.wire import HookedLedger, Wire, at, connect, mac, run
 
 pytestmark = pytest.mark.root
-
-T = TypeVar("T")
-Hook = Callable[[LedgerEntry], None]
-
-
-UNLIMITED = rate_limits(received=0, sent=0)
-
-
-class HookedLedger(FakeLedger):
-    """Calls `hook` with each intent once it is written: the moment before the resource is made."""
-
-    def __init__(self, hook: Hook = lambda _entry: None, *, full_after: int | None = None) -> None:
-        super().__init__(release, full_after=full_after)
-        self._hook = hook
-
-    def acquire(self, entry: LedgerEntry) -> None:
-        super().acquire(entry)
-        self._hook(entry)
-
-
-@dataclasses.dataclass
-class Wire:
-    pod: Namespace
-    outside: Namespace
-
-    def veth(self, name: str, subnet: int, *, mtu: int = 1500) -> None:
-        """`name` is 10.<subnet>.0.2/24 in the pod; its other end `<name>-out` is 10.<subnet>.0.1/24 outside."""
-        peer = f"{name}-out"
-        self.outside.run(
-            *("ip", "link", "add", peer, "mtu", str(mtu), "type", "veth"),
-            *("peer", "name", name, "netns", str(self.pod.pid)),
-        )
-        self.pod.run("ip", "link", "set", name, "address", mac(subnet), "mtu", str(mtu))
-        self.address(self.outside, peer, f"10.{subnet}.0.1/24")
-        self.address(self.pod, name, f"10.{subnet}.0.2/24")
-
-    @staticmethod
-    def address(namespace: Namespace, link: str, address: str) -> None:
-        namespace.run("ip", "address", "add", address, "dev", link)
-        namespace.run("ip", "link", "set", link, "up")
-
-    def ping(self, address: str, *, payload_bytes: int = 56) -> None:
-        self.outside.run("busybox", "ping", "-c", "3", "-i", "0.1", "-W", "5", "-s", str(payload_bytes), address)
-
-
-def mac(subnet: int) -> str:
-    return f"02:00:00:00:{subnet:02x}:02"
-
-
-@pytest.fixture
-def wire() -> Iterator[Wire]:
-    pod, outside = Namespace(), Namespace()
-    try:
-        yield Wire(pod, outside)
-    finally:
-        pod.close()
-        outside.close()
-
-
-def run(body: Callable[[HostNetworkConnector, Children], Awaitable[T]], *, timeout_s: float = 60.0) -> T:
-    """The body's result; no child and no descriptor of ours is left after it."""
-
-    async def main() -> T:
-        children = Children()
-        try:
-            return await body(
-                HostNetworkConnector(children=children, plan=network_plan, replan=changed_plan, timeout_s=timeout_s),
-                children,
-            )
-        finally:
-            alive = children.alive
-            await children.end_all()
-            assert alive == ()
-
-    before = set(os.listdir("/proc/self/fd"))
-    result = asyncio.run(main())
-    assert set(os.listdir("/proc/self/fd")) <= before
-    return result
-
-
-async def connect(
-    connector: HostNetworkConnector,
-    path: str,
-    ledger: FakeLedger,
-    *,
-    model: str = "tcfilter",
-    queues: int = 1,
-    rates: RateLimits = UNLIMITED,
-) -> HostNetwork:
-    return await connector.connect(path, model, queues, ledger, vhost_net=True, rates=rates)
 
 
 def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(wire: Wire) -> None:
@@ -389,10 +296,6 @@ def test_a_qdisc_of_somebody_else_is_left_alone(wire: Wire, kind: str) -> None:
     run(body)
 
     assert wire.pod.state() == before
-
-
-def at(key: str, act: Callable[[], None]) -> Hook:
-    return lambda entry: act() if entry.key == key else None
 
 
 @pytest.mark.parametrize("full_after", [0, 1, 2, 3])

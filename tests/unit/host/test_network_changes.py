@@ -14,15 +14,7 @@ from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.network import rate_limits
 from tests.fakes.namespaces import GuestStack, Namespace
-from tests.unit.host.test_network import (
-    HookedLedger,
-    Wire,
-    at,
-    connect,
-    mac,
-    run,
-    wire,  # noqa: F401  # a fixture
-)
+from tests.fakes.wire import HookedLedger, Wire, at, connect, mac, run
 
 pytestmark = pytest.mark.root
 
@@ -42,7 +34,7 @@ async def is_quiet(network: HostNetwork) -> bool:
     return False
 
 
-def test_a_link_that_comes_is_news_is_wired_and_carries_frames(wire: Wire) -> None:  # noqa: F811
+def test_a_link_that_comes_is_news_is_wired_and_carries_frames(wire: Wire) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
@@ -75,7 +67,7 @@ def test_a_link_that_comes_is_news_is_wired_and_carries_frames(wire: Wire) -> No
     assert wire.pod.state() == before
 
 
-def test_a_pod_whose_network_is_set_up_after_its_sandbox_gets_all_of_it(wire: Wire) -> None:  # noqa: F811
+def test_a_pod_whose_network_is_set_up_after_its_sandbox_gets_all_of_it(wire: Wire) -> None:
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
         network = await connect(connector, wire.pod.path, HookedLedger())
         assert network.nics == ()
@@ -90,7 +82,7 @@ def test_a_pod_whose_network_is_set_up_after_its_sandbox_gets_all_of_it(wire: Wi
     run(body)
 
 
-def test_a_link_that_goes_is_told_and_dropped_and_one_made_anew_is_another(wire: Wire) -> None:  # noqa: F811
+def test_a_link_that_goes_is_told_and_dropped_and_one_made_anew_is_another(wire: Wire) -> None:
     wire.veth("eth0", 1)
 
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
@@ -120,7 +112,7 @@ def test_a_link_that_goes_is_told_and_dropped_and_one_made_anew_is_another(wire:
     run(body)
 
 
-def test_a_renamed_link_is_undone_by_its_new_name(wire: Wire) -> None:  # noqa: F811
+def test_a_renamed_link_is_undone_by_its_new_name(wire: Wire) -> None:
     wire.veth("eth0", 1)
 
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
@@ -141,7 +133,7 @@ def test_a_renamed_link_is_undone_by_its_new_name(wire: Wire) -> None:  # noqa: 
 
 @pytest.mark.parametrize("key", ["eth1", "tap1_kata"])
 def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_others_are_wired(
-    wire: Wire,  # noqa: F811
+    wire: Wire,
     key: str,
 ) -> None:
     wire.veth("eth0", 1)
@@ -163,7 +155,7 @@ def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_others_ar
     run(body)
 
 
-def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_all_of_it(wire: Wire) -> None:  # noqa: F811
+def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_all_of_it(wire: Wire) -> None:
     wire.veth("eth0", 1)
     looks: list[asyncio.Task[object]] = []
 
@@ -198,7 +190,7 @@ def everything_of(link: str, pod: Namespace) -> tuple[str, str, set[str]]:
     return pod.run("tc", "qdisc", "show", "dev", link), pod.run("ip", "-o", "-4", "address", "show", "dev", link), names
 
 
-def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(wire: Wire) -> None:  # noqa: F811
+def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(wire: Wire) -> None:
     wire.veth("eth0", 1)
 
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
@@ -222,7 +214,7 @@ def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(wire: Wire) -
     run(body)
 
 
-def test_a_path_that_leads_to_another_namespace_by_now_is_not_entered(wire: Wire, tmp_path: object) -> None:  # noqa: F811
+def test_a_path_that_leads_to_another_namespace_by_now_is_not_entered(wire: Wire, tmp_path: object) -> None:
     wire.veth("eth0", 1)
     link = f"{tmp_path}/netns"
     os.symlink(wire.pod.path, link)
@@ -242,7 +234,7 @@ def test_a_path_that_leads_to_another_namespace_by_now_is_not_entered(wire: Wire
     run(body)
 
 
-def test_news_of_a_neighbour_in_the_namespace_is_not_believed(wire: Wire) -> None:  # noqa: F811
+def test_news_of_a_neighbour_in_the_namespace_is_not_believed(wire: Wire) -> None:
     """Any process of the pod's namespace may send to a route socket there."""
     wire.veth("eth0", 1)
     forge = (
@@ -312,7 +304,7 @@ def test_what_is_news(data: bytes, expected: bool) -> None:
     assert is_news(data) is expected
 
 
-def test_two_namespaces_hear_only_of_themselves(wire: Wire) -> None:  # noqa: F811
+def test_two_namespaces_hear_only_of_themselves(wire: Wire) -> None:
     other = Namespace()
     try:
 

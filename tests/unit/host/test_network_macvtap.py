@@ -13,7 +13,7 @@ from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.model.errors import FailedPrecondition
 from tests.fakes.namespaces import GuestStack
-from tests.unit.host.test_network import HookedLedger, Wire, connect, mac, run, wire  # noqa: F401  (a fixture)
+from tests.fakes.wire import HookedLedger, Wire, connect, mac, run
 
 pytestmark = pytest.mark.root
 
@@ -22,7 +22,7 @@ def _mounts() -> list[str]:
     return Path("/proc/self/mountinfo").read_text().splitlines()
 
 
-def test_frames_pass_both_ways_and_the_namespace_is_as_before(wire: Wire) -> None:  # noqa: F811
+def test_frames_pass_both_ways_and_the_namespace_is_as_before(wire: Wire) -> None:
     wire.veth("eth0", 1, mtu=1400)
     wire.veth("net1", 2)
     before, mounts = wire.pod.state(), _mounts()
@@ -47,7 +47,7 @@ def test_frames_pass_both_ways_and_the_namespace_is_as_before(wire: Wire) -> Non
     assert _mounts() == mounts
 
 
-def test_several_queues_are_one_interface(wire: Wire) -> None:  # noqa: F811
+def test_several_queues_are_one_interface(wire: Wire) -> None:
     wire.veth("eth0", 1)
 
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
@@ -62,7 +62,7 @@ def test_several_queues_are_one_interface(wire: Wire) -> None:  # noqa: F811
     run(body)
 
 
-def test_the_ledger_alone_undoes_it(wire: Wire) -> None:  # noqa: F811
+def test_the_ledger_alone_undoes_it(wire: Wire) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
     ledger = HookedLedger()
@@ -81,7 +81,7 @@ def test_the_ledger_alone_undoes_it(wire: Wire) -> None:  # noqa: F811
     assert wire.pod.state() == before
 
 
-def test_a_link_whose_frames_somebody_else_takes_is_refused_and_left_so(wire: Wire) -> None:  # noqa: F811
+def test_a_link_whose_frames_somebody_else_takes_is_refused_and_left_so(wire: Wire) -> None:
     wire.veth("eth0", 1)
     wire.pod.run("ip", "link", "add", "link", "eth0", "name", "other0", "type", "macvlan", "mode", "bridge")
     before = wire.pod.state()

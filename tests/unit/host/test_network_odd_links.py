@@ -12,7 +12,7 @@ from pyshim.host.network.connector import HostNetworkConnector
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import InvalidArgument
 from tests.fakes.namespaces import GuestStack
-from tests.unit.host.test_network import HookedLedger, Wire, connect, mac, run, wire  # noqa: F401  # a fixture
+from tests.fakes.wire import HookedLedger, Wire, connect, mac, run
 
 pytestmark = pytest.mark.root
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.root
         ("s{0}$x", "macvtap"),
     ],
 )
-def test_a_link_is_wired_and_undone_whatever_its_name(wire: Wire, name: str, model: str) -> None:  # noqa: F811
+def test_a_link_is_wired_and_undone_whatever_its_name(wire: Wire, name: str, model: str) -> None:
     wire.veth("eth0", 1)
     wire.pod.run("ip", "link", "set", "eth0", "down")
     wire.pod.run("ip", "link", "set", "dev", "eth0", "name", name)
@@ -48,7 +48,7 @@ def test_a_link_is_wired_and_undone_whatever_its_name(wire: Wire, name: str, mod
     assert wire.pod.state() == before
 
 
-def test_a_link_no_guest_can_be_told_of_is_refused_by_name(wire: Wire) -> None:  # noqa: F811
+def test_a_link_no_guest_can_be_told_of_is_refused_by_name(wire: Wire) -> None:
     wire.veth("eth0", 1)
     wire.pod.run("ip", "link", "set", "eth0", "down")
     wire.pod.run("ip", "link", "set", "dev", "eth0", "name", "a\x01b")
@@ -77,7 +77,7 @@ def test_a_dump_that_was_disturbed_is_asked_for_again_and_the_last_one_is_an_err
         netlink._dump(lambda: disturbed(5))
 
 
-def test_links_that_come_and_go_during_a_scan_neither_fail_it_nor_hide_the_others(wire: Wire) -> None:  # noqa: F811
+def test_links_that_come_and_go_during_a_scan_neither_fail_it_nor_hide_the_others(wire: Wire) -> None:
     wire.veth("eth0", 1)
     churn = (
         "import subprocess\n"

@@ -18,7 +18,7 @@ from pyshim.model.network import NetworkModel, NetworkScan
 from pyshim.plan.network import NetworkPlan, changed_plan, network_plan
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vfio import NIC, FakeSysfs
-from tests.unit.host.test_network import UNLIMITED, Wire, mac, wire  # noqa: F401  # a fixture
+from tests.fakes.wire import UNLIMITED, Wire, mac
 
 pytestmark = pytest.mark.root
 CARD = "0000:41:08.0"
@@ -55,7 +55,7 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
     return FakeSysfs(tmp_path / "sys")
 
 
-def test_a_card_is_taken_last_told_for_good_and_goes_back(wire: Wire, sysfs: FakeSysfs) -> None:  # noqa: F811
+def test_a_card_is_taken_last_told_for_good_and_goes_back(wire: Wire, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     wire.veth("eth0", 1)
     wire.veth("card", 2)
@@ -88,7 +88,7 @@ def test_a_card_is_taken_last_told_for_good_and_goes_back(wire: Wire, sysfs: Fak
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
 
-def test_a_card_that_cannot_be_taken_leaves_every_link_as_it_was(wire: Wire, sysfs: FakeSysfs) -> None:  # noqa: F811
+def test_a_card_that_cannot_be_taken_leaves_every_link_as_it_was(wire: Wire, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     sysfs.function("0000:41:08.1", NIC, driver="mlx5_core", group="12")
     wire.veth("eth0", 1)

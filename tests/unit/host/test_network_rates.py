@@ -14,7 +14,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplement
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import MAX_RATE, MIN_RATE, rate_limits
 from tests.fakes.namespaces import VNET_HEADER_BYTES, GuestStack
-from tests.unit.host.test_network import HookedLedger, Wire, connect, mac, run, wire  # noqa: F401  (a fixture)
+from tests.fakes.wire import HookedLedger, Wire, connect, mac, run
 
 pytestmark = pytest.mark.root
 
@@ -28,7 +28,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
 """
 
 
-def _rates(wire: Wire) -> dict[str, tuple[int, int]]:  # noqa: F811
+def _rates(wire: Wire) -> dict[str, tuple[int, int]]:
     """Of each interface with a token bucket: bytes a second, and packets dropped by it."""
     shown = wire.pod.json("tc", "-s", "-j", "qdisc", "show")
     return {item["dev"]: (item["options"]["rate"], item["drops"]) for item in shown if item["kind"] == "tbf"}
@@ -40,7 +40,7 @@ def _rates(wire: Wire) -> dict[str, tuple[int, int]]:  # noqa: F811
     ids=["received", "sent", "neither"],
 )
 def test_only_what_is_limited_is_dropped_beyond_its_rate(
-    wire: Wire,  # noqa: F811
+    wire: Wire,
     received: int,
     sent: int,
     expected: dict[str, int],
@@ -71,7 +71,7 @@ def test_only_what_is_limited_is_dropped_beyond_its_rate(
 
 
 @pytest.mark.parametrize("rate", [MIN_RATE, MAX_RATE])
-def test_the_kernel_takes_the_least_and_the_most(wire: Wire, rate: int) -> None:  # noqa: F811
+def test_the_kernel_takes_the_least_and_the_most(wire: Wire, rate: int) -> None:
     wire.veth("eth0", 1, mtu=65521)
 
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
@@ -83,7 +83,7 @@ def test_the_kernel_takes_the_least_and_the_most(wire: Wire, rate: int) -> None:
     run(body)
 
 
-def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire) -> None:  # noqa: F811
+def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
     ledger = HookedLedger()
@@ -105,7 +105,7 @@ def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire) -> None:  # noqa
     assert wire.pod.state() == before
 
 
-def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_and_left_so(wire: Wire) -> None:  # noqa: F811
+def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_and_left_so(wire: Wire) -> None:
     wire.veth("eth0", 1)
     wire.pod.run(*"tc qdisc add dev eth0 root handle 7: tbf rate 1mbit burst 10000 latency 50ms".split())
     before = wire.pod.state()
@@ -119,7 +119,7 @@ def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_and_le
     assert wire.pod.state() == before
 
 
-def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_received(wire: Wire) -> None:  # noqa: F811
+def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_received(wire: Wire) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
@@ -138,7 +138,7 @@ def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_received(wir
 
 
 @pytest.mark.parametrize("entry_key", ["eth0", "no-such-link"])
-def test_releasing_a_limit_that_was_never_made_is_no_error(wire: Wire, entry_key: str) -> None:  # noqa: F811
+def test_releasing_a_limit_that_was_never_made_is_no_error(wire: Wire, entry_key: str) -> None:
     wire.veth("eth0", 1)
 
     release(LedgerEntry(kind=ResourceKind.QDISC, key=entry_key, detail={"netns": wire.pod.path}))

@@ -1,0 +1,102 @@
+"""What tests of a pod's real network share: two namespaces with links between them, and a connector that wires one."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyshim.host.network.connector import HostNetworkConnector
+from pyshim.host.network.pod_network import HostNetwork
+from pyshim.host.processes.children import Children
+from pyshim.host.release import release
+from pyshim.model.ledger import LedgerEntry
+from pyshim.model.network import RateLimits, rate_limits
+from pyshim.plan.network import changed_plan, network_plan
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.namespaces import Namespace
+
+T = TypeVar("T")
+Hook = Callable[[LedgerEntry], None]
+UNLIMITED = rate_limits(received=0, sent=0)
+
+
+class HookedLedger(FakeLedger):
+    """Calls `hook` with each intent once it is written: the moment before the resource is made."""
+
+    def __init__(self, hook: Hook = lambda _entry: None, *, full_after: int | None = None) -> None:
+        super().__init__(release, full_after=full_after)
+        self._hook = hook
+
+    def acquire(self, entry: LedgerEntry) -> None:
+        super().acquire(entry)
+        self._hook(entry)
+
+
+def at(key: str, act: Callable[[], None]) -> Hook:
+    """Acts before the resource `key` is made."""
+    return lambda entry: act() if entry.key == key else None
+
+
+@dataclass
+class Wire:
+    """Two namespaces of the test's own, and links between them."""
+
+    pod: Namespace
+    outside: Namespace
+
+    def veth(self, name: str, subnet: int, *, mtu: int = 1500) -> None:
+        """`name` is 10.<subnet>.0.2/24 in the pod; its other end `<name>-out` is 10.<subnet>.0.1/24 outside."""
+        peer = f"{name}-out"
+        self.outside.run(
+            *("ip", "link", "add", peer, "mtu", str(mtu), "type", "veth"),
+            *("peer", "name", name, "netns", str(self.pod.pid)),
+        )
+        self.pod.run("ip", "link", "set", name, "address", mac(subnet), "mtu", str(mtu))
+        self.address(self.outside, peer, f"10.{subnet}.0.1/24")
+        self.address(self.pod, name, f"10.{subnet}.0.2/24")
+
+    @staticmethod
+    def address(namespace: Namespace, link: str, address: str) -> None:
+        namespace.run("ip", "address", "add", address, "dev", link)
+        namespace.run("ip", "link", "set", link, "up")
+
+    def ping(self, address: str, *, payload_bytes: int = 56) -> None:
+        self.outside.run("busybox", "ping", "-c", "3", "-i", "0.1", "-W", "5", "-s", str(payload_bytes), address)
+
+
+def mac(subnet: int) -> str:
+    return f"02:00:00:00:{subnet:02x}:02"
+
+
+def run(body: Callable[[HostNetworkConnector, Children], Awaitable[T]], *, timeout_s: float = 60.0) -> T:
+    """The body's result; no child and no descriptor of ours is left after it."""
+
+    async def main() -> T:
+        children = Children()
+        try:
+            return await body(
+                HostNetworkConnector(children=children, plan=network_plan, replan=changed_plan, timeout_s=timeout_s),
+                children,
+            )
+        finally:
+            alive = children.alive
+            await children.end_all()
+            assert alive == ()
+
+    before = set(os.listdir("/proc/self/fd"))
+    result = asyncio.run(main())
+    assert set(os.listdir("/proc/self/fd")) <= before
+    return result
+
+
+async def connect(
+    connector: HostNetworkConnector,
+    path: str,
+    ledger: FakeLedger,
+    *,
+    model: str = "tcfilter",
+    queues: int = 1,
+    rates: RateLimits = UNLIMITED,
+) -> HostNetwork:
+    return await connector.connect(path, model, queues, ledger, vhost_net=True, rates=rates)
