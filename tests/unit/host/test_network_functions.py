@@ -2,9 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -18,7 +16,6 @@ from pyshim.plan.direct_network import DirectNetwork
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vfio import BRIDGE, NIC, FakeSysfs
 
-T = TypeVar("T")
 CARD, OTHER = "0000:41:08.0", "0000:41:08.1"
 
 
@@ -44,13 +41,6 @@ def functions_of(sysfs: FakeSysfs, ledger: FakeLedger, *, iommufd: bool = False)
     return NetworkFunctions(ledger, iommufd=iommufd, sys=str(sysfs.root), write=write)
 
 
-def run(body: Callable[[], Awaitable[T]]) -> T:
-    async def main() -> T:
-        return await body()
-
-    return asyncio.run(main())
-
-
 @pytest.mark.parametrize("former", ["mlx5_core", ""])
 def test_a_card_is_taken_from_its_driver_and_goes_back_to_it(former: str, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, vendor="0x15b3", device="0x101e", driver=former, group="12")
@@ -66,7 +56,7 @@ def test_a_card_is_taken_from_its_driver_and_goes_back_to_it(former: str, sysfs:
         await functions.give_back()
         await functions.give_back()
 
-    run(body)
+    asyncio.run(body())
 
     assert sysfs.state(CARD) == (former, "")
     assert ledger.held == {}
@@ -82,7 +72,7 @@ def test_a_card_that_somebody_bound_before_is_left_to_him(driver: str, sysfs: Fa
         await functions.take(CARD)
         await functions.give_back()
 
-    run(body)
+    asyncio.run(body())
 
     assert ledger.history == []
     assert sysfs.state(CARD) == (driver, "")
@@ -98,7 +88,7 @@ def test_a_card_whose_group_others_use_stays_where_it_is(sysfs: FakeSysfs) -> No
         with pytest.raises(FailedPrecondition, match=rf"not all of it is held by vfio-pci: {OTHER} by mlx5_core"):
             await functions_of(sysfs, ledger).take(CARD)
 
-    run(body)
+    asyncio.run(body())
 
     assert ledger.history == []
     assert sysfs.state(CARD) == ("mlx5_core", "")
@@ -114,7 +104,7 @@ def test_through_nodes_of_their_own_cards_of_one_group_are_apart(sysfs: FakeSysf
         assert (await functions.take(CARD)).iommufd
         await functions.give_back()
 
-    run(body)
+    asyncio.run(body())
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
@@ -137,7 +127,7 @@ def test_a_card_that_cannot_be_taken_is_named(
         with pytest.raises(kind, match=text):
             await functions_of(sysfs, ledger).take(address)
 
-    run(body)
+    asyncio.run(body())
 
     assert ledger.history == []
 
@@ -152,7 +142,7 @@ def test_what_is_no_card_is_not_taken_from_its_driver(class_code: str, driver: s
         with pytest.raises(FailedPrecondition, match=rf"take PCI function {CARD}: it is no network card"):
             await functions_of(sysfs, ledger).take(CARD)
 
-    run(body)
+    asyncio.run(body())
 
     assert ledger.history == []
     assert sysfs.state(CARD) == (driver, "")
@@ -169,34 +159,42 @@ def test_an_override_of_the_operator_is_there_again(sysfs: FakeSysfs) -> None:
         assert sysfs.state(CARD) == ("vfio-pci", "vfio-pci")
         await functions.give_back()
 
-    run(body)
+    asyncio.run(body())
 
     assert sysfs.state(CARD) == ("igb_uio", "igb_uio")
 
 
-def test_a_create_given_up_while_a_card_is_bound_gives_it_back_once_it_is(sysfs: FakeSysfs) -> None:
-    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
-    ledger = ledger_on(sysfs)
-    begun, may_go_on = threading.Event(), threading.Event()
+async def given_up(sysfs: FakeSysfs, ledger: FakeLedger, may_go_on: threading.Event) -> NetworkFunctions:
+    """Whoever wanted CARD has given up while it was being bound, which goes on once it `may_go_on`."""
+    begun = threading.Event()
 
     def slow(path: str, text: str) -> None:
         begun.set()
         assert may_go_on.wait(60)
         sysfs.write(path, text)
 
+    functions = NetworkFunctions(ledger, iommufd=False, sys=str(sysfs.root), write=slow)
+    taking = asyncio.ensure_future(functions.take(CARD))
+    await asyncio.to_thread(begun.wait, 60)
+    taking.cancel()
+    await asyncio.wait([taking])
+    return functions
+
+
+def test_a_create_given_up_while_a_card_is_bound_gives_it_back_once_it_is(sysfs: FakeSysfs) -> None:
+    sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
+    ledger = ledger_on(sysfs)
+    may_go_on = threading.Event()
+
     async def body() -> None:
-        functions = NetworkFunctions(ledger, iommufd=False, sys=str(sysfs.root), write=slow)
-        taking = asyncio.ensure_future(functions.take(CARD))
-        await asyncio.to_thread(begun.wait, 60)
-        taking.cancel()
-        await asyncio.wait([taking])
+        functions = await given_up(sysfs, ledger, may_go_on)
         giving = asyncio.ensure_future(functions.give_back())
         await asyncio.sleep(0.05)
         assert ledger.held
         may_go_on.set()
         await giving
 
-    run(body)
+    asyncio.run(body())
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
     assert ledger.held == {}
@@ -208,19 +206,10 @@ def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
     monkeypatch.setattr(functions_module, "BINDING_WAIT_S", 0.05)
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     ledger = ledger_on(sysfs)
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def stuck(path: str, text: str) -> None:
-        begun.set()
-        assert may_go_on.wait(60)
-        sysfs.write(path, text)
+    may_go_on = threading.Event()
 
     async def body() -> None:
-        functions = NetworkFunctions(ledger, iommufd=False, sys=str(sysfs.root), write=stuck)
-        taking = asyncio.ensure_future(functions.take(CARD))
-        await asyncio.to_thread(begun.wait, 60)
-        taking.cancel()
-        await asyncio.wait([taking])
+        functions = await given_up(sysfs, ledger, may_go_on)
         with pytest.raises(FailedPrecondition, match=f"give back {CARD}: its driver has not let go of it yet"):
             await functions.give_back()
         assert [entry.key for entry in ledger.held.values()] == [CARD]
@@ -228,7 +217,7 @@ def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
         monkeypatch.setattr(functions_module, "BINDING_WAIT_S", 60)
         await functions.give_back()
 
-    run(body)
+    asyncio.run(body())
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
@@ -255,7 +244,7 @@ def test_the_cards_of_a_file_are_given_back_in_the_end(sysfs: FakeSysfs) -> None
         await network.disconnect()
         await network.disconnect()
 
-    run(body)
+    asyncio.run(body())
 
     assert (sysfs.state(CARD), sysfs.state(OTHER)) == (("mlx5_core", ""), ("vfio-pci", ""))
     assert ledger.held == {}
@@ -273,7 +262,7 @@ def test_a_second_card_that_cannot_be_taken_leaves_the_first_to_the_undo(sysfs: 
             await network.take_functions()
         await network.disconnect()
 
-    run(body)
+    asyncio.run(body())
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
     assert ledger.held == {}
