@@ -1,6 +1,7 @@
 """Devices of a pod elsewhere: counts, claims, each container's share, and what cannot be had there."""
 
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -10,7 +11,7 @@ from pyshim.instances import InstanceType, need_of, select
 from pyshim.model.devices import DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.oci import parse_spec
 from pyshim.plan.kind import ContainerKind
@@ -19,18 +20,6 @@ from pyshim.plan.remote_vm import elsewhere, remote_vm
 from pyshim.plan.sizing.static import static_size
 from pyshim.plan.sizing.workload import workload
 
-HOST = HostFacts(
-    cpu_count=2,
-    memory_mib=4096,
-    cpu_flags=frozenset(),
-    kvm_usable=False,
-    kvm_reason="",
-    vhost_vsock=False,
-    vhost_net=False,
-    nested=False,
-    cgroup_mode=CgroupMode.V1,
-    systemd=False,
-)
 KINDS = ("nvidia.com/pgpu=nvidia.com/gpu", "10de:03=nvidia.com/gpu")
 
 
@@ -148,7 +137,7 @@ def test_inner_names_join_the_annotations_there_are() -> None:
     assert with_names(guest, ()) is guest
 
 
-def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given() -> None:
+def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given(host: Callable[..., HostFacts]) -> None:
     """What a service reads of CreateVM's annotations chooses by all of it: the smallest alone has too little memory."""
     plain = {"hypervisor": {"remote": {"default_vcpus": 1, "default_memory": 512, "default_gpu_model": "h100"}}}
     config = build_config(Source(path="/etc/c.toml", directory="/", document=plain))
@@ -157,13 +146,18 @@ def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given()
     spec = parse_spec(
         json.dumps({**document, "linux": {"namespaces": [{"type": "network"}], "resources": limits}}).encode(), "c"
     )
+    here = host(cpu_count=2, memory_mib=4096)
     vm = remote_vm(
         sandbox_id=SandboxId("s1"),
         uuid="u",
         vm_dir="/run/vm",
         spec=spec,
         config=config,
-        sizing=static_size(config, elsewhere(HOST), workload(ContainerKind.SINGLE_CONTAINER, {}, spec.raw)),
+        sizing=static_size(
+            config,
+            elsewhere(here),
+            workload(ContainerKind.SINGLE_CONTAINER, {}, spec.raw),
+        ),
         netns_path=None,
         initdata=None,
         devices=pod(("a", "nvidia.com/gpu=0"), ("b", "nvidia.com/gpu=1")),
