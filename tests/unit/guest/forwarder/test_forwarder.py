@@ -47,6 +47,10 @@ class Forwarded:
         for sock in (self.net, self.agent):
             sock.settimeout(60)
 
+    def client(self, authority: Authority) -> ssl.SSLSocket:
+        """The client's end, once it and the pump have agreed."""
+        return authority.client_context().wrap_socket(self.net, server_hostname=NAME)
+
     def _connect(self) -> socket.socket:
         self.asked += 1
         self.may_connect.wait(60)
@@ -82,7 +86,7 @@ def read_exactly(sock: socket.socket, count: int) -> bytes:
 
 def test_every_byte_arrives_in_both_directions_at_once(authority: Authority, context: ssl.SSLContext) -> None:
     with forwarded(context) as pair:
-        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client = pair.client(authority)
         backwards = BIG[::-1]
         got: dict[str, bytes] = {}
         work: list[Callable[[], object]] = [
@@ -111,7 +115,7 @@ def test_what_came_at_once_arrives_although_nothing_more_comes(
     monkeypatch.setattr(pump, "_FULL_BYTES", 1)
     data = os.urandom(100_000)
     with forwarded(context) as pair:
-        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client = pair.client(authority)
         client.sendall(data)
 
         assert read_exactly(pair.agent, len(data)) == data
@@ -124,7 +128,7 @@ def test_what_came_at_once_arrives_before_the_clients_end(
     monkeypatch.setattr(pump, "_FULL_BYTES", 1)
     data = os.urandom(100_000)
     with forwarded(context) as pair:
-        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client = pair.client(authority)
         client.sendall(data)
         client.close()
 
@@ -133,7 +137,7 @@ def test_what_came_at_once_arrives_before_the_clients_end(
 
 def test_the_agents_end_reaches_the_client_after_its_last_bytes(authority: Authority, context: ssl.SSLContext) -> None:
     with forwarded(context) as pair:
-        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client = pair.client(authority)
         pair.agent.sendall(b"the last words")
         pair.agent.close()
 
@@ -143,7 +147,7 @@ def test_the_agents_end_reaches_the_client_after_its_last_bytes(authority: Autho
 
 def test_the_clients_end_reaches_the_agent_after_its_last_bytes(authority: Authority, context: ssl.SSLContext) -> None:
     with forwarded(context) as pair:
-        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client = pair.client(authority)
         client.sendall(b"the last words")
         client.close()
 
@@ -158,7 +162,7 @@ def test_what_the_client_said_arrives_although_it_has_gone_before_the_agents_wor
     with forwarded(context) as pair:
         pair.may_connect.clear()
         pair.agent.sendall(b"nobody hears this")
-        client = authority.client_context().wrap_socket(pair.net, server_hostname=NAME)
+        client = pair.client(authority)
         client.sendall(data)
         client.close()
         pair.may_connect.set()
