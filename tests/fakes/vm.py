@@ -23,6 +23,8 @@ class FakeVm(FakeHypervisor):
         self.may_unplug = asyncio.Event()
         """Cleared: the guest does not let go of devices until it is set."""
         self.may_unplug.set()
+        self.keeps_devices = False
+        """The guest lets go of nothing within the deadline."""
         self._block_hotplug = block_hotplug
         self.resizes: list[tuple[str, int]] = []
         """Every size asked for, in order."""
@@ -65,6 +67,8 @@ class FakeVm(FakeHypervisor):
 
     async def unplug(self, device_id: str) -> None:
         await self.may_unplug.wait()
+        if self.keeps_devices:
+            raise DeadlineExceeded(f"unplug '{device_id}': the guest did not let go")
         await super().unplug(device_id)
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
