@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -69,11 +70,10 @@ async def _serve(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, service.cancel)
     try:
-        await asyncio.gather(service, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):  # by a signal
+            await service
     finally:
         await served.close()
-    if not service.cancelled() and service.exception() is not None:
-        raise service.exception() or RuntimeError
 
 
 async def _ask(options: argparse.Namespace) -> None:

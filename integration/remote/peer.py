@@ -59,6 +59,15 @@ class _Vm:
     boot: asyncio.Task[None] | None = None
     watch: asyncio.Task[None] | None = None
 
+    async def let_go(self) -> None:
+        """Nothing of this process looks after the VM any more, and nobody can reach its agent."""
+        for task in (self.boot, self.watch):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self.proxy is not None:
+            await self.proxy.close()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -99,12 +108,7 @@ class Peer:
     async def close(self) -> None:
         """Nobody listens any more; VMs that run go on running, boots under way are given up."""
         for vm in self._vms.values():
-            for task in (vm.boot, vm.watch):
-                if task is not None:
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
-            if vm.proxy is not None:
-                await vm.proxy.close()
+            await vm.let_go()
 
     def list(self) -> tuple[tuple[Record, bool], ...]:
         """Every VM, and whether it runs."""
@@ -174,12 +178,7 @@ class Peer:
     async def stop(self, id: str) -> None:
         """Nothing is left of the VM, here or in QEMU."""
         vm = self._known(id, "stopping VM")
-        for task in (vm.boot, vm.watch):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if vm.proxy is not None:
-            await vm.proxy.close()
+        await vm.let_go()
         if vm.record.running is not None:
             await machine.end(vm.record.running)
         shutil.rmtree(self._socket(id).parent, ignore_errors=True)

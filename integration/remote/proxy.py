@@ -68,21 +68,21 @@ class AgentProxy:
 
     async def _attempt(self) -> bool:
         try:
-            _, writer = await self._connect(_CONNECT_S)
+            _, writer = await self._connect()
         except (OSError, TimeoutError) as error:
             log.debug("forwarder does not answer yet: %s", error or type(error).__name__)
             return False
         writer.transport.abort()
         return True
 
-    async def _connect(self, within_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        async with asyncio.timeout(within_s):
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(_CONNECT_S):
             return await asyncio.open_connection(
                 "127.0.0.1",
                 self._port,
                 ssl=self._context,
                 server_hostname=self._server_name,
-                ssl_handshake_timeout=within_s,
+                ssl_handshake_timeout=_CONNECT_S,
                 limit=_PIECE_BYTES,
             )
 
@@ -95,7 +95,7 @@ class AgentProxy:
         """Copies until one side ends; then what it said is handed on, and both are closed."""
         far: asyncio.StreamWriter | None = None
         try:
-            far_reader, far = await self._connect(_CONNECT_S)
+            far_reader, far = await self._connect()
             copies = {asyncio.create_task(_copy(reader, far)), asyncio.create_task(_copy(far_reader, writer))}
             try:
                 await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
