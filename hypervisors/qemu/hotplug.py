@@ -114,7 +114,7 @@ class Hotplug:
         self._slots = BridgeSlots(config.bridges, config.pci.placed)
         self._plugged: dict[str, Device] = {placed.device.id: placed.device for placed in config.pci.placed}
         self._disks = Disks(monitor, self._add_behind_bridge)
-        self._pci = PciDevices(config, monitor, self._add_at_slot, self._guest_location)
+        self._pci = PciDevices(config, monitor, self._add_at_slot, self._slots.give_back, self._guest_location)
         self._cpu_ids: list[str] = []
         self._plugged_mib = 0
 
@@ -143,20 +143,13 @@ class Hotplug:
                 case NicDevice():
                     location = await self._plug_nic(device)
                 case VfioDevice() | EmulatedDevice():
-                    location = await self._plug_pci(device)
+                    location = await self._pci.plug(device)
             self._plugged[device.id] = device
             return location
 
     def _check_memory(self, disk: BlockDevice) -> None:
         if disk.vhost_user is not None and self._config.memory.backing is MemoryBacking.PRIVATE:
             raise FailedPrecondition(f"plug {disk.id!r}: a vhost-user program needs guest memory it can share")
-
-    async def _plug_pci(self, device: VfioDevice | EmulatedDevice) -> GuestLocation:
-        try:
-            return await self._pci.plug(device)
-        except ShimError:
-            self._slots.give_back(device.id)
-            raise
 
     async def unplug(self, device_id: str) -> None:
         async with self._of_device.setdefault(device_id, asyncio.Lock()):

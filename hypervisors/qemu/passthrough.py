@@ -19,15 +19,25 @@ VFIO_TIMEOUT_S = 120.0
 
 AddBehindBridge = Callable[[str, str, str, Mapping[str, object], float], Awaitable[None]]
 """(driver, device id, QEMU's id, fields, seconds): added at the first free slot behind a bridge."""
+GiveBack = Callable[[str], None]
+"""The slot of this device id, if it has one, is free."""
 Locate = Callable[[str], Awaitable[GuestLocation]]
 """QEMU's id -> where the guest finds it."""
 
 
 class PciDevices:
-    def __init__(self, config: VmConfig, monitor: Monitor, add_behind_bridge: AddBehindBridge, locate: Locate) -> None:
+    def __init__(
+        self,
+        config: VmConfig,
+        monitor: Monitor,
+        add_behind_bridge: AddBehindBridge,
+        give_back: GiveBack,
+        locate: Locate,
+    ) -> None:
         self._config = config
         self._qmp = monitor
         self._add_behind_bridge = add_behind_bridge
+        self._give_back = give_back
         self._locate = locate
         self._ports: dict[str, str] = {placed.bus: placed.device.id for placed in config.pci.placed}
         self._objects: dict[str, list[str]] = {
@@ -66,8 +76,9 @@ class PciDevices:
             return await self._locate(qdev)
         except ShimError:
             with suppress(ShimError):
+                # Its place is free only once QEMU has said that it is not there: one given up may come yet.
                 await self._qmp.device_remove(qdev)
-            await self._forget(device.id)
+                await self._forget(device.id)
             raise
 
     async def unplug(self, device: PciDevice) -> None:
@@ -76,6 +87,7 @@ class PciDevices:
         await self._forget(device.id)
 
     async def _forget(self, device_id: str) -> None:
+        self._give_back(device_id)
         for object_id in reversed(self._objects.pop(device_id, [])):
             with suppress(ShimError):
                 await self._qmp.object_del(object_id)

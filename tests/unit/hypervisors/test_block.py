@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import DiskAio, DiskBus, DiskCache, GuestLocation, MemoryBacking, VhostUserBackend
+from hypervisors.base import (
+    DiskAio,
+    DiskBus,
+    DiskCache,
+    EmulatedDevice,
+    GuestLocation,
+    MemoryBacking,
+    PciLayout,
+    PortKind,
+    VhostUserBackend,
+)
 from hypervisors.qemu import block
 from hypervisors.qemu.disks import Disks, is_block_special
 from hypervisors.qemu.hotplug import Hotplug
@@ -316,6 +326,31 @@ def test_a_slot_is_free_again_only_when_qemu_has_said_no(error: Exception, slots
         plugged = Hotplug(replace(config, memory=shared, bridges=1), monitor)  # type: ignore[arg-type]
         with pytest.raises((DeadlineExceeded, QmpCommandFailed)):
             await plugged.plug(SERVED)
+        await plugged.plug(disk("e", path))
+
+    asyncio.run(body())
+
+    assert monitor.slots == slots
+
+
+@pytest.mark.parametrize(
+    ("refused", "slots"),
+    [(("device_add", "device_remove"), ["0x1", "0x2"]), (("device_add",), ["0x1", "0x1"])],
+    ids=["nobody-knows", "gone"],
+)
+def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is_gone(
+    refused: tuple[str, ...], slots: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monitor = Bridge(*refused)
+    monitor.error = QmpTimeout("ask qemu: no answer within 120 s")
+
+    async def body() -> None:
+        config = replace(vm_config(), bridges=1, pci=PciLayout(hot_plug=PortKind.BRIDGE))
+        plugged = Hotplug(config, monitor)  # type: ignore[arg-type]
+        with pytest.raises(QmpTimeout):
+            await plugged.plug(EmulatedDevice(id="toy", model="edu"))
         await plugged.plug(disk("e", path))
 
     asyncio.run(body())
