@@ -8,8 +8,14 @@ import os
 import stat
 
 
-def remove_dead_socket(path: str) -> None:
-    """No socket is left at `path` that refuses connections; one that is served, or being claimed just now, stays."""
+def remove_dead_socket(address: str) -> None:
+    """No socket is left at `unix://PATH` that refuses connections; one that is served, or being claimed, stays.
+
+    Any other address is nothing of ours to remove.
+    """
+    scheme, _, path = address.partition("://")
+    if scheme != "unix" or not path.startswith("/"):
+        return
     try:
         lock_fd = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:

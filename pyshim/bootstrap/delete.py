@@ -103,13 +103,12 @@ def _remove_dead_socket(bundle: str) -> None:
     """The socket named by the bundle's `address` file is gone if nobody listens on it."""
     try:
         with open(f"{bundle}/address", encoding="utf-8") as file:
-            scheme, _, path = file.read(4096).strip().partition("://")
+            address = file.read(4096).strip()
     except (OSError, ValueError):
         return
-    if scheme == "unix" and path.startswith("/"):
-        from pyshim.bootstrap.dead_socket import remove_dead_socket
+    from pyshim.bootstrap.dead_socket import remove_dead_socket
 
-        remove_dead_socket(path)
+    remove_dead_socket(address)
 
 
 def _answer(pid: int, container: "ContainerSnapshot | None") -> bytes:

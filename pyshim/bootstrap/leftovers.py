@@ -223,9 +223,7 @@ def _keep(store: StateStore, sandbox_id: str, state: SandboxState, is_gone: bool
     if state.ledger:
         store.save(state)
     elif is_gone or not _is_served(state.shim):
-        scheme, _, path = state.shim.socket.partition("://")
-        if scheme == "unix" and path.startswith("/"):
-            remove_dead_socket(path)
+        remove_dead_socket(state.shim.socket)
         store.remove(sandbox_id)
 
 

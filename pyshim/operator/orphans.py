@@ -122,9 +122,7 @@ def clean(
 def _forget(store: StateStore, found: Orphan, errors: list[str]) -> None:
     """Nothing says any more that the sandbox was there; its record goes last."""
     if found.shim is not None:
-        scheme, _, path = found.shim.socket.partition("://")
-        if scheme == "unix" and path.startswith("/"):
-            remove_dead_socket(path)
+        remove_dead_socket(found.shim.socket)
     try:
         store.remove(found.sandbox_id)
     except ShimError as error:
