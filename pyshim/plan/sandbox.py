@@ -1,7 +1,7 @@
 """The plan of one sandbox: its VM, its share, what the agent is told; all that `sandbox/` then carries out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypervisors.base import (
     AgentChannel,
@@ -119,14 +119,7 @@ def sandbox_plan(
             devices=devices,
         )
     else:
-        plain = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard)
-        vm = replace(
-            plain,
-            memory=replace(plain.memory, host_nodes=memory_nodes(devices)),
-            initdata=f"{vm_dir}/initdata.img" if initdata else "",
-            pci=_pci(config, devices, guard),
-            start_timeout_s=PASSING_TIMEOUT_S if devices.devices else _START_TIMEOUT_S,
-        )
+        vm = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard, initdata, devices)
     return SandboxPlan(
         sandbox_id=sandbox_id,
         kind=kind,
@@ -174,6 +167,8 @@ def _vm(
     share: SharePlan,
     netns_path: str | None,
     guard: Guard | None,
+    initdata: Initdata | None,
+    devices: PodDevices,
 ) -> VmConfig:
     hypervisor = config.hypervisor
     room = headroom(config, host, sizing)
@@ -186,7 +181,7 @@ def _vm(
         machine_options=tuple(part for part in hypervisor.machine_accelerators.split(",") if part),
         boot=_boot(config, host, room),
         cpu=_cpu(config, host, sizing, room, guard),
-        memory=_memory(config, sizing, room),
+        memory=_memory(config, sizing, room, devices),
         share=ShareDevice(
             tag=SHARE_TAG, socket_path=share.virtiofsd.listen_path, queue_size=hypervisor.virtio_fs_queue_size
         )
@@ -198,13 +193,14 @@ def _vm(
         # A confidential guest takes no randomness from the host.
         entropy_source="" if guard else hypervisor.entropy_source,
         guard=guard,
-        initdata="",
+        initdata=f"{vm_dir}/initdata.img" if initdata else "",
         seccomp_sandbox=hypervisor.seccompsandbox,
         netns_path=netns_path,
         extra_monitor=hypervisor.enable_debug,
         nested=host.nested and not hypervisor.disable_nesting_checks,
         debug=hypervisor.enable_debug,
-        start_timeout_s=_START_TIMEOUT_S,
+        start_timeout_s=PASSING_TIMEOUT_S if devices.devices else _START_TIMEOUT_S,
+        pci=_pci(config, devices, guard),
     )
 
 
@@ -309,7 +305,7 @@ def _cpu(config: Config, host: HostFacts, sizing: SizingRecord, room: Headroom, 
     )
 
 
-def _memory(config: Config, sizing: SizingRecord, room: Headroom) -> MemoryConfig:
+def _memory(config: Config, sizing: SizingRecord, room: Headroom, devices: PodDevices) -> MemoryConfig:
     hypervisor = config.hypervisor
     return MemoryConfig(
         boot_mib=sizing.memory_mib.granted,
@@ -318,6 +314,7 @@ def _memory(config: Config, sizing: SizingRecord, room: Headroom) -> MemoryConfi
         backing=_backing(hypervisor),
         prealloc=hypervisor.enable_mem_prealloc or hypervisor.enable_hugepages,
         virtio_mem=hypervisor.enable_virtio_mem and is_resizable(config),
+        host_nodes=memory_nodes(devices),
     )
 
 
