@@ -1,0 +1,68 @@
+"""A remote service in threads, a ledger that undoes, and the driver run against them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hypervisors.base import VmConfig
+from hypervisors.remote.vm import RemoteVm
+from pyshim.host.release import release
+from pyshim.model.ledger import ResourceKind
+from pyshim.model.remote_vms import RemoteServiceConfig
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.remote_service import FakeRemoteService
+from tests.fakes.vm_config import vm_config
+
+VM = "pod1"
+REMOTE = ResourceKind.REMOTE_VM
+LONG_S = 60.0
+"""Longer than any call here takes on a busy machine."""
+SHORT_S = 0.3
+"""For calls that are never answered."""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[FakeRemoteService]:
+    with FakeRemoteService(str(tmp_path)) as service:
+        yield service
+
+
+@pytest.fixture
+def ledger() -> FakeLedger:
+    """Undoes as the daemon's does."""
+    return FakeLedger(undo=lambda entry: release(entry, timeout_s=1))
+
+
+def config(service: FakeRemoteService, *, timeout_s: float = LONG_S, stop_timeout_s: float = LONG_S) -> VmConfig:
+    remote = RemoteServiceConfig(
+        socket_path=service.path, annotations={"a": "1", "b": ""}, timeout_s=timeout_s, stop_timeout_s=stop_timeout_s
+    )
+    return vm_config(remote=remote, agent_channel=None, share=None, netns_path="/proc/self/ns/net")
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def body() -> None:
+        async with asyncio.timeout(LONG_S):
+            await scenario()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(body(), debug=True)
+
+
+def live(service: FakeRemoteService, ledger: FakeLedger) -> None:
+    """One VM from `create` to `stop`, as it should go."""
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger)
+        await vm.create(config(service))
+        await vm.start()
+        await vm.stop()
+
+    run(scenario)
+
+
+def held_state(ledger: FakeLedger) -> object:
+    entry = ledger.held.get((REMOTE, VM))
+    return entry and entry.detail["state"]
