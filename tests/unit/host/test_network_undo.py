@@ -1,0 +1,188 @@
+"""A pod's network undone: by disconnect, by the ledger alone, and after a failure at any step of the wiring."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+
+import pytest
+
+from pyshim.host.network.connector import HostNetworkConnector
+from pyshim.host.processes.children import Children
+from pyshim.host.release import release
+from pyshim.model.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    Internal,
+)
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.wire import HookedLedger, Wire, at, connect, run
+
+pytestmark = pytest.mark.root
+
+
+def test_disconnect_twice_and_after_the_namespace_is_gone(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        ledger = HookedLedger()
+        network = await connect(connector, wire.pod.path, ledger)
+        network.close_taps()
+        wire.pod.close()
+        await network.disconnect()
+        await network.disconnect()
+        network.close_taps()
+        assert ledger.held == {}
+
+    run(body)
+
+
+def test_the_taps_go_with_their_descriptors_and_the_ledger_alone_undoes_the_rest(wire: Wire) -> None:
+    """What `delete` does after the shim was killed: nothing but the entries, no live object."""
+    wire.veth("eth0", 1)
+    before = wire.pod.state()
+    ledger = HookedLedger()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        network = await connect(connector, wire.pod.path, ledger)
+        network.close_taps()
+        network.unwatch()
+        assert network.door is not None
+        network.door.close()
+
+    run(body)
+    assert wire.pod.state() != before
+    assert {entry.detail["netns_inode"] for entry in ledger.held.values()} == {os.stat(wire.pod.path).st_ino}
+    for entry in reversed(tuple(ledger.held.values())):
+        release(entry)
+
+    assert wire.pod.state() == before
+
+
+@pytest.mark.parametrize("full_after", [0, 1, 2, 3])
+def test_nothing_is_left_when_the_ledger_cannot_be_written(wire: Wire, full_after: int) -> None:
+    wire.veth("eth0", 1)
+    wire.veth("eth1", 2)
+    before = wire.pod.state()
+    ledger = HookedLedger(full_after=full_after)
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        with pytest.raises(FailedPrecondition, match="ENOSPC"):
+            await connect(connector, wire.pod.path, ledger)
+
+    run(body)
+
+    assert ledger.held == {}
+    assert wire.pod.state() == before
+
+
+@pytest.mark.parametrize("key", ["tap0_kata", "eth0", "tap1_kata", "eth1"])
+def test_nothing_is_left_when_the_child_dies_at_any_step(wire: Wire, key: str) -> None:
+    wire.veth("eth0", 1)
+    wire.veth("eth1", 2)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, children: Children) -> None:
+        ledger = HookedLedger(at(key, lambda: children.alive[0].kill() and None))
+        with pytest.raises(Internal, match="was killed by SIGKILL"):
+            await connect(connector, wire.pod.path, ledger)
+        assert ledger.held == {}
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+@pytest.mark.parametrize("key", ["tap0_kata", "eth0", "tap1_kata", "eth1"])
+def test_nothing_is_left_when_the_caller_gives_up_at_any_step(wire: Wire, key: str) -> None:
+    wire.veth("eth0", 1)
+    wire.veth("eth1", 2)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        ledger = HookedLedger(at(key, lambda: task.cancel() and None))
+        task = asyncio.ensure_future(connect(connector, wire.pod.path, ledger))
+        with suppress(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+        assert ledger.held == {}
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+@pytest.mark.parametrize("key", ["eth1"])
+def test_a_child_that_hangs_ends_at_the_deadline(wire: Wire, key: str) -> None:
+    wire.veth("eth0", 1)
+    wire.veth("eth1", 2)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, children: Children) -> None:
+        ledger = HookedLedger(at(key, lambda: children.alive[0].kill(signal.SIGSTOP) and None))
+        with pytest.raises(DeadlineExceeded, match=wire.pod.path):
+            await connect(connector, wire.pod.path, ledger)
+        assert ledger.held == {}
+
+    run(body, timeout_s=5.0)
+
+    assert wire.pod.state() == before
+
+
+def test_a_link_that_vanishes_after_the_scan_fails_by_name_and_leaves_nothing(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+    before = wire.pod.state()
+    wire.veth("eth1", 2)
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        ledger = HookedLedger(at("eth1", lambda: wire.pod.run("ip", "link", "delete", "eth1") and None))
+        with pytest.raises(FailedPrecondition, match=r"redirect link 'eth1' to tap 'tap1_kata'.*ENODEV"):
+            await connect(connector, wire.pod.path, ledger)
+        assert ledger.held == {}
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+def test_an_mtu_no_tap_can_have_is_refused_by_name_and_leaves_nothing(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+    wire.veth("eth1", 2, mtu=65535)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        ledger = HookedLedger()
+        with pytest.raises(FailedPrecondition, match=r"make tap 'tap1_kata' for link 'eth1'.*EINVAL"):
+            await connect(connector, wire.pod.path, ledger)
+        assert ledger.held == {}
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+def test_a_failing_undo_is_tried_again_by_the_next_disconnect(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+    before = wire.pod.state()
+    broken = True
+
+    def undo(entry: LedgerEntry) -> None:
+        if broken and entry.kind is ResourceKind.INGRESS:
+            raise FailedPrecondition("release ingress 'eth0': EBUSY")
+        release(entry)
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        nonlocal broken
+        ledger = FakeLedger(undo)
+        network = await connect(connector, wire.pod.path, ledger)
+        with pytest.raises(FailedPrecondition, match="EBUSY"):
+            await network.disconnect()
+        assert [entry.kind for entry in ledger.held.values()] == [ResourceKind.INGRESS]
+        broken = False
+        await network.disconnect()
+        assert ledger.held == {}
+
+    run(body)
+
+    assert wire.pod.state() == before
