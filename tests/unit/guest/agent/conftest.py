@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sys
@@ -15,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from guest_agent_client import AgentClient, HostedAgent
 
 from protos.agent import agent_pb2
+
+_names = (f"s{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,9 @@ def client(hosted_agent: HostedAgent) -> Iterator[AgentClient]:
     connection = hosted_agent.connect()
     yield connection
     connection.close()
+
+
+@pytest.fixture
+def cid(client: AgentClient) -> str:
+    """The id of a container that nobody else has."""
+    return next(_names)
