@@ -90,18 +90,17 @@ def test_every_byte_arrives_in_both_directions_at_once(authority: Authority, con
         backwards = BIG[::-1]
         got: dict[str, bytes] = {}
         work: list[Callable[[], object]] = [
-            lambda: client.sendall(BIG),
+            lambda: pair.agent.sendall(backwards),
             lambda: got.update(agent=read_exactly(pair.agent, len(BIG))),
         ]
         threads = [threading.Thread(target=one) for one in work]
         for thread in threads:
             thread.start()
+        # The client reads nothing before it has sent everything: what comes its way must not stop what it says.
+        client.sendall(BIG)
+        got["client"] = read_exactly(client, len(backwards))
         for thread in threads:
             thread.join(60)
-        sender = threading.Thread(target=lambda: pair.agent.sendall(backwards))
-        sender.start()
-        got["client"] = read_exactly(client, len(backwards))
-        sender.join(60)
         client.close()
 
     assert got["agent"] == BIG
