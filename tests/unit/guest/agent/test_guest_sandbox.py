@@ -15,7 +15,7 @@ from protos.agent import agent_pb2, oci_pb2
 
 pytestmark = pytest.mark.root
 
-INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL = 3, 4, 5, 9, 12, 13
+INVALID_ARGUMENT, DEADLINE_EXCEEDED, FAILED_PRECONDITION, UNIMPLEMENTED = 3, 4, 9, 12
 
 
 def inside(agent: HostedAgent, path: str) -> Path:
