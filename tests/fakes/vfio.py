@@ -34,9 +34,7 @@ class FakeSysfs:
             self.loaded.add(driver)
             self._native[address] = driver
         if driver:
-            (self.root / "bus/pci/drivers" / driver).mkdir(exist_ok=True)
-            (self.root / "bus/pci/drivers" / driver / "unbind").touch()
-            (folder / "driver").symlink_to(self.root / "bus/pci/drivers" / driver)
+            self._bind(folder, driver)
         if group:
             members = self.root / "kernel/iommu_groups" / group / "devices"
             members.mkdir(parents=True, exist_ok=True)
@@ -64,8 +62,13 @@ class FakeSysfs:
         folder = self.root / "bus/pci/devices" / address
         driver = self.state(address)[1] or self._native.get(address, "")
         if driver in self.loaded and not (folder / "driver").exists():
-            (self.root / "bus/pci/drivers" / driver).mkdir(exist_ok=True)
-            (folder / "driver").symlink_to(self.root / "bus/pci/drivers" / driver)
+            self._bind(folder, driver)
+
+    def _bind(self, folder: Path, driver: str) -> None:
+        at = self.root / "bus/pci/drivers" / driver
+        at.mkdir(exist_ok=True)
+        (at / "unbind").touch()
+        (folder / "driver").symlink_to(at)
 
     def give(self, address: str, driver: str) -> None:
         """Somebody binds the function to another driver."""
