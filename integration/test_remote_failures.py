@@ -205,7 +205,7 @@ def test_a_stop_that_hangs_is_asked_again_of_the_next_peer(
     ctr: Ctr, runtime: Runtime, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:
     stopped = peer.asked("StopVM")
-    with ctr.background(scratch, *remote_run("stuck"), name, "echo", "up") as running:
+    with ctr.background(scratch, *remote_run("stuck"), name, "sh", "-c", "echo up; sleep 5") as running:
         running.wait_for("up", within_s=120)
         with peer.faults("StopVM:before=hang"):
             eventually(lambda: peer.asked("StopVM") > stopped, what="StopVM was asked")
