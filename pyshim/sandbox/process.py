@@ -193,6 +193,8 @@ class Process:
             return EXIT_SANDBOX_LOST
         self._reported = status
         self._ended.set()
+        async with self.lock:  # the guest may tell the end before it replies to the start, which lets the output flow
+            pass
         await self._drain_until_idle()
         return status
 

@@ -104,6 +104,21 @@ async def test_what_an_exec_asks_for_reaches_the_guest(stack: Stack) -> None:
 
 
 @scenario
+async def test_an_exit_told_before_the_reply_to_the_start_has_the_output_before_it(stack: Stack) -> None:
+    container = await stack.create("c1", ["echo", "up"], PIPES)
+    stack.agent.late["StartContainer"] = asyncio.Event()
+    starting = asyncio.ensure_future(stack.pod.start(container, None))
+    exiting = asyncio.ensure_future(stack.pod.wait(container, None))
+    await until(lambda: "StartContainer" in stack.agent.calls and stack.agent.processes["c1", "c1"].exit.done())
+    await asyncio.sleep(1)
+    stack.agent.late["StartContainer"].set()
+
+    await exiting
+    assert bytes(stack.host.streams["c1"].stdout.data) == b"up"
+    await starting
+
+
+@scenario
 async def test_a_client_that_takes_no_more_output_does_not_stop_the_process(stack: Stack) -> None:
     container = await stack.create("c1", ["flood", "3000000"], PIPES)
     output = stack.host.streams["c1"].stdout
