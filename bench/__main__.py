@@ -47,7 +47,7 @@ def main() -> int:
         return _profile(arguments.only, size, arguments.ksm, arguments.output or PART_RESULTS, load_before)
     only_files = arguments.only == "files"
     with containerd_up(arguments.peer, peer) as ground:
-        samples, woken = _measure(ground, size, only_files)
+        samples, woken, merged = _measure(ground, size, only_files)
     found = report.rows(samples)
     facts = _facts(size, load_before)
     if only_files:
@@ -55,6 +55,7 @@ def main() -> int:
         del facts["per round"]
     else:
         facts["idle wake-ups of a shim in 30 s"] = str(woken)
+        facts[f"{size.pods} forked shims, where the kernel merges equal pages (KSM)"] = merged
     if peer is not None:
         facts["peer"] = str(arguments.peer)
     print(report.as_text(found))
@@ -97,20 +98,30 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[rounds.Samples, int | None]:
-    """All samples, and how often an idle shim was woken."""
+def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[rounds.Samples, int | None, str]:
+    """All samples, how often an idle shim was woken, and the memory of many forked shims with KSM, in words."""
     started = time.monotonic()
 
     def progress(text: str) -> None:
         print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
 
-    samples, woken = rounds.Samples(), None
+    samples, woken, merged = rounds.Samples(), None, ""
     if not only_files:
         samples = rounds.run(ground, size, progress)
-        with stub_pods.running(replace(ground, config=GROUND / "stubs" / "configuration.toml"), 1) as (pid,):
+        stubbed = replace(ground, config=GROUND / "stubs" / "configuration.toml")
+        with stub_pods.running(stubbed, 1) as (pid,):
             woken = stub_pods.wakeups(pid, 30.0)
+        progress("memory of many, merged")
+        merged = _merged(stubbed, size.pods)
     rounds.run_file_io(ground, PROJECT / ".build", size, progress, samples)
-    return samples, woken
+    return samples, woken, merged
+
+
+def _merged(ground: Ground, pods: int) -> str:
+    if not memory.KSM.exists():
+        return "not measured: this kernel has no KSM"
+    mib = memory.profile(ground, pods, ksm=True).many
+    return f"PSS {mib[memory.ALL_PSS]:.1f} MiB each, zygote included; private {mib['private']:.1f} MiB"
 
 
 def _profile(part: str, size: rounds.Size, ksm: bool, target: Path, load_before: float) -> int:

@@ -15,6 +15,7 @@ from bench import pages, stub_whole_pods
 from bench.measures import Ground, memory_of
 
 KSM = Path("/sys/kernel/mm/ksm")
+ALL_PSS = "PSS, the zygote's included"
 _SCAN_PAGES = 5000
 """Each 20 ms: what a node does in a minute or two is waited for in seconds."""
 _SETTLE_S = 2.0
@@ -61,7 +62,7 @@ def profile(ground: Ground, pods: int, *, ksm: bool) -> Profile:
             found.many = {
                 "shims": len(pids),
                 "PSS": sum(pss) / len(pss),
-                "PSS, the zygote's included": (sum(pss) + memory_of(zygote.pid).pss_mib) / len(pss),
+                ALL_PSS: (sum(pss) + memory_of(zygote.pid).pss_mib) / len(pss),
                 "private": sum(memory.private_mib for memory in memories) / len(pss),
             }
     return found
