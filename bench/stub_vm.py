@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _accept(listener: "_socket.socket") -> "_socket.socket":
-    fd, _ = listener._accept()
+    fd, _ = listener._accept()  # type: ignore[attr-defined]  # the stubs know only socket's
     sock = _socket.socket(fileno=fd)
     sock.setblocking(True)
     return sock

@@ -12,6 +12,7 @@ import pytest
 
 from .framework import enclosure, evidence, images, zygote
 from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
+from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
 from .framework.ctr import Ctr, Result
 from .framework.leaks import HostState, assert_nothing_left
@@ -52,9 +53,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Keeps evidence at the moment of failure, before any fixture cleans up."""
     report = yield
-    daemon = item.funcargs.get("containerd") if isinstance(item, pytest.Function) else None
-    if isinstance(item, pytest.Function) and "cri" in item.funcargs:
-        daemon = item.funcargs["cri"].daemon
+    used = item.funcargs if isinstance(item, pytest.Function) else {}
+    of_kubelet = used.get("cri")
+    daemon = of_kubelet.daemon if isinstance(of_kubelet, Cri) else used.get("containerd")
     if report.failed and isinstance(daemon, Containerd):
         directory = evidence.directory_for(EVIDENCE / f"run-{os.environ.get('PYSHIM_RUN', 'last')}", item.nodeid)
         since = getattr(item, "containerd_log_size", 0)

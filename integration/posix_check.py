@@ -3,15 +3,18 @@
 Standard library only; no import of the project's. The last line is `checked N`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
 import mmap
 import os
 import sys
+from collections.abc import Callable, Iterator
 
 
-def rename_replaces_and_is_seen_whole(d):
+def rename_replaces_and_is_seen_whole(d: str) -> None:
     write(f"{d}/a", b"new")
     write(f"{d}/b", b"old")
     held = os.open(f"{d}/b", os.O_RDONLY)
@@ -26,7 +29,7 @@ def rename_replaces_and_is_seen_whole(d):
         os.rename(f"{d}/b", f"{d}/dir")
 
 
-def hard_links_are_one_file(d):
+def hard_links_are_one_file(d: str) -> None:
     write(f"{d}/a", b"1")
     os.link(f"{d}/a", f"{d}/b")
     assert os.stat(f"{d}/a").st_ino == os.stat(f"{d}/b").st_ino
@@ -37,7 +40,7 @@ def hard_links_are_one_file(d):
     assert os.stat(f"{d}/b").st_nlink == 1
 
 
-def an_unlinked_file_lives_until_it_is_closed(d):
+def an_unlinked_file_lives_until_it_is_closed(d: str) -> None:
     fd = os.open(f"{d}/a", os.O_RDWR | os.O_CREAT)
     os.unlink(f"{d}/a")
     os.write(fd, b"still")
@@ -46,7 +49,7 @@ def an_unlinked_file_lives_until_it_is_closed(d):
     os.close(fd)
 
 
-def exclusive_creation_and_append(d):
+def exclusive_creation_and_append(d: str) -> None:
     os.close(os.open(f"{d}/a", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     with refused(errno.EEXIST):
         os.open(f"{d}/a", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -58,7 +61,7 @@ def exclusive_creation_and_append(d):
     os.close(two)
 
 
-def a_sparse_file_takes_no_room(d):
+def a_sparse_file_takes_no_room(d: str) -> None:
     with open(f"{d}/a", "wb") as file:
         file.truncate(64 << 20)
         file.seek(32 << 20)
@@ -74,7 +77,7 @@ def a_sparse_file_takes_no_room(d):
     assert read(f"{d}/a") == bytes(3)
 
 
-def a_private_and_a_shared_mapping(d):
+def a_private_and_a_shared_mapping(d: str) -> None:
     write(f"{d}/a", b"a" * 8192)
     with open(f"{d}/a", "r+b") as file:
         private = mmap.mmap(file.fileno(), 8192, mmap.MAP_PRIVATE)
@@ -88,7 +91,7 @@ def a_private_and_a_shared_mapping(d):
         private.close()
 
 
-def locks_exclude_another_process(d):
+def locks_exclude_another_process(d: str) -> None:
     write(f"{d}/a", b"12345678")
     with open(f"{d}/a", "r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 4, 0)
@@ -99,12 +102,12 @@ def locks_exclude_another_process(d):
         assert in_child(lambda other: fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB), f"{d}/a") == "refused"
 
 
-def in_child(take, path):
+def in_child(take: Callable[[int], None], path: str) -> str:
     pid = os.fork()
     if pid == 0:
         try:
             with open(path, "r+b") as other:
-                take(other)
+                take(other.fileno())
             os._exit(0)
         except OSError:
             os._exit(1)
@@ -113,7 +116,7 @@ def in_child(take, path):
     return {0: "taken", 1: "refused"}.get(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), "failed")
 
 
-def modes_times_and_links(d):
+def modes_times_and_links(d: str) -> None:
     write(f"{d}/a", b"")
     os.chmod(f"{d}/a", 0o4751)
     assert os.stat(f"{d}/a").st_mode & 0o7777 == 0o4751
@@ -125,7 +128,7 @@ def modes_times_and_links(d):
     assert (os.stat(f"{d}/a").st_uid, os.stat(f"{d}/a").st_mode & 0o4000) == (1000, 0), "a new owner takes set-uid away"
 
 
-def directories_show_what_is_in_them(d):
+def directories_show_what_is_in_them(d: str) -> None:
     for number in range(500):
         write(f"{d}/{number}", b"")
     with os.scandir(d) as entries:
@@ -140,7 +143,7 @@ def directories_show_what_is_in_them(d):
         os.rmdir(d)
 
 
-def direct_io(d):
+def direct_io(d: str) -> str | None:
     try:
         fd = os.open(f"{d}/a", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
     except OSError as error:
@@ -157,7 +160,7 @@ def direct_io(d):
     return None
 
 
-def extended_attributes(d):
+def extended_attributes(d: str) -> str | None:
     write(f"{d}/a", b"")
     try:
         os.setxattr(f"{d}/a", "user.note", b"value")
@@ -171,7 +174,7 @@ def extended_attributes(d):
     return None
 
 
-def allocation_and_holes(d):
+def allocation_and_holes(d: str) -> None:
     fd = os.open(f"{d}/a", os.O_RDWR | os.O_CREAT)
     os.posix_fallocate(fd, 0, 1 << 20)
     assert os.fstat(fd).st_size == 1 << 20
@@ -180,18 +183,18 @@ def allocation_and_holes(d):
     os.close(fd)
 
 
-def write(path, data):
+def write(path: str, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
 
 
-def read(path):
+def read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
 
 @contextlib.contextmanager
-def refused(*numbers):
+def refused(*numbers: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -201,7 +204,7 @@ def refused(*numbers):
         raise AssertionError("was not refused")
 
 
-CHECKS = (
+CHECKS: tuple[Callable[[str], str | None], ...] = (
     rename_replaces_and_is_seen_whole,
     hard_links_are_one_file,
     an_unlinked_file_lives_until_it_is_closed,
@@ -217,15 +220,15 @@ CHECKS = (
 )
 
 
-def main(top):
+def main(top: str) -> None:
     for check in CHECKS:
         place = os.path.join(top, check.__name__)
         os.mkdir(place)
         try:
             note = check(place)
         except (AssertionError, OSError) as error:
-            line = error.__traceback__.tb_next.tb_lineno if error.__traceback__.tb_next else 0
-            print(f"broken: {check.__name__}: line {line}: {error}")
+            own = error.__traceback__ and error.__traceback__.tb_next
+            print(f"broken: {check.__name__}: line {own.tb_lineno if own else 0}: {error}")
         else:
             if note:
                 print(f"{note}: {check.__name__}")

@@ -44,7 +44,7 @@ def _config(scratch: Path, hypervisor: dict[str, object] | None = None, **runtim
 
 
 def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> SandboxCgroups:
-    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", config, *options)
+    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config), *options)
     ctr(*words, IMAGE, name, "sleep", "100000")
     return SandboxCgroups(name)
 

@@ -42,7 +42,7 @@ def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
             "--runtime",
             runtime.name,
             "--runtime-config-path",
-            config,
+            str(config),
             "--cap-add",
             "CAP_SYS_ADMIN",
             *mounts,

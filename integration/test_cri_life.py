@@ -104,12 +104,16 @@ def test_a_program_that_does_not_exist_fails_the_start_and_leaves_the_pod_usable
     assert pod.start("echo", "fine").run_to_end() == "fine\n"
 
 
+def _wait_until_armed(container: Container) -> None:
+    eventually(lambda: "armed" in container.log(), what="the trap is set")
+
+
 def test_stop_waits_for_the_grace_period_then_kills(cri: Cri, pod: Pod) -> None:
     """SIGTERM, the grace period, SIGKILL; a container that obeys ends at once with its own status."""
     stubborn = pod.start("sh", "-c", _IGNORES_TERM)
     obedient = pod.start("sh", "-c", "trap 'exit 7' TERM; echo armed; while :; do sleep 0.1; done")
     for container in (stubborn, obedient):
-        eventually(lambda container=container: "armed" in container.log(), what="the trap is set")
+        _wait_until_armed(container)
 
     obedient.stop(60)
     stubborn.stop(1)
@@ -120,7 +124,7 @@ def test_stop_waits_for_the_grace_period_then_kills(cri: Cri, pod: Pod) -> None:
 
 def test_a_slow_containers_stop_delays_nobody(cri: Cri, pod: Pod) -> None:
     slow, other = pod.start("sh", "-c", _IGNORES_TERM), pod.start()
-    eventually(lambda: "armed" in slow.log(), what="the trap is set")
+    _wait_until_armed(slow)
     stopping = threading.Thread(target=slow.stop, args=(30,))
     stopping.start()
 

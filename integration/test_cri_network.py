@@ -6,7 +6,9 @@ import concurrent.futures
 import json
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -231,11 +233,11 @@ def test_the_guests_addresses_routes_and_link_are_what_cni_gave(shared_pod: Pod,
     addresses = server.sh("ip addr show dev eth0")
     routes = server.sh("ip route; ip -6 route")
 
-    assert link[link.index("mtu") + 1] == str(outside["mtu"])
-    assert link[link.index("link/ether") + 1] == outside["mac"]
+    assert link[link.index("mtu") + 1] == str(outside.mtu)
+    assert link[link.index("link/ether") + 1] == outside.mac
     inside = {line.split()[1] for line in addresses.splitlines() if line.strip().startswith("inet")}
-    assert inside == outside["addresses"]
-    assert {_route_words(line) for line in routes.splitlines()} - {("multicast", "", "eth0")} >= outside["routes"]
+    assert inside == outside.addresses
+    assert {_route_words(line) for line in routes.splitlines()} - {("multicast", "", "eth0")} >= outside.routes
     assert server.sh("ls /sys/class/net").split() == ["eth0", "lo"]
 
 
@@ -252,24 +254,30 @@ def _route_words(line: str) -> tuple[str, str, str]:
     return words[0], words[words.index("via") + 1] if "via" in words else "", words[words.index("dev") + 1]
 
 
-def _given_by_cni(namespace: Path) -> dict[str, object]:
-    def show(*words: str) -> list[dict[str, object]]:
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    mtu: int
+    mac: str
+    addresses: set[str]
+    routes: set[tuple[str, str, str]]
+
+
+def _given_by_cni(namespace: Path) -> _Given:
+    def show(*words: str) -> list[dict[str, Any]]:
         shown = subprocess.run(
             ["nsenter", f"--net={namespace}", "ip", "-json", *words], check=True, capture_output=True
         ).stdout
-        decoded: list[dict[str, object]] = json.loads(shown)
+        decoded: list[dict[str, Any]] = json.loads(shown)
         return decoded
 
     (link,) = show("address", "show", "dev", "eth0")
-    addresses = link["addr_info"]
-    assert isinstance(addresses, list)
-    return {
-        "mtu": link["mtu"],
-        "mac": link["address"],
-        "addresses": {f"{item['local']}/{item['prefixlen']}" for item in addresses},
-        "routes": {
+    return _Given(
+        mtu=link["mtu"],
+        mac=link["address"],
+        addresses={f"{item['local']}/{item['prefixlen']}" for item in link["addr_info"]},
+        routes={
             (str(route["dst"]), str(route.get("gateway", "")), "eth0")
             for route in (*show("route"), *show("-6", "route"))
             if route["dev"] == "eth0"
         },
-    }
+    )

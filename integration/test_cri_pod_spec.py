@@ -159,7 +159,7 @@ _SECCOMP = "sed -n 's/Seccomp:\\t//p' /proc/1/status"
     [(pb.SecurityProfile.RuntimeDefault, "2"), (pb.SecurityProfile.Unconfined, "0")],
     ids=["runtime-default", "unconfined"],
 )
-def test_seccomp_holds_inside_the_guest(pod: Pod, profile: int, mode: str) -> None:
+def test_seccomp_holds_inside_the_guest(pod: Pod, profile: pb.SecurityProfile.ProfileType, mode: str) -> None:
     container = pod.start(security=Security(seccomp=pb.SecurityProfile(profile_type=profile)))
 
     assert container.sh(_SECCOMP).strip() == mode

@@ -84,8 +84,8 @@ def image(path: Path, size_mib: int, content: Path | None = None) -> Path:
     """An ext4 with a copy of `content`."""
     with path.open("wb") as file:
         file.truncate(size_mib * MIB)
-    words = ["-d", content] if content else []
-    subprocess.run(["mkfs.ext4", "-q", "-F", *words, path], check=True)
+    words = ["-d", str(content)] if content else []
+    subprocess.run(["mkfs.ext4", "-q", "-F", *words, str(path)], check=True)
     return path
 
 
@@ -108,7 +108,7 @@ def options(scratch: Path, keys: dict[str, Any], runtime_keys: dict[str, Any] | 
 
 
 def operator(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = [PROJECT / "bin" / "pyshim", "direct-volume", *words]
+    command = [str(PROJECT / "bin" / "pyshim"), "direct-volume", *words]
     return subprocess.run(command, check=check, capture_output=True, text=True, timeout=60)
 
 

@@ -13,13 +13,10 @@ import pytest
 from protos.cri import v1_pb2 as pb
 
 from .framework.cri import Cri, Pod, refusal
+from .framework.kubelet_volumes import volume
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
-
-
-def volume(host_path: Path, container_path: str, **more: object) -> pb.Mount:
-    return pb.Mount(host_path=str(host_path), container_path=container_path, **more)
 
 
 @pytest.fixture

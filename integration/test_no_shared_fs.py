@@ -219,10 +219,14 @@ def test_a_configmap_follows_the_kubelet_and_keeps_nothing_of_the_old(inside: Sc
     assert inside("cat /settings/shape").code != 0
 
 
+def _wait_for_version(inside: Script, version: str) -> None:
+    eventually(lambda: inside("cat /settings/size").out == f"{version}\n", what=f"version {version}")
+
+
 def test_a_reader_never_sees_half_a_version(ctr: Ctr, container: str, inside: Script, kubelet: Kubelet) -> None:
     """Two files that always change together are read through the link while the volume changes."""
     kubelet.publish({"colour": "v0\n", "size": "v0\n"})
-    eventually(lambda: inside("cat /settings/size").out == "v0\n", what="the first version")
+    _wait_for_version(inside, "v0")
     script = (
         "while :; do cd /settings/..data && a=$(cat colour) b=$(cat size); cd /;"
         ' [ "$a" = "$b" ] || echo torn $a $b; [ "$b" = v2 ] && break; done; echo done'
@@ -232,7 +236,7 @@ def test_a_reader_never_sees_half_a_version(ctr: Ctr, container: str, inside: Sc
     ) as reader:
         for version in ("v1", "v2"):
             kubelet.publish({"colour": f"{version}\n", "size": f"{version}\n"})
-            eventually(lambda v=version: inside("cat /settings/size").out == f"{v}\n", what=f"version {version}")
+            _wait_for_version(inside, version)
         result = reader.wait()
 
     # One of them may be empty by then: the old version is emptied when the new one counts.

@@ -144,7 +144,7 @@ def _number(metrics: dict[str, Any], where: tuple[str, str]) -> int:
 
 @pytest.mark.vm
 def test_a_trace_tells_where_the_time_went_until_the_first_output(ctr: Ctr, runtime: Runtime, name: str) -> None:
-    command = [PROJECT / "bin" / "pyshim", "trace", name]
+    command = [str(PROJECT / "bin" / "pyshim"), "trace", name]
     script = "echo up; sleep 100000"
     ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sh", "-c", script)
 

@@ -90,7 +90,7 @@ def _config(scratch: Path, runtime: str, **hypervisor: object) -> Path:
 
 
 def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, *options: str) -> Guest:
-    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", config, *options)
+    words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config), *options)
     ctr(*words, IMAGE, name, "sleep", "100000")
     return Guest(ctr, name)
 

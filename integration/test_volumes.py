@@ -13,7 +13,7 @@ import pytest
 from protos.cri import v1_pb2 as pb
 
 from .framework.cri import Pod
-from .framework.kubelet_volumes import PodDirectory
+from .framework.kubelet_volumes import PodDirectory, volume
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
@@ -24,10 +24,6 @@ def kubelet(scratch: Path) -> Iterator[PodDirectory]:
     directory = PodDirectory(scratch)
     yield directory
     directory.remove()
-
-
-def volume(host_path: Path, container_path: str, **more: object) -> pb.Mount:
-    return pb.Mount(host_path=str(host_path), container_path=container_path, **more)
 
 
 # ---- made in the guest
@@ -141,7 +137,7 @@ def test_a_sub_path_shows_no_more_than_itself(pod: Pod, kubelet: PodDirectory, s
     ids=["private", "host-to-container"],
 )
 def test_later_mounts_of_the_host_are_seen_only_where_asked_for(
-    pod: Pod, scratch: Path, propagation: int, seen: bool
+    pod: Pod, scratch: Path, propagation: pb.MountPropagation, seen: bool
 ) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "top", scratch], check=True)
     try:

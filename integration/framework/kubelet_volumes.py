@@ -8,7 +8,20 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from protos.cri import v1_pb2 as pb
+
 _versions = itertools.count(1)
+
+
+def volume(
+    host_path: Path,
+    container_path: str,
+    *,
+    readonly: bool = False,
+    propagation: pb.MountPropagation = pb.PROPAGATION_PRIVATE,
+) -> pb.Mount:
+    """What a container asks for to have a volume at `container_path`."""
+    return pb.Mount(host_path=str(host_path), container_path=container_path, readonly=readonly, propagation=propagation)
 
 
 class PodDirectory:

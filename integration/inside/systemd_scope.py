@@ -34,7 +34,7 @@ _UNIT = "cri-containerd-c1.scope"
 
 
 def become_systemd() -> None:
-    from inside.cgroups_v2 import ROOT, mount
+    from integration.inside.cgroups_v2 import ROOT, mount
 
     mount("cgroup2", str(ROOT), "cgroup2")
     own = ROOT / "systemd"
@@ -65,7 +65,7 @@ def shown(unit: str) -> dict[str, str]:
 
 
 async def scope() -> dict[str, object]:
-    from inside.cgroups_v2 import places, read, running, sandbox, where
+    from integration.inside.cgroups_v2 import places, read, running, sandbox, where
 
     found: dict[str, object] = {"shim before": where(os.getpid())}
     async with running(_PATH, systemd=True, sandbox_cgroup_only=True, sandbox_cgroup_limits=True) as (cgroups, vmm):
@@ -93,7 +93,7 @@ def state_once_ended() -> str:
 
 def main() -> int:
     project, packages, result = sys.argv[1:4]
-    sys.path[:0] = [project, f"{project}/integration"]
+    sys.path.insert(0, project)
     sys.path.append(packages)
     try:
         if os.getpid() == 1:

@@ -52,7 +52,7 @@ def pod_resources(socket_path: str, name: str, namespace: str, *, timeout_s: flo
     where = f"ask kubelet at '{socket_path}' for pod '{namespace}/{name}'"
     _check_socket(socket_path, where)
     with grpc.insecure_channel(f"unix://{socket_path}", options=_OPTIONS) as channel:
-        stub: Any = PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = PodResourcesListerStub(channel)
         try:
             pod = _call(
                 where,
