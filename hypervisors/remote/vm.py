@@ -140,8 +140,7 @@ class RemoteVm:
         # Before anything is on record: a service that is not there has made nothing.
         version = await self._version(service)
         self._live("create remote vm", Phase.NEW)  # a `stop` meanwhile found nothing to end, and will not come again
-        self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
-        self._note(RemoteVmState.ASKED)
+        self._note_asked(remote, RemoteVmState.ASKED)
         request = service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
         )
@@ -186,6 +185,7 @@ class RemoteVm:
     async def start(self) -> None:
         config = self._live("start", Phase.CREATED)
         remote = self._service_config("start")
+        self._note_asked(remote, RemoteVmState.KNOWN)
         request = self._service().start_vm(config.sandbox_id, remote.timeout_s, self._late_s)
         await self._ask("StartVM", f"start remote vm {config.sandbox_id!r}", request)
         _check_agent_socket(config.sandbox_id, self._agent_path)
@@ -249,6 +249,11 @@ class RemoteVm:
         if not done:
             raise DeadlineExceeded(f"{action}: '{remote.socket_path}' has not answered within {remote.timeout_s:g} s")
         asking.result()
+
+    def _note_asked(self, remote: RemoteServiceConfig, state: RemoteVmState) -> None:
+        """The ledger says until when the call that is about to be sent may take."""
+        self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
+        self._note(state)
 
     def _note(self, state: RemoteVmState) -> None:
         """The ledger has the VM in this state."""

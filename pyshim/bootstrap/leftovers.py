@@ -15,10 +15,10 @@ from dataclasses import replace
 from pyshim.bootstrap.address import socket_name
 from pyshim.bootstrap.conventions import Places, conventional_ledger
 from pyshim.bootstrap.dead_socket import remove_dead_socket
-from pyshim.bootstrap.remote_vms import end_in_background, remote_vms
+from pyshim.bootstrap.remote_vms import are_stopped, in_background, remote_vms
 from pyshim.host.processes import identity as processes
-from pyshim.host.release import release_all
-from pyshim.model.errors import NotFound, ShimError
+from pyshim.host.release import TIMEOUT_S, release_all
+from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
 from pyshim.model.snapshot import ContainerSnapshot
 from pyshim.state.json_fields import StateDamaged
 from pyshim.state.schema import NotOurState, SandboxState, ShimRecord
@@ -28,9 +28,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pyshim.model.ledger import LedgerEntry
+
 EXIT_WAIT_S = 1.0
 """For a daemon that is on its way out, as it is at the normal end of every sandbox."""
 TERM_WAIT_S = 1.0
+HELD_PAUSE_S = 1.0
+REST_S = 60.0
+"""For a shim whose remote VM is gone to undo the rest and exit."""
 _ONE_UNDO_S = 1.5
 _LOCK_PAUSE_S = 0.02
 _SOCKET_NAME_CHARS = 64
@@ -69,10 +74,10 @@ def clean(
                 state.shim,
                 deadline,
                 holds=lambda: bool(store.load(sandbox_id).ledger),
-                may_kill=not remote_vms(state.ledger),
+                may_kill=are_stopped(remote := remote_vms(state.ledger)),
             )
-            if (remote := remote_vms(state.ledger)) and _is_served(state.shim):
-                print(f"remote vm '{remote[0].key}': shim {state.shim.pid} waits for its end", file=sys.stderr)
+            if remote and _is_served(state.shim):
+                _outlive_in_background(store, sandbox_id, state.shim, remote, deadline, errors, alone=lock.is_held)
             else:
                 _undo_all(store, sandbox_id, deadline, errors, background=lock.is_held)
         except (StateDamaged, NotFound) as error:
@@ -176,10 +181,53 @@ def _end_daemon(shim: ShimRecord, deadline: float, *, holds: "Callable[[], bool]
         if not holds():
             return
         ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, float("inf")))
-        for signal_number, wait_s in ways if may_kill else ((signal.SIGTERM, float("inf")),):
+        for signal_number, wait_s in ways if may_kill else ways[:1]:
             signal.pidfd_send_signal(fd, signal_number)
             if _gone_within(fd, min(wait_s, deadline - time.monotonic())):
                 return
+
+
+def _outlive_in_background(
+    store: StateStore,
+    sandbox_id: str,
+    shim: ShimRecord,
+    remote: "tuple[LedgerEntry, ...]",
+    deadline: float,
+    errors: "list[str]",
+    *,
+    alone: bool,
+) -> None:
+    """A process of its own waits for a shim that was asked to end its VM, and ends both when the shim never will."""
+    if not alone:  # somebody has the lock: a process that waits already, most likely
+        print(f"remote vm '{remote[0].key}': shim {shim.pid} waits for its end", file=sys.stderr)
+        return
+    from pyshim.host.remote_vms import hold_s
+
+    def outlive(errors: "list[str]") -> None:
+        _wait_or_kill(store, sandbox_id, shim, max(map(hold_s, remote)))
+        with contextlib.suppress(NotFound):  # as a shim that came to its end leaves it
+            state = store.load(sandbox_id)
+            until = time.monotonic() + TIMEOUT_S * len(state.ledger)
+            held = release_all(state.ledger, deadline=until, one_timeout_s=TIMEOUT_S, errors=errors, patient=True)
+            _keep(store, sandbox_id, replace(state, ledger=held), is_gone=True)
+
+    if pid := in_background(outlive, f"wait for shim {shim.pid} of sandbox {sandbox_id!r}", deadline, errors):
+        print(f"remote vm '{remote[0].key}': process {pid} waits for shim {shim.pid} to end it", file=sys.stderr)
+
+
+def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: float) -> None:
+    """The shim has ended: by itself, or killed after `hold_s`, or soon after its VM was stopped."""
+    daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
+    until = time.monotonic() + hold_s
+    with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
+        while not _gone_within(fd, HELD_PAUSE_S) and (now := time.monotonic()) < until:
+            with contextlib.suppress(ShimError):  # NotFound: it has undone everything and only has to exit
+                if not are_stopped(remote_vms(store.load(sandbox_id).ledger)):
+                    continue
+            until = min(until, now + REST_S)
+        # One that is stuck in the kernel dies later, and does nothing any more.
+        with contextlib.suppress(DeadlineExceeded):
+            processes.kill(daemon, time.monotonic() + TIMEOUT_S)
 
 
 def _gone_within(pidfd: int, wait_s: float) -> bool:
@@ -210,9 +258,12 @@ def _undo_all(
     if held != local or not remote:
         _keep(store, sandbox_id, replace(state, ledger=(*held, *remote)), is_gone)
     if remote and background:
-        after = replace(state, ledger=held)
-        pid = end_in_background(remote, lambda: _keep(store, sandbox_id, after, is_gone), deadline, errors)
-        if pid:
+
+        def end(errors: "list[str]") -> None:
+            if not release_all(remote, deadline=time.monotonic(), one_timeout_s=0, errors=errors, patient=True):
+                _keep(store, sandbox_id, replace(state, ledger=held), is_gone)
+
+        if pid := in_background(end, f"end remote vm {remote[0].key!r}", deadline, errors):
             print(f"remote vm '{remote[0].key}': process {pid} waits for its end", file=sys.stderr)
     elif remote:
         errors += [f"release remote-vm {entry.key!r}: its end may take minutes" for entry in remote]

@@ -1,7 +1,8 @@
 """`delete` and remote VMs: the end of one may take minutes, and `delete` has seconds.
 
 So another process ends it: it keeps the connection to the service, the lock on the sandbox's state, and nothing else of
-its parent, and strikes the VM out when the service has answered.
+its parent, and strikes the VM out when the service has answered. While the shim lives, that process waits for the shim
+first: killed in the middle of StopVM, it would hang up on a service that is deleting the VM.
 """
 
 import os
@@ -9,13 +10,15 @@ import select
 import time
 from contextlib import suppress
 
-from pyshim.host.release import release_all
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.remote_vms import RemoteVmState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+HEARD_S = 1.0
+"""What fails at once (no service) is told; what takes longer may take minutes, and nobody gains by waiting for it."""
 _MAX_TEXT_BYTES = 1 << 16
 
 
@@ -23,13 +26,16 @@ def remote_vms(ledger: "tuple[LedgerEntry, ...]") -> "tuple[LedgerEntry, ...]":
     return tuple(entry for entry in ledger if entry.kind is ResourceKind.REMOTE_VM)
 
 
-def end_in_background(
-    entries: "tuple[LedgerEntry, ...]", strike_out: "Callable[[], None]", deadline: float, errors: "list[str]"
-) -> int:
-    """The pid of a process that is still ending the VMs at `deadline`; 0 when it has ended before.
+def are_stopped(entries: "tuple[LedgerEntry, ...]") -> bool:
+    """StopVM has been answered for each of them: nobody waits for a service any more."""
+    return all(entry.detail.get("state") == RemoteVmState.STOPPED for entry in entries)
 
-    `strike_out` is called there, once the VMs are gone. `errors` gets what it met, if it ended in time: what it meets
-    later is in nobody's ears, but the VMs stay on record. The caller must be a process of one thread.
+
+def in_background(work: "Callable[[list[str]], None]", action: str, deadline: float, errors: "list[str]") -> int:
+    """The pid of a process that is still at `work`, or 0 when it has ended; it is waited for until `deadline`.
+
+    `work` appends what it could not do to its argument. `errors` gets that if it ended in time: what it meets later is
+    in nobody's ears, and has to be on record. The caller must be a process of one thread.
     """
     ours, theirs = os.pipe()
     pid = os.fork()
@@ -37,12 +43,12 @@ def end_in_background(
         code = 1
         try:
             os.close(ours)
-            code = _end_here(entries, strike_out, theirs)
+            code = _work_here(work, action, theirs)
         finally:
             os._exit(code)
     os.close(theirs)
     try:
-        told, is_over = _told_until(ours, deadline)
+        told, is_over = _told_until(ours, min(deadline, time.monotonic() + HEARD_S))
     finally:
         os.close(ours)
     if not is_over:
@@ -50,11 +56,11 @@ def end_in_background(
     _, status = os.waitpid(pid, 0)
     errors += [line for line in told.decode(errors="replace").splitlines() if line]
     if status and not told:
-        errors.append(f"end remote vm {entries[0].key!r}: the process that was to do it ended with status {status}")
+        errors.append(f"{action}: the process that was to do it ended with status {status}")
     return 0
 
 
-def _end_here(entries: "tuple[LedgerEntry, ...]", strike_out: "Callable[[], None]", parent: int) -> int:
+def _work_here(work: "Callable[[list[str]], None]", action: str, parent: int) -> int:
     os.setsid()
     os.chdir("/")
     # containerd reads our parent's output until everybody has closed it.
@@ -63,11 +69,9 @@ def _end_here(entries: "tuple[LedgerEntry, ...]", strike_out: "Callable[[], None
         os.dup2(null, fd)
     errors: list[str] = []
     try:
-        held = release_all(entries, deadline=time.monotonic(), one_timeout_s=0, errors=errors, patient=True)
-        if not held:
-            strike_out()
+        work(errors)
     except Exception as error:  # the parent, if it still listens, is to hear of it
-        errors.append(f"end remote vm {entries[0].key!r}: {error}")
+        errors.append(f"{action}: {error}")
     with suppress(OSError):
         os.write(parent, "\n".join(errors).encode()[:_MAX_TEXT_BYTES])
     return 1 if errors else 0

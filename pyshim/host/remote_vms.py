@@ -16,6 +16,8 @@ from pyshim.ttrpc.events import ResponseReceived, StreamFailed
 
 USUAL_PATIENCE_S = 600
 CONNECT_TIMEOUT_S = 10.0
+MARGIN_S = 60.0
+"""For what a shim undoes besides its VM."""
 PAUSE_S = 1.0
 CROWDED_PAUSE_S = 0.05
 
@@ -24,6 +26,17 @@ def patience_s(entry: LedgerEntry) -> float:
     """How long the end of this VM may take."""
     told = entry.detail.get("stop_timeout_s")
     return float(told) if isinstance(told, int) and told > 0 else USUAL_PATIENCE_S
+
+
+def hold_s(entry: LedgerEntry) -> float:
+    """How long a shim that was asked to end may still rightly be busy with this VM.
+
+    With the CreateVM or StartVM under way, then with StopVM, each up to its deadline.
+    """
+    until = entry.detail.get("asked_until_s")
+    left_s = until - time.time() if isinstance(until, int) else 0.0
+    # The clock of the day may have been set back; no call's deadline is longer than that of StopVM.
+    return min(max(0.0, left_s), patience_s(entry)) + patience_s(entry) + MARGIN_S
 
 
 def stop_remote_vm(entry: LedgerEntry, deadline: float) -> None:

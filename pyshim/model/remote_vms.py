@@ -48,7 +48,7 @@ def remote_vm_entry(
     asked_until_s: int,
     stop_timeout_s: int,
 ) -> LedgerEntry:
-    """`asked_until_s` is the time (of the epoch) after which CreateVM makes no VM any more."""
+    """`asked_until_s` is the time (of the epoch) by which the CreateVM or StartVM that was sent last has ended."""
     detail: dict[str, str | int] = {
         "socket": socket_path,
         "state": state.value,

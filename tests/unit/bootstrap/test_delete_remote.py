@@ -16,6 +16,7 @@ from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.bootstrap.conventions import Places
 from pyshim.bootstrap.leftovers import undo_remains
 from pyshim.host.processes import identity as processes
+from pyshim.host.remote_vms import MARGIN_S, hold_s
 from pyshim.model.errors import NotFound
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -41,10 +42,18 @@ class Node:
         self.vm_dir.mkdir()
         self.bundle = root / "bundle"
         self.bundle.mkdir()
+        self.shims: list[Process] = []
         self.register = f"{root}/register"
         self.store = StateStore(root=f"{root}/sbs", register=self.register)
 
-    def save(self, state: RemoteVmState = RemoteVmState.KNOWN, *, shim: "Process | None" = None) -> None:
+    def save(
+        self,
+        state: RemoteVmState = RemoteVmState.KNOWN,
+        *,
+        shim: "Process | None" = None,
+        asked_until_s: "float | None" = None,
+        stop_timeout_s: float = WAIT_S,
+    ) -> None:
         pid, ticks = 2**22 + 1, 0
         if shim is not None:
             pid, ticks = shim.pid, processes.start_ticks(shim.pid) or 0
@@ -53,8 +62,8 @@ class Node:
             SANDBOX,
             socket_path=self.service.path,
             state=state,
-            asked_until_s=int(time.time()) + 3600,
-            stop_timeout_s=int(WAIT_S),
+            asked_until_s=int(time.time()) + 3600 if asked_until_s is None else int(asked_until_s),
+            stop_timeout_s=int(stop_timeout_s),
         )
         directory = LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(self.vm_dir))
         self.store.enter(SandboxId(SANDBOX), record)
@@ -71,11 +80,26 @@ class Node:
     def is_forgotten(self) -> bool:
         return self.store.sandbox_ids() == () and self.store.entered_ids() == ()
 
-    def delete(self) -> Process:
-        """As containerd runs it, with its four seconds."""
+    def shim(self, code: str = "pass") -> Process:
+        """A process that has executed `code`, and sleeps through SIGTERM."""
+        program = f"import signal, time; signal.signal(15, lambda *_: None); {code}; print(flush=True)"
+        program += "; [time.sleep(1) for _ in range(600)]"
+        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        self.shims.append(process)
+        return process
+
+    def end(self) -> None:
+        for shim in self.shims:
+            shim.kill()
+            shim.communicate()
+
+    def delete(self, settings: str = "pass") -> Process:
+        """As containerd runs it, with its four seconds; `settings` are statements to execute first."""
         code = (
-            f"import sys; sys.path[:0] = {[str(PROJECT)]!r}; from pyshim.bootstrap import delete; "
-            "from pyshim.bootstrap.argv import parse; "
+            f"import sys; sys.path[:0] = {[str(PROJECT)]!r}; from pyshim.bootstrap import delete, leftovers; "
+            f"from pyshim.host import remote_vms; {settings}; from pyshim.bootstrap.argv import parse; "
             f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={self.store.root!r}, register={self.register!r}))"
         )
         words = ["-namespace", "k8s.io", "-address", "/run/c.sock", "-id", SANDBOX, "-bundle", str(self.bundle)]
@@ -93,7 +117,9 @@ class Node:
 def node(tmp_path: Path) -> Iterator[Node]:
     with FakeRemoteService(str(tmp_path)) as service:
         service.vms[SANDBOX] = "running"
-        yield Node(tmp_path, service)
+        node = Node(tmp_path, service)
+        yield node
+        node.end()
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -215,24 +241,114 @@ def test_a_new_sandbox_of_the_id_does_not_begin_what_it_cannot_wait_for(node: No
     assert node.service.calls == []
 
 
-def test_a_daemon_that_ends_its_remote_vm_is_asked_to_end_but_not_killed(node: Node) -> None:
+def test_delete_has_answered_long_before_a_slow_end(node: Node) -> None:
+    """Its seconds are containerd's, which does nothing else for the pod meanwhile and kills it in the end."""
+    allowed = threading.Event()
+    node.service.behave["StopVM"] = when(allowed)
+    node.save()
+
+    code, _, err = finished(node.delete("delete.DEADLINE_S = 3600"))
+
+    assert code == 0
+    assert f"remote vm '{SANDBOX}': process " in err
+    assert node.service.vms == {SANDBOX: "running"}
+    allowed.set()
+    until(node.is_forgotten)
+
+
+def test_an_end_whose_process_died_is_taken_up_by_cleanup(node: Node) -> None:
+    never = threading.Event()
+    node.service.behave["StopVM"] = when(never)
+    node.save()
+    _, _, err = finished(node.delete())
+    os.kill(int(err.split("process ")[1].split()[0]), signal.SIGKILL)
+
+    del node.service.behave["StopVM"]
+    never.set()
+    until(lambda: node.cleanup() == cleanup.CLEAN)
+
+    assert node.service.vms == {}
+    assert node.is_forgotten()
+
+
+def test_a_shim_that_ends_its_remote_vm_is_asked_to_end_and_then_waited_for(node: Node) -> None:
     """Killed, it would hang up on a service that is deleting the VM."""
     told = node.root / "told"
-    body = f"signal.signal(15, lambda *_: open({str(told)!r}, 'w').close())"
-    program = f"import signal, time; {body}; print(flush=True); [time.sleep(1) for _ in range(600)]"
-    daemon = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], stdout=subprocess.PIPE)
-    try:
-        assert daemon.stdout is not None
-        daemon.stdout.readline()
-        node.save(shim=daemon)
+    shim = node.shim(f"signal.signal(15, lambda *_: open({str(told)!r}, 'w').close())")
+    node.save(shim=shim)
 
-        code, _, err = finished(node.delete())
+    code, _, err = finished(node.delete())
 
-        assert (code, err) == (0, f"remote vm '{SANDBOX}': shim {daemon.pid} waits for its end\n")
-        assert told.exists()
-        assert daemon.poll() is None
-        assert node.held() == [ResourceKind.DIRECTORY, ResourceKind.REMOTE_VM]
-        assert node.service.calls == []
-    finally:
-        daemon.send_signal(signal.SIGKILL)
-        daemon.communicate()
+    assert code == 0
+    assert f"remote vm '{SANDBOX}': process " in err
+    assert f" waits for shim {shim.pid} to end it\n" in err
+    assert told.exists()
+    assert shim.poll() is None
+    assert node.held() == [ResourceKind.DIRECTORY, ResourceKind.REMOTE_VM]
+    assert node.service.calls == []
+    again = finished(node.delete())
+    assert (again[0], again[2]) == (0, f"remote vm '{SANDBOX}': shim {shim.pid} waits for its end\n")
+    shim.kill()  # as if it had ended without having reached its service
+    until(node.is_forgotten)
+    assert node.service.methods() == ["StopVM"]
+    assert node.service.vms == {}
+    assert not node.vm_dir.exists()
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["blocked", "stopped"])
+def test_a_hung_shim_of_a_remote_vm_is_killed_when_no_call_of_it_can_be_under_way_and_its_vm_is_stopped(
+    node: Node, stop: bool
+) -> None:
+    shim = node.shim()
+    if stop:
+        shim.send_signal(signal.SIGSTOP)
+    node.save(shim=shim, asked_until_s=0, stop_timeout_s=2)
+
+    code, _, err = finished(node.delete("remote_vms.MARGIN_S = 0.0"))
+
+    assert (code, f" waits for shim {shim.pid} to end it" in err) == (0, True)
+    until(node.is_forgotten)
+    assert shim.wait(WAIT_S) == -signal.SIGKILL
+    assert node.service.vms == {}
+    assert not node.vm_dir.exists()
+
+
+def test_a_hung_shim_whose_remote_vm_was_stopped_is_killed_at_once(node: Node) -> None:
+    shim = node.shim()
+    node.save(RemoteVmState.STOPPED, shim=shim)
+
+    code, _, err = finished(node.delete())
+
+    assert (code, err) == (0, "")
+    assert shim.wait(WAIT_S) == -signal.SIGKILL
+    assert node.is_forgotten()
+    assert node.service.calls == []
+
+
+def test_a_shim_that_hangs_after_its_remote_vm_was_stopped_is_not_waited_for_as_long_as_for_the_vm(node: Node) -> None:
+    shim = node.shim()
+    node.save(shim=shim, stop_timeout_s=3600)
+    assert finished(node.delete("leftovers.REST_S = 0.0; leftovers.HELD_PAUSE_S = 0.1"))[0] == 0
+    assert shim.poll() is None
+
+    node.save(RemoteVmState.STOPPED, shim=shim)
+
+    assert shim.wait(WAIT_S) == -signal.SIGKILL
+    until(node.is_forgotten)
+
+
+@pytest.mark.parametrize(
+    ("asked_in_s", "calls"),
+    [(-1000, 1), (0, 1), (100, 1 + 1 / 6), (10**9, 2)],
+    ids=["long ago", "now", "soon", "wrong"],
+)
+def test_a_shim_is_waited_for_as_long_as_its_calls_may_take(asked_in_s: int, calls: float) -> None:
+    entry = remote_vm_entry(
+        SANDBOX,
+        socket_path="/s",
+        state=RemoteVmState.KNOWN,
+        asked_until_s=int(time.time()) + asked_in_s,
+        stop_timeout_s=600,
+    )
+
+    assert hold_s(entry) == pytest.approx(calls * 600 + MARGIN_S, abs=30)
