@@ -8,7 +8,6 @@ Source: Kata's hypervisor.proto, and the cloud adaptor's answers.
 """
 
 import asyncio
-import socket
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -16,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from protos import hypervisor_pb2 as pb
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, NotFound, ShimError, Unavailable
 from pyshim.model.remote_vms import SERVICE, is_unknown_vm, shown
-from pyshim.ttrpc import Client, ConnectionClosed, OutcomeUnknown, RemoteError, TtrpcError
+from pyshim.ttrpc import Client, ConnectionClosed, OutcomeUnknown, RemoteError, TtrpcError, connected_unix_socket
 from pyshim.ttrpc import DeadlineExceeded as CallTimedOut
 
 Reply = TypeVar("Reply", bound=Message)
@@ -25,7 +24,6 @@ CONNECT_TIMEOUT_S = 10.0
 VERSION_TIMEOUT_S = 10.0
 OUR_VERSION = "0.0.0"
 """What cloud adaptors answer themselves; the protocol has had no other."""
-_CROWDED_PAUSE_S = 0.05
 
 
 class ServiceUnreachable(Unavailable):
@@ -119,20 +117,15 @@ class RemoteService:
         return reply
 
     async def _connect(self, action: str) -> Client:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await _connect(sock, self._path)
+                sock = await connected_unix_socket(self._path)
         except (OSError, ValueError) as exc:  # TimeoutError is an OSError; a path too long or with NUL a ValueError
-            sock.close()
             cause = getattr(exc, "strerror", None) or str(exc) or "no answer"
             raise ServiceUnreachable(
                 f"{action}: connect remote hypervisor '{self._path}': {cause} "
                 "(hint: does the service of remote_hypervisor_socket run on this node?)"
             ) from exc
-        except BaseException:
-            sock.close()
-            raise
         return await Client.connect_socket(sock)
 
     def _error(self, action: str, exc: TtrpcError, timeout_s: float | None) -> ShimError:
@@ -146,12 +139,3 @@ class RemoteService:
             case RemoteError():
                 return ServiceRefused(f"{action}: '{self._path}' says: {shown(exc.message)}", exc)
         return Internal(f"{action}: '{self._path}': {shown(str(exc))}")
-
-
-async def _connect(sock: socket.socket, path: str) -> None:
-    """`sock` is connected, once the listener has room for one more: the kernel tells nobody when it has."""
-    while True:
-        try:
-            return sock.connect(path)
-        except BlockingIOError:
-            await asyncio.sleep(_CROWDED_PAUSE_S)

@@ -13,6 +13,7 @@ from pyshim.agent.client import AgentClient
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
 from pyshim.ttrpc.client import Client
+from pyshim.ttrpc.unix import connected_unix_socket
 
 log = logging.getLogger("pyshim.agent.connect")
 
@@ -69,11 +70,11 @@ async def open_stream(address: AgentAddress) -> socket.socket:
     """A connected, non-blocking stream socket to `address`. Raises OSError."""
     match address:
         case UnixAddress(path) | SerialAddress(path):
-            return await _connect(socket.AF_UNIX, path)
+            return await connected_unix_socket(path)
         case VsockAddress(cid, port):
-            return await _connect(socket.AF_VSOCK, (cid, port))
+            return await _connect_vsock(cid, port)
         case HvsockAddress(path, port):
-            sock = await _connect(socket.AF_UNIX, path)
+            sock = await connected_unix_socket(path)
             try:
                 await _hybrid_handshake(sock, port)
             except BaseException:
@@ -82,10 +83,10 @@ async def open_stream(address: AgentAddress) -> socket.socket:
             return sock
 
 
-async def _connect(family: socket.AddressFamily, target: str | tuple[int, int]) -> socket.socket:
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+async def _connect_vsock(cid: int, port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
-        await asyncio.get_running_loop().sock_connect(sock, target)
+        await asyncio.get_running_loop().sock_connect(sock, (cid, port))
     except BaseException:
         sock.close()
         raise

@@ -6,7 +6,6 @@ again, ever more slowly up to a limit, until the event at the head has been take
 
 import asyncio
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from pyshim.model.events import TaskEvent, TaskExited
 from pyshim.task.translate_events import forward_request
-from pyshim.ttrpc import Client, Code, MessageTooLarge, RemoteError, TtrpcError
+from pyshim.ttrpc import Client, Code, MessageTooLarge, RemoteError, TtrpcError, connected_unix_socket
 
 log = logging.getLogger("pyshim.task.publisher")
 
@@ -159,12 +158,6 @@ def _is_refusal(error: Exception) -> bool:
 
 
 async def _connect(path: str, timeout_s: float) -> Client:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        async with asyncio.timeout(timeout_s):
-            await asyncio.get_running_loop().sock_connect(sock, path)
-    except BaseException:
-        sock.close()
-        raise
+    async with asyncio.timeout(timeout_s):
+        sock = await connected_unix_socket(path)
     return await Client.connect_socket(sock)

@@ -9,6 +9,7 @@ envelope messages of the protocol itself. Read `connection.py` first: it is the 
     connection.py  ServerConnection, ClientConnection (sans-IO)     link.py      a core on a socket or streams
     handlers.py    what a service is made of                        inbox.py     received messages of one stream
     server.py      Server                                           client.py    Client
+    unix.py        connected_unix_socket
 
 A server:
 
@@ -25,7 +26,7 @@ A server:
 
 A client:
 
-    client = await Client.connect_socket(connected_socket)
+    client = await Client.connect_socket(await connected_unix_socket("/run/demo.sock"))
     reply = await client.call("demo.Store", "Get", request, timeout_s=10)
     async with client.stream("demo.Store", "Watch", client_streams=True, server_streams=True) as stream:
         await stream.send(b"...")
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from .status import RemoteError as RemoteError
     from .status import RemoteProtocolError as RemoteProtocolError
     from .status import TtrpcError as TtrpcError
+    from .unix import connected_unix_socket as connected_unix_socket
 
 _HOME = {
     "CallContext": "handlers",
@@ -80,6 +82,7 @@ _HOME = {
     "StreamHandler": "handlers",
     "TtrpcError": "status",
     "UnaryHandler": "handlers",
+    "connected_unix_socket": "unix",
 }
 
 

@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 
 from google.protobuf.message import Message
@@ -189,22 +189,6 @@ class FakeRemoteService:
             self.calls.append(call)
             self._changed.notify_all()
         self.behave.get(call.method, Call.do)(call)
-
-
-@contextlib.contextmanager
-def crowded(path: str) -> Iterator[None]:
-    """At `path` listens somebody who accepts nobody, and no more can wait."""
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(path)
-        listener.listen(0)
-        while True:
-            waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-            try:
-                waiting.connect(path)
-            except BlockingIOError:
-                break
-        yield
 
 
 def after(seconds: float) -> Behaviour:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from protos.agent import agent_pb2 as pb
 from pyshim.agent import translate
 from pyshim.agent.client import AgentClient, printable
-from pyshim.agent.connect import Connector
+from pyshim.agent.connect import Connector, open_stream
 from pyshim.model.agent_address import (
     AgentAddress,
     HvsockAddress,
@@ -26,6 +26,7 @@ from pyshim.model.errors import AgentGone, DeadlineExceeded, InvalidArgument, No
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkRoute
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
+from tests.fakes.unix_sockets import crowded
 
 PATIENCE_S = 60.0
 """For whatever is expected to come: how long that takes on a busy machine is no matter of these tests."""
@@ -328,3 +329,19 @@ def test_stream_data_in_an_odd_encoding(payload: bytes, data: bytes) -> None:
 def test_stream_data_that_is_cut_is_refused(payload: bytes) -> None:
     with pytest.raises(DecodeError):
         translate.stream_data(payload)
+
+
+@pytest.mark.parametrize(
+    "address", [UnixAddress, SerialAddress, lambda path: HvsockAddress(path, 1024)], ids=["unix", "serial", "hvsock"]
+)
+def test_a_listener_that_has_no_room_is_waited_for(address: Callable[[str], AgentAddress], tmp_path: Path) -> None:
+    """asyncio's own connect answers with a socket that is connected to nobody."""
+
+    async def body() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                (await open_stream(address(path))).close()
+
+    path = str(tmp_path / "agent")
+    with crowded(path):
+        asyncio.run(body())

@@ -15,7 +15,8 @@ from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import RemoteVmState, is_unknown_vm, remote_vm_entry
 from pyshim.ttrpc import Code
-from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, after, crowded, done_unsaid, hang_up, never
+from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, after, done_unsaid, hang_up, never
+from tests.fakes.unix_sockets import crowded
 
 VM = "pod1"
 PATIENCE_S = 60

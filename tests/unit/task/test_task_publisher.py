@@ -21,6 +21,7 @@ from pyshim.model.task import CreateTask, ExitStatus, RootfsMount, Stdio
 from pyshim.task.publisher import EventPublisher, PublisherLimits
 from pyshim.task.translate_events import forward_request
 from pyshim.ttrpc import CallContext, Code, Server, TtrpcError
+from tests.fakes.unix_sockets import crowded
 
 C1 = ContainerId("c1")
 E1 = ExecId("e1")
@@ -355,3 +356,21 @@ def test_event_has_its_topic_and_its_message(event: events.TaskEvent, topic: str
     assert envelope.topic == topic
     assert envelope.event.type_url == message.DESCRIPTOR.full_name
     assert type(message).FromString(envelope.event.value) == message
+
+
+def test_a_containerd_too_busy_to_accept_is_waited_for_as_for_any_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body() -> None:
+        publisher = EventPublisher(address=path, namespace="ns", limits=LIMITS)
+        publisher.publish(EXITED)
+        running = asyncio.create_task(publisher.run())
+        await asyncio.sleep(0.2)
+        running.cancel()
+        await asyncio.wait([running])
+
+    path = str(tmp_path / "s")
+    with crowded(path):
+        asyncio.run(body())
+
+    assert caplog.messages == []

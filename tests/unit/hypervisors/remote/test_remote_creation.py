@@ -23,7 +23,8 @@ from pyshim.model.errors import (
 from pyshim.ttrpc import Code
 from pyshim.ttrpc.framing import HEADER, RESPONSE
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.remote_service import Call, FakeRemoteService, after, crowded, done_unsaid, hang_up, never, when
+from tests.fakes.remote_service import Call, FakeRemoteService, after, done_unsaid, hang_up, never, when
+from tests.fakes.unix_sockets import crowded
 from tests.unit.hypervisors.remote.conftest import LONG_S, REMOTE, SHORT_S, VM, config, live, run
 
 

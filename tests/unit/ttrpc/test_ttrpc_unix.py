@@ -1,0 +1,62 @@
+"""Connecting where the listener is slow, full or not there."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from pyshim.ttrpc import connected_unix_socket
+from tests.fakes.unix_sockets import crowded
+
+SOON_S = 0.2
+
+
+def open_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_full_listener_is_waited_for_and_nothing_is_left_of_a_wait_that_is_given_up(tmp_path: Path) -> None:
+    async def body() -> None:
+        before = open_fds()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(SOON_S):
+                await connected_unix_socket(path)
+        assert open_fds() == before
+
+    path = str(tmp_path / "s")
+    with crowded(path):
+        asyncio.run(body())
+
+
+def test_it_is_connected_as_soon_as_the_listener_has_room(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+
+    async def body() -> None:
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+            listener.bind(path)
+            listener.listen(0)
+            first.connect(path)
+            connecting = asyncio.ensure_future(connected_unix_socket(path))
+            await asyncio.sleep(SOON_S)
+            assert not connecting.done()
+
+            listener.accept()[0].close()
+            with await connecting as sock, listener.accept()[0] as theirs:
+                sock.send(b"x")
+                assert theirs.recv(1) == b"x"
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("nobody", FileNotFoundError), ("x" * 200, OSError)], ids=["missing", "too long"]
+)
+def test_what_cannot_be_connected_is_an_error(tmp_path: Path, name: str, error: type[Exception]) -> None:
+    before = open_fds()
+
+    with pytest.raises(error):
+        asyncio.run(connected_unix_socket(str(tmp_path / name)))
+
+    assert open_fds() == before
