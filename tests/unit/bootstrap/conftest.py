@@ -4,6 +4,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from delete_node import Node
 from start_bench import StartBench
 
 
@@ -33,3 +34,10 @@ def _bench() -> Iterator[StartBench]:
             yield bench
         finally:
             bench.close()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    found = Node(tmp_path)
+    yield found
+    found.end()
