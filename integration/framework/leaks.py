@@ -19,7 +19,7 @@ from .waiting import eventually
 
 _OWNED = ("/run", "/tmp", "/dev/shm")
 # Directories that containerd, runc or a shim make once and keep, as a node does between pods. Files in them are never
-# excused.
+# excused, but for what the node's shims know of its virtiofsd.
 _FURNITURE = frozenset(
     {
         "/run/containerd/runc",
@@ -36,6 +36,7 @@ _FURNITURE = frozenset(
         "/run/netns",
         "/run/pyshim",
         "/run/pyshim/sandboxes",
+        "/run/pyshim/virtiofsd-flavours",
     }
 )
 # Made and removed by the client; a `ctr` that detaches or is killed leaves them behind, whatever the shim does.
@@ -178,4 +179,5 @@ def _files(ignored: tuple[str, ...]) -> Iterator[str]:
             names[:] = [n for n in names if os.path.join(directory, n) not in mount_points]
             if directory not in _OWNED and directory not in _FURNITURE:
                 yield directory + "/"
-            yield from (os.path.join(directory, name) for name in files)
+            paths = (os.path.join(directory, name) for name in files)
+            yield from (path for path in paths if path not in _FURNITURE)

@@ -17,7 +17,8 @@ from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.host.threads import ended, to_the_end
-from pyshim.host.virtiofsd import VirtiofsdFlavours, VirtiofsdProcess, start_virtiofsd
+from pyshim.host.virtiofsd import VirtiofsdProcess, start_virtiofsd
+from pyshim.host.virtiofsd_flavours import VirtiofsdFlavours
 from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.host_facts import CgroupMode

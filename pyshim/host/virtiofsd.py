@@ -1,10 +1,9 @@
-"""virtiofsd, the Rust one or QEMU's C one: told apart by asking, given a socket that already listens.
+"""virtiofsd, the Rust one or QEMU's C one, given a socket that already listens.
 
 Option tables: `virtiofsd --help` of 1.13 (Rust) and of QEMU 7.2 (C). Two traps of the C one decide the shape here:
 without `-o source=` it shares the host's root directory, and with `--syslog` its errors reach nobody.
 """
 
-import json
 import logging
 import os
 import socket
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.virtiofsd_flavours import VirtiofsdFlavours
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -21,7 +21,6 @@ log = logging.getLogger("pyshim.host.virtiofsd")
 
 LISTEN_FD = 3
 CACHE_MODES = ("never", "metadata", "auto", "always")
-_PROBE_TIMEOUT_S = 5.0
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _UNIX_PATH_BYTES = 107
 
@@ -52,10 +51,6 @@ _AS_C_SUBOPTION = {
 }
 _C_LOG_LEVELS = {"error": "err", "warn": "warn", "info": "info", "debug": "debug", "trace": "debug"}
 _KEPT_FOR_C = frozenset({"--thread-pool-size", "--rlimit-nofile", "--socket-group"})
-
-
-class VirtiofsdFailed(Internal):
-    """virtiofsd could not be asked or started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,58 +155,6 @@ def _c_quoted(value: str) -> str:
     return value.replace("\\", "\\\\").replace(",", "\\,")
 
 
-class VirtiofsdFlavours:
-    """Which flavour each binary is, asked once per file (device, inode, size and mtime)."""
-
-    def __init__(self, children: Children) -> None:
-        self._children = children
-        self._known: dict[tuple[int, int, int, int], VirtiofsdFlavour] = {}
-
-    async def of(self, binary: str) -> VirtiofsdFlavour:
-        """Raises FailedPrecondition when there is no such program, VirtiofsdFailed when its answer is neither's."""
-        try:
-            status = os.stat(binary)
-        except OSError as error:
-            raise FailedPrecondition(f"find virtiofsd {binary!r}: {describe_os_error(error)}") from error
-        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-        if key not in self._known:
-            self._known[key] = await self._ask(binary)
-        return self._known[key]
-
-    async def _ask(self, binary: str) -> VirtiofsdFlavour:
-        asked = [binary, "--print-capabilities"]
-        ended, output = await self._children.output(asked, env=_ENV, timeout_s=_PROBE_TIMEOUT_S)
-        flavour = flavour_from_capabilities(output) if ended.code == 0 and not ended.signal else None
-        if flavour is None:
-            _, output = await self._children.output([binary, "-V"], env=_ENV, timeout_s=_PROBE_TIMEOUT_S)
-            flavour = flavour_from_version(output)
-        if flavour is None:
-            raise VirtiofsdFailed(f"probe virtiofsd {binary!r}: --print-capabilities {ended}, -V is not understood")
-        log.debug("virtiofsd probed", extra={"binary": binary, "flavour": str(flavour)})
-        return flavour
-
-
-def flavour_from_capabilities(output: bytes) -> VirtiofsdFlavour | None:
-    """Both print JSON of type fs; only the Rust one lists features, `separate-options` among them."""
-    try:
-        answer = json.loads(output)
-    except ValueError:
-        return None
-    if not isinstance(answer, dict) or answer.get("type") != "fs":
-        return None
-    features = answer.get("features")
-    if features is None:
-        return VirtiofsdFlavour.C
-    return VirtiofsdFlavour.RUST if isinstance(features, list) and "separate-options" in features else None
-
-
-def flavour_from_version(output: bytes) -> VirtiofsdFlavour | None:
-    text = output.decode("utf-8", "replace")
-    if "using FUSE kernel interface" in text:
-        return VirtiofsdFlavour.C
-    return VirtiofsdFlavour.RUST if text.startswith("virtiofsd 1.") else None
-
-
 class VirtiofsdProcess:
     """One running virtiofsd."""
 
@@ -235,13 +178,13 @@ class VirtiofsdProcess:
 
 
 async def start_virtiofsd(
-    plan: VirtiofsdPlan, ledger: Ledger, children: Children, *, flavours: VirtiofsdFlavours | None = None
+    plan: VirtiofsdPlan, ledger: Ledger, children: Children, *, flavours: VirtiofsdFlavours
 ) -> VirtiofsdProcess:
     """virtiofsd runs and its socket takes connections, from before the call returns.
 
     Ledger: SOCKET `plan.listen_path`, and PROCESS under the word that names the share; both released again on error.
     """
-    flavour = await (flavours or VirtiofsdFlavours(children)).of(plan.binary)
+    flavour = await flavours.of(plan.binary)
     command = virtiofsd_command(plan, flavour)
     _check_directory(plan.shared_dir)
     for argument in command.dropped:

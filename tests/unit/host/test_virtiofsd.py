@@ -1,9 +1,8 @@
-"""virtiofsd: which one it is, how each is told the same thing, and how it dies."""
+"""virtiofsd: how each flavour is told the same thing, and how it dies."""
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 
 from pyshim.host.processes.children import Children
 from pyshim.host.virtiofsd import (
-    VirtiofsdFailed,
-    VirtiofsdFlavours,
-    flavour_from_capabilities,
-    flavour_from_version,
+    VirtiofsdProcess,
     listening_socket,
     start_virtiofsd,
     virtiofsd_command,
 )
+from pyshim.host.virtiofsd_flavours import VirtiofsdFlavours
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ids import HostPath
@@ -147,90 +144,9 @@ def test_extra_arguments(
     assert (for_c.argv[6:], for_c.dropped) == (c, c_dropped)
 
 
-@pytest.mark.parametrize(
-    ("output", "flavour"),
-    [
-        pytest.param(b'{"type": "fs", "features": ["migrate-precopy", "separate-options"]}', RUST, id="rust"),
-        pytest.param(b'{\n  "type": "fs"\n}\n', C, id="c"),
-        pytest.param(b'{"type": "fs", "features": []}', None, id="neither"),
-        pytest.param(b'{"type": "gpu"}', None, id="other-daemon"),
-        pytest.param(b"usage: ...", None, id="no-json"),
-        pytest.param(b"[]", None, id="no-object"),
-    ],
-)
-def test_flavour_from_capabilities(output: bytes, flavour: VirtiofsdFlavour | None) -> None:
-    assert flavour_from_capabilities(output) is flavour
-
-
-@pytest.mark.parametrize(
-    ("output", "flavour"),
-    [
-        pytest.param(b"virtiofsd version 7.2.22 (Debian)\nusing FUSE kernel interface version 7.36\n", C, id="c"),
-        pytest.param(b"virtiofsd 1.13.0\n", RUST, id="rust"),
-        pytest.param(b"virtiofsd 2\n", None, id="unknown"),
-        pytest.param(b"", None, id="silent"),
-    ],
-)
-def test_flavour_from_version(output: bytes, flavour: VirtiofsdFlavour | None) -> None:
-    assert flavour_from_version(output) is flavour
-
-
-def program(path: Path, script: str) -> HostPath:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return HostPath(str(path))
-
-
-def test_a_binary_is_asked_once_until_the_file_changes(tmp_path: Path) -> None:
-    log = tmp_path / "asked"
-    answer = 'echo \'{"type": "fs", "features": ["separate-options"]}\''
-
-    async def scenario() -> list[VirtiofsdFlavour]:
-        flavours = VirtiofsdFlavours(Children())
-        binary = program(tmp_path / "virtiofsd", f"echo $1 >> {log}; {answer}")
-        found = [await flavours.of(binary), await flavours.of(binary)]
-        program(tmp_path / "virtiofsd", f'echo again >> {log}; echo \'{{"type": "fs"}}\'')
-        return [*found, await flavours.of(binary)]
-
-    assert asyncio.run(scenario()) == [RUST, RUST, C]
-    assert log.read_text() == "--print-capabilities\nagain\n"
-
-
-def test_version_decides_when_capabilities_do_not(tmp_path: Path) -> None:
-    binary = program(tmp_path / "virtiofsd", '[ "$1" = -V ] && echo virtiofsd 1.4.0 || exit 2')
-
-    async def scenario() -> VirtiofsdFlavour:
-        return await VirtiofsdFlavours(Children()).of(binary)
-
-    assert asyncio.run(scenario()) is RUST
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "text"),
-    [
-        pytest.param(lambda path: f"{path}/none", FailedPrecondition, "find virtiofsd '.*/none': ENOENT", id="missing"),
-        pytest.param(
-            lambda path: program(path / "x", "exit 1"), VirtiofsdFailed, "-V is not understood", id="stranger"
-        ),
-        pytest.param(
-            lambda path: "/etc/passwd", FailedPrecondition, "start program '/etc/passwd': EACCES", id="no-program"
-        ),
-    ],
-)
-def test_a_binary_that_is_no_virtiofsd(tmp_path: Path, make: Callable[[Path], str], error: type, text: str) -> None:
-    async def scenario() -> None:
-        await VirtiofsdFlavours(Children()).of(make(tmp_path))
-
-    with pytest.raises(error, match=text):
-        asyncio.run(scenario())
-
-
-@needs_c
-def test_debians_c_virtiofsd_is_recognised() -> None:
-    async def scenario() -> VirtiofsdFlavour:
-        return await VirtiofsdFlavours(Children()).of(REAL_C)
-
-    assert asyncio.run(scenario()) is C
+async def start(wanted: VirtiofsdPlan, ledger: FakeLedger, children: Children, directory: Path) -> VirtiofsdProcess:
+    flavours = VirtiofsdFlavours(children, answers=str(directory / "answers"))
+    return await start_virtiofsd(wanted, ledger, children, flavours=flavours)
 
 
 def unlink(entry: LedgerEntry) -> None:
@@ -246,7 +162,7 @@ def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp_path:
     async def scenario() -> None:
         ledger, children = FakeLedger(unlink), Children()
 
-        virtiofsd = await start_virtiofsd(wanted, ledger, children)
+        virtiofsd = await start(wanted, ledger, children, tmp_path)
 
         assert [entry.kind for entry in ledger.held.values()] == [ResourceKind.SOCKET, ResourceKind.PROCESS]
         assert os.stat(wanted.listen_path).st_mode & 0o777 == 0o600
@@ -272,7 +188,7 @@ def test_the_reason_of_an_early_death_is_in_its_text(tmp_path: Path) -> None:
 
     async def scenario() -> str:
         ledger, children = FakeLedger(unlink), Children()
-        virtiofsd = await start_virtiofsd(wanted, ledger, children)
+        virtiofsd = await start(wanted, ledger, children, tmp_path)
         reason = await virtiofsd.wait()
         await virtiofsd.stop()
         assert ledger.held == {}
@@ -293,12 +209,14 @@ def test_the_reason_of_an_early_death_is_in_its_text(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_start_leaves_nothing(tmp_path: Path, changes: dict[str, str], text: str) -> None:
-    binary = program(tmp_path / "virtiofsd", 'echo \'{"type": "fs"}\'')
-    wanted = plan(**{"binary": binary, "shared_dir": str(tmp_path), "listen_path": str(tmp_path / "s"), **changes})
+    binary = tmp_path / "virtiofsd"
+    binary.write_text('#!/bin/sh\necho \'{"type": "fs"}\'\n')
+    binary.chmod(0o755)
+    wanted = plan(**{"binary": str(binary), "shared_dir": str(tmp_path), "listen_path": str(tmp_path / "s"), **changes})
     ledger, children = FakeLedger(), Children()
 
     with pytest.raises((FailedPrecondition, Internal), match=text):
-        asyncio.run(start_virtiofsd(wanted, ledger, children))
+        asyncio.run(start(wanted, ledger, children, tmp_path))
 
     assert ledger.held == {}
     assert children.alive == ()
