@@ -53,14 +53,16 @@ def virtio_blk(disk: BlockDevice) -> Fields:
     return fields | _identity(disk)
 
 
-def vhost_user_chardev(disk: BlockDevice, version: tuple[int, ...]) -> Fields:
+def vhost_user_chardev(disk: BlockDevice, version: tuple[int, ...], *, fd_name: str = "") -> Fields:
     """Arguments of chardev-add: QEMU of this version as the client of the program that serves the disk.
 
+    With `fd_name` QEMU takes the connection it was given under that name; it cannot connect again by itself then.
     The time between attempts is counted in milliseconds since 9.2, and in seconds no longer from 10.2 on.
     """
     if disk.vhost_user is None:
         raise InvalidArgument(f"plug {disk.id!r}: no vhost-user program serves it")
-    data: Fields = {"addr": {"type": "unix", "data": {"path": disk.path}}, "server": False}
+    address = {"type": "fd", "data": {"str": fd_name}} if fd_name else {"type": "unix", "data": {"path": disk.path}}
+    data: Fields = {"addr": address, "server": False}
     if disk.vhost_user.reconnect_s and version >= (9, 2):
         data["reconnect-ms"] = disk.vhost_user.reconnect_s * 1000
     elif disk.vhost_user.reconnect_s:

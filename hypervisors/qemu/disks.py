@@ -6,25 +6,24 @@
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 from hypervisors.base import BlockDevice, DiskAio, GuestLocation
 from hypervisors.qemu import block, devices
-from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpTimeout
+from hypervisors.qemu.qmp import Monitor, QmpCommandFailed
+from hypervisors.qemu.vhost_user import AddBehindBridge, GiveBack, VhostUserDisks
 from pyshim.host.processes.launch import describe_os_error
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ResourceExhausted, ShimError, Unavailable
+from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError
 
 log = logging.getLogger("hypervisors.qemu.disks")
 
-AddBehindBridge = Callable[[str, str, Mapping[str, object]], Awaitable[GuestLocation]]
-"""(driver, device id, fields) -> where the guest finds it."""
-
 
 class Disks:
-    def __init__(self, monitor: Monitor, add_behind_bridge: AddBehindBridge) -> None:
+    def __init__(self, monitor: Monitor, add_behind_bridge: AddBehindBridge, give_back: GiveBack) -> None:
         self._qmp = monitor
         self._add_behind_bridge = add_behind_bridge
+        self._served = VhostUserDisks(monitor, add_behind_bridge, give_back)
         self._controller: GuestLocation | None = None
         self._scsi: dict[int, str] = {}
         self._iothreads: set[str] = set()
@@ -36,7 +35,7 @@ class Disks:
 
     async def plug(self, disk: BlockDevice) -> GuestLocation:
         if disk.vhost_user is not None:
-            return await self._plug_vhost_user(disk)
+            return await self._served.plug(disk)
         await self._make_iothread(disk.iothread)
         await self._add_node(disk)
         try:
@@ -50,30 +49,13 @@ class Disks:
 
     async def unplug(self, disk: BlockDevice) -> None:
         """The guest has let go of the disk and QEMU has closed it; controller and I/O threads stay for the next."""
-        await self._qmp.device_remove(devices.qdev_id(disk.id))
         if disk.vhost_user is not None:
-            await self._qmp.chardev_remove(devices.chardev_id(disk.id))
+            await self._served.unplug(disk)
             return
+        await self._qmp.device_remove(devices.qdev_id(disk.id))
         await self._qmp.blockdev_del(devices.node_name(disk.id))
         for index in [index for index, holder in self._scsi.items() if holder == disk.id]:
             del self._scsi[index]
-
-    async def _plug_vhost_user(self, disk: BlockDevice) -> GuestLocation:
-        try:
-            await self._qmp.chardev_add(block.vhost_user_chardev(disk, self._qmp.version))
-        except QmpCommandFailed as error:
-            raise Unavailable(f"plug {disk.id!r}: connect to {disk.path!r}: {error}") from error
-        try:
-            return await self._add_behind_bridge("vhost-user-blk-pci", disk.id, block.vhost_user_blk(disk))
-        except QmpTimeout as error:
-            # QEMU waits for the program, and would not hear anything else.
-            raise DeadlineExceeded(
-                f"plug {disk.id!r}: the program at {disk.path!r} does not answer: {error}"
-            ) from error
-        except ShimError:
-            with suppress(ShimError):
-                await self._qmp.chardev_remove(devices.chardev_id(disk.id))
-            raise
 
     async def _make_iothread(self, name: str) -> None:
         if name and name not in self._iothreads:

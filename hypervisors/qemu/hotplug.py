@@ -113,7 +113,7 @@ class Hotplug:
         self._of_device: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = BridgeSlots(config.bridges, config.pci.placed)
         self._plugged: dict[str, Device] = {placed.device.id: placed.device for placed in config.pci.placed}
-        self._disks = Disks(monitor, self._add_behind_bridge)
+        self._disks = Disks(monitor, self._add_behind_bridge, self._slots.give_back)
         self._pci = PciDevices(config, monitor, self._add_at_slot, self._slots.give_back, self._guest_location)
         self._cpu_ids: list[str] = []
         self._plugged_mib = 0

@@ -8,10 +8,11 @@ import asyncio
 import os
 import shlex
 import shutil
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from socket import AF_UNIX, socket
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
-from pyshim.model.errors import AgentGone, FailedPrecondition, ShimError, Unavailable
+from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
 from pyshim.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.disks import disk
@@ -268,14 +269,20 @@ async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
 
 
 async def served_disk(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
-    """A disk that another program serves is a disk like the others; one that nobody serves is refused, once."""
-    socket = tmp_path / "served.sock"
-    served = disk("served", socket, queues=1, queue_size=64, vhost_user=VhostUserBackend(reconnect_s=0))
+    """A disk that another program serves is a disk like the others; one that nobody serves is refused, once.
+
+    A program that takes the connection and says nothing costs the guest nothing but the wait.
+    """
+    path = tmp_path / "served.sock"
+    served = disk("served", path, queues=1, queue_size=64, vhost_user=VhostUserBackend(reconnect_s=0))
     with pytest.raises(Unavailable, match=r"plug 'served': connect to .*served\.sock"):
         await vm.plug(served)
+    with listening(path), pytest.raises(DeadlineExceeded, match=r"the program at .*served\.sock' does not answer"):
+        await vm.plug(served)
+    assert await guest.run("echo on") == ["on"]
     image = tmp_path / "served.img"
     image.write_bytes(b"served disk".ljust(1 << 20, b"\0"))
-    async with storage_daemon(image, socket):
+    async with storage_daemon(image, path):
         location = await vm.plug(served)
         device = GuestDevice(id=location.pci_path, type="blk", vm_path="", container_path="/dev/given", options=())
         script = "head -c 11 /dev/given; echo; echo written | dd of=/dev/given bs=512 seek=9 conv=fsync 2>/dev/null"
@@ -287,15 +294,24 @@ async def served_disk(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
         await vm.unplug("served")
 
 
+@contextmanager
+def listening(path: Path) -> Iterator[None]:
+    with socket(AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        yield
+    path.unlink()
+
+
 @asynccontextmanager
-async def storage_daemon(image: Path, socket: Path) -> AsyncIterator[None]:
-    """QEMU's own program for disks listens at `socket`."""
-    export = f"vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={socket},writable=on"
+async def storage_daemon(image: Path, path: Path) -> AsyncIterator[None]:
+    """QEMU's own program for disks listens at `path`."""
+    export = f"vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={path},writable=on"
     words = ("--blockdev", f"driver=file,node-name=d,filename={image}", "--export", export)
     process = await asyncio.create_subprocess_exec(STORAGE_DAEMON, *words)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not os.path.exists(socket):  # noqa: ASYNC240 - the program tells nobody
+            while not os.path.exists(path):  # noqa: ASYNC240 - the program tells nobody
                 assert process.returncode is None
                 await asyncio.sleep(0.05)
         yield

@@ -1,0 +1,112 @@
+"""Disks that programs of the host serve: how QEMU is connected to one, and what becomes of one that does not answer.
+
+While a vhost-user disk is added QEMU waits for the program and does nothing else, the guest's devices included, for as
+long as the program likes. So the connection is made here and QEMU gets a copy: shut down from this end, it ends QEMU's
+wait. Where QEMU is to connect again later (`reconnect_s`) it has to connect itself, and only the program ends the wait.
+"""
+
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from hypervisors.base import BlockDevice, GuestLocation
+from hypervisors.qemu import block, devices
+from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpTimeout
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+
+AddBehindBridge = Callable[[str, str, Mapping[str, object]], Awaitable[GuestLocation]]
+"""(driver, device id, fields) -> where the guest finds it."""
+GiveBack = Callable[[str], None]
+"""The slot of this device id, if it has one, is free."""
+
+
+class VhostUserDisks:
+    def __init__(self, monitor: Monitor, add_behind_bridge: AddBehindBridge, give_back: GiveBack) -> None:
+        self._qmp = monitor
+        self._add_behind_bridge = add_behind_bridge
+        self._give_back = give_back
+        self._unanswered: set[str] = set()
+        """Disks whose plug was given up and may have been carried out since, or may yet be."""
+
+    async def plug(self, disk: BlockDevice) -> GuestLocation:
+        """Raises Unavailable when the program cannot be reached, DeadlineExceeded when it does not answer.
+
+        Unavailable as well while QEMU still holds what an earlier attempt was given up with.
+        """
+        if disk.id in self._unanswered:
+            await self._clear(disk)
+        connection = _connected(disk)
+        try:
+            await self._add_chardev(disk, connection)
+            return await self._add_device(disk, connection)
+        finally:
+            # QEMU has a copy of its own; with this one open the program would not see QEMU go.
+            if connection is not None:
+                connection.close()
+
+    async def unplug(self, disk: BlockDevice) -> None:
+        """The guest has let go of the disk and QEMU has hung up on the program."""
+        await self._qmp.device_remove(devices.qdev_id(disk.id))
+        await self._qmp.chardev_remove(devices.chardev_id(disk.id))
+
+    async def _add_chardev(self, disk: BlockDevice, connection: socket.socket | None) -> None:
+        fd_name = devices.chardev_id(disk.id) if connection is not None else ""
+        chardev = block.vhost_user_chardev(disk, self._qmp.version, fd_name=fd_name)
+        if connection is not None:
+            await self._qmp.give_fd(fd_name, connection.fileno())
+        try:
+            await self._qmp.chardev_add(chardev)
+        except QmpCommandFailed as error:
+            if connection is not None:
+                with suppress(ShimError):
+                    await self._qmp.drop_fd(fd_name)
+            raise Unavailable(f"plug {disk.id!r}: connect to {disk.path!r}: {error}") from error
+
+    async def _add_device(self, disk: BlockDevice, connection: socket.socket | None) -> GuestLocation:
+        try:
+            return await self._add_behind_bridge("vhost-user-blk-pci", disk.id, block.vhost_user_blk(disk))
+        except QmpTimeout as error:
+            self._unanswered.add(disk.id)
+            if connection is not None:
+                with suppress(OSError):  # the program has hung up meanwhile
+                    connection.shutdown(socket.SHUT_RDWR)
+                with suppress(ShimError):
+                    await self._take_back(disk)
+            raise DeadlineExceeded(
+                f"plug {disk.id!r}: the program at {disk.path!r} does not answer: {error}"
+            ) from error
+        except ShimError:
+            with suppress(ShimError):
+                await self._qmp.chardev_remove(devices.chardev_id(disk.id))
+            raise
+
+    async def _clear(self, disk: BlockDevice) -> None:
+        try:
+            await self._take_back(disk)
+        except ShimError as error:
+            raise Unavailable(
+                f"plug {disk.id!r}: qemu still holds it from an attempt that the program at {disk.path!r} did not "
+                f"answer: {error} (hint: with vhost_user_reconnect_timeout_sec qemu waits until that program ends)"
+            ) from error
+
+    async def _take_back(self, disk: BlockDevice) -> None:
+        """QEMU has nothing of the disk, which may have come after its plug was given up; its slot is free."""
+        await self.unplug(disk)
+        self._give_back(disk.id)
+        self._unanswered.discard(disk.id)
+
+
+def _connected(disk: BlockDevice) -> socket.socket | None:
+    """A connection to the program; None where QEMU has to make it. Raises Unavailable."""
+    if disk.vhost_user is None or disk.vhost_user.reconnect_s:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        # Never waits: a program whose listen queue is full is as good as none.
+        connection.connect(disk.path)
+        connection.setblocking(True)  # of the open file, which QEMU shares
+    except OSError as error:
+        connection.close()
+        raise Unavailable(f"plug {disk.id!r}: connect to {disk.path!r}: {describe_os_error(error)}") from error
+    return connection
