@@ -4,17 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.oci import OciSpec, parse_spec
-
-# A busy machine is no failure: an example may take as long as it takes.
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from pyshim.model.task import CreateTask, ExitStatus, RootfsMount, Stdio
 from pyshim.task.publisher import EventPublisher, PublisherLimits
 from pyshim.task.translate_events import forward_request
 from pyshim.ttrpc import CallContext, Code, Server, TtrpcError
+from tests.fakes.clock import run_fast_forward
 from tests.fakes.unix_sockets import crowded
 
 C1 = ContainerId("c1")
@@ -98,7 +99,8 @@ async def bench(limits: PublisherLimits = LIMITS) -> AsyncIterator[tuple[EventPu
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
+    """On a clock that only skips idle time: both ends live in the loop."""
+    run_fast_forward(test)
 
 
 def started(pid: int) -> events.TaskStarted:

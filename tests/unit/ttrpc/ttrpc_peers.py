@@ -14,12 +14,16 @@ from pyshim.ttrpc.framing import HEADER, REQUEST, FrameReader
 from pyshim.ttrpc.handlers import Handler
 from pyshim.ttrpc.messages import request_around
 from pyshim.ttrpc.server import Server
+from tests.fakes.clock import run_fast_forward
 
 _Result = TypeVar("_Result")
 
 
 def run(main: Callable[[], Awaitable[_Result]]) -> _Result:
-    """`main()` in a fresh loop. A hang is a failure; an exception that only reached the loop is one too."""
+    """`main()` in a fresh loop whose clock only skips idle time, for both ends live in it.
+
+    A hang is a failure; an exception that only reached the loop is one too.
+    """
 
     async def guarded() -> _Result:
         complaints: list[dict[str, Any]] = []
@@ -29,7 +33,7 @@ def run(main: Callable[[], Awaitable[_Result]]) -> _Result:
         assert complaints == []
         return result
 
-    return asyncio.run(guarded())
+    return run_fast_forward(guarded())
 
 
 async def until(holds: Callable[[], object]) -> None:
