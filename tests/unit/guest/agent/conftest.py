@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from guest_agent_client import AgentClient, HostedAgent, unused_id
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from guest_agent_client import AgentClient, HostedAgent
-
+from guest.agent.runtime.loop import Loop
 from protos.agent import agent_pb2
-
-_names = (f"s{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
@@ -47,4 +40,20 @@ def client(hosted_agent: HostedAgent) -> Iterator[AgentClient]:
 @pytest.fixture
 def cid(client: AgentClient) -> str:
     """The id of a container that nobody else has."""
-    return next(_names)
+    return unused_id()
+
+
+@pytest.fixture
+def sleeper(hosted_agent: HostedAgent, client: AgentClient) -> str:
+    """A running container that does nothing until it is killed."""
+    name = unused_id()
+    client.create(hosted_agent.spec(["sleep", "1000"]), name)
+    client.start(name)
+    return name
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop._epoll.close()

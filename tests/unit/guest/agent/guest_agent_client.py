@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -38,6 +39,8 @@ APPLETS = (
     "true",
     "mkdir",
 )
+
+_names = (f"c{number}" for number in itertools.count())
 
 # Private mounts: an empty /run and a cgroup v2 hierarchy where a guest has it, whatever the host's layout is.
 _ENTER = 'echo $$ > "$0/cgroup.procs"; exec "$@"'
@@ -265,6 +268,26 @@ class HostedAgent:
         self.process.wait()
         self._log.close()
         remove_cgroup(self.cgroup)
+
+
+def unused_id() -> str:
+    """The id of a container that nobody else has."""
+    return next(_names)
+
+
+def run(agent: HostedAgent, client: AgentClient, script: str, **process: object) -> tuple[int, bytes, bytes]:
+    """Exit code, stdout and stderr of a shell script that was a container's init; the container is gone."""
+    name = unused_id()
+    client.create(agent.spec(["sh", "-c", script], **process), name)
+    client.start(name)
+    result = client.exit_code(name), client.read_all(name), client.read_all(name, method="ReadStderr")
+    client.remove(name)
+    return result
+
+
+def inside(agent: HostedAgent, path: str) -> Path:
+    """A path of the agent's mount namespace, seen from here."""
+    return Path(f"/proc/{agent.pid()}/root{path}")
 
 
 def cgroup2_root() -> Path:

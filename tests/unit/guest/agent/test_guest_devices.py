@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import threading
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_agent_client import AgentClient, CallError, HostedAgent
+from guest_agent_client import AgentClient, CallError, HostedAgent, inside, unused_id
 
 from guest.agent.agent import Agent
 from guest.agent.container.cdi import expanded, parse_visible, wait_for_edits
@@ -20,13 +19,7 @@ from guest.agent.storage.passthrough import bind_function, full_address, functio
 from guest.agent.wire.codec import Message
 from protos.agent import oci_pb2
 from pyshim.cdi import Cache, InvalidName
-
-_names = (f"dev{number}" for number in itertools.count())
-INVALID_ARGUMENT, FAILED_PRECONDITION, DEADLINE_EXCEEDED = 3, 9, 4
-
-
-def inside(agent: HostedAgent, path: str) -> Path:
-    return Path(f"/proc/{agent.pid()}/root{path}")
+from pyshim.ttrpc import Code
 
 
 def put_spec(agent: HostedAgent, kind: str, devices: dict[str, dict[str, Any]], name: str = "") -> None:
@@ -52,7 +45,7 @@ def asking(agent: HostedAgent, script: str, value: str, *env: str) -> oci_pb2.Sp
 
 @pytest.mark.root
 def test_a_container_gets_what_the_guests_spec_says(hosted_agent: HostedAgent, client: AgentClient) -> None:
-    cid = next(_names)
+    cid = unused_id()
     node = {"path": "/dev/toy", "hostPath": "/dev/zero"}
     mount = {"hostPath": str(hosted_agent.root / "etc"), "containerPath": "/given/etc", "options": ["ro", "bind"]}
     put_spec(hosted_agent, "toy.org/a", {"0": {"env": ["TOY=0"], "deviceNodes": [node], "mounts": [mount]}})
@@ -71,7 +64,7 @@ def test_two_containers_have_disjoint_devices(hosted_agent: HostedAgent, client:
     put_spec(hosted_agent, "toy.org/pair", {str(n): {"env": [f"TOY_{n}=1"]} for n in range(2)})
     seen = []
     for index in range(2):
-        cid = next(_names)
+        cid = unused_id()
         client.create(asking(hosted_agent, "env", f"toy.org/pair={index}"), cid)
         client.start(cid)
         seen.append([line for line in client.read_all(cid).decode().split() if line.startswith("TOY_")])
@@ -82,7 +75,7 @@ def test_two_containers_have_disjoint_devices(hosted_agent: HostedAgent, client:
 
 @pytest.mark.root
 def test_a_spec_that_comes_late_is_waited_for(hosted_agent: HostedAgent, client: AgentClient) -> None:
-    cid = next(_names)
+    cid = unused_id()
     pending = threading.Timer(0.6, put_spec, (hosted_agent, "late.org/a", {"0": {"env": ["LATE=yes"]}}))
     pending.start()
     try:
@@ -101,22 +94,22 @@ def test_a_kind_that_is_there_without_the_device_is_an_error_at_once(
 ) -> None:
     put_spec(hosted_agent, "here.org/a", {"0": {"env": ["A=1"]}})
     with pytest.raises(CallError, match=r"no spec defines 'here\.org/a=7', 'nowhere\.org/a=1'") as refused:
-        client.create(asking(hosted_agent, "true", "here.org/a=0,here.org/a=7,nowhere.org/a=1"), next(_names))
+        client.create(asking(hosted_agent, "true", "here.org/a=0,here.org/a=7,nowhere.org/a=1"), unused_id())
 
-    assert refused.value.code == FAILED_PRECONDITION, "not DeadlineExceeded"
+    assert refused.value.code == Code.FAILED_PRECONDITION, "not DeadlineExceeded"
 
 
 @pytest.mark.root
 def test_an_annotation_that_is_none_names_its_key(hosted_agent: HostedAgent, client: AgentClient) -> None:
     with pytest.raises(CallError, match=r"read cdi annotation 'cdi\.k8s\.io/vfio3'") as refused:
-        client.create(asking(hosted_agent, "true", "gpu"), next(_names))
+        client.create(asking(hosted_agent, "true", "gpu"), unused_id())
 
-    assert refused.value.code == INVALID_ARGUMENT
+    assert refused.value.code == Code.INVALID_ARGUMENT
 
 
 @pytest.mark.root
 def test_the_pause_container_gets_no_devices(hosted_agent: HostedAgent, client: AgentClient) -> None:
-    cid = next(_names)
+    cid = unused_id()
     spec = asking(hosted_agent, "echo ok", "nowhere.org/a=0")
     spec.Annotations["io.katacontainers.pkg.oci.container_type"] = "pod_sandbox"
 
@@ -131,13 +124,13 @@ def test_the_pause_container_gets_no_devices(hosted_agent: HostedAgent, client: 
 def test_a_node_that_the_guest_does_not_have_leaves_no_container(
     hosted_agent: HostedAgent, client: AgentClient
 ) -> None:
-    cid = next(_names)
+    cid = unused_id()
     put_spec(hosted_agent, "gone.org/a", {"0": {"deviceNodes": [{"path": "/dev/nvidia0"}]}})
 
     with pytest.raises(CallError, match="look at device node '/dev/nvidia0': ENOENT") as refused:
         client.create(asking(hosted_agent, "true", "gone.org/a=0"), cid)
 
-    assert refused.value.code == FAILED_PRECONDITION
+    assert refused.value.code == Code.FAILED_PRECONDITION
     client.create(asking(hosted_agent, "true", ""), cid)
     client.remove(cid)
 

@@ -11,10 +11,10 @@ import pytest
 from guest_agent_client import AgentClient, CallError, HostedAgent
 
 from protos.agent import agent_pb2, types_pb2
+from pyshim.ttrpc import Code
 
 pytestmark = pytest.mark.root
 
-INVALID_ARGUMENT, NOT_FOUND = 3, 5
 
 _links = itertools.count(1)
 
@@ -144,17 +144,17 @@ def test_a_neighbour_is_permanent_unless_it_says_otherwise(
 @pytest.mark.parametrize(
     ("method", "request_", "code", "named"),
     [
-        ("UpdateInterface", agent_pb2.UpdateInterfaceRequest(), INVALID_ARGUMENT, "no interface"),
-        ("UpdateInterface", interface("02:99:99:99:99:99"), NOT_FOUND, "'02:99:99:99:99:99'"),
-        ("UpdateInterface", interface("nonsense"), INVALID_ARGUMENT, "'nonsense'"),
-        ("UpdateInterface", interface("02:00:00:00:00:01", name="x" * 20), INVALID_ARGUMENT, "x" * 20),
-        ("UpdateRoutes", agent_pb2.UpdateRoutesRequest(), INVALID_ARGUMENT, "no routes"),
+        ("UpdateInterface", agent_pb2.UpdateInterfaceRequest(), Code.INVALID_ARGUMENT, "no interface"),
+        ("UpdateInterface", interface("02:99:99:99:99:99"), Code.NOT_FOUND, "'02:99:99:99:99:99'"),
+        ("UpdateInterface", interface("nonsense"), Code.INVALID_ARGUMENT, "'nonsense'"),
+        ("UpdateInterface", interface("02:00:00:00:00:01", name="x" * 20), Code.INVALID_ARGUMENT, "x" * 20),
+        ("UpdateRoutes", agent_pb2.UpdateRoutesRequest(), Code.INVALID_ARGUMENT, "no routes"),
         (
             "UpdateRoutes",
             agent_pb2.UpdateRoutesRequest(
                 routes=agent_pb2.Routes(Routes=[types_pb2.Route(dest="10.0.0.0/99", device="lo")])
             ),
-            INVALID_ARGUMENT,
+            Code.INVALID_ARGUMENT,
             "'99'",
         ),
         (
@@ -162,10 +162,10 @@ def test_a_neighbour_is_permanent_unless_it_says_otherwise(
             agent_pb2.UpdateRoutesRequest(
                 routes=agent_pb2.Routes(Routes=[types_pb2.Route(dest="10.0.0.0/8", device="nic9")])
             ),
-            NOT_FOUND,
+            Code.NOT_FOUND,
             "'nic9'",
         ),
-        ("AddARPNeighbors", agent_pb2.AddARPNeighborsRequest(), INVALID_ARGUMENT, "no neighbours"),
+        ("AddARPNeighbors", agent_pb2.AddARPNeighborsRequest(), Code.INVALID_ARGUMENT, "no neighbours"),
     ],
 )
 def test_network_nonsense_is_refused_by_name(

@@ -1,0 +1,44 @@
+"""Numbers of a cgroup, as the guest agent reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from guest.agent.container import cgroup
+
+
+def test_cgroup_files_become_the_apis_statistics(tmp_path: Path) -> None:
+    contents = {
+        "cpu.stat": "usage_usec 1000\nuser_usec 700\nsystem_usec 300\nnr_periods 5\nthrottled_usec 40\n",
+        "memory.current": "4096\n",
+        "memory.max": "max\n",
+        "memory.peak": "8192\n",
+        "memory.stat": "anon 10\nfile 20\nbad line here\n",
+        "memory.events": "low 0\nmax 3\noom_kill 1\n",
+        "pids.current": "2\n",
+        "pids.max": "max\n",
+        "io.stat": "8:0 rbytes=100 wbytes=200 rios=3 wios=4 dbytes=0\nnonsense\n",
+        "hugetlb.2MB.current": "2097152\n",
+        "hugetlb.2MB.events": "max 1\n",
+    }
+    for name, text in contents.items():
+        (tmp_path / name).write_text(text)
+
+    stats = cgroup.cgroup_stats(str(tmp_path))
+
+    assert stats.cpu_stats.cpu_usage.total_usage == 1_000_000
+    assert stats.cpu_stats.throttling_data.throttled_time == 40_000
+    assert (stats.memory_stats.usage.usage, stats.memory_stats.usage.max_usage) == (4096, 8192)
+    assert stats.memory_stats.usage.limit == 2**64 - 1
+    assert stats.memory_stats.stats == {"anon": 10, "file": 20}
+    assert (stats.pids_stats.current, stats.pids_stats.limit) == (2, 0)
+    entries = [(one.major, one.op, one.value) for one in stats.blkio_stats.io_service_bytes_recursive]
+    assert entries == [(8, "Read", 100), (8, "Write", 200)]
+    assert stats.hugetlb_stats["2MB"].usage == 2097152
+
+
+def test_a_cgroup_that_is_gone_counts_zero(tmp_path: Path) -> None:
+    stats = cgroup.cgroup_stats(str(tmp_path / "gone"))
+
+    assert stats.memory_stats.usage.usage == 0
+    assert stats.hugetlb_stats == {}

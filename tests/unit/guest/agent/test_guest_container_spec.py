@@ -1,0 +1,178 @@
+"""What a container's spec says holds inside, by the guest agent and real crun on this host."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from guest_agent_client import AgentClient, CallError, HostedAgent, run
+
+from protos.agent import agent_pb2, oci_pb2
+from pyshim.ttrpc import Code
+
+pytestmark = pytest.mark.root
+
+
+# -- what the spec says ----------------------------------------------------------------------------------------------
+
+
+def test_environment_cwd_user_and_hostname_are_the_specs(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    user = oci_pb2.User(UID=1000, GID=1001, AdditionalGids=[7])
+    script = "id -u; id -g; id -G; pwd; echo $COLOUR; hostname"
+
+    code, out, _err = run(hosted_agent, client, script, User=user, Cwd="/tmp", Env=["PATH=/bin", "COLOUR=blue"])
+
+    assert code == 0
+    assert out.decode().splitlines() == ["1000", "1001", "1001 7", "/tmp", "blue", "guest-host"]
+
+
+def test_string_user_is_looked_up_in_the_containers_files(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    user = agent_pb2.StringUser(uid="app", additionalGids=["extra", "12"])
+    client.create(hosted_agent.spec(["sh", "-c", "id -u; id -G"]), cid, string_user=user)
+    client.start(cid)
+
+    assert sorted(client.read_all(cid).split()) == [b"12", b"1234", b"4321", b"555"]
+
+
+def test_an_unknown_string_user_is_named(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    with pytest.raises(CallError, match="'nobody-here'") as caught:
+        client.create(hosted_agent.spec(["true"]), cid, string_user=agent_pb2.StringUser(uid="nobody-here"))
+
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+def test_read_only_root_and_masked_path_hold(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    spec = hosted_agent.spec(["sh", "-c", "echo x > /new; cat /etc/passwd | wc -c; exit 0"])
+    spec.Root.Readonly = True
+    spec.Linux.MaskedPaths.append("/etc/passwd")
+    client.create(spec, cid)
+    client.start(cid)
+
+    assert b"Read-only file system" in client.read_all(cid, method="ReadStderr")
+    assert client.read_all(cid).strip() == b"0"
+
+
+def test_capabilities_and_no_new_privileges_are_applied(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    names = ["CAP_KILL", "CAP_CHOWN"]
+    capabilities = oci_pb2.LinuxCapabilities(Bounding=names, Effective=names, Permitted=names)
+    script = "while read k v; do case $k in CapEff:|CapBnd:|NoNewPrivs:) echo $k $v;; esac; done < /proc/self/status"
+
+    _code, out, _err = run(hosted_agent, client, script, Capabilities=capabilities, NoNewPrivileges=True)
+
+    expected = f"{1 << 5 | 1 << 0:016x}"
+    assert set(out.decode().splitlines()) == {f"CapEff: {expected}", f"CapBnd: {expected}", "NoNewPrivs: 1"}
+
+
+def test_rlimits_and_oom_score_are_applied(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    limits = [oci_pb2.POSIXRlimit(Type="RLIMIT_NOFILE", Hard=99, Soft=77)]
+
+    _code, out, _err = run(
+        hosted_agent, client, "ulimit -n; cat /proc/self/oom_score_adj", Rlimits=limits, OOMScoreAdj=321
+    )
+
+    assert out.split() == [b"77", b"321"]
+
+
+def test_seccomp_rule_answers_with_its_errno(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    spec = hosted_agent.spec(["sh", "-c", "mkdir /tmp/x 2>&1"])
+    rule = oci_pb2.LinuxSyscall(Names=["mkdir", "mkdirat"], Action="SCMP_ACT_ERRNO", errnoret=28)
+    spec.Linux.Seccomp.CopyFrom(oci_pb2.LinuxSeccomp(DefaultAction="SCMP_ACT_ALLOW", Syscalls=[rule]))
+    client.create(spec, cid)
+    client.start(cid)
+
+    assert b"No space left on device" in client.read_all(cid)
+
+
+def test_bind_mount_of_a_storage_is_seen_read_only(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    source = hosted_agent.folder / "volume"
+    source.mkdir(exist_ok=True)
+    (source / "file").write_text("content")
+    spec = hosted_agent.spec(["sh", "-c", "cat /volume/file; echo x > /volume/file"])
+    spec.Mounts.append(oci_pb2.Mount(destination="/volume", type="bind", source=str(source), options=["rbind", "ro"]))
+    client.create(spec, cid)
+    client.start(cid)
+
+    assert client.read_all(cid) == b"content"
+    assert b"Read-only" in client.read_all(cid, method="ReadStderr")
+
+
+def test_each_container_has_its_own_pid_namespace(hosted_agent: HostedAgent, client: AgentClient) -> None:
+    _code, out, _err = run(hosted_agent, client, "echo $$")
+
+    assert out == b"1\n"
+
+
+@pytest.mark.parametrize(
+    ("break_spec", "named"),
+    [
+        pytest.param(lambda spec: spec.ClearField("Process"), "no process", id="process"),
+        pytest.param(lambda spec: spec.ClearField("Root"), "no root", id="root"),
+        pytest.param(lambda spec: spec.ClearField("Linux"), "no linux", id="linux"),
+        pytest.param(lambda spec: spec.Process.ClearField("Args"), "no args", id="args"),
+        pytest.param(lambda spec: setattr(spec.Root, "Path", "rootfs"), "'rootfs' is not absolute", id="relative root"),
+        pytest.param(lambda spec: setattr(spec.Root, "Path", "/nowhere"), "'/nowhere'", id="missing root"),
+        pytest.param(lambda spec: spec.Process.Args.append("a\0b"), "NUL byte in process args", id="NUL"),
+    ],
+)
+def test_a_malformed_spec_is_refused_by_name(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str, break_spec: object, named: str
+) -> None:
+    spec = hosted_agent.spec(["true"])
+    break_spec(spec)  # type: ignore[operator]
+
+    with pytest.raises(CallError, match=named) as caught:
+        client.create(spec, cid)
+
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("bad_id", ["", "..", "../x", "a/b", ".hidden", "a b", "a\nb", "x" * 2000])
+def test_an_id_that_is_no_file_name_is_refused(hosted_agent: HostedAgent, client: AgentClient, bad_id: str) -> None:
+    with pytest.raises(CallError) as caught:
+        client.create(hosted_agent.spec(["true"]), bad_id)
+
+    assert caught.value.code == Code.INVALID_ARGUMENT
+
+
+# -- shared pid namespace --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_pause", [True, False], ids=["pause process", "first container"])
+def test_containers_that_share_the_sandboxs_pids_see_each_other(tmp_path: Path, has_pause: bool) -> None:
+    agent = HostedAgent(tmp_path)
+    try:
+        client = agent.connect()
+        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=has_pause))
+        for name, script in (("one", "sleep 777"), ("two", "echo $$; ps")):
+            client.create(agent.spec(["sh", "-c", script]), name, sandbox_pidns=True)
+            client.start(name)
+        client.create(agent.spec(["sh", "-c", "ps"]), "alone")
+        client.start("alone")
+
+        shared, alone = client.read_all("two"), client.read_all("alone")
+
+        assert b"sleep 777" in shared
+        assert not shared.startswith(b"1\n")
+        assert b"sleep 777" not in alone
+    finally:
+        agent.stop()
+
+
+def test_a_container_that_ends_leaves_the_shared_pid_namespace_alive(tmp_path: Path) -> None:
+    agent = HostedAgent(tmp_path)
+    try:
+        client = agent.connect()
+        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
+        for name in ("one", "two"):
+            client.create(agent.spec(["sleep", "777"]), name, sandbox_pidns=True)
+            client.start(name)
+        client.signal("one", signal.SIGKILL)
+
+        assert client.exit_code("one") == 137
+        client.execute("two", "still", ["sh", "-c", "exit 8"])
+        assert client.exit_code("two", "still") == 8
+    finally:
+        agent.stop()

@@ -1,0 +1,38 @@
+"""Option words of storages, as the guest agent takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from guest.agent.errors import InvalidArgument
+from guest.agent.storage import mounts, table
+from guest.agent.storage import syscalls as sys
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "propagation", "data"),
+    [
+        (["ro", "nosuid"], sys.MS_RDONLY | sys.MS_NOSUID, 0, ""),
+        (["ro", "rw"], 0, 0, ""),
+        (["rbind", "rprivate"], sys.MS_BIND | sys.MS_REC, sys.MS_PRIVATE | sys.MS_REC, ""),
+        (["size=1m,mode=755", "noexec"], sys.MS_NOEXEC, 0, "size=1m,mode=755"),
+        (["", "defaults"], 0, 0, ""),
+    ],
+)
+def test_option_words_become_flags_propagation_and_data(
+    words: list[str], flags: int, propagation: int, data: str
+) -> None:
+    options = mounts.MountOptions(words)
+
+    assert (options.flags, options.propagation, options.data) == (flags, propagation, data)
+
+
+def test_more_mount_data_than_the_kernel_takes_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="4096 bytes"):
+        mounts.MountOptions(["lowerdir=" + "x" * 4087])
+
+
+def test_hugepage_options_need_size_and_page_size() -> None:
+    for words in ([], ["pagesize=0,size=1"], ["pagesize=x,size=1"]):
+        with pytest.raises(InvalidArgument):
+            table.allocate_hugepages(words)

@@ -1,0 +1,201 @@
+"""The guest agent's crun configuration from a spec, and who a container's user is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oci_messages import a_spec
+
+from guest.agent.container import spec, users
+from guest.agent.errors import InvalidArgument
+from guest.agent.wire.codec import Message as M
+
+
+def config_of(message: M, **fields: Any) -> Any:
+    given: dict[str, Any] = {"rootfs": "/b/rootfs", "cgroup": "/g", "namespace_paths": {"pid": ""}, "hooks": {}}
+    given |= {"online_cpus": "0-3", "limits_devices": True}
+    return spec.oci_config(message, **(given | fields))
+
+
+# -- spec ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_bundles_root_and_cgroup_replace_the_specs() -> None:
+    config = config_of(a_spec(CgroupsPath="/host/path"))
+
+    assert config["root"] == {"path": "/b/rootfs", "readonly": False}
+    assert config["linux"]["cgroupsPath"] == "/g"
+    assert config["ociVersion"] == "1.1.0"
+
+
+def test_namespaces_lose_host_paths_and_network_and_get_the_sandboxs() -> None:
+    given = [
+        M("LinuxNamespace", Type=kind, Path=f"/proc/1/ns/{kind}") for kind in ("network", "ipc", "uts", "mount", "pid")
+    ]
+
+    config = config_of(a_spec(Namespaces=given), namespace_paths={"pid": "", "ipc": "/run/ipc", "uts": "/run/uts"})
+
+    assert config["linux"]["namespaces"] == [
+        {"type": "mount"},
+        {"type": "pid"},
+        {"type": "cgroup"},
+        {"type": "ipc", "path": "/run/ipc"},
+        {"type": "uts", "path": "/run/uts"},
+    ]
+
+
+def test_a_shared_pid_namespace_is_joined() -> None:
+    config = config_of(a_spec(), namespace_paths={"pid": "/proc/9/ns/pid"})
+
+    assert {"type": "pid", "path": "/proc/9/ns/pid"} in config["linux"]["namespaces"]
+
+
+@pytest.mark.parametrize(("kinds", "has_hostname"), [(["uts"], True), ([], False)], ids=["own uts", "guest's uts"])
+def test_a_hostname_is_set_only_where_it_is_not_the_guests(kinds: list[str], has_hostname: bool) -> None:
+    message = a_spec(Namespaces=[M("LinuxNamespace", Type=kind) for kind in kinds])
+    message._values["Hostname"] = "h"
+
+    assert ("hostname" in config_of(message)) is has_hostname
+
+
+def test_annotations_that_give_crun_orders_are_dropped() -> None:
+    message = a_spec()
+    message._values["Annotations"] = {"run.oci.hooks.stdout": "/etc/x", "io.kubernetes.x": "y"}
+
+    assert config_of(message)["annotations"] == {"io.kubernetes.x": "y"}
+
+
+def test_host_security_labels_are_dropped() -> None:
+    process = M("Process", Args=["a"], ApparmorProfile="docker-default", SelinuxLabel="x:y:z")
+
+    assert not {"apparmorProfile", "selinuxLabel"} & set(spec.oci_process(process))
+
+
+def test_limits_without_a_file_in_cgroup_v2_and_zeros_are_left_out() -> None:
+    resources = M(
+        "LinuxResources",
+        Memory=M("LinuxMemory", Limit=100, Swap=-1, Kernel=5, Swappiness=60, DisableOOMKiller=True),
+        CPU=M("LinuxCPU", Shares=2, RealtimeRuntime=5, Cpus="2-9"),
+        Network=M("LinuxNetwork", ClassID=4),
+    )
+
+    assert spec.oci_resources(resources, "0-3") == {
+        "memory": {"limit": 100, "swap": -1},
+        "cpu": {"shares": 2, "cpus": "2,3"},
+    }
+
+
+def test_a_cpuset_the_guest_has_nothing_of_is_left_out() -> None:
+    assert spec.oci_resources(M("LinuxResources", CPU=M("LinuxCPU", Cpus="8-9")), "0-3") == {}
+
+
+def test_without_device_rules_only_the_specs_devices_are_allowed() -> None:
+    device = M("LinuxDevice", Path="/dev/x", Type="b", Major=254, Minor=16)
+
+    rules = config_of(a_spec(Devices=[device]))["linux"]["resources"]["devices"]
+
+    assert rules == [
+        {"allow": False, "access": "rwm"},
+        {"allow": True, "type": "b", "major": 254, "minor": 16, "access": "rwm"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ({"Allow": True, "Access": "rwm"}, {"allow": True, "type": "a", "access": "rwm"}),
+        ({"Allow": True, "Type": "a", "Major": -1, "Minor": -1}, {"allow": True, "type": "a", "access": "rwm"}),
+        (
+            {"Allow": True, "Type": "c", "Major": 1, "Minor": 3, "Access": "r"},
+            {"allow": True, "type": "c", "major": 1, "minor": 3, "access": "r"},
+        ),
+        (
+            {"Allow": True, "Type": "c", "Major": 136, "Minor": -1, "Access": "rw"},
+            {"allow": True, "type": "c", "major": 136, "access": "rw"},
+        ),
+        (
+            {"Allow": False, "Type": "b", "Major": 8, "Minor": 0, "Access": "m"},
+            {"allow": False, "type": "b", "major": 8, "minor": 0, "access": "m"},
+        ),
+    ],
+    ids=["all", "any by -1", "one", "any minor", "minor 0"],
+)
+def test_a_device_rule_keeps_its_meaning(rule: dict[str, Any], expected: dict[str, Any]) -> None:
+    message = a_spec(Resources=M("LinuxResources", Devices=[M("LinuxDeviceCgroup", **rule)]))
+
+    assert config_of(message)["linux"]["resources"]["devices"] == [expected]
+
+
+def test_seccomp_keeps_arguments_and_tells_errno_zero_from_none() -> None:
+    argument = M("LinuxSeccompArg", Index=1, Value=2, ValueTwo=3, Op="SCMP_CMP_EQ")
+    rules = [
+        M("LinuxSyscall", Names=["x"], Action="SCMP_ACT_ERRNO", errnoret=0, Args=[argument]),
+        M("LinuxSyscall", Names=["y"], Action="SCMP_ACT_ALLOW"),
+    ]
+
+    found = config_of(a_spec(Seccomp=M("LinuxSeccomp", DefaultAction="SCMP_ACT_LOG", Syscalls=rules)))["linux"][
+        "seccomp"
+    ]
+
+    assert found["syscalls"][0]["errnoRet"] == 0
+    assert found["syscalls"][0]["args"] == [{"index": 1, "value": 2, "valueTwo": 3, "op": "SCMP_CMP_EQ"}]
+    assert "errnoRet" not in found["syscalls"][1]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("", "/cid"),
+        ("/", "/cid"),
+        ("/kubepods/pod1/c", "/kubepods/pod1/c"),
+        ("relative/c", "/relative/c"),
+        ("/../../x", "/x"),
+        ("/a/./b/..", "/a/b"),
+        ("system.slice:crio:abc", "/system.slice/crio-abc.scope"),
+        (
+            "kubepods-burstable-pod1.slice:cri-containerd:abc",
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice/cri-containerd-abc.scope",
+        ),
+        ("::name", "/name"),
+    ],
+)
+def test_a_cgroup_path_stays_below_the_root(path: str, expected: str) -> None:
+    assert spec.guest_cgroup(path, "cid") == expected
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("", set()), ("0", {0}), ("0-2,5", {0, 1, 2, 5}), ("3-3\n", {3})])
+def test_cpu_lists_are_read(text: str, numbers: set[int]) -> None:
+    assert spec.cpu_set(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["x", "1-", "-1", "1-x", "0-99999999", "0-99999"])
+def test_a_cpu_list_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        spec.cpu_set(text)
+
+
+# -- users -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_passwd_that_is_a_symlink_out_of_the_root_is_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("app:x:77:88::/:/bin/sh\n")
+    root = tmp_path / "root"
+    (root / "etc").mkdir(parents=True)
+    (root / "etc/passwd").symlink_to(outside)
+    user = M("User")
+
+    with pytest.raises(InvalidArgument, match="'app'"):
+        users.apply_string_user(user, M("StringUser", uid="app"), str(root))
+
+
+def test_numbers_need_no_passwd_and_groups_are_looked_up(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/group").write_text("wheel:x:10:\n")
+    user = M("User", UID=1, AdditionalGids=[5])
+
+    users.apply_string_user(user, M("StringUser", uid="99", gid="wheel", additionalGids=["wheel"]), str(tmp_path))
+
+    assert (user.UID, user.GID, user.AdditionalGids) == (99, 10, [5, 10])

@@ -1,0 +1,191 @@
+"""Stdin, stdout, stderr and terminals of a container, by the guest agent and real crun on this host."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+
+import pytest
+from guest_agent_client import AgentClient, CallError, HostedAgent
+
+from protos.agent import agent_pb2
+from pyshim.ttrpc import Code
+
+pytestmark = pytest.mark.root
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_64_mib_go_through_stdin_and_stdout_unchanged(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    block = os.urandom(1 << 20)
+    client.create(hosted_agent.spec(["cat"]), cid)
+    client.start(cid)
+    sent, received = hashlib.sha256(), hashlib.sha256()
+    total = 0
+
+    for _ in range(64):
+        writing = client.send("WriteStdin", agent_pb2.WriteStreamRequest(container_id=cid, data=block))
+        sent.update(block)
+        want = total + len(block)
+        while total < want:
+            data = client.read(cid, size=1 << 16)
+            received.update(data)
+            total += len(data)
+        client.wait(writing)
+    client.close_stdin(cid)
+
+    assert client.read_all(cid) == b""
+    assert client.exit_code(cid) == 0
+    assert received.digest() == sent.digest()
+
+
+def test_output_written_just_before_exit_is_complete_after_the_exit_is_known(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    client.create(hosted_agent.spec(["head", "-c", "60000", "/dev/zero"]), cid)
+    client.start(cid)
+
+    assert client.exit_code(cid) == 0
+    assert len(client.read_all(cid)) == 60000
+    assert client.read(cid) == b""
+
+
+def test_a_writer_is_held_back_while_nobody_reads(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    client.create(hosted_agent.spec(["sh", "-c", "head -c 1000000 /dev/zero; echo done >&2"]), cid)
+    client.start(cid)
+    finished = client.send("ReadStderr", agent_pb2.ReadStreamRequest(container_id=cid, len=100))
+
+    before = client.is_answered(finished)
+    size = len(client.read_all(cid))
+
+    assert not before
+    assert size == 1000000
+    assert agent_pb2.ReadStreamResponse.FromString(client.wait(finished)).data == b"done\n"
+
+
+def test_a_blocked_stdin_write_holds_up_no_other_call(client: AgentClient, sleeper: str) -> None:
+    stuck = client.send("WriteStdin", agent_pb2.WriteStreamRequest(container_id=sleeper, data=bytes(1 << 20)))
+
+    client.execute(sleeper, "e1", ["sh", "-c", "exit 6"])
+
+    assert client.exit_code(sleeper, "e1") == 6
+    client.signal(sleeper, signal.SIGKILL)
+    with pytest.raises(CallError) as caught:
+        client.wait(stuck)
+    assert caught.value.code == Code.FAILED_PRECONDITION
+
+
+def test_concurrent_reads_each_get_their_own_bytes_in_order(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    client.create(hosted_agent.spec(["cat"]), cid)
+    client.start(cid)
+    reads = [client.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=cid, len=2)) for _ in range(3)]
+
+    client.write(cid, b"aabbcc")
+
+    assert [agent_pb2.ReadStreamResponse.FromString(client.wait(one)).data for one in reads] == [b"aa", b"bb", b"cc"]
+
+
+def test_a_read_given_up_by_its_connection_takes_no_bytes(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    client.create(hosted_agent.spec(["cat"]), cid)
+    client.start(cid)
+    gone = hosted_agent.connect()
+    gone.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=cid, len=100))
+    gone.call("Check")
+    gone.close()
+    client.call("Check")
+
+    client.write(cid, b"for the living")
+
+    assert client.read(cid) == b"for the living"
+
+
+def test_a_read_past_its_deadline_ends_and_takes_no_bytes(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    client.create(hosted_agent.spec(["cat"]), cid)
+    client.start(cid)
+    request = agent_pb2.ReadStreamRequest(container_id=cid, len=100)
+
+    with pytest.raises(CallError) as caught:
+        client.wait(client.send("ReadStdout", request, timeout_ns=50_000_000))
+    client.write(cid, b"later")
+
+    assert caught.value.code == Code.DEADLINE_EXCEEDED
+    assert client.read(cid) == b"later"
+
+
+def test_a_grandchild_that_keeps_stdout_open_does_not_hold_the_end_back(client: AgentClient, sleeper: str) -> None:
+    client.execute(sleeper, "e1", ["sh", "-c", "echo last; sleep 1000 & exit 0"])
+
+    assert client.exit_code(sleeper, "e1") == 0
+    assert client.read_all(sleeper, "e1") == b"last\n"
+
+
+def test_stdin_stays_open_until_it_is_closed(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    client.create(hosted_agent.spec(["wc", "-c"]), cid)
+    client.start(cid)
+    waiting = client.send("WaitProcess", agent_pb2.WaitProcessRequest(container_id=cid))
+    client.write(cid, b"12345")
+
+    before = client.is_answered(waiting)
+    client.close_stdin(cid)
+    client.wait(waiting)
+
+    assert not before
+    assert client.read_all(cid).strip() == b"5"
+
+
+def test_an_empty_write_closes_stdin(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    client.create(hosted_agent.spec(["wc", "-c"]), cid)
+    client.start(cid)
+
+    client.write(cid, b"")
+
+    assert client.exit_code(cid) == 0
+
+
+def test_a_write_after_close_is_refused(client: AgentClient, sleeper: str) -> None:
+    client.close_stdin(sleeper)
+
+    with pytest.raises(CallError) as caught:
+        client.write(sleeper, b"x")
+
+    assert caught.value.code == Code.FAILED_PRECONDITION
+
+
+# -- terminals -------------------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_echoes_has_a_size_and_ends(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    client.create(hosted_agent.spec(["sh", "-c", "tty; read line; stty size; exit 3"], terminal=True), cid)
+    client.call("TtyWinResize", agent_pb2.TtyWinResizeRequest(container_id=cid, row=33, column=99))
+    client.start(cid)
+    client.write(cid, b"go\n")
+
+    out = client.read_all(cid)
+
+    assert b"/dev/" in out
+    assert b"go" in out
+    assert b"33 99" in out
+    assert client.exit_code(cid) == 3
+    assert client.read_all(cid, method="ReadStderr") == b""
+
+
+def test_an_exec_with_a_terminal_gets_one(client: AgentClient, sleeper: str) -> None:
+    client.execute(sleeper, "e1", ["sh", "-c", "tty; exit 2"], Terminal=True)
+
+    assert client.read_all(sleeper, "e1").startswith(b"/dev/pts/")
+    assert client.exit_code(sleeper, "e1") == 2
+
+
+def test_resizing_without_a_terminal_is_refused(client: AgentClient, sleeper: str) -> None:
+    with pytest.raises(CallError) as caught:
+        client.call("TtyWinResize", agent_pb2.TtyWinResizeRequest(container_id=sleeper, row=1, column=1))
+
+    assert caught.value.code == Code.FAILED_PRECONDITION
