@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ttrpc_peers import RawPeer, frame, request, run
+from ttrpc_peers import RawPeer, echo, frame, request, run
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
@@ -19,7 +19,6 @@ from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import TtrpcError
 
 LIMIT = 200
-
 ids = st.sampled_from([0, 1, 2, 3, 5, 7, 9, 11, 0x7FFFFFFF, 0xFFFFFFFF])
 flags = st.sampled_from([0, 1, 2, 3, 4, 5, 7, 255])
 types = st.sampled_from([REQUEST, RESPONSE, DATA, 0, 4, 255])
@@ -78,10 +77,6 @@ def test_client_core_takes_any_bytes_and_reports_each_stream_once(data: bytes, c
     assert len(ended) + core.open_streams == 4
 
 
-async def echo(payload: bytes, call: CallContext) -> bytes:
-    return payload
-
-
 async def fail(payload: bytes, call: CallContext) -> bytes:
     raise TtrpcError(5, "gone")
 
@@ -98,7 +93,6 @@ SERVICES = {
         "Stream": StreamHandler(both_ways, client_streams=True, server_streams=True, cancel_on_timeout=True),
     }
 }
-
 slow = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 

@@ -7,29 +7,11 @@ import logging
 import os
 
 import pytest
-from ttrpc_peers import RawPeer, frame, raw_server, request, run, served, until
+from ttrpc_peers import DEMO, code_of, echo, frame, raw_server, request, run, served, until
 
 from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, RESPONSE
 from pyshim.ttrpc.handlers import CallContext, UnaryHandler
-from pyshim.ttrpc.messages import decode_response
 from pyshim.ttrpc.status import Code, RemoteError
-
-
-async def echo(payload: bytes, call: CallContext) -> bytes:
-    return payload
-
-
-DEMO = {"demo": {"Echo": echo}}
-
-
-async def code_of(peer: RawPeer) -> tuple[int, int, str]:
-    """(stream id, code, message) of the peer's next response."""
-    received = await peer.frame()
-    assert received is not None
-    stream_id, type_, _flags, payload = received
-    assert type_ == RESPONSE
-    reply = decode_response(payload)
-    return stream_id, reply.code, reply.message
 
 
 def test_a_call_is_answered() -> None:

@@ -9,8 +9,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from test_ttrpc_server import DEMO, echo
-from ttrpc_peers import raw_server, request, run, served, until
+from ttrpc_peers import DEMO, echo, raw_server, request, run, served, until
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.handlers import CallContext

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from test_ttrpc_server import DEMO, code_of, echo
-from ttrpc_peers import raw_server, request, run, served
+from ttrpc_peers import DEMO, code_of, echo, raw_server, request, run, served
 
 from pyshim.ttrpc.framing import HEADER, REQUEST, RESPONSE
 from pyshim.ttrpc.handlers import CallContext

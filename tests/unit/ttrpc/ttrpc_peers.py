@@ -1,4 +1,4 @@
-"""Both ends of a connection for the tests of this folder: real ones, or a bare socket in place of one."""
+"""Both ends of a connection for the tests of this folder: real ones, or a bare socket in place of one; and frames."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from pyshim.ttrpc.client import Client
-from pyshim.ttrpc.events import Event
-from pyshim.ttrpc.framing import HEADER, REQUEST, FrameReader
-from pyshim.ttrpc.handlers import Handler
-from pyshim.ttrpc.messages import request_around
+from pyshim.ttrpc.events import Event, RequestRefused
+from pyshim.ttrpc.framing import FLAG_NO_DATA, FLAG_REMOTE_CLOSED, HEADER, REQUEST, RESPONSE, FrameReader
+from pyshim.ttrpc.handlers import CallContext, Handler
+from pyshim.ttrpc.messages import Request, decode_request, decode_response, request_around
 from pyshim.ttrpc.server import Server
 from tests.fakes.clock import run_fast_forward
 
+END = FLAG_REMOTE_CLOSED | FLAG_NO_DATA
 _Result = TypeVar("_Result")
 
 
@@ -139,3 +140,48 @@ def request(
 
 def kinds(events: list[Event]) -> list[str]:
     return [type(event).__name__ for event in events]
+
+
+async def echo(payload: bytes, call: CallContext) -> bytes:
+    return payload
+
+
+DEMO = {"demo": {"Echo": echo}}
+
+
+async def code_of(peer: RawPeer) -> tuple[int, int, str]:
+    """(stream id, code, message) of the peer's next response."""
+    received = await peer.frame()
+    assert received is not None
+    stream_id, type_, _flags, payload = received
+    assert type_ == RESPONSE
+    reply = decode_response(payload)
+    return stream_id, reply.code, reply.message
+
+
+def only(events: list[Event]) -> Event:
+    assert len(events) == 1
+    return events[0]
+
+
+def refusal(events: list[Event]) -> tuple[int, int, str, bool]:
+    """(stream id, code, message, ended) of the only event, after checking that its reply frame says the same."""
+    event = only(events)
+    assert isinstance(event, RequestRefused)
+    length, stream_id, type_, flags = HEADER.unpack_from(event.reply)
+    reply = decode_response(event.reply[10:])
+    assert (length, stream_id, type_, flags) == (len(event.reply) - 10, event.stream_id, RESPONSE, 0)
+    assert (reply.code, reply.message) == (event.code, event.message)
+    return event.stream_id, event.code, event.message, event.ended
+
+
+async def request_of(peer: RawPeer) -> tuple[int, Request]:
+    """(stream id, request) of the next frame."""
+    received = await peer.frame()
+    assert received is not None
+    assert received[1] == REQUEST
+    return received[0], decode_request(received[3])
+
+
+def calling(client: Client, payload: bytes = b"", timeout_s: float | None = None) -> asyncio.Task[bytes]:
+    return asyncio.create_task(client.call("demo", "Get", payload, timeout_s=timeout_s))

@@ -1,0 +1,124 @@
+"""What the protocol core of a server refuses, and whether the connection goes on."""
+
+from __future__ import annotations
+
+import pytest
+from ttrpc_peers import frame, kinds, only, refusal, request
+
+from pyshim.ttrpc.connection import ServerConnection
+from pyshim.ttrpc.framing import DATA, FLAG_NO_DATA, FLAG_REMOTE_CLOSED, FLAG_REMOTE_OPEN, REQUEST, RESPONSE
+from pyshim.ttrpc.status import Code, LocalProtocolError
+
+
+@pytest.mark.parametrize("stream_id", [0, 2, 0xFFFFFFFE])
+def test_even_stream_id_is_invalid(stream_id: int) -> None:
+    assert refusal(ServerConnection().receive_data(request(stream_id)))[:2] == (stream_id, Code.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("stream_id", [5, 3, 1])
+def test_stream_id_must_rise(stream_id: int) -> None:
+    server = ServerConnection()
+    server.receive_data(request(5))
+    server.send_response(5)
+
+    assert refusal(server.receive_data(request(stream_id)))[:2] == (stream_id, Code.INVALID_ARGUMENT)
+
+
+def test_reused_id_of_an_open_stream_ends_that_stream() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1))
+
+    assert refusal(server.receive_data(request(1)))[3] is True
+    with pytest.raises(LocalProtocolError):
+        server.send_response(1)
+
+
+def test_malformed_request_is_invalid_and_the_connection_goes_on() -> None:
+    server = ServerConnection()
+
+    assert refusal(server.receive_data(frame(1, REQUEST, 0, b"\x0a\x05ab")))[:2] == (1, Code.INVALID_ARGUMENT)
+    assert kinds(server.receive_data(request(3))) == ["RequestReceived"]
+
+
+def test_oversize_request_is_exhausted_and_the_connection_goes_on() -> None:
+    server = ServerConnection()
+    data = frame(1, REQUEST, 0, bytes(5 << 20)) + request(3)
+
+    events = server.receive_data(data)
+
+    assert refusal(events[:1])[:2] == (1, Code.RESOURCE_EXHAUSTED)
+    assert kinds(events[1:]) == ["RequestReceived"]
+
+
+def test_oversize_data_ends_its_stream_only() -> None:
+    server = ServerConnection(max_message_bytes=100)
+    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN) + request(3))
+
+    assert refusal(server.receive_data(frame(1, DATA, 0, bytes(101)))) == (
+        1,
+        Code.RESOURCE_EXHAUSTED,
+        "message of 101 bytes exceeds the limit of 100",
+        True,
+    )
+    assert server.is_open(3)
+
+
+def test_more_open_streams_than_allowed_are_exhausted() -> None:
+    server = ServerConnection(max_open_streams=2)
+    server.receive_data(request(1) + request(3))
+
+    assert refusal(server.receive_data(request(5)))[:2] == (5, Code.RESOURCE_EXHAUSTED)
+    server.send_response(1)
+    assert kinds(server.receive_data(request(7))) == ["RequestReceived"]
+
+
+@pytest.mark.parametrize("timeout_ns", [-1, -(2**63), 0])
+def test_timeout_of_zero_or_below_means_none(timeout_ns: int) -> None:
+    event = only(ServerConnection().receive_data(request(1, timeout_ns=timeout_ns)))
+
+    assert event.timeout_ns == 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("type_", [0, RESPONSE, 4, 255])
+def test_frame_types_without_meaning_for_a_server_are_ignored(type_: int) -> None:
+    server = ServerConnection()
+
+    assert server.receive_data(frame(1, type_, 0xFF, b"junk") + request(1))[0].stream_id == 1
+    assert server.ignored_frames == 1
+
+
+def test_data_for_a_stream_that_never_was_is_invalid() -> None:
+    assert refusal(ServerConnection().receive_data(frame(1, DATA, 0, b"x")))[:2] == (1, Code.INVALID_ARGUMENT)
+
+
+def test_data_that_crossed_with_the_final_answer_is_dropped() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
+    server.send_error(1, Code.ABORTED, "enough")
+
+    assert server.receive_data(frame(1, DATA, 0, b"late")) == []
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        pytest.param(request(1), id="unary"),
+        pytest.param(request(1, flags=FLAG_REMOTE_CLOSED), id="server stream"),
+        pytest.param(
+            request(1, flags=FLAG_REMOTE_OPEN) + frame(1, DATA, FLAG_REMOTE_CLOSED | FLAG_NO_DATA),
+            id="closed client stream",
+        ),
+    ],
+)
+def test_data_after_the_client_closed_its_side_is_invalid(opening: bytes) -> None:
+    server = ServerConnection()
+    server.receive_data(opening)
+
+    assert refusal(server.receive_data(frame(1, DATA, 0, b"x")))[1::2] == (Code.INVALID_ARGUMENT, True)
+
+
+def test_closing_frame_of_a_client_must_not_carry_data() -> None:
+    server = ServerConnection()
+    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
+
+    assert refusal(server.receive_data(frame(1, DATA, FLAG_REMOTE_CLOSED, b"x")))[1::2] == (3, True)
