@@ -163,9 +163,7 @@ class _Daemon:
             host_facts=self._host_facts,
             capacity=self._capacity,
             hypervisor_factory=hypervisor,
-            connector_factory=lambda config: Connector(
-                request_timeout_s=config.agent.request_timeout_s, wrap=faults.wire if faults else None
-            ),
+            connector_factory=lambda config: agent_connector(config, faults),
             network_connector=HostNetworkConnector(
                 children=children, plan=network_plan, replan=changed_plan, owner=self._identity.sandbox_id
             ),
@@ -186,6 +184,15 @@ class _Daemon:
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
         facts = await self._host_facts()
         return await asyncio.to_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
+
+
+def agent_connector(config: Config, faults: "Faults | None") -> Connector:
+    """Who reaches the agents of sandboxes with this configuration."""
+    return Connector(
+        request_timeout_s=config.agent.request_timeout_s,
+        set_up_timeout_s=config.set_up_timeout_s,
+        wrap=faults.wire if faults else None,
+    )
 
 
 async def open_monitor(path: str, volumes: VolumeRpc) -> Monitor:

@@ -66,9 +66,11 @@ _ERRORS: dict[int, type[ShimError]] = {
 class AgentClient:
     """One connection to one agent. Every call raises ShimError with the agent's code, or AgentGone."""
 
-    def __init__(self, client: Client, *, request_timeout_s: float) -> None:
+    def __init__(self, client: Client, *, request_timeout_s: float, set_up_timeout_s: float | None = None) -> None:
+        """`set_up_timeout_s` is for the calls that set up the sandbox; as the others' without it."""
         self._client = client
         self._timeout_s = request_timeout_s
+        self._set_up_timeout_s = request_timeout_s if set_up_timeout_s is None else set_up_timeout_s
 
     # ---- connection
 
@@ -97,11 +99,15 @@ class AgentClient:
     # ---- sandbox
 
     async def set_policy(self, policy: str) -> None:
-        await self._tell("set policy in guest", "SetPolicy", pb.SetPolicyRequest(policy=policy))
+        request = pb.SetPolicyRequest(policy=policy)
+        await self._tell("set policy in guest", "SetPolicy", request, timeout_s=self._set_up_timeout_s)
 
     async def create_sandbox(self, sandbox: GuestSandbox) -> None:
         await self._tell(
-            f"create sandbox '{sandbox.sandbox_id}' in guest", "CreateSandbox", translate.create_sandbox(sandbox)
+            f"create sandbox '{sandbox.sandbox_id}' in guest",
+            "CreateSandbox",
+            translate.create_sandbox(sandbox),
+            timeout_s=self._set_up_timeout_s,
         )
 
     async def destroy_sandbox(self) -> None:

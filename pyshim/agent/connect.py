@@ -23,11 +23,18 @@ _HANDSHAKE_BYTES = 64
 
 
 class Connector:
-    """Makes agent clients; `request_timeout_s` bounds each of their ordinary calls."""
+    """Makes agent clients, whose ordinary calls are bounded by `request_timeout_s`."""
 
-    def __init__(self, *, request_timeout_s: float, wrap: Callable[[Client], Client] | None = None) -> None:
-        """With `wrap` every connection is what it makes of it."""
+    def __init__(
+        self,
+        *,
+        request_timeout_s: float,
+        set_up_timeout_s: float | None = None,
+        wrap: Callable[[Client], Client] | None = None,
+    ) -> None:
+        """With `wrap` every connection is what it makes of it. For `set_up_timeout_s` see `AgentClient`."""
         self._request_timeout_s = request_timeout_s
+        self._set_up_timeout_s = set_up_timeout_s
         self._wrap = wrap
 
     async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
@@ -55,7 +62,9 @@ class Connector:
         connection = await Client.connect_socket(sock)
         if self._wrap is not None:
             connection = self._wrap(connection)
-        client = AgentClient(connection, request_timeout_s=self._request_timeout_s)
+        client = AgentClient(
+            connection, request_timeout_s=self._request_timeout_s, set_up_timeout_s=self._set_up_timeout_s
+        )
         try:
             await client.check(max(deadline - asyncio.get_running_loop().time(), 0.001))
         except BaseException as exc:

@@ -188,6 +188,10 @@ class FactoryConfig:
     vm_cache_endpoint: str
 
 
+REMOTE_SET_UP_TIMEOUT_S = 300.0
+"""Kata's: between a remote VM's agent and us are two proxies that try to reach each other for up to five minutes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     source: str
@@ -202,3 +206,9 @@ class Config:
     def is_remote(self) -> bool:
         """The VM is not made on this host."""
         return self.hypervisor_name == "remote"
+
+    @property
+    def set_up_timeout_s(self) -> float:
+        """For each of the agent's calls that set up the sandbox, the first ones that do anything in the guest."""
+        usual_s = self.agent.request_timeout_s
+        return max(usual_s, REMOTE_SET_UP_TIMEOUT_S) if self.is_remote else usual_s

@@ -23,7 +23,7 @@ from pyshim.model.agent_address import (
     parse_agent_address,
 )
 from pyshim.model.errors import AgentGone, DeadlineExceeded, InvalidArgument, NotFound, ShimError, Unavailable
-from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkRoute
+from pyshim.model.guest import GuestSandbox, NetworkAddress, NetworkInterface, NetworkRoute
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
@@ -79,6 +79,48 @@ def test_an_agent_that_does_not_answer_meets_the_deadline() -> None:
             await client.pause_container("x")
 
     run(body, request_timeout_s=0.2)
+
+
+SANDBOX = GuestSandbox(
+    sandbox_id="s",
+    hostname="",
+    dns=(),
+    storages=(),
+    shared_pid_namespace=False,
+    guest_hook_path="",
+    kernel_modules=(),
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "limit_s"),
+    [
+        ("SetPolicy", lambda client: client.set_policy("p"), 50),
+        ("CreateSandbox", lambda client: client.create_sandbox(SANDBOX), 50),
+        ("DestroySandbox", lambda client: client.destroy_sandbox(), 20),
+        ("StartContainer", lambda client: client.start_container("c"), 20),
+        ("RemoveContainer", lambda client: client.remove_container("c", 7), 7.5),
+    ],
+    ids=["policy", "sandbox", "destroy", "start", "remove"],
+)
+def test_only_calls_that_set_up_the_sandbox_have_its_deadline(
+    method: str, call: Callable[[AgentClient], Coroutine[Any, Any, None]], limit_s: float
+) -> None:
+    """Behind a service that has just made the VM they are the first to do anything in it."""
+
+    async def main() -> None:
+        fake = FakeAgent()
+        fake.hung.add(method)
+        connection = await Client.connect_socket(fake.connection())
+        client = AgentClient(connection, request_timeout_s=20, set_up_timeout_s=50)
+        try:
+            with pytest.raises(DeadlineExceeded, match=rf"no reply within {limit_s:g} s"):
+                await call(client)
+        finally:
+            await client.close()
+            await fake.close()
+
+    run_loop(main())
 
 
 def test_an_agent_that_goes_away_is_gone_for_calls_and_waiters() -> None:

@@ -28,6 +28,18 @@ def test_without_a_word_about_them_keys_have_the_one_value_that_works(tmp_path: 
     assert config.hypervisor.remote_hypervisor_socket == "/run/peerpod/hypervisor.sock"
 
 
+@pytest.mark.parametrize(
+    ("hypervisor", "request_s", "set_up_s"), [("remote", 60, 300), ("remote", 400, 400), ("qemu", 60, 60)]
+)
+def test_only_the_set_up_of_a_remote_sandbox_has_more_time_than_other_requests(
+    tmp_path: Path, hypervisor: str, request_s: int, set_up_s: int
+) -> None:
+    text = f"[hypervisor.{hypervisor}]\n[agent.kata]\nrequest_timeout = {request_s}\n"
+    config = load_config(options(write(tmp_path / "c.toml", text)), {}, {})
+
+    assert (config.agent.request_timeout_s, config.set_up_timeout_s) == (request_s, set_up_s)
+
+
 HELD = [
     ("[hypervisor.remote]\nshared_fs = 'virtio-fs'", "shares no files"),
     ("[hypervisor.remote]\n[runtime]\ninternetworking_model = 'tcfilter'", "connects the pod's network"),
