@@ -11,8 +11,6 @@ from .project_files import parsed, python_files, shown
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
-# A file of tests is read one test at a time; it may hold more of them.
-MAX_TEST_FILE_LINES = 750
 LONGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS: dict[str, int] = {}
 
@@ -21,8 +19,7 @@ LONGER_FUNCTIONS: dict[str, int] = {}
 def test_file_is_not_too_long(path: Path) -> None:
     lines = len(path.read_text().splitlines())
 
-    limit = MAX_TEST_FILE_LINES if path.name.startswith("test_") else MAX_FILE_LINES
-    assert lines <= LONGER_FILES.get(shown(path), limit), f"{shown(path)}: {lines} lines, split it by noun"
+    assert lines <= LONGER_FILES.get(shown(path), MAX_FILE_LINES), f"{shown(path)}: {lines} lines, split it by noun"
 
 
 @pytest.mark.parametrize("path", list(python_files()), ids=shown)

@@ -1,5 +1,6 @@
 """Links to wire, a process to end, and mounts: those tests run in a forked child, so that nothing they do stays."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from child_scenarios import Scenario, open_fds
 
 from pyshim.host import syscalls
+from pyshim.host.processes.children import Children
 from tests.fakes.namespaces import Namespace
 from tests.fakes.wire import Wire
 
@@ -75,3 +78,22 @@ def in_private_mounts() -> Callable[[Callable[[], None]], None]:
             pytest.fail(report.decode() or f"the child ended with wait status {status}", pytrace=False)
 
     return run
+
+
+@pytest.fixture
+def run_scenario() -> Iterator[Callable[[Scenario], None]]:
+    """Runs a scenario on a fresh `Children`; afterwards every child is reaped and every descriptor closed."""
+
+    def run_it(scenario: Scenario) -> None:
+        async def body() -> None:
+            children = Children()
+            before = open_fds()
+            await scenario(children)
+            assert children.alive == ()
+            assert open_fds() == before
+
+        asyncio.run(body(), debug=True)
+
+    yield run_it
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from test_streams import SHORT, opened, run
+from stream_ends import SHORT, opened, run
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 

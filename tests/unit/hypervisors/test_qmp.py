@@ -4,52 +4,19 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hypervisors.qemu.qmp import CpuSlot, Monitor, QmpCommandFailed, QmpError, QmpEvent, QmpGone, QmpTimeout, Vcpu
+from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpError, QmpEvent, QmpGone, QmpTimeout
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import ErrorCode
-from tests.fakes.qmp_peer import Answer, QmpPeer
+from tests.fakes.qmp_peer import QmpPeer
+
+from .qmp_session import Session, run
 
 QEMU = "/usr/bin/qemu-system-x86_64"
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """On a loop of its own; afterwards no task and no descriptor is left."""
-
-    async def body() -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        async with asyncio.timeout(30):
-            await scenario()
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert len(os.listdir("/proc/self/fd")) == before
-
-    asyncio.run(body(), debug=True)
-
-
-class Session:
-    """A monitor on a scripted peer."""
-
-    def __init__(self, answers: dict[str, Answer] | None = None, *, greeting: bytes | None = None) -> None:
-        self.events: list[QmpEvent] = []
-        self.peer = QmpPeer(answers, greeting=greeting)
-        self.monitor = Monitor(name="vm1", on_event=self.events.append)
-
-    async def __aenter__(self) -> "Session":
-        await self.monitor.connect(self.peer.client, 5)
-        return self
-
-    async def __aexit__(self, *_error: object) -> None:
-        await self.monitor.close()
-        await self.peer.close()
-
-
-def forget(_peer: QmpPeer, _request: dict[str, Any]) -> None:
-    """No answer."""
 
 
 @pytest.mark.parametrize(
@@ -245,115 +212,6 @@ def test_a_malformed_event_is_passed_over(event: bytes) -> None:
             await session.monitor.cont()
 
             assert session.events == []
-
-    run(scenario)
-
-
-def deleted(device: str | None) -> Answer:
-    def answer(peer: QmpPeer, request: dict[str, Any]) -> None:
-        peer.event("DEVICE_DELETED", {"path": "/machine/peripheral/d/virtio-backend"})
-        peer.reply(request, {})
-        peer.event("DEVICE_DELETED", {"device": device, "path": "/machine/peripheral/d"} if device else {})
-
-    return answer
-
-
-def unplug_error(peer: QmpPeer, request: dict[str, Any]) -> None:
-    peer.reply(request, {})
-    peer.event("DEVICE_UNPLUG_GUEST_ERROR", {"device": "d", "path": "/machine/peripheral/d"})
-
-
-def test_device_remove_waits_for_the_event_with_the_devices_own_id() -> None:
-    async def scenario() -> None:
-        async with Session({"device_del": deleted("d")}) as session:
-            await session.monitor.device_remove("d")
-
-            assert [event.name for event in session.events] == ["DEVICE_DELETED"] * 2
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "text"),
-    [
-        pytest.param(deleted("other"), QmpTimeout, "unplug 'd': the guest did not let go", id="another-device"),
-        pytest.param(unplug_error, QmpError, "unplug 'd': the guest refused", id="guest-refuses"),
-    ],
-)
-def test_device_remove_fails_as_the_guest_does(answer: Answer, error: type[Exception], text: str) -> None:
-    async def scenario() -> None:
-        async with Session({"device_del": answer}) as session:
-            with pytest.raises(error, match=text):
-                await session.monitor.device_remove("d", timeout_s=0.2)
-
-    run(scenario)
-
-
-def test_device_remove_of_a_device_already_gone_is_done() -> None:
-    def unknown(peer: QmpPeer, request: dict[str, Any]) -> None:
-        peer.refuse(request, "DeviceNotFound", "Device 'd' not found")
-
-    async def scenario() -> None:
-        async with Session({"device_del": unknown}) as session:
-            await session.monitor.device_remove("d")
-
-    run(scenario)
-
-
-def test_device_remove_asked_again_waits_on() -> None:
-    def pending(peer: QmpPeer, request: dict[str, Any]) -> None:
-        peer.refuse(request, "GenericError", "Device d is already in the process of unplug")
-        peer.event("DEVICE_DELETED", {"device": "d"})
-
-    async def scenario() -> None:
-        async with Session({"device_del": pending}) as session:
-            await session.monitor.device_remove("d")
-
-    run(scenario)
-
-
-def value(answer: object) -> Answer:
-    return lambda peer, request: peer.reply(request, answer)
-
-
-def test_typed_answers() -> None:
-    answers = {
-        "query-status": value({"status": "paused", "running": False}),
-        "query-cpus-fast": value([{"cpu-index": 1, "thread-id": 22}, {"cpu-index": 0, "thread-id": 11}]),
-        "query-hotpluggable-cpus": value(
-            [
-                {"type": "max-x86_64-cpu", "vcpus-count": 1, "props": {"socket-id": 1, "core-id": 0}},
-                {"type": "max-x86_64-cpu", "qom-path": "/cpu[0]", "props": {"socket-id": 0, "core-id": 0}},
-            ]
-        ),
-        "query-memory-size-summary": value({"base-memory": 1024, "plugged-memory": 512}),
-        "query-memory-devices": value([{"type": "dimm", "data": {"slot": 3}}]),
-    }
-
-    async def scenario() -> None:
-        async with Session(answers) as session:
-            monitor = session.monitor
-            assert await monitor.status() == "paused"
-            assert await monitor.cpus() == (Vcpu(0, 11), Vcpu(1, 22))
-            assert await monitor.cpu_slots() == (
-                CpuSlot("max-x86_64-cpu", {"socket-id": 0, "core-id": 0}, "/cpu[0]"),
-                CpuSlot("max-x86_64-cpu", {"socket-id": 1, "core-id": 0}, ""),
-            )
-            assert await monitor.memory_size() == (1024, 512)
-            assert await monitor.dimm_slots() == {3}
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("lie", [None, 7, [7], {"x": 1}, [{"cpu-index": "0", "thread-id": True}]])
-def test_an_answer_of_another_shape_is_an_error_not_a_crash(lie: object) -> None:
-    async def scenario() -> None:
-        names = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
-        async with Session(dict.fromkeys(names, value(lie))) as session:
-            monitor = session.monitor
-            for ask in (monitor.status, monitor.cpus, monitor.cpu_slots, monitor.memory_size):
-                with pytest.raises(QmpError, match="ask qemu 'query-"):
-                    await ask()
 
     run(scenario)
 

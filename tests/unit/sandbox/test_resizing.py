@@ -2,62 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 import pytest
 
-from pyshim.model.errors import Cancelled, FailedPrecondition, InvalidArgument, NotFound, ShimError
+from pyshim.model.errors import Cancelled, InvalidArgument, NotFound, ShimError
 from pyshim.model.ids import ContainerId
-from tests.unit.sandbox.conftest import DOCUMENT, Stack, scenario, until
+from tests.unit.sandbox.conftest import Stack, scenario, until
 
-MIB = 1024 * 1024
-
-
-def document(*, static: bool = False, **hypervisor: object) -> Mapping[str, Any]:
-    qemu = {**DOCUMENT["hypervisor"]["qemu"], "default_memory": 512, **hypervisor}
-    return {"hypervisor": {"qemu": qemu}, "runtime": {"static_sandbox_resource_mgmt": static}}
-
-
-def resources(*, cpus: float = 0, mib: int = 0, **more: Any) -> dict[str, Any]:
-    found: dict[str, Any] = dict(more)
-    if cpus:
-        found["cpu"] = {"quota": int(cpus * 100_000), "period": 100_000}
-    if mib:
-        found["memory"] = {"limit": mib * MIB}
-    return found
-
-
-async def start_pod(stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], **keys: Any) -> None:
-    stack.document = document(**keys)
-    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-
-
-async def add(
-    stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], name: str, asked: Mapping[str, Any]
-) -> ContainerId:
-    spec = {"annotations": pod_annotations["container"], "linux": {"resources": asked}}
-    return await stack.run(name, ["sleep"], **spec)
-
-
-def sizing(stack: Stack) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = stack.records[0].snapshots[-1].sizing
-    return found
-
-
-def granted(stack: Stack) -> tuple[int, int]:
-    """What the persisted record says."""
-    return sizing(stack)["vcpus"]["granted"], sizing(stack)["memory_mib"]["granted"]
-
-
-async def settled(stack: Stack, vcpus: int, memory_mib: int) -> None:
-    await until(lambda: granted(stack) == (vcpus, memory_mib))
-
-
-Annotations = Mapping[str, Mapping[str, str]]
-SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
-POD: Annotations = {"sandbox": SANDBOX, "container": {**SANDBOX, "io.kubernetes.cri.container-type": "container"}}
+from .resizable_pod import MIB, POD, add, document, granted, resources, settled, sizing, start_pod
 
 
 @scenario
@@ -332,73 +285,6 @@ async def test_a_container_that_needs_more_does_not_wait_until_a_slow_guest_has_
 
 
 @scenario
-async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    container = await add(stack, POD, "a", resources(cpus=1, mib=256))
-    vm = stack.hypervisors[0]
-    stack.agent.held["UpdateContainer"] = asyncio.Event()
-
-    growing = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=512), {}))
-    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
-    assert (vm.vcpus, vm.memory_mib) == (3, 1024)
-    stack.agent.held["UpdateContainer"].set()
-    await growing
-    stack.agent.held["UpdateContainer"].clear()
-    shrinking = asyncio.ensure_future(stack.pod.update(container, resources(cpus=0.5, mib=128), {}))
-    await until(lambda: stack.agent.calls[-1] == "UpdateContainer" and not growing.cancelled())
-    assert (vm.vcpus, vm.memory_mib) == (3, 1024), "the guest's limits are lowered before its memory goes"
-    stack.agent.held["UpdateContainer"].set()
-    await shrinking
-
-    await settled(stack, 2, 640)
-
-
-@scenario
-async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack) -> None:
-    await start_pod(stack, POD)
-    asked = resources(cpus=1, mib=256)
-    asked["cpu"]["shares"] = 512
-    container = await add(stack, POD, "a", asked)
-
-    await stack.pod.update(container, {"cpu": {"quota": 50_000, "period": 0}, "memory": {"limit": 0}}, {})
-
-    sent = stack.agent.updates[-1].resources
-    assert (sent.CPU.Quota, sent.CPU.Period, sent.CPU.Shares, sent.Memory.Limit) == (50_000, 100_000, 512, 256 * MIB)
-
-
-@scenario
-async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    container = await add(stack, POD, "a", resources(cpus=1, mib=128))
-    stack.agent.failures["UpdateContainer"] = (13, "busy")
-
-    with pytest.raises(ShimError, match="busy"):
-        await stack.pod.update(container, resources(cpus=3, mib=512), {})
-
-    await settled(stack, 2, 640)
-    assert stack.hypervisors[0].vcpus == 2
-
-
-@scenario
-async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(stack: Stack) -> None:
-    stack.document = document(static=True)
-    spec = {"linux": {"resources": resources(cpus=1, mib=256)}}
-    container = await stack.run("c1", ["sleep"], **spec)
-    vm = stack.hypervisors[0]
-
-    await stack.pod.update(container, resources(cpus=2, mib=700), {})
-    assert stack.agent.updates[-1].resources.Memory.Limit == 700 * MIB
-    with pytest.raises(FailedPrecondition, match="3 CPUs for all containers are more than the 2 vCPUs"):
-        await stack.pod.update(container, resources(cpus=3), {})
-    with pytest.raises(FailedPrecondition, match="800 MiB for all containers are more than the 768 MiB"):
-        await stack.pod.update(container, resources(mib=800), {})
-
-    assert len(stack.agent.updates) == 1
-    assert vm.resizes == []
-    assert "GetGuestDetails" not in stack.agent.calls
-
-
-@scenario
 async def test_the_pods_own_container_counts_for_nothing(stack: Stack) -> None:
     stack.document = document()
     pause = {"annotations": POD["sandbox"], "linux": {"resources": resources(cpus=2, mib=500)}}
@@ -451,23 +337,3 @@ async def test_a_create_given_up_while_the_vm_grows_leaves_the_vm_as_it_was(stac
     assert "CreateContainer" not in stack.agent.calls
     assert (vm.vcpus, vm.memory_mib) == (1, 512)
     assert granted(stack) == (1, 512)
-
-
-@scenario
-async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: Stack) -> None:
-    await start_pod(stack, POD, enable_virtio_mem=True)
-    container = await add(stack, POD, "a", resources(mib=100))
-    held = stack.agent.held["UpdateContainer"] = asyncio.Event()
-    stack.agent.failures["UpdateContainer"] = (5, "no such container")
-    updating = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=600), {}))
-    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
-
-    await stack.agent.processes["a", "a"].end(0)
-    await stack.pod.wait(container, None)
-    held.set()
-    with pytest.raises(NotFound):
-        await updating
-
-    await settled(stack, 1, 512)
-    with pytest.raises(FailedPrecondition):
-        await stack.pod.update(container, resources(cpus=1), {})

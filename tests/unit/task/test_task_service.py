@@ -4,69 +4,20 @@ import asyncio
 import json
 import logging
 import os
-import socket
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from fake_sandboxes import EXIT, PID, FakeSandboxes
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
+from service_bench import PROCESS_URL, RESOURCES_URL, V2, V3, bench, run
 
 from protos.cgroups import v1_pb2, v2_pb2
 from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_v2_pb2, task_v3_pb2
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.task import CreateTask, ExecTask, RootfsMount, RuntimeOptions, Stdio
 from pyshim.task.service import SERVICES, TaskService
-from pyshim.ttrpc import Client, Code, DeadlineExceeded, RemoteError, Server
-from tests.fakes.clock import run_fast_forward
-
-V2, V3 = SERVICES
-PROCESS_URL = "types.containerd.io/opencontainers/runtime-spec/1/Process"
-RESOURCES_URL = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources"
-
-
-class Bench:
-    """A TaskService behind a ttrpc connection, over FakeSandboxes in which the container `c1` exists."""
-
-    def __init__(self, client: Client, service: TaskService, sandboxes: FakeSandboxes) -> None:
-        self.client = client
-        self.service = service
-        self.sandboxes = sandboxes
-
-    async def call(self, method: str, request: Message | bytes, service: str = V2, timeout_s: float = 30) -> bytes:
-        payload = request if isinstance(request, bytes) else request.SerializeToString()
-        return await self.client.call(service, method, payload, timeout_s=timeout_s)
-
-    async def fails(self, method: str, request: Message | bytes, service: str = V2) -> RemoteError:
-        with pytest.raises(RemoteError) as caught:
-            await self.call(method, request, service)
-        return caught.value
-
-
-@asynccontextmanager
-async def bench(cgroup_mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]:
-    sandboxes = FakeSandboxes()
-    service = TaskService(sandboxes=sandboxes, cgroup_mode=cgroup_mode)
-    server = Server(services=service.services())
-    ours, theirs = socket.socketpair()
-    serving = asyncio.create_task(server.serve_connection(theirs))
-    client = await Client.connect_socket(ours)
-    try:
-        bench = Bench(client, service, sandboxes)
-        await bench.call("Create", task_v2_pb2.CreateTaskRequest(id="c1", bundle="/b"))
-        sandboxes.calls.clear()
-        yield bench
-    finally:
-        client.close()
-        await server.shutdown(grace_s=0)
-        await serving
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """On a clock that only skips idle time: both ends live in the loop."""
-    run_fast_forward(test)
+from pyshim.ttrpc import Code, DeadlineExceeded, RemoteError
 
 
 def json_any(url: str, value: object) -> AnyMessage:

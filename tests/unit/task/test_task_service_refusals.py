@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
-from test_task_service import PROCESS_URL, RESOURCES_URL, V3, bench, run
+from service_bench import PROCESS_URL, RESOURCES_URL, V3, bench, run
 
 from protos.containerd import task_v2_pb2
 from pyshim.model import errors

@@ -1,0 +1,24 @@
+"""What tests of children are made of."""
+
+import os
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pyshim.host.processes.children import Child, Children
+
+ENV = {"PATH": "/usr/bin:/bin"}
+Scenario = Callable[[Children], Coroutine[Any, Any, None]]
+
+
+def open_fds() -> list[str]:
+    return sorted(os.listdir("/proc/self/fd"))
+
+
+def shell(script: str) -> list[str]:
+    return ["/bin/sh", "-c", script]
+
+
+async def finished(children: Children, script: str, **options: Any) -> Child:
+    child = await children.spawn(shell(script), env=ENV, **options)
+    await child.wait()
+    return child

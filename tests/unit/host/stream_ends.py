@@ -1,0 +1,69 @@
+"""Both ends of a process's streams: the shim's as `open_streams` gives them, and the client's."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from pyshim.host.processes.children import Children
+from pyshim.host.streams.log_programs import LogProgramTimes
+from pyshim.host.streams.opening import Streams, open_streams
+from pyshim.model.task import Stdio
+
+TIMEOUT_S = 20
+SHORT = LogProgramTimes(ready_s=0.5, end_of_input_s=0.2, terminate_s=0.2)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    """`body` on a loop of its own, with as many open files after as before."""
+
+    async def bounded() -> None:
+        before = open_files()
+        async with asyncio.timeout(TIMEOUT_S):
+            await body()
+        assert open_files() == before
+
+    asyncio.run(bounded())
+
+
+def open_files() -> set[str]:
+    links = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            links.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+        except FileNotFoundError:
+            continue
+    return links
+
+
+async def opened(
+    stdin: str | Path = "",
+    stdout: str | Path = "",
+    stderr: str | Path = "",
+    *,
+    terminal: bool = False,
+    log_program_times: LogProgramTimes | None = None,
+) -> Streams:
+    stdio = Stdio(stdin=str(stdin), stdout=str(stdout), stderr=str(stderr), terminal=terminal)
+    times = log_program_times or LogProgramTimes()
+    return await open_streams(stdio, namespace="ns1", process_id="exec1", children=Children(), log_program_times=times)
+
+
+def client(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+async def read_to_end(fd: int) -> bytes:
+    os.set_blocking(fd, True)
+    chunks = []
+    while chunk := await asyncio.to_thread(os.read, fd, 65536):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def stalled(task: "asyncio.Task[None]") -> bool:
+    """Whether the task waits: it has had the loop many times over and every event that was due."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.05)
+    return not task.done()

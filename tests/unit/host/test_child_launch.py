@@ -1,0 +1,208 @@
+"""How a child starts: its descriptors, signals, environment and network namespace are what was given."""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from child_scenarios import ENV, finished, open_fds, shell
+
+from pyshim.host.processes.children import Children
+from pyshim.host.processes.launch import SpawnFailed
+from tests.fakes.ledger import FakeLedger
+
+
+def test_child_has_exactly_the_descriptors_it_was_given(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        stray = os.open("/dev/null", os.O_RDONLY)
+        os.set_inheritable(stray, True)
+        given, peer = socket.socketpair()
+        try:
+            child = await children.spawn(["/bin/sleep", "600"], env=ENV, fds={7: given.fileno()})
+            async with asyncio.timeout(30):
+                # While it starts the loader has the libraries open.
+                while sorted(os.listdir(f"/proc/{child.pid}/fd"), key=int) != ["0", "1", "2", "7"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await child.end()
+        finally:
+            os.close(stray)
+            given.close()
+            peer.close()
+
+    run_scenario(scenario)
+
+
+def test_descriptors_may_trade_numbers(run_scenario: Any, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("A")
+    (tmp_path / "b").write_text("B")
+
+    async def scenario(children: Children) -> None:
+        a, b = os.open(tmp_path / "a", os.O_RDONLY), os.open(tmp_path / "b", os.O_RDONLY)
+        # The child's `a` is our b and the other way round: plain dup2s in a row would give it one file twice.
+        said = await finished(children, f"cat /proc/$$/fd/{a} /proc/$$/fd/{b} >&2; true", fds={a: b, b: a})
+        os.close(a)
+        os.close(b)
+
+        assert said.stderr_tail() == "BA"
+
+    run_scenario(scenario)
+
+
+def test_stdio_is_null_unless_given(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        child = await finished(children, "said=$(readlink /proc/$$/fd/0 /proc/$$/fd/1); echo $said >&2")
+        read_end, write_end = os.pipe()
+        try:
+            told = await children.spawn(shell("echo out; echo err >&2"), env=ENV, stdout=write_end, stderr=write_end)
+            await told.wait()
+            said = os.read(read_end, 100)
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+
+        assert child.stderr_tail() == "/dev/null /dev/null"
+        assert said == b"out\nerr\n"
+        assert told.stderr_tail() == ""
+
+    run_scenario(scenario)
+
+
+def test_child_starts_with_default_signals_and_its_own_session(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN  # Python's own doing
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        try:
+            _, masks = await children.output(["/bin/grep", "^Sig[BI]", "/proc/self/status"], env=ENV, timeout_s=30)
+            _, stat = await children.output(["/bin/cat", "/proc/self/stat"], env=ENV, timeout_s=30)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+
+        blocked, ignored = (int(line.split()[1], 16) for line in masks.splitlines())
+        threading_signals = 0b11 << 31  # 32 and 33: the C library's own, nobody can set them
+        assert (blocked, ignored & ~threading_signals) == (0, 0)
+        pid, session = stat.split()[0], stat.split()[5]
+        assert pid == session
+
+    run_scenario(scenario)
+
+
+def test_environment_is_only_what_was_given(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        child = await children.spawn(["/usr/bin/env"], env={"A": "b"}, stdout=None, stderr=None)
+        await child.wait()
+        _, output = await children.output(["/usr/bin/env"], env={"A": "b"}, timeout_s=10)
+
+        assert output == b"A=b\n"
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(
+    ("argv", "cause"),
+    [
+        pytest.param(["/nonexistent/program"], "ENOENT (no such file or directory)", id="missing"),
+        pytest.param(["/etc/passwd"], "EACCES (permission denied)", id="not-executable"),
+        pytest.param(["/"], "EACCES (permission denied)", id="directory"),
+    ],
+)
+def test_unstartable_program_is_named_with_its_cause(run_scenario: Any, argv: list[str], cause: str) -> None:
+    async def scenario(children: Children) -> None:
+        ledger = FakeLedger()
+
+        with pytest.raises(SpawnFailed) as caught:
+            await children.spawn(argv, env=ENV, ledger=ledger, ledger_key=argv[0])
+
+        assert str(caught.value) == f"start program {argv[0]!r}: {cause}"
+        assert ledger.held == {}
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(
+    ("path", "cause"),
+    [
+        pytest.param("/run/netns/none-such", "ENOENT", id="missing"),
+        pytest.param("/dev/null", "EINVAL", id="not-a-namespace"),
+    ],
+)
+def test_wrong_network_namespace_is_named(run_scenario: Any, path: str, cause: str) -> None:
+    async def scenario(children: Children) -> None:
+        with pytest.raises(SpawnFailed, match=f"enter network namespace '{path}': {cause}"):
+            await children.spawn(shell("exit 0"), env=ENV, netns_path=path)
+
+    run_scenario(scenario)
+
+
+@pytest.mark.root
+def test_child_runs_in_the_network_namespace_and_we_do_not(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        own = os.readlink("/proc/thread-self/ns/net")
+        holder_script = "readlink /proc/self/ns/net; exec cat"
+        keep_read, keep_write = os.pipe()
+        said_read, said_write = os.pipe()
+        holder = await children.spawn(
+            ["/usr/bin/unshare", "--net", "/bin/sh", "-c", holder_script], env=ENV, stdin=keep_read, stdout=said_write
+        )
+        os.close(said_write)
+        other = (await asyncio.to_thread(os.read, said_read, 100)).decode().strip()
+
+        child = await finished(children, "readlink /proc/$$/ns/net >&2", netns_path=f"/proc/{holder.pid}/ns/net")
+
+        assert child.stderr_tail() == other != own
+        assert os.readlink("/proc/thread-self/ns/net") == own
+        for fd in (keep_read, keep_write, said_read):
+            os.close(fd)
+        await holder.wait()
+
+    run_scenario(scenario)
+
+
+@pytest.mark.root
+def test_cancelled_start_in_a_namespace_leaves_no_process(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        starting = asyncio.create_task(
+            children.spawn(shell("exec sleep 1000"), env=ENV, netns_path="/proc/self/ns/net")
+        )
+        await asyncio.sleep(0)
+        starting.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    run_scenario(scenario)
+
+
+def test_a_full_descriptor_table_is_an_error_and_leaks_none(run_scenario: Any) -> None:
+    async def attempt(children: Children) -> str:
+        try:
+            child = await children.spawn(shell("exit 0"), env=ENV)
+        except SpawnFailed as error:
+            return str(error)
+        return str(await child.wait())
+
+    async def scenario(children: Children) -> None:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(0)
+        os.close(lowest_free)
+        highest = max(map(int, open_fds()))
+        said: list[str] = []
+        # How many descriptors a spawn needs is the interpreter's business, and which numbers are free is the
+        # machine's: the limit is raised until one spawn succeeds.
+        for limit in range(lowest_free, highest + 100):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+            try:
+                said.append(await attempt(children))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            if said[-1] == "exited with status 0":
+                break
+
+        assert said[-1] == "exited with status 0"
+        assert len(said) > 1
+        assert all(line.startswith("start program '/bin/sh': E") for line in said[:-1])
+
+    run_scenario(scenario)

@@ -1,0 +1,44 @@
+"""A monitor of a scripted QEMU."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hypervisors.qemu.qmp import Monitor, QmpEvent
+from tests.fakes.qmp_peer import Answer, QmpPeer
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """On a loop of its own; afterwards no task and no descriptor is left."""
+
+    async def body() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        async with asyncio.timeout(30):
+            await scenario()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(body(), debug=True)
+
+
+class Session:
+    """A monitor on a scripted peer."""
+
+    def __init__(self, answers: dict[str, Answer] | None = None, *, greeting: bytes | None = None) -> None:
+        self.events: list[QmpEvent] = []
+        self.peer = QmpPeer(answers, greeting=greeting)
+        self.monitor = Monitor(name="vm1", on_event=self.events.append)
+
+    async def __aenter__(self) -> "Session":
+        await self.monitor.connect(self.peer.client, 5)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.monitor.close()
+        await self.peer.close()
+
+
+def forget(_peer: QmpPeer, _request: dict[str, Any]) -> None:
+    """No answer."""

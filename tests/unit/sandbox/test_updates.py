@@ -1,0 +1,97 @@
+"""Update of a container's resources: the VM grows before the guest's limits and shrinks after them; on fakes."""
+
+import asyncio
+
+import pytest
+
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from tests.unit.sandbox.conftest import Stack, scenario, until
+
+from .resizable_pod import MIB, POD, add, document, resources, settled, start_pod
+
+
+@scenario
+async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+    vm = stack.hypervisors[0]
+    stack.agent.held["UpdateContainer"] = asyncio.Event()
+
+    growing = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=512), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
+    assert (vm.vcpus, vm.memory_mib) == (3, 1024)
+    stack.agent.held["UpdateContainer"].set()
+    await growing
+    stack.agent.held["UpdateContainer"].clear()
+    shrinking = asyncio.ensure_future(stack.pod.update(container, resources(cpus=0.5, mib=128), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer" and not growing.cancelled())
+    assert (vm.vcpus, vm.memory_mib) == (3, 1024), "the guest's limits are lowered before its memory goes"
+    stack.agent.held["UpdateContainer"].set()
+    await shrinking
+
+    await settled(stack, 2, 640)
+
+
+@scenario
+async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack) -> None:
+    await start_pod(stack, POD)
+    asked = resources(cpus=1, mib=256)
+    asked["cpu"]["shares"] = 512
+    container = await add(stack, POD, "a", asked)
+
+    await stack.pod.update(container, {"cpu": {"quota": 50_000, "period": 0}, "memory": {"limit": 0}}, {})
+
+    sent = stack.agent.updates[-1].resources
+    assert (sent.CPU.Quota, sent.CPU.Period, sent.CPU.Shares, sent.Memory.Limit) == (50_000, 100_000, 512, 256 * MIB)
+
+
+@scenario
+async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=128))
+    stack.agent.failures["UpdateContainer"] = (13, "busy")
+
+    with pytest.raises(ShimError, match="busy"):
+        await stack.pod.update(container, resources(cpus=3, mib=512), {})
+
+    await settled(stack, 2, 640)
+    assert stack.hypervisors[0].vcpus == 2
+
+
+@scenario
+async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(stack: Stack) -> None:
+    stack.document = document(static=True)
+    spec = {"linux": {"resources": resources(cpus=1, mib=256)}}
+    container = await stack.run("c1", ["sleep"], **spec)
+    vm = stack.hypervisors[0]
+
+    await stack.pod.update(container, resources(cpus=2, mib=700), {})
+    assert stack.agent.updates[-1].resources.Memory.Limit == 700 * MIB
+    with pytest.raises(FailedPrecondition, match="3 CPUs for all containers are more than the 2 vCPUs"):
+        await stack.pod.update(container, resources(cpus=3), {})
+    with pytest.raises(FailedPrecondition, match="800 MiB for all containers are more than the 768 MiB"):
+        await stack.pod.update(container, resources(mib=800), {})
+
+    assert len(stack.agent.updates) == 1
+    assert vm.resizes == []
+    assert "GetGuestDetails" not in stack.agent.calls
+
+
+@scenario
+async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(mib=100))
+    held = stack.agent.held["UpdateContainer"] = asyncio.Event()
+    stack.agent.failures["UpdateContainer"] = (5, "no such container")
+    updating = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=600), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
+
+    await stack.agent.processes["a", "a"].end(0)
+    await stack.pod.wait(container, None)
+    held.set()
+    with pytest.raises(NotFound):
+        await updating
+
+    await settled(stack, 1, 512)
+    with pytest.raises(FailedPrecondition):
+        await stack.pod.update(container, resources(cpus=1), {})
