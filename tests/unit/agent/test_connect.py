@@ -1,0 +1,144 @@
+"""Addresses of agents, and connecting to one: late, silent, crowded, or no agent at all."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyshim.agent.connect import Connector, open_stream
+from pyshim.model.agent_address import (
+    AgentAddress,
+    HvsockAddress,
+    SerialAddress,
+    UnixAddress,
+    VsockAddress,
+    parse_agent_address,
+)
+from pyshim.model.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from tests.fakes.agent import FakeAgent
+from tests.fakes.clock import run_fast_forward
+from tests.fakes.unix_sockets import crowded
+
+from .client_runs import PATIENCE_S, run_loop, until
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("vsock://3:1024", VsockAddress(3, 1024)),
+        ("hvsock:///run/v.sock:1024", HvsockAddress("/run/v.sock", 1024)),
+        ("serial:///run/a.sock", SerialAddress("/run/a.sock")),
+        ("unix:///run/a.sock", UnixAddress("/run/a.sock")),
+    ],
+)
+def test_an_address_and_its_text_are_one(text: str, address: AgentAddress) -> None:
+    assert parse_agent_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "unix://", "vsock://x:1", "vsock://3:", "vsock://3:99999999999", "tcp://1:2", "vsock:3:4", "hvsock://:1"],
+)
+def test_a_text_that_is_no_address_is_named(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="parse agent address"):
+        parse_agent_address(text)
+
+
+def test_the_connector_waits_for_a_listener_that_comes_late(tmp_path: Path) -> None:
+    async def main() -> None:
+        fake = FakeAgent()
+        path = str(tmp_path / "agent.sock")
+        connecting = asyncio.ensure_future(
+            Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), PATIENCE_S)
+        )
+        await asyncio.sleep(0.05)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen()
+        serving = asyncio.ensure_future(fake.server.serve(listener))
+        client = await connecting
+        await client.close()
+        await fake.close()
+        await serving
+
+    run_loop(main())
+
+
+def test_the_connector_names_address_and_last_failure(tmp_path: Path) -> None:
+    path = str(tmp_path / "nobody.sock")
+
+    with pytest.raises(DeadlineExceeded, match=r"unix://.*nobody\.sock.*0\.1 s.*No such file"):
+        run_fast_forward(Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), 0.1))
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "garbage"])
+def test_a_peer_that_is_no_agent_fails_by_the_deadline_and_leaves_no_socket(tmp_path: Path, silent: bool) -> None:
+    path = str(tmp_path / "odd.sock")
+
+    async def main() -> None:
+        async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if not silent:
+                writer.write(os.urandom(64) * 1024)
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_unix_server(odd, path)
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises((DeadlineExceeded, Unavailable)):
+            await Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), 0.3)
+        await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+        server.close()
+        await server.wait_closed()
+
+    run_loop(main())
+
+
+@pytest.mark.parametrize(("answer", "works"), [(b"OK 5\n", True), (b"no\n", False), (b"x" * 500, False), (b"", False)])
+def test_the_hybrid_handshake_is_checked(tmp_path: Path, answer: bytes, works: bool) -> None:
+    path = str(tmp_path / "hv.sock")
+
+    async def main() -> None:
+        fake = FakeAgent()
+        asked: list[bytes] = []
+
+        async def back_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readline())
+            writer.write(answer)
+            await writer.drain()
+            if works:
+                await fake.server.serve_streams(reader, writer)
+            writer.close()
+
+        server = await asyncio.start_unix_server(back_end, path)
+        connecting = Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 0.5)
+        if works:
+            await (await connecting).close()
+        else:
+            with pytest.raises(DeadlineExceeded, match="vsock back end"):
+                await connecting
+        assert asked[0] == b"CONNECT 1024\n"
+        await fake.close()
+        server.close()
+        await server.wait_closed()
+
+    run_loop(main())
+
+
+@pytest.mark.parametrize(
+    "address", [UnixAddress, SerialAddress, lambda path: HvsockAddress(path, 1024)], ids=["unix", "serial", "hvsock"]
+)
+def test_a_listener_that_has_no_room_is_waited_for(address: Callable[[str], AgentAddress], tmp_path: Path) -> None:
+    """asyncio's own connect answers with a socket that is connected to nobody."""
+
+    async def body() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                (await open_stream(address(path))).close()
+
+    path = str(tmp_path / "agent")
+    with crowded(path):
+        asyncio.run(body())
