@@ -26,6 +26,12 @@ class ResourceKind(StrEnum):
     VFIO = "vfio"  # key: PCI address bound to vfio-pci; detail: former driver, former override if any
 
 
+EXCLUSIVE = frozenset({ResourceKind.VFIO})
+"""Kinds whose key is one thing of the node that one sandbox at a time may have, its shim alive or not: the undo of a
+second one would take it from the first.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     kind: ResourceKind
@@ -37,7 +43,10 @@ class Ledger(Protocol):
     """What rooms that make host resources see of the sandbox's ledger."""
 
     def acquire(self, entry: LedgerEntry) -> None:
-        """The intent is on disk; call before the resource is made. The same kind and key replaces the entry."""
+        """The intent is on disk; call before the resource is made. The same kind and key replaces the entry.
+
+        Raises FailedPrecondition for an exclusive one that another sandbox has.
+        """
 
     async def release(self, entry: LedgerEntry) -> None:
         """The resource is gone and struck out. Idempotent; raises ShimError when the undo fails (entry stays)."""

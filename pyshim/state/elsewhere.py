@@ -9,10 +9,12 @@ from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
-from pyshim.model.ledger import ResourceKind
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.state.store import ROOT, StateStore
 
 _WAIT_S = 5.0
+_SHORT_WAIT_S = 1.0
+"""For who cannot answer meanwhile."""
 _PAUSE_S = 0.01
 K = TypeVar("K")
 
@@ -52,21 +54,52 @@ def claimed_elsewhere(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT)
 
     No other shim decides before the block is left; None when one does at this moment. Raises FailedPrecondition.
     """
-    wanted = frozenset(cgroups)
-    words = tuple(json.dumps(path.rpartition("/")[2])[1:-1].encode() for path in wanted)
+    claims_of = _claims_of(ResourceKind.CGROUP, cgroups)
+    fd = _opened(root)
+    try:
+        yield _taken(StateStore(root=root), sandbox_id, claims_of) if _locked(fd) else None
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def had_by_nobody_else(sandbox_id: str, entry: LedgerEntry, root: str = ROOT) -> Iterator[None]:
+    """Within it no other sandbox's ledger has such an entry, nor gets one.
+
+    Entering it blocks for a moment. Raises FailedPrecondition naming the sandbox that has it, its shim alive or not;
+    DeadlineExceeded when others decide for too long.
+    """
+    fd = _opened(root)
+    try:
+        deadline = time.monotonic() + _SHORT_WAIT_S
+        while not _locked(fd):
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"take {entry.kind.value} {entry.key!r}: other shims decide for too long")
+            time.sleep(_PAUSE_S)
+        taken = _taken(StateStore(root=root), sandbox_id, _claims_of(entry.kind, (entry.key,)))
+        if other := taken.get(entry.key):
+            raise FailedPrecondition(
+                f"take {entry.kind.value} {entry.key!r}: sandbox {other!r} has it "
+                f"(hint: if its shim is gone, 'pyshim cleanup {other}')"
+            )
+        yield
+    finally:
+        os.close(fd)
+
+
+def _claims_of(kind: ResourceKind, keys: Iterable[str]) -> Callable[[StateStore, str], Iterable[str]]:
+    """Which of the keys a sandbox's ledger has."""
+    wanted = frozenset(keys)
+    words = tuple(json.dumps(key.rpartition("/")[2])[1:-1].encode() for key in wanted)
 
     def claims_of(store: StateStore, other: str) -> Iterable[str]:
         # Most of a busy node's states name none of them, and reading JSON is what takes the time.
         if not store.mentions(other, words):
             return ()
         ledger = store.load(other).ledger
-        return (entry.key for entry in ledger if entry.kind is ResourceKind.CGROUP and entry.key in wanted)
+        return (entry.key for entry in ledger if entry.kind is kind and entry.key in wanted)
 
-    fd = _opened(root)
-    try:
-        yield _taken(StateStore(root=root), sandbox_id, claims_of) if _locked(fd) else None
-    finally:
-        os.close(fd)
+    return claims_of
 
 
 def _opened(root: str) -> int:

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
-from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.ledger import EXCLUSIVE, LedgerEntry, ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot
-from pyshim.state.elsewhere import PinnedElsewhere, claimed_elsewhere, pinned_elsewhere
+from pyshim.state.elsewhere import PinnedElsewhere, claimed_elsewhere, had_by_nobody_else, pinned_elsewhere
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
@@ -21,10 +21,20 @@ log = logging.getLogger("pyshim.state")
 class PersistentLedger:
     """Intents in order of acquisition, each on disk before `acquire` returns."""
 
-    def __init__(self, *, release: Callable[[LedgerEntry], Awaitable[None]], write: Callable[[], None]) -> None:
-        """`release` undoes one entry; `write` puts the sandbox's state, this ledger included, on disk."""
+    def __init__(
+        self,
+        *,
+        release: Callable[[LedgerEntry], Awaitable[None]],
+        write: Callable[[], None],
+        alone: Callable[[LedgerEntry], AbstractContextManager[None]],
+    ) -> None:
+        """`release` undoes one entry; `write` puts the sandbox's state, this ledger included, on disk.
+
+        Within `alone`, which is entered for `EXCLUSIVE` kinds, nobody else on the node has the entry or gets it.
+        """
         self._undo = release
         self._write = write
+        self._alone = alone
         self._entries: dict[tuple[ResourceKind, str], LedgerEntry] = {}
 
     def entries(self) -> tuple[LedgerEntry, ...]:
@@ -34,6 +44,13 @@ class PersistentLedger:
     def acquire(self, entry: LedgerEntry) -> None:
         """The intent is on disk; the same kind and key replaces its entry in place. Raises ShimError: do not act."""
         slot = (entry.kind, entry.key)
+        if entry.kind in EXCLUSIVE and slot not in self._entries:
+            with self._alone(entry):
+                self._put(slot, entry)
+        else:
+            self._put(slot, entry)
+
+    def _put(self, slot: tuple[ResourceKind, str], entry: LedgerEntry) -> None:
         former = self._entries.get(slot)
         self._entries[slot] = entry
         try:
@@ -82,7 +99,7 @@ class SandboxRecords:
         self._snapshot: SandboxSnapshot | None = None
         self._removed = False
         self._entered = False
-        self._ledger = PersistentLedger(release=release, write=self._write_ledger)
+        self._ledger = PersistentLedger(release=release, write=self._write_ledger, alone=self._alone)
 
     @property
     def ledger(self) -> PersistentLedger:
@@ -98,6 +115,9 @@ class SandboxRecords:
         Entering it raises ShimError.
         """
         return claimed_elsewhere(self._sandbox_id, cgroups, self._store.root)
+
+    def _alone(self, entry: LedgerEntry) -> AbstractContextManager[None]:
+        return had_by_nobody_else(self._sandbox_id, entry, self._store.root)
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole, with the ledger; ignored after `remove`. Raises ShimError naming the file."""

@@ -32,12 +32,15 @@ class NetworkFunctions:
     async def take(self, address: str) -> VfioDevice:
         """The function is VFIO's; if another driver had it, it goes back there in the end.
 
-        Raises NotFound or FailedPrecondition, naming function and driver, and then nothing is bound for good.
+        Raises NotFound or FailedPrecondition, naming function and driver, or the sandbox that has it, and then nothing
+        is bound for good.
         """
         if not self._iommufd:
             vfio.check_beside(address, sys=self._sys)
-        if not vfio.is_vfio(vfio.driver_of(address, sys=self._sys)):
-            await self._bind(address)
+        # Before a look at its driver: another sandbox may be giving it back. In the words of one that needs no undo.
+        self._bound.acquire(_entry(address, vfio.DRIVER))
+        if not vfio.is_vfio(former := vfio.driver_of(address, sys=self._sys)):
+            await self._bind(address, former)
         path = vfio.node_of(address, iommufd=self._iommufd, sys=self._sys)
         (function,) = (each for each in vfio.vfio_node(path, sys=self._sys).functions if each.address == address)
         return VfioDevice(
@@ -48,15 +51,9 @@ class NetworkFunctions:
             device_id=function.device,
         )
 
-    async def _bind(self, address: str) -> None:
+    async def _bind(self, address: str, former: str) -> None:
         vfio.check_network_function(address, sys=self._sys)
-        former = vfio.driver_of(address, sys=self._sys)
-        override = vfio.override_of(address, sys=self._sys)
-        detail = {"driver": former}
-        if override not in ("", vfio.DRIVER):
-            detail["override"] = override
-        entry = LedgerEntry(kind=ResourceKind.VFIO, key=address, detail=detail)
-        self._bound.acquire(entry)
+        self._bound.replace(_entry(address, former, vfio.override_of(address, sys=self._sys)))
         # A driver lets go of a card in its own time, and the thread goes on when nobody waits for it any more.
         self._binding = asyncio.ensure_future(in_own_thread(vfio.bind, address, sys=self._sys, write=self._write))
         await asyncio.shield(self._binding)
@@ -79,3 +76,10 @@ class NetworkFunctions:
             raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not let go of it yet")
         self._binding.exception()  # whoever took the function was told, or has given up
         self._binding = None
+
+
+def _entry(address: str, former: str, override: str = "") -> LedgerEntry:
+    detail = {"driver": former}
+    if override not in ("", vfio.DRIVER):
+        detail["override"] = override
+    return LedgerEntry(kind=ResourceKind.VFIO, key=address, detail=detail)

@@ -18,6 +18,11 @@ class Held:
         self._ledger.acquire(entry)
         self.entries.append(entry)
 
+    def replace(self, entry: LedgerEntry) -> None:
+        """The entry that is held says now what `entry` says, on disk as well."""
+        self._ledger.acquire(entry)
+        self.entries = [entry if (each.kind, each.key) == (entry.kind, entry.key) else each for each in self.entries]
+
     async def release(self, entries: Iterable[LedgerEntry]) -> None:
         """Each of these, which are held, is undone, the last first, and held no more.
 

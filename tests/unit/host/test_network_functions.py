@@ -11,8 +11,12 @@ from pyshim.host.network import functions as functions_module
 from pyshim.host.network.direct import HostDirectNetwork
 from pyshim.host.network.functions import NetworkFunctions
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
+from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.plan.direct_network import DirectNetwork
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.state.store import StateStore
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vfio import BRIDGE, NIC, FakeSysfs
 
@@ -70,11 +74,12 @@ def test_a_card_that_somebody_bound_before_is_left_to_him(driver: str, sysfs: Fa
     async def body() -> None:
         functions = functions_of(sysfs, ledger)
         await functions.take(CARD)
+        assert list(ledger.held) == [(ResourceKind.VFIO, CARD)], "another sandbox is to know"
         await functions.give_back()
 
     asyncio.run(body())
 
-    assert ledger.history == []
+    assert ledger.held == {}
     assert sysfs.state(CARD) == (driver, "")
 
 
@@ -139,12 +144,14 @@ def test_what_is_no_card_is_not_taken_from_its_driver(class_code: str, driver: s
     ledger = ledger_on(sysfs)
 
     async def body() -> None:
+        functions = functions_of(sysfs, ledger)
         with pytest.raises(FailedPrecondition, match=rf"take PCI function {CARD}: it is no network card"):
-            await functions_of(sysfs, ledger).take(CARD)
+            await functions.take(CARD)
+        await functions.give_back()
 
     asyncio.run(body())
 
-    assert ledger.history == []
+    assert ledger.held == {}
     assert sysfs.state(CARD) == (driver, "")
 
 
@@ -266,3 +273,46 @@ def test_a_second_card_that_cannot_be_taken_leaves_the_first_to_the_undo(sysfs: 
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
     assert ledger.held == {}
+
+
+class Shim:
+    """A sandbox with its own records, as one process has them, and the cards it takes."""
+
+    def __init__(self, sysfs: FakeSysfs, root: Path, name: str) -> None:
+        async def release(entry: LedgerEntry) -> None:
+            was = str(entry.detail["driver"]), str(entry.detail.get("override", ""))
+            vfio.rebind(entry.key, *was, sys=str(sysfs.root), write=sysfs.write)
+
+        shim = ShimRecord(pid=1, start_ticks=1, socket="", namespace="k8s.io")
+        store = StateStore(root=str(root / "sbs"))
+        self.records = SandboxRecords(store=store, sandbox_id=SandboxId(name), shim=shim, release=release)
+        self.functions = NetworkFunctions(self.records.ledger, iommufd=False, sys=str(sysfs.root), write=sysfs.write)
+
+
+@pytest.mark.parametrize("driver", ["mlx5_core", "vfio-pci"])
+def test_of_two_sandboxes_that_want_a_card_at_the_same_instant_one_gets_it_and_keeps_it(
+    driver: str, sysfs: FakeSysfs, tmp_path: Path
+) -> None:
+    """The other's undo must not take it out of the first one's VM."""
+    sysfs.function(CARD, NIC, driver=driver, group="12")
+    (tmp_path / "sbs").mkdir()
+    shims = [Shim(sysfs, tmp_path, name) for name in ("one", "two")]
+
+    async def body() -> None:
+        told = await asyncio.gather(*(shim.functions.take(CARD) for shim in shims), return_exceptions=True)
+        (error,) = (each for each in told if isinstance(each, BaseException))
+        loser = told.index(error)
+        winner = 1 - loser
+        assert isinstance(error, FailedPrecondition)
+        assert str(error).startswith(f"take vfio '{CARD}': sandbox '{('one', 'two')[winner]}' has it")
+        await shims[loser].functions.give_back()
+        assert sysfs.state(CARD)[0] == "vfio-pci", "nobody has taken it out of the winner's vm"
+        assert shims[loser].records.ledger.entries() == ()
+        await shims[winner].functions.give_back()
+        assert sysfs.state(CARD) == (driver, "")
+        await shims[loser].functions.take(CARD)
+        await shims[loser].functions.give_back()
+
+    asyncio.run(body())
+
+    assert sysfs.state(CARD) == (driver, "")

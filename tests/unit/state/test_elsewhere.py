@@ -1,4 +1,4 @@
-"""What other sandboxes have, CPUs and cgroups: out of their states, one shim at a time."""
+"""What other sandboxes have, CPUs, cgroups and cards: out of their states, one shim at a time."""
 
 import threading
 from collections.abc import Mapping
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from states import state as some_state
 
-from pyshim.model.errors import FailedPrecondition
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.state.elsewhere import claimed_elsewhere, pinned_elsewhere
+from pyshim.state.elsewhere import claimed_elsewhere, had_by_nobody_else, pinned_elsewhere
 from pyshim.state.store import StateStore
 
 
@@ -53,6 +53,34 @@ def test_a_cgroup_is_its_sandboxs_from_the_intent_on(tmp_path: Path, path: str) 
         assert taken == {path: "one"}
     with claimed_elsewhere("one", [path, "/other"], str(tmp_path)) as taken:
         assert taken == {}
+
+
+def test_what_one_sandbox_alone_may_have_is_its_own_alive_or_not(tmp_path: Path) -> None:
+    card = LedgerEntry(kind=ResourceKind.VFIO, key="0000:41:08.0")
+    for sandbox_id, kind, key in (
+        ("dead", ResourceKind.VFIO, card.key),
+        ("other-kind", ResourceKind.SOCKET, "0000:41:08.1"),
+    ):
+        ledger = (LedgerEntry(kind=kind, key=key),)
+        StateStore(root=str(tmp_path)).save(replace(some_state(), sandbox_id=sandbox_id, ledger=ledger))  # type: ignore[arg-type]
+
+    refusal = r"take vfio '0000:41:08\.0': sandbox 'dead' has it \(hint: .*'pyshim cleanup dead'\)"
+    with pytest.raises(FailedPrecondition, match=refusal), had_by_nobody_else("new", card, str(tmp_path)):
+        pass
+    for sandbox_id, key in (("dead", card.key), ("new", "0000:41:08.1")):
+        with had_by_nobody_else(sandbox_id, replace(card, key=key), str(tmp_path)):
+            pass
+
+
+def test_who_cannot_wait_for_a_shim_that_decides_for_long_is_told_so(tmp_path: Path) -> None:
+    card = LedgerEntry(kind=ResourceKind.VFIO, key="0000:41:08.0")
+
+    with (
+        pinned_elsewhere("one", str(tmp_path)),
+        pytest.raises(DeadlineExceeded, match=r"take vfio '0000:41:08\.0': other shims decide for too long"),
+        had_by_nobody_else("two", card, str(tmp_path)),
+    ):
+        pass
 
 
 def test_while_one_shim_decides_the_others_wait(tmp_path: Path) -> None:
