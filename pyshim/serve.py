@@ -139,7 +139,8 @@ class _Daemon:
         async def records(sandbox_id: SandboxId) -> SandboxRecords:
             store = StateStore(register=REGISTER)
             refuse_living_namesake(store, sandbox_id, shim)
-            await to_the_end(clear_remains, store, sandbox_id)
+            if store.knows(sandbox_id):  # hardly ever: no thread for nothing
+                await to_the_end(clear_remains, store, sandbox_id)
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 
         async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
@@ -157,6 +158,7 @@ class _Daemon:
             return await DeviceFinder(children).find(question)
 
         host = LinuxHost(children=children)
+        host.expect_moves()  # containerd calls Create as soon as it can connect
         environment = Environment(
             host=host,
             load_config=config,

@@ -67,23 +67,20 @@ class LinuxHost:
         return LinuxCgroups(mode, first_move=self._first_move)
 
     def expect_moves(self) -> None:
-        """The kernel gets ready to move this process into the cgroups of a sandbox, which will be there soon."""
-        self._first_move = asyncio.get_running_loop().run_in_executor(None, move_to_own_place)
+        """The kernel gets ready to move this process into the cgroups of a sandbox, which will be there soon.
+
+        Asked for again it stays so, and is not made to wait twice.
+        """
+        if self._first_move is None or self._first_move.done():
+            self._first_move = asyncio.get_running_loop().run_in_executor(None, move_to_own_place)
 
     async def make_directory(self, path: str, mode: int) -> None:
-        """The directory exists with exactly `mode`; those above it were made with 0755 where missing."""
+        """The directory exists with exactly `mode`; those above it were made with 0755 where missing.
 
-        def make() -> None:
-            os.makedirs(os.path.dirname(path) or "/", mode=0o755, exist_ok=True)
-            try:
-                os.mkdir(path, mode)
-            except FileExistsError:
-                if not os.path.isdir(path):
-                    raise
-            os.chmod(path, mode)
-
+        For those of ours below /run, which is memory: no thread, whose start takes longer than all of this.
+        """
         try:
-            await self._change(path, make)
+            _make_directory(path, mode)
         except OSError as error:
             raise FailedPrecondition(f"make directory {path!r}: {error.strerror}") from error
 
@@ -189,3 +186,13 @@ def _read_bytes(path: str, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise InvalidArgument(f"read {path!r}: larger than {max_bytes} bytes")
     return content
+
+
+def _make_directory(path: str, mode: int) -> None:
+    os.makedirs(os.path.dirname(path) or "/", mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    os.chmod(path, mode)

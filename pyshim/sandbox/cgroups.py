@@ -46,7 +46,7 @@ class Cgroups(Protocol):
     """The host's cgroups (`host/cgroups/sandbox_cgroups.py`). Every call raises ShimError naming the cgroup."""
 
     def roots(self, group: Group) -> tuple[str, ...]: ...
-    async def occupant(self, group: Group) -> int: ...
+    async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]: ...
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]: ...
     async def start_scope(self, scope: Scope) -> None: ...
     async def join(self, group: Group, pids: Iterable[int]) -> None: ...
@@ -117,12 +117,11 @@ class SandboxCgroups:
         plan = self._plan
         if not plan.groups:
             return
-        for group in plan.groups:
-            # Before it is ours by the ledger: whoever is in a cgroup of ours at its end is killed.
-            if pid := await self._host.occupant(group):
-                raise FailedPrecondition(
-                    f"make cgroup '{group.path}': process {pid} is in it: another sandbox has the same cgroupsPath"
-                )
+        # Before they are ours by the ledger: whoever is in a cgroup of ours at its end is killed.
+        for path, pid in (await self._host.occupants(plan.groups)).items():
+            raise FailedPrecondition(
+                f"make cgroup '{path}': process {pid} is in it: another sandbox has the same cgroupsPath"
+            )
         await self._claim()
         if plan.scope is not None:
             await self._host.start_scope(plan.scope)
@@ -168,14 +167,21 @@ class SandboxCgroups:
             if apart:
                 await self._join(Member.SHIM, self.own_pid)
 
+    async def allow_nodes(self) -> None:
+        """Whoever is in the cgroup for devices may open what a VMM needs and no more; nobody is yet.
+
+        The pod's functions are bound to VFIO by now, so that its groups are known.
+        """
+        if self._plan.group(Role.DEVICES) is not None:
+            rules = await self._host.device_rules(DEVICE_NODES)
+            await self._apply((*device_settings(self._plan), *(allowed_device(rule, what) for rule, what in rules)))
+
     async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
-        """The VMM may open what it needs and no more; its vCPU threads are where they belong. Its guest has not run."""
+        """The VMM is bound by `allow_nodes`; its vCPU threads are where they belong. Its guest has not run."""
         if not self._plan.groups:
             return
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if self._plan.group(Role.DEVICES) is not None:
-            rules = await self._host.device_rules(DEVICE_NODES)
-            await self._apply((*device_settings(self._plan), *(allowed_device(rule, what) for rule, what in rules)))
             await self._host.join(self._group(Role.DEVICES), filter(None, (vmm_pid, virtiofsd_pid)))
         await self._place_vcpus()
 

@@ -58,7 +58,7 @@ HOST: Mapping[str, Limit] = {
     "release": _limit(CHANGE_S, lambda entry: f"release {entry.kind.value} '{entry.key}'"),
 }
 CGROUPS: Mapping[str, Limit] = {
-    "occupant": _limit(READ_S, lambda group: f"look into cgroup '{group.path}'"),
+    "occupants": _limit(READ_S, lambda groups: f"look into cgroups {', '.join(repr(group.path) for group in groups)}"),
     "make": _limit(CHANGE_S, lambda groups: f"make cgroups {', '.join(repr(group.path) for group in groups)}"),
     "start_scope": _limit(CHANGE_S, lambda scope: f"start scope '{scope.unit}'"),
     "join": _limit(CHANGE_S, lambda group, _pids: f"join cgroup '{group.path}'"),

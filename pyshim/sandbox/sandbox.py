@@ -236,8 +236,10 @@ class Sandbox:
         self._undo.push_for(self.plan.vm.stop_timeout_s, self.hypervisor.stop)
         try:
             async with self.cgroups.birth_of_vmm():
-                with span("start vmm"):
-                    await self.hypervisor.create(self.network.vm)
+                await together(
+                    step("start vmm", self.hypervisor.create(self.network.vm)),
+                    step("allow devices", self.cgroups.allow_nodes()),
+                )
         finally:
             self.network.close_taps()
         self._pid = self.hypervisor.pid or self.cgroups.own_pid

@@ -26,8 +26,8 @@ class FakeCgroups:
     def roots(self, group: Group) -> tuple[str, ...]:
         return ("/cg",)
 
-    async def occupant(self, group: Group) -> int:
-        return next(iter(self.there.get(group.path, ())), 0)
+    async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
+        return {group.path: pid for group in groups for pid in self.there.get(group.path, ())}
 
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
         for group in groups:

@@ -33,9 +33,12 @@ class LinuxCgroups:
         """The mount points below which `group.path` is, or will be."""
         return self._tree.roots(group)
 
-    async def occupant(self, group: Group) -> int:
-        """A process that is in the group or below it, this one excepted; 0 when there is none."""
-        return await asyncio.to_thread(self._occupant, group)
+    async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
+        """By its path, a process that is in the group or below it, this one excepted. A group with none is left out."""
+        return await asyncio.to_thread(self._occupants, groups)
+
+    def _occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
+        return {group.path: pid for group in groups if (pid := self._occupant(group))}
 
     def _occupant(self, group: Group) -> int:
         for root in self._tree.roots(group):

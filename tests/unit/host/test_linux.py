@@ -1,6 +1,7 @@
 import asyncio
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,24 @@ def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: Path, 
     asyncio.run(scenario())
 
     assert order == ["change", "undo"]
+
+
+def test_moves_that_are_expected_twice_are_waited_for_once(host: LinuxHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, began = threading.Event(), []
+
+    def slow() -> None:
+        began.append(threading.get_ident())
+        gate.wait()
+
+    monkeypatch.setattr("pyshim.host.linux.move_to_own_place", slow)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        host.expect_moves()
+        host.expect_moves()
+        gate.set()
+        await loop.shutdown_default_executor()
+
+    asyncio.run(scenario())
+
+    assert len(began) == 1

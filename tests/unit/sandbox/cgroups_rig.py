@@ -80,6 +80,7 @@ class Rig:
         await self.cgroups.enter()
         async with self.cgroups.birth_of_vmm():
             self.host.history.append("vmm is made")
+        await self.cgroups.allow_nodes()
         await self.cgroups.place(50, 40)
 
     async def fit(self, *containers: Mapping[str, Any], record: SizingRecord | None = None) -> None:

@@ -41,11 +41,11 @@ def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one
 
     rig = Rig()
 
-    async def nobody(_group: Group) -> int:
+    async def nobody(_groups: tuple[Group, ...]) -> Mapping[str, int]:
         await asyncio.sleep(0)
-        return 0
+        return {}
 
-    rig.host.occupant = nobody  # type: ignore[method-assign]
+    rig.host.occupants = nobody  # type: ignore[method-assign]
 
     async def release(entry: LedgerEntry) -> None:
         rig.host.release(entry.key)
