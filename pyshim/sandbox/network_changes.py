@@ -20,7 +20,8 @@ log = logging.getLogger("pyshim.sandbox.network")
 SETTLE_S = 0.3
 """Whoever adds an interface makes a link, addresses, routes: one look for all of them."""
 RETRIES_S = (2.0, 10.0)
-"""Pauses before a look that failed is tried again: a host that could not start a child may be able to by then."""
+"""Pauses before another look after one that failed, or while a guest keeps an interface that is gone: a host that could
+not start a child may be able to by then, and a guest may let go."""
 
 
 class NetworkChanges:
@@ -49,6 +50,8 @@ class NetworkChanges:
         self._told_neighbours = set(network.neighbours)
         self._paths: dict[str, str] = {}
         """Where the guest finds each device plugged since, by MAC."""
+        self._leaving: dict[str, None] = {}
+        """Devices that the guest was asked to let go of and has not, in the order of asking."""
 
     def start(self) -> None:
         self._task = self._tasks.supervise(f"network/{self._sandbox_id}", self._follow())
@@ -69,13 +72,17 @@ class NetworkChanges:
                 await asyncio.sleep(pause_s)
                 try:
                     await self._catch_up()
-                    break
-                except ShimError as exc:  # after the last try the next change is another occasion
+                except ShimError as exc:
                     self._log_failure("follow network", "", exc)
+                else:
+                    if not self._leaving:
+                        break
+            # Whatever is still to be done after the last try: the next change is another occasion.
 
     async def _catch_up(self) -> None:
         try:
             added, gone = await self._network.follow()
+            earlier = tuple(nic_id for nic_id in self._leaving if nic_id not in gone)
             for nic_id in gone:
                 await self._remove(nic_id)
             macs = {nic.mac: nic for nic in added if await self._add(nic)}
@@ -84,6 +91,10 @@ class NetworkChanges:
         await self._tell_interfaces(macs)
         await self._tell_routes()
         self._on_change()
+        for nic_id in earlier:  # the last: a guest that still keeps one takes its time to say so
+            await self._remove(nic_id)
+        if earlier:
+            self._on_change()
 
     async def _add(self, nic: NicDevice) -> bool:
         try:
@@ -98,15 +109,21 @@ class NetworkChanges:
         return True
 
     async def _remove(self, nic_id: str) -> None:
-        """The guest has lost the interface. One that the VM was made with stays, without a link behind it."""
+        """The guest has lost the interface, or will be asked again to let go of it.
+
+        One that the VM was made with stays, without a link behind it.
+        """
         try:
             await self._hypervisor.unplug(nic_id)
         except NotFound:
+            self._leaving.pop(nic_id, None)
             log.warning("interface without a link", extra={"sandbox": self._sandbox_id, "device": nic_id})
             return
         except ShimError as exc:
             self._log_failure("unplug interface", nic_id, exc)
+            self._leaving[nic_id] = None
             return
+        self._leaving.pop(nic_id, None)
         log.info("interface unplugged", extra={"sandbox": self._sandbox_id, "device": nic_id})
         await self._drop(nic_id)
 

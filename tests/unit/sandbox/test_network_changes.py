@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyshim.model.errors import DeadlineExceeded
 from pyshim.sandbox import network_changes
 from pyshim.ttrpc import Code
 from tests.fakes.network import FakeNetwork, interface, mac
@@ -64,6 +65,61 @@ async def test_an_interface_that_goes_is_unplugged_before_its_tap_is_dropped(sta
     await until(lambda: network.wired == {"network-0"})
 
     assert vm.plugged == {}
+
+
+def resist(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The guest lets go of nothing; what it was asked to let go of, and which interface it had been told of last."""
+    asked: list[tuple[str, str]] = []
+
+    async def unplug(device_id: str) -> None:
+        asked.append((device_id, told(stack)[-1][0]))
+        raise DeadlineExceeded(f"unplug {device_id!r}: the guest did not let go")
+
+    monkeypatch.setattr(stack.hypervisors[0], "unplug", unplug)
+    return asked
+
+
+def test_an_interface_the_guest_keeps_is_asked_for_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    @scenario
+    async def test(stack: Stack) -> None:
+        network = await started(stack)
+        network.add("eth1", "eth2")
+        await looked(network)
+        with monkeypatch.context() as patch:
+            asked = resist(stack, patch)
+            network.take("eth1")
+            await asyncio.sleep(2 * sum(network_changes.RETRIES_S))
+            assert [device for device, _ in asked] == ["network-1"] * (1 + len(network_changes.RETRIES_S))
+            assert network.wired == {"network-0", "network-1", "network-2"}, "qemu still has its tap"
+
+        network.add("eth3")
+        await until(lambda: network.wired == {"network-0", "network-2", "network-3"})
+
+        assert list(stack.hypervisors[0].plugged) == ["network-2", "network-3"]
+
+    test()
+
+
+def test_an_interface_the_guest_keeps_holds_up_neither_a_new_one_nor_the_end_of_the_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @scenario
+    async def test(stack: Stack) -> None:
+        network = await started(stack)
+        network.add("eth1")
+        await looked(network)
+        asked = resist(stack, monkeypatch)
+        network.take("eth1")
+        await until(lambda: asked)
+        network.add("eth2")
+        await until(lambda: len(asked) > 1)
+        assert asked[:2] == [("network-1", "eth1"), ("network-1", "eth2")], "the new one comes first"
+
+        await stack.pod.close()
+
+        assert network.wired == set()
+
+    test()
 
 
 @scenario
