@@ -4,8 +4,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from delete_node import Node
+from delete_node import DEADLINE_S, Node
 from start_bench import StartBench
+
+from pyshim.bootstrap import leftovers
 
 
 @pytest.fixture(params=["executed", "forked"])
@@ -37,7 +39,9 @@ def _bench() -> Iterator[StartBench]:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    """A daemon that obeys a signal has time enough to do so."""
+    monkeypatch.setattr(leftovers, "TERM_WAIT_S", DEADLINE_S)
     found = Node(tmp_path)
     yield found
     found.end()

@@ -4,8 +4,9 @@ import os
 import signal
 
 import pytest
-from delete_node import SANDBOX, Node, container, directory, running
+from delete_node import DEADLINE_S, SANDBOX, Node, container, directory, running
 
+from pyshim.bootstrap import leftovers
 from pyshim.bootstrap.address import socket_path
 from pyshim.host.processes import identity as processes
 
@@ -77,7 +78,8 @@ def test_without_a_readable_state_the_register_says_whose_the_sandbox_is(node: N
     assert node.errors == []
 
 
-def test_a_daemon_on_its_way_out_is_waited_for_not_signalled(node: Node) -> None:
+def test_a_daemon_on_its_way_out_is_waited_for_not_signalled(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers, "EXIT_WAIT_S", DEADLINE_S)
     daemon = node.process("time.sleep(0.2)")
     node.save(directory(node.root / "vm"), daemon=daemon)
 
@@ -100,13 +102,16 @@ def test_a_daemon_that_holds_nothing_more_is_left_alone(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "end"),
+    ("code", "term_wait_s", "end"),
     [
-        pytest.param("time.sleep(600)", -signal.SIGTERM, id="obeys"),
-        pytest.param("signal.signal(15, signal.SIG_IGN); time.sleep(600)", -signal.SIGKILL, id="hangs"),
+        pytest.param("time.sleep(600)", DEADLINE_S, -signal.SIGTERM, id="obeys"),
+        pytest.param("signal.signal(15, signal.SIG_IGN); time.sleep(600)", 0.1, -signal.SIGKILL, id="hangs"),
     ],
 )
-def test_a_sandbox_containerd_gave_up_goes_with_its_stuck_daemon(node: Node, code: str, end: int) -> None:
+def test_a_sandbox_containerd_gave_up_goes_with_its_stuck_daemon(
+    node: Node, monkeypatch: pytest.MonkeyPatch, code: str, term_wait_s: float, end: int
+) -> None:
+    monkeypatch.setattr(leftovers, "TERM_WAIT_S", term_wait_s)
     daemon, vmm = node.process(code), node.process()
     node.save(running(vmm), daemon=daemon)
 

@@ -7,18 +7,19 @@ import subprocess
 import sys
 
 import pytest
-from delete_node import PROJECT, SANDBOX, Node, container, directory, running
+from delete_node import DEADLINE_S, PROJECT, SANDBOX, Node, container, directory, running
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 
 def launch_words(node: Node, container_id: str = SANDBOX) -> list[str]:
-    """The real thing: an isolated interpreter without site-packages."""
+    """The real thing, an isolated interpreter without site-packages, but with time enough on a busy machine."""
     program = (
         f"import sys; sys.path.append({str(PROJECT)!r})\n"
         "from pyshim.bootstrap import delete\n"
         "from pyshim.bootstrap.argv import parse\n"
+        f"delete.DEADLINE_S = {DEADLINE_S}\n"
         f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={node.store.root!r}, register={node.register!r}))"
     )
     arguments = ("-namespace", "k8s.io", "-address", "/x", "-id", container_id, "-bundle", str(node.bundle), "delete")

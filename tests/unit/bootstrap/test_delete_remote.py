@@ -29,6 +29,8 @@ from tests.fakes.remote_service import FakeRemoteService, when
 PROJECT = Path(__file__).parents[3]
 SANDBOX = f"test-remote-{os.getpid()}"
 WAIT_S = 60.0
+PATIENT = f"delete.DEADLINE_S = {WAIT_S}"
+"""For a `delete` that is to be done with everything before it answers, on a machine however busy."""
 Process = subprocess.Popen[bytes]
 
 
@@ -137,7 +139,7 @@ def finished(process: Process) -> tuple[int, bytes, str]:
 def test_a_killed_shims_vm_is_stopped_by_delete(node: Node) -> None:
     node.save()
 
-    code, out, err = finished(node.delete())
+    code, out, err = finished(node.delete(PATIENT))
 
     assert (code, err) == (0, "")
     assert DeleteResponse.FromString(out).exit_status == 137
@@ -207,7 +209,7 @@ def test_what_delete_cannot_end_is_reported_and_kept_and_cleanup_ends_it(
     node.service.close()
     node.save()
 
-    code, out, err = finished(node.delete())
+    code, out, err = finished(node.delete(PATIENT))
 
     assert (code, DeleteResponse.FromString(out).exit_status) == (1, 137)
     assert f"release remote-vm '{SANDBOX}': remote hypervisor '{node.service.path}': No such file" in err
@@ -225,7 +227,7 @@ def test_a_vm_that_was_stopped_already_needs_no_service(node: Node) -> None:
     node.service.close()
     node.save(RemoteVmState.STOPPED)
 
-    code, _, err = finished(node.delete())
+    code, _, err = finished(node.delete(PATIENT))
 
     assert (code, err) == (0, "")
     assert node.is_forgotten()
@@ -317,7 +319,7 @@ def test_a_hung_shim_whose_remote_vm_was_stopped_is_killed_at_once(node: Node) -
     shim = node.shim()
     node.save(RemoteVmState.STOPPED, shim=shim)
 
-    code, _, err = finished(node.delete())
+    code, _, err = finished(node.delete(PATIENT))
 
     assert (code, err) == (0, "")
     assert shim.wait(WAIT_S) == -signal.SIGKILL
