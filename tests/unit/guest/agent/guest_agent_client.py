@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from pyshim.ttrpc.connection import ClientConnection
 from pyshim.ttrpc.events import ResponseReceived
 
 REPOSITORY = Path(__file__).resolve().parents[4]
+PATIENCE_S = 100.0
+"""For whatever is expected to happen, on a machine however busy; less than pytest gives a test."""
 APPLETS = (
     "sh",
     "cat",
@@ -69,7 +72,7 @@ class AgentClient:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._socket.settimeout(30)
+        self._socket.settimeout(PATIENCE_S)
         self._core = ClientConnection()
         self._answers: dict[int, ResponseReceived] = {}
 
@@ -107,7 +110,7 @@ class AgentClient:
         except TimeoutError:
             pass
         finally:
-            self._socket.settimeout(30)
+            self._socket.settimeout(PATIENCE_S)
         return stream_id in self._answers
 
     def call(self, method: str, request: PbMessage | None = None) -> Any:
@@ -199,7 +202,8 @@ class HostedAgent:
 
     def connect(self) -> AgentClient:
         """A new connection, as soon as the agent listens."""
-        for _ in range(200):
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
             connection = socket.socket(socket.AF_UNIX)
             try:
                 connection.connect(str(self._address))
@@ -224,18 +228,26 @@ class HostedAgent:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
 
-    def settle(self) -> int:
-        """How many fds the agent has open once it has closed those of connections that ended."""
+    def disconnect(self) -> None:
+        """Every connection is closed; the agent notices a moment later."""
         for client in self._clients:
             client.close()
         self._clients.clear()
-        count = -1
-        while count != (count := self.open_fds()):
-            time.sleep(0.1)
-        return count
 
-    def open_fds(self) -> int:
-        return len(os.listdir(f"/proc/{self.pid()}/fd"))
+    def settled_fds(self) -> set[tuple[str, str]]:
+        """`open_fds` once they change no more: what ended before is closed, or at least it seems so."""
+        found: set[tuple[str, str]] = set()
+        while found != (found := self.open_fds()):
+            time.sleep(0.1)
+        return found
+
+    def open_fds(self) -> set[tuple[str, str]]:
+        """Number and file of every descriptor the agent has."""
+        found = set()
+        for entry in os.scandir(f"/proc/{self.pid()}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                found.add((entry.name, os.readlink(entry)))
+        return found
 
     def spec(self, args: list[str], *, terminal: bool = False, **process: Any) -> oci_pb2.Spec:
         """A small container on the busybox root file system."""
@@ -301,13 +313,22 @@ def cgroup2_root() -> Path:
 
 def remove_cgroup(root: Path) -> None:
     """The cgroup and those below it are gone, once the kernel has buried their last processes."""
-    for _ in range(100):
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
             for folder, _folders, _files in os.walk(root, topdown=False):
                 Path(folder).rmdir()
             return
         time.sleep(0.05)
     raise AssertionError(f"cgroup {root} is still in use")
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    """`holds` is true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
 
 
 def make_rootfs(root: Path) -> None:

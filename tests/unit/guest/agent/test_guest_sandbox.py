@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from guest_agent_client import AgentClient, CallError, HostedAgent, inside
+from guest_agent_client import PATIENCE_S, AgentClient, CallError, HostedAgent, inside
 
 from protos.agent import agent_pb2, oci_pb2
 from pyshim.ttrpc import Code
@@ -36,7 +36,7 @@ def test_destroy_ends_the_containers_is_answered_and_then_the_agent_ends(tmp_pat
 
         client.call("DestroySandbox", agent_pb2.DestroySandboxRequest())
 
-        agent.process.wait(timeout=10)
+        agent.process.wait(timeout=PATIENCE_S)
         assert "sandbox destroyed" in agent.log()
     finally:
         agent.stop()
