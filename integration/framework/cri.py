@@ -83,10 +83,6 @@ class Cri:
         request = getattr(pb, f"{name}Request", None) or pb.UpdateContainerResourcesRequest
         return method(request(**fields), timeout=within_s)
 
-    def restart_containerd(self) -> None:
-        self.daemon.restart()
-        self.connect()
-
     def run_pod(self, name: str, *, handler: str = HANDLER, **options: Any) -> Pod:
         """RunPodSandbox; see `pod_config` for the options."""
         return Pod.run(self, pod_config(name, self.logs, **options), handler)

@@ -6,8 +6,6 @@ virtio-serial port), `unix://path`.
 
 from dataclasses import dataclass
 
-from pyshim.model.errors import InvalidArgument
-
 AGENT_VSOCK_PORT = 1024
 
 
@@ -46,23 +44,3 @@ class UnixAddress:
 
 
 AgentAddress = VsockAddress | HvsockAddress | SerialAddress | UnixAddress
-
-
-def parse_agent_address(text: str) -> AgentAddress:
-    """The address `text` spells; `str()` of it gives `text` back. Raises InvalidArgument naming the text."""
-    scheme, separator, rest = text.partition("://")
-    match scheme:
-        case "unix" if separator and rest:
-            return UnixAddress(rest)
-        case "serial" if separator and rest:
-            return SerialAddress(rest)
-        case "hvsock" | "vsock" if separator:
-            left, _, port_text = rest.rpartition(":")
-            if left and port_text.isascii() and port_text.isdigit() and int(port_text) < 2**32:
-                if scheme == "hvsock":
-                    return HvsockAddress(left, int(port_text))
-                if left.isascii() and left.isdigit() and int(left) < 2**32:
-                    return VsockAddress(int(left), int(port_text))
-    raise InvalidArgument(
-        f"parse agent address {text!r}: expected vsock://cid:port, hvsock://path:port, serial://path or unix://path"
-    )

@@ -67,10 +67,6 @@ class SevGuard:
     launch_hook: str
     """A program asked before the guest runs, told the launch measurement; empty for none."""
 
-    @property
-    def encrypts_registers(self) -> bool:
-        return bool(self.policy & SEV_POLICY_ES)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnpGuard:

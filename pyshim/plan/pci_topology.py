@@ -21,8 +21,6 @@ FIRST_BRIDGE_SLOT = 2
 BRIDGE_SLOTS = 30
 """Of one PCI bridge: 1 to 30."""
 _END_OF_ROOT_BUS = 0x1F
-_MIN_FREE_SLOTS = 8
-"""Of the root bus, for what the machine places by itself: console, image, entropy, agent, share, NICs."""
 ROOT_BUS = "pcie.0"
 SWITCH_ROOT, SWITCH_UP = "swrp0", "swup0"
 
@@ -88,14 +86,6 @@ def _ports(request: PortRequest, devices: int, later: int, where: str) -> tuple[
         )
         for index in range(switches)
     )
-
-
-def free_root_slots(layout: PciLayout, bridges: int) -> int:
-    """Slots of the root bus that neither bridges nor ports take."""
-    taken = sum(port.kind is PortKind.ROOT for port in layout.ports) + any(
-        port.kind is PortKind.SWITCH for port in layout.ports
-    )
-    return _END_OF_ROOT_BUS - 1 - bridges - taken
 
 
 def _placed(

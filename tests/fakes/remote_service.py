@@ -98,10 +98,6 @@ class FakeRemoteService:
             assert self._changed.wait_for(lambda: self.methods().count(method) >= times, WAIT_S), method
             return [call for call in self.calls if call.method == method][-1]
 
-    def until_no_vms(self) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: not self.vms, WAIT_S), self.vms
-
     def crash(self) -> None:
         """The service is gone with its memory, every connection with it."""
         self.close()

@@ -90,9 +90,3 @@ def unmount_beneath(root: str, path: str) -> None:
         unmount_all(f"/proc/self/fd/{above_fd}/{name}")
     finally:
         os.close(above_fd)
-
-
-def unmount_below(path: str) -> None:
-    """Nothing is mounted at or below `path` any more. Idempotent; raises OSError."""
-    for point in mounted_below(path):
-        unmount_all(point)
