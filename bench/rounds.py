@@ -107,23 +107,31 @@ def run_file_io(ground: Ground, below: Path, size: Size, progress: Callable[[str
 
 def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
     """The shim's own share, on a VM that is none: executed shims first, then forked ones."""
-    create, ten, stdout = (samples.open_round(f"stub_{name}") for name in ("create", "ten", "stdout"))
-    create += [stub_pods.create_s(ground) for _ in range(size.creates)]
+    ten, stdout = (samples.open_round(f"stub_{name}") for name in ("ten", "stdout"))
+    _creates(ground, samples, "stub", size.creates)
     ten.append(stub_pods.together_s(ground, _TOGETHER))
     stdout.append(measures.stdout_mb_per_s(ground, PYKATA, size.stub_mib, prefix=f"flood{size.stub_mib}-"))
     samples.open_round("stub_stdout_runc").append(measures.stdout_mb_per_s(ground, RUNC, size.stub_mib))
     with ground.zygote() as zygote:
-        bare, start, forked = (samples.open_round(f"forked_{name}") for name in ("bare", "start", "create"))
+        bare, start = (samples.open_round(f"forked_{name}") for name in ("bare", "start"))
         for _ in range(size.starts):
             bare.append(measures.bare_interpreter_s())
             start.append(measures.start_s(ground, PYKATA))
-        forked += [stub_pods.create_s(ground) for _ in range(size.creates)]
+        _creates(ground, samples, "forked", size.creates)
         with stub_whole_pods.running(ground, size.pods) as pids:
             pss = [measures.memory_of(pid).pss_mib for pid in pids]
             mean = (sum(pss) + measures.memory_of(zygote.pid).pss_mib) / len(pss)
             samples.open_round("forked_pss").append(mean)
             private = [measures.memory_of(pid).private_mib for pid in pids]
             samples.open_round("forked_private").append(sum(private) / len(private))
+
+
+def _creates(ground: Ground, samples: Samples, kind: str, count: int) -> None:
+    wall, own = samples.open_round(f"{kind}_create"), samples.open_round(f"{kind}_create_own")
+    for _ in range(count):
+        created = stub_pods.create(ground)
+        wall.append(created.wall_s)
+        own.append(created.own_s)
 
 
 def _of_peer(ground: Ground, peer: Runtime, samples: Samples, size: Size) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from google.protobuf.any_pb2 import Any as PbAny
 
@@ -15,7 +16,11 @@ from bench.measures import PYKATA, Ground
 from integration.framework import oci
 from integration.framework.direct import DirectShim, direct_shim, wait_until_gone
 from protos.containerd import runtimeoptions_pb2
+from pyshim.model.trace import Span, spans_from_json
+from pyshim.state.store import StateStore
 
+VMM_WAIT = "wait for vmm"
+"""The span in hypervisors/qemu/qmp.py."""
 _numbers = itertools.count(1)
 WITHIN_S = 120.0
 
@@ -53,11 +58,52 @@ async def create_and_start(shim: DirectShim, config: Path) -> float:
     return time.monotonic() - started
 
 
-def create_s(ground: Ground) -> float:
+class Created(NamedTuple):
+    wall_s: float
+    """From the call of Create to the reply of Start."""
+    own_s: float
+    """That without the time in which the shim only waited for the stand-in for QEMU to come up, see `waited_s`."""
+
+
+def create(ground: Ground) -> Created:
     """Create and Start of one sandbox, by a shim that is up and has answered a call."""
     with started_shim(ground) as shim:
         warm(shim)
-        return float(shim.together(lambda: create_and_start(shim, ground.config))[0])
+        (wall_s,) = shim.together(lambda: create_and_start(shim, ground.config))
+        return Created(float(wall_s), float(wall_s) - waited_s(trace_of(shim)))
+
+
+def trace_of(shim: DirectShim) -> tuple[Span, ...]:
+    """The spans of the sandbox's trace so far."""
+    snapshot = StateStore().load(shim.container).snapshot
+    return spans_from_json(snapshot.trace) if snapshot is not None else ()
+
+
+def waited_s(spans: tuple[Span, ...]) -> float:
+    """For how long the shim had nothing to do but to wait for QEMU's greeting.
+
+    The wait begins when the shim listens for it: what it does before, from the spawn on, is its own work; so is what it
+    does meanwhile in spans that the wait is not within. 0 without such a wait in the trace. Raises ValueError when the
+    wait has not ended.
+    """
+    index = next((index for index, span in enumerate(spans) if span.name == VMM_WAIT), None)
+    if index is None:
+        return 0.0
+    wait, around = spans[index], {index}
+    if not wait.end_ns:
+        raise ValueError(f"the span {VMM_WAIT!r} has not ended")
+    parent = wait.parent
+    while parent >= 0:
+        around.add(parent)
+        parent = spans[parent].parent
+    left_ns, at_ns = 0, wait.start_ns
+    others = [span for number, span in enumerate(spans) if number not in around]
+    for other in sorted(others, key=lambda span: span.start_ns):
+        begin_ns, end_ns = max(other.start_ns, at_ns), min(other.end_ns or wait.end_ns, wait.end_ns)
+        if begin_ns < end_ns:
+            left_ns += begin_ns - at_ns
+            at_ns = end_ns
+    return (left_ns + wait.end_ns - at_ns) / 1e9
 
 
 def together_s(ground: Ground, count: int) -> float:

@@ -23,9 +23,11 @@ from qemu.qmp import (
     StateError,
 )
 from qemu.qmp import Runstate as LibraryState
+from qemu.qmp.models import Greeting
 
 from pyshim.host.streams.text_tail import printable
 from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
+from pyshim.model.trace import span
 
 log = logging.getLogger("hypervisors.qemu.qmp")
 
@@ -104,12 +106,20 @@ class _AtDebugLevel(logging.LoggerAdapter[logging.Logger]):
         super().log(logging.DEBUG, msg, *args, **kwargs)
 
 
+class _Client(QMPClient):
+    """The library's, whose wait for QEMU to come up is in the sandbox's trace: it is none of the shim's work."""
+
+    async def _get_greeting(self) -> Greeting:
+        with span("wait for vmm"):
+            return await super()._get_greeting()
+
+
 class Monitor:
     """One QMP session. `on_event` sees every event, synchronously and in order."""
 
     def __init__(self, *, name: str, on_event: Callable[[QmpEvent], None]) -> None:
         self._name = name
-        self._client = QMPClient(name)
+        self._client = _Client(name)
         self._client.logger = _AtDebugLevel(log.getChild("wire"), {})  # type: ignore[assignment]
         self._client.events.event_filter = lambda _event: False
         self._client.register_listener(_Sink(self._dispatch))

@@ -9,6 +9,7 @@ from bench.bare_boot import bare_argv
 from bench.create_profile import phases_of
 from bench.measures import Peer
 from bench.rounds import Samples
+from bench.stub_pods import waited_s
 from pyshim.model.trace import NO_PARENT, Span
 
 INITRD = Path("/scratch/bare")
@@ -127,3 +128,35 @@ def test_phases_are_medians_by_name_and_those_that_have_not_ended_are_left_out()
     found = phases_of([trace("a", 1), trace("b", 3), trace("c", 5)])
 
     assert found == {"create": (0.0, 8.0), "start vmm": (1.0, 3.0)}
+
+
+def a_span(name: str, parent: int, start_ms: int, end_ms: int) -> Span:
+    return Span(name, parent, start_ms * 1_000_000, end_ms * 1_000_000, "")
+
+
+@pytest.mark.parametrize(
+    ("beside", "waited_ms"),
+    [
+        pytest.param([], 10, id="nothing"),
+        pytest.param([("allow devices", 1, 16, 19)], 7, id="within"),
+        pytest.param([("allow devices", 1, 10, 18)], 7, id="since-before"),
+        pytest.param([("allow devices", 1, 22, 30)], 7, id="longer"),
+        pytest.param([("one", 1, 16, 19), ("other", 1, 18, 20), ("inside", 3, 17, 18)], 6, id="overlapping"),
+        pytest.param([("earlier", 1, 2, 15), ("later", 0, 25, 40)], 10, id="apart"),
+        pytest.param([("all of it", 1, 2, 40)], 0, id="all"),
+        pytest.param([("not ended", 1, 20, 0)], 5, id="not-ended"),
+    ],
+)
+def test_only_the_wait_in_which_the_shim_did_nothing_counts(
+    beside: list[tuple[str, int, int, int]], waited_ms: int
+) -> None:
+    spans = [a_span("create", NO_PARENT, 1, 50), a_span("start vmm", 0, 12, 26), a_span("wait for vmm", 1, 15, 25)]
+    spans += [a_span(*one) for one in beside]
+
+    assert waited_s(tuple(spans)) == pytest.approx(waited_ms / 1000)
+
+
+def test_a_trace_without_the_wait_and_one_in_which_it_lasts() -> None:
+    assert waited_s((a_span("create", NO_PARENT, 1, 50),)) == 0
+    with pytest.raises(ValueError, match="has not ended"):
+        waited_s((a_span("wait for vmm", NO_PARENT, 1, 0),))
