@@ -18,6 +18,7 @@ from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from pyshim.host.virtiofsd import start_virtiofsd
+from pyshim.host.virtiofsd_flavours import VirtiofsdFlavours
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.ids import HostPath
 from pyshim.model.share import VirtiofsdPlan
@@ -76,7 +77,8 @@ async def accepted(config: VmConfig, directory: Path) -> None:
             extra_args=("--thread-pool-size=1", "--announce-submounts"),
             debug=False,
         )
-        virtiofsd = await start_virtiofsd(plan, ledger, children)
+        flavours = VirtiofsdFlavours(children, answers=str(directory / "flavours"))
+        virtiofsd = await start_virtiofsd(plan, ledger, children, flavours=flavours)
     await vm.create(config)
     try:
         assert len(await vm.vcpu_thread_ids()) == config.cpu.boot_vcpus
