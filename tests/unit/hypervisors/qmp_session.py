@@ -6,21 +6,27 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hypervisors.qemu.qmp import Monitor, QmpEvent
+from tests.fakes.clock import run_fast_forward
 from tests.fakes.qmp_peer import Answer, QmpPeer
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    """On a loop of its own; afterwards no task and no descriptor is left."""
+    """On a loop of its own, in which the scripted peer lives too; afterwards no task and no descriptor is left."""
+    run_fast_forward(_alone(scenario), debug=True)
 
-    async def body() -> None:
-        before = len(os.listdir("/proc/self/fd"))
-        async with asyncio.timeout(30):
-            await scenario()
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert len(os.listdir("/proc/self/fd")) == before
 
-    asyncio.run(body(), debug=True)
+def run_with_qemu(scenario: Callable[[], Awaitable[None]]) -> None:
+    """As `run`, by the clock on the wall."""
+    asyncio.run(_alone(scenario), debug=True)
+
+
+async def _alone(scenario: Callable[[], Awaitable[None]]) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    async with asyncio.timeout(60):
+        await scenario()
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 class Session:

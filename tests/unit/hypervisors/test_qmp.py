@@ -14,7 +14,7 @@ from pyshim.host.processes.children import Children
 from pyshim.model.errors import ErrorCode
 from tests.fakes.qmp_peer import QmpPeer
 
-from .qmp_session import Session, run
+from .qmp_session import Session, run, run_with_qemu
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 
@@ -259,7 +259,7 @@ def test_real_qemu_answers_takes_descriptors_and_quits() -> None:
         assert children.alive == ()
         assert [event.text("reason") for event in events if event.name == "SHUTDOWN"] == ["host-qmp-quit"]
 
-    run(scenario)
+    run_with_qemu(scenario)
 
 
 @pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
@@ -275,4 +275,4 @@ def test_real_qemu_killed_in_the_middle_is_gone() -> None:
             await monitor.status()
         await monitor.close()
 
-    run(scenario)
+    run_with_qemu(scenario)

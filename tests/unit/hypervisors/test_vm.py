@@ -169,26 +169,29 @@ def test_qemus_own_words_come_at_once_when_it_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "error", "text"),
+    ("script", "start_timeout_s", "error", "text"),
     [
         pytest.param(
             "print('no luck today', file=sys.stderr); sys.exit(3)",
+            50,
             VmStartFailed,
             r"vmm \(pid \d+\) exited with status 3: no luck today",
             id="dies-with-words",
         ),
-        pytest.param("os.kill(os.getpid(), signal.SIGABRT)", VmStartFailed, "was killed by SIGABRT", id="aborts"),
+        pytest.param("os.kill(os.getpid(), signal.SIGABRT)", 50, VmStartFailed, "was killed by SIGABRT", id="aborts"),
         pytest.param(
-            "time.sleep(1000)", VmStartTimedOut, r"no answer within 1 s; vmm \(pid \d+\) is running", id="silent"
+            "time.sleep(1000)", 1, VmStartTimedOut, r"no answer within 1 s; vmm \(pid \d+\) is running", id="silent"
         ),
         pytest.param(
-            "accept().sendall(b'hello?\\n'); time.sleep(1000)", VmStartFailed, "greet qemu of 'pod1'", id="garbage"
+            "accept().sendall(b'hello?\\n'); time.sleep(1000)", 50, VmStartFailed, "greet qemu of 'pod1'", id="garbage"
         ),
     ],
 )
-def test_a_vmm_that_does_not_come_up(tmp_path: Path, script: str, error: type[ShimError], text: str) -> None:
+def test_a_vmm_that_does_not_come_up(
+    tmp_path: Path, script: str, start_timeout_s: float, error: type[ShimError], text: str
+) -> None:
     async def scenario(bench: Bench) -> None:
-        config = bench.config(hypervisor_path=bench.vmm(script), start_timeout_s=1)
+        config = bench.config(hypervisor_path=bench.vmm(script), start_timeout_s=start_timeout_s)
 
         with pytest.raises(error, match=text):
             await bench.vm.create(config)
@@ -199,7 +202,7 @@ def test_a_vmm_that_does_not_come_up(tmp_path: Path, script: str, error: type[Sh
 
 
 def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(tmp_path: Path) -> None:
-    script = "qmp = greet(); qmp.recv(100); qmp.close(); print('drifting', file=sys.stderr); time.sleep(1000)"
+    script = "qmp = greet(); qmp.recv(100); print('drifting', file=sys.stderr); qmp.close(); time.sleep(1000)"
 
     async def scenario(bench: Bench) -> None:
         await bench.vm.create(bench.config(hypervisor_path=bench.vmm(script)))
