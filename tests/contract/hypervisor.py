@@ -54,7 +54,7 @@ def run(rig: Rig, scenario: Scenario) -> None:
     """The scenario on a loop of its own, then a clean host."""
 
     async def body() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await scenario(rig)
         assert rig.ledger.held == {}
         assert rig.left_behind() == []

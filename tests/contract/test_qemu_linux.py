@@ -20,10 +20,13 @@ from tests.fakes.vm_config import vm_config
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
+BOOT_S = 240.0
+"""For a boot under emulation on a machine however busy."""
 PARAMS = ("console=ttyS0", "panic=1", "reboot=k", "cryptomgr.notests", "root=/dev/vda")
 
 pytestmark = [
     pytest.mark.vm,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}"),
     pytest.mark.skipif(not (GUEST / "vmlinuz").exists(), reason=f"needs {GUEST} (hint: make guest)"),
 ]
@@ -45,7 +48,7 @@ def linux(tmp_path: Path, *extra_params: str) -> VmConfig:
 async def console_says(vm: QemuVm, vm_dir: str, text: str) -> None:
     """The guest has printed `text`."""
     log = f"{vm_dir}/console.log"
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(BOOT_S):
         while text not in await asyncio.to_thread(_read, log):  # noqa: ASYNC110 - the file has no event for us
             await asyncio.sleep(0.1)
 
@@ -110,7 +113,7 @@ def test_a_kernel_that_finds_no_root_panics_with_its_words(tmp_path: Path) -> No
     async def scenario(vm: QemuVm) -> None:
         await vm.create(replace(config, boot=replace(config.boot, initrd=str(broken), image=None)))
         await vm.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(BOOT_S):
             ended = await vm.wait()
 
         assert ended.kind is VmExitKind.GUEST_PANIC
@@ -131,7 +134,7 @@ def test_a_quiet_kernel_that_dies_before_its_console_driver_is_heard_on_the_seri
         boot = replace(config.boot, kernel_params=params, initrd=str(broken), image=None)
         await vm.create(replace(config, boot=boot))
         await vm.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(BOOT_S):
             ended = await vm.wait()
 
         assert ended.kind is VmExitKind.GUEST_PANIC

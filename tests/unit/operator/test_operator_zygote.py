@@ -28,8 +28,8 @@ def test_the_command_becomes_an_isolated_zygote_and_ends_when_told() -> None:
             process.kill()
 
         assert words[1:3] == [b"-I", b"-S"]
-        assert listens
         assert (process.returncode, first, err) == (0, b"zygote: ready\n", b"zygote: ended\n")
+        assert listens
         assert not Path(address(directory)).exists()
 
 
