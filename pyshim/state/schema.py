@@ -13,7 +13,7 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import ContainerSnapshot, ExecSnapshot, SandboxSnapshot, SandboxStatus, StreamPositions
 from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.state.json_fields import Fields, StateDamaged
-from pyshim.state.kata import kata_sandbox
+from pyshim.state.kata import as_kata_sees, kata_sandbox
 from pyshim.state.kata_shape import PERSIST_VERSION
 from pyshim.state.migration import migrated
 
@@ -55,15 +55,15 @@ class SandboxState:
 
 def state_to_json(state: SandboxState) -> dict[str, object]:
     """The document; plain dicts, lists, strings and numbers."""
-    kata, snapshot = snapshot_to_json(state.snapshot)
-    return {**kata, KEY: {**head_to_json(state), "Snapshot": snapshot}}
+    own = {**head_to_json(state), "Snapshot": snapshot_to_json(state.snapshot)}
+    return {**kata_to_json(state.snapshot), KEY: own}
 
 
-def snapshot_to_json(snapshot: SandboxSnapshot | None) -> tuple[dict[str, object], dict[str, object] | None]:
-    """What the document owes to the snapshot alone: Kata's keys, and ours under `Snapshot`."""
+def kata_to_json(snapshot: SandboxSnapshot | None) -> dict[str, object]:
+    """The document without our key. Not told from the snapshot: what `as_kata_sees` leaves out."""
     if snapshot is None:
-        return {"PersistVersion": PERSIST_VERSION, "State": ""}, None
-    return kata_sandbox(snapshot), _snapshot_to_json(snapshot)
+        return {"PersistVersion": PERSIST_VERSION, "State": ""}
+    return kata_sandbox(as_kata_sees(snapshot))
 
 
 def head_to_json(state: SandboxState) -> dict[str, object]:
@@ -135,8 +135,10 @@ def _entry_from_json(item: Fields) -> LedgerEntry:
     return LedgerEntry(kind=ResourceKind(kind), key=item.text("Key"), detail=detail)
 
 
-def _snapshot_to_json(snapshot: SandboxSnapshot) -> dict[str, object]:
-    """What Kata's keys do not already hold."""
+def snapshot_to_json(snapshot: SandboxSnapshot | None) -> dict[str, object] | None:
+    """What stands under `Snapshot` in our key: what Kata's keys do not already hold."""
+    if snapshot is None:
+        return None
     return {
         "ConfigSource": snapshot.config_source,
         "HypervisorType": snapshot.hypervisor_type,

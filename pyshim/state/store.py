@@ -16,12 +16,13 @@ from pyshim.host.trees import remove_tree
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.snapshot import ContainerSnapshot
 from pyshim.state.json_fields import Fields, StateDamaged
-from pyshim.state.kata import kata_container
+from pyshim.state.kata import as_kata_sees, container_as_kata_sees, kata_container
 from pyshim.state.schema import (
     KEY,
     SandboxState,
     ShimRecord,
     head_to_json,
+    kata_to_json,
     shim_from_json,
     shim_to_json,
     snapshot_to_json,
@@ -61,7 +62,7 @@ class StateStore:
             text, self._written = self._written, None
             had_containers = text is not None and text.is_of(state)
             if text is None or not had_containers:
-                text = _SnapshotText(state)
+                text = _SnapshotText(state, text)
             body = text.document(state)
             if len(body) > MAX_BYTES:
                 raise FailedPrecondition(f"write state {directory!r}: {len(body)} bytes are above {MAX_BYTES}")
@@ -170,35 +171,51 @@ class StateStore:
 
     def _save_containers(self, directory: str, state: SandboxState) -> None:
         snapshot = state.snapshot
-        wanted = {} if snapshot is None else {container.container_id: container for container in snapshot.containers}
+        containers = () if snapshot is None else snapshot.containers
+        vmm_pid = 0 if snapshot is None else snapshot.vmm_pid
+        wanted = {
+            (state.sandbox_id, container.container_id): (container_as_kata_sees(container), vmm_pid)
+            for container in containers
+        }
+        if self._containers == wanted:
+            return
+        self._remove_containers(directory, {container_id for _, container_id in wanted})
+        self._containers = {slot: said for slot, said in self._containers.items() if slot in wanted}
+        for slot, said in wanted.items():
+            if self._containers.get(slot) == said:
+                continue
+            path = f"{directory}/{slot[1]}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path, 0o700)
+            _replace(f"{path}/{FILE_NAME}", _encoded(kata_container(*said)))
+            self._containers[slot] = said
+
+    def _remove_containers(self, directory: str, wanted: set[str]) -> None:
         with os.scandir(directory) as entries:
             gone = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in wanted]
-        self._containers = {slot: each for slot, each in self._containers.items() if slot[1] in wanted}
         for path in gone:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{path}/{FILE_NAME}")
             # What is not ours in there stays, and its directory with it.
             with contextlib.suppress(OSError):
                 os.rmdir(path)
-        for container_id, container in wanted.items():
-            assert snapshot is not None
-            slot, said = (state.sandbox_id, container_id), (container, snapshot.vmm_pid)
-            if self._containers.get(slot) == said:
-                continue
-            path = f"{directory}/{container_id}"
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-            _replace(f"{path}/{FILE_NAME}", _encoded(kata_container(*said)))
-            self._containers[slot] = said
 
 
 class _SnapshotText:
-    """A snapshot in its document's words, kept between writes: most of them change nothing but the ledger."""
+    """A snapshot in its document's words, kept between writes: most of them change nothing but the ledger, or an exec
+    of which Kata's keys do not tell.
+    """
 
-    def __init__(self, state: SandboxState) -> None:
-        kata, ours = snapshot_to_json(state.snapshot)
-        self._sandbox_id, self._snapshot = state.sandbox_id, state.snapshot
-        self._kata, self._ours = _encoded(kata), _encoded(ours)
+    def __init__(self, state: SandboxState, before: "_SnapshotText | None") -> None:
+        snapshot = state.snapshot
+        self._sandbox_id, self._snapshot = state.sandbox_id, snapshot
+        self._seen = None if snapshot is None else as_kata_sees(snapshot)
+        self._kata: bytes
+        if before is not None and before._seen == self._seen:
+            self._kata = before._kata
+        else:
+            self._kata = _encoded(kata_to_json(snapshot))
+        self._ours = _encoded(snapshot_to_json(snapshot))
 
     def is_of(self, state: SandboxState) -> bool:
         """Snapshots are never changed, so it is the same one or another."""

@@ -10,7 +10,7 @@ from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import ContainerSnapshot, ExecSnapshot, SandboxSnapshot, SandboxStatus, StreamPositions
 from pyshim.model.task import ExitStatus, Status, Stdio
-from pyshim.state.kata import completed, kata_container
+from pyshim.state.kata import completed, container_as_kata_sees, kata_container, kata_sandbox
 from pyshim.state.kata_shape import (
     CONTAINER_STATE,
     DEVICE_STATE,
@@ -133,6 +133,8 @@ def test_every_document_has_katas_keys_and_types_and_one_of_ours(state: SandboxS
 
     assert filled(document, SANDBOX_STATE, "") == document
     assert document.keys() == SANDBOX_STATE.keys()
+    assert document == kata_sandbox(state.snapshot)  # what `as_kata_sees` leaves out is in none of the keys
     for container in state.snapshot.containers:
         of_container = kata_container(container, state.snapshot.vmm_pid)
+        assert of_container == kata_container(container_as_kata_sees(container), state.snapshot.vmm_pid)
         assert of_container.keys() == CONTAINER_STATE.keys()

@@ -8,11 +8,13 @@ import pytest
 from states import container, state
 
 from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.ids import ExecId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.task import ExitStatus
+from pyshim.model.snapshot import ExecSnapshot, StreamPositions
+from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.state.json_fields import StateDamaged
 from pyshim.state.kata import completed
-from pyshim.state.schema import NotOurState, SandboxState, ShimRecord, StateTooNew, state_to_json
+from pyshim.state.schema import KEY, NotOurState, SandboxState, ShimRecord, StateTooNew, state_to_json
 from pyshim.state.store import MAX_BYTES, StateStore
 
 
@@ -146,6 +148,44 @@ def test_only_the_files_of_containers_that_changed_are_written_again(store: Stat
     has = files()
     assert has["c1"] == had["c1"]
     assert has["c2"] != had["c2"]
+
+
+def test_an_exec_changes_our_key_alone(store: StateStore) -> None:
+    """And what is written is all the same what the snapshot says."""
+    without = state(container("c1"))
+    store.save(without)
+    had = os.stat(f"{store.root}/sb1/c1/persist.json").st_ino
+    katas = {key: value for key, value in document(store).items() if key != KEY}
+    one = ExecSnapshot(
+        exec_id=ExecId("e1"),
+        status=Status.RUNNING,
+        stdio=Stdio(stdin="", stdout="/fifo/e1", stderr="", terminal=False),
+        exit=None,
+        moved=StreamPositions(stdout=7),
+        spec={},
+    )
+    wanted = state(replace(container("c1"), execs=(one,), moved=StreamPositions(stdin=3)))
+
+    store.save(wanted)
+
+    assert document(store) == state_to_json(wanted)
+    assert {key: value for key, value in document(store).items() if key != KEY} == katas
+    assert store.load("sb1").snapshot == completed(wanted.snapshot)  # type: ignore[arg-type]
+    assert os.stat(f"{store.root}/sb1/c1/persist.json").st_ino == had
+
+
+def test_what_kata_tells_is_written_again_when_it_changes(store: StateStore) -> None:
+    had = state(container("c1"))
+    store.save(had)
+    assert had.snapshot is not None
+    wanted = replace(had, snapshot=replace(had.snapshot, vmm_pid=13))
+
+    store.save(wanted)
+
+    assert document(store) == state_to_json(wanted)
+    assert document(store)["HypervisorState"]["Pid"] == 13
+    with open(f"{store.root}/sb1/c1/persist.json", encoding="utf-8") as file:
+        assert json.load(file)["Process"]["Pid"] == 13
 
 
 def test_a_container_that_comes_again_has_its_file_again(store: StateStore) -> None:
