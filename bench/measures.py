@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +129,11 @@ def memory_of(pid: int) -> Memory:
         key, value = line.split()[:2]
         fields[key.rstrip(":")] = int(value) / 1024
     return Memory(pss_mib=fields["Pss"], private_mib=fields["Private_Clean"] + fields["Private_Dirty"])
+
+
+def zygote_pss_mib(zygote: Zygote, shims: Collection[int]) -> float:
+    """PSS of what is there beside the shims: the zygote, and the fork that waits for the next caller."""
+    return sum(memory_of(pid).pss_mib for pid in (zygote.pid, *zygote.waiting(shims)))
 
 
 def cpu_s(pid: int) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import pages, stub_whole_pods
-from bench.measures import Ground, memory_of
+from bench.measures import Ground, memory_of, zygote_pss_mib
 
 KSM = Path("/sys/kernel/mm/ksm")
 ALL_PSS = "PSS, the zygote's included"
@@ -55,14 +55,14 @@ def profile(ground: Ground, pods: int, *, ksm: bool) -> Profile:
             found.phases.append(phase)
 
         with stub_whole_pods.running(ground, pods, watch) as pids:
-            _settle([zygote.pid, *pids], ksm=ksm)
+            _settle([zygote.pid, *zygote.waiting(pids), *pids], ksm=ksm)
             watch(f"idle, one of {pods}", pids[0])
             memories = [memory_of(pid) for pid in pids]
             pss = [memory.pss_mib for memory in memories]
             found.many = {
                 "shims": len(pids),
                 "PSS": sum(pss) / len(pss),
-                ALL_PSS: (sum(pss) + memory_of(zygote.pid).pss_mib) / len(pss),
+                ALL_PSS: (sum(pss) + zygote_pss_mib(zygote, pids)) / len(pss),
                 "private": sum(memory.private_mib for memory in memories) / len(pss),
             }
     return found

@@ -75,7 +75,7 @@ def _zygote(call: "Invocation") -> int:
     from pyshim.bootstrap.argv import parse
     from pyshim.bootstrap.daemonize import ZYGOTE_DIR
     from pyshim.bootstrap.errors import BootstrapError, os_failure
-    from pyshim.zygote import run
+    from pyshim.zygote.server import run
 
     directory = call.directory or ZYGOTE_DIR
     try:

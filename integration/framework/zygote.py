@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 
 from .waiting import eventually
@@ -33,6 +34,11 @@ class Zygote:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    def waiting(self, shims: Collection[int] = ()) -> list[int]:
+        """Its forks that wait for a caller: all but the shims."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [pid for pid in map(int, children) if pid not in shims]
 
     def start(self) -> None:
         """It listens."""

@@ -79,10 +79,14 @@ class Cgroups:
         self._proc_root = proc_root
         self._mounts = _cgroup_mounts(f"{proc_root}/self/mountinfo")
 
-    def join_those_of(self, pid: int) -> None:
-        """We are in the control groups of process `pid`, in every hierarchy. Raises CallerDiffers, OSError."""
-        theirs = _memberships(f"{self._proc_root}/{pid}/cgroup")
-        ours = _memberships(f"{self._proc_root}/self/cgroup")
+    def of(self, pid: int) -> str:
+        """The control groups of process `pid`, as its file in /proc has them. Raises OSError."""
+        with open(f"{self._proc_root}/{pid}/cgroup") as file:
+            return file.read()
+
+    def join(self, groups: str) -> None:
+        """We are in `groups`, what `of` said of a process, in every hierarchy. Raises CallerDiffers, OSError."""
+        theirs, ours = _memberships(groups), _memberships(self.of(os.getpid()))
         for controllers, path in theirs.items():
             if ours.get(controllers) != path:
                 self._join(controllers, path)
@@ -100,10 +104,7 @@ class Cgroups:
 
 
 def become_like(pid: int, environment: Mapping[str, str]) -> None:
-    """We have the resource limits, umask, niceness, CPUs and environment of process `pid`. Raises OSError.
-
-    Also no signal is blocked, and every handler is an interpreter's that has just begun.
-    """
+    """We have the resource limits, umask, niceness, CPUs and environment of process `pid`. Raises OSError."""
     if _text(f"/proc/{pid}/limits") != _text("/proc/self/limits"):
         for limit in _LIMITS:
             resource.setrlimit(limit, resource.prlimit(pid, limit))
@@ -114,7 +115,6 @@ def become_like(pid: int, environment: Mapping[str, str]) -> None:
     cpus = os.sched_getaffinity(pid)
     if cpus != os.sched_getaffinity(0):
         os.sched_setaffinity(0, cpus)
-    fresh_signals()
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
@@ -136,9 +136,8 @@ def fresh_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _memberships(path: str) -> dict[str, str]:
-    with open(path) as file:
-        rows = [line.rstrip("\n").split(":", 2) for line in file]
+def _memberships(text: str) -> dict[str, str]:
+    rows = [line.split(":", 2) for line in text.split("\n") if line]
     return {controllers: place for _, controllers, place in rows}
 
 

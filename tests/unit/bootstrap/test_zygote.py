@@ -101,7 +101,7 @@ def test_the_zygote_has_one_thread_and_no_event_loop_when_it_forks(bare_bench: S
     packages = [path for path in sys.path if path.endswith("-packages")]
     script = (
         "import sys, os, importlib; sys.path += sys.argv[1:]\n"
-        "from pyshim.zygote import SHIM_MODULES\n"
+        "from pyshim.zygote.server import SHIM_MODULES\n"
         "for name in SHIM_MODULES: importlib.import_module(name)\n"
         "import asyncio\n"
         "print(len(os.listdir('/proc/self/task')), asyncio._get_running_loop(), len(os.listdir('/proc/self/fd')))"
@@ -113,18 +113,36 @@ def test_the_zygote_has_one_thread_and_no_event_loop_when_it_forks(bare_bench: S
     assert out.split() == ["1", "None", "4"]  # 0, 1, 2 and that of the listing
 
 
-def test_a_forked_daemon_joins_the_control_groups_of_its_caller(bare_bench: StartBench) -> None:
+def test_a_forked_daemon_joins_the_control_groups_of_its_caller_and_the_next_waits_there(
+    bare_bench: StartBench,
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("making a control group needs root")
-    bare_bench.with_zygote()
+    zygote = bare_bench.with_zygote()
     with own_cgroup() as (name, procs):
         shell = "; ".join(f"echo $$ > {path}" for path in procs)
 
         found = report(bare_bench, "c1", shell=shell)
-        os.kill(found["pid"], signal.SIGKILL)
 
-    assert found["parent"] == bare_bench.zygote.pid  # type: ignore[union-attr]
-    assert found["cgroups"].count(f"/{name}\n") == len(procs)
+        assert found["parent"] == zygote.pid
+        assert found["cgroups"].count(f"/{name}\n") == len(procs)
+        next_one = waiting_fork(zygote.pid, but=found["pid"])
+        deadline = time.monotonic() + 60
+        while Path(f"/proc/{next_one}/cgroup").read_text() != found["cgroups"]:
+            assert time.monotonic() < deadline, Path(f"/proc/{next_one}/cgroup").read_text()
+            time.sleep(0.005)
+        assert name not in Path(f"/proc/{zygote.pid}/cgroup").read_text()
+        assert is_forked(bare_bench, "c2")  # by the one that has moved there, from elsewhere
+        bare_bench.close()
+
+
+def waiting_fork(zygote: int, *, but: int = 0) -> int:
+    """The fork that waits for the next caller, beside any daemon `but`."""
+    deadline = time.monotonic() + 60
+    while len(found := set(children_of(zygote)) - {but}) != 1:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.005)
+    return found.pop()
 
 
 @contextmanager
@@ -228,17 +246,40 @@ def test_a_request_that_is_none_is_refused_and_the_zygote_goes_on(bare_bench: St
     assert is_forked(bare_bench, "c1"), zygote.said
 
 
-def test_a_zygote_that_does_not_answer_is_given_up_and_serves_nobody_later(bare_bench: StartBench) -> None:
-    """Stopped, it takes the request and forks when it goes on: that fork finds its caller gone, and ends."""
+def test_a_fork_that_does_not_answer_is_given_up_and_serves_nobody_later(bare_bench: StartBench) -> None:
+    """When it goes on, it takes the request, finds its caller gone, and ends."""
     zygote = bare_bench.with_zygote()
-    os.kill(zygote.pid, signal.SIGSTOP)
+    waiting = waiting_fork(zygote.pid)
+    os.kill(waiting, signal.SIGSTOP)
 
     found = report(bare_bench, "c1", patient=False)
-    os.kill(zygote.pid, signal.SIGCONT)
+    os.kill(waiting, signal.SIGCONT)
 
     assert found["frozen"] == 0
     assert is_forked(bare_bench, "c2"), zygote.said
     assert len(bare_bench.alive()) == 2
+
+
+def test_the_fork_that_waits_ends_with_the_zygote(bare_bench: StartBench) -> None:
+    zygote = bare_bench.with_zygote()
+    waiting = waiting_fork(zygote.pid)
+
+    zygote.process.kill()
+    zygote.process.wait(30)
+
+    deadline = time.monotonic() + 60
+    while is_alive(waiting):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert report(bare_bench, "c1")["frozen"] == 0
+
+
+def test_a_fork_that_is_lost_while_it_waits_is_replaced(bare_bench: StartBench) -> None:
+    zygote = bare_bench.with_zygote()
+    waiting = waiting_fork(zygote.pid)
+    os.kill(waiting, signal.SIGKILL)
+
+    assert is_forked(bare_bench, "c1"), zygote.said
 
 
 def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,9 +287,9 @@ def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench, monkeypatch:
     zygote = bare_bench.with_zygote()
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(bare_bench.root / "l"))
+        child = waiting_fork(zygote.pid)
         forked = fork_by_hand(bare_bench, listener.fileno())
         assert forked is not None, zygote.said
-        (child,) = children_of(zygote.pid)
 
         forked.end()
 
@@ -286,7 +327,7 @@ def test_a_zygote_whose_code_has_changed_ends_and_what_it_forked_stays(bare_benc
     zygote = bare_bench.with_zygote(repository=tree)
     bare_bench.repository = tree
     first = report(bare_bench, "c1")
-    (tree / "pyshim" / "zygote.py").touch()
+    (tree / "pyshim" / "zygote" / "server.py").touch()
 
     second = report(bare_bench, "c2")
 

@@ -10,9 +10,9 @@ import sys
 _repository, _directory, _idle_s, _modules = sys.argv[1:]
 sys.path.append(_repository)
 
-from pyshim import zygote  # noqa: E402
+from pyshim.zygote import server  # noqa: E402
 
-_daemon = zygote.run(directory=_directory, idle_s=float(_idle_s), modules=tuple(filter(None, _modules.split(","))))
+_daemon = server.run(directory=_directory, idle_s=float(_idle_s), modules=tuple(filter(None, _modules.split(","))))
 if _daemon is not None:
     import runpy
 
