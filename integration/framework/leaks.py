@@ -98,10 +98,13 @@ def assert_nothing_left(before: HostState, ignore_below: tuple[Path, ...] = (), 
 
 
 def _processes() -> Iterator[str]:
-    for process in processes.running():
+    running = processes.running()
+    commands = {process.pid: process.command for process in running}
+    for process in running:
         # Children of this very process that come and go (ip, ctr) are the framework's, and zombies of init's are
-        # being reaped.
-        if process.state not in "ZX" and process.parent != os.getpid():
+        # being reaped. A zygote has one fork that waits, another one after each `start`.
+        waits_for_caller = process.command[-1:] == ("zygote",) and process.command == commands.get(process.parent)
+        if process.state not in "ZX" and process.parent != os.getpid() and not waits_for_caller:
             yield str(process)
 
 
