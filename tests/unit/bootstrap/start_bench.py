@@ -144,3 +144,18 @@ class StartBench:
         for pid in self.daemons():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def report(bench: StartBench, container: str, **options: Any) -> dict[str, Any]:
+    result = bench.start(bench.bundle(container), **options)
+    assert (result.returncode, result.stderr) == (0, b"")
+    return bench.ask(result.stdout.decode())
+
+
+def is_forked(bench: StartBench, container: str, **options: Any) -> bool:
+    assert bench.zygote is not None
+    return bool(report(bench, container, **options)["parent"] == bench.zygote.pid)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

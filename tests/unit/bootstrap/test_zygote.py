@@ -3,18 +3,15 @@
 import fcntl
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from start_bench import REPOSITORY, StartBench, is_alive
+from start_bench import REPOSITORY, StartBench, children_of, is_forked, report
 
 from pyshim.bootstrap import zygote as link
 
@@ -25,17 +22,6 @@ def expected_of_a_heap() -> list[str]:
     """What /proc/PID/smaps says of a fork's: small pages, and merged if equal; as far as the kernel can."""
     features = {"nh": "transparent_hugepage", "mg": "ksm"}
     return [flag for flag, feature in features.items() if Path("/sys/kernel/mm", feature).exists()]
-
-
-def report(bench: StartBench, container: str, **options: Any) -> dict[str, Any]:
-    result = bench.start(bench.bundle(container), **options)
-    assert (result.returncode, result.stderr) == (0, b"")
-    return bench.ask(result.stdout.decode())
-
-
-def is_forked(bench: StartBench, container: str, **options: Any) -> bool:
-    assert bench.zygote is not None
-    return bool(report(bench, container, **options)["parent"] == bench.zygote.pid)
 
 
 def made_at(address: Path) -> None:
@@ -113,74 +99,6 @@ def test_the_zygote_has_one_thread_and_no_event_loop_when_it_forks(bare_bench: S
     assert out.split() == ["1", "None", "4"]  # 0, 1, 2 and that of the listing
 
 
-def test_a_forked_daemon_joins_the_control_groups_of_its_caller_and_the_next_waits_there(
-    bare_bench: StartBench,
-) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("making a control group needs root")
-    zygote = bare_bench.with_zygote()
-    with own_cgroup() as (name, procs):
-        shell = "; ".join(f"echo $$ > {path}" for path in procs)
-
-        found = report(bare_bench, "c1", shell=shell)
-
-        assert found["parent"] == zygote.pid
-        assert found["cgroups"].count(f"/{name}\n") == len(procs)
-        next_one = waiting_fork(zygote.pid, but=found["pid"])
-        deadline = time.monotonic() + 60
-        while Path(f"/proc/{next_one}/cgroup").read_text() != found["cgroups"]:
-            assert time.monotonic() < deadline, Path(f"/proc/{next_one}/cgroup").read_text()
-            time.sleep(0.005)
-        assert name not in Path(f"/proc/{zygote.pid}/cgroup").read_text()
-        assert is_forked(bare_bench, "c2")  # by the one that has moved there, from elsewhere
-        bare_bench.close()
-
-
-def waiting_fork(zygote: int, *, but: int = 0) -> int:
-    """The fork that waits for the next caller, beside any daemon `but`."""
-    deadline = time.monotonic() + 60
-    while len(found := set(children_of(zygote)) - {but}) != 1:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.005)
-    return found.pop()
-
-
-@contextmanager
-def own_cgroup() -> Iterator[tuple[str, list[str]]]:
-    """A new cgroup below this process's own in every hierarchy where that can be made, as name and `cgroup.procs`."""
-    name = f"zygote-test-{os.getpid()}"
-    ours = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    made = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, right = line.split(" - ")
-        fs_type, _, options = right.split()
-        if fs_type not in ("cgroup", "cgroup2"):
-            continue
-        key = next((k for k in ours if k and set(k.split(",")) <= set(options.split(","))), "")
-        if "cpuset" in key:
-            continue  # a new one takes no process before it has been given cpus
-        root, mount_point = left.split()[3:5]
-        path = Path(f"{mount_point}/{ours[key].removeprefix(root.rstrip('/'))}/{name}")
-        try:
-            path.mkdir()
-        except OSError:
-            continue
-        made.append(path)
-    if not made:
-        pytest.skip("no control group can be made here")
-    try:
-        yield name, [str(path / "cgroup.procs") for path in made]
-    finally:
-        deadline = time.monotonic() + 20
-        while made:
-            try:
-                made[-1].rmdir()
-                made.pop()
-            except OSError:
-                assert time.monotonic() < deadline, f"still in use: {made}"
-                time.sleep(0.01)
-
-
 def test_a_caller_in_another_namespace_is_refused_and_executes(bare_bench: StartBench) -> None:
     if os.geteuid() != 0:
         pytest.skip("making a namespace needs root")
@@ -244,80 +162,6 @@ def test_a_request_that_is_none_is_refused_and_the_zygote_goes_on(bare_bench: St
         assert sock.recv(1000).startswith(b"no: ")
 
     assert is_forked(bare_bench, "c1"), zygote.said
-
-
-def test_a_fork_that_does_not_answer_is_given_up_and_serves_nobody_later(bare_bench: StartBench) -> None:
-    """When it goes on, it takes the request, finds its caller gone, and ends."""
-    zygote = bare_bench.with_zygote()
-    waiting = waiting_fork(zygote.pid)
-    os.kill(waiting, signal.SIGSTOP)
-
-    found = report(bare_bench, "c1", patient=False)
-    os.kill(waiting, signal.SIGCONT)
-
-    assert found["frozen"] == 0
-    assert is_forked(bare_bench, "c2"), zygote.said
-    assert len(bare_bench.alive()) == 2
-
-
-def test_the_fork_that_waits_ends_with_the_zygote(bare_bench: StartBench) -> None:
-    zygote = bare_bench.with_zygote()
-    waiting = waiting_fork(zygote.pid)
-
-    zygote.process.kill()
-    zygote.process.wait(30)
-
-    deadline = time.monotonic() + 60
-    while is_alive(waiting):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    assert report(bare_bench, "c1")["frozen"] == 0
-
-
-def test_a_fork_that_is_lost_while_it_waits_is_replaced(bare_bench: StartBench) -> None:
-    zygote = bare_bench.with_zygote()
-    waiting = waiting_fork(zygote.pid)
-    os.kill(waiting, signal.SIGKILL)
-
-    assert is_forked(bare_bench, "c1"), zygote.said
-
-
-def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "ANSWER_WITHIN_S", 30.0)  # the limit of `start` is short, and this machine may be busy
-    zygote = bare_bench.with_zygote()
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(bare_bench.root / "l"))
-        child = waiting_fork(zygote.pid)
-        forked = fork_by_hand(bare_bench, listener.fileno())
-        assert forked is not None, zygote.said
-
-        forked.end()
-
-        deadline = time.monotonic() + 30
-        while is_alive(child) and time.monotonic() < deadline:
-            time.sleep(0.005)
-    assert not is_alive(child)
-    assert not bare_bench.daemons()
-
-
-def fork_by_hand(bench: StartBench, listening_fd: int) -> link.Forked | None:
-    log_fd = os.open(os.devnull, os.O_RDWR)
-    try:
-        return link.fork_daemon(
-            [sys.executable, "-I", "-S", "daemon"],
-            ["serve"],
-            environment={},
-            listening_fd=listening_fd,
-            log_fd=log_fd,
-            shim_cgroup="",
-            directory=str(bench.zygote_dir),
-        )
-    finally:
-        os.close(log_fd)
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_zygote_whose_code_has_changed_ends_and_what_it_forked_stays(bare_bench: StartBench) -> None:
