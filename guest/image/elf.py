@@ -27,7 +27,8 @@ def is_elf(data: bytes) -> bool:
     return data[:6] == b"\x7fELF\x02\x01"
 
 
-def _string_at(data: bytes, offset: int) -> str:
+def text_at(data: bytes | bytearray, offset: int) -> str:
+    """The text at `offset`, up to its NUL."""
     end = data.index(b"\0", offset)
     return data[offset:end].decode()
 
@@ -45,7 +46,7 @@ def sections(data: bytes, name: str) -> list[Section]:
             offset, size, link = struct.unpack_from("<QQI", data, table + index * entry_size + 0x18)
             raw.append((name_offset, kind, offset, size, link))
         names_offset = raw[names_index][2]
-        return [Section(_string_at(data, names_offset + start), *rest) for start, *rest in raw]
+        return [Section(text_at(data, names_offset + start), *rest) for start, *rest in raw]
     except (struct.error, IndexError, ValueError) as exc:
         raise BuildError(f"read {name}: broken ELF section table: {exc}") from exc
 
@@ -62,7 +63,7 @@ def needed_libraries(data: bytes, name: str) -> tuple[str, ...]:
             if tag == _DT_NULL:
                 break
             if tag == _DT_NEEDED:
-                needed.append(_string_at(data, strings + value))
+                needed.append(text_at(data, strings + value))
         return tuple(needed)
     return ()
 

@@ -55,6 +55,11 @@ WITHOUT_PACKAGES: Final = frozenset(
 
 PROGRAMS: Final = ("usr/bin/crun", "usr/bin/python3.11", "sbin/mke2fs", "sbin/resize2fs")
 
+# Libraries that a program names and does not use here: each start of it would load them, and what they need in turn.
+# crun asks systemd for cgroups, by D-Bus, only when told to (`--cgroup-manager=systemd`); it tells it that a container
+# is up only with NOTIFY_SOCKET set, and logs to its journal only with `--log=journald:`. The agent does none of it.
+WITHOUT_LIBRARIES: Final = {"usr/bin/crun": ("libsystemd.so.0",)}
+
 PACKAGE_FILES: Final = ("etc/mke2fs.conf",)
 
 # Nodes whose opening makes the kernel ask for the module, as kmod's static nodes do on a full system: path, major,

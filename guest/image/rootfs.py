@@ -12,6 +12,7 @@ from guest.image.errors import BuildError
 from guest.image.loader import AGENT_ARGV, SHELL_ARGV, init_program
 from guest.image.modules import Module, ModuleStore, modules_alias, modules_dep
 from guest.image.tree import Tree
+from guest.image.unneeded import without_library
 
 LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
 _LIBRARY_PATHS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64")
@@ -95,7 +96,10 @@ def root_tree(unpacked: Unpacked, python: dict[str, bytes], release: str, module
         tree.add_file(path, unpacked.find(path).read_bytes())
     tree.add_link("etc/mtab", "../proc/self/mounts")
     for path in recipe.PROGRAMS:
-        _add_elf(tree, path, unpacked.find(path).read_bytes(), unpacked, 0o755)
+        data = unpacked.find(path).read_bytes()
+        for library in recipe.WITHOUT_LIBRARIES.get(path, ()):
+            data = without_library(data, library, path)
+        _add_elf(tree, path, data, unpacked, 0o755)
     for name in recipe.EXTRA_LIBRARIES:
         if f"{LIBRARY_DIRECTORY}/{name}" not in tree:
             _add_elf(tree, f"{LIBRARY_DIRECTORY}/{name}", unpacked.library(name).read_bytes(), unpacked, 0o755)
