@@ -39,6 +39,7 @@ class Container:
         self.bundle = f"{CONTAINERS}/{cid}"
         self.cgroup = ""
         self.is_started = False
+        self._has_poststart = False
         self.pci_addresses: dict[str, str] = {}
         """Host -> guest address of the functions passed through to it."""
         self.lock = Lock(agent.loop)
@@ -58,6 +59,7 @@ class Container:
         """crun has made the container from `config` and its init waits to be started."""
         _remove_empty_cgroup(config["linux"]["cgroupsPath"])
         write_file(f"{self.bundle}/config.json", dumps(config))
+        self._has_poststart = bool(config.get("hooks", {}).get("poststart"))
         stdio = self._stdio(self.init)
 
         async def run(pid_file: str) -> None:
@@ -79,7 +81,7 @@ class Container:
                 raise FailedPrecondition(f"start container {self.cid!r}: already started")
             if self.init.exited.done:
                 raise FailedPrecondition(f"start container {self.cid!r}: init has already exited")
-            await self._crun.start(self.cid)
+            await self._crun.start(self.cid, tells_hooks=self._has_poststart)
             self.is_started = True
         finally:
             self.lock.release()
