@@ -15,7 +15,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import RemoteVmState, is_unknown_vm, remote_vm_entry
 from pyshim.ttrpc import Code
-from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, after, done_unsaid, hang_up, never
+from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, done_unsaid, hang_up, never
 from tests.fakes.unix_sockets import crowded
 
 VM = "pod1"
@@ -128,7 +128,7 @@ def test_what_is_not_answered_stays_on_record(
     service.behave["StopVM"] = behaviour
 
     with pytest.raises(error, match=words):
-        end(entry(service, stop_timeout_s=1))
+        end(entry(service, stop_timeout_s=1 if behaviour is never else PATIENCE_S))
 
 
 def test_a_service_that_says_no_end_of_other_things_is_not_heard_for_ever(service: FakeRemoteService) -> None:
@@ -161,17 +161,34 @@ def test_a_service_that_is_away_is_an_error_that_names_it(tmp_path: Path) -> Non
         end(entry(absent))
 
 
+class Clock:
+    """In the place of the module `time`; it is read, then turned on by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
 def test_a_patient_replay_waits_for_the_vm_and_still_undoes_the_rest(
-    service: FakeRemoteService, tmp_path: Path
+    service: FakeRemoteService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others' deadline is not used up by a service that takes its time."""
     directory = tmp_path / "vm"
     directory.mkdir()
-    service.behave["StopVM"] = after(1.5)
+    clock = Clock()
+    monkeypatch.setattr("pyshim.host.release.time", clock)
+
+    def slow(call: Call) -> None:
+        clock.now_s += 10 * PATIENCE_S
+        call.do()
+
+    service.behave["StopVM"] = slow
     ledger = (LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(directory)), entry(service))
     errors: list[str] = []
 
-    held = release_all(ledger, deadline=time.monotonic() + 1, one_timeout_s=1, errors=errors, patient=True)
+    held = release_all(ledger, deadline=clock.now_s + PATIENCE_S, one_timeout_s=PATIENCE_S, errors=errors, patient=True)
 
     assert (held, errors, service.vms) == ((), [], {})
     assert not directory.exists()

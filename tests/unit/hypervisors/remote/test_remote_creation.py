@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -217,14 +216,14 @@ def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
 ) -> None:
     def ended_and_made(call: Call) -> None:
         end(call)
-        time.sleep(2 * SHORT_S)
+        service.called("StopVM")
         service.vms[call.id] = "created"
 
     service.behave["CreateVM"] = ended_and_made
 
     async def scenario() -> None:
         with pytest.raises(ShimError, match=words):
-            await RemoteVm(ledger=ledger).create(config(service))
+            await RemoteVm(ledger=ledger, doubt_s=LONG_S).create(config(service))
 
     run(scenario)
 

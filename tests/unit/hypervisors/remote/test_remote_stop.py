@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -49,7 +50,9 @@ def test_a_stop_that_is_never_answered_stays_on_record_and_can_be_asked_for_agai
             await vm.stop()
         assert held_state(ledger) == "known"
         del service.behave["StopVM"]
-        await vm.stop()
+        while held_state(ledger) is not None:  # its limit is the same short one
+            with suppress(DeadlineExceeded):
+                await vm.stop()
 
     run(scenario)
 
