@@ -13,7 +13,8 @@ import struct
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hypervisors.base import Hypervisor
@@ -23,6 +24,7 @@ from pyshim.agent.connect import Connector
 from pyshim.bootstrap.address import unlink
 from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal
+from pyshim.host import tsc
 from pyshim.host.capacity import probe_capacity
 from pyshim.host.linux import LinuxHost
 from pyshim.host.network.connector import HostNetworkConnector
@@ -79,6 +81,7 @@ class _Daemon:
         self._identity = identity
         self._children = Children()
         self._facts: HostFacts | None = None
+        self._tsc: tsc.Reading | None = None
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -181,6 +184,14 @@ class _Daemon:
     async def _host_facts(self) -> HostFacts:
         if self._facts is None:
             self._facts = await asyncio.to_thread(probe_host)
+            if not self._facts.kvm_usable:
+                with suppress(OSError):
+                    self._tsc = tsc.reading()
+        elif self._tsc is not None:
+            # Whoever asks later plans a VM by it. Most have long passed the few milliseconds that the rate takes.
+            first, self._tsc = self._tsc, None
+            with suppress(OSError):
+                self._facts = replace(self._facts, tsc_khz=await asyncio.to_thread(tsc.khz_since, first))
         return self._facts
 
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:

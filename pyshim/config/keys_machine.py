@@ -29,6 +29,14 @@ BOOT: tuple[Key, ...] = (
     _H.used("path", PATH, "", "The QEMU binary. Empty: looked for in the usual places.", ann=True),
     _H.never("jailer_path", PATH, "", "Firecracker's jailer.", _OTHER_VMM, ann=True),
     _H.used("kernel", PATH, "", "The guest's kernel.", ann=True),
+    _H.used(
+        "kernel_hz",
+        whole(0, 10_000),
+        0,
+        "Timer ticks a second that `kernel` was built with (CONFIG_HZ). 0: not known; then emulated CPUs measure their"
+        " delay loops as they come online.",
+        own=True,
+    ),
     _H.used("image", PATH, "", "The guest's root disk.", ann=True),
     _H.used("initrd", PATH, "", "The guest's initial RAM disk: its whole root, or the loader of `image`.", ann=True),
     _H.used(

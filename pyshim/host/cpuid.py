@@ -46,15 +46,10 @@ def cpuid(leaf: int, *, device: str = "/dev/cpu/0/cpuid") -> Registers:
 def executed(leaf: int) -> Registers:
     """As `cpuid`, by the instruction itself. Raises OSError where the architecture or the host's policy forbids it."""
     import ctypes
-    import mmap
 
-    if os.uname().machine != "x86_64":
-        raise OSError(f"no CPUID on {os.uname().machine}")
-    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC) as page:
-        page.write(_CODE)
-        start = ctypes.c_char.from_buffer(page)
-        out = (ctypes.c_uint32 * 4)()
-        function = ctypes.CFUNCTYPE(None, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p)(ctypes.addressof(start))
+    from pyshim.host.machine_code import executable
+
+    out = (ctypes.c_uint32 * 4)()
+    with executable(_CODE, None, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p) as function:
         function(leaf, 0, ctypes.addressof(out))
-        del function, start  # the page cannot be unmapped while they point into it
-        return Registers(*out)
+    return Registers(*out)

@@ -15,6 +15,8 @@ class HypervisorConfig:
     # What is booted.
     path: str
     kernel: str
+    kernel_hz: int
+    """Our own key; 0 when not known."""
     image: str
     initrd: str
     rootfs_type: str

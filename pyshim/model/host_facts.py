@@ -38,3 +38,5 @@ class HostFacts:
     systemd: bool
     tee: TeeFacts = NO_TEE
     """Confidential guests this host can run."""
+    tsc_khz: int = 0
+    """The rate of the time stamp counter; 0 while it was not measured, as on hosts that emulate nothing."""

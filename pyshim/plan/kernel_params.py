@@ -36,24 +36,19 @@ and virtio-mem stops at 1 GiB that nobody has put online.
 Source: the kernel's admin-guide/mm/memory-hotplug.rst and drivers/virtio/virtio_mem.c (offline_threshold)."""
 _MOVABLE = "memory_hotplug.online_policy=auto-movable"
 """Most added memory is kept for pages that can move: only their memory can be given back. Source: as above."""
-_NO_DELAY_CALIBRATION = "lpj=20000000"
-"""For emulated CPUs: what the kernel's short delays count, as if the clock had 5 GHz (in jiffies of 4 ms).
-
-Without it every CPU but the first finds the figure out as it comes online, by spinning from one tick of the first CPU
-to the next while that one spins too: seconds, and many of them on a crowded host. A figure too high makes delays
-longer, which no emulated device minds. Source: the kernel's init/calibrate.c.
-"""
+_FASTEST_KHZ = 5_000_000
 _ROOT_FLAGS = {"ext4": "data=ordered,errors=remount-ro", "xfs": "", "erofs": "", "squashfs": ""}
 
 
 def kernel_params(
-    config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_agent: bool, emulated: bool
+    config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_agent: bool, emulated: bool, tsc_khz: int = 0
 ) -> tuple[str, ...]:
-    """The parameters of one guest, final and in order. Raises InvalidArgument for an unknown root file system type."""
+    """The parameters of one guest, final and in order. Raises InvalidArgument for an unknown root file system type.
+
+    `tsc_khz` is the rate of the host's time stamp counter, if that is known.
+    """
     hypervisor = config.hypervisor
-    params = [*X86_PARAMS]
-    if emulated:
-        params.append(_NO_DELAY_CALIBRATION)
+    params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
     if hypervisor.image and hypervisor.kernel_verity_params:
         params += verity_params(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:
@@ -85,6 +80,22 @@ def kernel_params(
     own = split_params(hypervisor.kernel_params)
     replaced = {_name(param) for param in own}
     return tuple(param for param in params if _name(param) not in replaced) + own
+
+
+def _emulated_clock(tsc_khz: int, kernel_hz: int) -> tuple[str, ...]:
+    """How fast an emulated CPU counts, so that the kernel need not find out on a host that may be crowded; 0: unknown.
+
+    - tsc_early_khz: else measured in some milliseconds against a timer that QEMU emulates, and wrong when QEMU does not
+      run meanwhile; believed for ever with tsc=reliable. What the kernel measures later it takes only when it differs
+      by less than one percent. Source: its arch/x86/kernel/tsc.c.
+    - lpj: ticks of the counter in one of the timer, by which short delays are made. Every CPU but the first else finds
+      it out as it comes online, spinning from one tick of the first CPU to the next while that one spins too: seconds,
+      and many on a crowded host. None will do for every kernel: one for fewer ticks a second makes the delays of others
+      too long, and beyond 17 GHz far too short, as 32 bits are all they have. Source: init/calibrate.c and
+      arch/x86/lib/delay.c.
+    """
+    lpj = (tsc_khz or _FASTEST_KHZ) * 1000 // kernel_hz if kernel_hz else 0
+    return (*((f"lpj={lpj}",) if lpj else ()), *((f"tsc_early_khz={tsc_khz}",) if tsc_khz else ()))
 
 
 def _root_params(fs_type: str, on_pmem: bool) -> tuple[str, ...]:

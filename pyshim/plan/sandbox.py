@@ -283,6 +283,7 @@ def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
             root_on_pmem=use_pmem,
             serial_agent=serial,
             emulated=accelerator(config, host) is Accelerator.TCG,
+            tsc_khz=host.tsc_khz,
         ),
         initrd=hypervisor.initrd or None,
         image=hypervisor.image or None,

@@ -32,10 +32,47 @@ def planned(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = Fal
 def test_an_emulated_cpu_comes_online_without_calibrating_and_without_stopping_the_others(
     host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, found: tuple[bool, bool]
 ) -> None:
-    vm = planned(host(kvm_usable=kvm), spec)
+    vm = planned(host(kvm_usable=kvm), spec, kernel_hz=250)
 
     presets = [param for param in vm.boot.kernel_params if param.startswith("lpj=")]
     assert (len(presets) == 1, vm.cpu.model.endswith(",-mtrr")) == found
+
+
+@pytest.mark.parametrize(
+    ("hz", "khz", "preset"),
+    [
+        (100, 2_100_000, ["lpj=21000000"]),
+        (250, 2_100_000, ["lpj=8400000"]),
+        (1000, 2_100_000, ["lpj=2100000"]),
+        (250, 0, ["lpj=20000000"]),
+        (0, 2_100_000, []),
+    ],
+    ids=["slow tick", "ours", "fast tick", "counter not measured", "kernel not known"],
+)
+def test_the_delay_loops_of_an_emulated_cpu_are_those_of_its_kernels_ticks(
+    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], hz: int, khz: int, preset: list[str]
+) -> None:
+    vm = planned(host(kvm_usable=False, tsc_khz=khz), spec, kernel_hz=hz)
+
+    assert [param for param in vm.boot.kernel_params if param.startswith("lpj=")] == preset
+
+
+@pytest.mark.parametrize(
+    ("kvm", "khz", "own", "said"),
+    [
+        (False, 2_100_000, "", ["tsc_early_khz=2100000"]),
+        (False, 0, "", []),
+        (True, 2_100_000, "", []),
+        (False, 2_100_000, "tsc_early_khz=7", ["tsc_early_khz=7"]),
+    ],
+    ids=["measured", "not measured", "kvm", "the operator's"],
+)
+def test_an_emulated_cpu_is_told_the_rate_of_the_hosts_counter_which_is_its_own(
+    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, khz: int, own: str, said: list[str]
+) -> None:
+    vm = planned(host(kvm_usable=kvm, tsc_khz=khz), spec, kernel_params=own)
+
+    assert [param for param in vm.boot.kernel_params if param.startswith("tsc_early_khz")] == said
 
 
 @pytest.mark.parametrize(
