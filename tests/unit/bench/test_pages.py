@@ -11,7 +11,7 @@ import pytest
 from bench import memory, pages
 from bench.pages import PAGE
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: whose a page is, is secret")
+pytestmark = pytest.mark.root  # whose a page is, is secret
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from pyshim.plan.sandbox import VM_ROOT
 from pyshim.plan.share import HOST_SHARED_ROOT
 from pyshim.state.store import REGISTER, ROOT
 
+pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted
+
 
 def test_without_any_state_it_answers_killed_now(node: Node) -> None:
     before = time.time_ns()
@@ -165,8 +167,6 @@ def test_a_state_directory_without_state_is_no_error(node: Node) -> None:
     assert node.errors == []
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("body", ["", "{", "[]", '{"PersistVersion":2,"Pyshim":{}}'])
 def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, body: str) -> None:
     vm_dir, shared = Path(conventions.VM_ROOT, SANDBOX), Path(conventions.SHARED_ROOT, SANDBOX)

@@ -10,6 +10,8 @@ from pyshim.bootstrap import leftovers
 from pyshim.bootstrap.address import socket_path
 from pyshim.host.processes import identity as processes
 
+pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted
+
 
 def test_a_living_daemons_pod_is_not_touched_for_one_of_its_containers(node: Node) -> None:
     daemon, vmm = node.process(), node.process()

@@ -1,6 +1,5 @@
 """`delete` as containerd runs it: an isolated interpreter, its stdout, stderr and exit code."""
 
-import os
 import shlex
 import signal
 import subprocess
@@ -11,6 +10,8 @@ from delete_node import DEADLINE_S, PROJECT, SANDBOX, Node, container, directory
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+
+pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted
 
 
 def launch_words(node: Node, container_id: str = SANDBOX) -> list[str]:
@@ -70,8 +71,6 @@ def test_a_pod_whose_shim_died_survives_a_delete_per_container_at_once(node: Nod
     assert not (node.root / "vm").exists()
 
 
-@pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_bundles_mounts_and_the_ledgers_go_in_reverse_order(node: Node) -> None:
     inner, rootfs = node.root / "vm/inner", node.bundle / "rootfs"
     node.save(directory(node.root / "vm"), directory(inner), LedgerEntry(kind=ResourceKind.MOUNT, key=str(inner)))

@@ -15,11 +15,10 @@ from start_bench import StartBench, children_of, is_alive, is_forked, report
 from pyshim.bootstrap import zygote as link
 
 
+@pytest.mark.root
 def test_a_forked_daemon_joins_the_control_groups_of_its_caller_and_the_next_waits_there(
     bare_bench: StartBench,
 ) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("making a control group needs root")
     zygote = bare_bench.with_zygote()
     with own_cgroup() as (name, procs):
         shell = "; ".join(f"echo $$ > {path}" for path in procs)

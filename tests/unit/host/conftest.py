@@ -20,14 +20,6 @@ from tests.fakes.wire import Wire
 CLONE_NEWNS = 0x00020000
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.geteuid() == 0:
-        return
-    for item in items:
-        if item.get_closest_marker("root"):
-            item.add_marker(pytest.mark.skip(reason="needs root"))
-
-
 @pytest.fixture
 def sleeper(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
     """A process with the test's directory in its command line."""

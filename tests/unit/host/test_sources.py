@@ -16,8 +16,6 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.mounts import SourceKind
 from pyshim.model.volumes import EmptyDir
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
-
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
@@ -30,7 +28,6 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-@needs_root
 def test_an_empty_dir_in_memory_is_known_by_path_and_file_system(tmpfs: Path) -> None:
     facts = source_facts(str(tmpfs))
 
@@ -40,7 +37,6 @@ def test_an_empty_dir_in_memory_is_known_by_path_and_file_system(tmpfs: Path) ->
 
 
 @pytest.mark.root
-@needs_root
 def test_a_sub_path_of_it_is_known_by_what_is_mounted_there(tmpfs: Path, tmp_path: Path) -> None:
     (tmpfs / "a" / "b c").mkdir(parents=True)
     part = tmp_path / "pods/u1/volume-subpaths/cache/app/0"
@@ -54,7 +50,6 @@ def test_a_sub_path_of_it_is_known_by_what_is_mounted_there(tmpfs: Path, tmp_pat
 
 
 @pytest.mark.root
-@needs_root
 @pytest.mark.parametrize("sub_path", [".", "a"])
 def test_a_sub_path_of_one_on_disk_is_told_from_other_directories(tmp_path: Path, sub_path: str) -> None:
     volume = tmp_path / "pods/u1/volumes/kubernetes.io~empty-dir/cache"

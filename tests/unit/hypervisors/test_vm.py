@@ -232,6 +232,7 @@ def test_a_vmm_that_hangs_is_killed_by_stop(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.root  # enters a network namespace
 @pytest.mark.parametrize("steps", range(12))
 def test_create_given_up_at_any_moment_leaves_nothing(tmp_path: Path, steps: int) -> None:
     async def scenario(bench: Bench) -> None:
@@ -243,8 +244,6 @@ def test_create_given_up_at_any_moment_leaves_nothing(tmp_path: Path, steps: int
         await asyncio.gather(creating, return_exceptions=True)
         await bench.vm.stop()
 
-    if os.geteuid() != 0:
-        pytest.skip("needs root: enters a network namespace")
     run(tmp_path, scenario)
 
 

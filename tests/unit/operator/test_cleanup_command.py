@@ -301,7 +301,6 @@ def test_the_register_is_told_from_a_damaged_entry(node: Node) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_taps_are_found_by_their_alias_and_the_filters_by_what_it_says(node: Node) -> None:
     netns = node.root / "netns"
     netns.mkdir()

@@ -22,7 +22,6 @@ from guest.agent.pull.layers import make_image
 from guest.agent.pull.registry import get
 from guest.agent.pull.source import PullError, Reference, image_of, open_source
 
-ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 NAME = "registry.example/team/app:v1"
@@ -111,7 +110,7 @@ def test_what_is_no_name_is_refused(name: str) -> None:
         Reference(name)
 
 
-@ROOT
+@pytest.mark.root
 def test_layers_lie_on_each_other(layout: Layout, tmp_path: Path) -> None:
     lower = layer(
         folder("d", 0o750),
@@ -151,7 +150,7 @@ def test_layers_lie_on_each_other(layout: Layout, tmp_path: Path) -> None:
     assert stat.S_IMODE((root / "d").stat().st_mode) == 0o750
 
 
-@ROOT
+@pytest.mark.root
 def test_no_link_of_a_layer_leads_out_of_the_image(layout: Layout, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -174,7 +173,7 @@ def test_no_link_of_a_layer_leads_out_of_the_image(layout: Layout, tmp_path: Pat
     assert root is None or (root / "file").read_bytes() == b"x"
 
 
-@ROOT
+@pytest.mark.root
 def test_an_image_that_is_there_is_not_pulled_again(layout: Layout, tmp_path: Path) -> None:
     layout.publish(layout.image(layer(entry("a", b"1"))))
     first = made(layout, tmp_path)
@@ -190,7 +189,7 @@ def tampered(layout: Layout, descriptor: dict[str, Any]) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"X")
 
 
-@ROOT
+@pytest.mark.root
 @pytest.mark.parametrize(
     ("build", "named"),
     [
@@ -221,7 +220,7 @@ def test_a_broken_image_is_an_error_and_leaves_nothing(
     assert not (tmp_path / "images").exists() or os.listdir(tmp_path / "images") == []
 
 
-@ROOT
+@pytest.mark.root
 def test_a_layer_of_another_digest_is_never_used(layout: Layout, tmp_path: Path) -> None:
     data = layer(entry("a", b"1"), packed=False)
     kind = "application/vnd.oci.image.layer.v1.tar"
@@ -234,7 +233,7 @@ def test_a_layer_of_another_digest_is_never_used(layout: Layout, tmp_path: Path)
     assert os.listdir(tmp_path / "images") == []
 
 
-@ROOT
+@pytest.mark.root
 def test_an_index_leads_to_this_machines_image(layout: Layout, tmp_path: Path) -> None:
     ours, theirs = (layout.image(layer(entry("arch", name))) for name in (b"amd64", b"arm64"))
     platforms = [
