@@ -114,7 +114,10 @@ def _overridden(effective: Effective, key: Key, name: str, text: str) -> Setting
     if key.kind is PATH:
         _check_path(effective, old, name, value)
     if key.name == "kernel_params":
-        value = _merged_params(old.value, value)
+        try:
+            value = _merged_params(old.value, value)
+        except InvalidArgument as exc:
+            raise InvalidArgument(f"apply annotation '{name}': {exc}") from exc
     return Setting(key=key, value=value, place=None, annotation=name, is_default=False)
 
 

@@ -13,15 +13,11 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.task import RuntimeOptions
 
+from .documents import options, write
+
 
 def read(path: Path) -> Config:
-    return build_config(read_source(RuntimeOptions(config_path=str(path), config_body=b""), {}))
-
-
-def write(path: Path, text: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return path
+    return build_config(read_source(options(path), {}))
 
 
 def test_the_shipped_file_is_complete_and_every_key_of_it_counts() -> None:
@@ -142,7 +138,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
         """,
     )
 
-    found = warnings(examine(read_source(RuntimeOptions(config_path=str(path), config_body=b""), {})))
+    found = warnings(examine(read_source(options(path), {})))
 
     assert found == (
         "hypervisor.qemu.kernal is not a known key (did you mean kernel?)",
@@ -158,7 +154,7 @@ def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplo
     path = write(tmp_path / "c.toml", "[hypervisor.qemu]\nenable_numa = true\n")
 
     load_config(
-        RuntimeOptions(config_path=str(path), config_body=b""),
+        options(path),
         {"io.katacontainers.config.agent.enable_tracing": "true", "other": "x"},
         {},
     )
