@@ -273,7 +273,7 @@ class HypervisorContract:
 
         run(rig, scenario)
 
-    def test_a_disk_that_has_grown_is_told_to_the_guest(self, rig: Rig, tmp_path: Path) -> None:
+    def test_a_disk_that_has_grown_is_resized_by_its_name(self, rig: Rig, tmp_path: Path) -> None:
         async def scenario(rig: Rig) -> None:
             vm = await running(rig)
             grown = disk(tmp_path, "disk-1")

@@ -1,6 +1,5 @@
 """`pyshim config`: what it finds, what it shows, what it exits with."""
 
-import re
 import tomllib
 from pathlib import Path
 
@@ -94,18 +93,16 @@ def test_check_gives_every_verdict_and_its_reason(file: Path, capsys: pytest.Cap
     assert f"{file}:6: note: hypervisor.qemu.kernel: '/no/such/kernel' does not exist on this host" in lines
 
 
-@pytest.mark.parametrize(("hypervisor", "words", "code"), [("clh", [], 0), ("clh", ["--strict"], 1)])
+@pytest.mark.parametrize(("words", "code"), [([], 0), (["--strict"], 1)])
 def test_check_says_that_a_file_for_another_hypervisor_starts_nothing(
-    file: Path, capsys: pytest.CaptureFixture[str], hypervisor: str, words: list[str], code: int
+    file: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int
 ) -> None:
-    file.write_text(f"\n[hypervisor.{hypervisor}]\n")
+    file.write_text("\n[hypervisor.clh]\n")
 
     assert operator_main(["config", "check", *words, str(file)]) == code
 
-    assert re.search(
-        rf"{file}:2: warning: hypervisor\.{hypervisor}: not supported, only qemu and remote: no sandbox starts with",
-        capsys.readouterr().out,
-    )
+    said = f"{file}:2: warning: hypervisor.clh: not supported, only qemu and remote: no sandbox starts with"
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["[a]\n[a]\n", "x = "], ids=["table twice", "not TOML"])

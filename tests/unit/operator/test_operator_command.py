@@ -1,5 +1,8 @@
+"""`pyshim`: its subcommands, `pyshim state`, and what wrong usage comes to."""
+
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +11,7 @@ import pytest
 
 from pyshim import __version__
 from pyshim.__main__ import operator_main
+from pyshim.operator.command import SUBCOMMANDS
 
 RECORD = {
     "SandboxContainer": "pod1",
@@ -99,9 +103,9 @@ def test_help_names_every_subcommand_without_loading_any() -> None:
 
     output = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=Path(__file__).parents[3])
 
-    for name in ("state", "launcher", "version"):
-        assert f"\n    {name} " in output
-        assert f"pyshim.operator.{name}" not in output
+    shown, loaded = output.rsplit("\n", 2)[:2]
+    assert re.findall(r"^    ([a-z-]+)(?: |$)", shown, re.MULTILINE) == list(SUBCOMMANDS)
+    assert not {module for module, _summary in SUBCOMMANDS.values()} & set(loaded.split())
 
 
 def test_launcher_is_installed_by_the_command(tmp_path: Path) -> None:

@@ -14,11 +14,13 @@ DOCUMENT = b"algorithm = \"sha256\"\nversion = \"0.1.0\"\n\n[data]\n\"aa.toml\" 
 
 
 def packed(document: bytes) -> str:
-    return base64.b64encode(gzip.compress(document)).decode()
+    return base64.b64encode(gzip.compress(document, mtime=0)).decode()
 
 
 @pytest.mark.parametrize(
-    "text", [packed(DOCUMENT), DOCUMENT.decode(), packed(DOCUMENT)[:40] + "\n" + packed(DOCUMENT)[40:]]
+    "text",
+    [packed(DOCUMENT), DOCUMENT.decode(), packed(DOCUMENT)[:40] + "\n" + packed(DOCUMENT)[40:]],
+    ids=["packed", "plain", "packed, in lines"],
 )
 def test_the_document_is_read_byte_for_byte(text: str) -> None:
     initdata = decode(text, "test")
@@ -59,22 +61,28 @@ def test_the_disk_is_what_katas_guest_looks_for() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a", "not base64"),
-        ("äöü", "not base64"),
-        ("QUJD", "not gzip"),
-        ("", "ends early"),
-        (base64.b64encode(gzip.compress(DOCUMENT)[:-9]).decode(), "ends early"),
-        (base64.b64encode(gzip.compress(DOCUMENT) + b"x").decode(), "bytes after"),
-        (packed(b"\xff\xfe"), "not TOML"),
-        (packed(b"a = "), "not TOML"),
-        (packed(b"a = " + b"[" * 100_000), "not TOML"),
-        (packed(DOCUMENT.replace(b"sha256", b"md5")), "algorithm 'md5' is not one of sha256, sha384, sha512"),
-        (packed(DOCUMENT.replace(b"0.1.0", b"9")), "version '9' is not one of"),
-        (packed(DOCUMENT.replace(b"algorithm", b"algo")), "algorithm 'None'"),
-        (packed(DOCUMENT.split(b"[data]")[0] + b"data = 3"), "data is not a table of strings"),
-        (packed(DOCUMENT + b"b = 1"), "data is not a table of strings"),
-        ("A" * (MAX_TEXT_BYTES + 1), "at most"),
-        (packed(b"#" * (MAX_DOCUMENT_BYTES + 1)), "once unpacked"),
+        pytest.param("a", "not base64", id="no base64"),
+        pytest.param("äöü", "not base64", id="no ASCII"),
+        pytest.param("QUJD", "not gzip", id="no gzip"),
+        pytest.param("", "ends early", id="nothing"),
+        pytest.param(base64.b64encode(gzip.compress(DOCUMENT)[:-9]).decode(), "ends early", id="cut off"),
+        pytest.param(base64.b64encode(gzip.compress(DOCUMENT) + b"x").decode(), "bytes after", id="more behind"),
+        pytest.param(packed(b"\xff\xfe"), "not TOML", id="no text"),
+        pytest.param(packed(b"a = "), "not TOML", id="no TOML"),
+        pytest.param(packed(b"a = " + b"[" * 100_000), "not TOML", id="nested without end"),
+        pytest.param(
+            packed(DOCUMENT.replace(b"sha256", b"md5")),
+            "algorithm 'md5' is not one of sha256, sha384, sha512",
+            id="algorithm",
+        ),
+        pytest.param(packed(DOCUMENT.replace(b"0.1.0", b"9")), "version '9' is not one of", id="version"),
+        pytest.param(packed(DOCUMENT.replace(b"algorithm", b"algo")), "algorithm 'None'", id="no algorithm"),
+        pytest.param(
+            packed(DOCUMENT.split(b"[data]")[0] + b"data = 3"), "data is not a table of strings", id="data is a number"
+        ),
+        pytest.param(packed(DOCUMENT + b"b = 1"), "data is not a table of strings", id="a number in the data"),
+        pytest.param("A" * (MAX_TEXT_BYTES + 1), "at most", id="too long"),
+        pytest.param(packed(b"#" * (MAX_DOCUMENT_BYTES + 1)), "once unpacked", id="too long once unpacked"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_origin(text: str, reason: str) -> None:

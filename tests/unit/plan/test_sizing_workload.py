@@ -62,7 +62,12 @@ def test_the_milli_cpus_behind_kubelets_shares_are_found_again(milli: int) -> No
         pytest.param({"cpus": "0-3"}, "4", "linux.resources.cpu.cpus", id="cpuset"),
         pytest.param({"cpus": "0,2, 5-6"}, "4", "linux.resources.cpu.cpus", id="cpuset-list"),
         pytest.param({"cpus": "0-3,1-2,3"}, "4", "linux.resources.cpu.cpus", id="cpuset-overlap"),
-        pytest.param({"quota": 150000, "period": 100000, "cpus": "0-3"}, "3/2", None, id="quota-before-cpuset"),
+        pytest.param(
+            {"quota": 150000, "period": 100000, "cpus": "0-3"},
+            "3/2",
+            "linux.resources.cpu quota/period",
+            id="quota-before-cpuset",
+        ),
         pytest.param({"quota": -1, "shares": 2048, "cpus": "0-3"}, "4", "linux.resources.cpu.cpus", id="cpuset-first"),
         pytest.param({"quota": -1, "shares": 2048}, "2", "linux.resources.cpu.shares, quota off", id="shares"),
         pytest.param({"shares": 2048}, "0", "no CPU limit", id="shares-alone-are-a-weight"),
@@ -72,13 +77,12 @@ def test_the_milli_cpus_behind_kubelets_shares_are_found_again(milli: int) -> No
         pytest.param({}, "0", "no CPU limit", id="empty"),
     ],
 )
-def test_a_single_containers_cpus(cpu: dict[str, Any], vcpus: str, source: str | None) -> None:
+def test_a_single_containers_cpus(cpu: dict[str, Any], vcpus: str, source: str) -> None:
     spec = {"linux": {"resources": {"cpu": cpu}}}
 
     asked = workload(ContainerKind.SINGLE_CONTAINER, {}, spec)
 
-    assert asked.vcpus == Fraction(vcpus)
-    assert asked.vcpus_source == source or source is None
+    assert (asked.vcpus, asked.vcpus_source) == (Fraction(vcpus), source)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import socket
+import tarfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -239,9 +241,6 @@ def test_the_vms_only_way_out_is_the_forwarders_port() -> None:
 
 
 def test_an_archive_cannot_write_outside_its_disk(tmp_path: Path) -> None:
-    import io
-    import tarfile
-
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("../outside", "/absolute", "inside"):
             info = tarfile.TarInfo(name)

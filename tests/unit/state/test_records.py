@@ -1,3 +1,5 @@
+"""What one sandbox holds: intents on disk before their effect, struck out after it is gone."""
+
 import asyncio
 import os
 import signal

@@ -1,3 +1,5 @@
+"""States and the register on disk: read as written, whole or refused, nobody else's."""
+
 import json
 import os
 import stat

@@ -14,7 +14,7 @@ import pytest
 
 from pyshim.model.errors import NotFound
 from pyshim.model.volumes import VolumeStats, VolumeUsage
-from pyshim.operator.direct_volume import ask
+from pyshim.operator.direct_volume import add, ask
 from pyshim.task.monitor_socket import MonitorSocket
 
 
@@ -150,8 +150,6 @@ def test_there_is_no_moment_in_which_others_could_connect(tmp_path: Path) -> Non
 
 
 def test_the_operators_command_asks_the_same_way(tmp_path: Path) -> None:
-    from pyshim.operator.direct_volume import add
-
     records, states = tmp_path / "records", tmp_path / "sbs"
     (states / "s1").mkdir(parents=True)
     volume = "/var/lib/a b?c"

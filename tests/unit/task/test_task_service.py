@@ -241,7 +241,11 @@ def test_exec_passes_the_process_and_lets_the_request_decide_about_the_terminal(
 def test_process_is_accepted_under_every_spelling_of_its_type(url: str) -> None:
     async def test() -> None:
         async with bench() as b:
-            await b.call("Exec", task_v2_pb2.ExecProcessRequest(id="c1", exec_id="e1", spec=json_any(url, {})))
+            spec = json_any(url, {"args": ["sh"]})
+
+            await b.call("Exec", task_v2_pb2.ExecProcessRequest(id="c1", exec_id="e1", spec=spec))
+
+            assert b.sandboxes.calls[0][2].process["args"] == ["sh"]
 
     run(test())
 
