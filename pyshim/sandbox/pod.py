@@ -32,8 +32,8 @@ from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.sandbox.sandbox import Sandbox
 from pyshim.sandbox.seams import ContainerAgent, Records
 from pyshim.sandbox.snapshot import sandbox_snapshot
-from pyshim.sandbox.sources import volume_facts
 from pyshim.sandbox.tasks import TaskOwner, joined, to_the_end
+from pyshim.sandbox.volume_facts import volume_facts
 
 log = logging.getLogger("pyshim.sandbox.pod")
 

@@ -18,10 +18,10 @@ from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.trace import span, step, traced
 from pyshim.plan.sandbox import SandboxPlan
-from pyshim.sandbox.admission import admitting
 from pyshim.sandbox.attachments import Attachments
 from pyshim.sandbox.cgroups import SandboxCgroups
 from pyshim.sandbox.claimed_devices import container_devices
+from pyshim.sandbox.device_access import with_device_access
 from pyshim.sandbox.direct_volumes import DirectVolumes, OpenMonitor
 from pyshim.sandbox.networking import SandboxNetwork
 from pyshim.sandbox.passed_devices import FindDevices
@@ -80,7 +80,7 @@ class Sandbox:
             hypervisor=hypervisor,
             on_change=on_change,
         )
-        self.hypervisor: Hypervisor = admitting(hypervisor, self.cgroups.allow)
+        self.hypervisor: Hypervisor = with_device_access(hypervisor, self.cgroups.allow)
         self.resizer = Resizer(
             plan=plan,
             host=host_facts,

@@ -1,4 +1,4 @@
-"""A hypervisor whose VMM is allowed to open a device before it is told to."""
+"""A hypervisor whose VMM has access to a device before it is told to plug it."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -6,7 +6,7 @@ from typing import Any, cast
 from hypervisors.base import Device, GuestLocation, Hypervisor
 
 
-class _Admitting:
+class _WithDeviceAccess:
     def __init__(self, inner: Hypervisor, allow: Callable[[Device], Awaitable[None]]) -> None:
         self._inner = inner
         self._allow = allow
@@ -19,6 +19,6 @@ class _Admitting:
         return await self._inner.plug(device)
 
 
-def admitting(inner: Hypervisor, allow: Callable[[Device], Awaitable[None]]) -> Hypervisor:
-    """`inner`, which `allow` is asked for before each `plug`."""
-    return cast(Hypervisor, _Admitting(inner, allow))
+def with_device_access(inner: Hypervisor, allow: Callable[[Device], Awaitable[None]]) -> Hypervisor:
+    """`inner`, before each `plug` of which `allow` gives its VMM the right to open the device."""
+    return cast(Hypervisor, _WithDeviceAccess(inner, allow))
