@@ -80,11 +80,13 @@ AGENT_CALLS = (
 PASSED_ON = frozenset(
     {
         "host.release",
-        *("host.cgroups", "cgroups.roots"),
+        *("host.cgroups", "cgroups.roots", "cgroups.movable"),
         *("hypervisor.capabilities", "hypervisor.console_tail", "hypervisor.saved"),
     }
 )
-"""Calls without points: the ledger makes the first itself, and the others only look at memory."""
+"""Calls without points: the ledger makes the first itself, the kernel is made ready but nothing changed, and the others
+only look at memory.
+"""
 NEVER_RAISE = frozenset(
     {"publisher.publish", "records.remove", "network.close_taps", "network.unwatch", "stdin.close_io"}
 )

@@ -1,6 +1,7 @@
 """Host cgroups in memory: who is where, what was written, in order."""
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pyshim.model.cgroups import Group, HostOom, Scope, Setting
 
@@ -46,6 +47,14 @@ class FakeCgroups:
                 members.discard(pid)
             self.there[group.path].add(pid)
             self.history.append(f"{pid} into {group.path}")
+
+    @contextlib.contextmanager
+    def movable(self) -> Iterator[None]:
+        self.history.append("movable")
+        try:
+            yield
+        finally:
+            self.history.append("movable no more")
 
     async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
         self._hit("join_threads")

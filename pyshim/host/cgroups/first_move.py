@@ -1,15 +1,22 @@
-"""The wait before the first move of a process, taken while there is other work.
+"""The wait before a process is moved, taken while there is other work.
 
 The kernel lets nobody fork or exit while it moves a process from cgroup to cgroup. To enter that state takes a grace
 period of RCU, 5 to 15 ms in which a shim has nothing to do; for about as long afterwards further moves are free. So
-this process is "moved" to where it is, when it begins to serve and while the configuration is read. Source: in the
-kernel, cgroup_procs_write_start in kernel/cgroup/cgroup.c, and kernel/rcu/sync.c.
+this process is "moved" to where it is: when it begins to serve and while the configuration is read, for its own first
+move; and every few milliseconds while the VMM comes up, for the moves when it answers. Source: in the kernel,
+cgroup_procs_write_start in kernel/cgroup/cgroup.c, and kernel/rcu/sync.c.
 """
 
 import os
+import threading
 from contextlib import suppress
 
 from pyshim.host.cgroups.hierarchies import members, mounted, places_of, write
+
+AGAIN_S = 0.004
+"""Less than a grace period: so long moves stay free."""
+MOST_TIMES = 100
+"""A VMM that takes longer than these is slow anyway."""
 
 
 def move_to_own_place(proc_root: str = "/proc") -> None:
@@ -17,11 +24,26 @@ def move_to_own_place(proc_root: str = "/proc") -> None:
 
     Nobody else may move this process meanwhile: it would be moved back.
     """
-    pid = os.getpid()
     with suppress(OSError):
-        places = places_of(pid, proc_root)
-        for each in mounted(proc_root):
-            directory = f"{each.mount_point}{places.get(frozenset(each.controllers), '')}"
-            if pid in members(directory):
-                write(f"{directory}/cgroup.procs", str(pid))
-                return
+        if file := _own_place(proc_root):
+            write(file, str(os.getpid()))
+
+
+def stay_movable(stop: threading.Event, proc_root: str = "/proc") -> None:
+    """As `move_to_own_place`, again and again until `stop` is set, or MOST_TIMES."""
+    with suppress(OSError):
+        if file := _own_place(proc_root):
+            for _ in range(MOST_TIMES):
+                write(file, str(os.getpid()))
+                if stop.wait(AGAIN_S):
+                    return
+
+
+def _own_place(proc_root: str) -> str:
+    """The file by which this process is moved into the cgroup it is in, of the first hierarchy that shows it there."""
+    pid, places = os.getpid(), places_of(os.getpid(), proc_root)
+    for each in mounted(proc_root):
+        directory = f"{each.mount_point}{places.get(frozenset(each.controllers), '')}"
+        if pid in members(directory):
+            return f"{directory}/cgroup.procs"
+    return ""

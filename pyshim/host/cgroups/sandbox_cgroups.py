@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 
 from pyshim.host.cgroups import hierarchies as cgroup_mounts
+from pyshim.host.cgroups.first_move import stay_movable
 from pyshim.host.cgroups.v1 import CgroupsV1
 from pyshim.host.cgroups.v2 import CgroupsV2
 from pyshim.host.threads import to_the_end
@@ -73,6 +75,16 @@ class LinuxCgroups:
 
         await self._may_move()
         await to_the_end(join)
+
+    @contextlib.contextmanager
+    def movable(self) -> Iterator[None]:
+        """Within it the kernel is kept ready to move processes: those moved right after it do not wait for that."""
+        stop = threading.Event()
+        self._first_move = asyncio.get_running_loop().run_in_executor(None, stay_movable, stop)
+        try:
+            yield
+        finally:
+            stop.set()
 
     async def _may_move(self) -> None:
         if self._first_move is not None and not self._first_move.done():

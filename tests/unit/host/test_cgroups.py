@@ -2,12 +2,13 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pyshim.host.cgroups.first_move import move_to_own_place
+from pyshim.host.cgroups.first_move import move_to_own_place, stay_movable
 from pyshim.host.cgroups.hierarchies import Hierarchy, make_directory, mounted, place_of
 from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
 from pyshim.host.cgroups.v1 import CgroupsV1
@@ -76,6 +77,40 @@ def test_a_process_is_moved_to_where_it_is(tmp_path: Path) -> None:
     move_to_own_place(proc)
 
     assert procs.read_text() == f"{own}{before[len(str(own)) :]}"  # an ordinary file is written over from its start
+
+
+def test_a_process_that_stays_movable_is_moved_to_where_it_is_until_told_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, writes, stop = os.getpid(), [], threading.Event()
+    proc = _proc(tmp_path / "proc", f"{tmp_path}/memory rw - cgroup cgroup rw,memory")
+    (tmp_path / f"proc/{own}").mkdir()
+    (tmp_path / f"proc/{own}/cgroup").write_text("4:memory:/b\n")
+    (tmp_path / "memory/b").mkdir(parents=True)
+    (tmp_path / "memory/b/cgroup.procs").write_text(f"{own}\n")
+
+    def write(path: str, text: str) -> None:
+        writes.append((path, text))
+        if len(writes) == 3:
+            stop.set()
+
+    monkeypatch.setattr("pyshim.host.cgroups.first_move.write", write)
+
+    stay_movable(stop, proc)
+
+    assert writes == [(f"{tmp_path}/memory/b/cgroup.procs", str(own))] * 3
+
+
+def test_nobody_stays_movable_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyshim.host.cgroups.first_move.AGAIN_S", 0)
+    own = os.getpid()
+    proc = _proc(tmp_path / "proc", f"{tmp_path}/memory rw - cgroup cgroup rw,memory")
+    (tmp_path / f"proc/{own}").mkdir()
+    (tmp_path / f"proc/{own}/cgroup").write_text("4:memory:/b\n")
+    (tmp_path / "memory/b").mkdir(parents=True)
+    (tmp_path / "memory/b/cgroup.procs").write_text(f"{own}\n")
+
+    stay_movable(threading.Event(), proc)
 
 
 def test_a_process_that_is_not_where_it_seems_is_not_moved(tmp_path: Path) -> None:

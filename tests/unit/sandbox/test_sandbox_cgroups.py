@@ -90,7 +90,9 @@ async def test_the_shim_joins_before_the_vmm_is_made_and_its_vcpus_are_placed_af
 
     assert rig.host.history == [
         f"{SHIM} into {OVERHEAD}",
+        "movable",
         "vmm is made",
+        "movable no more",
         f"50 into {OVERHEAD}/vmm",
         f"40 into {OVERHEAD}/vmm",
     ]
@@ -106,7 +108,9 @@ async def test_on_v2_the_vmm_is_born_in_the_pods_cgroup_and_the_shim_goes_back()
     assert rig.host.history == [
         f"{SHIM} into {OVERHEAD}",
         f"{SHIM} into {SANDBOX}",
+        "movable",
         "vmm is made",
+        "movable no more",
         f"{SHIM} into {OVERHEAD}",
     ]
     assert rig.host.threads == {f"{SANDBOX}/vcpus": (71,)}
