@@ -3,7 +3,6 @@
 Source: what Kata's runtime removes before CreateContainer; kata-agent refuses or misreads some of it otherwise.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +32,7 @@ def guest_spec(
     Limits on CPU time and memory stay (they hold inside the guest); cpusets, pids, block I/O, network and device rules
     go, since they name host objects. Namespace paths go: the guest has its own. `sysctls` are the pod's.
     """
-    raw = copy.deepcopy(dict(spec.raw))
+    raw: dict[str, Any] = _copied(dict(spec.raw))
     raw["root"] = {**raw["root"], "path": root_path}
     raw["mounts"] = [
         {"destination": m.destination, "type": m.type, "source": m.source, "options": list(m.options)} for m in mounts
@@ -68,7 +67,7 @@ def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, An
     Labels and profiles of the host's security modules go: kata-agent refuses a label its own kernel has no use for.
     """
     kept = {key: value for key, value in process.items() if key not in ("apparmorProfile", "selinuxLabel")}
-    return {**copy.deepcopy(kept), "terminal": terminal}
+    return {**_copied(kept), "terminal": terminal}
 
 
 def guest_resources(resources: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,5 +78,14 @@ def guest_resources(resources: Mapping[str, Any]) -> dict[str, Any]:
         kept["cpu"] = cpu
     for key in ("memory", "hugepageLimits", "unified"):
         if resources.get(key):
-            kept[key] = copy.deepcopy(resources[key])
+            kept[key] = _copied(resources[key])
     return kept
+
+
+def _copied(value: Any) -> Any:
+    """A JSON value of our own, down to its leaves: without what `copy.deepcopy` does for objects that meet again."""
+    if isinstance(value, dict):
+        return {key: _copied(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_copied(below) for below in value]
+    return value

@@ -30,7 +30,7 @@ from pyshim.plan.pinning import Pinning, pinning
 from pyshim.plan.sandbox import SandboxPlan
 from pyshim.plan.sizing import SizingRecord
 from pyshim.plan.sizing.workload import cpu_set
-from pyshim.sandbox.tasks import to_the_end
+from pyshim.sandbox.tasks import to_the_end, together
 
 log = logging.getLogger("pyshim.sandbox.cgroups")
 
@@ -39,6 +39,7 @@ CLAIM_S = 10.0
 """For other shims' turns, each of which takes some milliseconds."""
 CLAIM_PAUSE_S = 0.005
 Resources = Mapping[str, Any]
+_AS_IT_IS = contextlib.nullcontext()
 _NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
 
@@ -50,7 +51,7 @@ class Cgroups(Protocol):
     async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]: ...
     async def start_scope(self, scope: Scope) -> None: ...
     async def join(self, group: Group, pids: Iterable[int]) -> None: ...
-    def movable(self) -> AbstractContextManager[None]: ...
+    def movable(self, group: Group) -> AbstractContextManager[None]: ...
     async def join_threads(self, group: Group, tids: Iterable[int]) -> None: ...
     async def leave(self, groups: tuple[Group, ...]) -> None: ...
     async def apply(self, group: Group, settings: Iterable[Setting]) -> Mapping[Setting, str]: ...
@@ -164,7 +165,7 @@ class SandboxCgroups:
             await self._host.join(self._group(members[Member.VMM]), (self.own_pid,))
         moves = apart or self._plan.group(Role.DEVICES) is not None
         try:
-            with self._host.movable() if moves else contextlib.nullcontext():
+            with self._host.movable(self._group(members[Member.VMM if apart else Member.SHIM])) if moves else _AS_IT_IS:
                 yield
         finally:
             if apart:
@@ -185,8 +186,11 @@ class SandboxCgroups:
             return
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if self._plan.group(Role.DEVICES) is not None:
-            await self._host.join(self._group(Role.DEVICES), filter(None, (vmm_pid, virtiofsd_pid)))
-        await self._place_vcpus()
+            # The VMM answers while the kernel moves it.
+            both = filter(None, (vmm_pid, virtiofsd_pid))
+            await together(self._host.join(self._group(Role.DEVICES), both), self._place_vcpus())
+        else:
+            await self._place_vcpus()
 
     async def allow(self, device: Device) -> None:
         """The VMM may open the device it is about to be given."""

@@ -171,8 +171,7 @@ class Sandbox:
         await together(step("enter cgroups", self.cgroups.enter()), self._make_share())
         await together(self.network.connect(), self._start_virtiofsd())
         await self._boot()
-        agent = await self._reach_agent()
-        await self._or_lost(self._set_up_guest(agent))
+        agent = await self._or_lost(self._reach_guest())
         self.network.serve(agent)
         return agent
 
@@ -246,11 +245,16 @@ class Sandbox:
         await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 
+    async def _reach_guest(self) -> Agent:
+        agent = await self._reach_agent()
+        await self._set_up_guest(agent)
+        return agent
+
     @traced("wait for agent")
     async def _reach_agent(self) -> Agent:
         timeout_s = self.plan.config.agent.dial_timeout_s
         try:
-            return await self._or_lost(self._connect_agent(timeout_s))
+            return await self._connect_agent(timeout_s)
         except DeadlineExceeded as exc:
             tail = self.hypervisor.console_tail()
             raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc

@@ -66,8 +66,11 @@ class StateStore:
             body = text.document(state)
             if len(body) > MAX_BYTES:
                 raise FailedPrecondition(f"write state {directory!r}: {len(body)} bytes are above {MAX_BYTES}")
-            self._make(directory)
-            _replace(f"{directory}/{FILE_NAME}", body)
+            try:
+                _replace(f"{directory}/{FILE_NAME}", body)
+            except FileNotFoundError:  # the first of many writes
+                self._make(directory)
+                _replace(f"{directory}/{FILE_NAME}", body)
             if not had_containers:
                 self._save_containers(directory, state)
             self._written = text
@@ -228,7 +231,10 @@ class _SnapshotText:
 
 
 def _encoded(document: dict[str, object] | None) -> bytes:
-    return json.dumps(document, separators=(",", ":")).encode()
+    return _ENCODER.encode(document).encode()
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def _content(path: str, limit: int) -> bytes:

@@ -1,6 +1,7 @@
 """Host cgroups in memory: who is where, what was written, in order."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pyshim.model.cgroups import Group, HostOom, Scope, Setting
@@ -49,7 +50,8 @@ class FakeCgroups:
             self.history.append(f"{pid} into {group.path}")
 
     @contextlib.contextmanager
-    def movable(self) -> Iterator[None]:
+    def movable(self, group: Group) -> Iterator[None]:
+        assert os.getpid() in self.there[group.path]
         self.history.append("movable")
         try:
             yield

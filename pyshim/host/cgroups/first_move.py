@@ -24,26 +24,20 @@ def move_to_own_place(proc_root: str = "/proc") -> None:
 
     Nobody else may move this process meanwhile: it would be moved back.
     """
+    pid = os.getpid()
     with suppress(OSError):
-        if file := _own_place(proc_root):
-            write(file, str(os.getpid()))
+        places = places_of(pid, proc_root)
+        for each in mounted(proc_root):
+            directory = f"{each.mount_point}{places.get(frozenset(each.controllers), '')}"
+            if pid in members(directory):
+                write(f"{directory}/cgroup.procs", str(pid))
+                return
 
 
-def stay_movable(stop: threading.Event, proc_root: str = "/proc") -> None:
-    """As `move_to_own_place`, again and again until `stop` is set, or MOST_TIMES."""
+def stay_movable(stop: threading.Event, directory: str) -> None:
+    """As `move_to_own_place`, again and again until `stop` is set, or MOST_TIMES; this process is in `directory`."""
     with suppress(OSError):
-        if file := _own_place(proc_root):
-            for _ in range(MOST_TIMES):
-                write(file, str(os.getpid()))
-                if stop.wait(AGAIN_S):
-                    return
-
-
-def _own_place(proc_root: str) -> str:
-    """The file by which this process is moved into the cgroup it is in, of the first hierarchy that shows it there."""
-    pid, places = os.getpid(), places_of(os.getpid(), proc_root)
-    for each in mounted(proc_root):
-        directory = f"{each.mount_point}{places.get(frozenset(each.controllers), '')}"
-        if pid in members(directory):
-            return f"{directory}/cgroup.procs"
-    return ""
+        for _ in range(MOST_TIMES):
+            write(f"{directory}/cgroup.procs", str(os.getpid()))
+            if stop.wait(AGAIN_S):
+                return

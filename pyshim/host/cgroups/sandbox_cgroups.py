@@ -77,10 +77,14 @@ class LinuxCgroups:
         await to_the_end(join)
 
     @contextlib.contextmanager
-    def movable(self) -> Iterator[None]:
-        """Within it the kernel is kept ready to move processes: those moved right after it do not wait for that."""
+    def movable(self, group: Group) -> Iterator[None]:
+        """Within it the kernel is kept ready to move processes: those moved right after it do not wait for that.
+
+        This process is in `group`, and stays there.
+        """
         stop = threading.Event()
-        self._first_move = asyncio.get_running_loop().run_in_executor(None, stay_movable, stop)
+        directory = f"{next(iter(self._tree.roots(group)), '')}{group.path}"
+        self._first_move = asyncio.get_running_loop().run_in_executor(None, stay_movable, stop, directory)
         try:
             yield
         finally:

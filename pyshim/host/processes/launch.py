@@ -84,7 +84,7 @@ class Launch:
             file_actions=self.actions,
             setsid=self.new_session,
             setsigmask=(),
-            setsigdef=[number for number in signal.valid_signals() if number not in _UNCATCHABLE],
+            setsigdef=_CATCHABLE,
         )
 
     async def run_in_netns(self, path: str) -> int:
@@ -119,7 +119,7 @@ def kill_and_reap(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-_UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
+_CATCHABLE = tuple(int(number) for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
 def _settle(result: "asyncio.Future[int]", pid: int | None, error: BaseException | None) -> None:

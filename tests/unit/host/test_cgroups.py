@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.cgroups.first_move import move_to_own_place, stay_movable
+from pyshim.host.cgroups.first_move import MOST_TIMES, move_to_own_place, stay_movable
 from pyshim.host.cgroups.hierarchies import Hierarchy, make_directory, mounted, place_of
 from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
 from pyshim.host.cgroups.v1 import CgroupsV1
@@ -80,14 +80,9 @@ def test_a_process_is_moved_to_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_process_that_stays_movable_is_moved_to_where_it_is_until_told_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    own, writes, stop = os.getpid(), [], threading.Event()
-    proc = _proc(tmp_path / "proc", f"{tmp_path}/memory rw - cgroup cgroup rw,memory")
-    (tmp_path / f"proc/{own}").mkdir()
-    (tmp_path / f"proc/{own}/cgroup").write_text("4:memory:/b\n")
-    (tmp_path / "memory/b").mkdir(parents=True)
-    (tmp_path / "memory/b/cgroup.procs").write_text(f"{own}\n")
+    writes, stop = [], threading.Event()
 
     def write(path: str, text: str) -> None:
         writes.append((path, text))
@@ -96,21 +91,23 @@ def test_a_process_that_stays_movable_is_moved_to_where_it_is_until_told_to_stop
 
     monkeypatch.setattr("pyshim.host.cgroups.first_move.write", write)
 
-    stay_movable(stop, proc)
+    stay_movable(stop, "/cg/memory/b")
 
-    assert writes == [(f"{tmp_path}/memory/b/cgroup.procs", str(own))] * 3
+    assert writes == [("/cg/memory/b/cgroup.procs", str(os.getpid()))] * 3
 
 
-def test_nobody_stays_movable_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_stays_movable_for_a_bounded_number_of_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[str] = []
     monkeypatch.setattr("pyshim.host.cgroups.first_move.AGAIN_S", 0)
-    own = os.getpid()
-    proc = _proc(tmp_path / "proc", f"{tmp_path}/memory rw - cgroup cgroup rw,memory")
-    (tmp_path / f"proc/{own}").mkdir()
-    (tmp_path / f"proc/{own}/cgroup").write_text("4:memory:/b\n")
-    (tmp_path / "memory/b").mkdir(parents=True)
-    (tmp_path / "memory/b/cgroup.procs").write_text(f"{own}\n")
+    monkeypatch.setattr("pyshim.host.cgroups.first_move.write", lambda path, _text: writes.append(path))
 
-    stay_movable(threading.Event(), proc)
+    stay_movable(threading.Event(), "/cg/memory/b")
+
+    assert len(writes) == MOST_TIMES
+
+
+def test_a_cgroup_that_cannot_be_written_to_ends_it(tmp_path: Path) -> None:
+    stay_movable(threading.Event(), str(tmp_path / "none"))
 
 
 def test_a_process_that_is_not_where_it_seems_is_not_moved(tmp_path: Path) -> None:
