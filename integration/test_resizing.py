@@ -46,9 +46,7 @@ class Guest:
 
     def comes_to(self, cpus: int, mib: int) -> None:
         """A DIMM is in the machine at once, and in the guest when its kernel has heard of it."""
-        eventually(
-            lambda: self.look() == (cpus, mib), what=lambda: f"{cpus} CPUs, {mib} MiB, not {self.look()}", within_s=20
-        )
+        eventually(lambda: self.look() == (cpus, mib), what=lambda: f"{cpus} CPUs, {mib} MiB, not {self.look()}")
 
     def record(self) -> Any:
         shown = subprocess.run(
@@ -130,7 +128,7 @@ def test_dynamic_vm_grows_by_hotplug_for_its_container_and_by_update(
     guest = _run(ctr, runtime, name, config, "--memory-limit", str(200 * MIB))
 
     assert guest.granted() == (1, 256 + 2 * _BLOCK_MIB)
-    eventually(lambda: _agrees(guest), what=lambda: f"{guest.record()} in the guest, not {guest.look()}", within_s=20)
+    eventually(lambda: _agrees(guest), what=lambda: f"{guest.record()} in the guest, not {guest.look()}")
     (cpus, before_mib) = guest.look()
     guest.update(cpu={"quota": 150_000, "period": 100_000}, memory={"limit": 500 * MIB})
     assert guest.granted() == (2, 256 + 4 * _BLOCK_MIB)
@@ -162,9 +160,7 @@ def test_vm_of_a_pod_follows_its_containers_as_they_come_and_end(
     assert pod.granted() == (2, 256 + 3 * _BLOCK_MIB)
     assert first.look() == second.look() == (2, before_mib + 2 * _BLOCK_MIB)
     ctr("task", "kill", "--signal", "KILL", second.name)
-    eventually(
-        lambda: pod.granted()[1] == 256 + _BLOCK_MIB, what=lambda: f"memory given back: {pod.record()}", within_s=60
-    )
+    eventually(lambda: pod.granted()[1] == 256 + _BLOCK_MIB, what=lambda: f"memory given back: {pod.record()}")
     assert first.look()[1] == before_mib
     # Emulated vCPUs are not taken away.
     assert pod.record()["vcpus"]["rounded"] == 1
@@ -187,5 +183,5 @@ def test_virtio_mem_follows_updates_up_and_down(ctr: Ctr, runtime: Runtime, name
     assert guest.look()[1] == boot_mib + 2560
     guest.update(memory={"limit": 256 * MIB})
 
-    eventually(lambda: guest.granted() == (1, 512), what=lambda: f"memory given back: {guest.record()}", within_s=60)
+    eventually(lambda: guest.granted() == (1, 512), what=lambda: f"memory given back: {guest.record()}")
     assert guest.look()[1] == boot_mib + 256

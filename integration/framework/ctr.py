@@ -16,7 +16,7 @@ from typing import Any
 
 from . import processes
 from .terminal import Terminal
-from .waiting import eventually
+from .waiting import PATIENCE_S, eventually
 
 _LIMIT_S = 120.0
 
@@ -66,7 +66,7 @@ class Background:
     def err(self) -> str:
         return self._stderr.read_text(errors="replace")
 
-    def wait_for(self, text: str, within_s: float = 60.0) -> None:
+    def wait_for(self, text: str, within_s: float = PATIENCE_S) -> None:
         def look() -> bool:
             if text in self.out():
                 return True
@@ -150,7 +150,7 @@ class Ctr:
                 return row.get("STATUS")
         return None
 
-    def wait_for_state(self, container: str, state: str | None, within_s: float = 60.0) -> None:
+    def wait_for_state(self, container: str, state: str | None, within_s: float = PATIENCE_S) -> None:
         seen: list[str | None] = [None]
 
         def look() -> bool:
@@ -182,4 +182,4 @@ class Ctr:
 
     def _end(self, container: str) -> None:
         self("task", "kill", "--signal", "KILL", "--all", container, check=False, within_s=30)
-        eventually(partial(self._is_at_rest, container), what=f"task {container!r} stopped", within_s=30)
+        eventually(partial(self._is_at_rest, container), what=f"task {container!r} stopped")

@@ -22,7 +22,7 @@ from pyshim.ttrpc import Client, RemoteError
 
 from . import oci
 from .runtime import Runtime
-from .waiting import eventually
+from .waiting import PATIENCE_S, eventually
 
 NAMESPACE = "default"
 SERVICE = "containerd.task.v2.Task"
@@ -52,7 +52,7 @@ class DirectShim:
         return self.address.removeprefix("unix://")
 
     def invoke(
-        self, action: str, *flags: str, within_s: float = 20.0, input: bytes = b""
+        self, action: str, *flags: str, within_s: float = PATIENCE_S, input: bytes = b""
     ) -> subprocess.CompletedProcess[bytes]:
         """The binary with the flags containerd gives it."""
         argv = [str(self.runtime.binary), "-namespace", NAMESPACE, "-address", "/run/containerd/containerd.sock"]
@@ -72,7 +72,7 @@ class DirectShim:
         return self.address
 
     def delete(self) -> task_v2_pb2.DeleteResponse:
-        done = self.invoke("delete", "-bundle", str(self.bundle), within_s=5.0)
+        done = self.invoke("delete", "-bundle", str(self.bundle))
         assert done.returncode == 0, done.stderr.decode(errors="replace")
         return task_v2_pb2.DeleteResponse.FromString(done.stdout)
 
@@ -168,5 +168,5 @@ def code_of(error: RemoteError) -> int:
     return int(error.code)
 
 
-def wait_until_gone(shim: DirectShim, within_s: float = 20.0) -> None:
-    eventually(lambda: not shim.runtime.shims(shim.container), what="the shim daemon has exited", within_s=within_s)
+def wait_until_gone(shim: DirectShim) -> None:
+    eventually(lambda: not shim.runtime.shims(shim.container), what="the shim daemon has exited")

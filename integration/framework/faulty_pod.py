@@ -129,14 +129,14 @@ class FaultyPod:
         command = ("tc", "-n", self.network.namespace.name, *words)
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
 
-    def assert_nothing_left(self, within_s: float = 20.0) -> None:
+    def assert_nothing_left(self) -> None:
         left: list[str] = []
 
         def look() -> bool:
             left[:] = self.left()
             return not left
 
-        eventually(look, what=lambda: f"{self.name} is gone; left: {left}", within_s=within_s, every_s=0.1)
+        eventually(look, what=lambda: f"{self.name} is gone; left: {left}", every_s=0.1)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from . import processes
-from .waiting import eventually
+from .waiting import PATIENCE_S, eventually
 
 _OWNED = ("/run", "/tmp", "/dev/shm")
 # Directories that containerd, runc or a shim make once and keep, as a node does between pods. Files in them are never
@@ -82,7 +82,7 @@ class HostState:
         return found
 
 
-def assert_nothing_left(before: HostState, ignore_below: tuple[Path, ...] = (), within_s: float = 15.0) -> None:
+def assert_nothing_left(before: HostState, ignore_below: tuple[Path, ...] = (), within_s: float = PATIENCE_S) -> None:
     """Nothing more is there than `before`, at the latest after `within_s` (a shim may still be ending when `ctr`
     returns).
     """

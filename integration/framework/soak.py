@@ -122,7 +122,7 @@ def lose(ground: Ground, victim: str, moment_s: float) -> Loss:
         try:
             pod.app_shim.delete()
             pod.shim.delete()
-            pod.assert_nothing_left(30)
+            pod.assert_nothing_left()
         except AssertionError as exc:
             problem = str(exc)
     return Loss(victim=victim, moment_s=moment_s, doing=doing, met=met, problem=problem)
@@ -216,7 +216,7 @@ def main() -> int:
         warm, last = rounds(ground, asked.rounds)
         print(f"{asked.rounds} rounds in one pod: {warm} to {last}", flush=True)
         print(f"the shim grew by {assert_flat(warm, last, asked.rounds):+.1f} KiB a round", flush=True)
-    assert_nothing_left(before, (directory,), within_s=60)
+    assert_nothing_left(before, (directory,))
     print("nothing left", flush=True)
     return 1 if any(loss.problem for loss in found) else 0
 

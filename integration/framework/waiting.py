@@ -9,10 +9,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE_S = 100.0
+"""For what is expected to happen on a machine however busy: how soon is not asked. pytest gives a test 300 s."""
 
 
 def eventually(
-    look: Callable[[], T], *, what: str | Callable[[], str], within_s: float = 30.0, every_s: float = 0.05
+    look: Callable[[], T], *, what: str | Callable[[], str], within_s: float = PATIENCE_S, every_s: float = 0.05
 ) -> T:
     """The first true value of `look()`. Raises AssertionError naming `what` when there is none within `within_s`
     seconds.

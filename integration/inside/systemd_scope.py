@@ -85,7 +85,7 @@ async def scope() -> dict[str, object]:
 
 def state_once_ended() -> str:
     """systemd hears of an empty cgroup a moment later."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while (state := shown(_UNIT)["ActiveState"]) != "inactive" and time.monotonic() < deadline:
         time.sleep(0.2)
     return state
