@@ -17,7 +17,7 @@ from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
 from hypervisors.qemu.vm import QemuVm
 from pyshim.host.processes.children import Children
 from pyshim.host.release import release
-from pyshim.model.errors import InvalidArgument, ResourceExhausted, ShimError, Unimplemented
+from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, ShimError, Unimplemented
 from pyshim.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
@@ -160,16 +160,27 @@ def run(config: VmConfig, scenario: Callable[[QemuVm], Awaitable[None]]) -> None
     asyncio.run(body())
 
 
+async def _nothing(_vm: QemuVm) -> None:
+    """Created is enough."""
+
+
 @needs_qemu
 @pytest.mark.parametrize("kind", PortKind)
 @pytest.mark.parametrize(("roots", "switches"), [(0, 0), (16, 16)])
 def test_qemu_puts_devices_where_the_plan_says(kind: PortKind, roots: int, switches: int, tmp_path: Path) -> None:
     config = bootable(tmp_path, HALT, pci=layout(TOYS, kind, roots=roots, switches=switches), bridges=5)
 
-    async def nothing(_vm: QemuVm) -> None:
-        """`create` has compared every path."""
+    run(config, _nothing)  # `create` compares every path, as the next test shows
 
-    run(config, nothing)
+
+@needs_qemu
+def test_a_device_that_qemu_has_elsewhere_is_named(tmp_path: Path) -> None:
+    found = layout(TOYS)
+    wrong = replace(found.placed[1], pci_path="01/00")
+    config = bootable(tmp_path, HALT, pci=replace(found, placed=(found.placed[0], wrong, found.placed[2])))
+
+    with pytest.raises(Internal, match=r"place 'toy1' in vm 'pod1': qemu has it at 1d/00, the plan at 01/00"):
+        run(config, _nothing)
 
 
 @needs_qemu
@@ -215,10 +226,8 @@ def test_cold_plug_of_a_device_that_is_not_there_is_qemus_own_error(tmp_path: Pa
     missing = VfioDevice(id="gone", host_address="ffff:ff:1f.7", iommufd=False)
     config = bootable(tmp_path, HALT, pci=layout((missing,)))
 
-    async def nothing(_vm: QemuVm) -> None: ...
-
     with pytest.raises(ShimError, match=r"start vm 'pod1'.*ffff:ff:1f\.7"):
-        run(config, nothing)
+        run(config, _nothing)
 
 
 @needs_qemu

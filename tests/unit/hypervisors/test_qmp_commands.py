@@ -1,5 +1,6 @@
 """Typed commands of the QMP layer: answers, answers of another shape, and devices that leave."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -64,11 +65,13 @@ def test_device_remove_of_a_device_already_gone_is_done() -> None:
 def test_device_remove_asked_again_waits_on() -> None:
     def pending(peer: QmpPeer, request: dict[str, Any]) -> None:
         peer.refuse(request, "GenericError", "Device d is already in the process of unplug")
-        peer.event("DEVICE_DELETED", {"device": "d"})
+        asyncio.get_running_loop().call_later(1, peer.event, "DEVICE_DELETED", {"device": "d"})
 
     async def scenario() -> None:
         async with Session({"device_del": pending}) as session:
             await session.monitor.device_remove("d")
+
+            assert [event.name for event in session.events] == ["DEVICE_DELETED"]
 
     run(scenario)
 

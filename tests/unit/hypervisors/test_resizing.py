@@ -19,7 +19,8 @@ from pyshim.model.host_facts import Accelerator
 from tests.fakes.disks import disk
 from tests.fakes.qmp_peer import Answer, QmpPeer
 from tests.fakes.vm_config import vm_config
-from tests.unit.hypervisors.test_qmp import Session, run
+
+from .qmp_session import Session, run
 
 KVM = replace(vm_config().cpu, accelerator=Accelerator.KVM, model="host", max_vcpus=4)
 VIRTIO_MEM = replace(vm_config().memory, virtio_mem=True)
