@@ -71,3 +71,11 @@ def bootable(directory: Path, code: bytes, **changes: Any) -> VmConfig:
     initrd.write_bytes(b"no initrd")
     config = vm_config(**{"vm_dir": str(directory / "vm"), "share": None, **changes})
     return replace(config, boot=replace(config.boot, kernel=str(kernel), initrd=str(initrd), image=None))
+
+
+def with_boot(config: VmConfig, **changes: Any) -> VmConfig:
+    return replace(config, boot=replace(config.boot, **changes))
+
+
+def with_memory(config: VmConfig, **changes: Any) -> VmConfig:
+    return replace(config, memory=replace(config.memory, **changes))

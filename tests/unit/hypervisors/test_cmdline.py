@@ -6,7 +6,6 @@ After a wanted change: `PYSHIM_UPDATE_GOLDEN=1 pytest tests/unit/hypervisors/tes
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from hypervisors.base import ImageDriver, MemoryBacking, VhostUserNic, VmConfig,
 from hypervisors.qemu.cmdline import FdTable, check_config, fd_table, kernel_command_line, qemu_argv, socket_paths
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
-from tests.fakes.vm_config import nic, vm_config
+from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
 from tests.grammar.check import problems, tables
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qemu"
@@ -30,21 +29,13 @@ def _microvm() -> VmConfig:
     return replace(base, machine_type="microvm", machine_options=("pit=off", "rtc=on"), bridges=0, share=None)
 
 
-def _boot(config: VmConfig, **changes: Any) -> VmConfig:
-    return replace(config, boot=replace(config.boot, **changes))
-
-
-def _memory(config: VmConfig, **changes: Any) -> VmConfig:
-    return replace(config, memory=replace(config.memory, **changes))
-
-
 CONFIGS = {
     "q35-virtiofs-serial-tcg": vm_config(),
     "q35-vsock-kvm": _kvm(vm_config(agent_channel=VsockChannel(port=1024))),
     "q35-nested-kvm-debug": _kvm(vm_config(nested=True, debug=True, extra_monitor=True, seccomp_sandbox="")),
     "microvm": _microvm(),
-    "q35-initrd-only": _boot(vm_config(share=None), image=None),
-    "q35-image-pmem": _boot(vm_config(), image_driver=ImageDriver.PMEM, initrd=None),
+    "q35-initrd-only": with_boot(vm_config(share=None), image=None),
+    "q35-image-pmem": with_boot(vm_config(), image_driver=ImageDriver.PMEM, initrd=None),
     "q35-two-nics": vm_config(nics=(nic(0, taps=(40, 41), vhosts=(50, 51)), nic(1, taps=(42,), mtu=0))),
     "q35-vhost-user-nics": vm_config(
         vhost_user_nics=(
@@ -54,12 +45,12 @@ CONFIGS = {
             VhostUserNic(id="direct-1", mac="02:00:00:00:00:08", socket_path="/run/c", queues=1, queue_size=0, mtu=0),
         )
     ),
-    "q35-hugepages": _memory(vm_config(), backing=MemoryBacking.HUGEPAGES, prealloc=True),
-    "q35-virtio-mem": _memory(vm_config(), max_mib=1027, virtio_mem=True, prealloc=True),
-    "q35-private-firmware": _boot(
-        _memory(vm_config(share=None), backing=MemoryBacking.PRIVATE), firmware="/opt/OVMF.fd"
+    "q35-hugepages": with_memory(vm_config(), backing=MemoryBacking.HUGEPAGES, prealloc=True),
+    "q35-virtio-mem": with_memory(vm_config(), max_mib=1027, virtio_mem=True, prealloc=True),
+    "q35-private-firmware": with_boot(
+        with_memory(vm_config(share=None), backing=MemoryBacking.PRIVATE), firmware="/opt/OVMF.fd"
     ),
-    "q35-shared-file-two-bridges": _memory(vm_config(bridges=2), backing=MemoryBacking.SHARED_FILE, max_mib=0),
+    "q35-shared-file-two-bridges": with_memory(vm_config(bridges=2), backing=MemoryBacking.SHARED_FILE, max_mib=0),
 }
 
 
@@ -95,13 +86,6 @@ def test_every_golden_file_belongs_to_a_config() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_same_config_gives_the_same_argv(name: str) -> None:
-    config = CONFIGS[name]
-
-    assert qemu_argv(config, table(config)) == qemu_argv(replace(config), table(config))
-
-
-@pytest.mark.parametrize("name", CONFIGS)
 def test_the_uuid_is_in_the_argv_for_whoever_sweeps(name: str) -> None:
     assert CONFIGS[name].uuid in qemu_argv(CONFIGS[name], table(CONFIGS[name]))
 
@@ -114,7 +98,7 @@ def test_descriptors_are_numbered_from_three_without_gaps() -> None:
 
 
 def test_commas_in_paths_are_doubled_where_qemu_splits_at_them() -> None:
-    config = _boot(vm_config(vm_dir="/vm,1"), image="/img,1", kernel="/k,1", initrd="/i,1")
+    config = with_boot(vm_config(vm_dir="/vm,1"), image="/img,1", kernel="/k,1", initrd="/i,1")
 
     argv = qemu_argv(config, table(config))
 
@@ -132,7 +116,7 @@ def test_commas_in_paths_are_doubled_where_qemu_splits_at_them() -> None:
 def test_memory_comes_from_the_hosts_nodes_in_every_versions_words(
     backing: MemoryBacking, nodes: tuple[int, ...], words: str
 ) -> None:
-    config = _memory(vm_config(share=None), backing=backing, host_nodes=nodes)
+    config = with_memory(vm_config(share=None), backing=backing, host_nodes=nodes)
 
     argv = qemu_argv(config, table(config))
 
@@ -143,7 +127,7 @@ def test_memory_comes_from_the_hosts_nodes_in_every_versions_words(
 
 
 def test_without_room_for_memory_no_slots_are_offered() -> None:
-    config = _memory(vm_config(), max_mib=256)
+    config = with_memory(vm_config(), max_mib=256)
 
     argv = qemu_argv(config, table(config))
 
@@ -151,7 +135,7 @@ def test_without_room_for_memory_no_slots_are_offered() -> None:
 
 
 def test_a_pmem_image_gets_a_slot_and_room_of_its_own() -> None:
-    config = _memory(CONFIGS["q35-image-pmem"], max_mib=0)
+    config = with_memory(CONFIGS["q35-image-pmem"], max_mib=0)
 
     argv = qemu_argv(config, fd_table(config, guest_cid=0, image_bytes=(10 << 20) + 1))
 
@@ -160,7 +144,7 @@ def test_a_pmem_image_gets_a_slot_and_room_of_its_own() -> None:
 
 @pytest.mark.parametrize("max_mib", [0, 256, 259], ids=["no-maximum", "no-room", "less-than-a-block"])
 def test_without_room_there_is_no_virtio_mem_device(max_mib: int) -> None:
-    config = _memory(vm_config(), max_mib=max_mib, virtio_mem=True)
+    config = with_memory(vm_config(), max_mib=max_mib, virtio_mem=True)
 
     argv = qemu_argv(config, table(config))
 
@@ -204,20 +188,24 @@ def test_kernel_parameter_without_a_spelling_is_refused(params: tuple[str, ...],
     ("config", "text"),
     [
         pytest.param(vm_config(machine_type="pc"), "machine type 'pc' is not one of q35, microvm", id="machine"),
-        pytest.param(_boot(vm_config(), image=None, initrd=None), "neither a root image nor an initrd", id="no-root"),
-        pytest.param(_memory(vm_config(), backing=MemoryBacking.PRIVATE), "needs shared memory", id="private-share"),
-        pytest.param(_boot(_microvm(), image_driver=ImageDriver.PMEM), "microvm has no pmem", id="microvm-pmem"),
+        pytest.param(
+            with_boot(vm_config(), image=None, initrd=None), "neither a root image nor an initrd", id="no-root"
+        ),
+        pytest.param(
+            with_memory(vm_config(), backing=MemoryBacking.PRIVATE), "needs shared memory", id="private-share"
+        ),
+        pytest.param(with_boot(_microvm(), image_driver=ImageDriver.PMEM), "microvm has no pmem", id="microvm-pmem"),
         pytest.param(vm_config(cpu=replace(vm_config().cpu, boot_vcpus=0)), "0 vCPUs", id="no-cpu"),
-        pytest.param(_memory(_microvm(), virtio_mem=True), "microvm has no virtio-mem", id="microvm-virtio-mem"),
-        pytest.param(_memory(vm_config(), boot_mib=0), "0 MiB", id="no-memory"),
+        pytest.param(with_memory(_microvm(), virtio_mem=True), "microvm has no virtio-mem", id="microvm-virtio-mem"),
+        pytest.param(with_memory(vm_config(), boot_mib=0), "0 MiB", id="no-memory"),
         pytest.param(vm_config(nics=(nic(0, taps=()),)), "needs a tap queue", id="nic-without-tap"),
         pytest.param(
-            _memory(replace(CONFIGS["q35-vhost-user-nics"], share=None), backing=MemoryBacking.PRIVATE),
+            with_memory(replace(CONFIGS["q35-vhost-user-nics"], share=None), backing=MemoryBacking.PRIVATE),
             "a vhost-user network device needs shared memory",
             id="vhost-user-nic-without-shared-memory",
         ),
         pytest.param(vm_config(nics=(nic(0, taps=(5, 6), vhosts=(7,)),)), "as many vhost fds", id="uneven-queues"),
-        pytest.param(_boot(vm_config(), kernel_params=('"',)), "open quote", id="kernel-parameter"),
+        pytest.param(with_boot(vm_config(), kernel_params=('"',)), "open quote", id="kernel-parameter"),
     ],
 )
 def test_config_that_cannot_work_is_refused_before_anything_is_made(config: VmConfig, text: str) -> None:

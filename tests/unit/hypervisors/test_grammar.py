@@ -16,15 +16,15 @@ from hypervisors.base import VmConfig
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
 from pyshim.config.load import build_config
 from pyshim.config.sources import read_source
-from pyshim.model.capacity import CapacityFacts, CgroupLimits
 from pyshim.model.confidential import NO_TEE, Tee, TeeFacts
 from pyshim.model.errors import ShimError
-from pyshim.model.host_facts import Accelerator, CgroupMode, HostFacts
+from pyshim.model.host_facts import Accelerator, CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.oci import parse_spec
 from pyshim.model.task import RuntimeOptions
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.sandbox import sandbox_plan
+from tests.fakes.facts import PLENTY, host_facts
 from tests.fakes.vm_config import nic, vm_config
 from tests.grammar.check import minimum_version, problems, tables
 from tests.grammar.introspect import introspected
@@ -37,12 +37,6 @@ GOLDEN = ROOT / "tests/golden/qemu/shipped"
 QEMU = "/usr/bin/qemu-system-x86_64"
 SPEC = b'{"ociVersion": "1.1.0", "process": {"args": ["sh"], "cwd": "/"}, "root": {"path": "rootfs"}}'
 SHIPPED = ("qemu", "qemu-nvidia-gpu", "qemu-tdx", "qemu-snp", "qemu-sev")
-PLENTY = CapacityFacts(
-    available_mib=1 << 20,
-    swap_free_mib=0,
-    backing=None,
-    cgroup=CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path=""),
-)
 AMD = TeeFacts(
     available=frozenset({Tee.SEV_ES, Tee.SEV}),
     probed=("'/sys/module/kvm_amd/parameters/sev_snp' says 'N'",),
@@ -68,15 +62,12 @@ needs_qemu = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU
 def planned(shipped: str, facts: TeeFacts) -> VmConfig:
     """The VM of a shipped file on a KVM host with `facts`, with one NIC of two queues."""
     path = str(ROOT / f"configs/configuration-{shipped}.toml")
-    host = HostFacts(
-        cpu_count=8,
-        memory_mib=16384,
+    host = host_facts(
         cpu_flags=frozenset({"vmx"}),
         kvm_usable=True,
         kvm_reason="the CPU shows vmx",
         vhost_vsock=True,
         vhost_net=True,
-        nested=False,
         cgroup_mode=CgroupMode.V2,
         systemd=True,
         tee=facts,

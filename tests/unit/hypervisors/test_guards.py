@@ -13,7 +13,7 @@ from hypervisors.qemu.hotplug import capabilities_of
 from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, UnixQuotes, VsockQuotes
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
-from tests.fakes.vm_config import vm_config
+from tests.fakes.vm_config import vm_config, with_boot, with_memory
 
 TDX = TdxGuard(mrconfigid=b"", quotes=VsockQuotes(cid=2, port=4050))
 SNP = SnpGuard(cbitpos=51, reduced_phys_bits=1, policy=0x30000, id_block="", id_auth="", host_data=b"")
@@ -139,23 +139,15 @@ def _cpu(config: VmConfig, **changes: Any) -> VmConfig:
     return replace(config, cpu=replace(config.cpu, **changes))
 
 
-def _memory(config: VmConfig, **changes: Any) -> VmConfig:
-    return replace(config, memory=replace(config.memory, **changes))
-
-
-def _boot(config: VmConfig, **changes: Any) -> VmConfig:
-    return replace(config, boot=replace(config.boot, **changes))
-
-
 PLAIN = confidential(TDX)
 CONTRADICTIONS = {
     "needs KVM": _cpu(PLAIN, accelerator=Accelerator.TCG),
-    "needs firmware": _boot(PLAIN, firmware=None),
+    "needs firmware": with_boot(PLAIN, firmware=None),
     "needs machine type q35": replace(PLAIN, machine_type="microvm"),
-    "private memory": _memory(PLAIN, backing=MemoryBacking.SHARED_MEMFD),
-    "cannot grow": _memory(PLAIN, max_mib=512),
+    "private memory": with_memory(PLAIN, backing=MemoryBacking.SHARED_MEMFD),
+    "cannot grow": with_memory(PLAIN, max_mib=512),
     "a confidential guest cannot grow": _cpu(PLAIN, max_vcpus=2),
-    "cannot be persistent memory": _boot(PLAIN, image_driver=ImageDriver.PMEM),
+    "cannot be persistent memory": with_boot(PLAIN, image_driver=ImageDriver.PMEM),
     "-cpu host only, not 'EPYC-v4'": _cpu(PLAIN, model="EPYC-v4"),
     "mrconfigid is 1 bytes, not 48": replace(PLAIN, guard=replace(TDX, mrconfigid=b"x")),
     "host data is 1 bytes, not 32": confidential(replace(SNP, host_data=b"x")),

@@ -8,28 +8,14 @@ import pytest
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec, parse_spec
+from tests.fakes.facts import host_facts
 
 
 @pytest.fixture
 def host() -> Callable[..., HostFacts]:
-    def make(**changes: Any) -> HostFacts:
-        fields: dict[str, Any] = {
-            "cpu_count": 8,
-            "memory_mib": 16384,
-            "cpu_flags": frozenset(),
-            "kvm_usable": False,
-            "kvm_reason": "the CPU shows neither vmx nor svm",
-            "vhost_vsock": False,
-            "vhost_net": False,
-            "nested": False,
-            "cgroup_mode": CgroupMode.V1,
-            "systemd": False,
-        }
-        return HostFacts(**{**fields, **changes})
-
-    return make
+    return host_facts
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The plan of one container: volumes, root file system, and the spec the guest gets."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,8 @@ from pyshim.model.volumes import SourceFacts
 from pyshim.plan.container import ContainerPlan, container_plan, rootfs_mount, without_image
 from pyshim.plan.share import share_plan
 from pyshim.plan.volumes import volume_sources
+
+from .test_volumes import bind
 
 SHARED = "/run/kata-containers/shared/containers"
 MOUNTS = "/run/kata-containers/shared/sandboxes/s1/mounts"
@@ -45,10 +46,6 @@ def plan(config: Callable[..., Config]) -> Planner:
         )
 
     return make
-
-
-def bind(destination: str, source: str, *options: str) -> dict[str, Any]:
-    return {"destination": destination, "type": "bind", "source": source, "options": ["rbind", *options]}
 
 
 def test_a_bind_mount_is_shared_under_a_name_of_its_own(plan: Planner, spec: Callable[..., OciSpec]) -> None:

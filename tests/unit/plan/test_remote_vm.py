@@ -18,8 +18,7 @@ from pyshim.plan.initdata import encode, parse
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.remote_vm import LEAST_STOP_TIMEOUT_S
 from pyshim.plan.sandbox import SandboxPlan, sandbox_plan
-
-from .test_sandbox import PLENTY
+from tests.fakes.facts import PLENTY
 
 PREFIX = "io.katacontainers.config.hypervisor."
 CRI = {

@@ -5,22 +5,15 @@ from collections.abc import Callable
 import pytest
 
 from hypervisors.base import SerialChannel, VsockChannel
-from pyshim.model.capacity import CapacityFacts, CgroupLimits
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.host_facts import Accelerator, HostFacts
 from pyshim.model.ids import SandboxId
+from pyshim.model.kernel_line import split_params
 from pyshim.model.oci import OciSpec
-from pyshim.plan.kernel_params import split_params
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.sandbox import SandboxPlan, accelerator, agent_channel, sandbox_plan
-
-PLENTY = CapacityFacts(
-    available_mib=1 << 20,
-    swap_free_mib=0,
-    backing=None,
-    cgroup=CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path=""),
-)
+from tests.fakes.facts import PLENTY
 
 
 def make(config: Config, host: HostFacts, spec: OciSpec) -> SandboxPlan:

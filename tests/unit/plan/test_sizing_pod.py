@@ -14,29 +14,19 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.host_facts import HostFacts
 from pyshim.plan.sizing.agreement import LETTERS, Explanation, explain_pod
 from pyshim.plan.sizing.pod import PodContainer, PodResources, with_defaults
 from pyshim.plan.sizing.quantity import cpu_text, memory_text, quantity
 from pyshim.plan.sizing.record import decimal
 from pyshim.plan.sizing.workload import MIB
+from tests.fakes.facts import host_facts
 
 Configs = Callable[..., Config]
 Hosts = Callable[..., HostFacts]
 HOST_SIDE = 200
 CONFIG = build_config(Source(path="t", directory="/", document={"hypervisor": {"qemu": {}}}))
-HOST = HostFacts(
-    cpu_count=8,
-    memory_mib=16384,
-    cpu_flags=frozenset(),
-    kvm_usable=True,
-    kvm_reason="",
-    vhost_vsock=True,
-    vhost_net=True,
-    nested=False,
-    cgroup_mode=CgroupMode.V2,
-    systemd=True,
-)
+HOST = host_facts()
 
 
 @pytest.mark.parametrize(

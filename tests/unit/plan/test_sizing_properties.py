@@ -11,23 +11,13 @@ from hypothesis import strategies as st
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.host_facts import HostFacts
 from pyshim.plan.sizing import MIB, SizingRecord, Workload, static_size
 from pyshim.plan.sizing.record import dimension
 from pyshim.plan.sizing.resize import Demand, VmSize, resize_plan
+from tests.fakes.facts import host_facts
 
-HUGE = HostFacts(
-    cpu_count=1 << 20,
-    memory_mib=1 << 40,
-    cpu_flags=frozenset(),
-    kvm_usable=True,
-    kvm_reason="",
-    vhost_vsock=True,
-    vhost_net=True,
-    nested=False,
-    cgroup_mode=CgroupMode.V2,
-    systemd=True,
-)
+HUGE = host_facts(cpu_count=1 << 20, memory_mib=1 << 40)
 
 
 def configuration(policy: str, hugepages: bool = False) -> Config:

@@ -11,8 +11,8 @@ from pyshim.agent.client import AgentClient
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.agent_address import AgentAddress
-from pyshim.model.capacity import CapacityFacts, CapacityQuestion, CgroupLimits
-from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.sandbox.environment import Environment
@@ -22,6 +22,7 @@ from pyshim.sandbox.seams import Records
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
+from tests.fakes.facts import PLENTY, host_facts
 from tests.fakes.host import FakeHost, FakePublisher, FakeRecords, Faults
 from tests.fakes.network import FakeNetworks
 from tests.fakes.vm import FakeVm
@@ -30,24 +31,8 @@ BUNDLES = "/bundles"
 NO_STDIO = Stdio(stdin="", stdout="", stderr="", terminal=False)
 PIPES = Stdio(stdin="/in", stdout="/out", stderr="/err", terminal=False)
 
-FACTS = HostFacts(
-    cpu_count=4,
-    memory_mib=8192,
-    cpu_flags=frozenset(),
-    kvm_usable=False,
-    kvm_reason="no vmx or svm",
-    vhost_vsock=False,
-    vhost_net=False,
-    nested=False,
-    cgroup_mode=CgroupMode.V1,
-    systemd=False,
-)
-CAPACITY = CapacityFacts(
-    available_mib=8000,
-    swap_free_mib=0,
-    backing=None,
-    cgroup=CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path=""),
-)
+FACTS = host_facts(cpu_count=4, memory_mib=8192)
+CAPACITY = replace(PLENTY, available_mib=8000)
 DOCUMENT: Mapping[str, Any] = {
     "hypervisor": {
         "qemu": {"path": "/bin/qemu", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "rootfs_type": "erofs"}
