@@ -28,7 +28,7 @@ from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
 from pyshim.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.vm_config import vm_config
+from tests.fakes.vm_config import OURS, vm_config
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
@@ -73,7 +73,7 @@ echo "$all" > /run/cdi/all.json
 
 
 def config(tmp_path: Path, layout: PciLayout) -> VmConfig:
-    plain = vm_config(vm_dir=str(tmp_path / "vm"), share=None, hypervisor_path=QEMU, pci=layout)
+    plain = vm_config(uuid=OURS, vm_dir=str(tmp_path / "vm"), share=None, hypervisor_path=QEMU, pci=layout)
     boot = replace(
         plain.boot,
         kernel=str(GUEST / "vmlinuz"),

@@ -16,7 +16,7 @@ from pyshim.host.processes.children import Children
 from pyshim.host.release import release
 from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.vm_config import vm_config
+from tests.fakes.vm_config import OURS, vm_config
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
@@ -34,7 +34,7 @@ pytestmark = [
 
 def linux(tmp_path: Path, *extra_params: str) -> VmConfig:
     """The project's own guest, talkative on its serial port."""
-    config = vm_config(vm_dir=str(tmp_path / "vm"), share=None, hypervisor_path=QEMU)
+    config = vm_config(uuid=OURS, vm_dir=str(tmp_path / "vm"), share=None, hypervisor_path=QEMU)
     boot = replace(
         config.boot,
         kernel=str(GUEST / "vmlinuz"),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from hypervisors.base import (
     BootConfig,
@@ -19,6 +20,8 @@ from pyshim.model.host_facts import Accelerator
 from tests.fakes.tiny_kernel import bzimage
 
 UUID = "6f9619ff-8b86-4011-b42d-00c04fc964ff"
+OURS = str(uuid4())
+"""For VMs that really run: a VMM whose pid nobody has noted is found, and killed, by it; it is no other run's."""
 
 
 def vm_config(**changes: Any) -> VmConfig:
@@ -69,7 +72,7 @@ def bootable(directory: Path, code: bytes, **changes: Any) -> VmConfig:
     kernel, initrd = directory / "kernel", directory / "initrd"
     kernel.write_bytes(bzimage(code))
     initrd.write_bytes(b"no initrd")
-    config = vm_config(**{"vm_dir": str(directory / "vm"), "share": None, **changes})
+    config = vm_config(**{"vm_dir": str(directory / "vm"), "share": None, "uuid": OURS, **changes})
     return replace(config, boot=replace(config.boot, kernel=str(kernel), initrd=str(initrd), image=None))
 
 

@@ -26,6 +26,7 @@ from tests.fakes.ledger import FakeLedger
 from tests.fakes.namespaces import EchoHost
 from tests.fakes.tiny_kernel import HALT, bzimage
 from tests.fakes.vhost_user import VhostUserBackend
+from tests.fakes.vm_config import OURS
 from tests.unit.hypervisors.test_cmdline import CONFIGS
 
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -61,7 +62,8 @@ def runnable(config: VmConfig, directory: Path) -> VmConfig:
     share = config.share and ShareDevice(tag="kataShared", socket_path=str(directory / "fs.sock"), queue_size=1024)
     channel = SerialChannel(port_name="org.pykata.agent.0", socket_path=str(directory / "agent.sock"))
     cpu = replace(config.cpu, accelerator=Accelerator.TCG, model="max")
-    return replace(config, vm_dir=str(directory / "vm"), boot=boot, share=share, agent_channel=channel, cpu=cpu)
+    changed = replace(config, boot=boot, share=share, agent_channel=channel, cpu=cpu)
+    return replace(changed, uuid=OURS, vm_dir=str(directory / "vm"))
 
 
 async def accepted(config: VmConfig, directory: Path) -> None:
