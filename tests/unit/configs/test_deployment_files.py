@@ -118,11 +118,13 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 
 
 def test_what_the_units_start_is_a_command_of_ours() -> None:
-    for path in (CONFIGS / "systemd").glob("*.service"):
+    services, timers = (sorted((CONFIGS / "systemd").glob(f"*.{kind}")) for kind in ("service", "timer"))
+    assert services
+    for path in services:
         unit = configparser.ConfigParser(strict=False)
         unit.read(path)
         program, subcommand, *_ = unit["Service"]["ExecStart"].split()
         assert program == "/opt/pyshim/bin/pyshim"
         assert subcommand in SUBCOMMANDS
-    for path in (CONFIGS / "systemd").glob("*.timer"):
+    for path in timers:
         assert path.with_suffix(".service").exists()

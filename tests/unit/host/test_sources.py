@@ -91,6 +91,8 @@ def test_a_block_device_is_found_by_number() -> None:
     devices = sorted(os.listdir("/sys/dev/block"))
     present = [number for number in devices if source_facts(f"/dev/block/{number}").kind is SourceKind.BLOCK]
 
+    if not present:
+        pytest.skip("/dev/block names no block device here")
     for number in present:
         found = os.stat(source_facts(f"/dev/block/{number}").device_path)
         assert f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}" == number

@@ -63,6 +63,7 @@ def test_a_bind_mount_is_shared_under_a_name_of_its_own(plan: Planner, spec: Cal
 def test_every_share_mount_stays_beneath_the_share(plan: Planner, spec: Callable[..., OciSpec]) -> None:
     hostile = plan(spec(mounts=[bind("/x", "/srv/../.."), bind("/y", "/a\nb"), bind("/z", "/" + "\u00fc" * 250)]))
 
+    assert len(hostile.share_mounts) == 1 + 3, "the root and each volume"
     for mount in hostile.share_mounts:
         assert mount.target.startswith(f"{MOUNTS}/c1")
         assert "/.." not in mount.target

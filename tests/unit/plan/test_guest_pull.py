@@ -19,6 +19,8 @@ from pyshim.plan.container import ContainerPlan, container_plan, without_image
 from pyshim.plan.guest_pull import root_pulled_in_guest
 from pyshim.plan.share import no_share
 
+from .test_volumes import bind
+
 Configured = Callable[..., Config]
 Specs = Callable[..., OciSpec]
 FORCED = {"experimental_force_guest_pull": True}
@@ -104,16 +106,12 @@ def planned(config: Config, spec: OciSpec, kinds: dict[str, SourceKind]) -> Cont
     )
 
 
-def bind(source: str, destination: str) -> dict[str, Any]:
-    return {"type": "bind", "source": source, "destination": destination, "options": ["rbind", "ro"]}
-
-
 CONFIGMAP = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~configmap/v"
 
 
 def test_without_a_share_volumes_are_copied_and_the_host_mounts_nothing(configured: Configured, spec: Specs) -> None:
     kinds = {CONFIGMAP: SourceKind.DIRECTORY, "/etc/file": SourceKind.FILE}
-    mounts = [bind(CONFIGMAP, "/config"), bind("/etc/file", "/file"), bind("/etc/file", "/again")]
+    mounts = [bind("/config", CONFIGMAP, "ro"), bind("/file", "/etc/file", "ro"), bind("/again", "/etc/file", "ro")]
 
     plan = planned(configured({"shared_fs": "none"}, FORCED), spec(annotations=NAMED, mounts=mounts), kinds)
 
@@ -131,7 +129,9 @@ def test_a_socket_cannot_be_copied(configured: Configured, spec: Specs) -> None:
     config = configured({"shared_fs": "none"}, FORCED)
 
     with pytest.raises(FailedPrecondition, match=r"'/run/x\.sock' on '/s'.*copies directories and files only"):
-        planned(config, spec(annotations=NAMED, mounts=[bind("/run/x.sock", "/s")]), {"/run/x.sock": SourceKind.OTHER})
+        planned(
+            config, spec(annotations=NAMED, mounts=[bind("/s", "/run/x.sock", "ro")]), {"/run/x.sock": SourceKind.OTHER}
+        )
 
 
 def test_a_root_nobody_can_give_the_guest_is_refused_with_the_ways_out(configured: Configured, spec: Specs) -> None:
