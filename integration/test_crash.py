@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from .framework.containerd import Containerd
 from .framework.ctr import Ctr
 from .framework.events import task_events, until_watching
 from .framework.images import IMAGE
@@ -72,6 +73,21 @@ def test_a_task_whose_guest_hangs_is_killed_with_an_exit_event_and_removed(
     ctr("task", "rm", name)
     ctr("container", "rm", name)
     assert not runtime.vmms(name)
+
+
+@pytest.mark.vm
+def test_a_hung_shim_is_ended_with_its_vm_by_the_containerd_that_cannot_reach_it(
+    containerd: Containerd, ctr: Ctr, runtime: Runtime, name: str
+) -> None:
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    for process in runtime.shims(name):
+        os.kill(process.pid, signal.SIGSTOP)
+
+    containerd.restart(signal.SIGKILL)
+
+    eventually(lambda: not [p for find in _VICTIMS.values() for p in find(runtime, name)], what="every process is gone")
+    ctr.wait_for_state(name, None)
+    ctr("container", "rm", name)
 
 
 @pytest.mark.vm

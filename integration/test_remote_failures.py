@@ -145,6 +145,30 @@ def test_a_shim_killed_while_its_pod_runs_leaves_no_vm(
     nothing_runs(peer, runtime, name)
 
 
+def test_a_hung_shim_is_waited_for_and_its_vm_stopped_when_it_has_ended(
+    containerd: Containerd,
+    ctr: Ctr,
+    runtime: Runtime,
+    peer: RemotePeer,
+    remote_run: RemoteRun,
+    name: str,
+    scratch: Path,
+) -> None:
+    """It may be in the middle of StopVM, so `delete` leaves a process that sees to its end and to that of its VM."""
+    with ctr.background(scratch, *remote_run("hung"), name, "sh", "-c", "echo up; sleep 100000") as running:
+        running_pod(running, peer, name)
+        (shim,) = runtime.shims(name)
+        os.kill(shim.pid, signal.SIGSTOP)
+        containerd.restart(signal.SIGKILL)
+        ctr.wait_for_state(name, None)
+        assert [process.pid for process in runtime.shims(name)] == [shim.pid]
+        assert len(peer.vms()) == 1
+
+        os.kill(shim.pid, signal.SIGKILL)
+
+        nothing_runs(peer, runtime, name)
+
+
 def test_a_vm_that_dies_ends_its_task_and_leaves_nothing(
     ctr: Ctr, runtime: Runtime, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:
