@@ -185,10 +185,13 @@ def scenario(test: Callable[[Stack], Coroutine[Any, Any, None]]) -> Callable[[],
     return run
 
 
-async def until(holds: Callable[[], object]) -> None:
-    """`holds` is true; the scenario's own time limit ends a wait in vain."""
+async def until(holds: Callable[[], object], *, every_s: float = 0.001) -> None:
+    """`holds` is true; the scenario's own time limit ends a wait in vain.
+
+    Each look takes time, the pauses between them none: a long wait is better looked at seldom.
+    """
     while not holds():  # noqa: ASYNC110 - the fakes have no event for everything a test may ask
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(every_s)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ids import GuestPath
 from pyshim.sandbox.copying import PIECE_BYTES, VolumeCopies
 from pyshim.sandbox.tasks import TaskOwner
+from tests.fakes.clock import run_fast_forward
 from tests.fakes.host import FakeHost
 
 SOURCE = "/volume"
@@ -82,7 +83,7 @@ def run(body: Callable[[Rig], Awaitable[None]]) -> None:
         finally:
             await rig.tasks.close()
 
-    asyncio.run(main())
+    run_fast_forward(main())
 
 
 def test_files_come_before_links_and_the_kubelets_link_before_the_names_that_lead_through_it() -> None:

@@ -90,7 +90,7 @@ def test_checks_that_fail_now_and_then_are_no_loss() -> None:
         for _ in range(2 * MISSES):
             stack.agent.failures["Check"] = (int(Code.UNAVAILABLE), "busy")
             enough = checks(stack) + MISSES - 1
-            await until(lambda enough=enough: checks(stack) >= enough)
+            await until(lambda enough=enough: checks(stack) >= enough, every_s=1)
             del stack.agent.failures["Check"]
             await asyncio.sleep(2 * EVERY_S)
 
