@@ -235,10 +235,12 @@ def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     """Who cleans up after a shim that dies now must not believe "no such VM" at once either."""
+    closed = threading.Event()
 
     def gone(call: Call) -> None:
         call.hang_up()
         service.close()
+        closed.set()
 
     service.behave["CreateVM"] = gone
 
@@ -248,6 +250,7 @@ def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
             await vm.create(config(service))
         detail = ledger.held[REMOTE, VM].detail
         assert (detail["state"], detail["asked_until_s"]) == ("asked", 1001)
+        await asyncio.to_thread(closed.wait, LONG_S)  # else it would take the new socket away
         service.open()
         await vm.stop()
 
