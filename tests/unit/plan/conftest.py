@@ -1,5 +1,6 @@
 """Configurations, host facts and specs as plain values."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -31,8 +32,6 @@ def config() -> Callable[..., Config]:
 @pytest.fixture
 def spec() -> Callable[..., OciSpec]:
     def make(**members: Any) -> OciSpec:
-        import json
-
         document = {"ociVersion": "1.1.0", "process": {"args": ["sh"], "cwd": "/"}, "root": {"path": "rootfs"}}
         return parse_spec(json.dumps({**document, **members}).encode(), "config.json")
 
