@@ -35,9 +35,12 @@ def move_to_own_place(proc_root: str = "/proc") -> None:
 
 
 def stay_movable(stop: threading.Event, directory: str) -> None:
-    """As `move_to_own_place`, again and again until `stop` is set, or MOST_TIMES; this process is in `directory`."""
+    """As `move_to_own_place`, again and again until `stop` is set, or MOST_TIMES; this process is in `directory`.
+
+    Not at once: it has just been moved there, and a fork that is about to be made would have to wait.
+    """
     with suppress(OSError):
         for _ in range(MOST_TIMES):
-            write(f"{directory}/cgroup.procs", str(os.getpid()))
             if stop.wait(AGAIN_S):
                 return
+            write(f"{directory}/cgroup.procs", str(os.getpid()))
