@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from guest.agent.errors import Internal
-from guest.agent.runtime.children import ENVIRONMENT, find_program
+from guest.agent.runtime.children import find_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 RUN_DIR = "/run/pyshim-agent"
 _MAX_ERROR_BYTES = 4096
 _CGROUP_ROOT = "/sys/fs/cgroup"
-_ENVIRONMENT = {**ENVIRONMENT, "_LIBCONTAINER_CLONED_BINARY": "1"}
-"""Before it touches a container, crun copies itself and starts once more from the copy, so that the container cannot
-write to crun's file through /proc. With the variable it leaves that out where its file system is read-only, as the
-guest's root image is, and only there: it asks the kernel. Source: crun's src/libcrun/cloned_binary.c.
-"""
 
 
 class CrunFailed(Internal):
@@ -105,12 +100,7 @@ class Crun:
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
         try:
             ended: Promise = self._children.spawn(
-                argv,
-                stdin=stdio[0],
-                stdout=stdio[1],
-                stderr=stdio[2],
-                environment=_ENVIRONMENT,
-                outlives_readers=outlives_readers,
+                argv, stdin=stdio[0], stdout=stdio[1], stderr=stdio[2], outlives_readers=outlives_readers
             )
             code = await ended
             if code != 0:

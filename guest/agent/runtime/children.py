@@ -85,14 +85,7 @@ class Children:
                 self._unclaimed[pid] = exit_code(status)
 
     def spawn(
-        self,
-        argv: list[str],
-        *,
-        stdin: int = -1,
-        stdout: int = -1,
-        stderr: int = -1,
-        environment: dict[str, str] = ENVIRONMENT,
-        outlives_readers: bool = False,
+        self, argv: list[str], *, stdin: int = -1, stdout: int = -1, stderr: int = -1, outlives_readers: bool = False
     ) -> Promise:
         """The program runs with the given fds (-1: /dev/null); the promise holds its exit code. `argv[0]` is an
         absolute path. With `outlives_readers` a write that nobody reads fails, instead of ending the program (SIGPIPE).
@@ -103,7 +96,7 @@ class Children:
         defaults = (SIGXFSZ,) if outlives_readers else (SIGPIPE, SIGXFSZ)
         log.debug("spawn", argv=" ".join(argv))
         try:
-            pid = os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsigdef=defaults, setsigmask=())
+            pid = os.posix_spawn(argv[0], argv, ENVIRONMENT, file_actions=actions, setsigdef=defaults, setsigmask=())
         except OSError as error:
             raise Internal(f"run {argv[0]!r}: {os_cause(error)}") from error
         return self.adopt(pid)
