@@ -373,6 +373,6 @@ def test_a_containerd_too_busy_to_accept_is_waited_for_as_for_any_answer(
 
     path = str(tmp_path / "s")
     with crowded(path):
-        asyncio.run(body())
+        run(body())
 
     assert caplog.messages == []
