@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyshim.ttrpc import RemoteError
+from pyshim.ttrpc import Code, RemoteError
 
 from .framework import oci, shim_config
 from .framework.ctr import Ctr, Result
@@ -21,7 +21,6 @@ from .framework.direct import DirectShim, StartFailed, code_of, direct_shim
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
 
-INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 3, 5, 8, 9
 _BINARIES = Path(__file__).resolve().parents[1] / "bin"
 
 
@@ -222,7 +221,7 @@ def test_incomplete_spec_is_refused_and_names_what_is_wrong(
     with pytest.raises(RemoteError) as refused:
         shim.call("Create", bundle=str(shim.bundle))
 
-    assert code_of(refused.value) == INVALID_ARGUMENT
+    assert code_of(refused.value) == Code.INVALID_ARGUMENT
     assert named in str(refused.value)
 
 
@@ -272,7 +271,7 @@ def test_frame_of_five_mebibytes_is_refused_and_the_shim_serves_on(shims: Shims,
     assert re.match(rb"\x0a.{1,2}\x08\x08", answer, re.DOTALL), answer
     with pytest.raises(RemoteError) as unknown:
         shim.call("State")
-    assert code_of(unknown.value) == NOT_FOUND
+    assert code_of(unknown.value) == Code.NOT_FOUND
 
 
 @pytest.mark.vm
@@ -290,7 +289,7 @@ def test_garbage_on_the_socket_closes_that_connection_and_no_other(shims: Shims,
 
     with pytest.raises(RemoteError) as unknown:
         shim.call("State")
-    assert code_of(unknown.value) == NOT_FOUND
+    assert code_of(unknown.value) == Code.NOT_FOUND
 
 
 def _exactly(raw: socket.socket, count: int) -> bytes:

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from protos.containerd import task_v2_pb2, types_pb2
-from pyshim.ttrpc import RemoteError
+from pyshim.ttrpc import Code, RemoteError
 
 from .framework import images, oci
 from .framework.direct import DirectShim, code_of, direct_shim, wait_until_gone
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
-NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, UNIMPLEMENTED = 5, 6, 9, 12
 CREATED, RUNNING, STOPPED = 1, 2, 3
 _BINARIES = Path(__file__).resolve().parents[1] / "bin"
 
@@ -67,7 +66,7 @@ def test_life_of_a_task_from_create_to_delete(shim_for: Shims) -> None:
     deleted = shim.call("Delete", task_v2_pb2.DeleteResponse)
     assert (deleted.exit_status, deleted.pid) == (12, created.pid)
     assert deleted.exited_at == ended.exited_at
-    assert _code(shim, "State") == NOT_FOUND
+    assert _code(shim, "State") == Code.NOT_FOUND
     shim.call("Shutdown")
     wait_until_gone(shim)
     assert not os.path.exists(shim.socket_path)
@@ -96,7 +95,7 @@ def test_second_create_of_an_id_is_refused(shim_for: Shims) -> None:
     shim = shim_for("sleep", "1000")
     shim.call("Create", bundle=str(shim.bundle))
 
-    assert _code(shim, "Create", bundle=str(shim.bundle)) == ALREADY_EXISTS
+    assert _code(shim, "Create", bundle=str(shim.bundle)) == Code.ALREADY_EXISTS
 
 
 def test_second_start_is_refused_and_changes_nothing(shim_for: Shims) -> None:
@@ -125,9 +124,9 @@ def test_kill_after_exit_and_delete_after_delete_are_not_found(shim_for: Shims) 
     shim.call("Start")
     shim.call("Wait")
 
-    assert _code(shim, "Kill", signal=15) == NOT_FOUND
+    assert _code(shim, "Kill", signal=15) == Code.NOT_FOUND
     shim.call("Delete")
-    assert _code(shim, "Delete") == NOT_FOUND
+    assert _code(shim, "Delete") == Code.NOT_FOUND
 
 
 def test_delete_of_a_running_task_is_refused(shim_for: Shims) -> None:
@@ -142,7 +141,7 @@ def test_delete_of_a_running_task_is_refused(shim_for: Shims) -> None:
 
 @pytest.mark.parametrize("method", ["State", "Start", "Delete", "Kill", "Wait", "Pids", "Pause", "Resume", "Stats"])
 def test_unknown_id_is_not_found(shim_for: Shims, method: str) -> None:
-    assert _code(shim_for("true"), method, id="nobody") == NOT_FOUND
+    assert _code(shim_for("true"), method, id="nobody") == Code.NOT_FOUND
 
 
 def test_second_start_call_of_the_same_id_gives_the_same_address(shim_for: Shims, runtime: Runtime, name: str) -> None:
@@ -159,7 +158,7 @@ def test_checkpoint_and_unknown_methods_are_unimplemented(shim_for: Shims) -> No
     shim = shim_for("sleep", "1000")
     shim.call("Create", bundle=str(shim.bundle))
 
-    assert _code(shim, "Checkpoint", path="/run/x") == UNIMPLEMENTED
+    assert _code(shim, "Checkpoint", path="/run/x") == Code.UNIMPLEMENTED
 
 
 @pytest.mark.vm
