@@ -98,7 +98,8 @@ def root_tree(unpacked: Unpacked, python: dict[str, bytes], release: str, module
     for path in recipe.PROGRAMS:
         data = unpacked.find(path).read_bytes()
         for library in recipe.WITHOUT_LIBRARIES.get(path, ()):
-            data = without_library(data, library, path)
+            if library in needed_libraries(data, path):  # a later package may be built without
+                data = without_library(data, library, path)
         _add_elf(tree, path, data, unpacked, 0o755)
     for name in recipe.EXTRA_LIBRARIES:
         if f"{LIBRARY_DIRECTORY}/{name}" not in tree:
