@@ -47,15 +47,12 @@ def main() -> int:
         return _profile(arguments.only, size, arguments.ksm, arguments.output or PART_RESULTS, load_before)
     only_files = arguments.only == "files"
     with containerd_up(arguments.peer, peer) as ground:
-        samples, woken, merged = _measure(ground, size, only_files)
+        samples, of_idle = _measure(ground, size, only_files)
     found = report.rows(samples)
-    facts = _facts(size, load_before)
+    facts = {**_facts(size, load_before), **of_idle}
     if only_files:
         facts["rounds"] = str(size.file_rounds)
         del facts["per round"]
-    else:
-        facts["idle wake-ups of a shim in 30 s"] = str(woken)
-        facts[f"{size.pods} forked shims, where the kernel merges equal pages (KSM)"] = merged
     if peer is not None:
         facts["peer"] = str(arguments.peer)
     print(report.as_text(found))
@@ -98,23 +95,23 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[rounds.Samples, int | None, str]:
-    """All samples, how often an idle shim was woken, and the memory of many forked shims with KSM, in words."""
+def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[rounds.Samples, dict[str, str]]:
+    """All samples, and in words what is measured once: how often an idle shim is woken, what many forked ones take."""
     started = time.monotonic()
 
     def progress(text: str) -> None:
         print(f"[{time.monotonic() - started:4.0f} s] {text}", flush=True)
 
-    samples, woken, merged = rounds.Samples(), None, ""
+    samples, of_idle = rounds.Samples(), {}
     if not only_files:
-        samples = rounds.run(ground, size, progress)
-        stubbed = replace(ground, config=GROUND / "stubs" / "configuration.toml")
+        stubbed = replace(ground, config=stubs.config(GROUND))
+        samples = rounds.run(ground, stubbed, size, progress)
         with stub_pods.running(stubbed, 1) as (pid,):
-            woken = stub_pods.wakeups(pid, 30.0)
+            of_idle["idle wake-ups of a shim in 30 s"] = str(stub_pods.wakeups(pid, 30.0))
         progress("memory of many, merged")
-        merged = _merged(stubbed, size.pods)
+        of_idle[f"{size.pods} forked shims, where the kernel merges equal pages (KSM)"] = _merged(stubbed, size.pods)
     rounds.run_file_io(ground, PROJECT / ".build", size, progress, samples)
-    return samples, woken, merged
+    return samples, of_idle
 
 
 def _merged(ground: Ground, pods: int) -> str:

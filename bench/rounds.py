@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import bare_boot, file_io, measures, stub_pods, stub_whole_pods, stubs
+from bench import bare_boot, file_io, measures, stub_pods, stub_whole_pods
 from bench.measures import PYKATA, RUNC, Ground
 from integration.framework.runtime import Runtime
 
@@ -75,12 +75,14 @@ class Samples:
         return values
 
 
-def run(ground: Ground, size: Size, progress: Callable[[str], None]) -> Samples:
-    """The samples of `size.rounds` rounds. A round before them, thrown away, fills the caches."""
+def run(ground: Ground, stubbed: Ground, size: Size, progress: Callable[[str], None]) -> Samples:
+    """The samples of `size.rounds` rounds. A round before them, thrown away, fills the caches.
+
+    `stubbed` is `ground` with the stand-ins of `stubs.py`.
+    """
     samples = Samples()
     initrd = ground.directory / "bare-initrd"
     bare_boot.write_initrd(initrd)
-    stubbed = replace(ground, config=stubs.config(ground.directory))
     for number in range(size.rounds + 1):
         progress(f"round {number} of {size.rounds}" if number else "warm-up round")
         target = samples if number else Samples()
