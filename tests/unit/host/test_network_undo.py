@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -20,6 +21,28 @@ from tests.fakes.ledger import FakeLedger
 from tests.fakes.wire import HookedLedger, Wire, at, connect, run
 
 pytestmark = pytest.mark.root
+
+
+def refused_with_nothing_left(
+    wire: Wire,
+    before: object,
+    error: type[Exception],
+    match: str,
+    ledger_of: Callable[[Children], HookedLedger],
+    *,
+    timeout_s: float = 60.0,
+) -> None:
+    """Connecting raises that; the ledger is empty again and the pod's namespace in the state `before`."""
+
+    async def body(connector: HostNetworkConnector, children: Children) -> None:
+        ledger = ledger_of(children)
+        with pytest.raises(error, match=match):
+            await connect(connector, wire.pod.path, ledger)
+        assert ledger.held == {}
+
+    run(body, timeout_s=timeout_s)
+
+    assert wire.pod.state() == before
 
 
 def test_disconnect_twice_and_after_the_namespace_is_gone(wire: Wire) -> None:
@@ -65,16 +88,10 @@ def test_nothing_is_left_when_the_ledger_cannot_be_written(wire: Wire, full_afte
     wire.veth("eth0", 1)
     wire.veth("eth1", 2)
     before = wire.pod.state()
-    ledger = HookedLedger(full_after=full_after)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        with pytest.raises(FailedPrecondition, match="ENOSPC"):
-            await connect(connector, wire.pod.path, ledger)
-
-    run(body)
-
-    assert ledger.held == {}
-    assert wire.pod.state() == before
+    refused_with_nothing_left(
+        wire, before, FailedPrecondition, "ENOSPC", lambda _children: HookedLedger(full_after=full_after)
+    )
 
 
 @pytest.mark.parametrize("key", ["tap0_kata", "eth0", "tap1_kata", "eth1"])
@@ -83,15 +100,10 @@ def test_nothing_is_left_when_the_child_dies_at_any_step(wire: Wire, key: str) -
     wire.veth("eth1", 2)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, children: Children) -> None:
-        ledger = HookedLedger(at(key, lambda: children.alive[0].kill() and None))
-        with pytest.raises(Internal, match="was killed by SIGKILL"):
-            await connect(connector, wire.pod.path, ledger)
-        assert ledger.held == {}
+    def killing(children: Children) -> HookedLedger:
+        return HookedLedger(at(key, lambda: children.alive[0].kill() and None))
 
-    run(body)
-
-    assert wire.pod.state() == before
+    refused_with_nothing_left(wire, before, Internal, "was killed by SIGKILL", killing)
 
 
 @pytest.mark.parametrize("key", ["tap0_kata", "eth0", "tap1_kata", "eth1"])
@@ -119,15 +131,10 @@ def test_a_child_that_hangs_ends_at_the_deadline(wire: Wire, key: str) -> None:
     wire.veth("eth1", 2)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, children: Children) -> None:
-        ledger = HookedLedger(at(key, lambda: children.alive[0].kill(signal.SIGSTOP) and None))
-        with pytest.raises(DeadlineExceeded, match=wire.pod.path):
-            await connect(connector, wire.pod.path, ledger)
-        assert ledger.held == {}
+    def stopping(children: Children) -> HookedLedger:
+        return HookedLedger(at(key, lambda: children.alive[0].kill(signal.SIGSTOP) and None))
 
-    run(body, timeout_s=5.0)
-
-    assert wire.pod.state() == before
+    refused_with_nothing_left(wire, before, DeadlineExceeded, wire.pod.path, stopping, timeout_s=5.0)
 
 
 def test_a_link_that_vanishes_after_the_scan_fails_by_name_and_leaves_nothing(wire: Wire) -> None:
@@ -135,15 +142,11 @@ def test_a_link_that_vanishes_after_the_scan_fails_by_name_and_leaves_nothing(wi
     before = wire.pod.state()
     wire.veth("eth1", 2)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger(at("eth1", lambda: wire.pod.run("ip", "link", "delete", "eth1") and None))
-        with pytest.raises(FailedPrecondition, match=r"redirect link 'eth1' to tap 'tap1_kata'.*ENODEV"):
-            await connect(connector, wire.pod.path, ledger)
-        assert ledger.held == {}
+    def deleting(_children: Children) -> HookedLedger:
+        return HookedLedger(at("eth1", lambda: wire.pod.run("ip", "link", "delete", "eth1") and None))
 
-    run(body)
-
-    assert wire.pod.state() == before
+    told = r"redirect link 'eth1' to tap 'tap1_kata'.*ENODEV"
+    refused_with_nothing_left(wire, before, FailedPrecondition, told, deleting)
 
 
 def test_an_mtu_no_tap_can_have_is_refused_by_name_and_leaves_nothing(wire: Wire) -> None:
@@ -151,15 +154,8 @@ def test_an_mtu_no_tap_can_have_is_refused_by_name_and_leaves_nothing(wire: Wire
     wire.veth("eth1", 2, mtu=65535)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger()
-        with pytest.raises(FailedPrecondition, match=r"make tap 'tap1_kata' for link 'eth1'.*EINVAL"):
-            await connect(connector, wire.pod.path, ledger)
-        assert ledger.held == {}
-
-    run(body)
-
-    assert wire.pod.state() == before
+    told = r"make tap 'tap1_kata' for link 'eth1'.*EINVAL"
+    refused_with_nothing_left(wire, before, FailedPrecondition, told, lambda _children: HookedLedger())
 
 
 def test_a_failing_undo_is_tried_again_by_the_next_disconnect(wire: Wire) -> None:
