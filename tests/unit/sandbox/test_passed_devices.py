@@ -148,12 +148,18 @@ async def test_a_device_that_comes_with_a_container_is_plugged_and_leaves_with_i
     assert list(vm.plugged) == ["0000:05:00.0"]
 
 
-@scenario
-async def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(stack: Stack) -> None:
+async def with_an_ended_container(stack: Stack) -> ContainerId:
+    """A pod's container with a device has ended; it is to be deleted still."""
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
     app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
     await stack.pod.wait(app, None)
+    return app
+
+
+@scenario
+async def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(stack: Stack) -> None:
+    app = await with_an_ended_container(stack)
     vm = stack.hypervisors[0]
     vm.may_unplug.clear()
     await stack.pod.delete(app, None)
@@ -171,10 +177,7 @@ async def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(stack: S
 
 @scenario
 async def test_who_waits_for_a_device_the_guest_keeps_holds_up_nobody_with_another(stack: Stack) -> None:
-    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
-    await stack.run("c1", ["sleep"], annotations=SANDBOX)
-    app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
-    await stack.pod.wait(app, None)
+    app = await with_an_ended_container(stack)
     vm = stack.hypervisors[0]
     vm.may_unplug.clear()
     await stack.pod.delete(app, None)
@@ -192,10 +195,7 @@ async def test_who_waits_for_a_device_the_guest_keeps_holds_up_nobody_with_anoth
 
 @scenario
 async def test_a_device_the_guest_may_still_let_go_of_is_given_to_nobody(stack: Stack) -> None:
-    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
-    await stack.run("c1", ["sleep"], annotations=SANDBOX)
-    app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
-    await stack.pod.wait(app, None)
+    app = await with_an_ended_container(stack)
     vm = stack.hypervisors[0]
     vm.keeps_devices = True
     await stack.pod.delete(app, None)
