@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,6 @@ from .framework.remote_peer import DIRECTORY, RemotePeer, RemoteRun
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 from .remote.client import RemoteClient, agent_health
-from .remote.peer import SOCKET_NAME
 from .test_cleanup import pyshim
 
 pytestmark = pytest.mark.vm
@@ -126,18 +127,19 @@ def kill_shim(runtime: Runtime, name: str) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
-def running_pod(running: Background, peer: RemotePeer, name: str) -> Path:
-    """The pod's process is up; the agent's socket of its VM."""
-    running.wait_for("up", within_s=120)
-    assert [record["id"] for record in peer.records()] == [name]
-    return DIRECTORY / "pods" / name / SOCKET_NAME
+@contextmanager
+def running_pod(ctr: Ctr, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path) -> Iterator[Background]:
+    """A pod on a VM elsewhere whose process is up."""
+    with ctr.background(scratch, *remote_run("web"), name, "sh", "-c", "echo up; sleep 100000") as running:
+        running.wait_for("up", within_s=120)
+        assert [record["id"] for record in peer.records()] == [name]
+        yield running
 
 
 def test_a_shim_killed_while_its_pod_runs_leaves_no_vm(
     ctr: Ctr, runtime: Runtime, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:
-    with ctr.background(scratch, *remote_run("orphan"), name, "sh", "-c", "echo up; sleep 100000") as running:
-        running_pod(running, peer, name)
+    with running_pod(ctr, peer, remote_run, name, scratch) as running:
         kill_shim(runtime, name)
         result = running.wait()
 
@@ -155,8 +157,7 @@ def test_a_hung_shim_is_waited_for_and_its_vm_stopped_when_it_has_ended(
     scratch: Path,
 ) -> None:
     """It may be in the middle of StopVM, so `delete` leaves a process that sees to its end and to that of its VM."""
-    with ctr.background(scratch, *remote_run("hung"), name, "sh", "-c", "echo up; sleep 100000") as running:
-        running_pod(running, peer, name)
+    with running_pod(ctr, peer, remote_run, name, scratch):
         (shim,) = runtime.shims(name)
         os.kill(shim.pid, signal.SIGSTOP)
         containerd.restart(signal.SIGKILL)
@@ -172,8 +173,7 @@ def test_a_hung_shim_is_waited_for_and_its_vm_stopped_when_it_has_ended(
 def test_a_vm_that_dies_ends_its_task_and_leaves_nothing(
     ctr: Ctr, runtime: Runtime, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:
-    with ctr.background(scratch, *remote_run("mortal"), name, "sh", "-c", "echo up; sleep 100000") as running:
-        running_pod(running, peer, name)
+    with running_pod(ctr, peer, remote_run, name, scratch) as running:
         (vm,) = peer.vms()
         os.kill(vm.pid, signal.SIGKILL)
         result = running.wait()
@@ -185,8 +185,7 @@ def test_a_vm_that_dies_ends_its_task_and_leaves_nothing(
 def test_a_lost_peer_ends_the_task_and_the_vm_is_stopped_once_there_is_a_peer_again(
     ctr: Ctr, runtime: Runtime, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path
 ) -> None:
-    with ctr.background(scratch, *remote_run("lost"), name, "sh", "-c", "echo up; sleep 100000") as running:
-        running_pod(running, peer, name)
+    with running_pod(ctr, peer, remote_run, name, scratch) as running:
         peer.end(signal.SIGKILL)
         assert len(peer.vms()) == 1, "a VM does not need its peer"
         peer.start()
@@ -205,8 +204,7 @@ def test_a_vm_whose_shim_and_peer_died_is_stopped_by_the_operators_cleanup(
     name: str,
     scratch: Path,
 ) -> None:
-    with ctr.background(scratch, *remote_run("forgotten"), name, "sh", "-c", "echo up; sleep 100000") as running:
-        running_pod(running, peer, name)
+    with running_pod(ctr, peer, remote_run, name, scratch):
         containerd.stop(signal.SIGKILL)
         peer.end(signal.SIGKILL)
         kill_shim(runtime, name)
