@@ -5,12 +5,13 @@ A driver object is one VM's whole life: `create` -> `start` -> (`pause`/`resume`
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
 from pyshim.model.agent_address import AgentAddress
 from pyshim.model.confidential import Guard
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.remote_vms import RemoteServiceConfig
 

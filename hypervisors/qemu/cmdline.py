@@ -1,9 +1,8 @@
 """VmConfig -> QEMU's argv. Pure and deterministic: the same config and descriptors give the same words."""
 
-from dataclasses import dataclass
-
 from hypervisors.base import MemoryBacking, SerialChannel, VmConfig
 from hypervisors.qemu import devices, guards, pci
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument
 
 MACHINES = ("q35", "microvm")

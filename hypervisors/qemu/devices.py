@@ -6,7 +6,6 @@ QEMU reads `name,key=value,...`: a comma inside a value is written twice.
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hypervisors.base import (
     CpuConfig,
@@ -20,6 +19,7 @@ from hypervisors.base import (
     VmConfig,
     VsockChannel,
 )
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.host_facts import Accelerator
 
 RAM_ID = "ram0"

@@ -1,9 +1,10 @@
 """How a VM ended, from what was seen: pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hypervisors.base import VmExit, VmExitKind
 from hypervisors.qemu.console import names_panic
+from pyshim.model.dataclasses import dataclass
 
 SHOWN_LINES = 15
 _LINES_BEFORE_PANIC = 3

@@ -6,7 +6,7 @@ Never stops at the first mistake: `pyshim config check` shows them all, a sandbo
 import difflib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -18,6 +18,7 @@ from pyshim.config.remote import held_values, keys_of
 from pyshim.config.sources import Place, Source
 from pyshim.config.toml_text import toml_value
 from pyshim.config.values import PATH
+from pyshim.model.dataclasses import dataclass
 
 KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
     "path": ("/usr/bin/qemu-system-x86_64", "/opt/kata/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm"),

@@ -3,11 +3,11 @@
 The keys themselves are data, a file per subject (`keys_*.py`); `catalogue.py` puts them together.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from pyshim.config.values import Kind
+from pyshim.model.dataclasses import dataclass
 
 ANNOTATION_PREFIX = "io.katacontainers."
 

@@ -9,11 +9,12 @@ import os
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from pyshim.config.positions import Path, key_lines
 from pyshim.config.values import exact_number
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
 

@@ -9,9 +9,10 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+
+from pyshim.model.dataclasses import dataclass
 
 MAX_MIB = 1 << 32
 _MAX_VCPUS = 4096

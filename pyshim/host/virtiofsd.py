@@ -7,11 +7,11 @@ without `-o source=` it shares the host's root directory, and with `--syslog` it
 import logging
 import os
 import socket
-from dataclasses import dataclass
 
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.host.virtiofsd_flavours import VirtiofsdFlavours
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind

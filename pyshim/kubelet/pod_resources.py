@@ -7,13 +7,13 @@ at admission, before the sandbox is created, so the answer is there when a sandb
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from protos.kubelet import podresources_v1_pb2 as pb
 from protos.kubelet.podresources_v1_pb2_grpc import PodResourcesListerStub
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.devices import DeviceRequest
 from pyshim.model.errors import (
     DeadlineExceeded,

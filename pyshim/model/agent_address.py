@@ -4,7 +4,7 @@ Forms: `vsock://cid:port`, `hvsock://path:port` (unix socket with the CONNECT li
 virtio-serial port), `unix://path`.
 """
 
-from dataclasses import dataclass
+from pyshim.model.dataclasses import dataclass
 
 AGENT_VSOCK_PORT = 1024
 

@@ -3,8 +3,9 @@
 Unlike `HostFacts` these change from second to second: they are read once for each sandbox and never kept.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
+
+from pyshim.model.dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Host cgroups of one sandbox: which there are, who is in them, what is written into them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.host_facts import CgroupMode
 
 

@@ -1,7 +1,8 @@
 """Confidential guests: which technology, what of the host it needs to know, and the guard a VM gets in its argv."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from pyshim.model.dataclasses import dataclass
 
 SNP_HOST_DATA_BYTES = 32
 TDX_CONFIG_ID_BYTES = 48

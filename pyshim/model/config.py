@@ -5,9 +5,10 @@ What each key means, and which of them decide nothing yet, is said once: in `con
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
+
+from pyshim.model.dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

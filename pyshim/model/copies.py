@@ -1,8 +1,8 @@
 """Host files that are copied into the guest, where it shares none with the host."""
 
 import stat
-from dataclasses import dataclass
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ids import GuestPath
 
 

@@ -1,8 +1,10 @@
 """The devices of a pod: what is asked for, by whom, and what that is on this host."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from pyshim.model.dataclasses import dataclass
 
 VFIO_DIR = "/dev/vfio/"
 VFIO_CONTAINER = "/dev/vfio/vfio"

@@ -1,7 +1,6 @@
 """Task events, in the words of containerd.events; the publisher encodes and orders them."""
 
-from dataclasses import dataclass
-
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import CreateTask, ExitStatus
 

@@ -1,9 +1,9 @@
 """What the guest's agent is told, before translation to its protobuf messages (agent/translate.py)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ids import GuestPath
 from pyshim.model.volumes import FsGroup
 

@@ -1,9 +1,9 @@
 """What the host can do, probed once per shim by `host/probe.py`; decisions read this value, never the host."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from pyshim.model.confidential import NO_TEE, TeeFacts
+from pyshim.model.dataclasses import dataclass
 
 
 class Accelerator(StrEnum):

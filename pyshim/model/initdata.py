@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from pyshim.model.dataclasses import dataclass
 
 ALGORITHMS = ("sha256", "sha384", "sha512")
 

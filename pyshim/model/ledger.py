@@ -5,9 +5,11 @@ knows all that may exist. `host/release.py` holds the one undo of each kind; eve
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
+
+from pyshim.model.dataclasses import dataclass
 
 
 class ResourceKind(StrEnum):

@@ -1,8 +1,8 @@
 """Mounts on the host, decided: what `host/mounts/mounting.py` carries out, one value per mount(2) sequence."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ids import HostPath
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 

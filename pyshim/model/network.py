@@ -1,8 +1,8 @@
 """The pod's network: the model it is wired by, and what a scan of its namespace says in rtnetlink's own terms."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument, Unimplemented
 
 

@@ -6,9 +6,9 @@ Source: OCI runtime-spec 1.1, config.md and config-linux.md.
 import json
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ The protocol has no way to ask what became of a call. StopVM by the VM's id is a
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 SERVICE = "hypervisor.Hypervisor"

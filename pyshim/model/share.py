@@ -1,7 +1,6 @@
 """The daemon that serves a shared directory, decided: what `host/virtiofsd.py` carries out."""
 
-from dataclasses import dataclass
-
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ids import HostPath
 
 

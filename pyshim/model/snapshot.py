@@ -1,10 +1,11 @@
 """What is true of a sandbox at one moment, as `state/` persists it and a later shim or `delete` reads it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import NamedTuple
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.task import ExitStatus, Status, Stdio
 

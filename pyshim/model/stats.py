@@ -1,7 +1,8 @@
 """A container's resource use as the agent reports it (guest cgroup), neutral between cgroup v1 and v2 messages."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from pyshim.model.dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """What containerd asks for, decoded: the values the task edge hands to the sandbox room."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 
 

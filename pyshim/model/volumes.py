@@ -1,8 +1,8 @@
 """What the host knows of a volume's source, and what a direct volume's record says: found before planning."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.mounts import SourceKind
 
 

@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.plan.sizing.pod import PodContainer, PodResources, with_defaults
 from pyshim.plan.sizing.quantity import quantity

@@ -2,12 +2,13 @@
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hypervisors.base import GuestLocation
 from pyshim.model.config import Config
 from pyshim.model.copies import VolumeCopy
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.ids import ContainerId, HostPath

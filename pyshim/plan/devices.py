@@ -7,11 +7,12 @@ is how a driver in the guest counts them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hypervisors.base import PciLayout, VfioDevice
 from pyshim.model.config import Config
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.devices import (
     VFIO_DIR,
     DeviceQuestion,

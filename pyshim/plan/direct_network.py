@@ -11,10 +11,10 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from hypervisors.base import VhostUserNic
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.plan.network import IFF_NOARP, NUD_PERMANENT, RTNH_F_ONLINK

@@ -1,10 +1,10 @@
 """Volumes that are disks: what is plugged, and what the guest then does with it. Pure."""
 
 import posixpath
-from dataclasses import dataclass
 
 from hypervisors.base import BlockDevice
 from pyshim.model.config import Config
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import GuestPath

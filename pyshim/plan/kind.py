@@ -4,9 +4,9 @@ Source: the CRI annotations of containerd and CRI-O; a spec without any is a sin
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, SandboxId, checked_id
 

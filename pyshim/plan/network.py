@@ -7,9 +7,10 @@ make again; only permanent neighbours are passed on.
 
 import ipaddress
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hypervisors.base import NicDevice
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.network import AddressReport, LinkReport, NetworkModel, NetworkScan, RouteReport

@@ -10,9 +10,9 @@ device is at slot 0 behind its port. Sorted by guest path, devices are in the or
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hypervisors.base import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind, VfioDevice
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 
 MAX_PORTS = 16

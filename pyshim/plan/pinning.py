@@ -1,8 +1,9 @@
 """Which vCPU runs on which CPU of the host, when the containers have CPUs of their own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+
+from pyshim.model.dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,7 @@ Like every container of the pod it lives in the guest's one network namespace, s
 through the calls any kata-agent answers, with the first connection.
 """
 
-from dataclasses import dataclass
-
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import HostPath, SandboxId
 from pyshim.plan.relay_program import relay_program

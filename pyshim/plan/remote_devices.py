@@ -6,8 +6,9 @@ instance is chosen by, and for each container names of the remote guest's own CD
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.devices import DeviceRequest, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer

@@ -1,7 +1,6 @@
 """The plan of one sandbox: its VM, its share, what the agent is told; all that `sandbox/` then carries out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hypervisors.base import (
     AgentChannel,
@@ -21,6 +20,7 @@ from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.cgroups import CgroupPlan
 from pyshim.model.confidential import Guard
 from pyshim.model.config import Config, HypervisorConfig
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestSandbox

@@ -6,8 +6,8 @@ are Kata's (its operators look there).
 """
 
 import posixpath
-from dataclasses import dataclass
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import GuestPath, HostPath, SandboxId
 from pyshim.model.mounts import HostMount, Propagation, TargetKind

@@ -5,10 +5,10 @@ device, the guest's own trees; whatever is left is a host directory or file and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pyshim.model.config import Config
 from pyshim.model.copies import VolumeCopy
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath

@@ -1,10 +1,10 @@
 """What a pod is given: every neighbour it acts through, so that a test can give it others."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.task import RuntimeOptions

@@ -3,9 +3,9 @@
 Nothing here is used while a shim serves; `delete` and `pyshim cleanup` need the ledger alone.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import NotFound
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.ledger import ResourceKind

@@ -5,8 +5,8 @@ bundles and exits of the containers, and which shim it is.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind

@@ -185,6 +185,21 @@ def test_protobuf_types_stay_at_the_edges(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", list(python_files("pyshim", "hypervisors")), ids=shown)
+def test_data_classes_are_those_that_share_their_methods(path: Path) -> None:
+    """Except in libraries of their own, which may not know pyshim.model."""
+    room = room_of(module_name(path))
+    if path.name == "dataclasses.py" or "pyshim.model" not in (
+        _home(room),
+        *ARROWS[room],
+        *ARROWS.get(_home(room), ()),
+    ):
+        return
+    originals = [f"{shown(path)}:{w.line}" for w in imports_of(path) if w.module == "dataclasses.dataclass"]
+
+    assert originals == [], "use pyshim.model.dataclasses"
+
+
+@pytest.mark.parametrize("path", list(python_files("pyshim", "hypervisors")), ids=shown)
 def test_no_asyncio_subprocess_and_no_event_loop_in_pure_rooms(path: Path) -> None:
     """Children go through host/processes/children.py, by pidfd; model and plan are pure."""
     pure = ("pyshim.model", "pyshim.plan", "pyshim.bootstrap", "hypervisors.qemu.cmdline", "pyshim.ttrpc.framing")

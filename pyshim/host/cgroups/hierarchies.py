@@ -3,9 +3,9 @@
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition
 
 UNLIMITED_FROM = 1 << 62

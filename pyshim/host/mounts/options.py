@@ -3,9 +3,8 @@
 The words and their meaning are containerd's (core/mount, parseMountOptions).
 """
 
-from dataclasses import dataclass
-
 from pyshim.host import syscalls as s
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.mounts import Propagation
 

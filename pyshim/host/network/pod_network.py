@@ -6,7 +6,6 @@ so a crash between any two steps leaves nothing that the ledger does not name.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pyshim.host.fds import OwnedFd
@@ -18,6 +17,7 @@ from pyshim.host.network.session import NetworkSession, PodNamespace, StepFailed
 from pyshim.host.network.taps import open_vhost_net
 from pyshim.host.network.watch import Watch
 from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import (
     FailedPrecondition,
     Internal,

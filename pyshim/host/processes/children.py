@@ -13,12 +13,12 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.launch import FileActions, Launch, SpawnFailed, describe_os_error, kill_and_reap
 from pyshim.host.streams.paced_text import PacedText
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 

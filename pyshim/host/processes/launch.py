@@ -8,10 +8,10 @@ import signal
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition
 
 

@@ -9,11 +9,11 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.streams.fifos import PipeOutput, Readiness, widen
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 
 

@@ -1,11 +1,12 @@
 """What Kubernetes reserves for a pod beside what its VM takes, policy by policy, and where the two disagree."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
 
 from pyshim.model.config import Config
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.host_facts import HostFacts
 from pyshim.plan.kind import ContainerKind
 from pyshim.plan.sizing.pod import CPU, HUGEPAGES, MEMORY, PodResources

@@ -6,8 +6,9 @@ kubelet tells the container runtime of it (`sandbox_annotations`) and what it wr
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
+
+from pyshim.model.dataclasses import dataclass
 
 CPU, MEMORY, HUGEPAGES = "cpu", "memory", "hugepages-"
 PERIOD_US = 100_000

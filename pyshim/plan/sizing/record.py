@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument
 
 _SHOWN_PLACES = 3

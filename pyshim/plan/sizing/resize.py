@@ -6,11 +6,12 @@ quota counts its CPU set only when no container has one: kubelet gives such cont
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from pyshim.model.config import Config
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.plan.sizing.record import SizingRecord, decimal, dimension

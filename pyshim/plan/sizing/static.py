@@ -4,10 +4,10 @@ Policy `sum` (Kata's Go runtime): `default_*` plus what the workload states. Pol
 dimension by dimension): `overhead_*` plus the workload where it states a limit, `default_*` where it states none.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from pyshim.model.config import Config, HypervisorConfig
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.host_facts import HostFacts
 from pyshim.plan.sizing.record import Dimension, SizingRecord, dimension
 from pyshim.plan.sizing.workload import MIB, NO_CPU_LIMIT, NO_MEMORY_LIMIT, Workload

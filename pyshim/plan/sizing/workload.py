@@ -6,10 +6,10 @@ figures are its spec's `linux.resources`. Sources: kubelet's sandbox resources, 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument
 from pyshim.plan.kind import ContainerKind
 
