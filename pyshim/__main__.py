@@ -53,11 +53,17 @@ def _leave(code: int) -> "NoReturn":
 
 
 def _serve(call: "Invocation") -> int:
+    import gc
+
+    # What is loaded stays. To look for garbage in it would take a tenth of the time, and as much again now and then.
+    gc.disable()
     from pyshim.bootstrap.daemonize import LISTENING_FD
     from pyshim.model.ids import HostPath
     from pyshim.model.task import Identity
     from pyshim.serve import serve
 
+    gc.freeze()
+    gc.enable()
     identity = Identity(
         namespace=call.namespace,
         sandbox_id=call.id,
