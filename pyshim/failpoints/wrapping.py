@@ -56,9 +56,12 @@ class Seam:
         return call_with_points(self._faults, step, value)
 
     def _ledger_call(self, full: str, call: Callable[..., Any]) -> Any:
-        def by_kind(entry: Any) -> Any:
-            step = self._steps.get(f"{full}.{entry.kind.value}")
-            return call(entry) if step is None else call_with_points(self._faults, step, call)(entry)
+        def by_kind(*entries: Any) -> Any:
+            pointed = call
+            for kind in reversed(dict.fromkeys(entry.kind for entry in entries)):
+                if step := self._steps.get(f"{full}.{kind.value}"):
+                    pointed = call_with_points(self._faults, step, pointed)
+            return pointed(*entries)
 
         return by_kind
 

@@ -44,10 +44,11 @@ class LedgerEntry:
 class Ledger(Protocol):
     """What rooms that make host resources see of the sandbox's ledger."""
 
-    def acquire(self, entry: LedgerEntry) -> None:
-        """The intent is on disk; call before the resource is made. The same kind and key replaces the entry.
+    def acquire(self, *entries: LedgerEntry) -> None:
+        """The intents are on disk, by one write; call before the first of the resources is made.
 
-        Raises FailedPrecondition for an exclusive one that another sandbox has.
+        The same kind and key replaces an entry. When this raises, none of them is held; FailedPrecondition for an
+        exclusive one, which comes alone, that another sandbox has.
         """
 
     async def release(self, entry: LedgerEntry) -> None:

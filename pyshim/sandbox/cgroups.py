@@ -150,8 +150,12 @@ class SandboxCgroups:
                 f"make cgroup '{path}': sandbox '{other}' has it: another sandbox has the same cgroupsPath "
                 f"(hint: if its shim is gone, 'pyshim cleanup {other}')"
             )
-        for group in self._plan.groups:
-            self._acquire(group)
+        entries = [
+            LedgerEntry(kind=ResourceKind.CGROUP, key=group.path, detail={"roots": ":".join(self._host.roots(group))})
+            for group in self._plan.groups
+        ]
+        self._ledger.acquire(*entries)
+        self._entries += entries
 
     @contextlib.asynccontextmanager
     async def birth_of_vmm(self) -> AsyncIterator[None]:
@@ -336,13 +340,6 @@ class SandboxCgroups:
         }
 
     # ---- pieces
-
-    def _acquire(self, group: Group) -> None:
-        entry = LedgerEntry(
-            kind=ResourceKind.CGROUP, key=group.path, detail={"roots": ":".join(self._host.roots(group))}
-        )
-        self._ledger.acquire(entry)
-        self._entries.append(entry)
 
     async def _join(self, member: Member, pid: int) -> None:
         self._pids[member] = pid

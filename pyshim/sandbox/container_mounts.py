@@ -8,11 +8,11 @@ from pyshim.sandbox.undo import Undo
 
 async def make_mounts(plan: ContainerPlan, *, host: Host, ledger: Ledger, undo: Undo) -> None:
     """The root file system and what the container shares are mounted; `undo` takes back whatever of it was begun."""
-    for mount in plan.rootfs_mounts:
-        undo.acquire(ledger, mount.intent())
-        await host.mount(mount)
-    for point in plan.share_points:
-        undo.acquire(ledger, LedgerEntry(kind=ResourceKind.DIRECTORY, key=point))
-    for mount in plan.share_mounts:
-        undo.acquire(ledger, LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
+    undo.acquire(
+        ledger,
+        *(mount.intent() for mount in plan.rootfs_mounts),
+        *(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point) for point in plan.share_points),
+        *(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in plan.share_mounts),
+    )
+    for mount in (*plan.rootfs_mounts, *plan.share_mounts):
         await host.mount(mount)

@@ -209,8 +209,13 @@ class Sandbox:
     @traced("make share")
     async def _make_share(self) -> None:
         share = self.plan.share
-        for path in (self.plan.vm.vm_dir, *((share.root,) if share.virtiofsd else ())):
-            self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=path))
+        directories = (self.plan.vm.vm_dir, *((share.root,) if share.virtiofsd else ()))
+        mounts = (*share.mounts, *share.bind_mounts)
+        self._acquire(
+            *(LedgerEntry(kind=ResourceKind.DIRECTORY, key=path) for path in directories),
+            *(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in mounts),
+        )
+        for path in directories:
             await self._host.make_directory(path, 0o700)
         if self.plan.initdata is not None:
             from pyshim.plan.initdata import disk_image  # few pods have any
@@ -218,10 +223,8 @@ class Sandbox:
             await self._host.write_bytes(self.plan.vm.initdata, disk_image(self.plan.initdata), 0o600)
         for mount in share.mounts:
             await self._host.make_directory(mount.target, 0o700)
-            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
         for mount in share.bind_mounts:
-            self._acquire(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target))
             await self._host.mount(mount)
 
     async def _start_virtiofsd(self) -> None:
@@ -365,8 +368,8 @@ class Sandbox:
         except (ShimError, TimeoutError) as exc:
             log.debug("destroy sandbox", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
 
-    def _acquire(self, entry: LedgerEntry) -> None:
-        self._undo.acquire(self._ledger, entry)
+    def _acquire(self, *entries: LedgerEntry) -> None:
+        self._undo.acquire(self._ledger, *entries)
 
 
 def _log_sizing(plan: SandboxPlan) -> None:

@@ -32,10 +32,12 @@ class Undo:
         """As `push`, for a step that may take `limit_s`."""
         self._steps.append(_Step(partial(step, *args), limit_s))
 
-    def acquire(self, ledger: Ledger, entry: LedgerEntry) -> None:
-        """The intent is in the ledger, and its release among the steps."""
-        ledger.acquire(entry)
-        self.push(ledger.release, entry)
+    def acquire(self, ledger: Ledger, *entries: LedgerEntry) -> None:
+        """The intents are in the ledger, and their releases among the steps."""
+        if entries:
+            ledger.acquire(*entries)
+        for entry in entries:
+            self.push(ledger.release, entry)
 
     async def run(self) -> Exception | None:
         """Every step was tried, last first, whoever gave up waiting meanwhile; what failed stays for the next run.

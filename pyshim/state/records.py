@@ -41,25 +41,23 @@ class PersistentLedger:
         """What is held, in order of acquisition."""
         return tuple(self._entries.values())
 
-    def acquire(self, entry: LedgerEntry) -> None:
-        """The intent is on disk; the same kind and key replaces its entry in place. Raises ShimError: do not act."""
-        slot = (entry.kind, entry.key)
-        if entry.kind in EXCLUSIVE and slot not in self._entries:
-            with self._alone(entry):
-                self._put(slot, entry)
+    def acquire(self, *entries: LedgerEntry) -> None:
+        """The intents are on disk; the same kind and key replaces its entry in place. Raises ShimError: do not act."""
+        first = entries[0]
+        if first.kind in EXCLUSIVE and (first.kind, first.key) not in self._entries:
+            assert len(entries) == 1, "whoever is alone on the node is so for one entry"
+            with self._alone(first):
+                self._put(entries)
         else:
-            self._put(slot, entry)
+            self._put(entries)
 
-    def _put(self, slot: tuple[ResourceKind, str], entry: LedgerEntry) -> None:
-        former = self._entries.get(slot)
-        self._entries[slot] = entry
+    def _put(self, entries: tuple[LedgerEntry, ...]) -> None:
+        former = self._entries
+        self._entries = {**former, **{(entry.kind, entry.key): entry for entry in entries}}
         try:
             self._write()
         except ShimError:
-            if former is None:
-                del self._entries[slot]
-            else:
-                self._entries[slot] = former
+            self._entries = former
             raise
 
     async def release(self, entry: LedgerEntry) -> None:

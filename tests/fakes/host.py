@@ -225,9 +225,10 @@ class FakeLedger:
         self.entries: list[LedgerEntry] = []
         self._host = host
 
-    def acquire(self, entry: LedgerEntry) -> None:
+    def acquire(self, *entries: LedgerEntry) -> None:
         self._host.faults.hit("acquire")
-        self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)] + [entry]
+        for entry in entries:
+            self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)] + [entry]
 
     async def release(self, entry: LedgerEntry) -> None:
         await self._host.release(entry)

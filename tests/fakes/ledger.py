@@ -20,12 +20,13 @@ class FakeLedger:
         self.undo = undo
         self._full_after = full_after
 
-    def acquire(self, entry: LedgerEntry) -> None:
+    def acquire(self, *entries: LedgerEntry) -> None:
         acquired = sum(verb == "acquire" for verb, _ in self.history)
         if self._full_after is not None and acquired >= self._full_after:
-            raise FailedPrecondition(f"write intent for {entry.key!r}: ENOSPC (no space left on device)")
-        self.held[entry.kind, entry.key] = entry
-        self.history.append(("acquire", entry))
+            raise FailedPrecondition(f"write intent for {entries[0].key!r}: ENOSPC (no space left on device)")
+        for entry in entries:
+            self.held[entry.kind, entry.key] = entry
+            self.history.append(("acquire", entry))
 
     async def release(self, entry: LedgerEntry) -> None:
         held = self.held.get((entry.kind, entry.key))

@@ -28,9 +28,10 @@ class HookedLedger(FakeLedger):
         super().__init__(release, full_after=full_after)
         self._hook = hook
 
-    def acquire(self, entry: LedgerEntry) -> None:
-        super().acquire(entry)
-        self._hook(entry)
+    def acquire(self, *entries: LedgerEntry) -> None:
+        super().acquire(*entries)
+        for entry in entries:
+            self._hook(entry)
 
 
 def at(key: str, act: Callable[[], None]) -> Hook:

@@ -25,6 +25,7 @@ from pyshim.sandbox.cgroups import Cgroups
 from pyshim.sandbox.deadlines import within
 from pyshim.sandbox.undo import Undo
 from tests.fakes.clock import run_fast_forward
+from tests.fakes.ledger import FakeLedger
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -184,6 +185,23 @@ def test_a_fault_comes_before_the_effect_or_after_it_and_only_once(moment: str, 
         assert neighbour.starts == starts + 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("point", "held"), [("mount:before", 0), ("directory:before", 0), ("directory:after", 3), ("mount:after", 3)]
+)
+def test_intents_written_at_once_pass_the_points_of_each_of_their_kinds_once(point: str, held: int) -> None:
+    ledger = FakeLedger()
+    faults = Failpoints(parse(f"ledger.acquire.{point}=error"))
+    kinds = (ResourceKind.MOUNT, ResourceKind.DIRECTORY, ResourceKind.MOUNT)
+    entries = [LedgerEntry(kind=kind, key=f"/{number}") for number, kind in enumerate(kinds)]
+
+    with pytest.raises(FailedPrecondition, match=f"failpoint ledger.acquire.{point}: injected error"):
+        seam(faults, "ledger", ledger).acquire(*entries)
+    assert len(ledger.held) == held
+
+    seam(faults, "ledger", ledger).acquire(*entries)
+    assert faults.hits["ledger.acquire.mount:before"] == 2
 
 
 def test_kill_is_kill_9() -> None:

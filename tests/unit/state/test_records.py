@@ -62,6 +62,19 @@ def test_an_intent_is_on_disk_before_anybody_acts_on_it(records: SandboxRecords,
     assert on_disk(store) == ["/a", "/b"]
 
 
+def test_several_intents_are_on_disk_in_their_order_by_one_write(
+    records: SandboxRecords, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.ledger.acquire(mount("/a"), mount("/b"))
+    writes: list[list[str]] = []
+    save = store.save
+    monkeypatch.setattr(store, "save", lambda state: (save(state), writes.append(on_disk(store))))
+
+    records.ledger.acquire(mount("/c"), mount("/b"), mount("/d"))
+
+    assert writes == [["/a", "/b", "/c", "/d"]]
+
+
 def test_an_intent_is_on_disk_when_the_shim_is_killed_right_after(records: SandboxRecords, store: StateStore) -> None:
     pid = os.fork()
     if pid == 0:
@@ -78,7 +91,7 @@ def test_an_intent_that_cannot_be_written_is_not_held(records: SandboxRecords, s
     os.mkdir(f"{store.root}/sb1/persist.json~")
 
     with pytest.raises(FailedPrecondition, match="write state"):
-        records.ledger.acquire(mount("/b"))
+        records.ledger.acquire(mount("/b"), LedgerEntry(kind=ResourceKind.MOUNT, key="/a", detail={"beneath": "/"}))
 
     assert records.ledger.entries() == (mount("/a"),)
     assert on_disk(store) == ["/a"]
