@@ -64,6 +64,7 @@ class Container:
         clock_ns: Callable[[], int],
         on_exit: Callable[["Container"], None],
         on_change: Callable[[], None],
+        on_exec_change: Callable[["Container"], None],
     ) -> None:
         self.id = request.container_id
         self.request = request
@@ -83,6 +84,7 @@ class Container:
         self._clock_ns = clock_ns
         self._on_exit = on_exit
         self._on_change = on_change
+        self._on_exec_change = on_exec_change
         self._init: Process | None = None
         self._execs: dict[ExecId, Process] = {}
         self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
@@ -183,7 +185,7 @@ class Container:
                 await self._start_init(process)
             else:
                 await self._start_exec(process, exec_id)
-        self._on_change()
+        self._changed(process)
         return process.pid
 
     async def _start_init(self, process: Process) -> None:
@@ -241,7 +243,7 @@ class Container:
         self._exec_specs[exec_id] = guest_process(request.process, terminal=request.stdio.terminal)
         self._execs[exec_id] = self._new_process(exec_id, request.stdio, streams)
         self._publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
-        self._on_change()
+        self._on_exec_change(self)
 
     async def delete_exec(self, exec_id: ExecId) -> ExitStatus:
         process = self.process(exec_id)
@@ -252,7 +254,7 @@ class Container:
             if self._execs.get(exec_id) is process:  # else somebody else was faster, and the id may be in use again
                 del self._execs[exec_id]
                 self._exec_specs.pop(exec_id, None)
-                self._on_change()
+                self._on_exec_change(self)
         return await process.wait()
 
     async def delete(self) -> ExitStatus:
@@ -366,7 +368,13 @@ class Container:
         self._publisher.publish(
             TaskExited(container_id=self.id, process_id=process.guest_id, pid=process.pid, exit=exit_status)
         )
-        self._on_change()
+        self._changed(process)
+
+    def _changed(self, process: Process) -> None:
+        if process.exec_id is None:
+            self._on_change()
+        else:
+            self._on_exec_change(self)
 
     async def _remove_from_guest(self) -> None:
         """The guest was asked; one that refuses or says nothing must not keep the container on the host for ever."""

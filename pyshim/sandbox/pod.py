@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, Unavailable
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
@@ -30,8 +30,8 @@ from pyshim.sandbox.passed_devices import log_found
 from pyshim.sandbox.pause import PauseAgent
 from pyshim.sandbox.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.sandbox.sandbox import Sandbox
-from pyshim.sandbox.seams import ContainerAgent, Records
-from pyshim.sandbox.snapshot import sandbox_snapshot
+from pyshim.sandbox.seams import ContainerAgent
+from pyshim.sandbox.snapshot import SavedState, sandbox_snapshot
 from pyshim.sandbox.tasks import TaskOwner, joined, to_the_end
 from pyshim.sandbox.volume_facts import volume_facts
 
@@ -49,7 +49,7 @@ class Pod:
         self._env = bounded(environment)
         self._tasks = TaskOwner()
         self._sandbox: Sandbox | None = None
-        self._records: Records | None = None
+        self._saved: SavedState | None = None
         self._containers: dict[ContainerId, Container] = {}
         self._creating: dict[ContainerId, _Creation] = {}
         self._deleting: dict[ContainerId, asyncio.Task[tuple[int, ExitStatus]]] = {}
@@ -128,14 +128,15 @@ class Pod:
             sources=await volume_facts(self._env.host, spec, config),
             devices=devices,
         )
-        self._records = await self._env.open_records(place.sandbox_id)
+        records = await self._env.open_records(place.sandbox_id)
+        self._saved = SavedState(records)
         sandbox = Sandbox(
             plan=plan,
             host=self._env.host,
             hypervisor_factory=self._env.hypervisor_factory,
             connector=self._env.connector_factory(config),
             network_connector=self._env.network_connector,
-            records=self._records,
+            records=records,
             tasks=self._tasks,
             on_lost=self._lost,
             on_oom=self._oom,
@@ -157,13 +158,14 @@ class Pod:
         return sandbox
 
     async def _create_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> Container:
-        assert self._records is not None, "a sandbox has its records"
+        assert self._saved is not None, "a sandbox has its records"
+        ledger = self._saved.records.ledger
         plan = await self._plan_container(request, spec, sandbox)
         agent: ContainerAgent = sandbox.agent
         resources = (spec.raw.get("linux") or {}).get("resources") or {}
         if request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX:
             agent = self._pause = PauseAgent(
-                plan=plan, agent=agent, host=self._env.host, ledger=self._records.ledger, tasks=self._tasks
+                plan=plan, agent=agent, host=self._env.host, ledger=ledger, tasks=self._tasks
             )
             plan, resources = without_image(plan), {}
         elif plan.guest.shared_pid_namespace and self._containers.keys() <= {self._owner}:
@@ -180,12 +182,13 @@ class Pod:
             spec=spec,
             resizer=sandbox.resizer,
             resources=resources,
-            ledger=self._records.ledger,
+            ledger=ledger,
             publisher=self._env.publisher,
             tasks=self._tasks,
             clock_ns=self._env.clock_ns,
             on_exit=self._init_exited,
             on_change=self._save,
+            on_exec_change=self._saved.save_execs,
         )
         try:
             await container.create(sandbox.plan.config.runtime.create_container_timeout_s)
@@ -353,9 +356,9 @@ class Pod:
         if self._containers or self._creating or (self._sandbox is not None and not self._sandbox.is_stopped):
             return
         self._sandbox = None
-        if self._records is not None:
-            records, self._records = self._records, None
-            records.remove()
+        if self._saved is not None:
+            saved, self._saved = self._saved, None
+            saved.records.remove()
 
     # ---- what happens by itself
 
@@ -387,12 +390,7 @@ class Pod:
         return container
 
     def _save(self) -> None:
-        """The state on disk is this moment's; a full disk must not fail the call that merely reports a change."""
-        if self._records is None or self._sandbox is None:
-            return
-        try:
-            self._records.save(
-                sandbox_snapshot(self._sandbox, tuple(self._containers.values()), self._owner, self._trace)
-            )
-        except ShimError as exc:
-            log.warning("save state", extra={"sandbox": self._sandbox.plan.sandbox_id, "error": str(exc)})
+        """The state on disk is this moment's."""
+        if self._saved is not None and self._sandbox is not None:
+            containers = tuple(self._containers.values())
+            self._saved.save(sandbox_snapshot(self._sandbox, containers, self._owner, self._trace))

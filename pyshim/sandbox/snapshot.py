@@ -1,7 +1,10 @@
 """The live objects as one frozen value, for `state/` to persist."""
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
+from pyshim.model.errors import ShimError
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.snapshot import ContainerSnapshot, ExecSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import Status
@@ -10,6 +13,30 @@ from pyshim.plan.kata_config import kata_hypervisor_config
 from pyshim.plan.kata_state import kata_device, kata_device_maps, kata_endpoint, kata_mounts, kata_sandbox_config
 from pyshim.sandbox.container import Container
 from pyshim.sandbox.sandbox import Sandbox
+from pyshim.sandbox.seams import Records
+
+log = logging.getLogger("pyshim.sandbox.snapshot")
+
+
+class SavedState:
+    """A sandbox's state on disk, as of the last call."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self._last: SandboxSnapshot | None = None
+
+    def save(self, snapshot: SandboxSnapshot) -> None:
+        """It is on disk; a full disk must not fail the call that merely reports a change, and is logged."""
+        self._last = snapshot
+        try:
+            self.records.save(snapshot)
+        except ShimError as exc:
+            log.warning("save state", extra={"sandbox": snapshot.sandbox_id, "error": str(exc)})
+
+    def save_execs(self, container: Container) -> None:
+        """`save` where nothing has changed but execs of `container`: an exec shall not pay for all of a pod."""
+        if self._last is not None:
+            self.save(_with_execs(self._last, container))
 
 
 def sandbox_snapshot(
@@ -65,6 +92,32 @@ def _status(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxStatu
     return SandboxStatus.RUNNING if running else SandboxStatus.READY
 
 
+def _with_execs(snapshot: SandboxSnapshot, container: Container) -> SandboxSnapshot:
+    return replace(
+        snapshot,
+        containers=tuple(
+            replace(each, execs=_execs(container), moved=container.init.moved)
+            if each.container_id == container.id
+            else each
+            for each in snapshot.containers
+        ),
+    )
+
+
+def _execs(container: Container) -> tuple[ExecSnapshot, ...]:
+    return tuple(
+        ExecSnapshot(
+            exec_id=process.exec_id or ExecId(""),
+            status=process.status,
+            stdio=process.stdio,
+            exit=process.exit,
+            moved=process.moved,
+            spec=spec,
+        )
+        for process, spec in container.execs()
+    )
+
+
 def _container(container: Container, sandbox: Sandbox) -> ContainerSnapshot:
     init = container.init
     return ContainerSnapshot(
@@ -75,17 +128,7 @@ def _container(container: Container, sandbox: Sandbox) -> ContainerSnapshot:
         exit=init.exit,
         rootfs=container.rootfs,
         moved=init.moved,
-        execs=tuple(
-            ExecSnapshot(
-                exec_id=process.exec_id or ExecId(""),
-                status=process.status,
-                stdio=process.stdio,
-                exit=process.exit,
-                moved=process.moved,
-                spec=spec,
-            )
-            for process, spec in container.execs()
-        ),
+        execs=_execs(container),
         annotations=container.plan.guest.spec.get("annotations") or {},
         resources=sandbox.resizer.asked(container.id),
         device_maps=kata_device_maps(container.plan),

@@ -3,8 +3,9 @@
 Every key Kata writes is there (`kata_shape.py`), at its zero value where we have nothing to say.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from operator import attrgetter
 from typing import Any
 
 from pyshim.model.snapshot import NOTHING_MOVED, ContainerSnapshot, SandboxSnapshot
@@ -21,6 +22,18 @@ from pyshim.state.kata_shape import (
     zero,
 )
 
+_UNTOLD: dict[str, Any] = {"config_source": "", "sizing": {}, "failure": "", "owner": None, "trace": {}}
+_UNTOLD_OF_CONTAINER: dict[str, Any] = {"execs": (), "moved": NOTHING_MOVED, "exit": None}
+"""What no key of Kata's tells, and what stands there for a document of Kata's."""
+
+
+def _told_by(kind: type, *, without: Iterable[str]) -> Callable[[Any], tuple[object, ...]]:
+    return attrgetter(*(field.name for field in fields(kind) if field.name not in without))
+
+
+_TOLD = _told_by(SandboxSnapshot, without=(*_UNTOLD, "containers"))
+told_of_container = _told_by(ContainerSnapshot, without=_UNTOLD_OF_CONTAINER)
+
 
 def completed(snapshot: SandboxSnapshot) -> SandboxSnapshot:
     """The snapshot as it is read back: every object of Kata's has all its keys."""
@@ -33,17 +46,21 @@ def completed(snapshot: SandboxSnapshot) -> SandboxSnapshot:
 
 
 def as_kata_sees(snapshot: SandboxSnapshot) -> SandboxSnapshot:
-    """The snapshot without what no key of Kata's tells: of two that are equal so, the documents are as well.
-
-    An exec comes, runs and goes without any of them changing.
-    """
-    containers = tuple(container_as_kata_sees(container) for container in snapshot.containers)
-    return replace(snapshot, containers=containers, config_source="", sizing={}, failure="", owner=None, trace={})
+    """The snapshot without what no key of Kata's tells."""
+    return replace(snapshot, containers=tuple(map(container_as_kata_sees, snapshot.containers)), **_UNTOLD)
 
 
 def container_as_kata_sees(container: ContainerSnapshot) -> ContainerSnapshot:
     """The same of one container."""
-    return replace(container, execs=(), moved=NOTHING_MOVED, exit=None)
+    return replace(container, **_UNTOLD_OF_CONTAINER)
+
+
+def told(snapshot: SandboxSnapshot) -> tuple[object, ...]:
+    """What Kata's keys tell of the snapshot: where this is equal, the documents are as well.
+
+    An exec comes, runs and goes without any of it changing.
+    """
+    return (*_TOLD(snapshot), *map(told_of_container, snapshot.containers))
 
 
 def _hypervisor(snapshot: SandboxSnapshot) -> dict[str, Any]:

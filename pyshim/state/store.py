@@ -14,9 +14,10 @@ from collections.abc import Iterable
 
 from pyshim.host.trees import remove_tree
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.model.snapshot import ContainerSnapshot
+from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.state.json_fields import Fields, StateDamaged
-from pyshim.state.kata import as_kata_sees, container_as_kata_sees, kata_container
+from pyshim.state.json_text import encode, encode_again
+from pyshim.state.kata import container_as_kata_sees, kata_container, told, told_of_container
 from pyshim.state.schema import (
     KEY,
     SandboxState,
@@ -45,9 +46,11 @@ class StateStore:
         """Without `register` nothing is entered in one, and no sandbox is found there."""
         self.root = root
         self._register = register
-        self._written: _SnapshotText | None = None
-        self._containers: dict[tuple[str, str], tuple[ContainerSnapshot, int]] = {}
-        """What the files of containers say; the number is the VMM's pid."""
+        self._text = _StateText()
+        self._complete: tuple[str, SandboxSnapshot | None] | None = None
+        """The sandbox and its snapshot whose containers' files are there as well."""
+        self._containers: dict[tuple[str, str], tuple[object, int]] = {}
+        """What the files of containers tell; the number is the VMM's pid."""
 
     def directory(self, sandbox_id: str) -> str:
         """Where the sandbox's state is. Raises FailedPrecondition for an id that is no plain file name."""
@@ -59,11 +62,8 @@ class StateStore:
         """The state is on disk, whole, with a file for each of its containers. Raises FailedPrecondition."""
         directory = self.directory(state.sandbox_id)
         try:
-            text, self._written = self._written, None
-            had_containers = text is not None and text.is_of(state)
-            if text is None or not had_containers:
-                text = _SnapshotText(state, text)
-            body = text.document(state)
+            complete, self._complete = self._complete, None
+            body = self._text.document(state)
             if len(body) > MAX_BYTES:
                 raise FailedPrecondition(f"write state {directory!r}: {len(body)} bytes are above {MAX_BYTES}")
             try:
@@ -71,9 +71,9 @@ class StateStore:
             except FileNotFoundError:  # the first of many writes
                 self._make(directory)
                 _replace(f"{directory}/{FILE_NAME}", body)
-            if not had_containers:
+            if complete is None or complete[0] != state.sandbox_id or complete[1] is not state.snapshot:
                 self._save_containers(directory, state)
-            self._written = text
+            self._complete = state.sandbox_id, state.snapshot
         except OSError as error:
             raise FailedPrecondition(f"write state {directory!r}: {error.strerror}") from error
 
@@ -104,7 +104,7 @@ class StateStore:
             return
         try:
             os.makedirs(self._register, mode=0o700, exist_ok=True)
-            _replace(self._entry(sandbox_id), _encoded(shim_to_json(shim)))
+            _replace(self._entry(sandbox_id), encode(shim_to_json(shim)).encode())
         except OSError as error:
             raise FailedPrecondition(f"write register {self._register!r}: {error.strerror}") from error
 
@@ -149,7 +149,7 @@ class StateStore:
     def remove(self, sandbox_id: str) -> None:
         """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
         directory = self.directory(sandbox_id)
-        self._written = None
+        self._complete = None
         self._containers.clear()
         try:
             remove_tree(directory)
@@ -177,21 +177,23 @@ class StateStore:
         containers = () if snapshot is None else snapshot.containers
         vmm_pid = 0 if snapshot is None else snapshot.vmm_pid
         wanted = {
-            (state.sandbox_id, container.container_id): (container_as_kata_sees(container), vmm_pid)
+            (state.sandbox_id, container.container_id): (told_of_container(container), vmm_pid)
             for container in containers
         }
         if self._containers == wanted:
             return
         self._remove_containers(directory, {container_id for _, container_id in wanted})
         self._containers = {slot: said for slot, said in self._containers.items() if slot in wanted}
-        for slot, said in wanted.items():
-            if self._containers.get(slot) == said:
+        for container in containers:
+            slot = (state.sandbox_id, container.container_id)
+            if self._containers.get(slot) == wanted[slot]:
                 continue
-            path = f"{directory}/{slot[1]}"
+            path = f"{directory}/{container.container_id}"
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-            _replace(f"{path}/{FILE_NAME}", _encoded(kata_container(*said)))
-            self._containers[slot] = said
+            document = kata_container(container_as_kata_sees(container), vmm_pid)
+            _replace(f"{path}/{FILE_NAME}", encode(document).encode())
+            self._containers[slot] = wanted[slot]
 
     def _remove_containers(self, directory: str, wanted: set[str]) -> None:
         with os.scandir(directory) as entries:
@@ -204,37 +206,38 @@ class StateStore:
                 os.rmdir(path)
 
 
-class _SnapshotText:
-    """A snapshot in its document's words, kept between writes: most of them change nothing but the ledger, or an exec
-    of which Kata's keys do not tell.
+class _StateText:
+    """The text of one state after the other: most changes are of the ledger alone, or of an exec, of which Kata's keys
+    do not tell. What was encoded for the one before and has not changed is taken from there.
     """
 
-    def __init__(self, state: SandboxState, before: "_SnapshotText | None") -> None:
-        snapshot = state.snapshot
-        self._sandbox_id, self._snapshot = state.sandbox_id, snapshot
-        self._seen = None if snapshot is None else as_kata_sees(snapshot)
-        self._kata: bytes
-        if before is not None and before._seen == self._seen:
-            self._kata = before._kata
-        else:
-            self._kata = _encoded(kata_to_json(snapshot))
-        self._ours = _encoded(snapshot_to_json(snapshot))
-
-    def is_of(self, state: SandboxState) -> bool:
-        """Snapshots are never changed, so it is the same one or another."""
-        return state.sandbox_id == self._sandbox_id and state.snapshot is self._snapshot
+    def __init__(self) -> None:
+        self._snapshot: SandboxSnapshot | None = None
+        self._kata_of: tuple[object, ...] | None = None
+        self._kata = encode(kata_to_json(None))
+        self._ours = encode_again(None, None, 0)
+        self._head_of: tuple[object, ...] = ()
+        self._head = ""
 
     def document(self, state: SandboxState) -> bytes:
         """`state_to_json(state)`, encoded."""
-        head = _encoded(head_to_json(state))
-        return b'%b,"%b":%b,"Snapshot":%b}}' % (self._kata[:-1], KEY.encode(), head[:-1], self._ours)
+        if state.snapshot is not self._snapshot:  # snapshots are never changed
+            self._follow(state.snapshot)
+        head_of = (state.sandbox_id, state.shim, state.ledger)
+        if head_of != self._head_of:
+            self._head_of, self._head = head_of, encode(head_to_json(state))
+        return f'{self._kata[:-1]},"{KEY}":{self._head[:-1]},"Snapshot":{self._ours.text}}}}}'.encode()
+
+    def _follow(self, snapshot: SandboxSnapshot | None) -> None:
+        kata_of = None if snapshot is None else told(snapshot)
+        if kata_of != self._kata_of:
+            self._kata_of, self._kata = kata_of, encode(kata_to_json(snapshot))
+        self._ours = encode_again(snapshot_to_json(snapshot), self._ours, _SNAPSHOT_DEPTH)
+        self._snapshot = snapshot
 
 
-def _encoded(document: dict[str, object] | None) -> bytes:
-    return _ENCODER.encode(document).encode()
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+_SNAPSHOT_DEPTH = 4
+"""From the snapshot down to the members of each container, and to each of its execs as a whole."""
 
 
 def _content(path: str, limit: int) -> bytes:
