@@ -227,7 +227,7 @@ class Pod:
         name = "" if exec_id else f"start {container_id}"
         return await self._trace.of(name, self._find(container_id).start(exec_id))
 
-    async def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
+    def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
         """The process as it is; UNKNOWN while its container is being created."""
         creation = self._creating.get(container_id)
         if creation is not None and exec_id is None:
@@ -238,7 +238,7 @@ class Pod:
             return replace(state, status=Status.PAUSED)
         return state
 
-    async def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
+    def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
         return self._find(container_id).processes()
 
     async def pause(self, container_id: ContainerId) -> None:
@@ -275,7 +275,7 @@ class Pod:
     async def stats(self, container_id: ContainerId) -> ContainerStats:
         return await self._find(container_id).stats()
 
-    async def connect(self, container_id: ContainerId) -> int:
+    def connect(self, container_id: ContainerId) -> int:
         container = self._containers.get(container_id)
         return container.pid if container else 0
 

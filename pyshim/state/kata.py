@@ -27,12 +27,13 @@ _UNTOLD_OF_CONTAINER: dict[str, Any] = {"execs": (), "moved": NOTHING_MOVED, "ex
 """What no key of Kata's tells, and what stands there for a document of Kata's."""
 
 
-def _told_by(kind: type, *, without: Iterable[str]) -> Callable[[Any], tuple[object, ...]]:
+def fields_of(kind: type, *, without: Iterable[str]) -> Callable[[Any], tuple[object, ...]]:
+    """What a value of the data class `kind` consists of, but for some of its fields."""
     return attrgetter(*(field.name for field in fields(kind) if field.name not in without))
 
 
-_TOLD = _told_by(SandboxSnapshot, without=(*_UNTOLD, "containers"))
-told_of_container = _told_by(ContainerSnapshot, without=_UNTOLD_OF_CONTAINER)
+_TOLD = fields_of(SandboxSnapshot, without=(*_UNTOLD, "containers"))
+told_of_container = fields_of(ContainerSnapshot, without=_UNTOLD_OF_CONTAINER)
 
 
 def completed(snapshot: SandboxSnapshot) -> SandboxSnapshot:

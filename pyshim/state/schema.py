@@ -140,6 +140,16 @@ def snapshot_to_json(snapshot: SandboxSnapshot | None) -> dict[str, object] | No
     if snapshot is None:
         return None
     return {
+        **sandbox_to_json(snapshot),
+        "Containers": [
+            {**container_to_json(container), "Execs": execs_to_json(container)} for container in snapshot.containers
+        ],
+    }
+
+
+def sandbox_to_json(snapshot: SandboxSnapshot) -> dict[str, object]:
+    """The snapshot without its containers."""
+    return {
         "ConfigSource": snapshot.config_source,
         "HypervisorType": snapshot.hypervisor_type,
         "Hypervisor": dict(snapshot.hypervisor),
@@ -152,7 +162,6 @@ def snapshot_to_json(snapshot: SandboxSnapshot | None) -> dict[str, object] | No
         "Owner": snapshot.owner or "",
         "SandboxConfig": dict(snapshot.sandbox_config),
         "Trace": dict(snapshot.trace),
-        "Containers": [_container_to_json(container) for container in snapshot.containers],
     }
 
 
@@ -188,21 +197,24 @@ def _objects(items: tuple[Fields, ...]) -> tuple[Mapping[str, object], ...]:
     return tuple(dict(item.items()) for item in items)
 
 
-def _container_to_json(container: ContainerSnapshot) -> dict[str, object]:
+def container_to_json(container: ContainerSnapshot) -> dict[str, object]:
+    """One container without its execs."""
     return {
         "ID": container.container_id,
         "Bundle": container.bundle,
         "Rootfs": container.rootfs,
         **_process_to_json(container),
-        "Execs": [
-            {"ID": process.exec_id, **_process_to_json(process), "Spec": dict(process.spec)}
-            for process in container.execs
-        ],
         "Annotations": dict(container.annotations),
         "Resources": dict(container.resources),
         "DeviceMaps": [dict(item) for item in container.device_maps],
         "Mounts": [dict(item) for item in container.mounts],
     }
+
+
+def execs_to_json(container: ContainerSnapshot) -> list[dict[str, object]]:
+    return [
+        {"ID": process.exec_id, **_process_to_json(process), "Spec": dict(process.spec)} for process in container.execs
+    ]
 
 
 def _process_to_json(process: ContainerSnapshot | ExecSnapshot) -> dict[str, object]:

@@ -10,23 +10,24 @@ Directories 0700, files 0600: bundles and addresses are nobody else's business.
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pyshim.host.trees import remove_tree
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot
 from pyshim.state.json_fields import Fields, StateDamaged
-from pyshim.state.json_text import encode, encode_again
-from pyshim.state.kata import container_as_kata_sees, kata_container, told, told_of_container
+from pyshim.state.kata import container_as_kata_sees, fields_of, kata_container, told, told_of_container
 from pyshim.state.schema import (
     KEY,
     SandboxState,
     ShimRecord,
+    container_to_json,
+    execs_to_json,
     head_to_json,
     kata_to_json,
+    sandbox_to_json,
     shim_from_json,
     shim_to_json,
-    snapshot_to_json,
     state_from_json,
 )
 
@@ -104,7 +105,7 @@ class StateStore:
             return
         try:
             os.makedirs(self._register, mode=0o700, exist_ok=True)
-            _replace(self._entry(sandbox_id), encode(shim_to_json(shim)).encode())
+            _replace(self._entry(sandbox_id), _encoded(shim_to_json(shim)).encode())
         except OSError as error:
             raise FailedPrecondition(f"write register {self._register!r}: {error.strerror}") from error
 
@@ -192,7 +193,7 @@ class StateStore:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
             document = kata_container(container_as_kata_sees(container), vmm_pid)
-            _replace(f"{path}/{FILE_NAME}", encode(document).encode())
+            _replace(f"{path}/{FILE_NAME}", _encoded(document).encode())
             self._containers[slot] = wanted[slot]
 
     def _remove_containers(self, directory: str, wanted: set[str]) -> None:
@@ -207,37 +208,66 @@ class StateStore:
 
 
 class _StateText:
-    """The text of one state after the other: most changes are of the ledger alone, or of an exec, of which Kata's keys
-    do not tell. What was encoded for the one before and has not changed is taken from there.
+    """The text of one state after the other. Most changes are of the ledger alone, or of an exec, of which Kata's keys
+    do not tell: what has been encoded and has not changed since is not encoded again.
     """
 
     def __init__(self) -> None:
         self._snapshot: SandboxSnapshot | None = None
-        self._kata_of: tuple[object, ...] | None = None
-        self._kata = encode(kata_to_json(None))
-        self._ours = encode_again(None, None, 0)
-        self._head_of: tuple[object, ...] = ()
-        self._head = ""
+        self._kata = _Kept()
+        self._head = _Kept()
+        self._sandbox = _Kept()
+        self._containers: dict[str, _Kept] = {}
+        self._ours = "null"
 
     def document(self, state: SandboxState) -> bytes:
         """`state_to_json(state)`, encoded."""
-        if state.snapshot is not self._snapshot:  # snapshots are never changed
-            self._follow(state.snapshot)
-        head_of = (state.sandbox_id, state.shim, state.ledger)
-        if head_of != self._head_of:
-            self._head_of, self._head = head_of, encode(head_to_json(state))
-        return f'{self._kata[:-1]},"{KEY}":{self._head[:-1]},"Snapshot":{self._ours.text}}}}}'.encode()
+        snapshot = state.snapshot
+        if snapshot is not self._snapshot:  # snapshots are never changed
+            self._ours = "null" if snapshot is None else self._follow(snapshot)
+            self._snapshot = snapshot
+        kata = self._kata.text(None if snapshot is None else told(snapshot), lambda: kata_to_json(snapshot))
+        head = self._head.text((state.sandbox_id, state.shim, state.ledger), lambda: head_to_json(state))
+        return f'{kata[:-1]},"{KEY}":{head[:-1]},"Snapshot":{self._ours}}}}}'.encode()
 
-    def _follow(self, snapshot: SandboxSnapshot | None) -> None:
-        kata_of = None if snapshot is None else told(snapshot)
-        if kata_of != self._kata_of:
-            self._kata_of, self._kata = kata_of, encode(kata_to_json(snapshot))
-        self._ours = encode_again(snapshot_to_json(snapshot), self._ours, _SNAPSHOT_DEPTH)
-        self._snapshot = snapshot
+    def _follow(self, snapshot: SandboxSnapshot) -> str:
+        sandbox = self._sandbox.text(_OF_SANDBOX(snapshot), lambda: sandbox_to_json(snapshot))
+        former = self._containers
+        self._containers = {each.container_id: former.get(each.container_id, _Kept()) for each in snapshot.containers}
+        containers = ",".join([self._container(container) for container in snapshot.containers])
+        return f'{sandbox[:-1]},"Containers":[{containers}]}}'
+
+    def _container(self, container: ContainerSnapshot) -> str:
+        kept = self._containers[container.container_id]
+        text = kept.text(_OF_CONTAINER(container), lambda: container_to_json(container))
+        return f'{text[:-1]},"Execs":{_encoded(execs_to_json(container))}}}'
 
 
-_SNAPSHOT_DEPTH = 4
-"""From the snapshot down to the members of each container, and to each of its execs as a whole."""
+class _Kept:
+    """The text of an object, for as long as what it is made of stays the same."""
+
+    __slots__ = ("_of", "_text")
+
+    def __init__(self) -> None:
+        self._of: object = self
+        self._text = ""
+
+    def text(self, of: object, make: Callable[[], object]) -> str:
+        if of != self._of:
+            self._text = _encoded(make())
+            self._of = of
+        return self._text
+
+
+_OF_SANDBOX = fields_of(SandboxSnapshot, without=("containers",))
+_OF_CONTAINER = fields_of(ContainerSnapshot, without=("execs",))
+
+
+def _encoded(document: object) -> str:
+    return _ENCODER.encode(document)
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def _content(path: str, limit: int) -> bytes:

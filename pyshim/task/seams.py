@@ -19,10 +19,10 @@ class SandboxRpc(Protocol):
         """The task's pid: stable until delete, and the same from `connect`."""
 
     async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int: ...
-    async def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
-        """As it is now; never waits (containerd gives it two seconds)."""
+    def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
+        """As it is now (containerd gives it two seconds, and asks eight times for each exec)."""
 
-    async def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
+    def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
         """At least the init process, for containerd takes an empty list for a leaked task."""
 
     async def pause(self, container_id: ContainerId) -> None: ...
@@ -40,7 +40,7 @@ class SandboxRpc(Protocol):
         """Once it has ended; may be cancelled, and then nothing has changed."""
 
     async def stats(self, container_id: ContainerId) -> ContainerStats: ...
-    async def connect(self, container_id: ContainerId) -> int:
+    def connect(self, container_id: ContainerId) -> int:
         """The task's pid; 0 when the container is not known."""
 
     async def delete(self, container_id: ContainerId, exec_id: ExecId | None) -> tuple[int, ExitStatus]: ...

@@ -13,7 +13,7 @@ from pyshim.model.stats import ContainerStats
 from pyshim.task import translate, translate_stats
 from pyshim.task.seams import SandboxRpc
 from pyshim.task.status import status_of
-from pyshim.ttrpc import CallContext, Handler, UnaryHandler
+from pyshim.ttrpc import CallContext, Handler, ImmediateHandler, UnaryHandler
 
 log = logging.getLogger("pyshim.task")
 
@@ -28,6 +28,12 @@ class _Method(NamedTuple):
     encode: Callable[[Any], bytes]
 
 
+class _Look(NamedTuple):
+    decode: Callable[[bytes], Any]
+    look: Callable[[Any], Any]
+    encode: Callable[[Any], bytes]
+
+
 class _OpenCall:
     """One call being served; the ids are known once it is decoded."""
 
@@ -38,6 +44,10 @@ class _OpenCall:
         self.container_id = ""
         self.exec_id = ""
         self.since_s = time.monotonic()
+
+    def is_about(self, request: Any) -> None:
+        self.container_id = request.container_id
+        self.exec_id = getattr(request, "exec_id", None) or ""
 
 
 class TaskService:
@@ -52,10 +62,11 @@ class TaskService:
 
     def services(self) -> Mapping[str, Mapping[str, Handler]]:
         """Handlers for a ttrpc server, the same under both service names."""
-        handlers = {
+        handlers: dict[str, Handler] = {
             name: UnaryHandler(self._handler(name, method), cancel_on_timeout=name in _WAITING_METHODS)
             for name, method in self._methods().items()
         }
+        handlers |= {name: ImmediateHandler(_immediate(name, look)) for name, look in self._looks().items()}
         return dict.fromkeys(SERVICES, handlers)
 
     def open_calls(self) -> Iterator[str]:
@@ -69,8 +80,6 @@ class TaskService:
         return {
             "Create": _Method(translate.create_request, rpc.create, translate.create_reply),
             "Start": _Method(translate.process_ref, lambda r: rpc.start(*r), translate.start_reply),
-            "State": _Method(translate.process_ref, lambda r: rpc.state(*r), translate.state_reply),
-            "Pids": _Method(translate.task_ref, lambda r: rpc.pids(*r), translate.pids_reply),
             "Pause": _Method(translate.task_ref, lambda r: rpc.pause(*r), translate.empty_reply),
             "Resume": _Method(translate.task_ref, lambda r: rpc.resume(*r), translate.empty_reply),
             "Kill": _Method(translate.kill_request, lambda r: rpc.kill(*r), translate.empty_reply),
@@ -81,10 +90,18 @@ class TaskService:
             "Update": _Method(translate.update_request, lambda r: rpc.update(*r), translate.empty_reply),
             "Wait": _Method(translate.process_ref, lambda r: rpc.wait(*r), translate.wait_reply),
             "Stats": _Method(translate.task_ref, lambda r: rpc.stats(*r), self._stats_reply),
-            "Connect": _Method(translate.task_ref, lambda r: rpc.connect(*r), self._connect_reply),
             "Delete": _Method(translate.process_ref, lambda r: rpc.delete(*r), translate.delete_reply),
             "Shutdown": _Method(translate.shutdown_request, self._shutdown, translate.empty_reply),
             "Checkpoint": _Method(translate.task_ref, _checkpoint, translate.empty_reply),
+        }
+
+    def _looks(self) -> dict[str, _Look]:
+        """The methods that only look at memory."""
+        rpc = self._sandboxes
+        return {
+            "State": _Look(translate.process_ref, lambda r: rpc.state(*r), translate.state_reply),
+            "Pids": _Look(translate.task_ref, lambda r: rpc.pids(*r), translate.pids_reply),
+            "Connect": _Look(translate.task_ref, lambda r: rpc.connect(*r), _connect_reply),
         }
 
     def _handler(self, name: str, method: _Method) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
@@ -94,8 +111,7 @@ class TaskService:
             failure = ""
             try:
                 request = method.decode(payload)
-                call.container_id = request.container_id
-                call.exec_id = getattr(request, "exec_id", None) or ""
+                call.is_about(request)
                 return method.encode(await method.act(request))
             except asyncio.CancelledError:
                 failure = "cancelled"
@@ -116,15 +132,35 @@ class TaskService:
     def _stats_reply(self, stats: ContainerStats) -> bytes:
         return translate.stats_reply(translate_stats.metrics(stats, self._cgroup_mode))
 
-    def _connect_reply(self, task_pid: int) -> bytes:
-        return translate.connect_reply(os.getpid(), task_pid)
+
+def _connect_reply(task_pid: int) -> bytes:
+    return translate.connect_reply(os.getpid(), task_pid)
 
 
 async def _checkpoint(request: translate.TaskRef) -> None:
     raise Unimplemented(f"checkpoint task {request.container_id!r}: not supported for virtual machines")
 
 
+def _immediate(name: str, method: _Look) -> Callable[[bytes, CallContext], bytes]:
+    def handle(payload: bytes, _: CallContext) -> bytes:
+        call = _OpenCall(name)
+        failure = ""
+        try:
+            request = method.decode(payload)
+            call.is_about(request)
+            return method.encode(method.look(request))
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+            raise status_of(error, name) from error
+        finally:
+            _log_call(call, failure)
+
+    return handle
+
+
 def _log_call(call: _OpenCall, failure: str) -> None:
+    if not log.isEnabledFor(logging.DEBUG):
+        return
     fields: dict[str, object] = {
         "method": call.method,
         "container": call.container_id,

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .connection import ServerConnection as ServerConnection
     from .handlers import CallContext as CallContext
     from .handlers import Handler as Handler
+    from .handlers import ImmediateHandler as ImmediateHandler
     from .handlers import PeerCredentials as PeerCredentials
     from .handlers import ServerStream as ServerStream
     from .handlers import StreamHandler as StreamHandler
@@ -70,6 +71,7 @@ _HOME = {
     "ConnectionClosed": "status",
     "DeadlineExceeded": "status",
     "Handler": "handlers",
+    "ImmediateHandler": "handlers",
     "LocalProtocolError": "status",
     "MessageTooLarge": "status",
     "OutcomeUnknown": "status",

@@ -43,6 +43,7 @@ class CallContext(NamedTuple):
         return next((value for name, value in self.metadata if name == key), None)
 
 
+ImmediateFunction: TypeAlias = Callable[[bytes, CallContext], bytes]
 UnaryFunction: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
 StreamFunction: TypeAlias = Callable[["ServerStream", CallContext], Awaitable[bytes | None]]
 
@@ -60,6 +61,17 @@ class UnaryHandler(NamedTuple):
     cancel_on_timeout: bool = False
 
 
+class ImmediateHandler(NamedTuple):
+    """A unary method that waits for nothing: it is answered within the read that brought its request.
+
+    It costs no task and no turn of the loop. While the outgoing queue is full it is called once there is room again.
+    """
+
+    function: ImmediateFunction
+    cancel_on_timeout: bool = True
+    """Before it was called nothing has happened yet."""
+
+
 class StreamHandler(NamedTuple):
     """A streaming method. `function(stream, call)` returns None when the server streams, else the one reply.
 
@@ -73,7 +85,7 @@ class StreamHandler(NamedTuple):
     cancel_on_timeout: bool = False
 
 
-Handler: TypeAlias = UnaryFunction | UnaryHandler | StreamHandler
+Handler: TypeAlias = UnaryFunction | UnaryHandler | ImmediateHandler | StreamHandler
 
 
 class ServerStream:

@@ -63,6 +63,11 @@ class Link:
     def queued_bytes(self) -> int:
         raise NotImplementedError
 
+    @property
+    def has_room(self) -> bool:
+        """Whether `send` would not wait."""
+        return self.queued_bytes <= self._queue_bytes and not self._gate.locked()
+
     def start(self) -> None:
         """Reading begins."""
         raise NotImplementedError
@@ -85,7 +90,7 @@ class Link:
         `make` is called late, so that what it decides (a stream id, whether an answer is still wanted) is true when
         its frame is queued. None means that there is nothing to send any more.
         """
-        if self.queued_bytes <= self._queue_bytes and not self._gate.locked():
+        if self.has_room:
             return self._send_now(make)
         async with self._gate:
             while self.queued_bytes > self._queue_bytes and not self.is_closed:
@@ -168,6 +173,7 @@ class SocketLink(Link):
         self._queued_bytes = 0
         self._accepted_bytes = 0
         self._writing = False
+        self._gathering = False
         self._broken = False
         self._flushed: list[asyncio.Future[None]] = []
 
@@ -192,7 +198,7 @@ class SocketLink(Link):
         self._queued_bytes += size
         self._accepted_bytes += size
         mark = self._accepted_bytes
-        if not self._writing:
+        if not self._writing and not self._gathering:
             self._flush_queue()
         if self._hold_when_full and self._queued_bytes > self._queue_bytes:
             self.hold_reading(self)
@@ -207,9 +213,6 @@ class SocketLink(Link):
             self._flushed.append(waiter)
             await waiter
 
-    def _on_writable(self) -> None:
-        self._flush_queue()
-
     def _flush_queue(self) -> None:
         try:
             while self._queue:
@@ -217,7 +220,7 @@ class SocketLink(Link):
         except (BlockingIOError, InterruptedError):
             if not self._writing:
                 self._writing = True
-                self._loop.add_writer(self._sock, self._on_writable)
+                self._loop.add_writer(self._sock, self._flush_queue)
         except OSError as exc:
             self._broken = True
             self._loop.remove_writer(self._sock)
@@ -272,12 +275,18 @@ class SocketLink(Link):
         if not count:
             self.close(self._core.receive_eof())
             return False
+        # What is answered at once leaves together: the peer is woken once.
+        self._gathering = True
         try:
             self._dispatch(self._core.received(count))
         except BaseException as exc:
             # A bug of ours. The stream cannot be trusted any more; the loop's exception handler reports it.
             self.close(exc if isinstance(exc, Exception) else None)
             raise
+        finally:
+            self._gathering = False
+        if self._queue and not self._writing and not self._broken:
+            self._flush_queue()
         return count == size
 
     def _pause(self) -> None:

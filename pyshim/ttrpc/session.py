@@ -6,11 +6,19 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from .connection import ServerConnection
 from .events import DataReceived, Event, RequestReceived, RequestRefused
-from .handlers import CallContext, Handler, PeerCredentials, ServerStream, StreamHandler, UnaryHandler
+from .handlers import (
+    CallContext,
+    Handler,
+    ImmediateHandler,
+    PeerCredentials,
+    ServerStream,
+    StreamHandler,
+    UnaryHandler,
+)
 from .inbox import Inbox, StallGuard
 from .link import Link, SocketLink, StreamLink
 from .status import Code, ConnectionClosed, DeadlineExceeded, RemoteProtocolError, TtrpcError
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
     from .connection import Parts
     from .framing import Buffer
 
+_Found: TypeAlias = UnaryHandler | ImmediateHandler | StreamHandler
 _QUOTED_CHARS = 128
 
 
@@ -54,7 +63,7 @@ class _Call:
 
     __slots__ = ("context", "ended_by", "handler", "inbox", "payload_bytes", "task", "timer")
 
-    def __init__(self, handler: UnaryHandler | StreamHandler, context: CallContext, payload_bytes: int) -> None:
+    def __init__(self, handler: _Found, context: CallContext, payload_bytes: int) -> None:
         self.handler = handler
         self.context = context
         self.payload_bytes = payload_bytes
@@ -168,19 +177,24 @@ class Session:
         deadline = self._loop.time() + timeout_s if event.timeout_ns else None
         context = CallContext(event.service, event.method, stream_id, event.metadata, deadline, self._peer)
         call = _Call(found, context, len(event.payload))
+        if isinstance(found, ImmediateHandler) and self._link.has_room:
+            self._answer_now(call, found, event.payload)
+            return
         self._calls[stream_id] = call
         self._in_flight_bytes += call.payload_bytes
         if deadline is not None and self._owner.limits.answers_at_deadline:
             call.timer = self._loop.call_at(deadline, self._expire, call)
         if isinstance(found, StreamHandler):
             coroutine = self._run_stream(call, found, self._open_stream(call, found, event))
+        elif isinstance(found, ImmediateHandler):
+            coroutine = self._run_immediate(call, found, event.payload)
         else:
             coroutine = self._run_unary(call, found, event.payload)
         call.task = self._owner.spawn(coroutine, f"ttrpc/{event.method}/{stream_id}")
         # Not in the task: one that is cancelled before its first step never runs a line of it.
         call.task.add_done_callback(lambda _: self._finish(call))
 
-    def _find(self, event: RequestReceived) -> UnaryHandler | StreamHandler | TtrpcError:
+    def _find(self, event: RequestReceived) -> _Found | TtrpcError:
         """The handler of a request, or why it is not accepted."""
         methods = self._owner.services.get(event.service)
         if methods is None:
@@ -196,7 +210,7 @@ class Session:
             return TtrpcError(Code.RESOURCE_EXHAUSTED, f"{limits.in_flight} calls of this connection are in flight")
         if self._calls and self._in_flight_bytes + len(event.payload) > limits.in_flight_bytes:
             return TtrpcError(Code.RESOURCE_EXHAUSTED, f"{limits.in_flight_bytes} request bytes are in flight")
-        return handler if isinstance(handler, UnaryHandler | StreamHandler) else UnaryHandler(handler)
+        return UnaryHandler(handler) if callable(handler) else handler
 
     def _open_stream(self, call: _Call, handler: StreamHandler, event: RequestReceived) -> ServerStream:
         stream_id = call.stream_id
@@ -233,6 +247,20 @@ class Session:
         call = self._calls.get(event.stream_id)
         if event.ended and call is not None:
             call.end(RemoteProtocolError(event.message))
+
+    def _answer_now(self, call: _Call, handler: ImmediateHandler, payload: bytes) -> None:
+        try:
+            parts = self._reply_parts(call, handler.function(payload, call.context))
+            if parts is not None:
+                self._link.write(parts)
+        except Exception as exc:
+            self._on_exception(call, exc)
+
+    async def _run_immediate(self, call: _Call, handler: ImmediateHandler, payload: bytes) -> None:
+        try:
+            await self._link.send(lambda: self._reply_parts(call, handler.function(payload, call.context)))
+        except Exception as exc:
+            self._on_exception(call, exc)
 
     async def _run_unary(self, call: _Call, handler: UnaryHandler, payload: bytes) -> None:
         try:

@@ -172,7 +172,7 @@ def test_a_disk_the_guest_may_still_let_go_of_is_given_to_nobody(pod_annotations
 
         (new,) = vm.plugged.values()
         assert new is not kept
-        assert (await stack.pod.state(ContainerId("again"), None)).status is Status.RUNNING
+        assert stack.pod.state(ContainerId("again"), None).status is Status.RUNNING
 
     body()
 

@@ -53,7 +53,7 @@ def test_a_healthy_guest_is_asked_again_and_again_and_left_alone() -> None:
         await asyncio.sleep(MANY_S)
 
         assert MISSES < checks(stack) - before <= MANY_S / EVERY_S, "it wakes a pod that rests no more often"
-        assert (await stack.pod.state(container, None)).status is Status.RUNNING
+        assert stack.pod.state(container, None).status is Status.RUNNING
 
     play(scenario)
 
@@ -94,6 +94,6 @@ def test_checks_that_fail_now_and_then_are_no_loss() -> None:
             del stack.agent.failures["Check"]
             await asyncio.sleep(2 * EVERY_S)
 
-        assert (await stack.pod.state(container, None)).status is Status.RUNNING
+        assert stack.pod.state(container, None).status is Status.RUNNING
 
     play(scenario)

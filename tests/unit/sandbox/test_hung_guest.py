@@ -66,7 +66,7 @@ async def test_a_kill_that_the_guest_takes_and_does_not_carry_out_ends_the_vm_as
     process.end = lives_on  # type: ignore[method-assign]
 
     assert await took(stack.pod.kill(C1, None, KILL, False)) < 1
-    assert (await stack.pod.state(C1, None)).status is Status.RUNNING
+    assert stack.pod.state(C1, None).status is Status.RUNNING
     assert (await stack.pod.wait(C1, None)).status == 137
     assert process.signals == [KILL]
     await until(lambda: not stack.hypervisors[0].is_running)
@@ -120,7 +120,7 @@ def test_a_kill_of_a_pods_container_in_a_guest_that_is_only_busy_ends_nobody_els
         await killing
 
         assert (await stack.pod.wait(APP, None)).status == 137
-        assert (await stack.pod.state(OTHER, None)).status is Status.RUNNING
+        assert stack.pod.state(OTHER, None).status is Status.RUNNING
 
     body()
 
@@ -134,7 +134,7 @@ def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nobody(pod_anno
         with pytest.raises(GuestHangs, match="'app': the guest hangs"):
             await stack.pod.kill(APP, None, TERM, False)
 
-        assert (await stack.pod.state(APP, None)).status is Status.RUNNING
+        assert stack.pod.state(APP, None).status is Status.RUNNING
         assert stack.hypervisors[0].is_running
 
     body()

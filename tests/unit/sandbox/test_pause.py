@@ -31,7 +31,7 @@ async def test_the_guest_gets_nothing_of_the_sandbox_container(stack: Stack) -> 
 
     assert list(stack.agent.containers) == ["app"]
     assert not [key for key in stack.host.mounts if "/c1/rootfs" in key]
-    assert (await stack.pod.state(sandbox, None)).status is Status.RUNNING
+    assert stack.pod.state(sandbox, None).status is Status.RUNNING
 
 
 @pytest.mark.parametrize(("signal", "status"), [(9, 137), (15, 0), (2, 0)])
@@ -57,7 +57,7 @@ async def test_other_signals_do_not_end_it(stack: Stack) -> None:
     await stack.pod.kill(sandbox, None, 1, False)
     await asyncio.sleep(0.1)
 
-    assert (await stack.pod.state(sandbox, None)).status is Status.RUNNING
+    assert stack.pod.state(sandbox, None).status is Status.RUNNING
 
 
 @scenario

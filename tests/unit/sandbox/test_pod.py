@@ -111,7 +111,7 @@ async def test_sigkill_on_a_created_task_stops_it_and_wakes_wait(stack: Stack) -
     await stack.pod.kill(container, None, 9, False)
 
     assert (await waiting).status == 137
-    assert (await stack.pod.state(container, None)).status is Status.STOPPED
+    assert stack.pod.state(container, None).status is Status.STOPPED
 
 
 @scenario
@@ -147,7 +147,7 @@ async def test_a_start_that_fails_latches_the_exit_so_that_wait_returns(stack: S
     assert stack.host.streams["e1"].closed  # ctr waits for the end of the stream before it reports the error
     await stack.pod.delete(container, exec_id)
     with pytest.raises(NotFound):
-        await stack.pod.state(container, exec_id)
+        stack.pod.state(container, exec_id)
 
 
 @scenario
@@ -174,14 +174,14 @@ async def test_a_paused_container_is_paused_for_its_execs_too(stack: Stack) -> N
 
     await stack.pod.pause(container)
 
-    assert (await stack.pod.state(container, None)).status is Status.PAUSED
-    assert (await stack.pod.state(container, exec_id)).status is Status.PAUSED
+    assert stack.pod.state(container, None).status is Status.PAUSED
+    assert stack.pod.state(container, exec_id).status is Status.PAUSED
     with pytest.raises(FailedPrecondition):
         await stack.exec(container, "e2", ["sleep"])
     with pytest.raises(FailedPrecondition):
         await stack.pod.pause(container)
     await stack.pod.resume(container)
-    assert (await stack.pod.state(container, None)).status is Status.RUNNING
+    assert stack.pod.state(container, None).status is Status.RUNNING
 
 
 @scenario
@@ -192,7 +192,7 @@ async def test_a_failed_pause_leaves_the_container_running(stack: Stack) -> None
     with pytest.raises(ShimError, match="freezer says no"):
         await stack.pod.pause(container)
 
-    assert (await stack.pod.state(container, None)).status is Status.RUNNING
+    assert stack.pod.state(container, None).status is Status.RUNNING
 
 
 @scenario
@@ -242,7 +242,7 @@ async def test_state_answers_while_the_vm_boots_and_delete_abandons_it(stack: St
     creating = asyncio.ensure_future(stack.pod.create(stack.request("c1", ["sleep"])))
     await until(lambda: "Check" in stack.agent.calls)
 
-    state = await stack.pod.state(ContainerId("c1"), None)
+    state = stack.pod.state(ContainerId("c1"), None)
 
     assert state.status is Status.UNKNOWN
     with pytest.raises(NotFound):
@@ -288,7 +288,7 @@ async def test_the_vm_goes_when_the_single_container_has_exited(stack: Stack) ->
 
     await until(lambda: not stack.hypervisors[0].is_running)
 
-    assert (await stack.pod.state(container, None)).status is Status.STOPPED
+    assert stack.pod.state(container, None).status is Status.STOPPED
 
 
 @scenario
@@ -307,7 +307,7 @@ async def test_pids_always_hold_the_init(stack: Stack) -> None:
     container = await stack.run("c1", ["exit", "0"])
     await stack.pod.wait(container, None)
 
-    pids = await stack.pod.pids(container)
+    pids = stack.pod.pids(container)
 
     assert [row.exec_id for row in pids] == [None]
     assert pids[0].pid >= 1
@@ -363,7 +363,7 @@ async def _start_unknown(stack: Stack) -> None:
 
 async def _state_of_unknown_exec(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
-    await stack.pod.state(ContainerId("c1"), ExecId("nobody"))
+    stack.pod.state(ContainerId("c1"), ExecId("nobody"))
 
 
 @pytest.mark.parametrize("call", [_start_unknown, _state_of_unknown_exec])

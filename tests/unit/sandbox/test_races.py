@@ -87,7 +87,7 @@ async def test_after_a_failed_create_the_same_sandbox_can_be_created(stack: Stac
 
     await stack.create("c1", ["sleep"])
 
-    assert (await stack.pod.state(C1, None)).status is Status.CREATED
+    assert stack.pod.state(C1, None).status is Status.CREATED
 
 
 def test_shutdown_after_one_delete_leaves_the_creation_of_another_alone(pod_annotations: Any) -> None:
@@ -274,7 +274,7 @@ async def test_kill_between_the_guests_exit_and_ours_is_not_found_whatever_the_a
     await until(lambda: stack.agent.processes["c1", "c1"].exit.done())
     await asyncio.sleep(0.01)
     stack.agent.failures["SignalProcess"] = (13, "Invalid exec id")
-    assert (await stack.pod.state(container, None)).status is Status.RUNNING
+    assert stack.pod.state(container, None).status is Status.RUNNING
 
     with pytest.raises(NotFound, match="already exited"):
         await stack.pod.kill(container, None, 9, False)

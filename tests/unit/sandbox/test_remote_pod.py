@@ -107,7 +107,7 @@ def test_a_pod_lives_and_ends_on_a_vm_elsewhere(tmp_path: Path) -> None:
         container = await pod_with_container(stack, ["exit", "7"])
 
         assert (await stack.pod.wait(container, None)).status == 7
-        assert await stack.pod.connect(container) == os.getpid()
+        assert stack.pod.connect(container) == os.getpid()
         snapshot = stack.records[0].snapshots[-1]
         assert (snapshot.hypervisor_type, snapshot.vmm_pid) == ("remote", os.getpid())
         assert snapshot.agent_address == f"unix://{stack.service.agent_path}"
@@ -141,7 +141,7 @@ def test_the_loss_of_the_agent_ends_every_task_with_255_and_the_vm(tmp_path: Pat
         for name in (container, ContainerId("c1")):
             assert (await stack.pod.wait(name, None)).status == 255
         await until(lambda: stack.service.vms == {})
-        assert (await stack.pod.state(container, None)).status is Status.STOPPED
+        assert stack.pod.state(container, None).status is Status.STOPPED
 
     assert play(tmp_path, scenario).methods()[-1] == "StopVM"
 

@@ -59,9 +59,9 @@ class OnDisk:
 async def assert_same_answers(stack: Stack, found: Recovered, *processes: tuple[str, str | None]) -> None:
     for name, exec_name in processes:
         container, exec_id = ContainerId(name), ExecId(exec_name) if exec_name else None
-        assert found.process_state(container, exec_id) == await stack.pod.state(container, exec_id)
-        assert found.processes(container) == await stack.pod.pids(container)
-        assert found.snapshot.vmm_pid == await stack.pod.connect(container)
+        assert found.process_state(container, exec_id) == stack.pod.state(container, exec_id)
+        assert found.processes(container) == stack.pod.pids(container)
+        assert found.snapshot.vmm_pid == stack.pod.connect(container)
 
 
 def test_a_model_rebuilt_from_the_file_answers_as_the_living_pod_does(pod_annotations: Any) -> None:
@@ -165,8 +165,12 @@ def test_a_call_writes_once_per_host_resource_and_at_most_twice_more(pod_annotat
         assert made >= 2 * volumes
         assert writes <= made + 2
         app = request.container_id
-        for asking in (stack.pod.state(app, None), stack.pod.pids(app), stack.pod.stats(app), stack.pod.connect(app)):
-            assert await counted(asking) == (0, 0)
+
+        async def ask() -> None:
+            stack.pod.state(app, None), stack.pod.pids(app), stack.pod.connect(app)
+            await stack.pod.stats(app)
+
+        assert await counted(ask()) == (0, 0)
         assert (await counted(stack.pod.start(app, None)))[0] <= 2
         writes, gone = await counted(ended_and_deleted(stack, app))
         assert gone == made

@@ -54,7 +54,7 @@ class FakeSandboxes:
         self._enter("start", container_id, exec_id)
         return PID
 
-    async def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
+    def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
         self._enter("state", container_id, exec_id)
         return ProcessState(
             container_id=container_id,
@@ -66,7 +66,7 @@ class FakeSandboxes:
             exit=EXIT if self.exited.is_set() else None,
         )
 
-    async def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
+    def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
         self._enter("pids", container_id)
         return (ProcessInfo(pid=PID, exec_id=None), ProcessInfo(pid=PID, exec_id=ExecId("e1")))
 
@@ -106,7 +106,7 @@ class FakeSandboxes:
         self._enter("stats", container_id)
         return some_stats()
 
-    async def connect(self, container_id: ContainerId) -> int:
+    def connect(self, container_id: ContainerId) -> int:
         self.calls.append(("connect", container_id))
         return PID if container_id in self.created else 0
 
