@@ -35,6 +35,8 @@ class Trace:
         self._clock_ns = clock_ns
         self._on_mark = on_mark
         self.spans: list[Span] = []
+        self._json: Mapping[str, object] | None = None
+        """What `as_json` has said, as long as it is true."""
 
     async def of(self, name: str, work: Awaitable[T]) -> T:
         """The result of `work`, which is a span of this name; it and the tasks it makes record into this trace.
@@ -48,7 +50,9 @@ class Trace:
 
     def as_json(self) -> Mapping[str, object]:
         """What `spans_from_json` reads."""
-        return {"Spans": [list(span) for span in self.spans]} if self.spans else {}
+        if self._json is None:
+            self._json = {"Spans": [list(span) for span in self.spans]} if self.spans else {}
+        return self._json
 
     @contextmanager
     def _within(self, name: str, parent: int) -> Iterator[None]:
@@ -57,6 +61,7 @@ class Trace:
             return
         index = len(self.spans)
         self.spans.append(Span(name, parent, self._clock_ns(), 0, ""))
+        self._json = None
         token = _current.set((self, index))
         error = ""
         try:
@@ -67,11 +72,13 @@ class Trace:
         finally:
             _current.reset(token)
             self.spans[index] = self.spans[index]._replace(end_ns=self._clock_ns(), error=error)
+            self._json = None
 
     def _mark(self, name: str, parent: int) -> None:
         if len(self.spans) < MAX_SPANS:
             now_ns = self._clock_ns()
             self.spans.append(Span(name, parent, now_ns, now_ns, ""))
+            self._json = None
             self._on_mark()
 
 

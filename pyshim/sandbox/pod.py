@@ -129,7 +129,7 @@ class Pod:
             devices=devices,
         )
         records = await self._env.open_records(place.sandbox_id)
-        self._saved = SavedState(records)
+        self._saved = SavedState(records, self._trace)
         sandbox = Sandbox(
             plan=plan,
             host=self._env.host,

@@ -21,8 +21,9 @@ log = logging.getLogger("pyshim.sandbox.snapshot")
 class SavedState:
     """A sandbox's state on disk, as of the last call."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, trace: Trace) -> None:
         self.records = records
+        self._trace = trace
         self._last: SandboxSnapshot | None = None
 
     def save(self, snapshot: SandboxSnapshot) -> None:
@@ -36,7 +37,7 @@ class SavedState:
     def save_execs(self, container: Container) -> None:
         """`save` where nothing has changed but execs of `container`: an exec shall not pay for all of a pod."""
         if self._last is not None:
-            self.save(_with_execs(self._last, container))
+            self.save(_with_execs(self._last, container, self._trace))
 
 
 def sandbox_snapshot(
@@ -92,9 +93,10 @@ def _status(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxStatu
     return SandboxStatus.RUNNING if running else SandboxStatus.READY
 
 
-def _with_execs(snapshot: SandboxSnapshot, container: Container) -> SandboxSnapshot:
+def _with_execs(snapshot: SandboxSnapshot, container: Container, trace: Trace) -> SandboxSnapshot:
     return replace(
         snapshot,
+        trace=trace.as_json(),
         containers=tuple(
             replace(each, execs=_execs(container), moved=container.init.moved)
             if each.container_id == container.id

@@ -78,6 +78,34 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     assert stack.records[-1].removed
 
 
+def test_what_an_exec_changes_is_written_as_if_all_had_been_looked_at_anew(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        def assert_complete() -> None:
+            snapshots = stack.records[-1].snapshots
+            written = snapshots[-1]
+            stack.pod._save()
+            assert snapshots[-1] is not written
+            assert snapshots[-1] == written
+
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        app = await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
+        lasting = await stack.exec(app, "lasting", ["sleep"])
+        await stack.pod.start(app, lasting)
+        short = await stack.exec(app, "short", ["exit", "3"], PIPES)
+        assert_complete()
+        await stack.pod.start(app, short)
+        assert_complete()
+        await stack.pod.wait(app, short)
+        assert_complete()
+        await stack.pod.delete(app, short)
+        assert_complete()
+        (container,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == app)
+        assert [each.exec_id for each in container.execs] == [lasting]
+
+    body()
+
+
 @scenario
 async def test_why_a_sandbox_was_lost_is_on_disk(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])

@@ -1,6 +1,7 @@
 """Saving and restoring is the identity, whatever the state holds."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from pyshim.state.kata_shape import (
     filled,
 )
 from pyshim.state.schema import KEY, SandboxState, ShimRecord, state_from_json, state_to_json
+from pyshim.state.store import _StateText
 
 # What a JSON text can hold; a lone surrogate, as of a path that is no UTF-8, among it.
 TEXTS = st.text(max_size=12) | st.just("\udcff/x")
@@ -120,6 +122,22 @@ def test_what_was_saved_is_restored_as_it_was(state: SandboxState) -> None:
     text = json.dumps(state_to_json(state))
 
     assert state_from_json(json.loads(text), "state") == state
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(STATES, min_size=2, max_size=3), st.data())
+def test_the_text_of_a_state_is_its_own_whatever_was_written_before(
+    states: list[SandboxState], data: st.DataObject
+) -> None:
+    text = _StateText()
+    # Neighbours that differ in little are what the text keeps parts for.
+    for state in states:
+        mixed = replace(state, ledger=data.draw(st.sampled_from(states)).ledger)
+        if mixed.snapshot is not None:
+            containers = [each.snapshot.containers for each in states if each.snapshot is not None]
+            mixed = replace(mixed, snapshot=replace(mixed.snapshot, containers=data.draw(st.sampled_from(containers))))
+        for each in (state, mixed, state):
+            assert json.loads(text.document(each)) == state_to_json(each)
 
 
 @settings(max_examples=40, deadline=None)
