@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest demo test check integration soak fmt protos bench bench-compare clean
+.PHONY: help setup guest demo test test-forked check integration soak fmt protos bench bench-compare clean
 
 PYTHON := .venv/bin/python
 
@@ -20,6 +20,9 @@ demo: setup guest ## run containers in virtual machines through a private contai
 
 test: setup guest ## everything: check and, beside it, the integration tests
 	@scripts/test
+
+test-forked: setup guest ## all integration tests with shims forked by a zygote; `make test` has some of them so
+	@scripts/integration --forked $(FILES)
 
 check: setup ## linters, types and unit tests: no root, no virtual machine
 	@scripts/check

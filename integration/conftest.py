@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .framework import enclosure, evidence, images, zygote
+from .framework import cri_session, enclosure, evidence, images, zygote
 from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
 from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
@@ -18,6 +18,7 @@ from .framework.ctr import Ctr, Result
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.remote_peer import peer, remote_network, remote_run  # noqa: F401  (fixtures)
 from .framework.runtime import Runtime
+from .framework.shim_modes import Mode, Starts
 
 PROJECT = Path(__file__).resolve().parents[1]
 # Below /run, so that it is private to the enclosure; not counted as a leak, unlike everything else there.
@@ -26,6 +27,7 @@ EVIDENCE = PROJECT / ".build" / "integration"
 _NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
 _kept: list[Path] = []
 session_zygote = zygote.Zygote(PROJECT / "bin" / "pyshim", GROUND / "zygote.log")
+shim_starts = Starts(*(ground / "containerd" / "containerd.log" for ground in (GROUND, cri_session.GROUND)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,6 +67,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(str(shim_starts))
+
+
 def pytest_unconfigure() -> None:
     if _kept:
         print(f"\n{len(_kept)} failures; logs, console, persisted state, ps and mounts of each are under:")
@@ -86,9 +92,6 @@ def containerd() -> Iterator[Containerd]:
     with contextlib.ExitStack() as end:
         end.callback(daemon.stop)
         daemon.start()
-        if zygote.wanted():
-            end.callback(session_zygote.close)
-            session_zygote.start()
         archive = GROUND / "busybox.tar"
         images.write_archive(archive)
         daemon.ctr("images", "import", archive)
@@ -108,23 +111,29 @@ def plain_rootfs() -> Path:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def module_leaves_nothing(containerd: Containerd) -> Iterator[None]:
-    """Set up before a file's shared containers and checked after they are gone."""
+def module_leaves_nothing(request: pytest.FixtureRequest, containerd: Containerd, runtime: Runtime) -> Iterator[None]:
+    """Set up before a file's shared containers and checked after they are gone, and the zygote, where it has one."""
     before = HostState.look((GROUND,))
-    yield
+    forked = runtime.has_vm and Mode.of_file(request.path.stem) is Mode.FORKED
+    with session_zygote.running() if forked else contextlib.nullcontext():
+        yield
     assert_nothing_left(before, (GROUND,))
 
 
 @pytest.fixture(autouse=True)
 def leaves_nothing(
-    request: pytest.FixtureRequest, containerd: Containerd, module_leaves_nothing: None
+    request: pytest.FixtureRequest, containerd: Containerd, runtime: Runtime, module_leaves_nothing: None
 ) -> Iterator[None]:
-    """Each test leaves the host, and containerd's lists, as it found them."""
+    """Each test leaves the host, and containerd's lists, as it found them; its shims were made as is meant."""
     request.node.containerd_log_size = containerd.log_size()
     before, listed = HostState.look((GROUND,)), _listed(containerd.ctr)
     yield
     assert_nothing_left(before, (GROUND,))
     assert _listed(containerd.ctr) == listed
+    if runtime.has_vm:
+        executed = request.node.get_closest_marker("executed")
+        shim_starts.require(Mode.of_file(request.path.stem), executed_because=executed.args[0] if executed else "")
+        shim_starts.require_truth()
 
 
 def _listed(ctr: Ctr) -> tuple[list[str], list[str], list[str]]:

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from . import test_run as in_the_other_mode
 from .conftest import session_zygote
-from .framework import processes, zygote
+from .framework import oci, processes, zygote
 from .framework.ctr import Ctr
+from .framework.direct import direct_shim
 from .framework.images import IMAGE
+from .framework.processes import Process
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 from .framework.zygote import Zygote
 
 pytestmark = pytest.mark.vm
 _IDLE_S = 8.0
-
-# The tests of that file run a second time, here with forked shims.
-for _name, _test in tuple(vars(in_the_other_mode).items()):
-    if _name.startswith("test_"):
-        globals()[_name] = _test
+BINARIES = Path(__file__).resolve().parents[1] / "bin"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def node_zygote(module_leaves_nothing: None) -> Iterator[Zygote]:
-    if zygote.wanted():
-        yield session_zygote
-        return
-    session_zygote.start()
-    yield session_zygote
-    session_zygote.close()
+@pytest.fixture
+def node_zygote() -> Zygote:
+    """It runs: this file's shims are forked in every run."""
+    return session_zygote
 
 
 def test_a_shim_is_the_zygotes_child_and_looks_like_an_executed_one(
@@ -48,6 +42,44 @@ def test_a_shim_is_the_zygotes_child_and_looks_like_an_executed_one(
     assert shim.command[-1] == "serve"
     assert os.readlink(f"/proc/{shim.pid}/cwd").endswith(f"/{shared}")
     assert os.getsid(shim.pid) == shim.pid
+    assert shim.never_executed
+
+
+@pytest.mark.executed("there is no zygote yet")
+def test_the_first_start_leaves_a_zygote_where_containerd_asks_for_one(
+    node_zygote: Zygote, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    node_zygote.close()
+    with contextlib.ExitStack() as stack:
+
+        def started(container: str) -> Process:
+            config = oci.spec("true", name=container, rootfs=scratch)
+            shim = stack.enter_context(direct_shim(runtime, BINARIES, container, scratch / container, config))
+            shim.environment["PYSHIM_ZYGOTE"] = "auto"
+            shim.start()
+            return eventually(lambda: runtime.shims(container), what=f"a shim serves {container!r}")[0]
+
+        try:
+            executed = started(f"{name}-first")
+            launched, _ = eventually(_zygote_and_its_fork, what="a zygote is there and a fork of it waits")
+            forked = started(f"{name}-second")
+        finally:
+            for process in _zygote_and_its_fork():
+                os.kill(process.pid, signal.SIGTERM)
+        assert not executed.never_executed
+        assert forked.never_executed
+        assert forked.parent == launched.pid
+        eventually(lambda: not processes.find("-idle", "zygote"), what="the zygote and its fork are gone")
+        assert runtime.shims(f"{name}-second") == [dataclasses.replace(forked, parent=1)]
+        assert not [path for path in zygote.DIRECTORY.iterdir() if path.is_socket()]
+
+    node_zygote.start()
+
+
+def _zygote_and_its_fork() -> list[Process]:
+    """The zygote that a `start` has launched, and the fork of it that waits; nothing unless both are there."""
+    found = processes.find("-idle", "zygote")
+    return found if len(found) == 2 and found[1].parent == found[0].pid else []
 
 
 def test_an_idle_shim_is_not_woken(runtime: Runtime, shared: str) -> None:
@@ -73,6 +105,7 @@ def _switches(pid: int) -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:"))
 
 
+@pytest.mark.executed("the zygote has ended")
 def test_a_pod_survives_the_end_of_the_zygote_and_the_next_one_needs_none(
     node_zygote: Zygote, ctr: Ctr, runtime: Runtime, name: str, shared: str
 ) -> None:
@@ -86,5 +119,6 @@ def test_a_pod_survives_the_end_of_the_zygote_and_the_next_one_needs_none(
     ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "1000")
     (executed,) = runtime.shims(name)
     assert executed.command[3] == forked.command[3]
+    assert not executed.never_executed
 
     node_zygote.start()

@@ -32,7 +32,7 @@ def main(words: "list[str] | None" = None, *, launcher: str = "") -> int:
 
             return _leave(delete.main(call))
         if call.action == "serve":
-            return _serve(call)
+            return _serve(call, forked=False)
         if call.action == "zygote":
             return _zygote(call)
         raise BootstrapError(f"run action {call.action!r}: expected start, delete, serve or zygote")
@@ -52,7 +52,7 @@ def _leave(code: int) -> "NoReturn":
     _exit(code)
 
 
-def _serve(call: "Invocation") -> int:
+def _serve(call: "Invocation", *, forked: bool) -> int:
     import gc
 
     # What is loaded stays. To look for garbage in it would take a tenth of the time, and as much again now and then.
@@ -73,7 +73,7 @@ def _serve(call: "Invocation") -> int:
         bundle=HostPath(call.bundle),
         debug=call.debug,
     )
-    return serve(LISTENING_FD, identity)
+    return serve(LISTENING_FD, identity, forked=forked)
 
 
 def _zygote(call: "Invocation") -> int:
@@ -92,7 +92,7 @@ def _zygote(call: "Invocation") -> int:
         daemon = run(directory=directory, idle_s=idle_s)
     except OSError as error:
         raise os_failure("run zygote", directory, error) from error
-    return 0 if daemon is None else _serve(parse(daemon.words))
+    return 0 if daemon is None else _serve(parse(daemon.words), forked=True)
 
 
 def operator_main(words: "list[str] | None" = None) -> int:

@@ -66,19 +66,20 @@ UNUSED_AFTER_S = 600.0
 """A daemon that containerd never asked for anything (it died in between) ends itself after this long."""
 
 
-def serve(listening_fd: int, identity: Identity) -> int:
-    """The exit code, once every task is gone and containerd has been told: 0."""
+def serve(listening_fd: int, identity: Identity, *, forked: bool) -> int:
+    """The exit code, once every task is gone and containerd has been told: 0. `forked`: by the zygote, for the log."""
     shim_log.set_up(debug=identity.debug, fields={"sandbox": identity.sandbox_id, "namespace": identity.namespace})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     listener = socket.socket(fileno=listening_fd)
     os.set_inheritable(listening_fd, False)
-    asyncio.run(_Daemon(identity).run(listener))
+    asyncio.run(_Daemon(identity, forked=forked).run(listener))
     return 0
 
 
 class _Daemon:
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, *, forked: bool) -> None:
         self._identity = identity
+        self._made_by = "fork" if forked else "exec"
         self._children = Children()
         self._facts: HostFacts | None = None
         self._tsc: tsc.Reading | None = None
@@ -116,7 +117,7 @@ class _Daemon:
                 tasks.supervise("accept", server.serve(listener)),
             ):
                 task.add_done_callback(lambda _: stop.set())  # a shim nobody can reach must not stay
-            log.info("shim started", extra={"pid": os.getpid()})
+            log.info("shim started", extra={"pid": os.getpid(), "made_by": self._made_by})
             await stop.wait()
         log.info("shim ended", extra={"pid": os.getpid()})
 

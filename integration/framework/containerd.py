@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import zygote
 from .ctr import Ctr
 from .waiting import eventually
 
@@ -89,8 +90,7 @@ class Containerd:
     def _environment(self) -> dict[str, str]:
         path = f"{self._binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         # Nothing of the developer's shell: a proxy setting or a PYTHONPATH must not decide what is tested.
-        # Where a test has a zygote it is to be used, however busy the machine is.
-        return {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", "PYSHIM_ZYGOTE_WITHIN_S": "30"}
+        return {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", **zygote.PATIENT}
 
     @property
     def pid(self) -> int:

@@ -20,13 +20,16 @@ from google.protobuf.message import Message
 from protos.containerd import task_v2_pb2
 from pyshim.ttrpc import Client, RemoteError
 
-from . import oci
+from . import oci, zygote
 from .runtime import Runtime
 from .waiting import PATIENCE_S, eventually
 
 NAMESPACE = "default"
 SERVICE = "containerd.task.v2.Task"
 _LIMIT_S = 90.0
+LOG = Path("/run/pyshim-integration/direct-shims.log")
+_LOG_BYTES = 1 << 16
+_open_logs: set[int] = set()
 
 
 class StartFailed(Exception):
@@ -59,7 +62,7 @@ class DirectShim:
         argv += ["-publish-binary", "/bin/true", "-id", self.container, *flags, action]
         path = f"{self.binaries}:/usr/sbin:/usr/bin:/sbin:/bin"
         environment = {"PATH": path, "TTRPC_ADDRESS": "/run/containerd/containerd.sock.ttrpc", "GOMAXPROCS": "2"}
-        environment |= self.environment
+        environment |= zygote.PATIENT | self.environment
         return subprocess.run(
             argv, cwd=self.bundle, env=environment, input=input, capture_output=True, timeout=within_s, check=False
         )
@@ -144,6 +147,7 @@ def direct_shim(
         oci.write(config, bundle)
     os.mkfifo(bundle / "log")
     log = os.open(bundle / "log", os.O_RDWR | os.O_NONBLOCK)
+    _open_logs.add(log)
     shim = DirectShim(runtime, binaries, container, bundle)
     try:
         yield shim
@@ -161,7 +165,21 @@ def direct_shim(
             shim.close()
         with contextlib.suppress(Exception):
             shim.delete()
+        take_logs()
+        _open_logs.remove(log)
         os.close(log)
+
+
+def take_logs() -> None:
+    """`LOG` holds what the shims of this module have said up to now."""
+    if not _open_logs:
+        return
+    LOG.parent.mkdir(exist_ok=True)
+    with LOG.open("ab") as taken:
+        for log in _open_logs:
+            with contextlib.suppress(BlockingIOError):
+                while told := os.read(log, _LOG_BYTES):
+                    taken.write(told)
 
 
 def code_of(error: RemoteError) -> int:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from . import processes
+from . import direct, processes
 from .containerd import Containerd
 from .leaks import cgroup_roots
 
@@ -37,6 +37,7 @@ def collect(directory: Path, containerd: Containerd, since: int) -> Path:
         "stacks.txt": _ask_shims_for_stacks,
         # After the stacks: shims write them to their log, which containerd copies into its own.
         "containerd-and-shim.log": lambda: containerd.shim_log(since),
+        "direct-shims.log": _direct_shims_log,
     }
     for name, piece in pieces.items():
         try:
@@ -55,6 +56,11 @@ def directory_for(root: Path, test: str) -> Path:
 
 def _run(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
+
+
+def _direct_shims_log() -> str:
+    direct.take_logs()
+    return direct.LOG.read_text(errors="replace")[-_MAX_COPY_BYTES:]
 
 
 def _cgroup_tree() -> str:

@@ -10,6 +10,9 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+# Source: linux/sched.h; proc(5), stat, flags.
+_PF_FORKNOEXEC = 0x40
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -18,6 +21,8 @@ class Process:
     name: str
     command: tuple[str, ...]
     state: str
+    never_executed: bool
+    """It was forked and is what it was then: it runs its parent's program."""
 
     def __str__(self) -> str:
         return f"{self.pid} {' '.join(self.command) or f'[{self.name}] {self.state}'}"
@@ -31,9 +36,10 @@ def read(pid: int) -> Process | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     name, rest = stat[stat.index("(") + 1 :].rsplit(")", 1)
-    state, parent = rest.split()[:2]
+    state, parent, _, _, _, _, flags = rest.split()[:7]
+    never = bool(int(flags) & _PF_FORKNOEXEC)
     words = tuple(word.decode(errors="replace") for word in command.rstrip(b"\0").split(b"\0")) if command else ()
-    return Process(pid=pid, parent=int(parent), name=name, command=words, state=state)
+    return Process(pid=pid, parent=int(parent), name=name, command=words, state=state, never_executed=never)
 
 
 def cpu_ticks(pid: int) -> tuple[int, int]:

@@ -1,25 +1,17 @@
-"""A zygote in the enclosure, as the unit of configs/systemd runs one: shims are then forked, not executed.
-
-PYSHIM_TEST_ZYGOTE=1 gives one to the whole suite.
-"""
+"""A zygote in the enclosure, as the unit of configs/systemd runs one: shims are then forked, not executed."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from .waiting import eventually
 
-CHOICE = "PYSHIM_TEST_ZYGOTE"
 DIRECTORY = Path("/run/pyshim")
-
-
-def wanted() -> bool:
-    """Whether the whole suite runs with forked shims."""
-    return os.environ.get(CHOICE, "") not in ("", "0")
+PATIENT = {"PYSHIM_ZYGOTE_WITHIN_S": "30"}
+"""What makes `start` use a zygote that there is, however busy the machine is."""
 
 
 class Zygote:
@@ -50,6 +42,15 @@ class Zygote:
         )
         assert process.poll() is None, self._log.read_text()
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """It listens for the block; nothing is left of it afterwards."""
+        try:
+            self.start()
+            yield
+        finally:
+            self.close()
+
     def stop(self) -> None:
         """It has ended, by itself when asked."""
         if self._process is not None:
@@ -61,8 +62,9 @@ class Zygote:
                 self._process.wait()
 
     def close(self) -> None:
-        """It has ended, and its directory is gone."""
+        """It has ended, and the file is gone that it keeps on a node for the next one."""
         try:
             self.stop()
         finally:
-            shutil.rmtree(DIRECTORY, ignore_errors=True)
+            for lock in DIRECTORY.glob("zygote-*.lock"):
+                lock.unlink()

@@ -16,6 +16,7 @@ VERBS = {
     "guest",
     "demo",
     "test",
+    "test-forked",
     "check",
     "integration",
     "soak",

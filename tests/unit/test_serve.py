@@ -58,7 +58,7 @@ def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(
     )
 
     with listener, pytest.raises(OSError, match="cannot be probed"):
-        asyncio.run(pyshim.serve._Daemon(identity).run(listener))
+        asyncio.run(pyshim.serve._Daemon(identity, forked=False).run(listener))
 
     assert not path.exists()
 
