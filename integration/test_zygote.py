@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import time
@@ -43,43 +42,6 @@ def test_a_shim_is_the_zygotes_child_and_looks_like_an_executed_one(
     assert os.readlink(f"/proc/{shim.pid}/cwd").endswith(f"/{shared}")
     assert os.getsid(shim.pid) == shim.pid
     assert shim.never_executed
-
-
-@pytest.mark.executed("there is no zygote yet")
-def test_the_first_start_leaves_a_zygote_where_containerd_asks_for_one(
-    node_zygote: Zygote, runtime: Runtime, name: str, scratch: Path
-) -> None:
-    node_zygote.close()
-    with contextlib.ExitStack() as stack:
-
-        def started(container: str) -> Process:
-            config = oci.spec("true", name=container, rootfs=scratch)
-            shim = stack.enter_context(direct_shim(runtime, BINARIES, container, scratch / container, config))
-            shim.environment["PYSHIM_ZYGOTE"] = "auto"
-            shim.start()
-            return eventually(lambda: runtime.shims(container), what=f"a shim serves {container!r}")[0]
-
-        try:
-            executed = started(f"{name}-first")
-            launched, _ = eventually(_zygote_and_its_fork, what="a zygote is there and a fork of it waits")
-            forked = started(f"{name}-second")
-        finally:
-            for process in _zygote_and_its_fork():
-                os.kill(process.pid, signal.SIGTERM)
-        assert not executed.never_executed
-        assert forked.never_executed
-        assert forked.parent == launched.pid
-        eventually(lambda: not processes.find("-idle", "zygote"), what="the zygote and its fork are gone")
-        assert runtime.shims(f"{name}-second") == [dataclasses.replace(forked, parent=1)]
-        assert not [path for path in zygote.DIRECTORY.iterdir() if path.is_socket()]
-
-    node_zygote.start()
-
-
-def _zygote_and_its_fork() -> list[Process]:
-    """The zygote that a `start` has launched, and the fork of it that waits; nothing unless both are there."""
-    found = processes.find("-idle", "zygote")
-    return found if len(found) == 2 and found[1].parent == found[0].pid else []
 
 
 def test_an_idle_shim_is_not_woken(runtime: Runtime, shared: str) -> None:
@@ -122,3 +84,41 @@ def test_a_pod_survives_the_end_of_the_zygote_and_the_next_one_needs_none(
     assert not executed.never_executed
 
     node_zygote.start()
+
+
+@pytest.mark.executed("there is no zygote yet")
+def test_the_first_start_leaves_a_zygote_where_containerd_asks_for_one(
+    node_zygote: Zygote, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    node_zygote.close()
+    with contextlib.ExitStack() as stack:
+
+        def started(container: str) -> Process:
+            config = oci.spec("true", name=container, rootfs=scratch)
+            shim = stack.enter_context(direct_shim(runtime, BINARIES, container, scratch / container, config))
+            shim.environment["PYSHIM_ZYGOTE"] = "auto"
+            shim.start()
+            return eventually(lambda: runtime.shims(container), what=f"a shim serves {container!r}")[0]
+
+        try:
+            executed = started(f"{name}-first")
+            launched, _ = eventually(_zygote_and_its_fork, what="a zygote is there and a fork of it waits")
+            forked = started(f"{name}-second")
+        finally:
+            for process in processes.find("-idle", "zygote"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGTERM)
+        assert not executed.never_executed
+        assert forked.never_executed
+        assert forked.parent == launched.pid
+        eventually(lambda: not processes.find("-idle", "zygote"), what="the zygote and its fork are gone")
+        assert [shim.pid for shim in runtime.shims(f"{name}-second")] == [forked.pid]
+        assert not [path for path in zygote.DIRECTORY.iterdir() if path.is_socket()]
+
+    node_zygote.start()
+
+
+def _zygote_and_its_fork() -> list[Process]:
+    """The zygote that a `start` has launched, and the fork of it that waits; nothing unless both are there."""
+    found = processes.find("-idle", "zygote")
+    return found if len(found) == 2 and found[1].parent == found[0].pid else []
