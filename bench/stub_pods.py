@@ -20,7 +20,7 @@ from pyshim.model.trace import Span, spans_from_json
 from pyshim.state.store import StateStore
 
 VMM_WAIT = "wait for vmm"
-"""The span in hypervisors/qemu/qmp.py."""
+"""The span in hypervisors/qemu/qmp_client.py."""
 _numbers = itertools.count(1)
 WITHIN_S = 120.0
 

@@ -18,16 +18,14 @@ from qemu.qmp import (
     ExecInterruptedError,
     ExecuteError,
     Message,
-    QMPClient,
     QMPError,
     StateError,
 )
 from qemu.qmp import Runstate as LibraryState
-from qemu.qmp.models import Greeting
 
+from hypervisors.qemu.qmp_client import Client
 from pyshim.host.streams.text_tail import printable
 from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
-from pyshim.model.trace import span
 
 log = logging.getLogger("hypervisors.qemu.qmp")
 
@@ -99,29 +97,12 @@ class _Sink(EventListener):
         return False
 
 
-class _AtDebugLevel(logging.LoggerAdapter[logging.Logger]):
-    """What the library says at any level goes to debug: every failure it logs also reaches us as an exception."""
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        super().log(logging.DEBUG, msg, *args, **kwargs)
-
-
-class _Client(QMPClient):
-    """The library's, whose wait for QEMU to come up is in the sandbox's trace: it is none of the shim's work."""
-
-    async def _get_greeting(self) -> Greeting:
-        with span("wait for vmm"):
-            return await super()._get_greeting()
-
-
 class Monitor:
     """One QMP session. `on_event` sees every event, synchronously and in order."""
 
     def __init__(self, *, name: str, on_event: Callable[[QmpEvent], None]) -> None:
         self._name = name
-        self._client = _Client(name)
-        self._client.logger = _AtDebugLevel(log.getChild("wire"), {})  # type: ignore[assignment]
-        self._client.events.event_filter = lambda _event: False
+        self._client = Client(name, log.getChild("wire"))
         self._client.register_listener(_Sink(self._dispatch))
         self._on_event = on_event
         self._expectations: list[tuple[Callable[[QmpEvent], bool], asyncio.Future[QmpEvent]]] = []
