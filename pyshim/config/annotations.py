@@ -171,4 +171,4 @@ def _exclude_each_other(effective: Effective, changed: dict[tuple[Table, str], S
         mine = changed.get((Table.HYPERVISOR, name))
         if mine is not None and mine.value != "no-port" and (Table.HYPERVISOR, other) not in changed:
             old = effective.of(Table.HYPERVISOR, other)
-            changed[Table.HYPERVISOR, other] = replace(old, value="no-port", annotation=mine.annotation)
+            changed[Table.HYPERVISOR, other] = old._replace(value="no-port", annotation=mine.annotation)

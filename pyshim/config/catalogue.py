@@ -26,13 +26,9 @@ KEYS: tuple[Key, ...] = tuple(key for _, group in GROUPS for key in group)
 
 
 @cache
-def spellings() -> Mapping[tuple[Table, str], tuple[Key, Alias]]:
+def spellings() -> Mapping[tuple[Table, str], tuple[Key, Key | Alias]]:
     """Every place a key may be written at, its own and its aliases'."""
-    found: dict[tuple[Table, str], tuple[Key, Alias]] = {}
-    for key in KEYS:
-        for alias in (Alias(name=key.name, table=key.table, kind=key.kind), *key.aliases):
-            found[alias.table, alias.name] = (key, alias)
-    return found
+    return {(alias.table, alias.name): (key, alias) for key in KEYS for alias in key.spellings}
 
 
 @cache

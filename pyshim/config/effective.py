@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyshim.config.catalogue import nearest, spellings
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
@@ -41,8 +41,7 @@ class Level(IntEnum):
     ERROR = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     level: Level
     verdict: Verdict | None
     """None for what is wrong in itself: an error."""
@@ -54,8 +53,7 @@ class Finding:
     """The value is not the default: without effect, something is lost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(NamedTuple):
     key: Key
     value: Any
     place: Place | None
@@ -108,11 +106,10 @@ def _reading_order(finding: Finding) -> tuple[int, int]:
     return (finding.place.layer, finding.place.line) if finding.place else (-1, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
+class _Written(NamedTuple):
     """One spelling of a key, present in the document."""
 
-    alias: Alias
+    alias: Key | Alias
     path: tuple[str, ...]
     raw: Any
     place: Place | None
@@ -125,6 +122,11 @@ class _Reader:
         self.findings: list[Finding] = []
         self.hypervisor = hypervisor_name or self._chosen()
         self._standing = tuple((table, path, self._table(path)) for table, path in self._tables())
+        self._present: dict[tuple[Table, str], list[tuple[tuple[str, ...], Any]]] = {}
+        """By table and name, where such a key stands and its value."""
+        for table, path, values in self._standing:
+            for name, value in values.items():
+                self._present.setdefault((table, name), []).append(((*path, name), value))
 
     def _chosen(self) -> str:
         """runtime.hypervisor_name as the Rust runtime reads it; else the table that is there, as the Go one does."""
@@ -173,13 +175,11 @@ class _Reader:
                     yield self._stranger((group, name), value)
 
     def _written(self, key: Key) -> list[_Written]:
-        found = []
-        for alias in (Alias(name=key.name, table=key.table, kind=key.kind), *key.aliases):
-            for table, path, values in self._standing:
-                if table is alias.table and alias.name in values:
-                    at = (*path, alias.name)
-                    found.append(_Written(alias, at, values[alias.name], self._source.places.get(at)))
-        return found
+        return [
+            _Written(alias, path, value, self._source.places.get(path))
+            for alias in key.spellings
+            for path, value in self._present.get((alias.table, alias.name), ())
+        ]
 
     def _tables(self) -> tuple[tuple[Table, tuple[str, ...]], ...]:
         """Where each table's keys stand; the Rust runtime has the factory inside the hypervisor's table."""
@@ -254,10 +254,10 @@ class _Reader:
         if setting.key.kind is not PATH:
             return setting
         if setting.value.startswith("."):
-            return replace(setting, value=os.path.normpath(os.path.join(self._source.directory, setting.value)))
+            return setting._replace(value=os.path.normpath(os.path.join(self._source.directory, setting.value)))
         if not setting.value and setting.key.name in KNOWN_PLACES:
             places = KNOWN_PLACES[setting.key.name]
-            return replace(setting, value=next((path for path in places if os.access(path, os.X_OK)), places[0]))
+            return setting._replace(value=next((path for path in places if os.access(path, os.X_OK)), places[0]))
         return setting
 
 

@@ -68,6 +68,11 @@ class Key:
     def dotted(self) -> str:
         return f"{document_table(self.table)}.{self.name}"
 
+    @property
+    def spellings(self) -> "tuple[Key | Alias, ...]":
+        """Where it may be written, its own place first."""
+        return (self, *self.aliases)
+
 
 NOT_YET = "not implemented yet"
 _ANNOTATION_GROUP = {Table.HYPERVISOR: "hypervisor", Table.AGENT: "agent", Table.RUNTIME: "runtime"}

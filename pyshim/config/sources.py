@@ -10,7 +10,7 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyshim.config.positions import Path, key_lines
 from pyshim.config.values import exact_number
@@ -31,8 +31,7 @@ SHIPPED_PATH = os.path.join(os.path.dirname(__file__), "..", "..", "configs", "c
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """Where a key stands; `layer` is 0 for the main file and counts the drop-ins after it."""
 
     file: str

@@ -131,6 +131,8 @@ def _modules_text(text: str) -> list[Any]:
 
 def _patterns(value: Any) -> tuple[str, ...]:
     for pattern in _words(value):
+        if pattern.isidentifier():
+            continue  # as most are, and to compile them all would take as long as to read the file
         try:
             re.compile(pattern)
         except (re.error, RecursionError, OverflowError) as exc:

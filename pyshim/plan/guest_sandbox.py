@@ -1,6 +1,5 @@
 """What the guest's agent is told of a sandbox, before there is any container in it. Pure."""
 
-import re
 from collections.abc import Mapping
 
 from pyshim.model.config import Config
@@ -17,6 +16,8 @@ _MAX_HOSTNAME = 64
 """__NEW_UTS_LEN: what sethostname(2) takes."""
 _UNNAMED_LENGTH = 12
 """A host name must not be empty: without one it is the head of the id, as docker has it."""
+_UNITS = {"k": 1 << 10, "K": 1 << 10, "m": 1 << 20, "M": 1 << 20, "g": 1 << 30, "G": 1 << 30}
+_MOST_DIGITS = 12
 _SHARED = Storage(
     driver="virtio-fs",
     driver_options=(),
@@ -70,15 +71,10 @@ def _shm_bytes(spec: OciSpec, sources: Mapping[str, SourceFacts]) -> int:
             return facts.size_bytes
         for option in mount.options:
             name, _, value = option.partition("=")
-            if name == "size" and re.fullmatch(r"[0-9]{1,12}[kKmMgG]?", value):
-                return _with_unit(value)
+            number, unit = (value[:-1], _UNITS[value[-1]]) if value[-1:] in _UNITS else (value, 1)
+            if name == "size" and len(number) <= _MOST_DIGITS and number.isascii() and number.isdecimal():
+                return int(number) * unit
     return DEFAULT_SHM_BYTES
-
-
-def _with_unit(text: str) -> int:
-    units = {"k": 1024, "m": 1024**2, "g": 1024**3}
-    unit = units.get(text[-1].lower())
-    return int(text[:-1]) * unit if unit else int(text)
 
 
 def _kernel_module(text: str) -> KernelModule:

@@ -117,7 +117,12 @@ def test_only_a_named_network_namespace_is_joined(
 
 
 @pytest.mark.parametrize(
-    ("options", "size"), [([], 67108864), (["size=128m"], 134217728), (["size=65536k"], 67108864), (["size=5"], 5)]
+    ("options", "size"),
+    [
+        ([], 64 << 20),
+        *((["size=128m"], 128 << 20), (["size=65536k"], 64 << 20), (["size=5"], 5), (["size=2G"], 2 << 30)),
+        *(([f"size={no_size}"], 64 << 20) for no_size in ("", "m", "-1", "1T", "50%", "1m2m", "\u0665", "1" * 13)),
+    ],
 )
 def test_the_shared_memory_of_the_spec_decides_the_guests(
     config: Callable[..., Config],
