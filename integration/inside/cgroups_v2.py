@@ -100,13 +100,14 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
 
 
 def sandbox(path: str, vmm: Any, **runtime: Any) -> Any:
+    from pyshim.host.cgroups.hierarchies import mounted
     from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
     from pyshim.model.host_facts import CgroupMode
     from pyshim.sandbox.cgroups import SandboxCgroups
 
     return SandboxCgroups(
         plan=plan_of(path, **runtime),
-        host=LinuxCgroups(CgroupMode.V2),
+        host=LinuxCgroups(CgroupMode.V2, mounted()),
         records=Records(),  # type: ignore[arg-type]
         hypervisor=vmm,
         on_change=lambda: None,

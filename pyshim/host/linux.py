@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pyshim.host.cgroups.first_move import move_to_own_place
+from pyshim.host.cgroups.hierarchies import Hierarchy, mounted
 from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
 from pyshim.host.fds import OwnedFd
 from pyshim.host.file_trees import list_tree, read_piece
@@ -44,6 +45,8 @@ class LinuxHost:
         self._children = children
         self._flavours = VirtiofsdFlavours(children)
         self._first_move: asyncio.Future[None] | None = None
+        self._hierarchies: tuple[Hierarchy, ...] = ()
+        """Where cgroups are mounted, once somebody has looked."""
         self._stuck: dict[str, asyncio.Future[None]] = {}
         """Changes that were given up and may still happen, by path."""
 
@@ -64,7 +67,19 @@ class LinuxHost:
 
     def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
         """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
-        return LinuxCgroups(mode, first_move=self._first_move)
+        try:
+            return LinuxCgroups(mode, self._cgroup_mounts(), first_move=self._first_move)
+        except OSError as error:
+            raise FailedPrecondition(f"find cgroup mounts: {error.strerror}") from error
+
+    def _cgroup_mounts(self) -> tuple[Hierarchy, ...]:
+        if not self._hierarchies:
+            self._hierarchies = mounted()
+        return self._hierarchies
+
+    def _move_first(self) -> None:
+        with contextlib.suppress(OSError):
+            move_to_own_place(self._cgroup_mounts())
 
     def expect_moves(self) -> None:
         """The kernel gets ready to move this process into the cgroups of a sandbox, which will be there soon.
@@ -72,7 +87,7 @@ class LinuxHost:
         Asked for again it stays so, and is not made to wait twice.
         """
         if self._first_move is None or self._first_move.done():
-            self._first_move = asyncio.get_running_loop().run_in_executor(None, move_to_own_place)
+            self._first_move = asyncio.get_running_loop().run_in_executor(None, self._move_first)
 
     async def make_directory(self, path: str, mode: int) -> None:
         """The directory exists with exactly `mode`; those above it were made with 0755 where missing.

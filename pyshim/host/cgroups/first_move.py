@@ -9,9 +9,10 @@ cgroup_procs_write_start in kernel/cgroup/cgroup.c, and kernel/rcu/sync.c.
 
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
-from pyshim.host.cgroups.hierarchies import members, mounted, places_of, write
+from pyshim.host.cgroups.hierarchies import Hierarchy, members, places_of, write
 
 AGAIN_S = 0.004
 """Less than a grace period: so long moves stay free."""
@@ -19,7 +20,7 @@ MOST_TIMES = 100
 """A VMM that takes longer than these is slow anyway."""
 
 
-def move_to_own_place(proc_root: str = "/proc") -> None:
+def move_to_own_place(hierarchies: Iterable[Hierarchy], proc_root: str = "/proc") -> None:
     """This process is where it was, and the next moves need not wait. Blocks; never raises.
 
     Nobody else may move this process meanwhile: it would be moved back.
@@ -27,7 +28,7 @@ def move_to_own_place(proc_root: str = "/proc") -> None:
     pid = os.getpid()
     with suppress(OSError):
         places = places_of(pid, proc_root)
-        for each in mounted(proc_root):
+        for each in hierarchies:
             directory = f"{each.mount_point}{places.get(frozenset(each.controllers), '')}"
             if pid in members(directory):
                 write(f"{directory}/cgroup.procs", str(pid))

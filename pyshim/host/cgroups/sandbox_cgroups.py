@@ -13,7 +13,6 @@ from pyshim.host.cgroups.v1 import CgroupsV1
 from pyshim.host.cgroups.v2 import CgroupsV2
 from pyshim.host.threads import to_the_end
 from pyshim.model.cgroups import Group, HostOom, Scope, Setting
-from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import CgroupMode
 
 
@@ -21,14 +20,14 @@ class LinuxCgroups:
     """One sandbox's. Every method raises ShimError naming the cgroup."""
 
     def __init__(
-        self, mode: CgroupMode, *, first_move: "asyncio.Future[None] | None" = None, proc_root: str = "/proc"
+        self,
+        mode: CgroupMode,
+        hierarchies: tuple[cgroup_mounts.Hierarchy, ...],
+        *,
+        first_move: "asyncio.Future[None] | None" = None,
     ) -> None:
         """This process is moved after `first_move` has ended; see `first_move.move_to_own_place`."""
         self._first_move = first_move
-        try:
-            hierarchies = cgroup_mounts.mounted(proc_root)
-        except OSError as error:
-            raise FailedPrecondition(f"find cgroup mounts: {error.strerror}") from error
         self._tree = CgroupsV2(hierarchies) if mode is CgroupMode.V2 else CgroupsV1(hierarchies)
 
     def roots(self, group: Group) -> tuple[str, ...]:

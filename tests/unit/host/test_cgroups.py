@@ -74,7 +74,7 @@ def test_a_process_is_moved_to_where_it_is(tmp_path: Path) -> None:
     before = f"1\n{own}\n"
     procs.write_text(before)
 
-    move_to_own_place(proc)
+    move_to_own_place(mounted(proc), proc)
 
     assert procs.read_text() == f"{own}{before[len(str(own)) :]}"  # an ordinary file is written over from its start
 
@@ -119,7 +119,7 @@ def test_a_process_that_is_not_where_it_seems_is_not_moved(tmp_path: Path) -> No
     procs = tmp_path / "memory/b/cgroup.procs"
     procs.write_text("1\n")
 
-    move_to_own_place(proc)
+    move_to_own_place(mounted(proc), proc)
 
     assert procs.read_text() == "1\n"
 
@@ -132,7 +132,7 @@ def test_the_shim_joins_its_cgroup_after_the_move_to_its_own_place(tmp_path: Pat
 
     async def scenario() -> None:
         first_move: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        cgroups = LinuxCgroups(CgroupMode.V1, first_move=first_move, proc_root=proc)
+        cgroups = LinuxCgroups(CgroupMode.V1, mounted(proc), first_move=first_move)
         joining = asyncio.create_task(cgroups.join(SANDBOX, (os.getpid(),)))
         await asyncio.sleep(0.05)
         assert procs.read_text() == ""

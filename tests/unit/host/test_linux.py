@@ -122,7 +122,7 @@ def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: Path, 
 def test_moves_that_are_expected_twice_are_waited_for_once(host: LinuxHost, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, began = threading.Event(), []
 
-    def slow() -> None:
+    def slow(_hierarchies: object) -> None:
         began.append(threading.get_ident())
         gate.wait()
 
