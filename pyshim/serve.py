@@ -192,7 +192,7 @@ class _Daemon:
             # Whoever asks later plans a VM by it. Most have long passed the few milliseconds that the rate takes.
             first, self._tsc = self._tsc, None
             with suppress(OSError):
-                self._facts = replace(self._facts, tsc_khz=await asyncio.to_thread(tsc.khz_since, first))
+                self._facts = replace(self._facts, tsc_khz=await tsc.khz_since(first))
         return self._facts
 
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:

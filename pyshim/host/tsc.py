@@ -4,6 +4,7 @@ Measured, since nothing in /proc or /sys has it: `cpu MHz` is what the CPU runs 
 clock together are enough, a few milliseconds apart.
 """
 
+import asyncio
 import ctypes
 import time
 from collections.abc import Callable
@@ -41,11 +42,11 @@ def reading(clock_ns: Callable[[], int] = time.monotonic_ns) -> Reading:
     return Reading(ticks, before_ns + took_ns // 2)
 
 
-def khz_since(first: Reading) -> int:
-    """Ticks in a millisecond; 0 when they make no sense. Blocks for what is missing of `LEAST_NS`. Raises OSError."""
+async def khz_since(first: Reading) -> int:
+    """Ticks in a millisecond; 0 when they make no sense. Waits for what is missing of `LEAST_NS`. Raises OSError."""
     missing_ns = first.at_ns + LEAST_NS - time.monotonic_ns()
     if missing_ns > 0:
-        time.sleep(missing_ns / 1e9)
+        await asyncio.sleep(missing_ns / 1e9)
     return khz_between(first, reading())
 
 

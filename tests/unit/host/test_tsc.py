@@ -1,5 +1,6 @@
 """The rate of the time stamp counter, measured on the real one."""
 
+import asyncio
 import os
 import re
 import time
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="x86-64 a
 def test_a_rate_of_some_milliseconds_is_that_of_a_longer_time() -> None:
     """A host whose clock is stepped or slewed by more meanwhile has other troubles."""
     first = reading()
-    short = khz_since(first)
+    short = asyncio.run(khz_since(first))
     time.sleep(0.2)
     long = khz_between(first, reading())
 
@@ -29,7 +30,7 @@ def test_the_rate_is_what_a_virtual_cpu_was_told(tmp_path: Path) -> None:
     if shown is None or " hypervisor" not in text:
         pytest.skip("this host does not say it")
 
-    assert khz_since(reading()) == pytest.approx(float(shown[1]) * 1000, rel=0.02)
+    assert asyncio.run(khz_since(reading())) == pytest.approx(float(shown[1]) * 1000, rel=0.02)
 
 
 @pytest.mark.parametrize(
