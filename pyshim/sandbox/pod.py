@@ -148,7 +148,6 @@ class Pod:
         self._sandbox = sandbox
         self._save()
         await sandbox.start()
-        self._save()
         return sandbox
 
     def _joined(self, place: Placement, container_id: ContainerId) -> Sandbox:
