@@ -6,8 +6,7 @@ without end are few and listed by name: a VM's end, a daemon's end, the bytes of
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -106,16 +105,30 @@ def _in_its_own_words(name: str) -> Limit:
     return _limit(CHANGE_S, action)
 
 
-@asynccontextmanager
-async def within(timeout_s: float, action: str) -> AsyncIterator[None]:
-    """The block is left within `timeout_s`. Raises DeadlineExceeded naming `action` when its deadline has passed."""
-    try:
-        async with asyncio.timeout(timeout_s) as deadline:
-            yield
-    except TimeoutError as exc:
-        if not deadline.expired():
-            raise  # somebody else's
-        raise DeadlineExceeded(f"{action}: not done within {timeout_s:g} s") from exc
+class Within:
+    """`async with`: the block is left within `timeout_s`. Raises DeadlineExceeded naming `action` when it was not.
+
+    A TimeoutError of somebody else passes.
+    """
+
+    def __init__(self, timeout_s: float, action: Callable[[], str]) -> None:
+        self._timeout_s = timeout_s
+        self._action = action
+        self._timeout = asyncio.timeout(timeout_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*error)
+        except TimeoutError as exc:
+            raise DeadlineExceeded(f"{self._action()}: not done within {self._timeout_s:g} s") from exc
+
+
+def within(timeout_s: float, action: str) -> Within:
+    """The same for an action that has its name already."""
+    return Within(timeout_s, lambda: action)
 
 
 def _limits_of_a_vm() -> Mapping[str, Limit]:
@@ -156,7 +169,7 @@ class _Bounded:
         limit = self._limits.get(name) or _in_its_own_words(name)
 
         async def call(*args: Any, **named: Any) -> Any:
-            async with within(limit.seconds(*args, **named), limit.action(*args, **named)):
+            async with Within(limit.seconds(*args, **named), lambda: limit.action(*args, **named)):
                 return await value(*args, **named)
 
         return call

@@ -73,7 +73,8 @@ async def together(*work: Coroutine[Any, Any, Any]) -> None:
         while under_way and not any(task.done() and (task.cancelled() or task.exception()) for task in tasks):
             _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        await to_the_end(cancel_all(*tasks))
+        if under_way:
+            await to_the_end(cancel_all(*under_way))
     for task in tasks:
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error

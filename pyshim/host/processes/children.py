@@ -218,7 +218,8 @@ class Children:
         stderr_tail_lines: int,
     ) -> Child:
         program = argv[0]
-        log.debug("spawn", extra={"command": shlex.join(argv)})
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("spawn", extra={"command": shlex.join(argv)})
         try:
             stderr_read, stderr_write = _tail_pipe() if stdio[2] is None else (None, None)
         except OSError as error:
