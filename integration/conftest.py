@@ -15,6 +15,7 @@ from .framework.containerd import Containerd, Directories, missing_programs, rem
 from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
 from .framework.ctr import Ctr, Result
+from .framework.kubelet_volumes import PodDirectory
 from .framework.leaks import HostState, assert_nothing_left
 from .framework.remote_peer import peer, remote_network, remote_run  # noqa: F401  (fixtures)
 from .framework.runtime import Runtime
@@ -186,6 +187,14 @@ def shared(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Iterator[
     with own_name(ctr) as given:
         ctr("run", "--detach", "--runtime", runtime.name, images.IMAGE, given, "sleep", "100000")
         yield given
+
+
+@pytest.fixture
+def kubelet(scratch: Path) -> Iterator[PodDirectory]:
+    """A pod's directory as the kubelet lays it out, gone afterwards."""
+    directory = PodDirectory(scratch)
+    yield directory
+    directory.remove()
 
 
 @pytest.fixture

@@ -44,13 +44,6 @@ Shims = Callable[..., DirectShim]
 
 
 @pytest.fixture
-def kubelet(scratch: Path) -> Iterator[PodDirectory]:
-    directory = PodDirectory(scratch)
-    yield directory
-    directory.remove()
-
-
-@pytest.fixture
 def shim_for(runtime: Runtime, containerd: object, name: str, scratch: Path) -> Iterator[Shims]:
     with contextlib.ExitStack() as stack:
 

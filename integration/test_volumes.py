@@ -19,13 +19,6 @@ from .framework.waiting import eventually
 pytestmark = pytest.mark.vm
 
 
-@pytest.fixture
-def kubelet(scratch: Path) -> Iterator[PodDirectory]:
-    directory = PodDirectory(scratch)
-    yield directory
-    directory.remove()
-
-
 # ---- made in the guest
 
 

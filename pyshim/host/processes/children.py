@@ -117,17 +117,14 @@ class Child:
                 f"end {self.name} (pid {self.pid}): it lives {KILL_WAIT_S:g} s after SIGKILL"
             ) from None
 
-    def stderr_tail(self) -> str:
+    def last_words(self) -> tuple[str, ...]:
         """The last lines it wrote to stderr, without control characters."""
-        return "\n".join(self._last_words())
-
-    def _last_words(self) -> tuple[str, ...]:
         return self._stderr.tail.lines() if self._stderr is not None else ()
 
     def describe_exit(self) -> str:
         """`qemu (pid 12) was killed by SIGKILL: <its last words>`, for error texts."""
         state = str(self._exit.result()) if self._exit.done() else "is running"
-        words = "; ".join(self._last_words())
+        words = "; ".join(self.last_words())
         return f"{self.name} (pid {self.pid}) {state}" + (f": {words}" if words else "")
 
     def _reap(self) -> None:

@@ -11,10 +11,9 @@ from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.bootstrap import delete
 from pyshim.bootstrap.argv import Invocation
 from pyshim.host.processes import identity as processes
-from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
-from pyshim.model.task import ExitStatus, Status, Stdio
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
@@ -121,17 +120,6 @@ class Node:
             errors=self.errors,
         )
         return DeleteResponse.FromString(answer)
-
-
-def container(name: str, end: ExitStatus | None = None) -> ContainerSnapshot:
-    return ContainerSnapshot(
-        container_id=ContainerId(name),
-        bundle=HostPath(f"/bundles/{name}"),
-        status=Status.STOPPED if end else Status.RUNNING,
-        stdio=Stdio(stdin="", stdout="", stderr="", terminal=False),
-        exit=end,
-        rootfs=HostPath(f"/bundles/{name}/rootfs"),
-    )
 
 
 def directory(path: Path) -> LedgerEntry:

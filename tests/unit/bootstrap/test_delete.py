@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from delete_node import PROJECT, SANDBOX, Node, container, directory, running
+from delete_node import PROJECT, SANDBOX, Node, directory, running
 
 from pyshim.bootstrap import conventions, delete
 from pyshim.bootstrap.errors import BootstrapError
@@ -18,6 +18,7 @@ from pyshim.model.task import ExitStatus
 from pyshim.plan.sandbox import VM_ROOT
 from pyshim.plan.share import HOST_SHARED_ROOT
 from pyshim.state.store import REGISTER, ROOT
+from tests.unit.state.states import container
 
 pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted
 

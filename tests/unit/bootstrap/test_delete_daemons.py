@@ -4,11 +4,12 @@ import os
 import signal
 
 import pytest
-from delete_node import DEADLINE_S, SANDBOX, Node, container, directory, running
+from delete_node import DEADLINE_S, SANDBOX, Node, directory, running
 
 from pyshim.bootstrap import leftovers
 from pyshim.bootstrap.address import socket_path
 from pyshim.host.processes import identity as processes
+from tests.unit.state.states import container
 
 pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted
 

@@ -6,10 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from delete_node import DEADLINE_S, PROJECT, SANDBOX, Node, container, directory, running
+from delete_node import DEADLINE_S, PROJECT, SANDBOX, Node, directory, running
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from tests.unit.state.states import container
 
 pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted
 

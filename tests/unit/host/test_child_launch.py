@@ -47,7 +47,7 @@ def test_descriptors_may_trade_numbers(run_scenario: Any, tmp_path: Path) -> Non
         os.close(a)
         os.close(b)
 
-        assert said.stderr_tail() == "BA"
+        assert said.last_words() == ("BA",)
 
     run_scenario(scenario)
 
@@ -64,9 +64,9 @@ def test_stdio_is_null_unless_given(run_scenario: Any) -> None:
             os.close(read_end)
             os.close(write_end)
 
-        assert child.stderr_tail() == "/dev/null /dev/null"
+        assert child.last_words() == ("/dev/null /dev/null",)
         assert said == b"out\nerr\n"
-        assert told.stderr_tail() == ""
+        assert told.last_words() == ()
 
     run_scenario(scenario)
 
@@ -152,7 +152,8 @@ def test_child_runs_in_the_network_namespace_and_we_do_not(run_scenario: Any) ->
 
         child = await finished(children, "readlink /proc/$$/ns/net >&2", netns_path=f"/proc/{holder.pid}/ns/net")
 
-        assert child.stderr_tail() == other != own
+        assert child.last_words() == (other,)
+        assert other != own
         assert os.readlink("/proc/thread-self/ns/net") == own
         for fd in (keep_read, keep_write, said_read):
             os.close(fd)

@@ -13,10 +13,10 @@ from pyshim.model.task import Status
 from pyshim.plan.sizing.record import SizingRecord
 from pyshim.sandbox.seams import Records
 from pyshim.state.records import SandboxRecords
-from pyshim.state.recover import Recovered, Reopened
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.unit.sandbox.conftest import PIPES, Stack, scenario, until
+from tests.unit.sandbox.recovered import Recovered, Reopened
 
 SHIM = ShimRecord(pid=1, start_ticks=2, socket="unix:///run/containerd/s/abc", namespace="default")
 VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind", "ro"]}

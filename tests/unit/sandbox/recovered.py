@@ -1,6 +1,6 @@
 """A sandbox as its state has it: what a later daemon would answer, and what it would have to open to take it over.
 
-Nothing here is used while a shim serves; `delete` and `pyshim cleanup` need the ledger alone.
+No daemon takes over yet: this is the reader by which tests see that what is written is enough for one.
 """
 
 from typing import NamedTuple
