@@ -29,6 +29,8 @@ def main() -> int:
         print("bench: runs inside an enclosure (hint: `make bench`)", file=sys.stderr)
         return 2
     try:
+        if arguments.output and not enclosure.outlives(arguments.output):
+            raise ValueError(f"write results to {str(arguments.output)!r}: it is gone when the measuring has ended")
         peer = Peer.of(arguments.peer, arguments.peer_config) if arguments.peer else None
     except ValueError as error:
         print(f"bench: {error}", file=sys.stderr)
@@ -84,7 +86,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ksm", action="store_true", help="with --only-memory: while the kernel merges equal pages")
     parser.add_argument("--peer", type=Path, metavar="SHIM", help="path of another shim to measure beside ours")
     parser.add_argument("--peer-config", type=Path, metavar="FILE", help="the configuration the peer is given")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="default: bench/results")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="default: bench/results; not in /run, /tmp or /dev/shm"
+    )
     arguments = parser.parse_args()
     if arguments.runs < 0:
         parser.error(f"--runs {arguments.runs}: expected 1 or more")

@@ -32,6 +32,7 @@ _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_BIND, _MS_REC = 0x2, 0x4, 0x8, 0x1000, 0x4000
 _MS_PRIVATE, _MS_SHARED = 0x40000, 0x100000
 _PR_SET_PDEATHSIG = 1
+_EMPTIED = {"/run": "0755", "/tmp": "1777", "/dev/shm": "1777"}
 _REMOVE_CGROUPS_WITHIN_S = 20.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -45,6 +46,14 @@ class Hierarchy:
     fs_type: str
     options: str
     own: Path
+
+
+def outlives(path: Path) -> bool:
+    """Within an enclosure: whether what is written to `path` is still there when the enclosure is gone."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    return there.stat().st_dev not in {os.stat(top).st_dev for top in _EMPTIED}
 
 
 def _checked(result: int, what: str) -> None:
@@ -142,7 +151,7 @@ def _private_tree(hierarchies: list[Hierarchy], keep: Path) -> None:
     kept = os.open(keep, os.O_PATH | os.O_DIRECTORY)
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     _mount("sysfs", "/sys", "sysfs", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
-    for path, mode in (("/run", "0755"), ("/tmp", "1777"), ("/dev/shm", "1777")):
+    for path, mode in _EMPTIED.items():
         _mount("tmpfs", path, "tmpfs", _MS_NOSUID | _MS_NODEV, f"mode={mode}")
     for covered in ("/run", "/tmp"):
         if keep.is_relative_to(covered):

@@ -1,5 +1,7 @@
 """What the benchmark does with its samples, and what it leaves of a VM's command line."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from bench.rounds import Samples
 from bench.stub_pods import waited_s
 from pyshim.model.trace import NO_PARENT, Span
 
+PROJECT = Path(__file__).resolve().parents[3]
 INITRD = Path("/scratch/bare")
 
 
@@ -160,3 +163,34 @@ def test_a_trace_without_the_wait_and_one_in_which_it_lasts() -> None:
     assert waited_s((a_span("create", NO_PARENT, 1, 50),)) == 0
     with pytest.raises(ValueError, match="has not ended"):
         waited_s((a_span("wait for vmm", NO_PARENT, 1, 0),))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["/tmp/results", "/run/a/b", "/dev/shm"])
+def test_results_are_not_written_to_what_ends_with_the_enclosure(place: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "integration.framework.enclosure",
+        sys.executable,
+        "-m",
+        "bench",
+        "--output",
+        place,
+    ]
+
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == f"bench: write results to {place!r}: it is gone when the measuring has ended\n"
+
+
+@pytest.mark.root
+def test_the_checkout_outlives_the_enclosure_wherever_it_lies() -> None:
+    code = "from pathlib import Path; from integration.framework.enclosure import outlives; "
+    code += "print(outlives(Path('not/yet/there')), outlives(Path('/tmp/results')))"
+    command = [sys.executable, "-m", "integration.framework.enclosure", sys.executable, "-c", code]
+
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.stdout == "True False\n", done.stderr
