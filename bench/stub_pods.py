@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from google.protobuf.any_pb2 import Any as PbAny
 
-from bench.measures import PYKATA, Ground
+from bench.measures import PYKATA, Ground, cpu_s
 from integration.framework import oci
 from integration.framework.direct import DirectShim, direct_shim, wait_until_gone
 from protos.containerd import runtimeoptions_pb2
@@ -23,6 +23,8 @@ VMM_WAIT = "wait for vmm"
 """The span in hypervisors/qemu/qmp_client.py."""
 _numbers = itertools.count(1)
 WITHIN_S = 120.0
+_IDLE_S = 0.1
+"""Who uses no CPU time for so long, has nothing left to do."""
 
 
 @contextmanager
@@ -134,12 +136,17 @@ def running(ground: Ground, count: int) -> Iterator[list[int]]:
 
 
 def warm(shim: DirectShim) -> None:
-    """The shim is up: it has told that it knows no such container."""
+    """The shim is up: it has told that it knows no such container, and has loaded what it loads once it is idle."""
     try:
         shim.call("State")
     except Exception as error:
         if "no such" not in str(error):
             raise
+    (daemon,) = PYKATA.shims(shim.container)
+    before_s, used_s = -1.0, cpu_s(daemon.pid)
+    while used_s != before_s:
+        time.sleep(_IDLE_S)
+        before_s, used_s = used_s, cpu_s(daemon.pid)
 
 
 def wakeups(pid: int, during_s: float) -> int:

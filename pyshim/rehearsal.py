@@ -13,7 +13,6 @@ import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -31,6 +30,7 @@ from pyshim.host.linux import LinuxHost
 from pyshim.host.probe import probe_host
 from pyshim.host.processes.children import Children
 from pyshim.host.trees import remove_tree
+from pyshim.host.uuids import new_uuid
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
@@ -209,7 +209,7 @@ class _Stage:
             publisher=publisher,
             open_records=records,
             clock_ns=time.time_ns,
-            new_uuid=lambda: str(uuid.uuid4()),
+            new_uuid=new_uuid,
             open_monitor=cast(Any, None),  # the pod has nothing to be asked about
         )
 

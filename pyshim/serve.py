@@ -11,7 +11,6 @@ import signal
 import socket
 import struct
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import replace
@@ -32,6 +31,8 @@ from pyshim.host.probe import probe_host
 from pyshim.host.processes.children import Children, start_ticks_of
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
 from pyshim.host.threads import to_the_end
+from pyshim.host.uuids import new_uuid
+from pyshim.later import load_while
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
@@ -117,6 +118,7 @@ class _Daemon:
                 tasks.supervise("accept", server.serve(listener)),
             ):
                 task.add_done_callback(lambda _: stop.set())  # a shim nobody can reach must not stay
+            tasks.supervise("load the rest", load_while(service.idle))
             log.info("shim started", extra={"pid": os.getpid(), "made_by": self._made_by})
             await stop.wait()
         log.info("shim ended", extra={"pid": os.getpid()})
@@ -176,7 +178,7 @@ class _Daemon:
             publisher=publisher,
             open_records=records,
             clock_ns=time.time_ns,
-            new_uuid=lambda: str(uuid.uuid4()),
+            new_uuid=new_uuid,
             find_devices=find_devices,
             open_monitor=open_monitor,
         )

@@ -3,7 +3,6 @@
 QEMU reads `name,key=value,...`: a comma inside a value is written twice.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping
 
@@ -313,6 +312,8 @@ def node_name(device_id: str) -> str:
     """`device_id` where QEMU takes it as a node name (31 characters, a letter first), else a name made of it."""
     if len(device_id) <= _NODE_NAME_CHARS and re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", device_id):
         return device_id
+    import hashlib  # few are that long
+
     return "id-" + hashlib.sha256(device_id.encode()).hexdigest()[:24]
 
 

@@ -17,14 +17,12 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from hypervisors.base import Capabilities, Device, GuestLocation, SerialChannel, VmConfig, VmExit
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv, qmp_path, socket_paths
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.exits import ExitClues, vm_exit
-from hypervisors.qemu.guards.launch import attest
-from hypervisors.qemu.hotplug import Hotplug, capabilities_of
-from hypervisors.qemu.qmp import Monitor, QmpEvent
 from hypervisors.qemu.vsock import reserve_cid
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import describe_os_error
@@ -33,6 +31,10 @@ from pyshim.model.agent_address import AgentAddress, SerialAddress, VsockAddress
 from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+
+if TYPE_CHECKING:
+    from hypervisors.qemu.hotplug import Hotplug
+    from hypervisors.qemu.qmp import Monitor, QmpEvent
 
 log = logging.getLogger("hypervisors.qemu")
 
@@ -80,6 +82,8 @@ class QemuVm:
     # What is known
 
     def capabilities(self) -> Capabilities:
+        from hypervisors.qemu.hotplug import capabilities_of
+
         return capabilities_of(self._config("ask capabilities"))
 
     @property
@@ -188,6 +192,10 @@ class QemuVm:
 
     async def _greet(self, config: VmConfig, connection: socket.socket) -> None:
         """QMP answers; or QEMU's own words in a VmStartFailed, as soon as it has died."""
+        # QMP and all that is asked through it is loaded while QEMU loads itself.
+        from hypervisors.qemu.hotplug import Hotplug
+        from hypervisors.qemu.qmp import Monitor
+
         assert self._child is not None
         child = self._child
         monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
@@ -212,6 +220,8 @@ class QemuVm:
         monitor = self._live("start", Phase.CREATED)
         config = self._config("start")
         if isinstance(config.guard, SevGuard):
+            from hypervisors.qemu.guards.launch import attest
+
             await attest(monitor, self._children, config.guard, config.sandbox_id)
         await monitor.cont()
         self._become(Phase.RUNNING)
@@ -274,7 +284,7 @@ class QemuVm:
             return isinstance(error, Unavailable)  # it went before it could answer
         return True
 
-    async def _watch(self, child: Child, monitor: Monitor) -> None:
+    async def _watch(self, child: Child, monitor: "Monitor") -> None:
         """The VM's end is known, with its reason; the watcher is the only one to say so."""
         ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._clues.sandbox_id}/process")
         closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._clues.sandbox_id}/qmp")
@@ -298,7 +308,7 @@ class QemuVm:
         log.info("vm ended", extra={"sandbox": self._clues.sandbox_id, "kind": str(result.kind), "pid": child.pid})
         self._exit.set_result(result)
 
-    def _on_event(self, event: QmpEvent) -> None:
+    def _on_event(self, event: "QmpEvent") -> None:
         match event.name:
             case "GUEST_PANICKED":
                 self._clues.panic_event = True
@@ -334,12 +344,12 @@ class QemuVm:
             raise FailedPrecondition(f"{doing}: the vm was not created")
         return self._vm
 
-    def _hotplug(self, doing: str) -> Hotplug:
+    def _hotplug(self, doing: str) -> "Hotplug":
         self._live(doing, Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
         assert self._plugged is not None
         return self._plugged
 
-    def _live(self, doing: str, *phases: Phase) -> Monitor:
+    def _live(self, doing: str, *phases: Phase) -> "Monitor":
         """The monitor of a VM in one of `phases`. Raises Unavailable once it has ended, else FailedPrecondition."""
         if self._phase is Phase.ENDED or self._stopping is not None:
             how = f": {self._exit.result().reason}" if self._exit is not None and self._exit.done() else ""

@@ -3,7 +3,6 @@
 import errno
 import fcntl
 import os
-import random
 import struct
 from collections.abc import Callable, Iterator
 
@@ -30,6 +29,11 @@ def candidate_cids(start: int) -> Iterator[int]:
     yield from range(start - 1, max(start - _TRIES, FIRST_CID) - 1, -1)
 
 
+def _random_cid() -> int:
+    """Of the kernel's making: the module `random` takes longer to import than all the rest to happen."""
+    return FIRST_CID + int.from_bytes(os.urandom(8)) % (LAST_CID - FIRST_CID + 1)
+
+
 def reserve_cid(
     *, device: str = DEVICE, set_cid: Callable[[int, int], None] = set_guest_cid, start: int | None = None
 ) -> tuple[OwnedFd, int]:
@@ -38,7 +42,7 @@ def reserve_cid(
         vsock = OwnedFd(os.open(device, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         raise FailedPrecondition(f"open {device!r}: {describe_os_error(error)} (hint: modprobe vhost_vsock)") from error
-    first = random.randint(FIRST_CID, LAST_CID) if start is None else start
+    first = _random_cid() if start is None else start
     try:
         for cid in candidate_cids(first):
             try:

@@ -8,12 +8,15 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from pyshim.agent.client import AgentClient
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.unix import connected_unix_socket
+
+if TYPE_CHECKING:
+    from pyshim.agent.client import AgentClient
 
 log = logging.getLogger("pyshim.agent.connect")
 
@@ -37,7 +40,7 @@ class Connector:
         self._set_up_timeout_s = set_up_timeout_s
         self._wrap = wrap
 
-    async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
+    async def connect(self, address: AgentAddress, timeout_s: float) -> "AgentClient":
         """An agent that has answered its health check.
 
         Raises DeadlineExceeded naming the address and the last failure; Unavailable when the peer is no agent.
@@ -57,7 +60,9 @@ class Connector:
         except (TimeoutError, DeadlineExceeded) as exc:
             raise DeadlineExceeded(f"connect agent at '{address}': no answer within {timeout_s:g} s ({last})") from exc
 
-    async def _attempt(self, address: AgentAddress, deadline: float) -> AgentClient:
+    async def _attempt(self, address: AgentAddress, deadline: float) -> "AgentClient":
+        from pyshim.agent.client import AgentClient  # with all messages of the agent: while the guest boots
+
         sock = await open_stream(address)
         connection = await Client.connect_socket(sock)
         if self._wrap is not None:

@@ -3,7 +3,6 @@
 Never stops at the first mistake: `pyshim config check` shows them all, a sandbox's start raises the first.
 """
 
-import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -225,6 +224,8 @@ class _Reader:
                 Level.WARNING, Verdict.REMOVED, path, f"was removed from Kata: {REMOVED_TABLES[path[0]]}"
             )
         what = "table" if isinstance(value, dict | list) else "key"
+        import difflib  # few files have such a key
+
         near = difflib.get_close_matches(path[-1], _TOP if len(path) == 1 else (self.hypervisor,), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return self._finding(Level.WARNING, Verdict.UNKNOWN, path, f"is not a known {what}{hint}")

@@ -4,7 +4,6 @@ A guest's image is hundreds of megabytes and every pod is a new process, so dige
 identity: device, inode, size, times of change. A changed file has another identity.
 """
 
-import hashlib
 import logging
 import os
 import re
@@ -66,6 +65,8 @@ def sha512_of(path: str, cache_dir: str, clock_ns: Callable[[], int] = time.time
             known = _cached(cache_dir, identity)
             if known:
                 return known
+            import hashlib  # few files name a digest
+
             digest = hashlib.sha512()
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)

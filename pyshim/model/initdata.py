@@ -1,6 +1,5 @@
 """Initdata: the document a guest's owner has measured into a confidential guest."""
 
-import hashlib
 from collections.abc import Mapping
 
 from pyshim.model.dataclasses import dataclass
@@ -19,6 +18,8 @@ class Initdata:
 
     @property
     def digest(self) -> bytes:
+        import hashlib
+
         return hashlib.new(self.algorithm, self.document).digest()
 
     def digest_of(self, length: int) -> bytes:

@@ -6,7 +6,6 @@ Kata's format: `{"netns", "devices": [{"name", "guest_mac", "device": {"type": "
 network, or with another's.
 """
 
-import hashlib
 import ipaddress
 import json
 import re
@@ -172,6 +171,8 @@ def _attach(kind: str, what: _Fields, interface: NetworkInterface, found: _Found
 
 def _local_mac(sandbox_id: str, name: str) -> str:
     """An address of nobody else's (locally administered, one host): the same each time for one device."""
+    import hashlib
+
     digest = hashlib.sha256(f"{sandbox_id}/{name}".encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (digest[0] & 0xFC | 0x02, *digest[1:6]))
 

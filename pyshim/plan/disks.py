@@ -1,6 +1,5 @@
 """How a volume becomes a disk: what the configuration's block_device_* keys come to. Pure."""
 
-import hashlib
 from dataclasses import replace
 
 from hypervisors.base import (
@@ -113,4 +112,6 @@ def guest_address(location: GuestLocation) -> str:
 
 def digest(text: str) -> str:
     """A short name for `text`, fit for device ids and file names."""
+    import hashlib  # few pods have a disk
+
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]

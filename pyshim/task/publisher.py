@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pyshim.model.events import TaskEvent, TaskExited
-from pyshim.task.translate_events import forward_request
 from pyshim.ttrpc import Client, Code, MessageTooLarge, RemoteError, TtrpcError, connected_unix_socket
 
 log = logging.getLogger("pyshim.task.publisher")
@@ -106,6 +105,8 @@ class EventPublisher:
         return not self._queue
 
     async def _deliver(self, queued: _Queued) -> None:
+        from pyshim.task.translate_events import forward_request  # the first event comes long after the start
+
         fields = {"event": type(queued.event).__name__, "container": queued.event.container_id}
         try:
             request = forward_request(queued.event, namespace=self._namespace, at_ns=queued.at_ns)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pyshim.model.errors import Unimplemented
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.stats import ContainerStats
-from pyshim.task import translate, translate_stats
+from pyshim.task import translate
 from pyshim.task.seams import SandboxRpc
 from pyshim.task.status import status_of
 from pyshim.ttrpc import CallContext, Handler, ImmediateHandler, UnaryHandler
@@ -56,6 +56,9 @@ class TaskService:
     def __init__(self, *, sandboxes: SandboxRpc, cgroup_mode: CgroupMode) -> None:
         """`cgroup_mode` is the host's: containerd's metrics collector expects statistics in its form."""
         self.finished = asyncio.Event()
+        self.idle = asyncio.Event()
+        """Set while every call has been answered but those that only wait."""
+        self.idle.set()
         self._sandboxes = sandboxes
         self._cgroup_mode = cgroup_mode
         self._open: set[_OpenCall] = set()
@@ -108,6 +111,7 @@ class TaskService:
         async def handle(payload: bytes, _: CallContext) -> bytes:
             call = _OpenCall(name)
             self._open.add(call)
+            self._look_whether_idle()
             failure = ""
             try:
                 request = method.decode(payload)
@@ -121,15 +125,24 @@ class TaskService:
                 raise status_of(error, name) from error
             finally:
                 self._open.discard(call)
+                self._look_whether_idle()
                 _log_call(call, failure)
 
         return handle
+
+    def _look_whether_idle(self) -> None:
+        if all(call.method in _WAITING_METHODS for call in self._open):
+            self.idle.set()
+        else:
+            self.idle.clear()
 
     async def _shutdown(self, request: translate.ShutdownRequest) -> None:
         if await self._sandboxes.shutdown(request.now):
             self.finished.set()
 
     def _stats_reply(self, stats: ContainerStats) -> bytes:
+        from pyshim.task import translate_stats  # nobody asks before the container runs
+
         return translate.stats_reply(translate_stats.metrics(stats, self._cgroup_mode))
 
 

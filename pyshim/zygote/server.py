@@ -14,15 +14,17 @@ from pyshim.bootstrap import zygote as link
 from pyshim.bootstrap.daemonize import raise_oom_score
 from pyshim.host.processes.caller import Cgroups, World, world_of
 from pyshim.host.processes.memory import give_back_free, keep_small_pages, offer_for_merging
+from pyshim.later import LATER
 from pyshim.zygote.code import code_stamp, require_settled
 from pyshim.zygote.fork import QUIET_MS, RECEIVE_BYTES, STALE, TAKEN, Daemon, Waiting, say
 
 _LOST_AT_MOST = 10
 """Forks in a row that end before anybody has asked for them: what loses them will not get better."""
 _THREADS_GONE_WITHIN_S = 10.0
-# What a shim uses: the last ones it imports itself only when it comes to it.
+# What a shim uses: those after the first one it imports itself only when it comes to it.
 SHIM_MODULES = (
     "pyshim.serve",
+    *LATER,
     *("concurrent.futures.thread", "encodings.ascii", "google.protobuf.descriptor_pb2", "queue"),
     *(
         "pyshim.host.cgroups.removal",

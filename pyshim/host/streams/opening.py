@@ -6,7 +6,6 @@ Source of the forms: containerd's runc shim, process/io.go, and core/runtime/v2/
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyshim.host.processes.children import Children
 from pyshim.host.streams.fifos import FifoInput, PipeOutput, is_fifo, open_fifo_input, open_fifo_output
@@ -99,6 +98,8 @@ def _split(value: str, stream: str) -> tuple[str, str]:
     scheme, _, _ = value.partition("://")
     if scheme not in LOG_SCHEMES:
         raise InvalidArgument(f"open {stream} {value!r}: scheme {scheme!r} is none of {', '.join(LOG_SCHEMES)}")
+    from urllib.parse import unquote, urlsplit  # few streams have a URI
+
     parts = urlsplit(value)
     path = unquote(parts.path)
     if parts.netloc or not path.startswith("/"):
@@ -130,6 +131,8 @@ def _open_output(value: str, stream: str) -> PipeOutput | FileOutput | None:
 
 def _program(value: str) -> tuple[str, ...]:
     """argv of a `binary://` URI: the path, then every query key and its first value (empty when it has none)."""
+    from urllib.parse import parse_qsl, urlsplit
+
     _, path = _split(value, "stdout")
     first: dict[str, str] = {}
     for key, argument in parse_qsl(urlsplit(value).query, keep_blank_values=True):
