@@ -301,25 +301,12 @@ def test_wait_answers_everybody_while_other_calls_go_on() -> None:
             await b.call("State", task_v2_pb2.StateRequest(id="c1"))
             assert not any(wait.done() for wait in waits)
             assert [line.split(" for ")[0] for line in b.service.open_calls()] == ["Wait c1 -"] * 3
-            assert b.service.idle.is_set()
 
             b.sandboxes.exited.set()
             replies = [task_v2_pb2.WaitResponse.FromString(await wait) for wait in waits]
 
             assert {(r.exit_status, r.exited_at.ToNanoseconds()) for r in replies} == {(EXIT.status, EXIT.exited_at_ns)}
             assert list(b.service.open_calls()) == []
-
-    run(test())
-
-
-def test_it_is_idle_unless_a_call_is_being_served() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            seen = []
-            b.sandboxes.when_called = lambda: seen.append(b.service.idle.is_set())
-            await b.call("Pause", task_v2_pb2.PauseRequest(id="c1"))
-
-            assert (seen, b.service.idle.is_set()) == ([False], True)
 
     run(test())
 
