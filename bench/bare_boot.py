@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.boot_variants import MARK, bare_initrd
+from pyshim.plan.kernel_params import FOR_SPEED
 
 _LIMIT_S = 120.0
 _DROPPED_IDS = ("qmp0", "agent0", "share0", "image0")
@@ -20,12 +21,13 @@ _CONSOLES = ("hvc0", "tty0")
 _MARK_ON = "tty0"
 
 
-def bare_argv(argv: Sequence[str], initrd: Path, console_fds: dict[str, int]) -> list[str]:
+def bare_argv(argv: Sequence[str], initrd: Path, console_fds: dict[str, int], *, for_speed: bool = False) -> list[str]:
     """The argv of a shim's VMM, changed into one that boots only its kernel.
 
     It is not paused at the start, has neither control socket, agent port, shared directory, root image nor network, and
-    its initrd is `initrd` and its console the serial line. Machine, CPU, memory, the
-    remaining devices and kernel parameters stay. The descriptors of both consoles are `console_fds`.
+    its initrd is `initrd` and its console the serial line. Machine, CPU, memory, the remaining devices and the kernel's
+    parameters stay, but for those that are there for speed alone: without `for_speed` they go, as what they save is a
+    gain of the shim's and not of the reference. The descriptors of both consoles are `console_fds`.
     """
     words = [argv[0]]
     for flag, value in _options(argv[1:]):
@@ -35,6 +37,7 @@ def bare_argv(argv: Sequence[str], initrd: Path, console_fds: dict[str, int]) ->
             value = str(initrd)
         if flag == "-append":
             value = value.replace("console=hvc0", "console=ttyS0")
+            value = " ".join(word for word in value.split(" ") if for_speed or word not in FOR_SPEED)
         if flag == "-chardev":
             value = next(
                 (f"socket,id={name},fd={console_fds[name]}" for name in _CONSOLES if f"id={name}," in value), value
@@ -64,10 +67,14 @@ def write_initrd(path: Path) -> None:
     path.write_bytes(bare_initrd())
 
 
-def boot_s(argv: Sequence[str], initrd: Path) -> float:
-    """Seconds from the spawn of QEMU to the marker on its console. Raises RuntimeError with what was seen instead."""
+def boot_s(argv: Sequence[str], initrd: Path, *, for_speed: bool = False) -> float:
+    """Seconds from the spawn of QEMU to the marker on its console, see `bare_argv`.
+
+    Raises RuntimeError with what was seen instead.
+    """
     pairs = {name: socket.socketpair() for name in _CONSOLES}
-    words = bare_argv(argv, initrd, {name: theirs.fileno() for name, (_, theirs) in pairs.items()})
+    fds = {name: theirs.fileno() for name, (_, theirs) in pairs.items()}
+    words = bare_argv(argv, initrd, fds, for_speed=for_speed)
     theirs = [pair[1].fileno() for pair in pairs.values()]
     started = time.monotonic()
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=theirs)

@@ -84,6 +84,14 @@ QUESTIONS = (
         scale=_MS,
     ),
     Question(
+        title="bare kernel boot, with the parameters that only save time",
+        series="output_bare_as_pod",
+        reference="output_bare",
+        reference_title="bare kernel boot",
+        unit="ms",
+        scale=_MS,
+    ),
+    Question(
         title="the same through runc's shim",
         series="output_runc",
         reference="output_bare",

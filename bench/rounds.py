@@ -190,4 +190,5 @@ def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Pa
     with ground.zygote():
         samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))
     bare.append(bare_boot.boot_s(argv, initrd))
+    samples.open_round("output_bare_as_pod").append(bare_boot.boot_s(argv, initrd, for_speed=True))
     runc.append(measures.first_output_s(ground, RUNC))

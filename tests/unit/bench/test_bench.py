@@ -13,6 +13,7 @@ from bench.measures import Peer
 from bench.rounds import Samples
 from bench.stub_pods import waited_s
 from pyshim.model.trace import NO_PARENT, Span
+from pyshim.plan.kernel_params import FOR_SPEED
 
 PROJECT = Path(__file__).resolve().parents[3]
 INITRD = Path("/scratch/bare")
@@ -43,7 +44,7 @@ def argv() -> list[str]:
     words += " -chardev socket,id=agent0,fd=6,server=on -device virtserialport,chardev=agent0,name=port"
     words += " -chardev socket,id=share0,path=/s -device vhost-user-fs-pci,chardev=share0,tag=kataShared"
     words += " -netdev tap,id=eth0,fds=8 -device virtio-net-pci,netdev=eth0 -kernel /k -initrd /big"
-    return [*words.split(), "-append", "quiet console=hvc0 panic=1"]
+    return [*words.split(), "-append", " ".join(("quiet console=hvc0", *FOR_SPEED, "panic=1"))]
 
 
 def test_a_bare_boot_keeps_the_machine_and_drops_what_leads_out_of_it(argv: list[str]) -> None:
@@ -53,6 +54,12 @@ def test_a_bare_boot_keeps_the_machine_and_drops_what_leads_out_of_it(argv: list
     expected += " -chardev socket,id=hvc0,fd=10 -device virtconsole,chardev=hvc0,id=console0"
     expected += " -chardev socket,id=tty0,fd=11 -serial chardev:tty0 -kernel /k -initrd /scratch/bare"
     assert words == [*expected.split(), "-append", "quiet console=ttyS0 panic=1"]
+
+
+def test_a_bare_boot_takes_what_saves_the_pod_time_only_when_it_is_asked_to(argv: list[str]) -> None:
+    words = bare_argv(argv, INITRD, {"hvc0": 10, "tty0": 11}, for_speed=True)
+
+    assert words[-1] == " ".join(("quiet console=ttyS0", *FOR_SPEED, "panic=1"))
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
