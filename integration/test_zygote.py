@@ -68,14 +68,16 @@ def _switches(pid: int) -> int:
 
 
 @pytest.mark.executed("the zygote has ended")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
 def test_a_pod_survives_the_end_of_the_zygote_and_the_next_one_needs_none(
-    node_zygote: Zygote, ctr: Ctr, runtime: Runtime, name: str, shared: str
+    node_zygote: Zygote, ctr: Ctr, runtime: Runtime, name: str, shared: str, number: signal.Signals
 ) -> None:
-    """An upgrade replaces the zygote; it must not touch running pods."""
+    """An upgrade replaces the zygote; it must not touch running pods. Nor must its death, which leaves its socket."""
     (forked,) = runtime.shims(shared)
-    assert forked.parent == node_zygote.pid
-    node_zygote.stop()
+    assert forked.never_executed
+    node_zygote.stop(number)
 
+    eventually(lambda: not processes.find("-idle", "zygote"), what="the fork that waited is gone")
     assert ctr("task", "exec", "--exec-id", "still", shared, "echo", "here").out == "here\n"
     eventually(lambda: forked.pid in {p.pid for p in processes.running() if p.parent == 1}, what="init has the shim")
     ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "1000")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -51,10 +52,10 @@ class Zygote:
         finally:
             self.close()
 
-    def stop(self) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> None:
         """It has ended, by itself when asked."""
         if self._process is not None:
-            self._process.terminate()
+            self._process.send_signal(number)
             try:
                 self._process.wait(30)
             finally:
