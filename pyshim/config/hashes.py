@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from pyshim.config.effective import Effective
 from pyshim.config.keys import Table
+from pyshim.host.whole_files import replace_file
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 log = logging.getLogger("pyshim.config")
@@ -99,12 +100,10 @@ def _cached(directory: str, identity: str) -> str:
 
 
 def _keep(directory: str, identity: str, digest: str) -> None:
-    temporary = os.path.join(directory, f".{identity}.{os.getpid()}")
+    file = os.path.join(directory, identity)
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
-        with open(temporary, "w", encoding="ascii") as file:
-            file.write(digest)
-        os.rename(temporary, os.path.join(directory, identity))
+        replace_file(file, digest.encode("ascii"), mode=0o600, durable=False, many_writers=True)
         for name in _oldest(directory):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(directory, name))

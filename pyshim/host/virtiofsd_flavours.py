@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.whole_files import replace_file
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.host_facts import VirtiofsdFlavour
 
@@ -77,17 +78,10 @@ class VirtiofsdFlavours:
         """Best effort: of two shims that keep an answer at once, one may have to be asked for again."""
         answers = {**self._kept(), identity: flavour}
         lines = [f"{each} {answer}\n" for each, answer in answers.items()][-_MAX_ANSWERS:]
-        aside = f"{self._answers}.{os.getpid()}"
+        text = "".join(lines).encode("ascii")
         try:
             os.makedirs(os.path.dirname(self._answers), mode=0o700, exist_ok=True)
-            fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                with open(fd, "w", encoding="ascii") as file:
-                    file.writelines(lines)
-                os.rename(aside, self._answers)
-            except OSError:
-                os.unlink(aside)
-                raise
+            replace_file(self._answers, text, mode=0o600, durable=False, many_writers=True)
         except OSError as error:
             log.warning("flavour not kept", extra={"file": self._answers, "error": str(error)})
 

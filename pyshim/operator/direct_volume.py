@@ -12,6 +12,7 @@ import socket
 from urllib.parse import quote
 
 from pyshim.host.sources import DIRECT_VOLUMES, MOUNT_INFO, direct_volume, parse_mount_info, record_directory
+from pyshim.host.whole_files import replace_file
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from pyshim.operator.state import STATE_DIR
 
@@ -61,12 +62,7 @@ def add(path: str, mount_info: str, *, records: str = DIRECT_VOLUMES) -> None:
     if not volume.device.startswith("/") or not volume.volume_type or not volume.fs_type:
         raise InvalidArgument(f"add direct volume {path!r}: volume-type, fstype or an absolute device is missing")
     os.makedirs(directory, mode=0o700, exist_ok=True)
-    temporary = f"{directory}/.{MOUNT_INFO}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(mount_info)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, f"{directory}/{MOUNT_INFO}")
+    replace_file(f"{directory}/{MOUNT_INFO}", mount_info.encode(), mode=0o600, durable=True, many_writers=True)
 
 
 def ask(path: str, method: str, target: str, body: str, *, records: str, state_dir: str) -> str:

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 
 from pyshim.bootstrap.info import BINARY
+from pyshim.host.whole_files import replace_file
 
 # The kernel reads this much of a script's first line (BINPRM_BUF_SIZE), and splits it at the first blank only.
 _MAX_SHEBANG_BYTES = 255
@@ -31,11 +32,8 @@ def install(directory: str) -> str:
     """The path of the launcher, which is in place, whole, and executable."""
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(os.path.abspath(directory), BINARY)
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w") as file:
-        file.write(launcher_text(sys.executable, import_paths()))
-        os.fchmod(file.fileno(), 0o755)
-    os.rename(temporary, path)
+    text = launcher_text(sys.executable, import_paths())
+    replace_file(path, os.fsencode(text), mode=0o755, durable=True, many_writers=True)
     return path
 
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from pyshim.host.trees import remove_tree
+from pyshim.host.whole_files import ASIDE, replace_file
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot
 from pyshim.state.json_fields import Fields, StateDamaged
@@ -36,8 +37,6 @@ REGISTER = "/run/pyshim/sandboxes"
 FILE_NAME = "persist.json"
 MAX_BYTES = 16 * 1024 * 1024
 MAX_ENTRY_BYTES = 64 * 1024
-_ASIDE = "~"
-"""No id has it in it: in the register, and among the containers, other files are named by ids."""
 
 
 class StateStore:
@@ -127,7 +126,7 @@ class StateStore:
             names = os.listdir(self._register)
         except (FileNotFoundError, NotADirectoryError):
             return ()
-        return tuple(name for name in names if not name.endswith(_ASIDE))
+        return tuple(name for name in names if not name.endswith(ASIDE))  # as no id does
 
     def names_us(self, sandbox_id: str) -> bool:
         """The state, however damaged, has our key in it."""
@@ -279,19 +278,5 @@ def _content(path: str, limit: int) -> bytes:
 
 
 def _replace(path: str, body: bytes) -> None:
-    """`path` holds `body`; on failure, or after a power cut, it may hold what it held, but never a part."""
-    aside = path + _ASIDE
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            view = memoryview(body)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(aside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(aside)
-        raise
+    """`path` holds `body`; only the shim that owns the sandbox writes here."""
+    replace_file(path, body, mode=0o600, durable=True)

@@ -44,8 +44,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.model": (),
     # hypervisors.base holds the nouns of a VM (VmConfig, its devices): data that plans are made of and the host opens.
     "pyshim.plan": ("pyshim.model", "hypervisors.base"),
-    "pyshim.config": ("pyshim.model",),
-    "pyshim.state": ("pyshim.model", "pyshim.host.trees"),
+    "pyshim.config": ("pyshim.model", "pyshim.host.whole_files"),
+    "pyshim.state": ("pyshim.model", "pyshim.host.trees", "pyshim.host.whole_files"),
     "pyshim.host": ("pyshim.model", "hypervisors.base", "pyshim.cdi"),
     # The undo of a remote VM is a call.
     "pyshim.host.remote_vms": ("pyshim.host", "pyshim.model", "pyshim.ttrpc"),

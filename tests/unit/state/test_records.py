@@ -88,7 +88,7 @@ def test_an_intent_is_on_disk_when_the_shim_is_killed_right_after(records: Sandb
 
 def test_an_intent_that_cannot_be_written_is_not_held(records: SandboxRecords, store: StateStore) -> None:
     records.ledger.acquire(mount("/a"))
-    os.mkdir(f"{store.root}/sb1/persist.json~")
+    os.mkdir(f"{store.root}/sb1/.persist.json~")
 
     with pytest.raises(FailedPrecondition, match="write state"):
         records.ledger.acquire(mount("/b"), LedgerEntry(kind=ResourceKind.MOUNT, key="/a", detail={"beneath": "/"}))
@@ -156,7 +156,7 @@ def test_a_strike_out_that_cannot_be_written_does_not_fail_the_release(
     records: SandboxRecords, store: StateStore, undo: Undo
 ) -> None:
     records.ledger.acquire(mount("/a"))
-    os.mkdir(f"{store.root}/sb1/persist.json~")
+    os.mkdir(f"{store.root}/sb1/.persist.json~")
 
     asyncio.run(records.ledger.release(mount("/a")))
 

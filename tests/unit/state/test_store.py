@@ -228,7 +228,7 @@ def test_nobody_else_can_read_it(store: StateStore) -> None:
 
 def test_a_failed_write_leaves_the_old_state_whole(store: StateStore) -> None:
     store.save(state(planned=False))
-    os.mkdir(f"{store.root}/sb1/persist.json~")
+    os.mkdir(f"{store.root}/sb1/.persist.json~")
 
     with pytest.raises(FailedPrecondition, match=r"write state .*sb1"):
         store.save(state(container("c1")))
