@@ -6,6 +6,7 @@ without end are few and listed by name: a VM's end, a daemon's end, the bytes of
 """
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
@@ -164,7 +165,7 @@ class _Bounded:
         value = getattr(self._target, name)
         if name == "cgroups":
             return lambda mode: _Bounded(value(mode), CGROUPS)
-        if name in ENDLESS or not asyncio.iscoroutinefunction(value):
+        if name in ENDLESS or not inspect.iscoroutinefunction(value):
             return value
         limit = self._limits.get(name) or _in_its_own_words(name)
 
