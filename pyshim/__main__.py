@@ -57,6 +57,10 @@ def _serve(call: "Invocation", *, forked: bool) -> int:
 
     # What is loaded stays. To look for garbage in it would take a tenth of the time, and as much again now and then.
     gc.disable()
+    if not forked:  # then it has happened
+        from pyshim.without_tls import leave_out_tls
+
+        leave_out_tls()
     from pyshim.bootstrap.daemonize import LISTENING_FD
     from pyshim.model.ids import HostPath
     from pyshim.model.task import Identity
@@ -77,6 +81,9 @@ def _serve(call: "Invocation", *, forked: bool) -> int:
 
 
 def _zygote(call: "Invocation") -> int:
+    from pyshim.without_tls import leave_out_tls
+
+    leave_out_tls()
     from pyshim.bootstrap import zygote as link
     from pyshim.bootstrap.argv import parse
     from pyshim.bootstrap.daemonize import ZYGOTE_DIR
