@@ -41,8 +41,8 @@ class Ledger:
     def __init__(self) -> None:
         self.entries: list[Any] = []
 
-    def acquire(self, entry: Any) -> None:
-        self.entries.append(entry)
+    def acquire(self, *entries: Any) -> None:
+        self.entries += entries
 
     async def release(self, entry: Any) -> None:
         from pyshim.host.release import release
