@@ -146,7 +146,9 @@ def _complaint(log_file: str) -> str:
 
 
 def _root_is_initramfs() -> bool:
-    # pivot_root(2) cannot leave the initial root file system.
+    # pivot_root(2) cannot leave the initial root file system. That has no device, as the image's own root has.
+    if os.major(os.stat("/").st_dev):
+        return False
     with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
         types = [line.split(" ")[2] for line in file if line.split(" ")[1:2] == ["/"]]
     return bool(types) and types[-1] == "rootfs"
@@ -154,9 +156,7 @@ def _root_is_initramfs() -> bool:
 
 def _may_load_bpf() -> bool:
     """Whether device rules can be enforced: on cgroup v2 they are a BPF program, for which crun also raises a limit."""
+    from guest.agent.storage import syscalls
+
     needed = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith("CapEff:"):
-                return int(line[7:], 16) & needed == needed
-    return False
+    return syscalls.effective_capabilities() & needed == needed

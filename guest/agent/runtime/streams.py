@@ -6,11 +6,10 @@ End of stream is empty data, again and again, as kata-agent answers it.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 
-from guest.agent.errors import FailedPrecondition
+from guest.agent.errors import EIO, EPIPE, FailedPrecondition
 from guest.agent.runtime.loop import Lock, Loop, Promise
 
 # After a process is gone only its surviving children can still write. kata-agent gives them the same half second
@@ -43,7 +42,7 @@ class Source:
                     await self._wait()
                     continue
                 except OSError as error:
-                    if error.errno != errno.EIO:  # EIO: a terminal whose last user is gone
+                    if error.errno != EIO:  # EIO: a terminal whose last user is gone
                         raise
                     data = b""
                 if data:
@@ -108,7 +107,7 @@ class Sink:
                 except BlockingIOError:
                     await self._wait()
                 except OSError as error:
-                    if error.errno not in (errno.EPIPE, errno.EIO):
+                    if error.errno not in (EPIPE, EIO):
                         raise
                     self.close()
         finally:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 
 from guest.agent import log
-from guest.agent.errors import Internal, InvalidArgument, os_cause
+from guest.agent.errors import EINVAL, ENODEV, ENOENT, Internal, InvalidArgument, os_cause
 from guest.agent.storage import syscalls as sys
 
 # option word -> (flags to set, flags to clear)
@@ -116,7 +115,7 @@ def _mount_when_driver_is_loaded(source: str, target: str, fstype: str, flags: i
             return sys.mount(source, target, fstype, flags, data)
         except OSError as error:
             spare -= not _is_module_loading()
-            if error.errno != errno.ENODEV or spare < 0 or time.monotonic() > deadline:
+            if error.errno != ENODEV or spare < 0 or time.monotonic() > deadline:
                 raise
         time.sleep(_DRIVER_PAUSE_S)
 
@@ -135,7 +134,7 @@ def unmount(target: str) -> None:
         try:
             sys.unmount(target, sys.MNT_DETACH | sys.UMOUNT_NOFOLLOW)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOENT):
+            if error.errno not in (EINVAL, ENOENT):
                 raise Internal(f"unmount {target!r}: {os_cause(error)}") from error
             return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -38,6 +39,7 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
 _PR_SET_CHILD_SUBREAPER = 36
+_CAPABILITY_VERSION_3 = 0x20080522
 _SYS_OPENAT2 = 437  # the same number on every architecture that Debian runs on
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_BENEATH = 0x08
@@ -79,6 +81,14 @@ def setns(fd: int, flags: int) -> None:
 def become_subreaper() -> None:
     """Orphaned descendants become children of this process."""
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+
+
+def effective_capabilities() -> int:
+    """Those of this process, as a set of bits. Source: capget(2), version 3 of its structures."""
+    header, sets = struct.pack("II", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
+    _check(_libc.capget(header, sets))
+    low, _, _, high, _, _ = struct.unpack("6I", sets.raw)
+    return high << 32 | low
 
 
 def swap_on(path: str) -> None:

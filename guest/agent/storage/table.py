@@ -194,7 +194,7 @@ def mount_storage(source: str, target: str, fstype: str, options: list[str]) -> 
     """Mounted on a target that is made if need be; nothing happens when that type is mounted there already."""
     if not source or not fstype:
         raise InvalidArgument(f"storage {target!r}: no {'source' if fstype else 'fstype'}")
-    if mounts.mount_types().get(target) == fstype and "remount" not in options:
+    if os.path.exists(target) and mounts.mount_types().get(target) == fstype and "remount" not in options:
         log.info("already mounted", path=target, fstype=fstype)
         return
     try:
