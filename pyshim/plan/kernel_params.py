@@ -25,9 +25,13 @@ X86_PARAMS = (
     "net.ifnames=0",
     "pci=lastbus=0",
 )
-_NO_LOOK_UP = "initcall_blacklist=ftrace_check_for_weak_functions"
-"""Else the kernel looks up, by name, every function that can be traced, and takes out those that another of their name
-has replaced. Left in, they are listed by a name that says so. Source: its kernel/trace/ftrace.c."""
+_WITHOUT = "initcall_blacklist=ftrace_check_for_weak_functions,i8042_init"
+"""What a pod's kernel need not do as it boots.
+
+- Look up by name every function that can be traced, and take out those that another of their name has replaced: left
+  in, they are listed by a name that says so. Source: its kernel/trace/ftrace.c.
+- Look for keyboard and mouse. `reboot=k` needs the controller, not its driver.
+"""
 _SYSTEMD_PARAMS = (
     "systemd.unit=kata-containers.target",
     "systemd.mask=systemd-networkd.service",
@@ -44,7 +48,7 @@ _HAS_HPET = ("q35", "pc")
 _TIMER_OF_ONE_CPU = "noapictimer"
 """An only CPU takes its timer from the machine's HPET, whose rate is known. The one in its APIC, which more CPUs need
 each, is first measured for a tenth of a second. Source: the kernel's arch/x86/kernel/apic/apic.c."""
-FOR_SPEED = (_NO_LOOK_UP, _TIMER_OF_ONE_CPU)
+FOR_SPEED = (_WITHOUT, _TIMER_OF_ONE_CPU)
 """What Kata does not pass and a kernel boots as well without, only later."""
 _ROOT_FLAGS = {"ext4": "data=ordered,errors=remount-ro", "xfs": "", "erofs": "", "squashfs": ""}
 
@@ -59,7 +63,7 @@ def kernel_params(
     hypervisor = config.hypervisor
     params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
     if not hypervisor.confidential_guest:  # its command line is measured: who computed it in advance has it unchanged
-        params.append(_NO_LOOK_UP)
+        params.append(_WITHOUT)
     if emulated and max_vcpus == 1 and hypervisor.machine_type in _HAS_HPET:
         params.append(_TIMER_OF_ONE_CPU)
     if hypervisor.image and hypervisor.kernel_verity_params:
