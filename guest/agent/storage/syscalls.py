@@ -87,8 +87,9 @@ def effective_capabilities() -> int:
     """Those of this process, as a set of bits. Source: capget(2), version 3 of its structures."""
     header, sets = struct.pack("II", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     _check(_libc.capget(header, sets))
-    low, _, _, high, _, _ = struct.unpack("6I", sets.raw)
-    return high << 32 | low
+    low, high = struct.unpack_from("I8xI", sets.raw)
+    effective: int = high << 32 | low
+    return effective
 
 
 def swap_on(path: str) -> None:
