@@ -1,7 +1,8 @@
 """Model values to the agent's protobuf messages and back; the only place of this room that builds them."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
@@ -259,10 +260,10 @@ def _family(address: str) -> types_pb2.IPFamily:
 
 def _fill(message: Message, raw: Mapping[str, Any], where: str) -> None:
     """Fields of `message` set from JSON members of the same name; the wire's names differ from OCI's in case only."""
-    members = {key.lower(): (key, value) for key, value in raw.items()}
-    for field in message.DESCRIPTOR.fields:
-        key, value = members.get(field.name.lower(), ("", None))
-        if value is None:
+    fields = _fields(message.DESCRIPTOR)
+    for name, (key, value) in {key.lower(): (key, value) for key, value in raw.items()}.items():
+        field = fields.get(name)
+        if field is None or value is None:
             continue
         try:
             _set(message, field, value, f"{where}: {key}")
@@ -270,10 +271,27 @@ def _fill(message: Message, raw: Mapping[str, Any], where: str) -> None:
             raise InvalidArgument(f"read {where}: {key} does not fit: {str(exc)[:200]}") from exc
 
 
-def _set(message: Message, field: Any, value: Any, where: str) -> None:
+class _Field(NamedTuple):
+    """What `_set` asks of a field's descriptor, which takes its time to answer."""
+
+    name: str
+    is_repeated: bool
+    is_message: bool
+
+
+@cache
+def _fields(descriptor: Any) -> Mapping[str, _Field]:
+    """The fields of a kind of message, by their names in lower case."""
+    return {
+        field.name.lower(): _Field(field.name, field.is_repeated, field.message_type is not None)
+        for field in descriptor.fields
+    }
+
+
+def _set(message: Message, field: _Field, value: Any, where: str) -> None:
     if field.is_repeated:
         _set_repeated(getattr(message, field.name), field, value, where)
-    elif field.message_type is not None:
+    elif field.is_message:
         target = getattr(message, field.name)
         target.SetInParent()
         _fill(target, _object(value), where)
@@ -281,13 +299,13 @@ def _set(message: Message, field: Any, value: Any, where: str) -> None:
         setattr(message, field.name, value)
 
 
-def _set_repeated(target: Any, field: Any, value: Any, where: str) -> None:
+def _set_repeated(target: Any, field: _Field, value: Any, where: str) -> None:
     is_map = isinstance(target, Mapping)  # the descriptor's own word for it takes another 2 ms of imports
     if not isinstance(value, dict if is_map else list):
         raise TypeError(f"found {type(value).__name__}")
     if is_map:
         target.update(value)
-    elif field.message_type is not None:
+    elif field.is_message:
         for item in value:
             _fill(target.add(), _object(item), where)
     else:

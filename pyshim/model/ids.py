@@ -1,6 +1,7 @@
 """Identifiers and paths that must not be mixed up."""
 
 import re
+from functools import lru_cache
 from typing import NewType
 
 from pyshim.model.errors import InvalidArgument
@@ -20,6 +21,12 @@ def checked_id(text: str, what: str) -> str:
 
     Source: containerd pkg/identifiers (pattern and the limit of 76 characters).
     """
-    if len(text) > MAX_ID_CHARS or re.fullmatch(_ID_PATTERN, text) is None:
+    if len(text) > MAX_ID_CHARS or not _fits(text):
         raise InvalidArgument(f"check {what} {text[:100]!r}: not a valid identifier")
     return text
+
+
+@lru_cache(maxsize=64)
+def _fits(text: str) -> bool:
+    """A shim is asked about the same few ids again and again."""
+    return re.fullmatch(_ID_PATTERN, text) is not None

@@ -264,9 +264,10 @@ class Process:
         Output that still moves, or waits for a slow reader, gets CLOSE_DRAIN_S; a pipe that a grandchild holds open
         no more than the usual patience, since the end of the stream must follow the exit promptly.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_DRAIN_S):
-                await self._drain_until_idle()
+        if not all(task.done() for task in self._outputs):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_DRAIN_S):
+                    await self._drain_until_idle()
         tasks = (*self._outputs, self._input, self._resize)
         await cancel_all(*(task for task in tasks if task is not None and not task.done()))
         async with within(STREAMS_S, f"close streams of '{self.label}'"):

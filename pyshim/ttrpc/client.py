@@ -136,9 +136,11 @@ class Client:
             return parts
 
         try:
-            async with asyncio.timeout(None if timeout_s is None else timeout_s + late_s):
-                pending.mark = await self._send(make, f"call '{service}/{method}'")
-                reply = await pending.reply
+            if timeout_s is None:
+                reply = await self._answered(pending, make, service, method)
+            else:
+                async with asyncio.timeout(timeout_s + late_s):
+                    reply = await self._answered(pending, make, service, method)
         except TimeoutError as exc:
             raise DeadlineExceeded(f"call '{service}/{method}': no reply within {timeout_s} s") from exc
         finally:
@@ -147,6 +149,12 @@ class Client:
         if isinstance(reply, TtrpcError):
             raise reply
         return reply
+
+    async def _answered(
+        self, pending: _PendingCall, make: Callable[[], Parts], service: str, method: str
+    ) -> bytes | TtrpcError:
+        pending.mark = await self._send(make, f"call '{service}/{method}'")
+        return await pending.reply
 
     def stream(
         self,

@@ -16,8 +16,10 @@ from pyshim.host.fds import OwnedFd
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 
 READ_BYTES = 256 * 1024
+_FIRST_PIPE_BYTES = 64 * 1024
+"""What the kernel gives a pipe: enough for the many that carry a line or nothing."""
 _PIPE_BYTES = 1024 * 1024
-"""Wanted size of a pipe; the kernel's default of 64 KiB costs a wake-up of both sides for every 64 KiB."""
+"""Wanted size of a pipe that was full once: the smaller one costs a wake-up of both sides for every 64 KiB."""
 
 
 def open_fd(path: str, flags: int, stream: str) -> OwnedFd:
@@ -29,7 +31,7 @@ def open_fd(path: str, flags: int, stream: str) -> OwnedFd:
         raise kind(f"open {stream} {path!r}: {error.strerror}") from error
 
 
-def widen(fd: OwnedFd) -> None:
+def _widen(fd: OwnedFd) -> None:
     """The pipe holds up to a mebibyte where the kernel allows it; it works as it is where not."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -91,6 +93,7 @@ class PipeOutput:
         self._fd = fd
         self._keep_alive = keep_alive
         self._writable = Readiness(fd, writing=True)
+        self._is_wide = False
 
     async def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -98,7 +101,11 @@ class PipeOutput:
             try:
                 written = os.write(self._fd.fileno(), view)
             except BlockingIOError:
-                await self._writable.wait()
+                if self._is_wide:
+                    await self._writable.wait()
+                else:
+                    self._is_wide = True
+                    _widen(self._fd)
             except BrokenPipeError:
                 return
             else:
@@ -121,13 +128,19 @@ class FifoInput:
         self._fd = fd
         self._own_writer = own_writer
         self._readable = Readiness(fd, writing=False)
+        self._is_wide = False
 
     async def read(self) -> bytes:
         while self._fd.is_open:
             try:
-                return os.read(self._fd.fileno(), READ_BYTES)
+                data = os.read(self._fd.fileno(), READ_BYTES)
             except BlockingIOError:
                 await self._readable.wait()
+            else:
+                if len(data) >= _FIRST_PIPE_BYTES and not self._is_wide:
+                    self._is_wide = True
+                    _widen(self._fd)
+                return data
         return b""
 
     def close_io(self) -> None:
@@ -148,7 +161,6 @@ def open_fifo_output(path: str, stream: str) -> PipeOutput:
     except ShimError:
         keep_alive.close()
         raise
-    widen(fd)
     return PipeOutput(fd, keep_alive=keep_alive)
 
 
@@ -160,5 +172,4 @@ def open_fifo_input(path: str) -> FifoInput:
     except ShimError:
         fd.close()
         raise
-    widen(fd)
     return FifoInput(fd, own_writer)

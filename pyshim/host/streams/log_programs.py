@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.streams.fifos import PipeOutput, Readiness, widen
+from pyshim.host.streams.fifos import PipeOutput, Readiness
 from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 
@@ -65,7 +65,6 @@ def _pipe() -> tuple[OwnedFd, OwnedFd]:
 def _output_pipe() -> tuple[OwnedFd, PipeOutput]:
     read_end, write_end = _pipe()
     os.set_blocking(write_end.fileno(), False)
-    widen(write_end)
     return read_end, PipeOutput(write_end)
 
 

@@ -4,7 +4,6 @@ Source of the forms: containerd's runc shim, process/io.go, and core/runtime/v2/
 """
 
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from typing import Protocol
 
 from pyshim.host.processes.children import Children
@@ -56,9 +55,8 @@ async def open_streams(
     With a terminal there is no stderr: the terminal's output is all stdout. A log URI is given once, as stdout, and
     takes both. Raises ShimError naming stream and path, with nothing left open.
     """
-    async with AsyncExitStack() as undo:
-        streams = Streams()
-        undo.push_async_callback(streams.close)
+    streams = Streams()
+    try:
         streams.stdin = _open_input(stdio.stdin)
         with_stderr = not stdio.terminal
         scheme, _ = _split(stdio.stdout, "stdout")
@@ -80,8 +78,10 @@ async def open_streams(
         else:
             streams.stdout = _open_output(stdio.stdout, "stdout")
             streams.stderr = _open_output(stdio.stderr, "stderr") if with_stderr else None
-        undo.pop_all()
-        return streams
+    except BaseException:
+        await streams.close()
+        raise
+    return streams
 
 
 def _environment(namespace: str, process_id: str) -> Mapping[str, str]:
