@@ -1,5 +1,6 @@
 """The live objects as one frozen value, for `state/` to persist."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,26 +19,53 @@ from pyshim.sandbox.seams import Records
 log = logging.getLogger("pyshim.sandbox.snapshot")
 
 
+EXECS_WRITTEN_AFTER_S = 0.2
+"""Nothing on the host hangs on an exec, and most have come and gone by then: a probe of the kubelet costs no write."""
+
+
 class SavedState:
-    """A sandbox's state on disk, as of the last call."""
+    """A sandbox's state on disk: as of the last `save`, with what execs have changed since, a moment later."""
 
     def __init__(self, records: Records, trace: Trace) -> None:
         self.records = records
         self._trace = trace
         self._last: SandboxSnapshot | None = None
+        self._changed: dict[ContainerId, Container] = {}
+        """Whose execs have changed since."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """It is on disk; a full disk must not fail the call that merely reports a change, and is logged."""
         self._last = snapshot
+        self._changed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         try:
             self.records.save(snapshot)
         except ShimError as exc:
             log.warning("save state", extra={"sandbox": snapshot.sandbox_id, "error": str(exc)})
 
     def save_execs(self, container: Container) -> None:
-        """`save` where nothing has changed but execs of `container`: an exec shall not pay for all of a pod."""
-        if self._last is not None:
-            self.save(_with_execs(self._last, container, self._trace))
+        """The same soon, where nothing has changed but execs of `container`: they shall not pay for all of a pod."""
+        self._changed[container.id] = container
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(EXECS_WRITTEN_AFTER_S, self._save_changed)
+
+    def _save_changed(self) -> None:
+        self._timer = None
+        if self._last is None:
+            return
+        containers = tuple(
+            replace(each, execs=_execs(changed), moved=changed.init.moved)
+            if (changed := self._changed.get(each.container_id))
+            else each
+            for each in self._last.containers
+        )
+        self._changed.clear()
+        now = replace(self._last, containers=containers, trace=self._trace.as_json())
+        if now != self._last:
+            self.save(now)
 
 
 def sandbox_snapshot(
@@ -91,19 +119,6 @@ def _status(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxStatu
         return SandboxStatus.CREATING
     running = any(container.init.status not in (Status.CREATED, Status.STOPPED) for container in containers)
     return SandboxStatus.RUNNING if running else SandboxStatus.READY
-
-
-def _with_execs(snapshot: SandboxSnapshot, container: Container, trace: Trace) -> SandboxSnapshot:
-    return replace(
-        snapshot,
-        trace=trace.as_json(),
-        containers=tuple(
-            replace(each, execs=_execs(container), moved=container.init.moved)
-            if each.container_id == container.id
-            else each
-            for each in snapshot.containers
-        ),
-    )
 
 
 def _execs(container: Container) -> tuple[ExecSnapshot, ...]:

@@ -1,10 +1,12 @@
 """What is on disk at each moment is enough for whoever comes after a crash."""
 
+import asyncio
 from typing import Any
 
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
+from pyshim.sandbox.snapshot import EXECS_WRITTEN_AFTER_S
 from tests.unit.sandbox.conftest import PIPES, Stack, scenario, until
 
 VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind"]}
@@ -78,10 +80,11 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     assert stack.records[-1].removed
 
 
-def test_what_an_exec_changes_is_written_as_if_all_had_been_looked_at_anew(pod_annotations: Any) -> None:
+def test_what_an_exec_changes_is_written_soon_as_if_all_had_been_looked_at_anew(pod_annotations: Any) -> None:
     @scenario
     async def body(stack: Stack) -> None:
-        def assert_complete() -> None:
+        async def assert_complete() -> None:
+            await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
             snapshots = stack.records[-1].snapshots
             written = snapshots[-1]
             stack.pod._save()
@@ -93,17 +96,52 @@ def test_what_an_exec_changes_is_written_as_if_all_had_been_looked_at_anew(pod_a
         lasting = await stack.exec(app, "lasting", ["sleep"])
         await stack.pod.start(app, lasting)
         short = await stack.exec(app, "short", ["exit", "3"], PIPES)
-        assert_complete()
+        await assert_complete()
         await stack.pod.start(app, short)
-        assert_complete()
+        await assert_complete()
         await stack.pod.wait(app, short)
-        assert_complete()
+        await assert_complete()
         await stack.pod.delete(app, short)
-        assert_complete()
+        await assert_complete()
         (container,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == app)
         assert [each.exec_id for each in container.execs] == [lasting]
 
     body()
+
+
+@scenario
+async def test_an_exec_that_soon_ends_costs_no_write(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "warm", ["exit", "0"])
+    await stack.pod.delete(container, exec_id)
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    before = len(stack.records[-1].snapshots)
+
+    for number in range(3):
+        exec_id = await stack.exec(container, f"probe{number}", ["exit", "0"])
+        await stack.pod.start(container, exec_id)
+        await stack.pod.wait(container, exec_id)
+        await stack.pod.delete(container, exec_id)
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+
+    assert len(stack.records[-1].snapshots) == before
+
+
+@scenario
+async def test_any_other_change_takes_along_what_execs_have_changed(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["sleep"])
+    await stack.pod.start(container, exec_id)
+
+    await stack.pod.pause(container)
+
+    snapshots = stack.records[-1].snapshots
+    (each,) = snapshots[-1].containers[0].execs
+    assert (each.exec_id, each.status) == (exec_id, Status.RUNNING)
+    before = len(snapshots)
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    assert len(snapshots) == before
+    await stack.pod.resume(container)
 
 
 @scenario

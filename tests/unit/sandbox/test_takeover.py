@@ -1,5 +1,6 @@
 """The file alone says what a later daemon must know: a model rebuilt from it answers as the living pod does."""
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Coroutine
@@ -12,6 +13,7 @@ from pyshim.model.ids import ContainerId, ExecId, SandboxId
 from pyshim.model.task import Status
 from pyshim.plan.sizing.record import SizingRecord
 from pyshim.sandbox.seams import Records
+from pyshim.sandbox.snapshot import EXECS_WRITTEN_AFTER_S
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
@@ -48,7 +50,9 @@ class OnDisk:
         )
         return self.records
 
-    def read(self) -> Recovered:
+    async def read(self) -> Recovered:
+        """What execs have changed is written by now, too."""
+        await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
         return Recovered(self.store.load("c1"))
 
     def close(self) -> None:
@@ -78,7 +82,7 @@ def test_a_model_rebuilt_from_the_file_answers_as_the_living_pod_does(pod_annota
         await stack.exec(app, "waiting", ["never", "started"], PIPES)
         everybody = [("c1", None), ("app", None), ("app", "running"), ("app", "ended"), ("app", "waiting")]
 
-        found = disk.read()
+        found = await disk.read()
 
         await assert_same_answers(stack, found, *everybody)
         assert found.process_state(app, ended).exit is not None
@@ -102,10 +106,10 @@ def test_a_model_rebuilt_from_the_file_answers_as_the_living_pod_does(pod_annota
             found.container(ContainerId("no-such"))
 
         await stack.pod.pause(app)
-        await assert_same_answers(stack, disk.read(), *everybody)
+        await assert_same_answers(stack, await disk.read(), *everybody)
         await stack.pod.resume(app)
         await stack.pod.delete(app, ended)
-        await assert_same_answers(stack, disk.read(), *(one for one in everybody if one[1] != "ended"))
+        await assert_same_answers(stack, await disk.read(), *(one for one in everybody if one[1] != "ended"))
         await stack.pod.close()
         disk.close()
 
@@ -125,7 +129,7 @@ async def test_what_its_reader_has_of_each_stream_is_on_disk(stack: Stack) -> No
     stdout = stack.host.streams["c1"].stdout
     assert stdout is not None
 
-    moved = disk.read().moved(container, None)
+    moved = (await disk.read()).moved(container, None)
     assert (moved.stdin, moved.stdout) == (5, len(stdout.data))
     await until(lambda: stack.hypervisors[0].is_running is False)
     await stack.pod.delete(container, None)
