@@ -1,7 +1,6 @@
 """Streams against a client that does what containerd's clients do: opens late, reads slowly, vanishes, comes back."""
 
 import asyncio
-import fcntl
 import os
 import stat
 import subprocess
@@ -54,49 +53,6 @@ def test_a_slow_reader_makes_the_writer_wait_and_loses_nothing(fifo: Path) -> No
 
         assert received == data
         os.close(reader)
-
-    run(body)
-
-
-def pipe_bytes(fd: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
-
-
-def test_a_pipe_that_was_full_once_is_widened_and_no_other(fifo: Path) -> None:
-    async def body() -> None:
-        streams = await opened(stdout=fifo)
-        assert streams.stdout is not None
-        reader = client(fifo, os.O_RDONLY)
-        first = pipe_bytes(reader)
-
-        await streams.stdout.write(bytes(first))
-        filled = pipe_bytes(reader)
-        await streams.stdout.write(b"more")
-
-        assert (filled, pipe_bytes(reader)) == (first, 1 << 20)
-        await streams.close()
-        assert await read_to_end(reader) == bytes(first) + b"more"
-        os.close(reader)
-
-    run(body)
-
-
-def test_a_stdin_that_came_as_a_full_pipe_is_widened_and_no_other(fifo: Path) -> None:
-    async def body() -> None:
-        streams = await opened(stdin=fifo)
-        assert streams.stdin is not None
-        writer = client(fifo, os.O_WRONLY)
-        first = pipe_bytes(writer)
-
-        os.write(writer, b"line")
-        assert await streams.stdin.read() == b"line"
-        after_a_line = pipe_bytes(writer)
-        os.write(writer, bytes(first))
-        assert await streams.stdin.read() == bytes(first)
-
-        assert (after_a_line, pipe_bytes(writer)) == (first, 1 << 20)
-        await streams.close()
-        os.close(writer)
 
     run(body)
 
