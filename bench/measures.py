@@ -20,6 +20,7 @@ from integration.framework.processes import Process
 from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
 from integration.framework.zygote import Zygote
+from pyshim.host.memory.baseline import NAME
 
 PYKATA = Runtime(name="io.containerd.pykata.v2")
 RUNC = Runtime(name="io.containerd.runc.v2")
@@ -84,6 +85,8 @@ class Memory:
 
     pss_mib: float
     private_mib: float
+    shmem_mib: float
+    """Of `pss_mib` what files in memory have, as the zygote's baseline is one."""
 
 
 def bare_interpreter_s() -> float:
@@ -128,12 +131,26 @@ def memory_of(pid: int) -> Memory:
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
         key, value = line.split()[:2]
         fields[key.rstrip(":")] = int(value) / 1024
-    return Memory(pss_mib=fields["Pss"], private_mib=fields["Private_Clean"] + fields["Private_Dirty"])
+    private = fields["Private_Clean"] + fields["Private_Dirty"]
+    return Memory(pss_mib=fields["Pss"], private_mib=private, shmem_mib=fields["Pss_Shmem"])
 
 
-def zygote_pss_mib(zygote: Zygote, shims: Collection[int]) -> float:
-    """PSS of what is there beside the shims: the zygote, and the fork that waits for the next caller."""
-    return sum(memory_of(pid).pss_mib for pid in (zygote.pid, *zygote.waiting(shims)))
+def beside_mib(zygote: Zygote, shims: Collection[int]) -> float:
+    """What is there beside the PSS of the shims, in MiB.
+
+    The zygote's, that of the fork that waits for the next caller, and what of the baseline nobody maps.
+    """
+    others = [memory_of(pid) for pid in (zygote.pid, *zygote.waiting(shims))]
+    mapped_mib = sum(memory.shmem_mib for memory in (*others, *(memory_of(pid) for pid in shims)))
+    return sum(memory.pss_mib for memory in others) + max(0.0, _baseline_mib(zygote.pid) - mapped_mib)
+
+
+def _baseline_mib(pid: int) -> float:
+    """The size of the baseline that the process `pid` has mapped. 0 without one."""
+    for file in Path(f"/proc/{pid}/map_files").iterdir():
+        if NAME in os.readlink(file):
+            return file.stat().st_blocks * 512 / (1 << 20)
+    return 0.0
 
 
 def cpu_s(pid: int) -> float:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import pages, stub_whole_pods
-from bench.measures import Ground, memory_of, zygote_pss_mib
+from bench.measures import Ground, beside_mib, memory_of
+from pyshim.zygote.rest import QUIET_S
 
 KSM = Path("/sys/kernel/mm/ksm")
 ALL_PSS = "PSS, the zygote's included"
 _SCAN_PAGES = 5000
 """Each 20 ms: what a node does in a minute or two is waited for in seconds."""
-_SETTLE_S = 2.0
+_SETTLE_S = QUIET_S + 3.0
 _MERGED_WITHIN_S = 300.0
 
 
@@ -62,7 +63,7 @@ def profile(ground: Ground, pods: int, *, ksm: bool) -> Profile:
             found.many = {
                 "shims": len(pids),
                 "PSS": sum(pss) / len(pss),
-                ALL_PSS: (sum(pss) + zygote_pss_mib(zygote, pids)) / len(pss),
+                ALL_PSS: (sum(pss) + beside_mib(zygote, pids)) / len(pss),
                 "private": sum(memory.private_mib for memory in memories) / len(pss),
             }
     return found

@@ -122,7 +122,7 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
         _creates(ground, samples, "forked", size.creates)
         with stub_whole_pods.running(ground, size.pods) as pids:
             pss = [measures.memory_of(pid).pss_mib for pid in pids]
-            mean = (sum(pss) + measures.zygote_pss_mib(zygote, pids)) / len(pss)
+            mean = (sum(pss) + measures.beside_mib(zygote, pids)) / len(pss)
             samples.open_round("forked_pss").append(mean)
             private = [measures.memory_of(pid).private_mib for pid in pids]
             samples.open_round("forked_private").append(sum(private) / len(private))

@@ -52,7 +52,7 @@ def _leave(code: int) -> "NoReturn":
     _exit(code)
 
 
-def _serve(call: "Invocation", *, forked: bool) -> int:
+def _serve(call: "Invocation", *, forked: bool, baseline: "Baseline | None" = None) -> int:
     import gc
 
     # What is loaded stays. To look for garbage in it would take a tenth of the time, and as much again now and then.
@@ -77,7 +77,7 @@ def _serve(call: "Invocation", *, forked: bool) -> int:
         bundle=HostPath(call.bundle),
         debug=call.debug,
     )
-    return serve(LISTENING_FD, identity, forked=forked)
+    return serve(LISTENING_FD, identity, forked=forked, baseline=baseline)
 
 
 def _zygote(call: "Invocation") -> int:
@@ -99,7 +99,7 @@ def _zygote(call: "Invocation") -> int:
         daemon = run(directory=directory, idle_s=idle_s)
     except OSError as error:
         raise os_failure("run zygote", directory, error) from error
-    return 0 if daemon is None else _serve(parse(daemon.words), forked=True)
+    return 0 if daemon is None else _serve(parse(daemon.words), forked=True, baseline=daemon.baseline)
 
 
 def operator_main(words: "list[str] | None" = None) -> int:
@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from pyshim.bootstrap.argv import Invocation
+    from pyshim.host.memory.baseline import Baseline
 
 if __name__ == "__main__":
     sys.exit(operator_main())

@@ -56,6 +56,7 @@ from pyshim.ttrpc import Server
 
 if TYPE_CHECKING:
     from pyshim.failpoints.wrapping import Faults
+    from pyshim.host.memory.baseline import Baseline
 
 log = logging.getLogger("pyshim.serve")
 
@@ -67,20 +68,24 @@ UNUSED_AFTER_S = 600.0
 """A daemon that containerd never asked for anything (it died in between) ends itself after this long."""
 
 
-def serve(listening_fd: int, identity: Identity, *, forked: bool) -> int:
-    """The exit code, once every task is gone and containerd has been told: 0. `forked`: by the zygote, for the log."""
+def serve(listening_fd: int, identity: Identity, *, forked: bool, baseline: "Baseline | None" = None) -> int:
+    """The exit code, once every task is gone and containerd has been told: 0.
+
+    `forked`: by the zygote, for the log; `baseline` is what such a process can go back to.
+    """
     shim_log.set_up(debug=identity.debug, fields={"sandbox": identity.sandbox_id, "namespace": identity.namespace})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     listener = socket.socket(fileno=listening_fd)
     os.set_inheritable(listening_fd, False)
-    asyncio.run(_Daemon(identity, forked=forked).run(listener))
+    asyncio.run(_Daemon(identity, forked=forked, baseline=baseline).run(listener))
     return 0
 
 
 class _Daemon:
-    def __init__(self, identity: Identity, *, forked: bool) -> None:
+    def __init__(self, identity: Identity, *, forked: bool, baseline: "Baseline | None") -> None:
         self._identity = identity
         self._made_by = "fork" if forked else "exec"
+        self._baseline = baseline
         self._children = Children()
         self._facts: HostFacts | None = None
         self._tsc: tsc.Reading | None = None
@@ -103,6 +108,12 @@ class _Daemon:
             end.push_async_callback(publisher.flush, FLUSH_TIMEOUT_S)
             pod = Pod(identity=self._identity, environment=self._environment(publisher, socket_path))
             service = TaskService(sandboxes=pod, cgroup_mode=(await self._host_facts()).cgroup_mode)
+            if self._baseline is not None:
+                from pyshim.zygote.rest import Rest
+
+                rest = Rest(loop, self._baseline)
+                end.callback(rest.close)
+                service.after_call = rest.called
             server = Server(services=service.services(), authorize=check_peer)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
             end.push_async_callback(pod.close)

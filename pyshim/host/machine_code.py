@@ -12,7 +12,8 @@ from typing import Any
 def executable(code: bytes, result: Any, *arguments: Any) -> Iterator[Callable[..., Any]]:
     """`code`, of x86-64 and in the System V calling convention, as a function of these C types within the block.
 
-    Raises OSError where the architecture or the host's policy forbids it.
+    Python stands still while it runs: no other thread of the interpreter's goes on. Raises OSError where the
+    architecture or the host's policy forbids it.
     """
     if os.uname().machine != "x86_64":
         raise OSError(f"no x86-64 instructions on {os.uname().machine}")
@@ -20,6 +21,6 @@ def executable(code: bytes, result: Any, *arguments: Any) -> Iterator[Callable[.
         page.write(code)
         start = ctypes.c_char.from_buffer(page)
         try:
-            yield ctypes.CFUNCTYPE(result, *arguments)(ctypes.addressof(start))
+            yield ctypes.PYFUNCTYPE(result, *arguments)(ctypes.addressof(start))
         finally:
             del start  # the page cannot be unmapped while it points there

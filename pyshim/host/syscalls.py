@@ -50,6 +50,12 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 
+PROT_READ = 1
+PROT_WRITE = 2
+MAP_SHARED = 0x01
+MAP_PRIVATE = 0x02
+MAP_FIXED = 0x10
+MADV_DONTNEED = 4
 MADV_MERGEABLE = 12
 MADV_NOHUGEPAGE = 15
 
@@ -65,6 +71,9 @@ _SYS_MOUNT_SETATTR = 442
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
+_mmap = _libc.mmap
+_mmap.restype = ctypes.c_ssize_t  # -1 is the error
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
 
 
 class _OpenHow(ctypes.Structure):
@@ -119,6 +128,11 @@ def setns(fd: int, kind: int) -> None:
 def madvise(start: int, length: int, advice: int) -> None:
     """madvise(2), of memory by its address: `mmap` offers it for its own only."""
     _checked(_libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_int(advice)))
+
+
+def map_file(fd: int, length: int) -> int:
+    """mmap(2): the address at which the file's first bytes can be read from now on, and be seen to change."""
+    return _checked(_mmap(None, length, PROT_READ, MAP_SHARED, fd, 0))
 
 
 def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:

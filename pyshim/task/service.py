@@ -59,6 +59,8 @@ class TaskService:
         self.idle = asyncio.Event()
         """Set while every call has been answered but those that only wait."""
         self.idle.set()
+        self.after_call: Callable[[], None] = lambda: None
+        """Is called whenever a call has been answered."""
         self._sandboxes = sandboxes
         self._cgroup_mode = cgroup_mode
         self._open: set[_OpenCall] = set()
@@ -127,6 +129,7 @@ class TaskService:
                 self._open.discard(call)
                 self._look_whether_idle()
                 _log_call(call, failure)
+                self.after_call()
 
         return handle
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from pyshim.bootstrap import zygote as link
 from pyshim.bootstrap.daemonize import LISTENING_FD, become_daemon, join_cgroup, raise_oom_score
 from pyshim.bootstrap.errors import BootstrapError
+from pyshim.host.memory.baseline import Baseline
 from pyshim.host.processes.caller import (
     CallerDiffers,
     Cgroups,
@@ -49,6 +50,7 @@ class Daemon(NamedTuple):
     """What a forked process was made for: the words after the program's, `serve` among them."""
 
     words: list[str]
+    baseline: Baseline | None = None
 
 
 class _Request(NamedTuple):

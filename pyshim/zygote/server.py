@@ -12,8 +12,9 @@ from contextlib import suppress
 
 from pyshim.bootstrap import zygote as link
 from pyshim.bootstrap.daemonize import raise_oom_score
+from pyshim.host.memory.advice import give_back_free, keep_small_pages, offer_for_merging
+from pyshim.host.memory.baseline import Baseline, NotAlone, take_baseline
 from pyshim.host.processes.caller import Cgroups, World, world_of
-from pyshim.host.processes.memory import give_back_free, keep_small_pages, offer_for_merging
 from pyshim.later import LATER
 from pyshim.zygote.code import code_stamp, require_settled
 from pyshim.zygote.fork import QUIET_MS, RECEIVE_BYTES, STALE, TAKEN, Daemon, Waiting, say
@@ -25,6 +26,7 @@ _THREADS_GONE_WITHIN_S = 10.0
 SHIM_MODULES = (
     "pyshim.serve",
     *LATER,
+    "pyshim.zygote.rest",
     *("concurrent.futures.thread", "encodings.ascii", "google.protobuf.descriptor_pb2", "queue"),
     *(
         "pyshim.host.cgroups.removal",
@@ -59,13 +61,26 @@ def run(*, directory: str, idle_s: float, modules: tuple[str, ...] | None = None
     if modules is None:
         _rehearse(directory)
     zygote = _Zygote(path)
-    gc.collect()
-    gc.freeze()
-    give_back_free()
+    baseline = _baseline()
     for advise in (keep_small_pages, offer_for_merging):
         with suppress(OSError):  # a kernel built without it: forks are right, only larger
             advise()
-    return zygote.run(idle_s)
+    daemon = zygote.run(idle_s)
+    return None if daemon is None else daemon._replace(baseline=baseline)
+
+
+def _baseline() -> Baseline | None:
+    """What forks can go back to, of which this process itself has nothing in memory; None where there is no such."""
+    try:
+        baseline = take_baseline()
+        baseline.give_back()
+        return baseline
+    except (OSError, NotAlone) as error:  # forks are right without it, only larger
+        say(f"no baseline: {error}")
+    gc.collect()
+    gc.freeze()
+    give_back_free()
+    return None
 
 
 def _rehearse(directory: str) -> None:

@@ -19,7 +19,7 @@ def printed_by(script: str) -> list[str]:
 
 LOOK = """
 import os
-from pyshim.host.processes import memory
+from pyshim.host.memory import advice as memory
 
 def regions(flag):
     found = set()
@@ -61,7 +61,7 @@ os.wait()
 def test_memory_that_was_freed_is_the_kernels_again() -> None:
     """The pieces kept between the freed ones keep the C library from giving back anything by itself."""
     script = """
-from pyshim.host.processes.memory import give_back_free
+from pyshim.host.memory.advice import give_back_free
 
 def resident_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))

@@ -2,6 +2,7 @@
 
 import ctypes
 
+from pyshim.host.memory.mappings import written_to
 from pyshim.host.syscalls import MADV_MERGEABLE, MADV_NOHUGEPAGE, madvise
 
 
@@ -32,17 +33,5 @@ def offer_for_merging() -> None:
 
 
 def _advise(advice: int) -> None:
-    for start, end in _private_regions():
-        madvise(start, end - start, advice)
-
-
-def _private_regions() -> list[tuple[int, int]]:
-    """First address and end of every writable private mapping but the stack. Source: proc(5), /proc/PID/maps."""
-    regions = []
-    with open("/proc/self/maps") as file:
-        for line in file.read().splitlines():
-            addresses, permissions, _, _, _, *name = line.split(maxsplit=5)
-            if permissions == "rw-p" and name != ["[stack]"]:
-                start, _, end = addresses.partition("-")
-                regions.append((int(start, 16), int(end, 16)))
-    return regions
+    for mapping in written_to():
+        madvise(mapping.start, mapping.end - mapping.start, advice)

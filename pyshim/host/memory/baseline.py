@@ -1,0 +1,217 @@
+"""A state of this process's memory that its forks can go back to, page by page, and then share.
+
+A fork shares what it has not written to. It also writes where it only looks: CPython counts references. So most of what
+it made its own says the same as before. Such a page can be given up if the state before is kept: in a file that lies
+below the memory as a private mapping does. A page of that which is dropped (MADV_DONTNEED) reads as the file again.
+
+Nothing may write to a page between the look that finds it as it was and its end, so both are one piece of machine code,
+run while the interpreter stands still, no other thread exists and no signal is taken. Source: madvise(2), mmap(2).
+"""
+
+import ctypes
+import fcntl
+import gc
+import os
+import signal
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import NamedTuple
+
+from pyshim.host.machine_code import executable
+from pyshim.host.memory.advice import give_back_free
+from pyshim.host.memory.gaps import fill_gaps
+from pyshim.host.memory.mappings import PAGE_BYTES, filled, mappings, written_to
+from pyshim.host.memory.objects import everlasting_objects, in_child
+from pyshim.host.memory.quickening import have_looked_up, stop_adapting
+from pyshim.host.syscalls import (
+    MADV_DONTNEED,
+    MAP_FIXED,
+    MAP_PRIVATE,
+    PROT_READ,
+    PROT_WRITE,
+    madvise,
+    map_file,
+)
+
+NAME = "pyshim-baseline"
+"""Of the file, in /proc/PID/maps."""
+_WORD_BYTES = 8
+_BITS_BYTES_PER_PAGE = PAGE_BYTES // _WORD_BYTES // 8
+_OWN_BYTES = 1 << 16
+"""Around a thread's own data, which the kernel writes to as well: rseq(2), set_robust_list(2)."""
+# Of x86-64, as the machine code is.
+_SYS_PWRITE64, _SYS_MMAP = 18, 9
+
+# calls(table, rows): the rows not done, 0 for all. Each row is the number of a system call, its six arguments and the
+# result it shall have; the first row with another result is the last, and has it.
+_CALLS = bytes.fromhex(
+    "53 55"  # push rbx; push rbp
+    "4889fb 4889f5"  # mov rbx, rdi; mov rbp, rsi
+    "4885ed 7430"  # row: test rbp, rbp; jz done
+    "488b03 488b7b08 488b7310 488b5318 4c8b5320 4c8b4328 4c8b4b30"  # mov rax, [rbx]; mov rdi, [rbx+8]; ... r9, [rbx+48]
+    "0f05"  # syscall
+    "483b4338 7509"  # cmp rax, [rbx+56]; jne failed
+    "4883c340 48ffcd ebcf"  # add rbx, 64; dec rbp; jmp row
+    "48894338"  # failed: mov [rbx+56], rax
+    "4889e8 5d 5b c3"  # done: mov rax, rbp; pop rbp; pop rbx; ret
+)
+# drop(pages, kept, bits, count): how many of `count` pages were given up. One is if each of its words of 8 bytes is
+# that of the kept page, or is one whose bit is set.
+_DROP = bytes.fromhex(
+    "53 55 4154 4155 4156"  # push rbx; push rbp; push r12; push r13; push r14
+    "4989fc 4989f5 4989d6 4889cd 31db"  # mov r12, rdi; mov r13, rsi; mov r14, rdx; mov rbp, rcx; xor ebx, ebx
+    "4883ed01 724d"  # page: sub rbp, 1; jb done
+    "31c9"  # xor ecx, ecx
+    "498b04cc 493b44cd00 7406"  # word: mov rax, [r12+rcx*8]; cmp rax, [r13+rcx*8]; je same
+    "490fa30e 7326"  # bt [r14], rcx; jnc next
+    "ffc1 81f900020000 72e5"  # same: inc ecx; cmp ecx, 512; jb word
+    "4c89e7 be00100000 ba04000000 b81c000000 0f05"  # madvise(r12, 4096, MADV_DONTNEED)
+    "4883f801 4883d300"  # cmp rax, 1; adc rbx, 0
+    "4981c400100000 4981c500100000 4983c640 ebad"  # next: add r12, 4096; add r13, 4096; add r14, 64; jmp page
+    "4889d8 415e 415d 415c 5d 5b c3"  # done: mov rax, rbx; pop r14; pop r13; pop r12; pop rbp; pop rbx; ret
+)
+
+
+_ROW = 8
+"""Words of a row."""
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class _Run(NamedTuple):
+    start: int
+    end: int
+    offset: int
+    """In the file."""
+
+
+class NotAlone(Exception):
+    """Another thread of this process could write to a page just when it is given up."""
+
+
+class Baseline(NamedTuple):
+    """A kept state. Valid in the process that took it and in its forks."""
+
+    inode: int
+    at: int
+    """Where the kept pages can be read, in the order of the file; one bit for each of their words follows them."""
+    kept_bytes: int
+
+    def give_back(self) -> int:
+        """Bytes given up: every page that is as it was when this was taken, but for counts of references.
+
+        Blocking, some 15 ms. Raises NotAlone; OSError where the host forbids machine code of our own.
+        """
+        gc.collect()
+        give_back_free()
+        pages = 0
+        with executable(_DROP, ctypes.c_size_t, *(ctypes.c_size_t,) * 4) as drop, _undisturbed():
+            # What has been unmapped meanwhile is no longer among them.
+            for each in mappings():
+                if NAME in each.name and each.inode == self.inode and each.permissions == "rw-p":
+                    bits = self.at + self.kept_bytes + each.offset // PAGE_BYTES * _BITS_BYTES_PER_PAGE
+                    pages += drop(each.start, self.at + each.offset, bits, (each.end - each.start) // PAGE_BYTES)
+        madvise(self.at, _file_bytes(self.kept_bytes), MADV_DONTNEED)
+        return pages * PAGE_BYTES
+
+
+def take_baseline() -> Baseline:
+    """The state of this process's memory now, in a file that cannot change any more.
+
+    No object that exists now will ever be freed, no code that exists now adapts any more. Raises OSError, NotAlone;
+    forks are right all the same, only larger.
+    """
+    if PAGE_BYTES != 4096:
+        raise OSError(f"pages of {PAGE_BYTES} bytes")
+    with _system_calls():
+        pass  # what cannot be done here is found out first
+    with _undisturbed():
+        have_looked_up()
+        with everlasting_objects() as found:
+            stop_adapting(found.code)
+            gc.collect()
+            gc.freeze()
+            give_back_free()
+            fill_gaps()
+            fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            try:
+                runs = _keep(fd)
+                in_child(lambda: _write_bits(fd, found.objects, runs))
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+                kept_bytes = _end_of(runs)
+                at = map_file(fd, _file_bytes(kept_bytes))
+                return Baseline(inode=os.fstat(fd).st_ino, at=at, kept_bytes=kept_bytes)
+            finally:
+                os.close(fd)
+
+
+def _system_calls() -> AbstractContextManager[Callable[[int, int], int]]:
+    return executable(_CALLS, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def _keep(fd: int) -> tuple[_Run, ...]:
+    """What is in memory lies in the file, and the file below the memory. Raises OSError, with a part of it done."""
+    runs = _runs()
+    os.ftruncate(fd, _file_bytes(_end_of(runs)))
+    table = (ctypes.c_int64 * _ROW * (2 * len(runs)))()
+    for number, (start, end, offset) in enumerate(runs):
+        size = end - start
+        protection, flags = PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED
+        table[2 * number][:] = [_SYS_PWRITE64, fd, start, size, offset, 0, 0, size]
+        table[2 * number + 1][:] = [_SYS_MMAP, start, size, protection, flags, fd, offset, start]
+    with _system_calls() as calls:
+        left = calls(ctypes.addressof(table), len(table))
+    if left:
+        number, *_, result = table[len(table) - left]
+        raise OSError(-result, f"keep memory: system call {number}: {os.strerror(-result)}")
+    return runs
+
+
+def _runs() -> tuple[_Run, ...]:
+    """What is to be kept: of files all that is mapped, of other memory what has been written to."""
+    own = ctypes.CDLL(None).pthread_self
+    own.restype = ctypes.c_size_t
+    own_start, own_end = (own() + bytes_ & -PAGE_BYTES for bytes_ in (-_OWN_BYTES, _OWN_BYTES))
+    found, offset = [], 0
+    for each in written_to():
+        for start, end in ((each.start, min(each.end, own_start)), (max(each.start, own_end), each.end)):
+            if start >= end:
+                continue
+            for run in [(start, end)] if each.inode else filled(start, end):
+                found.append(_Run(*run, offset))
+                offset += run[1] - run[0]
+    return tuple(found)
+
+
+def _write_bits(fd: int, addresses: Iterable[int], runs: tuple[_Run, ...]) -> None:
+    """The bits of the words at `addresses` lie behind the kept pages."""
+    kept_bytes = _end_of(runs)
+    bits = bytearray(_file_bytes(kept_bytes) - kept_bytes)
+    starts = [run.start for run in runs]
+    for address in addresses:
+        run = runs[bisect_right(starts, address) - 1]
+        if run.start <= address < run.end:
+            word = (run.offset + address - run.start) // _WORD_BYTES
+            bits[word // 8] |= 1 << word % 8
+    os.pwrite(fd, bits, kept_bytes)
+
+
+def _end_of(runs: tuple[_Run, ...]) -> int:
+    return runs[-1].offset + runs[-1].end - runs[-1].start
+
+
+def _file_bytes(kept_bytes: int) -> int:
+    return kept_bytes + kept_bytes // PAGE_BYTES * _BITS_BYTES_PER_PAGE
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No other thread of this process exists, and no signal is taken within the block. Raises NotAlone."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads != 1:
+        raise NotAlone(f"{threads} threads")
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

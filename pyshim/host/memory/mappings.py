@@ -1,0 +1,53 @@
+"""What is mapped in this process. Source: proc(5), /proc/PID/maps; kernel Documentation/admin-guide/mm/pagemap.rst."""
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_ENTRY_BYTES = 8
+_PRESENT, _SWAPPED = 1 << 63, 1 << 62
+
+
+class Mapping(NamedTuple):
+    start: int
+    end: int
+    permissions: str
+    offset: int
+    inode: int
+    """Of the mapped file; 0 for memory that is no file's."""
+    name: str
+
+
+def mappings() -> list[Mapping]:
+    """All of this process's, by address."""
+    found = []
+    with open("/proc/self/maps") as file:
+        for line in file.read().splitlines():
+            addresses, permissions, offset, _, inode, *name = line.split(maxsplit=5)
+            start, _, end = addresses.partition("-")
+            found.append(Mapping(int(start, 16), int(end, 16), permissions, int(offset, 16), int(inode), "".join(name)))
+    return found
+
+
+def written_to() -> list[Mapping]:
+    """Every writable private mapping but the stack."""
+    return [each for each in mappings() if each.permissions == "rw-p" and each.name != "[stack]"]
+
+
+def filled(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of pages that have been written to, of memory that is no file's."""
+    with open("/proc/self/pagemap", "rb", buffering=0) as file:
+        entries = os.pread(
+            file.fileno(), (end - start) // PAGE_BYTES * _ENTRY_BYTES, start // PAGE_BYTES * _ENTRY_BYTES
+        )
+    begin = at = start
+    for (entry,) in struct.iter_unpack("=Q", entries):
+        if not entry & (_PRESENT | _SWAPPED):
+            if begin < at:
+                yield begin, at
+            begin = at + PAGE_BYTES
+        at += PAGE_BYTES
+    if begin < at:
+        yield begin, at

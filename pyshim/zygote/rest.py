@@ -1,0 +1,66 @@
+"""A forked shim that nobody asks anything gives back the memory that it only made its own by looking at it."""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from pyshim.host.memory.baseline import Baseline, NotAlone
+
+log = logging.getLogger("pyshim.zygote")
+
+QUIET_S = 5.0
+"""Since the last call. Kubelet asks for statistics each ten seconds."""
+AT_MOST_EVERY_S = 60.0
+"""What a call writes to again is little, and some 20 ms of CPU time are not nothing on a node of many pods."""
+_THREADS_END_WITHIN_S = 0.2
+
+
+class Rest:
+    """Wakes the process only after it was awake anyway: no timer is left once there was a rest."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, baseline: Baseline) -> None:
+        self._loop = loop
+        self._baseline = baseline
+        self._executor = self._new_executor()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_call_s = loop.time()
+        self._not_before_s = 0.0
+
+    def called(self) -> None:
+        """A call has been answered: there is a rest once it has been quiet since."""
+        self._last_call_s = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._due_s(), self._look)
+
+    def close(self) -> None:
+        """There are no more rests."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _due_s(self) -> float:
+        return max(self._last_call_s + QUIET_S, self._not_before_s)
+
+    def _look(self) -> None:
+        due_s = self._due_s()
+        if self._loop.time() < due_s:
+            self._timer = self._loop.call_at(due_s, self._look)
+            return
+        # Threads that wait for work end; the next work has new ones.
+        idle, self._executor = self._executor, self._new_executor()
+        idle.shutdown(wait=False)
+        self._timer = self._loop.call_later(_THREADS_END_WITHIN_S, self._rest)
+
+    def _rest(self) -> None:
+        self._timer = None
+        self._not_before_s = self._loop.time() + AT_MOST_EVERY_S
+        try:
+            given_back = self._baseline.give_back()
+        except (NotAlone, OSError) as error:
+            log.debug("no rest", extra={"error": str(error)})
+        else:
+            log.debug("rested", extra={"given_back_bytes": given_back})
+
+    def _new_executor(self) -> ThreadPoolExecutor:
+        executor = ThreadPoolExecutor(thread_name_prefix="asyncio")
+        self._loop.set_default_executor(executor)
+        return executor
