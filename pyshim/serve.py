@@ -82,7 +82,7 @@ def serve(listening_fd: int, identity: Identity, *, forked: bool, baseline: "Bas
 
 
 class _Daemon:
-    def __init__(self, identity: Identity, *, forked: bool, baseline: "Baseline | None") -> None:
+    def __init__(self, identity: Identity, *, forked: bool, baseline: "Baseline | None" = None) -> None:
         self._identity = identity
         self._made_by = "fork" if forked else "exec"
         self._baseline = baseline

@@ -60,7 +60,7 @@ class TaskService:
         """Set while every call has been answered but those that only wait."""
         self.idle.set()
         self.after_call: Callable[[], None] = lambda: None
-        """Is called whenever a call has been answered."""
+        """Is called whenever a call has been answered that was more than a look."""
         self._sandboxes = sandboxes
         self._cgroup_mode = cgroup_mode
         self._open: set[_OpenCall] = set()
