@@ -44,11 +44,7 @@ Source: the kernel's admin-guide/mm/memory-hotplug.rst and drivers/virtio/virtio
 _MOVABLE = "memory_hotplug.online_policy=auto-movable"
 """Most added memory is kept for pages that can move: only their memory can be given back. Source: as above."""
 _FASTEST_KHZ = 5_000_000
-_HAS_HPET = ("q35", "pc")
-_TIMER_OF_ONE_CPU = "noapictimer"
-"""An only CPU takes its timer from the machine's HPET, whose rate is known. The one in its APIC, which more CPUs need
-each, is first measured for a tenth of a second. Source: the kernel's arch/x86/kernel/apic/apic.c."""
-FOR_SPEED = (_WITHOUT, _TIMER_OF_ONE_CPU)
+FOR_SPEED = (_WITHOUT,)
 """What Kata does not pass and a kernel boots as well without, only later."""
 _ROOT_FLAGS = {"ext4": "data=ordered,errors=remount-ro", "xfs": "", "erofs": "", "squashfs": ""}
 
@@ -64,8 +60,6 @@ def kernel_params(
     params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
     if not hypervisor.confidential_guest:  # its command line is measured: who computed it in advance has it unchanged
         params.append(_WITHOUT)
-    if emulated and max_vcpus == 1 and hypervisor.machine_type in _HAS_HPET:
-        params.append(_TIMER_OF_ONE_CPU)
     if hypervisor.image and hypervisor.kernel_verity_params:
         params += verity_params(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:

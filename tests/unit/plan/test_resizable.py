@@ -58,24 +58,6 @@ def test_the_delay_loops_of_an_emulated_cpu_are_those_of_its_kernels_ticks(
 
 
 @pytest.mark.parametrize(
-    ("kvm", "config", "said"),
-    [
-        (False, {"default_maxvcpus": 1}, ["noapictimer"]),
-        (False, {"default_maxvcpus": 2}, []),
-        (False, {"default_maxvcpus": 1, "machine_type": "microvm"}, []),
-        (True, {"default_maxvcpus": 1}, []),
-    ],
-    ids=["one cpu", "two", "no hpet", "kvm"],
-)
-def test_an_emulated_cpu_that_stays_alone_does_not_measure_a_timer_of_its_own(
-    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, config: dict[str, object], said: list[str]
-) -> None:
-    vm = planned(host(kvm_usable=kvm), spec, **config)
-
-    assert [param for param in vm.boot.kernel_params if param == "noapictimer"] == said
-
-
-@pytest.mark.parametrize(
     ("kvm", "khz", "own", "said"),
     [
         (False, 2_100_000, "", ["tsc_early_khz=2100000"]),
