@@ -25,13 +25,9 @@ X86_PARAMS = (
     "net.ifnames=0",
     "pci=lastbus=0",
 )
-_WITHOUT = "initcall_blacklist=ftrace_check_for_weak_functions,i8042_init"
-"""What a pod's kernel need not do as it boots.
-
-- Look up by name every function that can be traced, and take out those that another of their name has replaced: left
-  in, they are listed by a name that says so. Source: its kernel/trace/ftrace.c.
-- Look for keyboard and mouse. `reboot=k` needs the controller, not its driver.
-"""
+_NO_LOOK_UP = "initcall_blacklist=ftrace_check_for_weak_functions"
+"""Else the kernel looks up, by name, every function that can be traced, and takes out those that another of their name
+has replaced. Left in, they are listed by a name that says so. Source: its kernel/trace/ftrace.c."""
 _SYSTEMD_PARAMS = (
     "systemd.unit=kata-containers.target",
     "systemd.mask=systemd-networkd.service",
@@ -44,7 +40,7 @@ Source: the kernel's admin-guide/mm/memory-hotplug.rst and drivers/virtio/virtio
 _MOVABLE = "memory_hotplug.online_policy=auto-movable"
 """Most added memory is kept for pages that can move: only their memory can be given back. Source: as above."""
 _FASTEST_KHZ = 5_000_000
-FOR_SPEED = (_WITHOUT,)
+FOR_SPEED = (_NO_LOOK_UP,)
 """What Kata does not pass and a kernel boots as well without, only later."""
 _ROOT_FLAGS = {"ext4": "data=ordered,errors=remount-ro", "xfs": "", "erofs": "", "squashfs": ""}
 
@@ -59,7 +55,7 @@ def kernel_params(
     hypervisor = config.hypervisor
     params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
     if not hypervisor.confidential_guest:  # its command line is measured: who computed it in advance has it unchanged
-        params.append(_WITHOUT)
+        params.append(_NO_LOOK_UP)
     if hypervisor.image and hypervisor.kernel_verity_params:
         params += verity_params(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:
