@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .framework import cri_session, enclosure, evidence, images, zygote
+from .framework import cri_session, enclosure, evidence, images, soak, zygote
 from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
 from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
@@ -187,6 +187,11 @@ def shared(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Iterator[
     with own_name(ctr) as given:
         ctr("run", "--detach", "--runtime", runtime.name, images.IMAGE, given, "sleep", "100000")
         yield given
+
+
+@pytest.fixture
+def soak_ground(runtime: Runtime, containerd: Containerd, scratch: Path, plain_rootfs: Path) -> soak.Ground:
+    return soak.Ground(runtime=runtime, directory=scratch, rootfs=plain_rootfs)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from . import direct, processes
 from .waiting import PATIENCE_S, eventually
 
 CHOICE = "PYSHIM_TEST_SHIMS"
-ALWAYS_FORKED = "test_zygote"
+ALWAYS_FORKED, ALWAYS_EXECUTED = "test_zygote", "test_growth"
 FORKED_FILES = frozenset(
     {
         *("test_cgroups", "test_cleanup", "test_crash", "test_cri_life", "test_cri_many", "test_cri_restart"),
@@ -48,6 +48,8 @@ class Mode(StrEnum):
     @classmethod
     def of_file(cls, name: str) -> Mode:
         """What is meant for the tests of the file `name`, without its suffix."""
+        if name == ALWAYS_EXECUTED:
+            return cls.EXECUTED
         forked = {"forked": True, "executed": False, "": name in FORKED_FILES}
         return cls.FORKED if name == ALWAYS_FORKED or forked[os.environ.get(CHOICE, "")] else cls.EXECUTED
 
