@@ -53,21 +53,13 @@ def _leave(code: int) -> "NoReturn":
 
 
 def _serve(call: "Invocation", *, forked: bool, baseline: "Baseline | None" = None) -> int:
-    import gc
-
-    # What is loaded stays. To look for garbage in it would take a tenth of the time, and as much again now and then.
-    gc.disable()
-    if not forked:  # then it has happened
-        from pyshim.without_tls import leave_out_tls
-
-        leave_out_tls()
+    if not forked:
+        _load_shim()
     from pyshim.bootstrap.daemonize import LISTENING_FD
     from pyshim.model.ids import HostPath
     from pyshim.model.task import Identity
     from pyshim.serve import serve
 
-    gc.freeze()
-    gc.enable()
     identity = Identity(
         namespace=call.namespace,
         sandbox_id=call.id,
@@ -78,6 +70,23 @@ def _serve(call: "Invocation", *, forked: bool, baseline: "Baseline | None" = No
         debug=call.debug,
     )
     return serve(LISTENING_FD, identity, forked=forked, baseline=baseline)
+
+
+def _load_shim() -> None:
+    """What `serve` needs is loaded for good: no search for garbage has looked at it, or will.
+
+    That would take a tenth of the time, and as much again now and then.
+    """
+    import gc
+
+    from pyshim.without_tls import leave_out_tls
+
+    gc.disable()
+    leave_out_tls()
+    import pyshim.serve  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
 
 
 def _zygote(call: "Invocation") -> int:
