@@ -20,7 +20,7 @@ class SandboxRpc(Protocol):
 
     async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int: ...
     def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
-        """As it is now (containerd gives it two seconds, and asks eight times for each exec)."""
+        """As it is now (containerd gives it two seconds, and asks seven times for each exec)."""
 
     def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
         """At least the init process, for containerd takes an empty list for a leaked task."""
