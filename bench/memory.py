@@ -19,7 +19,8 @@ KSM = Path("/sys/kernel/mm/ksm")
 ALL_PSS = "PSS, the zygote's included"
 _SCAN_PAGES = 5000
 """Each 20 ms: what a node does in a minute or two is waited for in seconds."""
-_SETTLE_S = QUIET_S + 3.0
+SETTLE_S = QUIET_S + 3.0
+"""Until an idle shim has given back what it can."""
 _MERGED_WITHIN_S = 300.0
 
 
@@ -84,7 +85,7 @@ def _phase(name: str, pid: int, zygote: int, before: set[int]) -> tuple[Phase, s
 
 def _settle(pids: list[int], *, ksm: bool) -> None:
     """Everybody is idle; with KSM, another scan of all memory merges next to nothing."""
-    time.sleep(_SETTLE_S)
+    time.sleep(SETTLE_S)
     if not ksm:
         return
     until = time.monotonic() + _MERGED_WITHIN_S

@@ -181,6 +181,13 @@ QUESTIONS = (
         scale=_MS,
     ),
     Question(
+        title="one forked shim, PSS",
+        series="forked_lone_pss",
+        reference="pss_pykata",
+        reference_title="executed shim",
+        unit="MiB",
+    ),
+    Question(
         title="many forked shims, PSS each, zygote included",
         series="forked_pss",
         reference="pss_pykata",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from bench import bare_boot, file_io, measures, stub_pods, stub_whole_pods
 from bench.measures import PYKATA, RUNC, Ground
+from bench.memory import SETTLE_S
 from integration.framework.runtime import Runtime
 
 
@@ -120,7 +122,11 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
             bare.append(measures.bare_interpreter_s())
             start.append(measures.start_s(ground, PYKATA))
         _creates(ground, samples, "forked", size.creates)
+        with stub_whole_pods.running(ground, 1) as pids:
+            time.sleep(SETTLE_S)
+            samples.open_round("forked_lone_pss").append(measures.memory_of(pids[0]).pss_mib)
         with stub_whole_pods.running(ground, size.pods) as pids:
+            time.sleep(SETTLE_S)
             pss = [measures.memory_of(pid).pss_mib for pid in pids]
             mean = (sum(pss) + measures.beside_mib(zygote, pids)) / len(pss)
             samples.open_round("forked_pss").append(mean)
