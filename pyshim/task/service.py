@@ -60,7 +60,7 @@ class TaskService:
         """Set while every call has been answered but those that only wait."""
         self.idle.set()
         self.after_call: Callable[[], None] = lambda: None
-        """Is called whenever a call has been answered that was more than a look."""
+        """Is called whenever a call has been answered."""
         self._sandboxes = sandboxes
         self._cgroup_mode = cgroup_mode
         self._open: set[_OpenCall] = set()
@@ -71,7 +71,7 @@ class TaskService:
             name: UnaryHandler(self._handler(name, method), cancel_on_timeout=name in _WAITING_METHODS)
             for name, method in self._methods().items()
         }
-        handlers |= {name: ImmediateHandler(_immediate(name, look)) for name, look in self._looks().items()}
+        handlers |= {name: ImmediateHandler(self._immediate(name, look)) for name, look in self._looks().items()}
         return dict.fromkeys(SERVICES, handlers)
 
     def open_calls(self) -> Iterator[str]:
@@ -133,6 +133,23 @@ class TaskService:
 
         return handle
 
+    def _immediate(self, name: str, method: _Look) -> Callable[[bytes, CallContext], bytes]:
+        def handle(payload: bytes, _: CallContext) -> bytes:
+            call = _OpenCall(name)
+            failure = ""
+            try:
+                request = method.decode(payload)
+                call.is_about(request)
+                return method.encode(method.look(request))
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+                raise status_of(error, name) from error
+            finally:
+                _log_call(call, failure)
+                self.after_call()
+
+        return handle
+
     def _look_whether_idle(self) -> None:
         if all(call.method in _WAITING_METHODS for call in self._open):
             self.idle.set()
@@ -155,23 +172,6 @@ def _connect_reply(task_pid: int) -> bytes:
 
 async def _checkpoint(request: translate.TaskRef) -> None:
     raise Unimplemented(f"checkpoint task {request.container_id!r}: not supported for virtual machines")
-
-
-def _immediate(name: str, method: _Look) -> Callable[[bytes, CallContext], bytes]:
-    def handle(payload: bytes, _: CallContext) -> bytes:
-        call = _OpenCall(name)
-        failure = ""
-        try:
-            request = method.decode(payload)
-            call.is_about(request)
-            return method.encode(method.look(request))
-        except Exception as error:
-            failure = f"{type(error).__name__}: {error}"
-            raise status_of(error, name) from error
-        finally:
-            _log_call(call, failure)
-
-    return handle
 
 
 def _log_call(call: _OpenCall, failure: str) -> None:

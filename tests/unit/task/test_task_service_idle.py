@@ -33,3 +33,21 @@ def test_calls_that_only_wait_leave_it_idle() -> None:
             await wait
 
     run(test())
+
+
+def test_each_answered_call_is_told_of_be_it_a_look_or_a_failure() -> None:
+    """A forked shim rests after calls, whatever they were: each has written to its memory."""
+
+    async def body() -> None:
+        async with bench() as b:
+            told: list[bool] = []
+            b.service.after_call = lambda: told.append(b.service.idle.is_set())
+            for number, (method, container) in enumerate(
+                (("State", "c1"), ("Pause", "c1"), ("State", "no"), ("Pause", "no"))
+            ):
+                call = b.call if container == "c1" else b.fails
+                await call(method, task_v2_pb2.StateRequest(id=container))
+
+                assert told == [True] * (number + 1)
+
+    run(body())
