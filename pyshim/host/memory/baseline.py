@@ -21,7 +21,7 @@ from typing import NamedTuple
 from pyshim.host.machine_code import executable
 from pyshim.host.memory.advice import give_back_free
 from pyshim.host.memory.gaps import fill_gaps
-from pyshim.host.memory.mappings import PAGE_BYTES, filled, mappings, written_to
+from pyshim.host.memory.mappings import PAGE_BYTES, Mapping, mappings, own_pages, written_to
 from pyshim.host.memory.objects import everlasting_objects, in_child
 from pyshim.host.memory.quickening import have_looked_up, stop_adapting
 from pyshim.host.syscalls import (
@@ -106,13 +106,21 @@ class Baseline(NamedTuple):
         give_back_free()
         pages = 0
         with executable(_DROP, ctypes.c_size_t, *(ctypes.c_size_t,) * 4) as drop, _undisturbed():
-            # What has been unmapped meanwhile is no longer among them.
-            for each in mappings():
-                if NAME in each.name and each.inode == self.inode and each.permissions == "rw-p":
-                    bits = self.at + self.kept_bytes + each.offset // PAGE_BYTES * _BITS_BYTES_PER_PAGE
-                    pages += drop(each.start, self.at + each.offset, bits, (each.end - each.start) // PAGE_BYTES)
+            for each in self._mapped():
+                bits = self.at + self.kept_bytes + each.offset // PAGE_BYTES * _BITS_BYTES_PER_PAGE
+                pages += drop(each.start, self.at + each.offset, bits, (each.end - each.start) // PAGE_BYTES)
         madvise(self.at, _file_bytes(self.kept_bytes), MADV_DONTNEED)
         return pages * PAGE_BYTES
+
+    def left(self) -> list[tuple[int, int]]:
+        """Start and end of each run of pages that this process has written to since."""
+        return [run for each in self._mapped() for run in own_pages(each.start, each.end)]
+
+    def _mapped(self) -> list[Mapping]:
+        """What lies over the file: what has been unmapped since is not among it."""
+        return [
+            each for each in mappings() if NAME in each.name and each.inode == self.inode and each.permissions == "rw-p"
+        ]
 
 
 def take_baseline() -> Baseline:
@@ -177,7 +185,7 @@ def _runs() -> tuple[_Run, ...]:
         for start, end in ((each.start, min(each.end, own_start)), (max(each.start, own_end), each.end)):
             if start >= end:
                 continue
-            for run in [(start, end)] if each.inode else filled(start, end):
+            for run in [(start, end)] if each.inode else own_pages(start, end):
                 found.append(_Run(*run, offset))
                 offset += run[1] - run[0]
     return tuple(found)

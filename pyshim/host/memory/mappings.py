@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ENTRY_BYTES = 8
-_PRESENT, _SWAPPED = 1 << 63, 1 << 62
+_PRESENT, _SWAPPED, _FILE = 1 << 63, 1 << 62, 1 << 61
 
 
 class Mapping(NamedTuple):
@@ -36,15 +36,15 @@ def written_to() -> list[Mapping]:
     return [each for each in mappings() if each.permissions == "rw-p" and each.name != "[stack]"]
 
 
-def filled(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of pages that have been written to, of memory that is no file's."""
+def own_pages(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of pages that have been written to, by this process or before it was forked."""
     with open("/proc/self/pagemap", "rb", buffering=0) as file:
         entries = os.pread(
             file.fileno(), (end - start) // PAGE_BYTES * _ENTRY_BYTES, start // PAGE_BYTES * _ENTRY_BYTES
         )
     begin = at = start
     for (entry,) in struct.iter_unpack("=Q", entries):
-        if not entry & (_PRESENT | _SWAPPED):
+        if entry & (_PRESENT | _SWAPPED | _FILE) in (0, _FILE, _PRESENT | _FILE):
             if begin < at:
                 yield begin, at
             begin = at + PAGE_BYTES
