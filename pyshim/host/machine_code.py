@@ -5,7 +5,10 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
+
+_prototype = cache(ctypes.PYFUNCTYPE)
 
 
 @contextmanager
@@ -21,6 +24,6 @@ def executable(code: bytes, result: Any, *arguments: Any) -> Iterator[Callable[.
         page.write(code)
         start = ctypes.c_char.from_buffer(page)
         try:
-            yield ctypes.PYFUNCTYPE(result, *arguments)(ctypes.addressof(start))
+            yield _prototype(result, *arguments)(ctypes.addressof(start))
         finally:
             del start  # the page cannot be unmapped while it points there

@@ -52,7 +52,6 @@ RESOLVE_BENEATH = 0x08
 
 PROT_READ = 1
 PROT_WRITE = 2
-MAP_SHARED = 0x01
 MAP_PRIVATE = 0x02
 MAP_FIXED = 0x10
 MADV_DONTNEED = 4
@@ -132,8 +131,8 @@ def madvise(start: int, length: int, advice: int) -> None:
 
 
 def map_file(fd: int, length: int) -> int:
-    """mmap(2): the address at which the file's first bytes can be read from now on, and be seen to change."""
-    return _checked(_mmap(None, length, PROT_READ, MAP_SHARED, fd, 0))
+    """mmap(2): the address at which the file's first bytes, which nobody changes, can be read from now on."""
+    return _checked(_mmap(None, length, PROT_READ, MAP_PRIVATE, fd, 0))
 
 
 def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:

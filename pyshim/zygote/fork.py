@@ -119,8 +119,8 @@ class Waiting:
     def _get_ready(self) -> None:
         """The next caller will wait for nothing that can be done before it is known.
 
-        We are where the last one was. And we have asked ourselves: the memory that an answer writes to is our own. So is
-        what a pod's life writes to, page by page some 2 us of a CPU.
+        We are where the last one was. And we have asked ourselves: the memory that an answer writes to is our own.
+        So is what a pod's life writes to: each page would cost it 2 us.
         """
         with suppress(OSError):
             make_own(self._likely)

@@ -52,13 +52,16 @@ class Rest:
 
     def _rest(self) -> None:
         self._timer = None
-        self._not_before_s = self._loop.time() + AT_MOST_EVERY_S
         try:
             given_back = self._baseline.give_back()
-        except (NotAlone, OSError) as error:
+        except NotAlone as error:  # something is under way, which a call began or will follow
+            log.debug("no rest", extra={"error": str(error)})
+            return
+        except OSError as error:
             log.debug("no rest", extra={"error": str(error)})
         else:
             log.debug("rested", extra={"given_back_bytes": given_back})
+        self._not_before_s = self._loop.time() + AT_MOST_EVERY_S
 
     def _new_executor(self) -> ThreadPoolExecutor:
         executor = ThreadPoolExecutor(thread_name_prefix="asyncio")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pyshim.bootstrap import zygote as link
 from pyshim.bootstrap.daemonize import raise_oom_score
 from pyshim.host.memory.advice import give_back_free, keep_small_pages, offer_for_merging
-from pyshim.host.memory.baseline import Baseline, NotAlone, take_baseline
+from pyshim.host.memory.baseline import Baseline, take_baseline
 from pyshim.host.processes.caller import Cgroups, World, world_of
 from pyshim.later import LATER
 from pyshim.zygote.code import code_stamp, require_settled
@@ -78,8 +78,8 @@ def _baseline() -> Baseline | None:
         baseline = take_baseline()
         baseline.give_back()
         return baseline
-    except (OSError, NotAlone) as error:  # forks are right without it, only larger
-        say(f"no baseline: {error}")
+    except Exception as error:  # forks are right without it, only larger
+        say(f"no baseline: {type(error).__name__}: {error}")
     gc.collect()
     gc.freeze()
     give_back_free()
@@ -111,7 +111,7 @@ def _written_by_a_play(directory: str, baseline: Baseline) -> list[tuple[int, in
         try:
             rehearse(directory, plays=1)
             with open(write_end, "w") as parent:
-                json.dump(baseline.left(), parent)
+                json.dump(baseline.own(), parent)
         finally:
             os._exit(0)
     os.close(write_end)

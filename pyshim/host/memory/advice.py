@@ -34,7 +34,7 @@ def offer_for_merging() -> None:
 
 
 def make_own(runs: Iterable[tuple[int, int]]) -> None:
-    """Each page from a start to an end is as if it had been written to what it says. Raises OSError before Linux 5.14."""
+    """The pages from each start to its end are as if they had been written to. Raises OSError before Linux 5.14."""
     for start, end in runs:
         madvise(start, end - start, MADV_POPULATE_WRITE)
 

@@ -9,10 +9,12 @@ run while the interpreter stands still, no other thread exists and no signal is 
 """
 
 import ctypes
+import errno
 import fcntl
 import gc
 import os
 import signal
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,7 +23,7 @@ from typing import NamedTuple
 from pyshim.host.machine_code import executable
 from pyshim.host.memory.advice import give_back_free
 from pyshim.host.memory.gaps import fill_gaps
-from pyshim.host.memory.mappings import PAGE_BYTES, Mapping, mappings, own_pages, written_to
+from pyshim.host.memory.mappings import PAGE_BYTES, mappings, own_pages, pages_in_memory, written_to
 from pyshim.host.memory.objects import everlasting_objects, in_child
 from pyshim.host.memory.quickening import have_looked_up, stop_adapting
 from pyshim.host.syscalls import (
@@ -73,6 +75,10 @@ _DROP = bytes.fromhex(
 )
 
 
+_IS_MMAPPED = 2
+_LEAST_CHUNK_BYTES = 1 << 17
+_MFD_NOEXEC_SEAL = 0x8
+_SEALED_WITHIN_S = 10.0
 _ROW = 8
 """Words of a row."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
@@ -93,64 +99,105 @@ class Baseline(NamedTuple):
     """A kept state. Valid in the process that took it and in its forks."""
 
     inode: int
+    runs: tuple[_Run, ...]
     at: int
     """Where the kept pages can be read, in the order of the file; one bit for each of their words follows them."""
-    kept_bytes: int
 
     def give_back(self) -> int:
         """Bytes given up: every page that is as it was when this was taken, but for counts of references.
 
         Blocking, some 15 ms. Raises NotAlone; OSError where the host forbids machine code of our own.
         """
+        _require_alone()
         gc.collect()
         give_back_free()
-        pages = 0
+        bits = self.at + _end_of(self.runs)
+        before = _bytes_in(self.own())
         with executable(_DROP, ctypes.c_size_t, *(ctypes.c_size_t,) * 4) as drop, _undisturbed():
-            for each in self._mapped():
-                bits = self.at + self.kept_bytes + each.offset // PAGE_BYTES * _BITS_BYTES_PER_PAGE
-                pages += drop(each.start, self.at + each.offset, bits, (each.end - each.start) // PAGE_BYTES)
-        madvise(self.at, _file_bytes(self.kept_bytes), MADV_DONTNEED)
-        return pages * PAGE_BYTES
+            for start, end, offset in self._mapped():
+                for first, last in pages_in_memory(start, end):
+                    at = offset + first - start
+                    drop(
+                        first,
+                        self.at + at,
+                        bits + at // PAGE_BYTES * _BITS_BYTES_PER_PAGE,
+                        (last - first) // PAGE_BYTES,
+                    )
+        madvise(self.at, _file_bytes(_end_of(self.runs)), MADV_DONTNEED)
+        return before - _bytes_in(self.own())
 
-    def left(self) -> list[tuple[int, int]]:
-        """Start and end of each run of pages that this process has written to since."""
-        return [run for each in self._mapped() for run in own_pages(each.start, each.end)]
+    def own(self) -> list[tuple[int, int]]:
+        """Start and end of each run of pages that were written to since."""
+        return [run for start, end, _ in self._mapped() for run in own_pages(start, end)]
 
-    def _mapped(self) -> list[Mapping]:
-        """What lies over the file: what has been unmapped since is not among it."""
-        return [
-            each for each in mappings() if NAME in each.name and each.inode == self.inode and each.permissions == "rw-p"
-        ]
+    def _mapped(self) -> Iterator[_Run]:
+        """The runs, or their parts, that are where they were."""
+        by_place: dict[int, list[_Run]] = {}
+        for run in self.runs:
+            by_place.setdefault(run.start - run.offset, []).append(run)
+        for each in mappings():
+            if NAME in each.name and each.inode == self.inode and each.permissions == "rw-p":
+                for run in by_place.get(each.start - each.offset, ()):
+                    start, end = max(run.start, each.start), min(run.end, each.end)
+                    if start < end:
+                        yield _Run(start, end, run.offset + start - run.start)
 
 
 def take_baseline() -> Baseline:
     """The state of this process's memory now, in a file that cannot change any more.
 
-    No object that exists now will ever be freed, no code that exists now adapts any more. Raises OSError, NotAlone;
-    forks are right all the same, only larger.
+    No object that exists now will ever be freed, no code that exists now adapts any more. Raises OSError, NotAlone,
+    MemoryError; forks are right all the same, only larger.
     """
     if PAGE_BYTES != 4096:
         raise OSError(f"pages of {PAGE_BYTES} bytes")
+    _require_alone()
     with _system_calls():
         pass  # what cannot be done here is found out first
-    with _undisturbed():
-        have_looked_up()
-        with everlasting_objects() as found:
-            stop_adapting(found.code)
-            gc.collect()
-            gc.freeze()
-            give_back_free()
-            fill_gaps()
-            fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            try:
-                runs = _keep(fd)
-                in_child(lambda: _write_bits(fd, found.objects, runs))
-                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-                kept_bytes = _end_of(runs)
-                at = map_file(fd, _file_bytes(kept_bytes))
-                return Baseline(inode=os.fstat(fd).st_ino, at=at, kept_bytes=kept_bytes)
-            finally:
-                os.close(fd)
+    have_looked_up()
+    with everlasting_objects() as found:
+        stop_adapting(found.code)
+        gc.collect()
+        gc.freeze()
+        give_back_free()
+        fill_gaps()
+        fd = _new_file()
+        try:
+            runs = _keep(fd)
+            in_child(lambda: _write_bits(fd, found.objects, runs))
+            _seal(fd)
+            return Baseline(inode=os.fstat(fd).st_ino, runs=runs, at=map_file(fd, _file_bytes(_end_of(runs))))
+        finally:
+            os.close(fd)
+
+
+def _new_file() -> int:
+    for flags in (_MFD_NOEXEC_SEAL, 0):
+        try:
+            return os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+        except OSError as error:
+            if error.errno != errno.EINVAL or not flags:  # a kernel before 6.3 knows no such flag
+                raise
+    raise AssertionError
+
+
+def _seal(fd: int) -> None:
+    """Nobody can change the file. Raises OSError."""
+    until = time.monotonic() + _SEALED_WITHIN_S
+    while True:
+        try:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            # The kernel itself holds a page for a moment.
+            if error.errno != errno.EBUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _bytes_in(runs: Iterable[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in runs)
 
 
 def _system_calls() -> AbstractContextManager[Callable[[int, int], int]]:
@@ -167,11 +214,12 @@ def _keep(fd: int) -> tuple[_Run, ...]:
         protection, flags = PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED
         table[2 * number][:] = [_SYS_PWRITE64, fd, start, size, offset, 0, 0, size]
         table[2 * number + 1][:] = [_SYS_MMAP, start, size, protection, flags, fd, offset, start]
-    with _system_calls() as calls:
+    with _system_calls() as calls, _undisturbed():
         left = calls(ctypes.addressof(table), len(table))
     if left:
         number, *_, result = table[len(table) - left]
-        raise OSError(-result, f"keep memory: system call {number}: {os.strerror(-result)}")
+        reason = os.strerror(-result) if result < 0 else f"{result} bytes only"
+        raise OSError(max(-result, 0), f"keep memory: system call {number}: {reason}")
     return runs
 
 
@@ -185,10 +233,31 @@ def _runs() -> tuple[_Run, ...]:
         for start, end in ((each.start, min(each.end, own_start)), (max(each.start, own_end), each.end)):
             if start >= end:
                 continue
-            for run in [(start, end)] if each.inode else own_pages(start, end):
+            for run in [(start, end)] if each.inode else _without_chunks(own_pages(start, end)):
                 found.append(_Run(*run, offset))
                 offset += run[1] - run[0]
     return tuple(found)
+
+
+def _without_chunks(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The rest of what the C library has not mapped for one large chunk of memory each.
+
+    It grows such a chunk by mremap(2), which would show the file's next pages, or none. Its first words are zero and
+    its size, with a mark. Source: glibc 2.36, malloc/malloc.c, IS_MMAPPED; mallopt(3), M_MMAP_THRESHOLD.
+    """
+    chunk_end = 0
+    for start, end in runs:
+        begin = at = max(start, chunk_end)
+        while at < end:
+            zero, size = (ctypes.c_uint64 * 2).from_address(at)
+            if zero == 0 and size % PAGE_BYTES == _IS_MMAPPED and size >= _LEAST_CHUNK_BYTES:
+                if begin < at:
+                    yield begin, at
+                at = begin = chunk_end = at + size - _IS_MMAPPED
+            else:
+                at += PAGE_BYTES
+        if begin < end:
+            yield begin, end
 
 
 def _write_bits(fd: int, addresses: Iterable[int], runs: tuple[_Run, ...]) -> None:
@@ -212,12 +281,16 @@ def _file_bytes(kept_bytes: int) -> int:
     return kept_bytes + kept_bytes // PAGE_BYTES * _BITS_BYTES_PER_PAGE
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No other thread of this process exists, and no signal is taken within the block. Raises NotAlone."""
+def _require_alone() -> None:
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise NotAlone(f"{threads} threads")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No other thread of this process exists, and no signal is taken within the block. Raises NotAlone."""
+    _require_alone()
     before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
     try:
         yield

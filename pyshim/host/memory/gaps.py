@@ -23,17 +23,23 @@ _python.PyObject_Free.argtypes = (ctypes.c_size_t,)
 
 
 def fill_gaps() -> None:
-    """The next thing of any size that this process or a fork makes lies among few that exist."""
+    """The next thing of any size that this process or a fork makes lies among few that exist. Raises MemoryError."""
     for size in _SIZES:
         for _ in range(_MOST):
-            address = _python.PyObject_Malloc(size)
+            address = _given(_python.PyObject_Malloc(size))
             if ctypes.c_uint.from_address(address & -_POOL_BYTES).value <= _FEW:
                 _python.PyObject_Free(address)
                 break
     end = max((each.end for each in mappings() if each.name == "[heap]"), default=0)
     for size in _LARGER_SIZES:
         for _ in range(_MOST):
-            address = _libc.malloc(size)
+            address = _given(_libc.malloc(size))
             if address > end:
                 _libc.free(address)
                 break
+
+
+def _given(address: int) -> int:
+    if not address:
+        raise MemoryError
+    return address

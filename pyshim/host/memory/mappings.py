@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -38,13 +38,21 @@ def written_to() -> list[Mapping]:
 
 def own_pages(start: int, end: int) -> Iterator[tuple[int, int]]:
     """Start and end of each run of pages that have been written to, by this process or before it was forked."""
+    return _runs(start, end, lambda entry: entry & (_PRESENT | _SWAPPED) and not entry & _FILE)
+
+
+def pages_in_memory(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of pages that can be looked at without reading them from anywhere."""
+    return _runs(start, end, lambda entry: entry & _PRESENT)
+
+
+def _runs(start: int, end: int, wanted: Callable[[int], int]) -> Iterator[tuple[int, int]]:
     with open("/proc/self/pagemap", "rb", buffering=0) as file:
-        entries = os.pread(
-            file.fileno(), (end - start) // PAGE_BYTES * _ENTRY_BYTES, start // PAGE_BYTES * _ENTRY_BYTES
-        )
+        size = (end - start) // PAGE_BYTES * _ENTRY_BYTES
+        entries = os.pread(file.fileno(), size, start // PAGE_BYTES * _ENTRY_BYTES)
     begin = at = start
     for (entry,) in struct.iter_unpack("=Q", entries):
-        if entry & (_PRESENT | _SWAPPED | _FILE) in (0, _FILE, _PRESENT | _FILE):
+        if not wanted(entry):
             if begin < at:
                 yield begin, at
             begin = at + PAGE_BYTES

@@ -14,7 +14,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 EVER = 1 << 30
 """Added to a count. No process has as many references to one object, so putting back a count never makes it zero."""
@@ -105,11 +105,12 @@ def _reachable(known: list[object]) -> Iterator[tuple[int, bool]]:
     todo = known.copy()
     while todo:
         found = todo.pop()
-        if id(found) in seen or isinstance(found, running):
+        kind = type(found)  # `isinstance` would ask the object, which may make others to answer
+        if id(found) in seen or kind in running:
             continue
         seen[id(found)] = found
-        yield id(found), isinstance(found, types.CodeType)
-        todo += _parts_of_code(found) if isinstance(found, types.CodeType) else gc.get_referents(found)
+        yield id(found), kind is types.CodeType
+        todo += _parts_of_code(cast(types.CodeType, found)) if kind is types.CodeType else gc.get_referents(found)
 
 
 def _parts_of_code(code: types.CodeType) -> tuple[object, ...]:
