@@ -13,14 +13,12 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
 from pyshim.bootstrap import zygote as link
 from pyshim.bootstrap.daemonize import LISTENING_FD, become_daemon, join_cgroup, raise_oom_score
 from pyshim.bootstrap.errors import BootstrapError
-from pyshim.host.memory.advice import make_own
 from pyshim.host.memory.baseline import Baseline
 from pyshim.host.processes.caller import (
     CallerDiffers,
@@ -71,10 +69,7 @@ class CodeChanged(Exception):
 
 
 class Waiting:
-    """This process, just forked. `zygote` leads to the zygote; `groups` are those its last caller was in.
-
-    `likely` are pages that a shim will write to.
-    """
+    """This process, just forked. `zygote` leads to the zygote; `groups` are those its last caller was in."""
 
     def __init__(
         self,
@@ -85,7 +80,6 @@ class Waiting:
         code: Stamp,
         cgroups: Cgroups,
         groups: str,
-        likely: Iterable[tuple[int, int]] = (),
     ) -> None:
         self._listener = listener
         self._zygote = zygote
@@ -93,7 +87,6 @@ class Waiting:
         self._code = code
         self._cgroups = cgroups
         self._last_groups = groups
-        self._likely = likely
 
     def wait(self) -> Daemon:
         """The daemon that somebody has asked for, which we are. The process ends with the zygote, or if it fails."""
@@ -120,10 +113,7 @@ class Waiting:
         """The next caller will wait for nothing that can be done before it is known.
 
         We are where the last one was. And we have asked ourselves: the memory that an answer writes to is our own.
-        So is what a pod's life writes to: each page would cost it 2 us.
         """
-        with suppress(OSError):
-            make_own(self._likely)
         with suppress(OSError, CallerDiffers):
             self._cgroups.join(self._last_groups)
         with suppress(OSError, ValueError, CallerDiffers, CodeChanged):

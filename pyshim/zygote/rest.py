@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from pyshim.host.memory.baseline import Baseline, NotAlone
 
@@ -13,6 +14,7 @@ QUIET_S = 5.0
 AT_MOST_EVERY_S = 60.0
 """What a call writes to again is little, and some 20 ms of CPU time are not nothing on a node of many pods."""
 _THREADS_END_WITHIN_S = 0.2
+_ASLEEP_AFTER_S = 0.1
 
 
 class Rest:
@@ -25,10 +27,13 @@ class Rest:
         self._timer: asyncio.TimerHandle | None = None
         self._last_call_s = loop.time()
         self._not_before_s = 0.0
+        self._wanted = False
+        """There was a call since the last rest began."""
 
     def called(self) -> None:
         """A call has been answered: there is a rest once it has been quiet since."""
         self._last_call_s = self._loop.time()
+        self._wanted = True
         if self._timer is None:
             self._timer = self._loop.call_at(self._due_s(), self._look)
 
@@ -45,23 +50,33 @@ class Rest:
         if self._loop.time() < due_s:
             self._timer = self._loop.call_at(due_s, self._look)
             return
+        self._wanted = False
         # Threads that wait for work end; the next work has new ones.
         idle, self._executor = self._executor, self._new_executor()
         idle.shutdown(wait=False)
         self._timer = self._loop.call_later(_THREADS_END_WITHIN_S, self._rest)
 
     def _rest(self) -> None:
-        self._timer = None
         try:
             given_back = self._baseline.give_back()
-        except NotAlone as error:  # something is under way, which a call began or will follow
+        except (NotAlone, OSError) as error:
+            # Not alone: something is under way, which a call began or will follow.
             log.debug("no rest", extra={"error": str(error)})
-            return
-        except OSError as error:
-            log.debug("no rest", extra={"error": str(error)})
+            if not isinstance(error, NotAlone):
+                self._not_before_s = self._loop.time() + AT_MOST_EVERY_S
+            self._go_on()
         else:
             log.debug("rested", extra={"given_back_bytes": given_back})
-        self._not_before_s = self._loop.time() + AT_MOST_EVERY_S
+            self._not_before_s = self._loop.time() + AT_MOST_EVERY_S
+            self._timer = self._loop.call_later(_ASLEEP_AFTER_S, self._turn_away)
+
+    def _turn_away(self) -> None:
+        with suppress(NotAlone, OSError):
+            self._baseline.turn_away()
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._timer = self._loop.call_at(self._due_s(), self._look) if self._wanted else None
 
     def _new_executor(self) -> ThreadPoolExecutor:
         executor = ThreadPoolExecutor(thread_name_prefix="asyncio")

@@ -3,7 +3,6 @@
 import fcntl
 import gc
 import importlib
-import json
 import os
 import select
 import signal
@@ -63,8 +62,6 @@ def run(*, directory: str, idle_s: float, modules: tuple[str, ...] | None = None
         _rehearse(directory)
     zygote = _Zygote(path)
     baseline = _baseline()
-    if baseline is not None and modules is None:
-        zygote.likely = _written_by_a_play(directory, baseline)
     for advise in (keep_small_pages, offer_for_merging):
         with suppress(OSError):  # a kernel built without it: forks are right, only larger
             advise()
@@ -101,30 +98,6 @@ def _rehearse(directory: str) -> None:
         time.sleep(0.001)
 
 
-def _written_by_a_play(directory: str, baseline: Baseline) -> list[tuple[int, int]]:
-    """Start and end of each run of pages that a fork writes to while it plays; nothing when the play fails."""
-    from pyshim.rehearsal import rehearse
-
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            rehearse(directory, plays=1)
-            with open(write_end, "w") as parent:
-                json.dump(baseline.own(), parent)
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    with open(read_end) as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    try:
-        return [(start, end) for start, end in json.loads(text)]
-    except ValueError:
-        say("a fork's rehearsal failed")
-        return []
-
-
 class _Zygote:
     def __init__(self, path: str) -> None:
         self._path = path
@@ -132,8 +105,6 @@ class _Zygote:
         self._cgroups = Cgroups()
         self._last_groups = ""
         """Where the last caller was."""
-        self.likely: list[tuple[int, int]] = []
-        """Pages that a fork will write to, by start and end of each run."""
         self._code = code_stamp()
         require_settled(self._code)
         with suppress(FileNotFoundError):
@@ -184,7 +155,6 @@ class _Zygote:
             code=self._code,
             cgroups=self._cgroups,
             groups=self._last_groups,
-            likely=self.likely,
         )
         return waiting.wait()
 

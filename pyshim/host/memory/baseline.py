@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pyshim.host.machine_code import executable
 from pyshim.host.memory.advice import give_back_free
 from pyshim.host.memory.gaps import fill_gaps
-from pyshim.host.memory.mappings import PAGE_BYTES, mappings, own_pages, pages_in_memory, written_to
+from pyshim.host.memory.mappings import PAGE_BYTES, mappings, own_pages, pages_in_memory, pages_of_files, written_to
 from pyshim.host.memory.objects import everlasting_objects, in_child
 from pyshim.host.memory.quickening import have_looked_up, stop_adapting
 from pyshim.host.syscalls import (
@@ -111,11 +111,23 @@ class Baseline(NamedTuple):
         _require_alone()
         gc.collect()
         give_back_free()
-        bits = self.at + _end_of(self.runs)
         before = _bytes_in(self.own())
+        self._drop(pages_in_memory)
+        return before - _bytes_in(self.own())
+
+    def turn_away(self) -> None:
+        """The file's pages are no longer counted as this process's, until it looks at them again.
+
+        The kernel maps 16 for each that is looked at. Called after `give_back` and what had to be done after that, with
+        pages of its own at hand for when it is done again. Raises NotAlone, OSError.
+        """
+        self._drop(pages_of_files)
+
+    def _drop(self, candidates: Callable[[int, int], Iterable[tuple[int, int]]]) -> None:
+        bits = self.at + _end_of(self.runs)
         with executable(_DROP, ctypes.c_size_t, *(ctypes.c_size_t,) * 4) as drop, _undisturbed():
             for start, end, offset in self._mapped():
-                for first, last in pages_in_memory(start, end):
+                for first, last in candidates(start, end):
                     at = offset + first - start
                     drop(
                         first,
@@ -124,7 +136,6 @@ class Baseline(NamedTuple):
                         (last - first) // PAGE_BYTES,
                     )
         madvise(self.at, _file_bytes(_end_of(self.runs)), MADV_DONTNEED)
-        return before - _bytes_in(self.own())
 
     def own(self) -> list[tuple[int, int]]:
         """Start and end of each run of pages that were written to since."""
@@ -233,14 +244,19 @@ def _runs() -> tuple[_Run, ...]:
         for start, end in ((each.start, min(each.end, own_start)), (max(each.start, own_end), each.end)):
             if start >= end:
                 continue
-            for run in [(start, end)] if each.inode else _without_chunks(own_pages(start, end)):
+            runs: Iterable[tuple[int, int]] = [(start, end)]
+            if not each.inode:
+                runs = own_pages(start, end)
+            if not each.inode and not each.name:
+                runs = _without_chunks(runs, end)
+            for run in runs:
                 found.append(_Run(*run, offset))
                 offset += run[1] - run[0]
     return tuple(found)
 
 
-def _without_chunks(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The rest of what the C library has not mapped for one large chunk of memory each.
+def _without_chunks(runs: Iterable[tuple[int, int]], mapped_end: int) -> Iterator[tuple[int, int]]:
+    """What of these runs of one mapping the C library has not mapped for a large chunk of memory.
 
     It grows such a chunk by mremap(2), which would show the file's next pages, or none. Its first words are zero and
     its size, with a mark. Source: glibc 2.36, malloc/malloc.c, IS_MMAPPED; mallopt(3), M_MMAP_THRESHOLD.
@@ -250,7 +266,8 @@ def _without_chunks(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]
         begin = at = max(start, chunk_end)
         while at < end:
             zero, size = (ctypes.c_uint64 * 2).from_address(at)
-            if zero == 0 and size % PAGE_BYTES == _IS_MMAPPED and size >= _LEAST_CHUNK_BYTES:
+            is_chunk = zero == 0 and size % PAGE_BYTES == _IS_MMAPPED
+            if is_chunk and _LEAST_CHUNK_BYTES <= size <= mapped_end - at + _IS_MMAPPED:
                 if begin < at:
                     yield begin, at
                 at = begin = chunk_end = at + size - _IS_MMAPPED

@@ -46,6 +46,11 @@ def pages_in_memory(start: int, end: int) -> Iterator[tuple[int, int]]:
     return _runs(start, end, lambda entry: entry & _PRESENT)
 
 
+def pages_of_files(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each run of those of them that are a file's still, shared with whoever else has it."""
+    return _runs(start, end, lambda entry: entry & _PRESENT and entry & _FILE)
+
+
 def _runs(start: int, end: int, wanted: Callable[[int], int]) -> Iterator[tuple[int, int]]:
     with open("/proc/self/pagemap", "rb", buffering=0) as file:
         size = (end - start) // PAGE_BYTES * _ENTRY_BYTES

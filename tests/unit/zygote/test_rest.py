@@ -17,6 +17,7 @@ class FakeBaseline:
         self.at_s: list[float] = []
         self.rested = asyncio.Event()
         self.threads: list[int] = []
+        self.turned_away = 0
         self._failure = failure
 
     def give_back(self) -> int:
@@ -26,6 +27,11 @@ class FakeBaseline:
         if self._failure is not None:
             raise self._failure
         return 4096
+
+    def turn_away(self) -> None:
+        self.turned_away += 1
+        if self._failure is not None:
+            raise self._failure
 
 
 def resting(baseline: FakeBaseline) -> Rest:
@@ -58,6 +64,7 @@ def test_calls_are_followed_by_one_rest_once_it_is_quiet() -> None:
 
         (at_s,) = baseline.at_s
         assert QUIET_S <= at_s - last_s < QUIET_S + 2
+        assert baseline.turned_away == 1
 
     run_fast_forward(body())
 
@@ -122,6 +129,21 @@ def test_a_rest_that_fails_is_tried_again_after_the_next_call(failure: Exception
             await asyncio.sleep(1000)
 
         assert len(baseline.at_s) == 2
+
+    run_fast_forward(body())
+
+
+def test_a_call_during_a_rest_is_followed_by_another() -> None:
+    async def body() -> None:
+        baseline = FakeBaseline()
+        rest = resting(baseline)
+        rest.called()
+        await baseline.rested.wait()
+        rest.called()  # before what follows has been done
+
+        await asyncio.sleep(1000)
+
+        assert (len(baseline.at_s), baseline.turned_away) == (2, 2)
 
     run_fast_forward(body())
 
