@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pyshim.host.machine_code import executable
 from pyshim.host.memory.advice import give_back_free
 from pyshim.host.memory.gaps import fill_gaps
-from pyshim.host.memory.mappings import PAGE_BYTES, mappings, own_pages, pages_in_memory, pages_of_files, written_to
+from pyshim.host.memory.mappings import PAGE_BYTES, mappings, own_pages, pages_of_files, written_to
 from pyshim.host.memory.objects import everlasting_objects, in_child
 from pyshim.host.memory.quickening import have_looked_up, stop_adapting
 from pyshim.host.syscalls import (
@@ -91,6 +91,15 @@ class _Run(NamedTuple):
     """In the file."""
 
 
+class _Place(NamedTuple):
+    """Where some pages are, where they are kept, where their bits are, and how many they are."""
+
+    start: int
+    kept: int
+    bits: int
+    pages: int
+
+
 class NotAlone(Exception):
     """Another thread of this process could write to a page just when it is given up."""
 
@@ -111,9 +120,7 @@ class Baseline(NamedTuple):
         _require_alone()
         gc.collect()
         give_back_free()
-        before = _bytes_in(self.own())
-        self._drop(pages_in_memory)
-        return before - _bytes_in(self.own())
+        return self._drop(self._places(pages_of_files), self._places(own_pages)) * PAGE_BYTES
 
     def turn_away(self) -> None:
         """The file's pages are no longer counted as this process's, until it looks at them again.
@@ -121,25 +128,29 @@ class Baseline(NamedTuple):
         The kernel maps 16 for each that is looked at. Called after `give_back` and what had to be done after that, with
         pages of its own at hand for when it is done again. Raises NotAlone, OSError.
         """
-        self._drop(pages_of_files)
+        self._drop(self._places(pages_of_files))
 
-    def _drop(self, candidates: Callable[[int, int], Iterable[tuple[int, int]]]) -> None:
-        bits = self.at + _end_of(self.runs)
+    def _drop(self, *groups: list[_Place]) -> int:
+        """How many pages of the last of these groups were given up."""
+        dropped = 0
         with executable(_DROP, ctypes.c_size_t, *(ctypes.c_size_t,) * 4) as drop, _undisturbed():
-            for start, end, offset in self._mapped():
-                for first, last in candidates(start, end):
-                    at = offset + first - start
-                    drop(
-                        first,
-                        self.at + at,
-                        bits + at // PAGE_BYTES * _BITS_BYTES_PER_PAGE,
-                        (last - first) // PAGE_BYTES,
-                    )
-        madvise(self.at, _file_bytes(_end_of(self.runs)), MADV_DONTNEED)
+            for places in groups:
+                dropped = 0
+                for place in places:
+                    dropped += drop(*place)
+            madvise(self.at, _file_bytes(_end_of(self.runs)), MADV_DONTNEED)
+        return dropped
 
-    def own(self) -> list[tuple[int, int]]:
-        """Start and end of each run of pages that were written to since."""
-        return [run for start, end, _ in self._mapped() for run in own_pages(start, end)]
+    def _places(self, pages: Callable[[int, int], Iterable[tuple[int, int]]]) -> list[_Place]:
+        """What of the runs `pages` finds. All of it first: what is looked for after a drop would be looked at again."""
+        found = []
+        bits = self.at + _end_of(self.runs)
+        for start, end, offset in self._mapped():
+            for first, last in pages(start, end):
+                number = (offset + first - start) // PAGE_BYTES
+                kept = self.at + number * PAGE_BYTES
+                found.append(_Place(first, kept, bits + number * _BITS_BYTES_PER_PAGE, (last - first) // PAGE_BYTES))
+        return found
 
     def _mapped(self) -> Iterator[_Run]:
         """The runs, or their parts, that are where they were."""

@@ -41,13 +41,8 @@ def own_pages(start: int, end: int) -> Iterator[tuple[int, int]]:
     return _runs(start, end, lambda entry: entry & (_PRESENT | _SWAPPED) and not entry & _FILE)
 
 
-def pages_in_memory(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of pages that can be looked at without reading them from anywhere."""
-    return _runs(start, end, lambda entry: entry & _PRESENT)
-
-
 def pages_of_files(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Start and end of each run of those of them that are a file's still, shared with whoever else has it."""
+    """Start and end of each run of pages in memory that are a file's still, shared with whoever else has it."""
     return _runs(start, end, lambda entry: entry & _PRESENT and entry & _FILE)
 
 

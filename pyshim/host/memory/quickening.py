@@ -16,16 +16,18 @@ _SIZE_AT = 16  # ob_size: instructions and their caches, of two bytes each
 _WARMUP_AT = 52  # co_warmup: -_CALLS, counted up to 0, where it stays and the code is rewritten
 _UNIT_BYTES = 2
 _CALLS = 8
+_NEVER_MISSED = 53
+"""The first unit of cache of a faster form, until that was tried on what it is not for."""
 
 
 def stop_adapting(addresses: Iterable[int]) -> None:
-    """Of the code objects there, those called often keep the faster forms they have, the others stay as they are.
+    """Of the code objects there, those called often keep the faster forms that fitted, the others stay as they are.
 
     Neither counts any more, but for a faster form that no longer fits. Raises OSError when code is not laid
     out as it is known to be.
     """
     _require_known_layout()
-    plain, caches = _instructions()
+    plain, faster, caches = _instructions()
     for address in addresses:
         warmup = ctypes.c_int16.from_address(address + _WARMUP_AT)
         if warmup.value:
@@ -38,6 +40,8 @@ def stop_adapting(addresses: Iterable[int]) -> None:
             found = code[at]
             if found in plain:
                 code[at] = plain[found]
+            elif found in faster and code[at + _UNIT_BYTES] | code[at + _UNIT_BYTES + 1] << 8 != _NEVER_MISSED:
+                code[at] = faster[found]
             at += _UNIT_BYTES * (1 + caches[found])
 
 
@@ -48,19 +52,24 @@ def have_looked_up() -> None:
             getattr(kind, "no such name", None)
 
 
-def _instructions() -> tuple[dict[int, int], list[int]]:
-    """The plain form of each instruction that counts, and how many units of cache follow each instruction."""
+def _instructions() -> tuple[dict[int, int], dict[int, int], list[int]]:
+    """The plain form of each instruction that counts, and of each that counts when it does not fit.
+
+    And how many units of cache follow each instruction.
+    """
     caches = list(opcode._inline_cache_entries)  # type: ignore[attr-defined]
     free = (number for number, name in enumerate(opcode.opname) if name.startswith("<"))
     numbers = dict(zip(opcode._specialized_instructions, free, strict=False))  # type: ignore[attr-defined]
-    plain = {}
+    plain, faster = {}, {}
     for family, forms in opcode._specializations.items():  # type: ignore[attr-defined]
         for form in forms:
             if form in numbers:
                 caches[numbers[form]] = caches[opcode.opmap[family]]
             if form.endswith("_ADAPTIVE"):
                 plain[numbers[form]] = opcode.opmap[family]
-    return plain, caches
+            elif form in numbers and caches[opcode.opmap[family]]:
+                faster[numbers[form]] = opcode.opmap[family]
+    return plain, faster, caches
 
 
 def _require_known_layout() -> None:

@@ -77,6 +77,29 @@ print(len(forms() - plain) > 5, forms() - plain <= before)
     ) == ["True", "False", "True", "True"]
 
 
+def test_a_faster_form_that_did_not_always_fit_is_given_up() -> None:
+    assert printed_by(
+        """
+import dis
+class Other:
+    def __init__(self):
+        self.name, self.x = "other", 1
+def x_of(point):
+    return point.x
+def forms():
+    return [one.opname for one in dis.get_instructions(x_of, adaptive=True) if one.opname.startswith("LOAD_ATTR")]
+for _ in range(100):
+    x_of(Point(1))
+print(*forms())
+x_of(Other())
+stop_adapting([id(x_of.__code__)])
+print(*forms())
+kept = bytes_of(x_of)
+print(x_of(Other()), x_of(Point(7)), bytes_of(x_of) == kept)
+"""
+    ) == ["LOAD_ATTR_INSTANCE_VALUE", "LOAD_ATTR", "1", "7", "True"]
+
+
 def test_a_class_writes_nothing_to_itself_when_it_is_looked_up_in() -> None:
     assert printed_by(
         """
