@@ -229,7 +229,7 @@ print(open(f"/sys/bus/pci/devices/{beside}/driver_override").read().strip())
 async def the_hosts_side(guest: Guest, alone: str, beside: str) -> None:
     """Binding and its undo, groups whole and partly bound: vfio-pci has `alone`, `beside` is in a group with disks."""
     names = ("pyshim/__init__.py", "pyshim/host/__init__.py", "pyshim/host/vfio.py")
-    names += ("pyshim/model/__init__.py", "pyshim/model/devices.py", "pyshim/model/errors.py")
+    names += tuple(f"pyshim/model/{name}.py" for name in ("__init__", "dataclasses", "devices", "errors"))
     files = {name: (GUEST.parents[1] / name).read_text() for name in names}
     unpack = f"""
 import os

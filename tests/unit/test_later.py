@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 _RUN = """
 import asyncio, sys
@@ -25,4 +28,4 @@ asyncio.run(main())
 
 
 def test_what_comes_later_is_loaded_once_the_shim_is_idle_and_not_before() -> None:
-    subprocess.run([sys.executable, "-c", _RUN], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _RUN], cwd=REPOSITORY, check=True, timeout=60)

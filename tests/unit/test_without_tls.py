@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 _SETTING = """
 import sys
@@ -12,7 +15,12 @@ leave_out_tls()
 
 def run(program: str) -> str:
     return subprocess.run(
-        [sys.executable, "-c", _SETTING + program], check=True, timeout=60, capture_output=True, text=True
+        [sys.executable, "-c", _SETTING + program],
+        cwd=REPOSITORY,
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
     ).stdout
 
 

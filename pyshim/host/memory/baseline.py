@@ -73,14 +73,12 @@ _DROP = bytes.fromhex(
     "4981c400100000 4981c500100000 4983c640 ebad"  # next: add r12, 4096; add r13, 4096; add r14, 64; jmp page
     "4889d8 415e 415d 415c 5d 5b c3"  # done: mov rax, rbx; pop r14; pop r13; pop r12; pop rbp; pop rbx; ret
 )
-
-
+_ROW = 8
+"""Words of a row of `calls`."""
 _IS_MMAPPED = 2
 _LEAST_CHUNK_BYTES = 1 << 17
 _MFD_NOEXEC_SEAL = 0x8
 _SEALED_WITHIN_S = 10.0
-_ROW = 8
-"""Words of a row."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -194,13 +192,13 @@ def take_baseline() -> Baseline:
 
 
 def _new_file() -> int:
-    for flags in (_MFD_NOEXEC_SEAL, 0):
-        try:
-            return os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
-        except OSError as error:
-            if error.errno != errno.EINVAL or not flags:  # a kernel before 6.3 knows no such flag
-                raise
-    raise AssertionError
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(NAME, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(NAME, flags)  # a kernel before 6.3 knows no such flag
 
 
 def _seal(fd: int) -> None:
@@ -216,10 +214,6 @@ def _seal(fd: int) -> None:
             time.sleep(0.01)
         else:
             return
-
-
-def _bytes_in(runs: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in runs)
 
 
 def _system_calls() -> AbstractContextManager[Callable[[int, int], int]]:
