@@ -111,6 +111,7 @@ def _measure(ground: Ground, size: rounds.Size, only_files: bool) -> tuple[round
         stubbed = replace(ground, config=stubs.config(GROUND))
         samples = rounds.run(ground, stubbed, size, progress)
         with stub_pods.running(stubbed, 1) as (pid,):
+            time.sleep(memory.SETTLE_S)  # it loads and writes what it had put off
             of_idle["idle wake-ups of a shim in 30 s"] = str(stub_pods.wakeups(pid, 30.0))
         progress("memory of many, merged")
         of_idle[f"{size.pods} forked shims, where the kernel merges equal pages (KSM)"] = _merged(stubbed, size.pods)
