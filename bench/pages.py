@@ -10,9 +10,9 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from pyshim.host.memory.baseline import NAME
+from pyshim.host.memory.mappings import Mapping, mappings
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 KIB_PER_PAGE = PAGE // 1024
@@ -34,7 +34,7 @@ class Private:
 
 def private_of(pid: int, ancestor: int) -> Private:
     """What of `pid` no other process maps, compared with `ancestor`, which has what the fork began with."""
-    theirs = {address for start, end, _ in _mappings(ancestor) for address in range(start, end, PAGE)}
+    theirs = {address for each in _mappings(ancestor) for address in range(each.start, each.end, PAGE)}
     found = Private()
     with open(f"/proc/{pid}/mem", "rb") as memory, open(f"/proc/{ancestor}/mem", "rb") as other:
         for address, place, is_private in _mapped(pid):
@@ -52,31 +52,26 @@ def private_of(pid: int, ancestor: int) -> Private:
 def _mapped(pid: int) -> Iterator[tuple[int, str, bool]]:
     """Address, place and whether it is private, of every page that is present."""
     with open(f"/proc/{pid}/pagemap", "rb") as pagemap:
-        for start, end, name in _mappings(pid):
+        for start, end, _, _, _, name in _mappings(pid):
             entries = os.pread(pagemap.fileno(), (end - start) // PAGE * 8, start // PAGE * 8)
             for number, (entry,) in enumerate(struct.iter_unpack("=Q", entries)):
                 if entry & _PRESENT:
                     yield start + number * PAGE, _place(name), bool(entry & _EXCLUSIVE) and not entry & _FILE
 
 
-def _mappings(pid: int) -> Iterator[tuple[int, int, list[str]]]:
-    """Start, end and name of each, but for the kernel's own."""
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-        addresses, _, _, _, _, *name = line.split(maxsplit=5)
-        if name and name[0].startswith("[v"):
-            continue
-        start, end = (int(word, 16) for word in addresses.split("-"))
-        yield start, end, name
+def _mappings(pid: int) -> list[Mapping]:
+    """All but the kernel's own."""
+    return [each for each in mappings(pid) if not each.name.startswith("[v")]
 
 
-def _place(name: list[str]) -> str:
+def _place(name: str) -> str:
     if not name:
         return "Python's objects, threads"  # both are anonymous mappings
-    if NAME in name[0]:
+    if NAME in name:
         return "what the zygote had"
-    if name[0].startswith("["):
-        return {"[heap]": "C heap"}.get(name[0], name[0].strip("[]"))
-    return "data of the interpreter" if "python3" in os.path.basename(name[0]) else "data of libraries"
+    if name.startswith("["):
+        return {"[heap]": "C heap"}.get(name, name.strip("[]"))
+    return "data of the interpreter" if "python3" in os.path.basename(name) else "data of libraries"
 
 
 def _page(fd: int, address: int) -> bytes:

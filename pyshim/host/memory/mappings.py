@@ -1,4 +1,4 @@
-"""What is mapped in this process. Source: proc(5), /proc/PID/maps; kernel Documentation/admin-guide/mm/pagemap.rst."""
+"""What is mapped in a process. Source: proc(5), /proc/PID/maps; kernel Documentation/admin-guide/mm/pagemap.rst."""
 
 import os
 import struct
@@ -20,10 +20,10 @@ class Mapping(NamedTuple):
     name: str
 
 
-def mappings() -> list[Mapping]:
-    """All of this process's, by address."""
+def mappings(pid: int | None = None) -> list[Mapping]:
+    """All of a process's, by address; this one's without `pid`."""
     found = []
-    with open("/proc/self/maps") as file:
+    with open(f"/proc/{pid or 'self'}/maps") as file:
         for line in file.read().splitlines():
             addresses, permissions, offset, _, inode, *name = line.split(maxsplit=5)
             start, _, end = addresses.partition("-")

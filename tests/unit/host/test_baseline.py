@@ -46,6 +46,14 @@ def in_fork(work):
 things = [Thing(number) for number in range(20000)]
 """
 
+MAPPED = """
+import ctypes, mmap
+memory = mmap.mmap(-1, 1 << 22, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.write(b"x" * len(memory))
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+baseline = take_baseline()
+"""
+
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
     program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})\n{BEFORE}\n{script}"
@@ -176,12 +184,8 @@ print(baseline.give_back() > 0)
 
 def test_memory_that_was_unmapped_meanwhile_is_left_alone_with_what_lies_there_now() -> None:
     assert printed_by(
-        """
-import ctypes, mmap
-memory = mmap.mmap(-1, 1 << 22, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-memory.write(b"x" * len(memory))
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-baseline = take_baseline()
+        MAPPED
+        + """
 def unmapped():
     ctypes.CDLL(None).munmap(ctypes.c_void_p(address), ctypes.c_size_t(1 << 21))
     return baseline.give_back() > 0, len(memory[1 << 21 :].strip(b"x"))
@@ -213,12 +217,8 @@ print(*in_fork(grown))
 def test_a_mapping_that_was_moved_is_left_alone() -> None:
     """As mremap(2) moves one: what it says is compared with nothing, least of all with another part of the file."""
     assert printed_by(
-        """
-import ctypes, mmap
-memory = mmap.mmap(-1, 1 << 22, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-memory.write(b"x" * len(memory))
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-baseline = take_baseline()
+        MAPPED
+        + """
 libc = ctypes.CDLL(None)
 libc.mremap.restype = ctypes.c_size_t
 def moved():
