@@ -47,7 +47,7 @@ def _leave(code: int) -> "NoReturn":
     Not by way of the interpreter's own end, which unloads module by module and costs half of what `start` does itself.
     Nothing is left to it: both actions write with `os.write` or to stderr, which keeps no line back.
     """
-    from os import _exit
+    from posix import _exit
 
     _exit(code)
 
@@ -95,8 +95,8 @@ def _zygote(call: "Invocation") -> int:
     leave_out_tls()
     from pyshim.bootstrap import zygote as link
     from pyshim.bootstrap.argv import parse
-    from pyshim.bootstrap.daemonize import ZYGOTE_DIR
     from pyshim.bootstrap.errors import BootstrapError, os_failure
+    from pyshim.bootstrap.start import ZYGOTE_DIR
     from pyshim.zygote.server import run
 
     directory = call.directory or ZYGOTE_DIR

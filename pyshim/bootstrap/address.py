@@ -3,7 +3,8 @@
 import _socket
 import errno
 import fcntl
-import os
+import posix
+import sys
 
 from pyshim.bootstrap.errors import BootstrapError, os_failure
 
@@ -19,15 +20,15 @@ def socket_path(socket_dir: str, containerd_address: str, namespace: str, group:
     The same arithmetic as containerd's own shims (sha256 of the cleaned joined path); containerd uses only what
     `start` prints.
     """
-    path = os.path.join(socket_dir, socket_name(containerd_address, namespace, group))
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+    path = f"{socket_dir.rstrip('/')}/{socket_name(containerd_address, namespace, group)}"
+    if len(encoded(path)) > _MAX_PATH_BYTES:
         raise BootstrapError(f"make socket {path!r}: the path is longer than {_MAX_PATH_BYTES} bytes")
     return path
 
 
 def socket_name(containerd_address: str, namespace: str, group: str) -> str:
     """The file name of `socket_path`: 64 hexadecimal digits."""
-    return sha256_hex(os.fsencode(os.path.normpath("/".join((containerd_address, namespace, group)))))
+    return sha256_hex(encoded(cleaned("/".join((containerd_address, namespace, group)))))
 
 
 def claim(path: str) -> "_socket.socket | None":
@@ -37,10 +38,9 @@ def claim(path: str) -> "_socket.socket | None":
     take turns under a lock on the directory, and whoever finds the name in use connects to it. A socket that refuses
     was left by a dead shim and is replaced. A full backlog counts as alive.
     """
-    directory = os.path.dirname(path)
+    directory = path.rpartition("/")[0]
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-        lock_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        lock_fd = _open_directory(directory)
     except OSError as error:
         raise os_failure("open socket directory", directory, error) from error
     try:
@@ -49,7 +49,7 @@ def claim(path: str) -> "_socket.socket | None":
     except OSError as error:
         raise os_failure("bind socket", path, error) from error
     finally:
-        os.close(lock_fd)
+        posix.close(lock_fd)
 
 
 def abandon(listener: "_socket.socket", path: str) -> None:
@@ -79,7 +79,7 @@ def _bind_or_yield(path: str) -> "_socket.socket | None":
 
 def _bind(listener: "_socket.socket", path: str) -> bool:
     # By umask, not chmod: there is no moment in which others could connect.
-    before = os.umask(0o177)
+    before = posix.umask(0o177)
     try:
         listener.bind(path)
     except OSError as error:
@@ -87,7 +87,7 @@ def _bind(listener: "_socket.socket", path: str) -> bool:
             raise
         return False
     finally:
-        os.umask(before)
+        posix.umask(before)
     return True
 
 
@@ -111,9 +111,21 @@ def _somebody_listens(path: str) -> bool:
 def unlink(path: str) -> None:
     """No file has this name."""
     try:
-        os.unlink(path)
+        posix.unlink(path)
     except FileNotFoundError:
         return
+
+
+def _open_directory(path: str) -> int:
+    """A descriptor of the directory, which is made if need be."""
+    flags = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_CLOEXEC
+    try:
+        return posix.open(path, flags)
+    except FileNotFoundError:
+        from os import makedirs
+
+        makedirs(path, mode=0o700, exist_ok=True)
+        return posix.open(path, flags)
 
 
 def _new_socket() -> "_socket.socket":
@@ -129,3 +141,23 @@ def sha256_hex(data: bytes) -> str:
     except ImportError:
         from hashlib import sha256
     return str(sha256(data).hexdigest())
+
+
+def absolute(path: str) -> str:
+    """`os.path.abspath(path)`."""
+    return cleaned(path if path.startswith("/") else f"{posix.getcwd()}/{path}")
+
+
+def cleaned(path: str) -> str:
+    """`os.path.normpath(path)`, for which `os` is imported only if there is anything to clean."""
+    first, *words = path.split("/")
+    if not first and not {"", ".", ".."}.intersection(words):
+        return path
+    from os.path import normpath
+
+    return normpath(path)
+
+
+def encoded(text: str) -> bytes:
+    """`os.fsencode(text)`."""
+    return text.encode(sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())

@@ -4,22 +4,19 @@
     fd 2      the bundle's `log` FIFO (or /dev/null)
     fd 3      the listening socket
 
-`become_daemon` does this to the calling process and can be used after any fork; `spawn` is fork, that, and exec;
-`make_daemon` asks the zygote first.
+`become_daemon` does this to the calling process and can be used after any fork; `spawn` is fork, that, and exec.
 """
 
-import os
+import posix
 
+from pyshim.bootstrap.daemon import open_log
 from pyshim.bootstrap.errors import BootstrapError, os_failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyshim.bootstrap.zygote import Forked
-
 LISTENING_FD = 3
-ZYGOTE_DIR = "/run/pyshim"
 _FIRST_FREE_FD = 4
 _MAX_OOM_SCORE_ADJ = 1000
 _CGROUP_ROOT = "/sys/fs/cgroup"
@@ -37,54 +34,8 @@ class Executed:
 
     def end(self) -> None:
         """It has ended."""
-        os.kill(self._pid, 9)
-        os.waitpid(self._pid, 0)
-
-
-def make_daemon(
-    program: "list[str]",
-    words: "list[str]",
-    *,
-    environment: "dict[str, str]",
-    listening_fd: int,
-    log_path: str,
-    shim_cgroup: str,
-    zygote_dir: str,
-) -> "Forked | Executed":
-    """A daemon that serves, as `program` with `words`, once it is released: the zygote's, or else `spawn`'s.
-
-    Whether a zygote is used, and started where there is none, says the variable PYSHIM_ZYGOTE (bootstrap/zygote.py).
-    """
-    choice = environment.get("PYSHIM_ZYGOTE", "")
-    # A core of its own is asked of the kernel by `spawn`, before the fork.
-    if choice != "off" and not environment.get("SCHED_CORE") and (choice == "auto" or os.path.isdir(zygote_dir)):
-        from pyshim.bootstrap import zygote
-
-        log_fd = open_log(log_path)
-        try:
-            forked = zygote.fork_daemon(
-                program,
-                words,
-                environment=environment,
-                listening_fd=listening_fd,
-                log_fd=log_fd,
-                shim_cgroup=shim_cgroup,
-                directory=zygote_dir,
-            )
-        finally:
-            os.close(log_fd)
-        if forked is not None:
-            return forked
-        if choice == "auto":
-            zygote.launch(program, environment, zygote_dir)
-    pid = spawn(
-        [*program, *words],
-        environment=environment,
-        listening_fd=listening_fd,
-        log_path=log_path,
-        shim_cgroup=shim_cgroup,
-    )
-    return Executed(pid)
+        posix.kill(self._pid, 9)
+        posix.waitpid(self._pid, 0)
 
 
 def spawn(
@@ -100,7 +51,7 @@ def spawn(
         join_cgroup(shim_cgroup)
         raise_oom_score()
         try:
-            os.execve(command[0], command, environment)
+            posix.execve(command[0], command, environment)
         except OSError as error:
             raise os_failure("execute daemon", command[0], error) from error
 
@@ -109,27 +60,15 @@ def spawn(
     return _fork(run, listening_fd, log_path)
 
 
-def open_log(path: str) -> int:
-    """The bundle's log, or /dev/null where it has none.
-
-    The FIFO is opened for reading too: so the open never waits for containerd, a write never meets EPIPE, and what we
-    say while containerd restarts waits in the pipe for the next one.
-    """
-    try:
-        return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-
-
 def become_daemon(listening_fd: int, log_fd: int, *, keep: "frozenset[int]" = frozenset()) -> None:
     """We lead a session of our own and have the file descriptors of the table above and `keep`, no others."""
-    os.setsid()
-    null_fd = os.open(os.devnull, os.O_RDWR)
+    posix.setsid()
+    null_fd = posix.open("/dev/null", posix.O_RDWR)
     # Out of the way first: any of these may sit on a number that is about to be overwritten.
     sources = [_above(fd, keep) for fd in (null_fd, null_fd, log_fd, listening_fd)]
     for target, source in enumerate(sources):
-        os.dup2(source, target, inheritable=True)
-    for name in os.listdir("/proc/self/fd"):
+        posix.dup2(source, target, inheritable=True)
+    for name in posix.listdir("/proc/self/fd"):
         fd = int(name)
         if fd >= _FIRST_FREE_FD and fd not in keep:
             _close(fd)
@@ -152,10 +91,10 @@ def join_cgroup(cgroup: str, root: str = _CGROUP_ROOT) -> None:
     """We are in `cgroup` (a path below the root of the hierarchy, or of every v1 hierarchy that has it)."""
     if not cgroup:
         return
-    unified = os.path.exists(os.path.join(root, "cgroup.controllers"))
-    hierarchies = [root] if unified else [os.path.join(root, name) for name in sorted(os.listdir(root))]
-    tails = [os.path.join(hierarchy, cgroup.lstrip("/"), "cgroup.procs") for hierarchy in hierarchies]
-    found = [path for path in tails if os.path.exists(path)]
+    unified = _is_there(f"{root}/cgroup.controllers")
+    hierarchies = [root] if unified else [f"{root}/{name}" for name in sorted(posix.listdir(root))]
+    tails = [f"{hierarchy}/{cgroup.lstrip('/')}/cgroup.procs" for hierarchy in hierarchies]
+    found = [path for path in tails if _is_there(path)]
     if not found:
         raise BootstrapError(f"join cgroup {cgroup!r}: no such cgroup below {root!r}")
     for path in found:
@@ -174,25 +113,25 @@ def share_core_only_with_own() -> None:
     from ctypes import CDLL, get_errno
 
     if CDLL(None, use_errno=True).prctl(_PR_SCHED_CORE, _PR_SCHED_CORE_CREATE, 0, _PIDTYPE_PGID, 0):
-        raise os_failure("enable core scheduling of process", str(os.getpid()), OSError(get_errno(), ""))
+        raise os_failure("enable core scheduling of process", str(posix.getpid()), OSError(get_errno(), ""))
 
 
 def _fork(run: "Callable[[], None]", listening_fd: int, log_path: str) -> int:
     # Close-on-exec: end of file without a word means that the exec took place.
-    report_fd, child_fd = os.pipe()
+    report_fd, child_fd = posix.pipe()
     try:
-        pid = os.fork()
+        pid = posix.fork()
     except OSError as error:
-        os.close(report_fd)
-        os.close(child_fd)
+        posix.close(report_fd)
+        posix.close(child_fd)
         raise os_failure("fork", "daemon", error) from error
     if pid == 0:
         _live_as_child(run, listening_fd, log_path, child_fd)
-    os.close(child_fd)
+    posix.close(child_fd)
     with open(report_fd, "rb") as report:
         failure = report.read()
     if failure:
-        os.waitpid(pid, 0)
+        posix.waitpid(pid, 0)
         raise BootstrapError(failure.decode(errors="replace"))
     return pid
 
@@ -205,9 +144,9 @@ def _live_as_child(run: "Callable[[], None]", listening_fd: int, log_path: str, 
     except BaseException as error:
         # Whatever it was, it is told and this process ends.
         text = str(error) if isinstance(error, BootstrapError) else f"start daemon: {type(error).__name__}: {error}"
-        os.write(report_fd, text.encode(errors="replace"))
+        posix.write(report_fd, text.encode(errors="replace"))
     finally:
-        os._exit(127)
+        posix._exit(127)
 
 
 def _above(fd: int, keep: "frozenset[int]") -> int:
@@ -217,8 +156,16 @@ def _above(fd: int, keep: "frozenset[int]") -> int:
     return fcntl(fd, F_DUPFD_CLOEXEC, max((_FIRST_FREE_FD, *(kept + 1 for kept in keep))))
 
 
+def _is_there(path: str) -> bool:
+    try:
+        posix.stat(path)
+    except OSError:
+        return False
+    return True
+
+
 def _close(fd: int) -> None:
     try:
-        os.close(fd)
+        posix.close(fd)
     except OSError:
         return  # The descriptor of the listing itself.

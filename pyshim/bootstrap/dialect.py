@@ -11,7 +11,6 @@ semantic), while version 2 is understood by every containerd since 1.6 and gives
 """
 
 from pyshim.bootstrap.argv import Invocation
-from pyshim.bootstrap.wire import WireError, decode, encode, signed
 
 TASK_API_VERSION = 2
 _LOG_LEVEL_DEBUG = -4
@@ -36,12 +35,18 @@ class Caller:
         """What stdout has to carry, to the byte."""
         if not self.bootstrap:
             return address.encode()
+        from pyshim.bootstrap.wire import encode
+
         return encode((1, TASK_API_VERSION), (2, address), (3, "ttrpc"))
 
 
 def caller(stdin: bytes, call: Invocation) -> Caller:
     """Who sent `stdin` to the call `call`; bytes that are neither dialect are taken as options we do not know."""
     said = Caller()
+    if not stdin:
+        return said
+    from pyshim.bootstrap.wire import WireError, decode, signed
+
     try:
         fields = decode(stdin)
     except WireError:
@@ -76,6 +81,8 @@ def _text(fields: "list[tuple[int, int | bytes]]", wanted: int) -> str:
 
 
 def _extension_cgroup(extension: bytes) -> str:
+    from pyshim.bootstrap.wire import WireError, decode
+
     try:
         return next((_shim_cgroup(decode(v)) for n, v in decode(extension) if n == 1 and isinstance(v, bytes)), "")
     except WireError:
@@ -86,6 +93,8 @@ def _shim_cgroup(any_fields: "list[tuple[int, int | bytes]]") -> str:
     """`shim_cgroup` of runc's options, the only options that say anything to `start`."""
     if _text(any_fields, 1).rpartition("/")[2] != _RUNC_OPTIONS:
         return ""
+    from pyshim.bootstrap.wire import WireError, decode
+
     try:
         return next((_text(decode(v), 3) for n, v in any_fields if n == 2 and isinstance(v, bytes)), "")
     except WireError:

@@ -4,7 +4,7 @@ Apart from pyshim.model.errors because that tree needs `enum`, which costs `star
 """
 
 import errno
-import os
+import posix
 
 
 class BootstrapError(Exception):
@@ -15,4 +15,4 @@ def os_failure(action: str, target: str, error: OSError) -> BootstrapError:
     """`error`, met on `target`, in the words of the project: the errno's name first, then its text."""
     number = error.errno or 0
     name = errno.errorcode.get(number, str(number))
-    return BootstrapError(f"{action} {target!r}: {name} ({os.strerror(number).lower()})")
+    return BootstrapError(f"{action} {target!r}: {name} ({posix.strerror(number).lower()})")

@@ -1,7 +1,5 @@
 """Which group a bundle belongs to: the annotations of its OCI spec, read without the price of `import json`."""
 
-import os
-
 from pyshim.bootstrap.errors import BootstrapError, os_failure
 
 # Which annotation says that a container belongs to a pod, and which names the pod: containerd's and CRI-O's CRI, and
@@ -23,7 +21,7 @@ def group_id(bundle: str, container_id: str) -> str:
     annotations that make no sense; Create refuses those, with an error of its own.
     Raises BootstrapError naming the file or the annotation.
     """
-    path = os.path.join(bundle, "config.json")
+    path = f"{bundle}/config.json"
     try:
         with open(path, "rb") as file:
             spec = parse_json(file.read())

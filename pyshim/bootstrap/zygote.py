@@ -1,8 +1,9 @@
 """The node's zygote as `start` sees it: where it listens, and how a daemon is had from it instead of by an exec.
 
-One exchange over a Unix stream socket. `start` sends a request with three descriptors (listening socket, working
-directory, log); the forked daemon makes itself ready and says so; `start` says "go", or hangs up, and then that daemon
-ends without having served anybody. So there is never a second daemon on one socket, however late the zygote answers.
+One exchange over a Unix stream socket. `start` connects as soon as it knows that a daemon is wanted, and is examined
+meanwhile. It sends a request with three descriptors (listening socket, working directory, log); the forked daemon makes
+itself ready and says so; `start` says "go", or hangs up, and then that daemon ends without having served anybody. So
+there is never a second daemon on one socket, however late the zygote answers.
 
 A zygote that is absent, of other code, busy or broken is no error: `start` executes a fresh interpreter instead.
 PYSHIM_ZYGOTE in containerd's environment chooses: `off`; `auto`, which also starts a zygote where none is; without it
@@ -10,12 +11,12 @@ a zygote that is there is used.
 """
 
 import _socket
-import os
+import posix
 import sys
 import time
 
 import pyshim
-from pyshim.bootstrap.address import sha256_hex
+from pyshim.bootstrap.address import absolute, encoded, sha256_hex
 from pyshim.bootstrap.errors import BootstrapError
 
 TYPE_CHECKING = False
@@ -57,12 +58,30 @@ class Forked:
 
 def address(directory: str) -> str:
     """The socket of the zygote that runs exactly our interpreter and our version from our place."""
-    home = os.path.dirname(os.path.dirname(os.path.abspath(pyshim.__file__)))
-    facts = (PROTOCOL, pyshim.__version__, home, sys.executable, sys.version, str(os.geteuid()))
+    home = absolute(pyshim.__file__).rsplit("/", 2)[0]
+    facts = (PROTOCOL, pyshim.__version__, home, sys.executable, sys.version, str(posix.geteuid()))
     return f"{directory}/zygote-{sha256_hex(chr(0).join(facts).encode())[:16]}"
 
 
+def connect(environment: "dict[str, str]", directory: str) -> "_socket.socket | None":
+    """A connection to the zygote: a fork of it examines us from now on, and waits for the request.
+
+    None when there is none, or it is another user's.
+    """
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC, 0)
+    try:
+        connection.settimeout(_patience_s(environment))
+        connection.connect(address(directory))
+        if _peer_uid(connection) == posix.geteuid():
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
 def fork_daemon(
+    connection: "_socket.socket",
     program: "list[str]",
     words: "list[str]",
     *,
@@ -70,19 +89,15 @@ def fork_daemon(
     listening_fd: int,
     log_fd: int,
     shim_cgroup: str,
-    directory: str,
 ) -> "Forked | None":
-    """A daemon as `program` with `words` would make it, had from the zygote; None when that cannot be had in time."""
-    within_s = _patience_s(environment)
-    deadline = time.monotonic() + within_s
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC, 0)
+    """A daemon as `program` with `words` would make it, had from the zygote; None when that cannot be had in time.
+
+    `connection`, from `connect`, is the daemon's, or closed.
+    """
+    deadline = time.monotonic() + _patience_s(environment)
     cwd_fd = -1
     try:
-        connection.settimeout(within_s)
-        connection.connect(address(directory))
-        if _peer_uid(connection) != os.geteuid():
-            raise OSError("another user's")
-        cwd_fd = os.open(".", os.O_PATH | os.O_CLOEXEC)
+        cwd_fd = posix.open(".", posix.O_PATH | posix.O_CLOEXEC)
         request = encode(program, words, shim_cgroup, environment)
         sent = connection.sendmsg([request], [(_SOL_SOCKET, _SCM_RIGHTS, _fd_array((listening_fd, cwd_fd, log_fd)))])
         while sent < len(request):
@@ -95,7 +110,7 @@ def fork_daemon(
         pass
     finally:
         if cwd_fd >= 0:
-            os.close(cwd_fd)
+            posix.close(cwd_fd)
     connection.close()
     return None
 
@@ -113,10 +128,10 @@ def launch(program: "list[str]", environment: "dict[str, str]", directory: str) 
     """A zygote is on its way up, unless one is already; it outlives us and has nothing of ours open."""
     if _is_coming(address(directory)):
         return
-    null_fds = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
+    null_fds = [(posix.POSIX_SPAWN_OPEN, fd, "/dev/null", posix.O_RDWR, 0) for fd in (0, 1, 2)]
     command = [*program, "-idle", str(IDLE_S), "-directory", directory, "zygote"]
     try:
-        os.posix_spawn(command[0], command, environment, file_actions=null_fds, setsid=True)
+        posix.posix_spawn(command[0], command, environment, file_actions=null_fds, setsid=True)
     except OSError:
         return  # the daemon that was asked for runs; the next `start` tries again
 
@@ -126,7 +141,7 @@ def _is_coming(path: str) -> bool:
     from fcntl import LOCK_EX, LOCK_NB, flock
 
     try:
-        lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
+        lock_fd = posix.open(f"{path}.lock", posix.O_RDWR | posix.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -134,7 +149,7 @@ def _is_coming(path: str) -> bool:
     except OSError:
         return True
     finally:
-        os.close(lock_fd)
+        posix.close(lock_fd)
     return False
 
 
@@ -142,13 +157,15 @@ def encode(program: "list[str]", words: "list[str]", shim_cgroup: str, environme
     """The request: its size, then strings that end with NUL (none of them can hold one)."""
     strings = [str(len(program)), str(len(words)), shim_cgroup, *program, *words]
     strings += [f"{key}={value}" for key, value in environment.items()]
-    body = os.fsencode("\0".join(strings))
+    body = encoded("\0".join(strings))
     return len(body).to_bytes(_SIZE_BYTES, "big") + body
 
 
 def decode(body: bytes) -> "tuple[list[str], list[str], str, dict[str, str]]":
     """Program, words, cgroup and environment of a request without its size; raises ValueError for anything else."""
-    programs, count, shim_cgroup, *strings = os.fsdecode(body).split("\0")
+    programs, count, shim_cgroup, *strings = body.decode(
+        sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+    ).split("\0")
     first, last = int(programs), int(programs) + int(count)
     if not 0 < first <= last <= len(strings):
         raise ValueError("its counts are wrong")

@@ -7,7 +7,7 @@ import argparse
 import os
 import sys
 
-from pyshim.bootstrap.daemonize import ZYGOTE_DIR
+from pyshim.bootstrap.start import ZYGOTE_DIR
 from pyshim.operator.launcher import import_paths
 
 

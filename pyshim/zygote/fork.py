@@ -27,6 +27,7 @@ from pyshim.host.processes.caller import (
     become_like,
     fresh_signals,
     require_same_world,
+    set_environment,
 )
 from pyshim.host.processes.command_line import set_command_line
 from pyshim.zygote.code import Stamp, is_current
@@ -124,7 +125,8 @@ class Waiting:
                 request = _request_of(self._checked_caller(asked), asked)
             for fd in (request.listening_fd, request.cwd_fd, request.log_fd):
                 os.close(fd)
-            become_like(request.pid, request.environment)
+            become_like(request.pid)
+            set_environment(request.environment)
             with open("/proc/self/cmdline") as file:
                 set_command_line(file.read().split("\0")[:-1])
 
@@ -145,15 +147,16 @@ class Waiting:
             except (OSError, CallerDiffers) as error:
                 _refuse(connection, error)
                 return None
+            # From here on we are this caller's, whatever it asks for and when: others need another fork.
+            self._tell(TAKEN + os.fsencode(groups))
             try:
-                request = _request_of(pid, connection)
                 self._cgroups.join(groups)
+                become_like(pid)
+                request = _request_of(pid, connection)
                 _become(request)
             except (OSError, ValueError, CallerDiffers, BootstrapError) as error:
                 _refuse(connection, error)
-                self._tell(TAKEN + os.fsencode(groups))
                 os._exit(0)
-            self._tell(TAKEN + os.fsencode(groups))
             # Closed with all that is not the daemon's own; nobody may close the numbers again later.
             for sock in (self._listener, self._zygote):
                 sock.detach()
@@ -186,8 +189,8 @@ def _request_of(pid: int, connection: socket.socket) -> _Request:
 
 
 def _become(request: _Request) -> None:
-    """We are like a child of the caller, but for our descriptors. Raises OSError, BootstrapError."""
-    become_like(request.pid, request.environment)
+    """What `become_like` did not do has been done, but for our descriptors. Raises OSError, BootstrapError."""
+    set_environment(request.environment)
     raise_oom_score(str(request.pid))
     os.fchdir(request.cwd_fd)
     join_cgroup(request.shim_cgroup)

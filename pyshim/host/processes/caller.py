@@ -103,8 +103,8 @@ class Cgroups:
         raise CallerDiffers(f"cgroup {path!r} of {controllers or 'the unified hierarchy'} is mounted nowhere")
 
 
-def become_like(pid: int, environment: Mapping[str, str]) -> None:
-    """We have the resource limits, umask, niceness, CPUs and environment of process `pid`. Raises OSError."""
+def become_like(pid: int) -> None:
+    """We have the resource limits, umask, niceness and CPUs of process `pid`. Raises OSError."""
     if _text(f"/proc/{pid}/limits") != _text("/proc/self/limits"):
         for limit in _LIMITS:
             resource.setrlimit(limit, resource.prlimit(pid, limit))
@@ -115,6 +115,10 @@ def become_like(pid: int, environment: Mapping[str, str]) -> None:
     cpus = os.sched_getaffinity(pid)
     if cpus != os.sched_getaffinity(0):
         os.sched_setaffinity(0, cpus)
+
+
+def set_environment(environment: Mapping[str, str]) -> None:
+    """Our environment is `environment`, and no more; the local time is by its time zone."""
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()

@@ -7,7 +7,7 @@ With START_IMPORTS_TO in the environment it writes every module that was importe
 the file named there.
 """
 
-import os
+import posix
 import sys
 
 _repository, _socket_dir, _daemon, *_words = sys.argv[1:]
@@ -29,9 +29,9 @@ sys.meta_path.insert(0, _Witness)
 from pyshim.bootstrap import argv, start  # noqa: E402
 
 _code = start.main(argv.parse(_words), launcher=_daemon, socket_dir=_socket_dir, zygote_dir=f"{_socket_dir}.z")
-if os.environ.get("START_IMPORTS_TO"):
+if _file_name := posix.environ.get(b"START_IMPORTS_TO"):
     _importers = dict(reversed(_seen))
-    with open(os.environ["START_IMPORTS_TO"], "w") as _file:
+    with open(_file_name, "w") as _file:
         for _name in sys.modules:
             _file.write(f"{_name}\t{_importers.get(_name, 'the interpreter')}\n")
 sys.exit(_code)

@@ -297,7 +297,7 @@ def test_socket_directory_that_is_a_file_is_named(bench: StartBench) -> None:
     result = bench.start(bench.bundle("c1"))
 
     assert (result.returncode, result.stdout) == (1, b"")
-    assert result.stderr == f"open socket directory '{bench.sockets}': EEXIST (file exists)\n".encode()
+    assert result.stderr == f"open socket directory '{bench.sockets}': ENOTDIR (not a directory)\n".encode()
 
 
 @pytest.mark.parametrize("flag", ["-namespace", "-id", "-address"])

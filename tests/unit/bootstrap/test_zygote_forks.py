@@ -127,17 +127,41 @@ def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench, monkeypatch:
     assert not bare_bench.daemons()
 
 
+def test_a_caller_that_takes_its_time_to_ask_is_in_nobodys_way(bare_bench: StartBench) -> None:
+    zygote = bare_bench.with_zygote()
+    connection = link.connect({}, str(bare_bench.zygote_dir))
+    assert connection is not None
+    try:
+        assert is_forked(bare_bench, "c1"), zygote.said
+    finally:
+        connection.close()
+    assert is_forked(bare_bench, "c2"), zygote.said
+
+
+def test_a_container_of_a_pod_that_has_its_shim_costs_no_fork(bare_bench: StartBench) -> None:
+    zygote = bare_bench.with_zygote()
+    shim = report(bare_bench, "p1")
+    waiting = waiting_fork(zygote.pid, but=shim["pid"])
+    pod = {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "p1"}
+
+    assert bare_bench.start(bare_bench.bundle("c1", annotations=pod)).returncode == 0, zygote.said
+
+    assert waiting_fork(zygote.pid, but=shim["pid"]) == waiting
+
+
 def fork_by_hand(bench: StartBench, listening_fd: int) -> link.Forked | None:
     log_fd = os.open(os.devnull, os.O_RDWR)
+    connection = link.connect({}, str(bench.zygote_dir))
+    assert connection is not None
     try:
         return link.fork_daemon(
+            connection,
             [sys.executable, "-I", "-S", "daemon"],
             ["serve"],
             environment={},
             listening_fd=listening_fd,
             log_fd=log_fd,
             shim_cgroup="",
-            directory=str(bench.zygote_dir),
         )
     finally:
         os.close(log_fd)
