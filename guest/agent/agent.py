@@ -71,7 +71,7 @@ class Agent:
         if self._crun is None:
             from guest.agent.container.crun import Crun
 
-            self._crun = Crun(self.children)
+            self._crun = Crun(self.children, fixed_addresses=self.settings.crun_fixed_addresses)
         return self._crun
 
     @property

@@ -12,11 +12,13 @@ class Settings:
     device to appear; `cdi_timeout_s`: for the spec of a device asked for by name. `visible_cdi_devices`: a container
     may choose among the guest's devices by its environment. `image_source`: where images come from that are pulled
     here, `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image layout); the agent's own word.
+    `crun_fixed_addresses`: crun has the same addresses at each of its starts; the agent's own word, too.
     """
 
     __slots__ = (
         "cdi_timeout_s",
         "container_pipe_size",
+        "crun_fixed_addresses",
         "debug_console",
         "debug_console_vport",
         "hotplug_timeout_s",
@@ -35,6 +37,7 @@ class Settings:
         self.debug_console_vport = 1026
         self.hotplug_timeout_s = 3.0
         self.container_pipe_size = 256 << 10
+        self.crun_fixed_addresses = False
         self.cdi_timeout_s = 100.0
         self.visible_cdi_devices = False
         self.image_source = ""
@@ -63,6 +66,8 @@ def parse(words: list[str]) -> Settings:
             settings.image_pull_timeout_s = _number(settings, word, value, settings.image_pull_timeout_s)
         elif key == "agent.container_pipe_size":
             settings.container_pipe_size = int(_number(settings, word, value, settings.container_pipe_size))
+        elif key == "agent.crun_fixed_addresses":
+            settings.crun_fixed_addresses = value not in ("0", "false")
         elif key == "agent.cdi_timeout":
             settings.cdi_timeout_s = _number(settings, word, value, settings.cdi_timeout_s)
         elif key == "agent.visible_cdi_devices":

@@ -28,6 +28,9 @@ X86_PARAMS = (
 _NO_LOOK_UP = "initcall_blacklist=ftrace_check_for_weak_functions"
 """Else the kernel looks up, by name, every function that can be traced, and takes out those that another of their name
 has replaced. Left in, they are listed by a name that says so. Source: its kernel/trace/ftrace.c."""
+_SAME_ADDRESSES = "agent.crun_fixed_addresses=true"
+"""Else QEMU translates crun's code, and its libraries', anew at each start, for they lie elsewhere. A word of our own
+agent: kata-agent passes over what it does not know."""
 _SYSTEMD_PARAMS = (
     "systemd.unit=kata-containers.target",
     "systemd.mask=systemd-networkd.service",
@@ -78,6 +81,8 @@ def kernel_params(
         params.append("scsi_mod.scan=none")
     if serial_agent:
         params.append(f"agent.server_addr=serial:///dev/virtio-ports/{SERIAL_AGENT_PORT}")
+    if emulated:
+        params.append(_SAME_ADDRESSES)
     if config.agent.enable_debug:
         params.append("agent.log=debug")
     if config.agent.visible_cdi_devices:

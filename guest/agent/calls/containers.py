@@ -79,6 +79,7 @@ async def _create(agent: Agent, container: Container, request: Message) -> None:
         hooks=agent.sandbox.hooks,
         online_cpus=_online_cpus(),
         limits_devices=agent.crun.limits_devices,
+        sets_personality=agent.crun.fixed_addresses,
     )
     if edits is not None:
         from guest.agent.container.cdi import apply

@@ -22,9 +22,13 @@ class CrunFailed(Internal):
 
 
 class Crun:
-    """One per agent. Makes the agent a subreaper, because what crun starts must become its child."""
+    """One per agent. Makes the agent a subreaper, because what crun starts must become its child.
 
-    def __init__(self, children: Children) -> None:
+    With `fixed_addresses` every start of it has the same addresses, which an emulator has translated code for. What it
+    starts must not: crun sets the personality that a container's config.json names, of init and of execs.
+    """
+
+    def __init__(self, children: Children, *, fixed_addresses: bool = False) -> None:
         program = find_program("crun")
         if program is None:
             raise Internal("run crun: no executable of that name")
@@ -35,6 +39,7 @@ class Crun:
         os.makedirs(f"{RUN_DIR}/crun", mode=0o700, exist_ok=True)
         has_cgroup2 = os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers")
         self._children = children
+        self.fixed_addresses = fixed_addresses
         self._serial = 0
         self._base = [
             program,
@@ -100,7 +105,12 @@ class Crun:
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
         try:
             ended: Promise = self._children.spawn(
-                argv, stdin=stdio[0], stdout=stdio[1], stderr=stdio[2], outlives_readers=outlives_readers
+                argv,
+                stdin=stdio[0],
+                stdout=stdio[1],
+                stderr=stdio[2],
+                outlives_readers=outlives_readers,
+                fixed_addresses=self.fixed_addresses,
             )
             code = await ended
             if code != 0:

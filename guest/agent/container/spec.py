@@ -69,12 +69,14 @@ def oci_config(
     hooks: dict[str, list[Message]],
     online_cpus: str,
     limits_devices: bool,
+    sets_personality: bool = False,
 ) -> Json:
     """config.json of a container.
 
     `rootfs` and `cgroup` replace the spec's paths. `namespace_paths` has the path to join per namespace type; "pid" is
     always there, "" for a new one. `hooks` are the guest's own, after the spec's. `online_cpus` limits cpusets, which
     the host may mean for its own CPUs. `limits_devices` says whether device rules can be enforced at all.
+    `sets_personality` gives the container's processes the ordinary one, whichever crun has.
     """
     config: Json = {
         "ociVersion": spec.Version or OCI_VERSION,
@@ -88,6 +90,8 @@ def oci_config(
     resources = config["linux"]["resources"] = oci_resources(spec.Linux.Resources, online_cpus)
     if limits_devices:
         resources["devices"] = _device_rules(spec.Linux)
+    if sets_personality:
+        config["linux"]["personality"] = {"domain": "LINUX"}
     if spec.Hostname and any(entry["type"] == "uts" for entry in config["linux"]["namespaces"]):
         config["hostname"] = spec.Hostname
     all_hooks = _hooks(spec.Hooks, hooks)

@@ -46,6 +46,22 @@ def exit_code(wait_status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
+def _fix_addresses() -> int:
+    """Programs that are started from now on have the same addresses every time; what was before, to be set again.
+
+    posix_spawn has no word for a child's personality: it inherits its parent's.
+    """
+    from guest.agent.storage.syscalls import ADDR_NO_RANDOMIZE, set_personality
+
+    return set_personality(ADDR_NO_RANDOMIZE)
+
+
+def _set_personality(persona: int) -> None:
+    from guest.agent.storage.syscalls import set_personality
+
+    set_personality(persona)
+
+
 class Children:
     """Owner of SIGCHLD. One per process."""
 
@@ -85,20 +101,32 @@ class Children:
                 self._unclaimed[pid] = exit_code(status)
 
     def spawn(
-        self, argv: list[str], *, stdin: int = -1, stdout: int = -1, stderr: int = -1, outlives_readers: bool = False
+        self,
+        argv: list[str],
+        *,
+        stdin: int = -1,
+        stdout: int = -1,
+        stderr: int = -1,
+        outlives_readers: bool = False,
+        fixed_addresses: bool = False,
     ) -> Promise:
         """The program runs with the given fds (-1: /dev/null); the promise holds its exit code. `argv[0]` is an
         absolute path. With `outlives_readers` a write that nobody reads fails, instead of ending the program (SIGPIPE).
+        With `fixed_addresses` it, and what it starts in turn, has the same addresses every time.
         """
         files = (stdin, stdout, stderr)
         actions = [(os.POSIX_SPAWN_DUP2, self._null if fd < 0 else fd, number) for number, fd in enumerate(files)]
         # Python starts with both ignored; a container's process must not inherit that.
         defaults = (SIGXFSZ,) if outlives_readers else (SIGPIPE, SIGXFSZ)
         log.debug("spawn", argv=" ".join(argv))
+        own_personality = _fix_addresses() if fixed_addresses else None
         try:
             pid = os.posix_spawn(argv[0], argv, ENVIRONMENT, file_actions=actions, setsigdef=defaults, setsigmask=())
         except OSError as error:
             raise Internal(f"run {argv[0]!r}: {os_cause(error)}") from error
+        finally:
+            if own_personality is not None:
+                _set_personality(own_personality)
         return self.adopt(pid)
 
     async def run(self, argv: list[str], *, stdin: bytes = b"", timeout_s: float = 60.0) -> Finished:

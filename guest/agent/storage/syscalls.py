@@ -38,6 +38,7 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
+ADDR_NO_RANDOMIZE = 0x0040000
 _PR_SET_CHILD_SUBREAPER = 36
 _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_OPENAT2 = 437  # the same number on every architecture that Debian runs on
@@ -76,6 +77,11 @@ def unshare(flags: int) -> None:
 
 def setns(fd: int, flags: int) -> None:
     _check(_libc.setns(fd, flags))
+
+
+def set_personality(persona: int) -> int:
+    """Of this process, and of those it makes from now on; what it was before. Source: personality(2)."""
+    return _check(_libc.personality(ctypes.c_ulong(persona)))
 
 
 def become_subreaper() -> None:

@@ -75,6 +75,15 @@ def test_an_emulated_cpu_is_told_the_rate_of_the_hosts_counter_which_is_its_own(
     assert [param for param in vm.boot.kernel_params if param.startswith("tsc_early_khz")] == said
 
 
+@pytest.mark.parametrize(("kvm", "said"), [(False, True), (True, False)], ids=["tcg", "kvm"])
+def test_crun_has_random_addresses_unless_an_emulator_would_translate_it_anew_for_them(
+    host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, said: bool
+) -> None:
+    vm = planned(host(kvm_usable=kvm), spec)
+
+    assert ("agent.crun_fixed_addresses=true" in vm.boot.kernel_params) == said
+
+
 @pytest.mark.parametrize(
     ("static", "qemu", "boot", "most"),
     [

@@ -195,7 +195,8 @@ class HostedAgent:
         unshare = ["unshare", *(f"--{kind}" for kind in ("cgroup", "mount", "pid", "net", "uts", "ipc", "fork"))]
         unshare += ["--mount-proc", "--kill-child"]
         program = [sys.executable, "-I", "-S", str(REPOSITORY / "guest/agent/__main__.py")]
-        settings = [f"agent.server_addr=unix://{self._address}", "agent.log=debug"]
+        # crun as in an emulated guest, since elsewhere it is only started as any other program is.
+        settings = [f"agent.server_addr=unix://{self._address}", "agent.log=debug", "agent.crun_fixed_addresses=true"]
         argv = ["sh", "-ec", _ENTER, str(self.cgroup), *unshare, "sh", "-ec", _PREPARE, "sh", *program, *settings]
         self.process = subprocess.Popen(argv, stderr=self._log, stdin=subprocess.DEVNULL)
         self._clients: list[AgentClient] = []

@@ -149,3 +149,25 @@ def test_errors_say_what_was_run() -> None:
         for fd in (children._null, children._wake_read, children._wake_write):
             os.close(fd)
         loop._epoll.close()
+
+
+def test_a_child_with_fixed_addresses_leaves_the_next_one_and_the_agent_random_ones() -> None:
+    out = children_test(
+        """
+def persona(**how):
+    read_end, write_end = os.pipe()
+    run(waited(children.spawn(["/bin/cat", "/proc/self/personality"], stdout=write_end, **how)))
+    return os.read(read_end, 100).decode().strip()
+
+async def waited(promise):
+    return await promise
+
+print(persona(fixed_addresses=True), persona(), open("/proc/self/personality").read().strip())
+try:
+    children.spawn(["/no/such/program"], fixed_addresses=True)
+except Internal:
+    print(open("/proc/self/personality").read().strip())
+"""
+    )
+
+    assert out == "00040000 00000000 00000000\n00000000\n"

@@ -17,6 +17,8 @@ def test_settings_come_from_the_command_line_and_bad_ones_are_listed() -> None:
     assert found.hotplug_timeout_s == 7
     assert found.problems == ["agent.container_pipe_size=lots", "agent.debug_console_vport=-1"]
     assert (found.container_pipe_size, found.debug_console_vport) == (262144, 1026)
+    assert not found.crun_fixed_addresses
+    assert settings.parse(["agent.crun_fixed_addresses=true"]).crun_fixed_addresses
 
 
 def test_the_default_address_is_katas() -> None:
