@@ -1,7 +1,7 @@
 """Shims that have served much are no larger than those that have served little: executed ones, in every run.
 
 How much memory is a forked shim's own goes down when it rests and up with what it does next, so two looks at it tell
-nothing about growth.
+nothing about growth, unless each follows a rest: `test_zygote.py` looks then.
 """
 
 from __future__ import annotations
