@@ -317,7 +317,10 @@ class Container:
         async def apply(after: Mapping[str, Any]) -> None:
             await self._agent.update_container(self.id, guest_resources(after))
 
-        await self._resizer.update(self.id, resources, apply)
+        try:
+            await self._resizer.update(self.id, resources, apply)
+        finally:
+            self._on_change()  # also when it was refused: the VM may have grown for it
 
     async def stats(self) -> ContainerStats:
         """What it uses; of one that has ended, as long as the guest has it: containerd asks then why it did."""

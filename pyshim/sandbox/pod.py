@@ -357,7 +357,7 @@ class Pod:
         self._sandbox = None
         if self._saved is not None:
             saved, self._saved = self._saved, None
-            saved.records.remove()
+            saved.remove()
 
     # ---- what happens by itself
 

@@ -36,11 +36,8 @@ class SavedState:
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """It is on disk; a full disk must not fail the call that merely reports a change, and is logged."""
+        self._forget_changes()
         self._last = snapshot
-        self._changed.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         try:
             self.records.save(snapshot)
         except ShimError as exc:
@@ -51,6 +48,18 @@ class SavedState:
         self._changed[container.id] = container
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(EXECS_WRITTEN_AFTER_S, self._save_changed)
+
+    def remove(self) -> None:
+        """As `Records.remove`; and what execs change now or have just changed is not written any more."""
+        self._forget_changes()
+        self._last = None
+        self.records.remove()
+
+    def _forget_changes(self) -> None:
+        self._changed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _save_changed(self) -> None:
         self._timer = None

@@ -6,7 +6,9 @@ from typing import Any
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
-from pyshim.sandbox.snapshot import EXECS_WRITTEN_AFTER_S
+from pyshim.model.trace import Trace
+from pyshim.sandbox.snapshot import EXECS_WRITTEN_AFTER_S, SavedState
+from tests.fakes.host import FakeRecords
 from tests.unit.sandbox.conftest import PIPES, Stack, scenario, until
 
 VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind"]}
@@ -142,6 +144,24 @@ async def test_any_other_change_takes_along_what_execs_have_changed(stack: Stack
     await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
     assert len(snapshots) == before
     await stack.pod.resume(container)
+
+
+@scenario
+async def test_what_execs_change_is_not_written_over_a_state_that_was_given_up(stack: Stack) -> None:
+    """It may stay on disk, since something is held; then the next sandbox of the name writes there."""
+    container = await stack.run("c1", ["sleep"])
+    records = FakeRecords(stack.host)
+    saved = SavedState(records, Trace(lambda: 0))
+    saved.save(stack.records[-1].snapshots[-1])
+    await stack.exec(container, "e1", ["sleep"])
+    saved.save_execs(stack.pod._containers[container])
+
+    saved.remove()
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    saved.save_execs(stack.pod._containers[container])
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+
+    assert len(records.snapshots) == 1
 
 
 @scenario

@@ -1,6 +1,8 @@
 """Update of a container's resources: the VM grows before the guest's limits and shrinks after them; on fakes."""
 
 import asyncio
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 
@@ -56,6 +58,27 @@ async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> N
 
     await settled(stack, 2, 640)
     assert stack.hypervisors[0].vcpus == 2
+
+
+@pytest.mark.parametrize("update", [{"cpu": {"shares": 2048}}, resources(cpus=2, mib=512)], ids=["same", "larger"])
+@pytest.mark.parametrize("refused", [False, True], ids=["carried out", "refused"])
+def test_what_a_container_asks_for_after_an_update_is_on_disk(update: dict[str, Any], refused: bool) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await start_pod(stack, POD, enable_virtio_mem=True)
+        container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+        if refused:
+            stack.agent.failures["UpdateContainer"] = (13, "busy")
+
+        with pytest.raises(ShimError, match="busy") if refused else nullcontext():
+            await stack.pod.update(container, update, {})
+
+        assert stack.pod._sandbox is not None
+        (on_disk,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == container)
+        assert on_disk.resources == stack.pod._sandbox.resizer.asked(container)
+        assert (on_disk.resources == resources(cpus=1, mib=256)) == refused
+
+    body()
 
 
 @scenario
