@@ -34,7 +34,8 @@ else:
             factories = ((each.name, each.default_factory) for each in fields)
             made.__factories__ = tuple((name, make) for name, make in factories if make is not missing)
             for name, method in (_FROZEN if frozen else _CHANGEABLE).items():
-                if name not in plain.__dict__:
+                # With an `__eq__` of its own a class has None for `__hash__`, which nobody wrote.
+                if plain.__dict__.get(name) is None:
                     setattr(made, name, method)
             return made
 

@@ -5,7 +5,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
@@ -43,12 +43,9 @@ class PersistentLedger:
 
     def acquire(self, *entries: LedgerEntry) -> None:
         """The intents are on disk; the same kind and key replaces its entry in place. Raises ShimError: do not act."""
-        first = entries[0]
-        if first.kind in EXCLUSIVE and (first.kind, first.key) not in self._entries:
-            assert len(entries) == 1, "whoever is alone on the node is so for one entry"
-            with self._alone(first):
-                self._put(entries)
-        else:
+        exclusive = [each for each in entries if each.kind in EXCLUSIVE and (each.kind, each.key) not in self._entries]
+        assert not exclusive or len(entries) == 1, "whoever is alone on the node is so for one entry"
+        with self._alone(exclusive[0]) if exclusive else nullcontext():
             self._put(entries)
 
     def _put(self, entries: tuple[LedgerEntry, ...]) -> None:

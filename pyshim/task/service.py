@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from pyshim.model.errors import Unimplemented
@@ -111,44 +112,44 @@ class TaskService:
 
     def _handler(self, name: str, method: _Method) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
         async def handle(payload: bytes, _: CallContext) -> bytes:
-            call = _OpenCall(name)
-            self._open.add(call)
-            self._look_whether_idle()
-            failure = ""
-            try:
-                request = method.decode(payload)
-                call.is_about(request)
-                return method.encode(await method.act(request))
-            except asyncio.CancelledError:
-                failure = "cancelled"
-                raise
-            except Exception as error:
-                failure = f"{type(error).__name__}: {error}"
-                raise status_of(error, name) from error
-            finally:
-                self._open.discard(call)
+            with self._answering(name) as call:
+                self._open.add(call)
                 self._look_whether_idle()
-                _log_call(call, failure)
-                self.after_call()
+                try:
+                    request = method.decode(payload)
+                    call.is_about(request)
+                    return method.encode(await method.act(request))
+                finally:
+                    self._open.discard(call)
+                    self._look_whether_idle()
 
         return handle
 
     def _immediate(self, name: str, method: _Look) -> Callable[[bytes, CallContext], bytes]:
         def handle(payload: bytes, _: CallContext) -> bytes:
-            call = _OpenCall(name)
-            failure = ""
-            try:
+            with self._answering(name) as call:
                 request = method.decode(payload)
                 call.is_about(request)
                 return method.encode(method.look(request))
-            except Exception as error:
-                failure = f"{type(error).__name__}: {error}"
-                raise status_of(error, name) from error
-            finally:
-                _log_call(call, failure)
-                self.after_call()
 
         return handle
+
+    @contextmanager
+    def _answering(self, name: str) -> Iterator[_OpenCall]:
+        """What goes wrong has a status; the call is in the log, and whoever wants to know has heard of it."""
+        call = _OpenCall(name)
+        failure = ""
+        try:
+            yield call
+        except asyncio.CancelledError:
+            failure = "cancelled"
+            raise
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+            raise status_of(error, name) from error
+        finally:
+            _log_call(call, failure)
+            self.after_call()
 
     def _look_whether_idle(self) -> None:
         if all(call.method in _WAITING_METHODS for call in self._open):

@@ -48,10 +48,18 @@ class Classes:
                 return 7
 
         @dataclass(frozen=True, slots=True, kw_only=True)
+        class OwnEquality:
+            value: int
+
+            def __eq__(self, other: object) -> bool:
+                return True
+
+        @dataclass(frozen=True, slots=True, kw_only=True)
         class Nothing:
             pass
 
-        self.Point, self.Pair, self.Counter, self.Own, self.Nothing = Point, Pair, Counter, Own, Nothing
+        self.Point, self.Pair, self.Counter, self.Nothing = Point, Pair, Counter, Nothing
+        self.Own, self.OwnEquality = Own, OwnEquality
 
 
 @pytest.fixture(params=[dataclasses.dataclass, ours.dataclass], ids=["original", "ours"])
@@ -131,6 +139,7 @@ def test_methods_of_the_class_itself_stay(made: Classes) -> None:
     own = made.Own(value=1)
 
     assert (repr(own), hash(own), own == 3) == ("own words", 7, True)
+    assert hash(made.OwnEquality(value=1)) == hash((1,))
 
 
 def test_frozen_ones_refuse_changes(made: Classes) -> None:

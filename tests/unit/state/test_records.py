@@ -75,6 +75,14 @@ def test_several_intents_are_on_disk_in_their_order_by_one_write(
     assert writes == [["/a", "/b", "/c", "/d"]]
 
 
+def test_what_nobody_else_may_have_comes_alone(records: SandboxRecords) -> None:
+    """Whoever asks for more at once is told so, wherever among them it stands."""
+    with pytest.raises(AssertionError):
+        records.ledger.acquire(mount("/a"), LedgerEntry(kind=ResourceKind.VFIO, key="0000:00:01.0"))
+
+    assert records.ledger.entries() == ()
+
+
 def test_an_intent_is_on_disk_when_the_shim_is_killed_right_after(records: SandboxRecords, store: StateStore) -> None:
     pid = os.fork()
     if pid == 0:
