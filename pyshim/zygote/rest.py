@@ -20,30 +20,33 @@ _ASLEEP_AFTER_S = 0.1
 class Rest:
     """Wakes the process only after it was awake anyway: no timer is left once there was a rest."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, baseline: Baseline) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, baseline: Baseline, *, quiet_s: float = QUIET_S) -> None:
         self._loop = loop
         self._baseline = baseline
+        self._quiet_s = quiet_s
         self._executor = self._new_executor()
         self._timer: asyncio.TimerHandle | None = None
         self._last_call_s = loop.time()
         self._not_before_s = 0.0
         self._wanted = False
         """There was a call since the last rest began."""
+        self._is_closed = False
 
     def called(self) -> None:
         """A call has been answered: there is a rest once it has been quiet since."""
         self._last_call_s = self._loop.time()
         self._wanted = True
-        if self._timer is None:
+        if self._timer is None and not self._is_closed:
             self._timer = self._loop.call_at(self._due_s(), self._look)
 
     def close(self) -> None:
-        """There are no more rests."""
+        """There are no more rests, whatever is called."""
+        self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
 
     def _due_s(self) -> float:
-        return max(self._last_call_s + QUIET_S, self._not_before_s)
+        return max(self._last_call_s + self._quiet_s, self._not_before_s)
 
     def _look(self) -> None:
         due_s = self._due_s()

@@ -1,4 +1,4 @@
-"""Links to wire, a process to end, and mounts: those tests run in a forked child, so that nothing they do stays."""
+"""A FIFO, links to wire, a process to end, and mounts: those tests run in a forked child, so that nothing stays."""
 
 import asyncio
 import os
@@ -18,6 +18,13 @@ from tests.fakes.namespaces import Namespace
 from tests.fakes.wire import Wire
 
 CLONE_NEWNS = 0x00020000
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path, 0o700)
+    return path
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pyshim.host.processes.children import Children
+from pyshim.host.streams.fifos import FifoInput, PipeOutput
+from pyshim.host.streams.files import FileInput, FileOutput
 from pyshim.host.streams.log_programs import LogProgramTimes
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.task import Stdio
@@ -47,6 +49,20 @@ async def opened(
     stdio = Stdio(stdin=str(stdin), stdout=str(stdout), stderr=str(stderr), terminal=terminal)
     times = log_program_times or LogProgramTimes()
     return await open_streams(stdio, namespace="ns1", process_id="exec1", children=Children(), log_program_times=times)
+
+
+async def input_from(path: str | Path) -> FifoInput | FileInput:
+    """The shim's end of a process's stdin, which has no other streams."""
+    stdin = (await opened(stdin=path)).stdin
+    assert stdin is not None
+    return stdin
+
+
+async def output_to(path: str | Path) -> PipeOutput | FileOutput:
+    """The shim's end of a process's stdout, which has no other streams."""
+    stdout = (await opened(stdout=path)).stdout
+    assert stdout is not None
+    return stdout
 
 
 def client(path: Path, flags: int) -> int:

@@ -4,15 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-import pytest
-from stream_ends import client, opened, read_to_end, run
-
-
-@pytest.fixture
-def fifo(tmp_path: Path) -> Path:
-    path = tmp_path / "fifo"
-    os.mkfifo(path, 0o700)
-    return path
+from stream_ends import client, input_from, output_to, read_to_end, run
 
 
 def pipe_bytes(fd: int) -> int:
@@ -21,17 +13,16 @@ def pipe_bytes(fd: int) -> int:
 
 def test_a_pipe_that_was_full_once_is_widened_and_no_other(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdout=fifo)
-        assert streams.stdout is not None
+        stdout = await output_to(fifo)
         reader = client(fifo, os.O_RDONLY)
         first = pipe_bytes(reader)
 
-        await streams.stdout.write(bytes(first))
+        await stdout.write(bytes(first))
         filled = pipe_bytes(reader)
-        await streams.stdout.write(b"more")
+        await stdout.write(b"more")
 
         assert (filled, pipe_bytes(reader)) == (first, 1 << 20)
-        await streams.close()
+        await stdout.close()
         assert await read_to_end(reader) == bytes(first) + b"more"
         os.close(reader)
 
@@ -40,19 +31,18 @@ def test_a_pipe_that_was_full_once_is_widened_and_no_other(fifo: Path) -> None:
 
 def test_a_stdin_that_came_as_a_full_pipe_is_widened_and_no_other(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdin=fifo)
-        assert streams.stdin is not None
+        stdin = await input_from(fifo)
         writer = client(fifo, os.O_WRONLY)
         first = pipe_bytes(writer)
 
         os.write(writer, b"line")
-        assert await streams.stdin.read() == b"line"
+        assert await stdin.read() == b"line"
         after_a_line = pipe_bytes(writer)
         os.write(writer, bytes(first))
-        assert await streams.stdin.read() == bytes(first)
+        assert await stdin.read() == bytes(first)
 
         assert (after_a_line, pipe_bytes(writer)) == (first, 1 << 20)
-        await streams.close()
+        await stdin.close()
         os.close(writer)
 
     run(body)

@@ -9,26 +9,18 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from stream_ends import client, opened, read_to_end, run, stalled
+from stream_ends import client, input_from, opened, output_to, read_to_end, run, stalled
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 
-@pytest.fixture
-def fifo(tmp_path: Path) -> Path:
-    path = tmp_path / "fifo"
-    os.mkfifo(path, 0o700)
-    return path
-
-
 def test_output_opens_without_a_reader_and_keeps_what_was_written_until_one_comes(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdout=fifo)
-        assert streams.stdout is not None
-        await streams.stdout.write(b"early")
+        stdout = await output_to(fifo)
+        await stdout.write(b"early")
 
         reader = client(fifo, os.O_RDONLY)
-        await streams.close()
+        await stdout.close()
 
         assert await read_to_end(reader) == b"early"
         os.close(reader)
@@ -39,15 +31,14 @@ def test_output_opens_without_a_reader_and_keeps_what_was_written_until_one_come
 def test_a_slow_reader_makes_the_writer_wait_and_loses_nothing(fifo: Path) -> None:
     async def body() -> None:
         data = os.urandom(3 << 20)
-        streams = await opened(stdout=fifo)
-        assert streams.stdout is not None
+        stdout = await output_to(fifo)
         reader = client(fifo, os.O_RDONLY)
-        writing = asyncio.create_task(streams.stdout.write(data))
+        writing = asyncio.create_task(stdout.write(data))
         assert await stalled(writing)
 
         async def finish() -> None:
             await writing
-            await streams.close()
+            await stdout.close()
 
         _, received = await asyncio.gather(finish(), read_to_end(reader))
 
@@ -59,16 +50,15 @@ def test_a_slow_reader_makes_the_writer_wait_and_loses_nothing(fifo: Path) -> No
 
 def test_a_reader_that_vanishes_and_comes_back_finds_the_stream_alive(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdout=fifo)
-        assert streams.stdout is not None
+        stdout = await output_to(fifo)
         first = client(fifo, os.O_RDONLY)
-        await streams.stdout.write(b"one")
+        await stdout.write(b"one")
         assert os.read(first, 100) == b"one"
         os.close(first)
 
-        await streams.stdout.write(b"two")
+        await stdout.write(b"two")
         second = client(fifo, os.O_RDONLY)
-        await streams.close()
+        await stdout.close()
 
         assert await read_to_end(second) == b"two"
         os.close(second)
@@ -78,34 +68,32 @@ def test_a_reader_that_vanishes_and_comes_back_finds_the_stream_alive(fifo: Path
 
 def test_closing_ends_a_write_nobody_reads(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdout=fifo)
-        assert streams.stdout is not None
-        writing = asyncio.create_task(streams.stdout.write(bytes(4 << 20)))
+        stdout = await output_to(fifo)
+        writing = asyncio.create_task(stdout.write(bytes(4 << 20)))
         assert await stalled(writing)
 
-        await streams.close()
+        await stdout.close()
         await writing
-        await streams.stdout.write(b"after the end")
+        await stdout.write(b"after the end")
 
-        await streams.close()
+        await stdout.close()
 
     run(body)
 
 
 def test_a_cancelled_write_leaves_the_stream_usable(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdout=fifo)
-        assert streams.stdout is not None
+        stdout = await output_to(fifo)
         reader = client(fifo, os.O_RDONLY)
-        writing = asyncio.create_task(streams.stdout.write(bytes(4 << 20)))
+        writing = asyncio.create_task(stdout.write(bytes(4 << 20)))
         assert await stalled(writing)
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
         assert os.read(reader, 4 << 20)
 
-        await streams.stdout.write(b"next")
+        await stdout.write(b"next")
 
-        await streams.close()
+        await stdout.close()
         assert (await read_to_end(reader)).endswith(b"next")
         os.close(reader)
 
@@ -115,9 +103,7 @@ def test_a_cancelled_write_leaves_the_stream_usable(fifo: Path) -> None:
 def test_stdin_gives_every_byte_before_its_end_when_closed_in_the_middle(fifo: Path) -> None:
     async def body() -> None:
         data = os.urandom(2 << 20)
-        streams = await opened(stdin=fifo)
-        stdin = streams.stdin
-        assert stdin is not None
+        stdin = await input_from(fifo)
         writer = client(fifo, os.O_WRONLY)
         os.set_blocking(writer, True)
 
@@ -132,7 +118,7 @@ def test_stdin_gives_every_byte_before_its_end_when_closed_in_the_middle(fifo: P
         _, received = await asyncio.gather(feed(), drain())
 
         assert received == data
-        await streams.close()
+        await stdin.close()
 
     run(body)
 
@@ -144,59 +130,56 @@ async def chunks(read: Callable[[], Awaitable[bytes]]):  # type: ignore[no-untyp
 
 def test_a_client_closing_stdin_is_not_its_end_until_close_io(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdin=fifo)
-        assert streams.stdin is not None
+        stdin = await input_from(fifo)
         writer = client(fifo, os.O_WRONLY)
         os.write(writer, b"one")
         os.close(writer)
-        assert await streams.stdin.read() == b"one"
-        waiting = asyncio.create_task(streams.stdin.read())
+        assert await stdin.read() == b"one"
+        waiting = asyncio.create_task(stdin.read())
         assert await stalled(waiting)
 
         again = client(fifo, os.O_WRONLY)
         os.write(again, b"two")
         assert await waiting == b"two"
         os.close(again)
-        last = asyncio.create_task(streams.stdin.read())
+        last = asyncio.create_task(stdin.read())
         assert await stalled(last)
-        streams.stdin.close_io()
+        stdin.close_io()
 
         assert await last == b""
-        streams.stdin.close_io()
-        await streams.close()
+        stdin.close_io()
+        await stdin.close()
 
     run(body)
 
 
 def test_close_io_before_the_client_is_done_does_not_truncate(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdin=fifo)
-        assert streams.stdin is not None
+        stdin = await input_from(fifo)
         writer = client(fifo, os.O_WRONLY)
         os.write(writer, b"one ")
-        streams.stdin.close_io()
-        assert await streams.stdin.read() == b"one "
-        waiting = asyncio.create_task(streams.stdin.read())
+        stdin.close_io()
+        assert await stdin.read() == b"one "
+        waiting = asyncio.create_task(stdin.read())
         assert await stalled(waiting)
 
         os.write(writer, b"two")
         assert await waiting == b"two"
         os.close(writer)
 
-        assert await streams.stdin.read() == b""
-        await streams.close()
+        assert await stdin.read() == b""
+        await stdin.close()
 
     run(body)
 
 
 def test_closing_wakes_whoever_reads_stdin(fifo: Path) -> None:
     async def body() -> None:
-        streams = await opened(stdin=fifo)
-        assert streams.stdin is not None
-        waiting = asyncio.create_task(streams.stdin.read())
+        stdin = await input_from(fifo)
+        waiting = asyncio.create_task(stdin.read())
         assert await stalled(waiting)
 
-        await streams.close()
+        await stdin.close()
 
         assert await waiting == b""
 
@@ -285,12 +268,11 @@ def test_a_file_as_stdin_is_read_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(b"text")
 
     async def body() -> None:
-        streams = await opened(stdin=tmp_path / "input")
-        assert streams.stdin is not None
+        stdin = await input_from(tmp_path / "input")
 
-        assert await streams.stdin.read() == b"text"
-        assert await streams.stdin.read() == b""
-        await streams.close()
+        assert await stdin.read() == b"text"
+        assert await stdin.read() == b""
+        await stdin.close()
 
     run(body)
 
@@ -298,12 +280,11 @@ def test_a_file_as_stdin_is_read_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_that_names_the_file() -> None:
     async def body() -> None:
-        streams = await opened(stdout="/dev/full")
-        assert streams.stdout is not None
+        stdout = await output_to("/dev/full")
 
         with pytest.raises(FailedPrecondition, match="write '/dev/full': No space left"):
-            await streams.stdout.write(b"x")
-        await streams.close()
+            await stdout.write(b"x")
+        await stdout.close()
 
     run(body)
 

@@ -6,12 +6,12 @@ import asyncio
 import socket
 
 import pytest
-from ttrpc_peers import RawPeer, code_of, echo, raw_server, request, run, served, until
+from ttrpc_peers import RawPeer, code_of, echo, fails_alone, raw_server, request, run, served, until
 
 from pyshim.ttrpc.framing import RESPONSE
 from pyshim.ttrpc.handlers import CallContext, ImmediateHandler
 from pyshim.ttrpc.server import Server
-from pyshim.ttrpc.status import Code, RemoteError
+from pyshim.ttrpc.status import Code
 
 
 def look(payload: bytes, call: CallContext) -> bytes:
@@ -79,11 +79,10 @@ def test_what_goes_wrong_is_told_and_the_connection_lives_on(outcome: object, co
 
     async def main() -> None:
         async with served({"demo": {"Look": ImmediateHandler(fail), "Echo": echo}}) as (_, client):
-            with pytest.raises(RemoteError) as caught:
-                await client.call("demo", "Look", b"", timeout_s=None)
-            assert caught.value.code == code
-            assert message is None or caught.value.message == message
-            assert await client.call("demo", "Echo", b"alive", timeout_s=None) == b"alive"
+            error = await fails_alone(client, "Look")
+
+        assert error.code == code
+        assert message is None or error.message == message
 
     run(main)
 

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import pytest
+
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.events import Event, RequestRefused
 from pyshim.ttrpc.framing import FLAG_NO_DATA, FLAG_REMOTE_CLOSED, HEADER, REQUEST, RESPONSE, FrameReader
 from pyshim.ttrpc.handlers import CallContext, Handler
 from pyshim.ttrpc.messages import Request, decode_request, decode_response, request_around
 from pyshim.ttrpc.server import Server
+from pyshim.ttrpc.status import RemoteError
 from tests.fakes.clock import run_fast_forward
 
 END = FLAG_REMOTE_CLOSED | FLAG_NO_DATA
@@ -147,6 +150,14 @@ async def echo(payload: bytes, call: CallContext) -> bytes:
 
 
 DEMO = {"demo": {"Echo": echo}}
+
+
+async def fails_alone(client: Client, method: str) -> RemoteError:
+    """What the call of `method` fails with; the connection lives on."""
+    with pytest.raises(RemoteError) as caught:
+        await client.call("demo", method, b"", timeout_s=None)
+    assert await client.call("demo", "Echo", b"alive", timeout_s=None) == b"alive"
+    return caught.value
 
 
 async def code_of(peer: RawPeer) -> tuple[int, int, str]:

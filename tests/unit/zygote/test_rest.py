@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -34,62 +36,63 @@ class FakeBaseline:
             raise self._failure
 
 
-def resting(baseline: FakeBaseline) -> Rest:
-    return Rest(asyncio.get_running_loop(), baseline)  # type: ignore[arg-type]
+def resting(baseline: FakeBaseline, quiet_s: float = QUIET_S) -> Rest:
+    return Rest(asyncio.get_running_loop(), baseline, quiet_s=quiet_s)  # type: ignore[arg-type]
 
 
-def test_a_shim_that_was_never_called_does_not_rest() -> None:
-    async def body() -> None:
-        baseline = FakeBaseline()
-        resting(baseline)
+def scenario(test: Callable[[Rest, FakeBaseline], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs `test` with a shim's rests and what they go back to, idle time skipped."""
 
-        await asyncio.sleep(1000)
+    def run() -> None:
+        async def body() -> None:
+            baseline = FakeBaseline()
+            await test(resting(baseline), baseline)
 
-        assert baseline.at_s == []
+        run_fast_forward(body())
 
-    run_fast_forward(body())
-
-
-def test_calls_are_followed_by_one_rest_once_it_is_quiet() -> None:
-    async def body() -> None:
-        loop = asyncio.get_running_loop()
-        baseline = FakeBaseline()
-        rest = resting(baseline)
-        for _ in range(3):
-            await asyncio.sleep(QUIET_S * 0.9)
-            rest.called()
-        last_s = loop.time()
-
-        await asyncio.sleep(1000)
-
-        (at_s,) = baseline.at_s
-        assert QUIET_S <= at_s - last_s < QUIET_S + 2
-        assert baseline.turned_away == 1
-
-    run_fast_forward(body())
+    run.__name__ = test.__name__
+    return run
 
 
-def test_rests_keep_their_distance() -> None:
-    async def body() -> None:
-        baseline = FakeBaseline()
-        rest = resting(baseline)
-        for _ in range(40):
-            rest.called()
-            await asyncio.sleep(2 * QUIET_S)
-        await asyncio.sleep(1000)
+@scenario
+async def test_a_shim_that_was_never_called_does_not_rest(rest: Rest, baseline: FakeBaseline) -> None:
+    await asyncio.sleep(1000)
 
-        distances = [after - before for before, after in zip(baseline.at_s, baseline.at_s[1:], strict=False)]
-        assert len(distances) == pytest.approx(40 * 2 * QUIET_S / AT_MOST_EVERY_S, abs=2)
-        assert min(distances) >= AT_MOST_EVERY_S
+    assert baseline.at_s == []
 
-    run_fast_forward(body())
+
+@scenario
+async def test_calls_are_followed_by_one_rest_once_it_is_quiet(rest: Rest, baseline: FakeBaseline) -> None:
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        await asyncio.sleep(QUIET_S * 0.9)
+        rest.called()
+    last_s = loop.time()
+
+    await asyncio.sleep(1000)
+
+    (at_s,) = baseline.at_s
+    assert QUIET_S <= at_s - last_s < QUIET_S + 2
+    assert baseline.turned_away == 1
+
+
+@scenario
+async def test_rests_keep_their_distance(rest: Rest, baseline: FakeBaseline) -> None:
+    for _ in range(40):
+        rest.called()
+        await asyncio.sleep(2 * QUIET_S)
+    await asyncio.sleep(1000)
+
+    distances = [after - before for before, after in zip(baseline.at_s, baseline.at_s[1:], strict=False)]
+    assert len(distances) == pytest.approx(40 * 2 * QUIET_S / AT_MOST_EVERY_S, abs=2)
+    assert min(distances) >= AT_MOST_EVERY_S
 
 
 def test_threads_that_wait_for_work_have_ended_before_and_work_has_new_ones_afterwards() -> None:
     async def body() -> None:
         before = threading.active_count()
         baseline = FakeBaseline()
-        rest = resting(baseline)
+        rest = resting(baseline, quiet_s=0)
         assert await asyncio.gather(*(asyncio.to_thread(int, text) for text in "123")) == [1, 2, 3]
         assert threading.active_count() > before
 
@@ -105,7 +108,7 @@ def test_threads_that_wait_for_work_have_ended_before_and_work_has_new_ones_afte
 def test_work_under_way_in_a_thread_is_finished() -> None:
     async def body() -> None:
         baseline = FakeBaseline(NotAlone("2 threads"))
-        rest = resting(baseline)
+        rest = resting(baseline, quiet_s=0)
         go_on = threading.Event()
         under_way = asyncio.create_task(asyncio.to_thread(go_on.wait))
         await asyncio.sleep(0)
@@ -133,30 +136,28 @@ def test_a_rest_that_fails_is_tried_again_after_the_next_call(failure: Exception
     run_fast_forward(body())
 
 
-def test_a_call_during_a_rest_is_followed_by_another() -> None:
-    async def body() -> None:
-        baseline = FakeBaseline()
-        rest = resting(baseline)
-        rest.called()
-        await baseline.rested.wait()
-        rest.called()  # before what follows has been done
+@scenario
+async def test_a_call_during_a_rest_is_followed_by_another(rest: Rest, baseline: FakeBaseline) -> None:
+    rest.called()
+    await baseline.rested.wait()
+    rest.called()  # before what follows has been done
 
-        await asyncio.sleep(1000)
+    await asyncio.sleep(1000)
 
-        assert (len(baseline.at_s), baseline.turned_away) == (2, 2)
-
-    run_fast_forward(body())
+    assert (len(baseline.at_s), baseline.turned_away) == (2, 2)
 
 
-def test_nobody_rests_after_the_end() -> None:
-    async def body() -> None:
-        baseline = FakeBaseline()
-        rest = resting(baseline)
-        rest.called()
+@pytest.mark.parametrize("called_before", [True, False])
+def test_nobody_rests_after_the_end(called_before: bool) -> None:
+    @scenario
+    async def body(rest: Rest, baseline: FakeBaseline) -> None:
+        if called_before:
+            rest.called()
         rest.close()
+        rest.called()
 
         await asyncio.sleep(1000)
 
         assert baseline.at_s == []
 
-    run_fast_forward(body())
+    body()
