@@ -27,6 +27,7 @@ from guest.image.interpreter import (
 )
 from guest.image.modules import ModuleStore
 from guest.image.rootfs import Unpacked, erofs_image, loader_tree, root_tree
+from guest.image.snapshot import keep_agent
 from guest.image.tree import Tree
 from guest.image.vmlinux import write_vmlinux
 
@@ -177,18 +178,32 @@ def gather(inputs: Inputs, cache: Path, scratch: Path, progress: Progress) -> Ma
     )
 
 
-def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress) -> dict[str, Any]:
+def _assemble(
+    inputs: Inputs, cache: Path, partial: Path, progress: Progress, *, runs_agent: bool
+) -> dict[str, Any]:
     """Write the artefacts into `partial`; the manifest's facts about the content."""
     with tempfile.TemporaryDirectory(dir=partial, prefix="scratch-") as scratch_name:
         scratch = Path(scratch_name)
         material = gather(inputs, cache, scratch, progress)
         progress("write kernel, initrd and root image")
-        tree = material.tree(material.bundled())
-        erofs_image(tree, material.unpacked.command("usr/bin/mkfs.erofs"), partial / "rootfs.img", scratch)
-        loader = loader_tree(material.release, material.store)
-        (partial / "initrd.img").write_bytes(cpio_archive(loader, recipe.MTIME_S))
+        kernel, erofs_tool = partial / "vmlinux", material.unpacked.command("usr/bin/mkfs.erofs")
         (partial / "vmlinuz").write_bytes(material.bzimage)
-        write_vmlinux(material.bzimage, material.unpacked.command("usr/bin/lz4"), partial / "vmlinux", scratch)
+        write_vmlinux(material.bzimage, material.unpacked.command("usr/bin/lz4"), kernel, scratch)
+        tree = material.tree(material.bundled())
+        resumption = None
+        if runs_agent:
+            progress("boot once, to keep the agent's memory")
+            resumption = keep_agent(
+                tree,
+                kernel=kernel,
+                release=material.release,
+                store=material.store,
+                erofs_tool=erofs_tool,
+                scratch=scratch,
+            )
+        erofs_image(tree, erofs_tool, partial / "rootfs.img", scratch)
+        loader = loader_tree(material.release, material.store, resumption=resumption)
+        (partial / "initrd.img").write_bytes(cpio_archive(loader, recipe.MTIME_S))
     return {"kernel_release": material.release, "root_content_bytes": tree.size_bytes}
 
 
@@ -202,7 +217,7 @@ def find_inputs(checkout: Path, cache: Path, start: Path, progress: Progress) ->
 def build(*, checkout: Path, out: Path, cache: Path, progress: Progress, start: Path | None = None) -> dict[str, Any]:
     """The manifest of the guest in `out`, which is built unless it is there already from equal inputs.
 
-    `start` replaces the agent's entry (benchmarks boot a program of their own). Files appear under their names
+    `start` replaces the agent's entry (benchmarks boot a program of their own), which is then executed at each boot. Files appear under their names
     complete, the manifest last: whoever reads a manifest finds what it describes. Raises BuildError.
     """
     started_s = time.monotonic()
@@ -224,7 +239,7 @@ def build(*, checkout: Path, out: Path, cache: Path, progress: Progress, start: 
             key = inputs.key()
         with tempfile.TemporaryDirectory(dir=out, prefix=".partial-") as partial_name:
             partial = Path(partial_name)
-            facts = _assemble(inputs, cache, partial, progress)
+            facts = _assemble(inputs, cache, partial, progress, runs_agent=start is None)
             artefacts = {
                 file.name: {"size_bytes": file.stat().st_size, "sha256": _file_digest(file)}
                 for file in sorted(partial.iterdir())

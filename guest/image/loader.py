@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from guest.image.recipe import STATIC_NODES
+from guest.image.resume import Resumption, go_on
 from guest.image.sysinit import SAVED_FD, Program
 
 _READ_WRITE = 2
@@ -20,6 +21,7 @@ NEW_ROOT = b"/root"
 
 # argv and environment of the agent; docs/GUEST.md promises both.
 AGENT_ARGV = (b"/usr/bin/python3", b"-I", b"-S", b"/usr/lib/agent/start.pyc")
+TRACER_ARGV = (*AGENT_ARGV, b"tracer")
 SHELL_ARGV = (b"/bin/sh", b"-l")
 ENVIRONMENT = (b"PATH=/usr/sbin:/usr/bin:/sbin:/bin", b"HOME=/root", b"TERM=linux", b"LC_ALL=C.UTF-8")
 
@@ -70,21 +72,33 @@ def mount_file_systems(program: Program) -> None:
         program.call("mkdir", directory, 0o755)
 
 
-def become(program: Program, argv: tuple[bytes, ...]) -> None:
-    """Append: the console is the controlling terminal and the standard streams, and process 1 is `argv`."""
+def take_console(program: Program) -> None:
+    """Append: the console is the controlling terminal and the standard streams."""
     program.call("setsid")
     # without a console device the agent runs with no standard streams rather than not at all
-    program.call("open", b"/dev/console", _READ_WRITE, keep=True)
+    program.call("open", b"/dev/console", _READ_WRITE | _CLOSE_ON_EXEC, keep=True)
     for descriptor in range(3):
         program.call("dup2", SAVED_FD, descriptor)
-    program.call("ioctl", SAVED_FD, _TIOCSCTTY, 0)
+    program.call("ioctl", 0, _TIOCSCTTY, 0)
+
+
+def become(program: Program, argv: tuple[bytes, ...]) -> None:
+    """Append: process 1 is `argv`, at the console."""
+    take_console(program)
     program.call("execve", argv[0], argv, ENVIRONMENT, must=f"start {argv[0].decode()}")
 
 
-def init_program(*, loader_modules: Iterable[str], background_modules: Iterable[str], argv: tuple[bytes, ...]) -> bytes:
+def init_program(
+    *,
+    loader_modules: Iterable[str],
+    background_modules: Iterable[str],
+    argv: tuple[bytes, ...],
+    resumption: Resumption | None = None,
+) -> bytes:
     """The ELF file of the first process; module paths are the initrd's and the root image's own, in loading order.
 
-    It ends in `argv` as process 1. Only a lost root image or an unstartable `argv` stop it.
+    It ends in `argv` as process 1, or goes on as the process of `resumption`. Only a lost root image, an unstartable
+    `argv` or missing memory of `resumption` stop it.
     """
     program = Program()
     mount_devices(program)
@@ -100,5 +114,9 @@ def init_program(*, loader_modules: Iterable[str], background_modules: Iterable[
     background.call("setpriority", 0, 0, _LOWEST_PRIORITY)
     load_modules(background, background_modules)
     program.in_child(background)
-    become(program, argv)
+    if resumption is None:
+        become(program, argv)
+    else:
+        take_console(program)
+        go_on(program, resumption)
     return program.image()

@@ -211,7 +211,7 @@ BUNDLED_STDLIB: Final = (
 # modules come along (importing them costs the guest more than starting the interpreter). `pyshim` itself is a package:
 # its __init__ comes along.
 AGENT_SOURCES: Final = (
-    *("guest/__init__.py", "guest/agent", "guest/forwarder"),
+    *("guest/__init__.py", "guest/agent", "guest/forwarder", "guest/snapshot"),
     *("pyshim/__init__.py", "pyshim/cdi", "pyshim/ttrpc"),
 )
 

@@ -11,6 +11,7 @@ from guest.image.elf import is_elf, needed_libraries
 from guest.image.errors import BuildError
 from guest.image.loader import AGENT_ARGV, SHELL_ARGV, init_program
 from guest.image.modules import Module, ModuleStore, modules_alias, modules_dep
+from guest.image.resume import Resumption
 from guest.image.tree import Tree
 from guest.image.unneeded import without_library
 
@@ -116,8 +117,18 @@ def root_tree(unpacked: Unpacked, python: dict[str, bytes], release: str, module
     return tree
 
 
-def loader_tree(release: str, store: ModuleStore, names: Iterable[str] = recipe.LOADER_MODULES) -> Tree:
-    """The initrd: two first processes, and the modules `names` that reach console and root image."""
+def loader_tree(
+    release: str,
+    store: ModuleStore,
+    names: Iterable[str] = recipe.LOADER_MODULES,
+    *,
+    argv: tuple[bytes, ...] = AGENT_ARGV,
+    resumption: Resumption | None = None,
+) -> Tree:
+    """The initrd: two first processes, and the modules `names` that reach console and root image.
+
+    /init starts `argv`, or goes on with `resumption`; /shell starts a shell.
+    """
     modules = store.closure(names)
     loaded = {module.name for module in modules}
     background = [m for m in store.closure(recipe.BACKGROUND_MODULES) if m.name not in loaded]
@@ -130,13 +141,11 @@ def loader_tree(release: str, store: ModuleStore, names: Iterable[str] = recipe.
         path = f"modules/{module.path.rpartition('/')[2]}"
         tree.add_file(path, module.data)
         paths.append(f"/{path}")
-    for name, argv in (("init", AGENT_ARGV), ("shell", SHELL_ARGV)):
-        data = init_program(
-            loader_modules=paths,
-            background_modules=[f"/usr/lib/modules/{release}/{module.path}" for module in background],
-            argv=argv,
-        )
-        tree.add_file(name, data, 0o755)
+    behind = [f"/usr/lib/modules/{release}/{module.path}" for module in background]
+    init = init_program(loader_modules=paths, background_modules=behind, argv=argv, resumption=resumption)
+    tree.add_file("init", init, 0o755)
+    shell = init_program(loader_modules=paths, background_modules=behind, argv=SHELL_ARGV)
+    tree.add_file("shell", shell, 0o755)
     return tree
 
 

@@ -12,6 +12,7 @@ from _frozen_importlib import ModuleSpec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import ModuleType
 
 BUNDLE = "/usr/lib/agent/bundle"
@@ -22,15 +23,19 @@ class Bundle:
 
     def __init__(self, path: str) -> None:
         with open(path, "rb", 0) as file:
-            data = memoryview(file.read())
-        index_start = bytes(data[:16]).index(b"\n") + 1
-        body = index_start + int(bytes(data[:index_start]))
+            index_start = len(file.readline())
+            file.seek(0)
+            body = index_start + int(file.read(index_start))
+            index = file.read(body - index_start).decode()
         self._path = path
-        self._modules: dict[str, tuple[bool, memoryview]] = {}
-        for line in bytes(data[index_start:body]).decode().splitlines():
+        self._modules: dict[str, tuple[bool, int, int]] = {}
+        for line in index.splitlines():
             name, is_package, offset, length = line.split(" ")
-            start = body + int(offset)
-            self._modules[name] = (is_package == "1", data[start : start + int(length)])
+            self._modules[name] = (is_package == "1", body + int(offset), int(length))
+
+    def names(self) -> "Iterable[str]":
+        """All modules that are here."""
+        return self._modules.keys()
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":
         """How to load the module `name`; None when it is not here."""
@@ -44,12 +49,28 @@ class Bundle:
         """Ask for a module of the ordinary kind."""
 
     def exec_module(self, module: "ModuleType") -> None:
-        """Run the module's code, whose bytes are not needed again."""
-        exec(marshal.loads(self._modules.pop(module.__name__)[1]), module.__dict__)
+        """Run the module's code."""
+        _, start, length = self._modules[module.__name__]
+        with open(self._path, "rb", 0) as file:
+            file.seek(start)
+            code = file.read(length)
+        exec(marshal.loads(code), module.__dict__)
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, Bundle(BUNDLE))
+    bundle = Bundle(BUNDLE)
+    sys.meta_path.insert(0, bundle)
+    from guest.agent.main import main
+
+    # Two roles that only the image's build has for this program, see `guest.snapshot`.
+    if sys.argv[1:] == ["tracer"]:
+        from guest.snapshot.tracer import run
+
+        run()
+    elif sys.argv[1:] == ["subject"]:
+        from guest.snapshot.subject import stay_here
+
+        stay_here(bundle.names())
     with open("/proc/cmdline", encoding="utf-8", errors="replace") as command_line:
         asked = command_line.read()
     if "forwarder.port=" in asked:
@@ -58,6 +79,4 @@ if __name__ == "__main__":
         words = parse(asked)
         if words is not None:
             fork_forwarder(words)
-    from guest.agent.main import main
-
     raise SystemExit(main())

@@ -10,6 +10,7 @@ the kernel then panics, and the host sees the end of the VM with the reason in i
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +19,8 @@ from guest.image.errors import BuildError
 # Source of numbers: kernel arch/x86/entry/syscalls/syscall_64.tbl.
 SYSCALLS: Final = {
     "read": 0,
+    "mmap": 9,
+    "munmap": 11,
     "write": 1,
     "open": 2,
     "close": 3,
@@ -31,16 +34,21 @@ SYSCALLS: Final = {
     "setsid": 112,
     "mknod": 133,
     "setpriority": 141,
+    "prctl": 157,
+    "arch_prctl": 158,
     "chroot": 161,
     "mount": 165,
     "ioctl": 16,
     "finit_module": 313,
+    "getrandom": 318,
 }
-_BASE: Final = 0x400000
+# Out of the way of any address a process of the guest has for itself: `resume` maps such a process around this one.
+_BASE: Final = 0x1000000000
 _HEADER_BYTES: Final = 64 + 56
 # mov r, imm64 for the argument registers in the order of the system call convention: rdi rsi rdx r10 r8 r9
 _MOVE_IMMEDIATE: Final = (b"\x48\xbf", b"\x48\xbe", b"\x48\xba", b"\x49\xba", b"\x49\xb8", b"\x49\xb9")
-_MOVE_SAVED_FD: Final = b"\x48\x89\xdf"  # mov rdi, rbx
+# mov r, rbx for the same
+_MOVE_SAVED_FD: Final = (b"\x48\x89\xdf", b"\x48\x89\xde", b"\x48\x89\xda", b"\x49\x89\xda", b"\x49\x89\xd8", b"\x49\x89\xd9")
 _SAVE_RESULT: Final = b"\x48\x89\xc3"  # mov rbx, rax
 _CALL: Final = b"\x0f\x05"
 _TEST_RESULT: Final = b"\x48\x85\xc0"  # test rax, rax
@@ -48,8 +56,20 @@ _JUMP_IF_NEGATIVE: Final = b"\x0f\x88"
 _JUMP_IF_NOT_ZERO: Final = b"\x0f\x85"
 
 
+_LOAD: Final = b"\x48\xa1"  # mov rax, [imm64]
+_STORE: Final = b"\x48\xa3"  # mov [imm64], rax
+_SET_STACK_POINTER: Final = b"\x48\xbc"  # mov rsp, imm64
+RESTORED: Final = (
+    *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
+)
+_POP_RESTORED: Final = bytes.fromhex("415f 415e 415d 415c 5d 5b 415b 415a 4159 4158 58 59 5a 5e 5f")
+# What a function may keep below the stack pointer: x86-64 psABI, "The Stack Frame".
+RED_ZONE_BYTES: Final = 128
+_RETURN: Final = b"\xc2" + struct.pack("<H", RED_ZONE_BYTES)  # ret: to the address on the stack, then drop the red zone
+
+
 class SavedFd:
-    """Stands for the descriptor the last `keep=True` call returned; only as a first argument."""
+    """Stands for the descriptor the last `keep=True` call returned."""
 
 
 SAVED_FD: Final = SavedFd()
@@ -71,9 +91,7 @@ class Program:
         """Append one system call. With `must`, an error ends the program with that text; otherwise it is ignored."""
         for index, argument in enumerate(arguments):
             if isinstance(argument, SavedFd):
-                if index:
-                    raise BuildError(f"assemble {name}: the saved descriptor can only be its first argument")
-                self._code += _MOVE_SAVED_FD
+                self._code += _MOVE_SAVED_FD[index]
                 continue
             self._code += _MOVE_IMMEDIATE[index]
             if isinstance(argument, int):
@@ -103,6 +121,18 @@ class Program:
             self._patches.append((start + at, self._adopt(body, offset)))
         self.call("exit", 0)
         struct.pack_into("<i", self._code, jump_at, len(self._code) - jump_at - 4)
+
+    def copy(self, source: int, targets: Iterable[int]) -> None:
+        """Append: the 8 bytes at the address `source` are at each of `targets` too."""
+        self._code += _LOAD + struct.pack("<Q", source)
+        for target in targets:
+            self._code += _STORE + struct.pack("<Q", target)
+
+    def resume(self, stack_pointer: int) -> None:
+        """Append: the registers `RESTORED` are what lies on the stack from `stack_pointer` on, in their order, and the
+        next instruction is where the word after them points; the stack begins `RED_ZONE_BYTES` above that word.
+        """
+        self._code += _SET_STACK_POINTER + struct.pack("<Q", stack_pointer) + _POP_RESTORED + _RETURN
 
     def _adopt(self, other: "Program", offset: int) -> int:
         for vector_offset, members in other._vectors:

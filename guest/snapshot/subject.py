@@ -1,0 +1,38 @@
+"""The process that is kept: the agent with all its modules, nothing open, before its first step."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import gc
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Rare and large: images pulled by the guest, with OpenSSL.
+_LATER = ("guest.agent.__main__", "guest.agent.pull")
+ENVIRONMENT = {"LD_BIND_NOW": "1"}  # no call looks for its function later, in every guest anew
+ARGUMENT = "subject"
+
+
+def stay_here(modules: Iterable[str]) -> None:
+    """Import the agent's of `modules` and stop until the tracer has kept this process. Returns in every guest that goes
+    on from here.
+
+    What only the kernel knew of the process is not kept: the signals that the interpreter set at its start are set
+    again. (The rest is made by whoever goes on: descriptors 0 to 2, the session, the working directory.)
+    """
+    for module in modules:
+        if module.startswith("guest.agent.") and not module.startswith(_LATER):
+            __import__(module)
+    for name in ENVIRONMENT:
+        del os.environ[name]
+    sys.argv.remove(ARGUMENT)
+    gc.collect()
+    gc.freeze()
+    os.kill(os.getpid(), _signal.SIGSTOP)
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+        _signal.signal(number, _signal.SIG_IGN)
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)

@@ -1,0 +1,152 @@
+"""Starts the subject, answers for the kernel where it would say something else every time, and writes what came of it.
+
+The subject is process 1 of a namespace of its own, as the agent is in a guest. The kernel's parameters `norandmaps` and
+`vdso=0` see to it that its addresses are always the same and that it calls no code of the kernel's, which in a guest
+would be another's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+from guest.snapshot.process import Mapping, Process
+from guest.snapshot.subject import ENVIRONMENT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# The 16 bytes of AT_RANDOM. glibc makes a guard of the stack of the first half, without its lowest byte, and one of
+# saved pointers of the second. A guest has a guard of its own for the stack: `guest.image.resume` looks for this one.
+RANDOM_BYTES = b"\0pyshim.pod guard"
+STACK_GUARD = int.from_bytes(RANDOM_BYTES[:8], "little")
+# What getrandom(2) says: the seed of Python's hashes, glibc's mark of freed memory.
+_DRAWN_BYTES = b"drawn for a pod."
+# struct user_regs_struct of sys/user.h
+REGISTERS = (
+    *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
+    *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+)
+_TRACEME, _GETREGS, _SETREGS, _SYSCALL, _SETOPTIONS = 0, 12, 13, 24, 0x4200
+_OPTION_SYSGOOD, _SYSGOOD = 1, 0x80
+_CLONE_NEWPID = 0x20000000
+_AT_RANDOM = 25
+_SYS_GETRANDOM, _SYS_RSEQ = 318, 334
+_SIGTRAP, _SIGSTOP = 5, 19
+_PROTECTIONS = {"r": 1, "w": 2, "x": 4}
+
+
+class _Subject:
+    """A traced child, stopped at its first instruction."""
+
+    def __init__(self, argv: list[str], environment: dict[str, str]) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+        self._libc.ptrace.restype = ctypes.c_long
+        if self._libc.unshare(_CLONE_NEWPID):
+            raise OSError(ctypes.get_errno(), "unshare")
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._libc.ptrace(_TRACEME, 0, None, None)
+            os.execve(argv[0], argv, environment)
+        if self._next_stop() != _SIGTRAP:
+            raise RuntimeError(f"start {argv[0]}: not stopped at its start")
+        self.memory = os.open(f"/proc/{self.pid}/mem", os.O_RDWR)
+        self._ptrace(_SETOPTIONS, _OPTION_SYSGOOD)
+
+    def _ptrace(self, request: int, data: ctypes.Array[ctypes.c_ulong] | int | None = None) -> None:
+        if self._libc.ptrace(request, self.pid, None, data) < 0:
+            raise OSError(ctypes.get_errno(), f"ptrace {request}")
+
+    def _next_stop(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
+        if not os.WIFSTOPPED(status):
+            raise RuntimeError(f"wait for the subject: it ended with status {status:#x}")
+        return os.WSTOPSIG(status)
+
+    def registers(self) -> dict[str, int]:
+        values = (ctypes.c_ulong * len(REGISTERS))()
+        self._ptrace(_GETREGS, values)
+        return dict(zip(REGISTERS, values, strict=True))
+
+    def _set_registers(self, registers: dict[str, int]) -> None:
+        self._ptrace(_SETREGS, (ctypes.c_ulong * len(REGISTERS))(*registers.values()))
+
+    def run_until_it_stops(self) -> None:
+        """It has sent itself SIGSTOP; nothing it was told is random, and it has no rseq(2) area."""
+        leaving = False
+        while True:
+            self._ptrace(_SYSCALL)
+            signal = self._next_stop()
+            if signal == _SIGSTOP:
+                return
+            if signal != _SIGTRAP | _SYSGOOD:
+                raise RuntimeError(f"wait for the subject: stopped by signal {signal}")
+            registers = self.registers()
+            if not leaving and registers["orig_rax"] == _SYS_RSEQ:
+                self._set_registers(registers | {"orig_rax": 2**64 - 1})  # no such call
+            elif leaving and registers["orig_rax"] == _SYS_GETRANDOM and registers["rax"] < 1 << 32:
+                length = registers["rax"]
+                os.pwrite(self.memory, (_DRAWN_BYTES * (length // 16 + 1))[:length], registers["rdi"])
+            leaving = not leaving
+
+
+def _set_at_random(memory: int, stack_pointer: int) -> None:
+    """A process that has just been executed gets `RANDOM_BYTES`. On its stack: argc, argv, 0, environment, 0, pairs of
+    the auxiliary vector (x86-64 psABI, "Initial Stack and Register State").
+    """
+    stack = os.pread(memory, 4096, stack_pointer)
+    words = struct.unpack_from(f"<{len(stack) // 8}Q", stack)
+    at = words.index(0, 1) + 1
+    at = words.index(0, at) + 1
+    while words[at] != _AT_RANDOM:
+        at += 2
+    os.pwrite(memory, RANDOM_BYTES, words[at + 1])
+
+
+def _mappings(pid: int, memory: int) -> Iterator[Mapping]:
+    with open(f"/proc/{pid}/smaps", encoding="ascii") as file:
+        start = end = protection = offset = 0
+        path = ""
+        for line in file:
+            first, *rest = line.split(None, 5)
+            if not first.endswith(":"):
+                start, end = (int(part, 16) for part in first.split("-"))
+                protection = sum(_PROTECTIONS.get(letter, 0) for letter in rest[0])
+                offset, path = int(rest[1], 16), rest[4].rstrip("\n") if len(rest) > 4 else ""
+            elif first == "Anonymous:" and not path.startswith("[v"):  # vsyscall is the kernel's
+                own = rest[0] != "0"
+                yield Mapping(start, end, protection, offset, path, os.pread(memory, end - start, start) if own else None)
+
+
+def keep(argv: list[str], environment: dict[str, str], disk: str) -> None:
+    """The process `argv`, as it is when it stops itself, is on `disk`; it has ended. Needs root, and one thread."""
+    subject = _Subject(argv, environment | ENVIRONMENT)
+    _set_at_random(subject.memory, subject.registers()["rsp"])
+    subject.run_until_it_stops()
+    process = Process(subject.registers(), tuple(_mappings(subject.pid, subject.memory)))
+    with open(disk, "r+b", 0) as file:
+        for piece in process.pieces():
+            rest = memoryview(piece)
+            while rest:
+                rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
+    os.kill(subject.pid, 9)
+
+
+def run() -> None:
+    """The whole task of the machine that the build boots: the snapshot is on its second disk, and the machine is off.
+
+    A failure is on the console.
+    """
+    from guest.agent.storage import syscalls
+
+    try:
+        # as AGENT_ARGV of guest.image.loader, with the word by which the entry knows its role
+        argv = ["/usr/bin/python3", "-I", "-S", "/usr/lib/agent/start.pyc", "subject"]
+        keep(argv, dict(os.environ), "/dev/vdb")
+    except Exception as error:
+        print(f"snapshot failed: {error!r}", flush=True)
+    syscalls.power_off()
