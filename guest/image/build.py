@@ -178,9 +178,7 @@ def gather(inputs: Inputs, cache: Path, scratch: Path, progress: Progress) -> Ma
     )
 
 
-def _assemble(
-    inputs: Inputs, cache: Path, partial: Path, progress: Progress, *, runs_agent: bool
-) -> dict[str, Any]:
+def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress, *, runs_agent: bool) -> dict[str, Any]:
     """Write the artefacts into `partial`; the manifest's facts about the content."""
     with tempfile.TemporaryDirectory(dir=partial, prefix="scratch-") as scratch_name:
         scratch = Path(scratch_name)
@@ -217,8 +215,9 @@ def find_inputs(checkout: Path, cache: Path, start: Path, progress: Progress) ->
 def build(*, checkout: Path, out: Path, cache: Path, progress: Progress, start: Path | None = None) -> dict[str, Any]:
     """The manifest of the guest in `out`, which is built unless it is there already from equal inputs.
 
-    `start` replaces the agent's entry (benchmarks boot a program of their own), which is then executed at each boot. Files appear under their names
-    complete, the manifest last: whoever reads a manifest finds what it describes. Raises BuildError.
+    `start` replaces the agent's entry (benchmarks boot a program of their own), and is executed at each boot. Files
+    appear under their names complete, the manifest last: whoever reads a manifest finds what it describes. Raises
+    BuildError.
     """
     started_s = time.monotonic()
     with _locked(cache):

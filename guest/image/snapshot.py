@@ -27,8 +27,7 @@ MEMORY_FILE: Final = f"{AGENT_ROOT}/memory"
 _QEMU: Final = "qemu-system-x86_64"
 _DISK_BYTES: Final = 64 << 20
 _LIMIT_S: Final = 300.0
-# Addresses that are the same every time, and no code of this kernel's in the process.
-_KERNEL_PARAMS: Final = "console=hvc0 quiet panic=1 cryptomgr.notests tsc=reliable no_timer_check norandmaps vdso=0"
+_KERNEL_PARAMS: Final = "console=hvc0 quiet panic=1 cryptomgr.notests tsc=reliable no_timer_check"
 
 
 def _argv(kernel: Path, initrd: Path, image: Path, disk: Path, console: Path) -> list[str | Path]:

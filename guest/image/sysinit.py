@@ -48,7 +48,7 @@ _HEADER_BYTES: Final = 64 + 56
 # mov r, imm64 for the argument registers in the order of the system call convention: rdi rsi rdx r10 r8 r9
 _MOVE_IMMEDIATE: Final = (b"\x48\xbf", b"\x48\xbe", b"\x48\xba", b"\x49\xba", b"\x49\xb8", b"\x49\xb9")
 # mov r, rbx for the same
-_MOVE_SAVED_FD: Final = (b"\x48\x89\xdf", b"\x48\x89\xde", b"\x48\x89\xda", b"\x49\x89\xda", b"\x49\x89\xd8", b"\x49\x89\xd9")
+_MOVE_SAVED_FD: Final = tuple(bytes.fromhex(code) for code in "4889df 4889de 4889da 4989da 4989d8 4989d9".split())
 _SAVE_RESULT: Final = b"\x48\x89\xc3"  # mov rbx, rax
 _CALL: Final = b"\x0f\x05"
 _TEST_RESULT: Final = b"\x48\x85\xc0"  # test rax, rax

@@ -25,7 +25,7 @@ class Mapping(NamedTuple):
 
 
 class Process(NamedTuple):
-    """All that a stopped process of one thread is, but for what the kernel keeps of it. Registers have ptrace's names."""
+    """All that a stopped process of one thread is, but for what the kernel keeps. Registers have ptrace's names."""
 
     registers: dict[str, int]
     mappings: tuple[Mapping, ...]

@@ -11,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Rare and large: images pulled by the guest, with OpenSSL.
-_LATER = ("guest.agent.__main__", "guest.agent.pull")
+# Rare, with much of the standard library behind them: images that the guest pulls itself, devices passed in.
+_LATER = ("guest.agent.__main__", "guest.agent.pull", "guest.agent.container.cdi")
 ENVIRONMENT = {"LD_BIND_NOW": "1"}  # no call looks for its function later, in every guest anew
 ARGUMENT = "subject"
 

@@ -1,8 +1,6 @@
 """Starts the subject, answers for the kernel where it would say something else every time, and writes what came of it.
 
-The subject is process 1 of a namespace of its own, as the agent is in a guest. The kernel's parameters `norandmaps` and
-`vdso=0` see to it that its addresses are always the same and that it calls no code of the kernel's, which in a guest
-would be another's.
+The subject is process 1 of a namespace of its own, as the agent is in a guest, and its addresses are always the same.
 """
 
 from __future__ import annotations
@@ -32,9 +30,13 @@ REGISTERS = (
 _TRACEME, _GETREGS, _SETREGS, _SYSCALL, _SETOPTIONS = 0, 12, 13, 24, 0x4200
 _OPTION_SYSGOOD, _SYSGOOD = 1, 0x80
 _CLONE_NEWPID = 0x20000000
-_AT_RANDOM = 25
-_SYS_GETRANDOM, _SYS_RSEQ = 318, 334
-_SIGTRAP, _SIGSTOP = 5, 19
+_ADDR_NO_RANDOMIZE = 0x0040000
+_AT_NULL, _AT_IGNORE, _AT_RANDOM, _AT_SYSINFO_EHDR = 0, 1, 25, 33
+_SYS_CLOCK_GETTIME, _SYS_GETRANDOM, _SYS_RSEQ = 228, 318, 334
+_NO_CALL = 2**64 - 1
+_SIGTRAP, _SIGSEGV, _SIGSTOP = 5, 11, 19
+_PR_SET_TSC, _TSC_FAULTS = 26, 2
+_RDTSC = b"\x0f\x31"
 _PROTECTIONS = {"r": 1, "w": 2, "x": 4}
 
 
@@ -50,6 +52,8 @@ class _Subject:
         self.pid = os.fork()
         if self.pid == 0:
             self._libc.ptrace(_TRACEME, 0, None, None)
+            self._libc.personality(_ADDR_NO_RANDOMIZE)
+            self._libc.prctl(_PR_SET_TSC, _TSC_FAULTS, 0, 0, 0)
             os.execve(argv[0], argv, environment)
         if self._next_stop() != _SIGTRAP:
             raise RuntimeError(f"start {argv[0]}: not stopped at its start")
@@ -75,35 +79,59 @@ class _Subject:
         self._ptrace(_SETREGS, (ctypes.c_ulong * len(REGISTERS))(*registers.values()))
 
     def run_until_it_stops(self) -> None:
-        """It has sent itself SIGSTOP; nothing it was told is random, and it has no rseq(2) area."""
+        """It has sent itself SIGSTOP. Nothing it was told was random or the time, and it has no rseq(2) area."""
         leaving = False
         while True:
             self._ptrace(_SYSCALL)
             signal = self._next_stop()
             if signal == _SIGSTOP:
                 return
+            if signal == _SIGSEGV and self._answer_time():
+                continue
             if signal != _SIGTRAP | _SYSGOOD:
                 raise RuntimeError(f"wait for the subject: stopped by signal {signal}")
-            registers = self.registers()
-            if not leaving and registers["orig_rax"] == _SYS_RSEQ:
-                self._set_registers(registers | {"orig_rax": 2**64 - 1})  # no such call
-            elif leaving and registers["orig_rax"] == _SYS_GETRANDOM and registers["rax"] < 1 << 32:
-                length = registers["rax"]
-                os.pwrite(self.memory, (_DRAWN_BYTES * (length // 16 + 1))[:length], registers["rdi"])
+            self._answer(self.registers(), leaving)
             leaving = not leaving
 
+    def _answer(self, registers: dict[str, int], leaving: bool) -> None:
+        """One system call, on its way in or out."""
+        if not leaving and registers["orig_rax"] == _SYS_RSEQ:
+            self._set_registers(registers | {"orig_rax": _NO_CALL})
+        elif leaving and registers["orig_rax"] == _SYS_GETRANDOM:
+            # also where the kernel has nothing to give yet: its answer would depend on how fast the machine is
+            length = registers["rsi"]
+            os.pwrite(self.memory, (_DRAWN_BYTES * (length // 16 + 1))[:length], registers["rdi"])
+            self._set_registers(registers | {"rax": length})
+        elif leaving and registers["orig_rax"] == _SYS_CLOCK_GETTIME:
+            os.pwrite(self.memory, struct.pack("<qq", 1, 0), registers["rsi"])
 
-def _set_at_random(memory: int, stack_pointer: int) -> None:
-    """A process that has just been executed gets `RANDOM_BYTES`. On its stack: argc, argv, 0, environment, 0, pairs of
-    the auxiliary vector (x86-64 psABI, "Initial Stack and Register State").
+    def _answer_time(self) -> bool:
+        """Whether it stopped at the instruction that reads the CPU's clock; it has read 0 then.
+
+        The dynamic loader keeps how long it took.
+        """
+        registers = self.registers()
+        if os.pread(self.memory, 2, registers["rip"]) != _RDTSC:
+            return False
+        self._set_registers(registers | {"rip": registers["rip"] + 2, "rax": 0, "rdx": 0})
+        return True
+
+
+def _answer_at_start(memory: int, stack_pointer: int) -> None:
+    """A process that has just been executed gets `RANDOM_BYTES`, and hears of no vdso: what it called there would be
+    another kernel's in a guest. On its stack: argc, argv, 0, environment, 0, pairs of the auxiliary vector (x86-64
+    psABI, "Initial Stack and Register State").
     """
     stack = os.pread(memory, 4096, stack_pointer)
     words = struct.unpack_from(f"<{len(stack) // 8}Q", stack)
     at = words.index(0, 1) + 1
     at = words.index(0, at) + 1
-    while words[at] != _AT_RANDOM:
+    while words[at] != _AT_NULL:
+        if words[at] == _AT_RANDOM:
+            os.pwrite(memory, RANDOM_BYTES, words[at + 1])
+        elif words[at] == _AT_SYSINFO_EHDR:
+            os.pwrite(memory, struct.pack("<QQ", _AT_IGNORE, 0), stack_pointer + 8 * at)
         at += 2
-    os.pwrite(memory, RANDOM_BYTES, words[at + 1])
 
 
 def _mappings(pid: int, memory: int) -> Iterator[Mapping]:
@@ -116,15 +144,15 @@ def _mappings(pid: int, memory: int) -> Iterator[Mapping]:
                 start, end = (int(part, 16) for part in first.split("-"))
                 protection = sum(_PROTECTIONS.get(letter, 0) for letter in rest[0])
                 offset, path = int(rest[1], 16), rest[4].rstrip("\n") if len(rest) > 4 else ""
-            elif first == "Anonymous:" and not path.startswith("[v"):  # vsyscall is the kernel's
-                own = rest[0] != "0"
-                yield Mapping(start, end, protection, offset, path, os.pread(memory, end - start, start) if own else None)
+            elif first == "Anonymous:" and not path.startswith("[v"):  # vdso, vvar, vsyscall are the kernel's
+                data = os.pread(memory, end - start, start) if rest[0] != "0" else None
+                yield Mapping(start, end, protection, offset, path, data)
 
 
 def keep(argv: list[str], environment: dict[str, str], disk: str) -> None:
     """The process `argv`, as it is when it stops itself, is on `disk`; it has ended. Needs root, and one thread."""
     subject = _Subject(argv, environment | ENVIRONMENT)
-    _set_at_random(subject.memory, subject.registers()["rsp"])
+    _answer_at_start(subject.memory, subject.registers()["rsp"])
     subject.run_until_it_stops()
     process = Process(subject.registers(), tuple(_mappings(subject.pid, subject.memory)))
     with open(disk, "r+b", 0) as file:

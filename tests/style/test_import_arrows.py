@@ -67,16 +67,28 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "protos": (),
     "guest": (),
     "guest.agent": ("protos", "pyshim.ttrpc", "pyshim.cdi"),
-    "guest.image": (),
+    "guest.image": ("guest.snapshot",),
     "guest.forwarder": ("guest.agent",),
-    "guest.image.start": ("guest.agent", "guest.forwarder"),  # goes into the image, in front of the agent
+    "guest.snapshot": ("guest.agent",),
+    "guest.image.start": (
+        "guest.agent",
+        "guest.forwarder",
+        "guest.snapshot",
+    ),  # goes into the image, in front of the agent
 }
 # Needed only to name a type: allowed under `if TYPE_CHECKING`, where nothing is imported when the program runs.
 TYPING_ONLY: dict[str, tuple[str, ...]] = {
     "pyshim.host": ("pyshim.plan",),
     "pyshim.sandbox": ("pyshim.agent", "pyshim.host"),
 }
-_STANDARD_LIBRARY_ONLY = ("pyshim.model", "pyshim.ttrpc", "pyshim.bootstrap", "guest.agent", "guest.forwarder")
+_STANDARD_LIBRARY_ONLY = (
+    "pyshim.model",
+    "pyshim.ttrpc",
+    "pyshim.bootstrap",
+    "guest.agent",
+    "guest.forwarder",
+    "guest.snapshot",
+)
 _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "bench")
 # Protobuf types end at these edges; inside, everything is model.
 _PROTOBUF_EDGES = ("pyshim/task/", "pyshim/agent/", "pyshim/kubelet/", "hypervisors/remote/service.py", "protos/")
