@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +24,6 @@ from guest.image.tree import Tree
 from guest.snapshot.process import Process, parse
 from guest.snapshot.tracer import STACK_GUARD
 
-MEMORY_FILE: Final = f"{AGENT_ROOT}/memory"
 _QEMU: Final = "qemu-system-x86_64"
 _DISK_BYTES: Final = 64 << 20
 _LIMIT_S: Final = 300.0
@@ -61,6 +61,13 @@ def _kept_process(kernel: Path, initrd: Path, image: Path, scratch: Path) -> Pro
         raise BuildError(f"keep the agent's process: {exc}; the guest says {seen!r}") from exc
 
 
+def _digest(process: Process) -> str:
+    digest = sha256()
+    for piece in process.pieces():
+        digest.update(piece)
+    return digest.hexdigest()[:16]
+
+
 def keep_agent(
     tree: Tree, *, kernel: Path, release: str, store: ModuleStore, erofs_tool: list[str], scratch: Path
 ) -> Resumption:
@@ -73,6 +80,8 @@ def keep_agent(
     erofs_image(tree, erofs_tool, image, scratch / "before")
     initrd.write_bytes(cpio_archive(loader_tree(release, store, argv=TRACER_ARGV), recipe.MTIME_S))
     process = _kept_process(kernel, initrd, image, scratch)
-    resumption = plan(process, f"/{MEMORY_FILE}", STACK_GUARD)
-    tree.add_file(MEMORY_FILE, resumption.memory)
+    # The name says whose memory it is: an initrd and a root image of two builds do not go together, and /init says so.
+    path = f"{AGENT_ROOT}/memory-{_digest(process)}"
+    resumption = plan(process, f"/{path}", STACK_GUARD)
+    tree.add_file(path, resumption.memory)
     return resumption
