@@ -6,7 +6,8 @@ the QEMU process, which neighbours on the machine disturb less.
 
 The default executes the agent's interpreter at each boot; `make guest` keeps the agent's process, which is a variant
 here. Every boot of a variant lies between two boots of the default, and counts as a ratio to their mean: drift of the
-machine cancels out. The table has medians of those ratios. Variants are built in memory from the same material as the image.
+machine cancels out. The table has medians of those ratios. Variants are built in memory from the same material as the
+image.
 """
 
 import argparse
