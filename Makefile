@@ -42,6 +42,7 @@ soak: setup guest ## many pods together, many rounds, 280 pods that lose a part 
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.cri_soak $(or $(SIZE),20 3 2)
 	@PYSHIM_SOAK_ROUNDS=500 $(PYTHON) -m pytest -q -s tests/unit/failpoints/test_soak.py
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench.stub_rounds
+	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench.stub_rounds --forked
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.soak $(or $(LOSSES),\
 	    --shim 200 --vmm 20 --virtiofsd 20 --frozen 20 --agent 20 --pods 50 --rounds 50)
 

@@ -2,6 +2,8 @@
 
 The VM is a stand-in, so that hundreds of rounds take a minute. What a round leaves in the shim adds up; what is filled
 once does not: the trace (the first 256 spans), the gaps of the C library's heap, the interpreter's table of names.
+
+`--forked`: of a shim that the zygote has forked. What is its own is looked at after a rest, for which both looks wait.
 """
 
 from __future__ import annotations
@@ -9,16 +11,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 from bench import stub_whole_pods, stubs
 from bench.ground import GROUND, containerd_up
 from bench.measures import MIB, memory_of
+from pyshim.zygote.rest import AT_MOST_EVERY_S, QUIET_S
 
 WARM_UP = 200
 """Rounds until what is filled once is full."""
 KIB_A_ROUND = 4.0
 """Far below what a kept task, stream or container is in hundreds of rounds, above what one growth of a table is."""
+_RESTED_AFTER_S = AT_MOST_EVERY_S + QUIET_S + 2.0
 
 
 def main() -> int:
@@ -26,16 +32,24 @@ def main() -> int:
         prog="python -m bench.stub_rounds", description="What rounds of a container leave in the shim of one pod."
     )
     parser.add_argument("--rounds", type=int, default=800, help=f"default 800; more than {WARM_UP}")
-    count = parser.parse_args().rounds
+    parser.add_argument("--forked", action="store_true", help="of a shim that is forked, not executed")
+    asked = parser.parse_args()
+    count = asked.rounds
     if count <= WARM_UP:
         parser.error(f"--rounds {count}: expected more than {WARM_UP}")
-    with containerd_up() as ground, stub_whole_pods.pod(replace(ground, config=stubs.config(GROUND))) as pod:
+    with (
+        containerd_up() as ground,
+        ground.zygote() if asked.forked else nullcontext(),
+        stub_whole_pods.pod(replace(ground, config=stubs.config(GROUND))) as pod,
+    ):
         warm = kib = fds = 0
         for number in range(1, count + 1):
             name = f"{pod.shim.container}-c{number}"
             with pod.container(name):
                 pod.exec(name)
-            if number % 100 == 0 or number == WARM_UP:
+            if asked.forked and number in (WARM_UP, count):
+                time.sleep(_RESTED_AFTER_S)
+            if number % 100 == 0 or number in (WARM_UP, count):
                 kib = round(memory_of(pod.pid).private_mib * MIB / 1024)
                 print(f"{number:5} rounds: {kib} KiB private", flush=True)
             if number == WARM_UP:
