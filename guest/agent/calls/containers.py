@@ -77,7 +77,7 @@ async def _create(agent: Agent, container: Container, request: Message) -> None:
         cgroup=guest_cgroup(spec.Linux.CgroupsPath, container.cid),
         namespace_paths=_namespaces(agent, request.sandbox_pidns),
         hooks=agent.sandbox.hooks,
-        online_cpus=_online_cpus(),
+        online_cpus=_online_cpus() if spec.Linux.Resources.CPU.Cpus else "",
         limits_devices=agent.crun.limits_devices,
         sets_personality=agent.crun.fixed_addresses,
     )
@@ -88,7 +88,7 @@ async def _create(agent: Agent, container: Container, request: Message) -> None:
     if spec.Linux.Sysctl:
         from guest.agent.container.sysctls import apply_sysctls
 
-        apply_sysctls(spec.Linux.Sysctl, agent.sandbox.namespaces)
+        apply_sysctls(spec.Linux.Sysctl)
     await container.create(config)
     if request.shared_mounts:
         log.warning("shared mounts are not supported", container=container.cid, count=len(request.shared_mounts))

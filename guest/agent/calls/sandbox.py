@@ -15,7 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from guest.agent.agent import Agent
 
-_NAMESPACES = "/run/sandbox-ns"
 _RESOLV_CONF = "/run/kata-containers/sandbox/resolv.conf"
 _GUEST_RESOLV_CONF = "/etc/resolv.conf"
 _MODPROBE_TIMEOUT_S = 30.0
@@ -23,7 +22,7 @@ _HOOK_KINDS = ("prestart", "poststart", "poststop")
 
 
 async def create(agent: Agent, request: Message) -> None:
-    """Modules are loaded, shared namespaces and storages exist, hooks and DNS are known, loopback is up."""
+    """Modules are loaded, the sandbox has its hostname and storages, hooks and DNS are known, loopback is up."""
     sandbox = agent.sandbox
     if sandbox.is_created:
         raise FailedPrecondition(f"create sandbox {request.sandbox_id!r}: {sandbox.id!r} was created before")
@@ -80,29 +79,18 @@ async def _load_module(agent: Agent, module: Message) -> None:
 
 
 def _make_namespaces(agent: Agent) -> None:
-    """Bind-mounted UTS and IPC namespaces that containers join; this process stays in its own."""
-    from guest.agent.storage import mounts, syscalls
+    """The UTS and IPC namespaces that containers join are this process's own, which in a guest nobody else has.
 
-    flags = {"uts": syscalls.CLONE_NEWUTS, "ipc": syscalls.CLONE_NEWIPC}
-    os.makedirs(_NAMESPACES, mode=0o700, exist_ok=True)
-    own = {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in flags}
-    try:
-        syscalls.unshare(flags["uts"] | flags["ipc"])
-        try:
-            if agent.sandbox.hostname:
-                _socket.sethostname(agent.sandbox.hostname)
-            for kind in flags:
-                path = f"{_NAMESPACES}/{kind}"
-                mounts.unmount(path)
-                os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o400))
-                mounts.mount(f"/proc/self/ns/{kind}", path, "bind", [])
-                agent.sandbox.namespaces[kind] = path
-        finally:
-            for kind, flag in flags.items():
-                syscalls.setns(own[kind], flag)
-    finally:
-        for fd in own.values():
-            os.close(fd)
+    Nothing of the agent depends on them, so further ones would only cost: the guest is the pod's.
+    """
+    if os.getpid() != 1:
+        from guest.agent.storage import syscalls
+
+        syscalls.unshare(syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
+    if agent.sandbox.hostname:
+        _socket.sethostname(agent.sandbox.hostname)
+    for kind in ("uts", "ipc"):
+        agent.sandbox.namespaces[kind] = f"/proc/{os.getpid()}/ns/{kind}"
 
 
 def find_hooks(folder: str) -> dict[str, list[Message]]:

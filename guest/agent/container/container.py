@@ -66,12 +66,13 @@ class Container:
             await self._crun.create(self.cid, self.bundle, pid_file, stdio.console, stdio.child_fds)
 
         try:
-            await self._launch(self.init, stdio, run)
+            await self._launch(self.init, stdio, run, f"{self.bundle}/crun.pid")
         except BaseException:
             await self._crun.delete(self.cid)
             raise
         self.processes[""] = self.init
-        self.cgroup = _cgroup_of(self.init.pid)
+        if self._crun.has_cgroups:
+            self.cgroup = _CGROUP_ROOT + config["linux"]["cgroupsPath"]
 
     async def start(self) -> None:
         """Init has been told to become the container's program."""
@@ -100,7 +101,7 @@ class Container:
             self.lock.release()
 
     async def _execute(self, process: Process, spec: Json) -> None:
-        process_file = self._crun.scratch("process")
+        process_file, pid_file = self._crun.scratch("process"), self._crun.scratch("pid")
         write_file(process_file, dumps(spec))
         stdio = self._stdio(process)
 
@@ -108,9 +109,10 @@ class Container:
             await self._crun.execute(self.cid, process_file, pid_file, stdio.console, stdio.child_fds)
 
         try:
-            await self._launch(process, stdio, run)
+            await self._launch(process, stdio, run, pid_file)
         finally:
             remove_file(process_file)
+            remove_file(pid_file)
         self._forget_finished()
         old = self.processes.pop(process.exec_id, None)
         if old is not None:
@@ -122,9 +124,8 @@ class Container:
         pipe_size = self._agent.settings.container_pipe_size
         return Stdio(self._agent.loop, terminal=process.has_terminal, console_path=console_path, pipe_size=pipe_size)
 
-    async def _launch(self, process: Process, stdio: Stdio, run: object) -> None:
-        """`run` has crun leave a process behind, which becomes `process`."""
-        pid_file = self._crun.scratch("pid")
+    async def _launch(self, process: Process, stdio: Stdio, run: object, pid_file: str) -> None:
+        """`run` has crun leave a process behind, whose number is in `pid_file` and which becomes `process`."""
         children = self._agent.children
         children.expect()
         try:
@@ -136,7 +137,6 @@ class Container:
         finally:
             children.expected()
             stdio.abandon()
-            remove_file(pid_file)
 
     def _forget_finished(self) -> None:
         # A liveness probe every few seconds for months must not grow the table.
@@ -241,20 +241,6 @@ def write_file(path: str, text: str) -> None:
             data = data[os.write(fd, data) :]
     finally:
         os.close(fd)
-
-
-def _cgroup_of(pid: int) -> str:
-    """The cgroup v2 directory of a process; "" when it has none of its own."""
-    if not os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers"):
-        return ""
-    try:
-        with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
-            for line in file:
-                if line.startswith("0::/") and len(line) > 5:
-                    return _CGROUP_ROOT + line[3:].rstrip("\n")
-    except (FileNotFoundError, ProcessLookupError):
-        pass  # it has ended already
-    return ""
 
 
 def _remove_empty_cgroup(path: str) -> None:

@@ -38,6 +38,7 @@ class Crun:
             syscalls.become_subreaper()
         os.makedirs(f"{RUN_DIR}/crun", mode=0o700, exist_ok=True)
         has_cgroup2 = os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers")
+        self.has_cgroups = has_cgroup2
         self._children = children
         self.fixed_addresses = fixed_addresses
         self._serial = 0
@@ -57,10 +58,12 @@ class Crun:
     async def create(
         self, cid: str, bundle: str, pid_file: str, console: str | None, stdio: tuple[int, int, int]
     ) -> None:
+        """The container waits to be started; what crun said meanwhile stays in its bundle."""
         options = [f"--bundle={bundle}", f"--pid-file={pid_file}", *self._create_options]
         if console is not None:
             options.append(f"--console-socket={console}")
-        await self._run("create", [*options, "--", cid], f"create container {cid!r}", stdio)
+        doing = f"create container {cid!r}"
+        await self._run("create", [*options, "--", cid], doing, stdio, log_file=f"{bundle}/crun.log")
 
     async def start(self, cid: str, *, tells_hooks: bool) -> None:
         """The waiting init has been let go, and with `tells_hooks` the container's poststart hooks have run."""
@@ -99,9 +102,11 @@ class Crun:
         stdio: tuple[int, int, int] = (-1, -1, -1),
         *,
         outlives_readers: bool = False,
+        log_file: str = "",
     ) -> None:
         # stderr may be the container's own, so crun's complaint is read from its log file.
-        log_file = self.scratch("log")
+        keeps_log = bool(log_file)
+        log_file = log_file or self.scratch("log")
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
         try:
             ended: Promise = self._children.spawn(
@@ -116,7 +121,8 @@ class Crun:
             if code != 0:
                 raise CrunFailed(f"{doing}: {_complaint(log_file) or f'crun {command} exited {code}'}")
         finally:
-            remove_file(log_file)
+            if not keeps_log:
+                remove_file(log_file)
 
 
 def remove_file(path: str) -> None:

@@ -74,8 +74,9 @@ def oci_config(
     """config.json of a container.
 
     `rootfs` and `cgroup` replace the spec's paths. `namespace_paths` has the path to join per namespace type; "pid" is
-    always there, "" for a new one. `hooks` are the guest's own, after the spec's. `online_cpus` limits cpusets, which
-    the host may mean for its own CPUs. `limits_devices` says whether device rules can be enforced at all.
+    always there, "" for a new one. `hooks` are the guest's own, after the spec's. `online_cpus` limits the cpuset, if
+    the spec has one, which the host may mean for its own CPUs. `limits_devices` says whether device rules can be
+    enforced at all.
     `sets_personality` gives the container's processes the ordinary one, whichever crun has.
     """
     config: Json = {

@@ -1,8 +1,7 @@
-"""Kernel settings that a spec asks for, written in the namespaces that the containers share.
+"""Kernel settings that a spec asks for. The namespaces that the containers share are the agent's own.
 
 Not left to crun: it refuses network settings of a container without a network namespace of its own, and here the pod's
-network is the guest's. Source: kernel Documentation/admin-guide/sysctl/; which settings are whose, by namespace, see
-ipc_namespaces(7) and uts_namespaces(7).
+network is the guest's. Source: kernel Documentation/admin-guide/sysctl/.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import errno
 import os
 
 from guest.agent.errors import InvalidArgument
-from guest.agent.storage import syscalls
 
 _ROOT = "/proc/sys"
-_ENTERED = {"ipc": syscalls.CLONE_NEWIPC, "uts": syscalls.CLONE_NEWUTS}
 
 
 def sysctl_path(name: str) -> str:
@@ -29,31 +26,11 @@ def sysctl_path(name: str) -> str:
     return f"{_ROOT}/{name}"
 
 
-def apply_sysctls(settings: dict[str, str], namespaces: dict[str, str]) -> None:
-    """Every setting has its value. InvalidArgument names the one that the kernel does not know or refuses.
-
-    `namespaces` has the paths of the shared ones; this process is back in its own afterwards.
-    """
+def apply_sysctls(settings: dict[str, str]) -> None:
+    """Every setting has its value. InvalidArgument names the one that the kernel does not know or refuses."""
     paths = {name: sysctl_path(name) for name in settings}
-    kinds = [kind for kind in _ENTERED if namespaces.get(kind)]
-    own = {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds}
-    try:
-        for kind in kinds:
-            _enter(namespaces[kind], _ENTERED[kind])
-        for name, path in paths.items():
-            _write(name, path, settings[name])
-    finally:
-        for kind, fd in own.items():
-            syscalls.setns(fd, _ENTERED[kind])
-            os.close(fd)
-
-
-def _enter(path: str, flag: int) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        syscalls.setns(fd, flag)
-    finally:
-        os.close(fd)
+    for name, path in paths.items():
+        _write(name, path, settings[name])
 
 
 def _write(name: str, path: str, value: str) -> None:

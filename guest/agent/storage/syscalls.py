@@ -75,10 +75,6 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags))
 
 
-def setns(fd: int, flags: int) -> None:
-    _check(_libc.setns(fd, flags))
-
-
 def set_personality(persona: int) -> int:
     """Of this process, and of those it makes from now on; what it was before. Source: personality(2)."""
     return _check(_libc.personality(ctypes.c_ulong(persona)))
