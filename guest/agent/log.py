@@ -22,7 +22,9 @@ def _quoted(value: object) -> str:
     text = str(value)
     if text and text.isprintable() and not any(c in ' ="\\' for c in text):
         return text
-    return '"' + text.encode("unicode_escape").decode().replace('"', '\\"') + '"'
+    if not (text.isascii() and text.isprintable()) or "\\" in text:
+        text = text.encode("unicode_escape").decode()
+    return '"' + text.replace('"', '\\"') + '"'
 
 
 def _emit(level: str, message: str, fields: dict[str, object]) -> None:

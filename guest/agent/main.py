@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from guest.agent.text_files import read_text
+
 # The work of a container's birth, in the order in which the shim asks for it.
 _PRELOAD = (
     "guest.agent.calls.health",
@@ -34,8 +36,7 @@ def _open_standard_fds() -> None:
 
 def _command_line() -> list[str]:
     try:
-        with open("/proc/cmdline", encoding="utf-8", errors="replace") as file:
-            return file.read().split() + sys.argv[1:]
+        return read_text("/proc/cmdline").split() + sys.argv[1:]
     except OSError:
         return sys.argv[1:]
 

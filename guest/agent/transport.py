@@ -14,6 +14,7 @@ import select
 from guest.agent import log
 from guest.agent.errors import InvalidArgument
 from guest.agent.server import Peer
+from guest.agent.text_files import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def find_port(path: str) -> str | None:
         return None
     for entry in entries:
         try:
-            with open(f"{_PORTS}/{entry}/name", encoding="utf-8", errors="replace") as file:
-                name = file.read().strip()
+            name = read_text(f"{_PORTS}/{entry}/name").strip()
         except OSError:
             continue  # unplugged meanwhile, or it has no name
         if name == wanted:

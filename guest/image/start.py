@@ -61,6 +61,7 @@ if __name__ == "__main__":
     bundle = Bundle(BUNDLE)
     sys.meta_path.insert(0, bundle)
     from guest.agent.main import main
+    from guest.agent.text_files import read_text
 
     # Two roles that only the image's build has for this program, see `guest.snapshot`.
     if sys.argv[1:] == ["tracer"]:
@@ -71,8 +72,7 @@ if __name__ == "__main__":
         from guest.snapshot.subject import stay_here
 
         stay_here(bundle.names())
-    with open("/proc/cmdline", encoding="utf-8", errors="replace") as command_line:
-        asked = command_line.read()
+    asked = read_text("/proc/cmdline")
     if "forwarder.port=" in asked:
         from guest.forwarder.fork import fork_forwarder, parse
 

@@ -12,9 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # Rare, with much of the standard library behind them: images that the guest pulls itself, devices passed in.
-_LATER = ("guest.agent.__main__", "guest.agent.pull", "guest.agent.container.cdi")
+LATER = ("guest.agent.__main__", "guest.agent.pull", "guest.agent.container.cdi")
+# Of the standard library, what the agent's functions import when they run.
+LAZY = ("errno", "fcntl", "struct", "termios", "traceback")
 ENVIRONMENT = {"LD_BIND_NOW": "1"}  # no call looks for its function later, in every guest anew
 ARGUMENT = "subject"
+
+
+def kept_modules(modules: Iterable[str]) -> list[str]:
+    """The agent's of `modules` that a guest has from the start."""
+    return [name for name in modules if name.startswith("guest.agent.") and not name.startswith(LATER)]
 
 
 def stay_here(modules: Iterable[str]) -> None:
@@ -24,9 +31,8 @@ def stay_here(modules: Iterable[str]) -> None:
     What only the kernel knew of the process is not kept: the signals that the interpreter set at its start are set
     again. (The rest is made by whoever goes on: descriptors 0 to 2, the session, the working directory.)
     """
-    for module in modules:
-        if module.startswith("guest.agent.") and not module.startswith(_LATER):
-            __import__(module)
+    for module in (*kept_modules(modules), *LAZY):
+        __import__(module)
     for name in ENVIRONMENT:
         del os.environ[name]
     sys.argv.remove(ARGUMENT)

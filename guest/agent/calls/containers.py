@@ -11,6 +11,7 @@ from guest.agent.container.spec import check_id, check_spec, guest_cgroup, oci_c
 from guest.agent.container.users import apply_string_user
 from guest.agent.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from guest.agent.storage import mounts
+from guest.agent.text_files import read_text
 from guest.agent.wire.codec import Message
 
 TYPE_CHECKING = False
@@ -116,8 +117,7 @@ def _namespaces(agent: Agent, shares_pids: bool) -> dict[str, str]:
 
 
 def _online_cpus() -> str:
-    with open("/sys/devices/system/cpu/online", encoding="ascii") as file:
-        return file.read().strip()
+    return read_text("/sys/devices/system/cpu/online").strip()
 
 
 async def start(agent: Agent, request: Message) -> None:

@@ -7,6 +7,7 @@ import os
 from guest.agent import log
 from guest.agent.agent import VERSION
 from guest.agent.errors import DeadlineExceeded, Internal, InvalidArgument, Unimplemented, os_cause
+from guest.agent.text_files import read_text
 from guest.agent.wire.codec import Message
 
 TYPE_CHECKING = False
@@ -47,8 +48,7 @@ async def details(agent: Agent, request: Message) -> Message:
 def memory_block_bytes(folder: str) -> int:
     """The size of one hotpluggable block, 0 when the kernel has no memory hotplug. The file is hexadecimal."""
     try:
-        with open(f"{folder}/block_size_bytes", encoding="ascii") as file:
-            return int(file.read().strip(), 16)
+        return int(read_text(f"{folder}/block_size_bytes").strip(), 16)
     except FileNotFoundError:
         return 0
 
@@ -75,8 +75,7 @@ async def online_cpu_mem(agent: Agent, request: Message) -> None:
 def _online_cpus() -> int:
     from guest.agent.container.spec import cpu_set
 
-    with open(f"{_CPUS}/online", encoding="ascii") as file:
-        return len(cpu_set(file.read()))
+    return len(cpu_set(read_text(f"{_CPUS}/online")))
 
 
 def _online(folder: str, prefix: str, count: int) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from guest.agent.text_files import read_text
+
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -20,8 +22,7 @@ def text() -> str:
 
 
 def _lines(path: str) -> list[str]:
-    with open(path, encoding="ascii", errors="replace") as file:
-        return file.read().splitlines()
+    return read_text(path).splitlines()
 
 
 def _gauge(lines: list[str], name: str, help_text: str, samples: list[tuple[str, object]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from guest.agent.text_files import read_text
 from guest.agent.wire.codec import Message
 
 _NO_LIMIT = (1 << 64) - 1
@@ -15,8 +16,7 @@ _NO_LIMIT = (1 << 64) - 1
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
+        return read_text(path)
     except OSError:
         return ""
 

@@ -15,6 +15,7 @@ from guest.agent.container.process import Process, Stdio
 from guest.agent.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound
 from guest.agent.runtime.loop import Lock
 from guest.agent.runtime.signals import SIGKILL, SIGTERM
+from guest.agent.text_files import read_text
 from guest.agent.wire.jsontext import dumps
 
 TYPE_CHECKING = False
@@ -130,8 +131,7 @@ class Container:
         children.expect()
         try:
             await run(pid_file)  # type: ignore[operator]
-            with open(pid_file, encoding="ascii") as file:
-                pid = int(file.read())
+            pid = int(read_text(pid_file))
             stdio.attach(process)
             process.started(pid, children.adopt(pid))
         finally:
@@ -257,10 +257,9 @@ def _remove_empty_cgroup(path: str) -> None:
 def _takes_signal(pid: int, number: int) -> bool:
     """Whether the process blocks, ignores or handles the signal. Source: proc(5), SigBlk, SigIgn, SigCgt."""
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")) and int(line[7:], 16) >> (number - 1) & 1:
-                    return True
+        for line in read_text(f"/proc/{pid}/status").split("\n"):
+            if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")) and int(line[7:], 16) >> (number - 1) & 1:
+                return True
     except (FileNotFoundError, ProcessLookupError):
         pass
     return False

@@ -12,6 +12,7 @@ import os
 from guest.agent import log
 from guest.agent.errors import Internal, InvalidArgument, NotFound, os_cause
 from guest.agent.net import netlink as nl
+from guest.agent.text_files import read_text
 from guest.agent.wire.codec import Message
 
 _V4, _V6 = 0, 1
@@ -95,9 +96,8 @@ def prefix_length(text: str, most: int, what: str) -> int:
 def _has_ipv6() -> bool:
     for scope in ("all", "default"):
         try:
-            with open(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6", encoding="ascii") as file:
-                if file.read().strip() == "0":
-                    return True
+            if read_text(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6").strip() == "0":
+                return True
         except OSError:
             continue
     return False

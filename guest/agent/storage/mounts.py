@@ -8,6 +8,7 @@ import time
 from guest.agent import log
 from guest.agent.errors import EINVAL, ENODEV, ENOENT, Internal, InvalidArgument, os_cause
 from guest.agent.storage import syscalls as sys
+from guest.agent.text_files import read_text
 
 # option word -> (flags to set, flags to clear)
 _FLAG_WORDS: dict[str, tuple[int, int]] = {
@@ -122,8 +123,7 @@ def _mount_when_driver_is_loaded(source: str, target: str, fstype: str, flags: i
 
 def _is_module_loading() -> bool:
     try:
-        with open("/proc/modules") as modules:
-            return any(" Loading " in line for line in modules)
+        return " Loading " in read_text("/proc/modules")
     except OSError:
         return False
 
@@ -141,13 +141,12 @@ def unmount(target: str) -> None:
 
 def mount_types() -> dict[str, str]:
     """Mount point -> type of the topmost file system there."""
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
-        found = {}
-        for line in file:
-            fields = line.split(" ")
-            if len(fields) >= 3:
-                found[_unescaped(fields[1])] = fields[2]
-        return found
+    found = {}
+    for line in read_text("/proc/self/mounts").split("\n"):
+        fields = line.split(" ")
+        if len(fields) >= 3:
+            found[_unescaped(fields[1])] = fields[2]
+    return found
 
 
 def _unescaped(path: str) -> str:

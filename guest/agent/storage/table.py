@@ -11,6 +11,7 @@ from guest.agent import log
 from guest.agent.errors import Internal, InvalidArgument, os_cause
 from guest.agent.runtime.loop import Lock
 from guest.agent.storage import mounts
+from guest.agent.text_files import read_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -247,8 +248,7 @@ def allocate_hugepages(options: list[str]) -> None:
 
 
 def read_number(path: str) -> int:
-    with open(path, encoding="ascii") as file:
-        return int(file.read())
+    return int(read_text(path))
 
 
 def write_number(path: str, number: int) -> None:

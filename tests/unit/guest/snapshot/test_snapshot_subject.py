@@ -1,0 +1,48 @@
+"""What the kept process has: all that a call imports when it runs, but for the rare."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from guest.snapshot.subject import LATER, LAZY, kept_modules
+
+CHECKOUT = Path(__file__).resolve().parents[4]
+LOAD = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+for name in json.loads(sys.argv[2]): __import__(name)
+print(json.dumps(list(sys.modules)))
+"""
+
+
+def agent_files() -> dict[str, Path]:
+    files = sorted((CHECKOUT / "guest/agent").rglob("*.py"))
+    return {str(file.relative_to(CHECKOUT).with_suffix("")).replace("/", "."): file for file in files}
+
+
+def imported_in_functions(file: Path) -> set[str]:
+    names: set[str] = set()
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    functions = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, kinds))
+    for node in (inner for function in functions for inner in ast.walk(function)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def test_a_call_imports_only_what_is_there_or_rare() -> None:
+    files = agent_files()
+    kept = kept_modules(name for name in files if not name.endswith("__init__"))
+    argv = [sys.executable, "-I", "-S", "-c", LOAD, CHECKOUT, json.dumps([*kept, *LAZY])]
+    loaded = set(json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout))
+
+    wanted = {name for module in kept for name in imported_in_functions(files[module])}
+
+    assert {name for name in wanted - loaded if not name.startswith(LATER)} == set()
+    assert {"fcntl", "guest.agent.container.cdi"} <= wanted, "the test sees what is imported in functions"
+    assert "ssl" not in loaded
+    assert "dataclasses" not in loaded
