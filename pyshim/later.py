@@ -14,6 +14,9 @@ LATER = (
     "pyshim.agent.client",
     "pyshim.task.translate_events",
     "pyshim.task.translate_stats",
+    "pyshim.host.cgroups.removal",
+    "pyshim.host.network.link_removal",
+    "pyshim.plan.relay",
 )
 PAUSE_S = 0.01
 """For a call that has arrived meanwhile."""

@@ -28,12 +28,7 @@ SHIM_MODULES = (
     *LATER,
     "pyshim.zygote.rest",
     *("concurrent.futures.thread", "encodings.ascii", "google.protobuf.descriptor_pb2", "queue"),
-    *(
-        "pyshim.host.cgroups.removal",
-        "pyshim.host.cgroups.sandbox_cgroups",
-        "pyshim.host.network.link_removal",
-        "pyshim.host.sources",
-    ),
+    *("pyshim.host.cgroups.sandbox_cgroups", "pyshim.host.sources"),
 )
 
 
