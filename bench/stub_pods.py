@@ -15,6 +15,7 @@ from google.protobuf.any_pb2 import Any as PbAny
 from bench.measures import PYKATA, Ground, cpu_s
 from integration.framework import oci
 from integration.framework.direct import DirectShim, direct_shim, wait_until_gone
+from integration.framework.waiting import eventually
 from protos.containerd import runtimeoptions_pb2
 from pyshim.model.trace import Span, spans_from_json
 from pyshim.state.store import StateStore
@@ -76,9 +77,14 @@ def create(ground: Ground) -> Created:
 
 
 def trace_of(shim: DirectShim) -> tuple[Span, ...]:
-    """The spans of the sandbox's trace so far."""
-    snapshot = StateStore().load(shim.container).snapshot
-    return spans_from_json(snapshot.trace) if snapshot is not None else ()
+    """The spans of the sandbox's trace, once its state, which is written after the replies, tells of Start."""
+
+    def spans() -> tuple[Span, ...]:
+        snapshot = StateStore().load(shim.container).snapshot
+        found = spans_from_json(snapshot.trace) if snapshot is not None else ()
+        return found if any(span.name == f"start {shim.container}" for span in found) else ()
+
+    return eventually(spans, what=f"the state of {shim.container!r} tells of its start")
 
 
 def waited_s(spans: tuple[Span, ...]) -> float:

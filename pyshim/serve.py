@@ -161,7 +161,6 @@ class _Daemon:
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 
         async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
-            host.expect_moves()
             loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ))
             if loaded.runtime.enable_debug:
                 shim_log.set_debug()
@@ -192,6 +191,7 @@ class _Daemon:
             new_uuid=new_uuid,
             find_devices=find_devices,
             open_monitor=open_monitor,
+            expect_sandbox=host.expect_moves,
         )
         return environment if faults is None else faults.environment(environment)
 

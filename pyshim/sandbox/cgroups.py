@@ -217,13 +217,15 @@ class SandboxCgroups:
         async with self._lock:
             if self._left:
                 return
-            had, self._record = self.saved(), record
+            had, same_size = self.saved(), record is self._record
+            self._record = record
             cpus, mems = cpuset_union(containers, "cpus"), cpuset_union(containers, "mems")
             await self._check_sets(cpus, mems)
             if cpus or mems or self._has_sets():
                 await self._apply(cpuset_settings(self._plan, cpus, mems))
             await self._apply(limit_settings(self._plan, self._config, record))
-            await self._place_vcpus()
+            if not same_size or not self._threads:
+                await self._place_vcpus()
             await self._pin(cpus)
             if self.saved() != had:
                 self._on_change()

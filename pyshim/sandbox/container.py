@@ -64,6 +64,7 @@ class Container:
         clock_ns: Callable[[], int],
         on_exit: Callable[["Container"], None],
         on_change: Callable[[], None],
+        on_start: Callable[[], None],
         on_exec_change: Callable[["Container"], None],
     ) -> None:
         self.id = request.container_id
@@ -84,6 +85,7 @@ class Container:
         self._clock_ns = clock_ns
         self._on_exit = on_exit
         self._on_change = on_change
+        self._on_start = on_start
         self._on_exec_change = on_exec_change
         self._init: Process | None = None
         self._execs: dict[ExecId, Process] = {}
@@ -185,7 +187,10 @@ class Container:
                 await self._start_init(process)
             else:
                 await self._start_exec(process, exec_id)
-        self._changed(process)
+        if exec_id is None and process.status is Status.RUNNING:
+            self._on_start()
+        else:
+            self._changed(process)
         return process.pid
 
     async def _start_init(self, process: Process) -> None:

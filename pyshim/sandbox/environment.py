@@ -39,3 +39,5 @@ class Environment:
     open_monitor: Callable[[str, VolumeRpc], Awaitable[Monitor]]
     """Serves the monitor socket at the path. Raises ShimError."""
     find_devices: FindDevices = no_devices
+    expect_sandbox: Callable[[], None] = lambda: None
+    """Called as soon as one is asked for: what takes its time whatever it will be can begin."""

@@ -74,6 +74,8 @@ class Pod:
             raise AlreadyExists(f"{action}: it already exists")
         creation = self._creating.get(container_id)
         if creation is None:
+            if self._sandbox is None:
+                self._env.expect_sandbox()
             task = self._tasks.spawn(
                 f"create/{container_id}", self._trace.of(f"create {container_id}", self._create(request))
             )
@@ -96,7 +98,6 @@ class Pod:
             container = await self._create_owner(request, spec, place)
         self._containers[container_id] = container
         self._env.publisher.publish(TaskCreated(container_id=container_id, request=request, pid=container.pid))
-        self._save()
         return container.pid
 
     async def _create_owner(self, request: CreateTask, spec: OciSpec, place: Placement) -> Container:
@@ -129,7 +130,6 @@ class Pod:
             devices=devices,
         )
         records = await self._env.open_records(place.sandbox_id)
-        self._saved = SavedState(records, self._trace)
         sandbox = Sandbox(
             plan=plan,
             host=self._env.host,
@@ -146,7 +146,10 @@ class Pod:
             open_monitor=self._env.open_monitor,
         )
         self._sandbox = sandbox
-        self._save()
+        self._saved = SavedState(
+            records, self._trace, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._trace)
+        )
+        self._saved.save()
         await sandbox.start()
         return sandbox
 
@@ -187,6 +190,7 @@ class Pod:
             clock_ns=self._env.clock_ns,
             on_exit=self._init_exited,
             on_change=self._save,
+            on_start=self._saved.save_soon,
             on_exec_change=self._saved.save_execs,
         )
         try:
@@ -194,6 +198,7 @@ class Pod:
         except AgentGone as exc:
             raise Unavailable(f"create container '{request.container_id}': {await sandbox.loss(str(exc))}") from exc
         sandbox.has_container(request.container_id)
+        self._saved.save_soon()
         return container
 
     async def _hold_pid_namespace(self, sandbox: Sandbox) -> None:
@@ -390,6 +395,5 @@ class Pod:
 
     def _save(self) -> None:
         """The state on disk is this moment's."""
-        if self._saved is not None and self._sandbox is not None:
-            containers = tuple(self._containers.values())
-            self._saved.save(sandbox_snapshot(self._sandbox, containers, self._owner, self._trace))
+        if self._saved is not None:
+            self._saved.save()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from pyshim.model.errors import ShimError
@@ -23,25 +23,40 @@ EXECS_WRITTEN_AFTER_S = 0.2
 """Nothing on the host hangs on an exec, and most have come and gone by then: a probe of the kubelet costs no write."""
 
 
-class SavedState:
-    """A sandbox's state on disk: as of the last `save`, with what execs have changed since, a moment later."""
+AFTER_REPLY_S = 0.005
+"""Create's reply brings Start's call, mostly sooner: one write tells of both. And none of the two waits for it."""
 
-    def __init__(self, records: Records, trace: Trace) -> None:
+
+class SavedState:
+    """A sandbox's state on disk: as of the last `save`, with what has begun or execs have changed a moment later."""
+
+    def __init__(self, records: Records, trace: Trace, take: Callable[[], SandboxSnapshot]) -> None:
+        """`take` tells how it is now."""
         self.records = records
         self._trace = trace
+        self._take = take
         self._last: SandboxSnapshot | None = None
         self._changed: dict[ContainerId, Container] = {}
         """Whose execs have changed since."""
         self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.TimerHandle | None = None
 
-    def save(self, snapshot: SandboxSnapshot) -> None:
-        """It is on disk; a full disk must not fail the call that merely reports a change, and is logged."""
+    def save(self) -> None:
+        """How it is now is on disk; a full disk must not fail the call that merely reports a change, and is logged."""
+        self._write(self._take())
+
+    def _write(self, snapshot: SandboxSnapshot) -> None:
         self._forget_changes()
         self._last = snapshot
         try:
             self.records.save(snapshot)
         except ShimError as exc:
             log.warning("save state", extra={"sandbox": snapshot.sandbox_id, "error": str(exc)})
+
+    def save_soon(self) -> None:
+        """How it is then is on disk when the reply has left, unless there is a `save` before."""
+        if self._soon is None and self._last is not None:
+            self._soon = asyncio.get_running_loop().call_later(AFTER_REPLY_S, self.save)
 
     def save_execs(self, container: Container) -> None:
         """The same soon, where nothing has changed but execs of `container`: they shall not pay for all of a pod."""
@@ -50,16 +65,17 @@ class SavedState:
             self._timer = asyncio.get_running_loop().call_later(EXECS_WRITTEN_AFTER_S, self._save_changed)
 
     def remove(self) -> None:
-        """As `Records.remove`; and what execs change now or have just changed is not written any more."""
+        """As `Records.remove`; and what changes now or has just changed is not written any more."""
         self._forget_changes()
         self._last = None
         self.records.remove()
 
     def _forget_changes(self) -> None:
         self._changed.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._timer, self._soon):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._soon = None
 
     def _save_changed(self) -> None:
         self._timer = None
@@ -74,11 +90,11 @@ class SavedState:
         self._changed.clear()
         now = replace(self._last, containers=containers, trace=self._trace.as_json())
         if now != self._last:
-            self.save(now)
+            self._write(now)
 
 
 def sandbox_snapshot(
-    sandbox: Sandbox, containers: tuple[Container, ...], owner: ContainerId | None, trace: Trace
+    sandbox: Sandbox, containers: Collection[Container], owner: ContainerId | None, trace: Trace
 ) -> SandboxSnapshot:
     plan = sandbox.plan
     return SandboxSnapshot(
@@ -121,7 +137,7 @@ def _hypervisor(sandbox: Sandbox) -> Mapping[str, object]:
     return {**sandbox.hypervisor.saved(), "VirtiofsDaemonPid": sandbox.virtiofsd_pid}
 
 
-def _status(sandbox: Sandbox, containers: tuple[Container, ...]) -> SandboxStatus:
+def _status(sandbox: Sandbox, containers: Collection[Container]) -> SandboxStatus:
     if sandbox.failure or sandbox.is_stopped:
         return SandboxStatus.STOPPED
     if not sandbox.pid:

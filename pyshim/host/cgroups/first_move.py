@@ -2,8 +2,8 @@
 
 The kernel lets nobody fork or exit while it moves a process from cgroup to cgroup. To enter that state takes a grace
 period of RCU, 5 to 15 ms in which a shim has nothing to do; for about as long afterwards further moves are free. So
-this process is "moved" to where it is: when it begins to serve and while the configuration is read, for its own first
-move; and every few milliseconds while the VMM comes up, for the moves when it answers. Source: in the kernel,
+this process is "moved" to where it is: when it begins to serve and when a first container is asked for, for its own
+first move; and every few milliseconds while the VMM comes up, for the moves when it answers. Source: in the kernel,
 cgroup_procs_write_start in kernel/cgroup/cgroup.c, and kernel/rcu/sync.c.
 """
 

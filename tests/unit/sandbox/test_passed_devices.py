@@ -11,7 +11,7 @@ from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, Hos
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ResourceExhausted, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.state.kata_shape import DEVICE_STATE, filled
-from tests.unit.sandbox.conftest import DOCUMENT, Stack, scenario
+from tests.unit.sandbox.conftest import DOCUMENT, Stack, scenario, until
 
 SANDBOX = {
     "io.kubernetes.cri.container-type": "sandbox",
@@ -136,6 +136,7 @@ async def test_a_device_that_comes_with_a_container_is_plugged_and_leaves_with_i
     app = await stack.run("a1", ["exit", "0"], annotations=member("a"), linux=vfio(5))
     vm = stack.hypervisors[0]
     assert list(vm.plugged) == ["0000:05:00.0"]
+    await until(lambda: saved_devices(stack))
     assert saved_devices(stack) == [("/dev/vfio/5", False, {"0000:05:00.0": "02/01"})]
     assert told(stack, "a1")[:3] == ({"cdi.k8s.io/vfio5": "nvidia.com/gpu=0"}, ["0000:05:00.0=02/01"], [])
 

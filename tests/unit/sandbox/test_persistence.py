@@ -7,7 +7,7 @@ from pyshim.model.ledger import ResourceKind
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
 from pyshim.model.trace import Trace
-from pyshim.sandbox.snapshot import EXECS_WRITTEN_AFTER_S, SavedState
+from pyshim.sandbox.snapshot import AFTER_REPLY_S, EXECS_WRITTEN_AFTER_S, SavedState
 from tests.fakes.host import FakeRecords
 from tests.unit.sandbox.conftest import PIPES, Stack, scenario, until
 
@@ -62,9 +62,11 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"], PIPES)
     snapshots = stack.records[-1].snapshots
     assert snapshots[0].status is SandboxStatus.CREATING
+    await asyncio.sleep(2 * AFTER_REPLY_S)
     assert (status(stack), snapshots[-1].vmm_pid) == (SandboxStatus.READY, stack.hypervisors[0].pid)
 
     await stack.pod.start(container, None)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
     assert status(stack) is SandboxStatus.RUNNING
 
     await stack.pod.pause(container)
@@ -80,6 +82,29 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     await until(lambda: status(stack) is SandboxStatus.STOPPED)
     await stack.pod.delete(container, None)
     assert stack.records[-1].removed
+
+
+@scenario
+async def test_a_create_and_its_start_are_told_of_by_one_write(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"])
+    snapshots = stack.records[-1].snapshots
+    assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING]
+    await stack.pod.start(container, None)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+
+    assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING, SandboxStatus.RUNNING]
+
+
+@scenario
+async def test_a_pod_that_ends_before_its_begin_was_told_of_is_not_told_of_again(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"])
+    await stack.pod.delete(container, None)
+    records = stack.records[-1]
+    assert records.removed
+    told = len(records.snapshots)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+
+    assert len(records.snapshots) == told
 
 
 def test_what_an_exec_changes_is_written_soon_as_if_all_had_been_looked_at_anew(pod_annotations: Any) -> None:
@@ -151,14 +176,16 @@ async def test_what_execs_change_is_not_written_over_a_state_that_was_given_up(s
     """It may stay on disk, since something is held; then the next sandbox of the name writes there."""
     container = await stack.run("c1", ["sleep"])
     records = FakeRecords(stack.host)
-    saved = SavedState(records, Trace(lambda: 0))
-    saved.save(stack.records[-1].snapshots[-1])
+    saved = SavedState(records, Trace(lambda: 0), lambda: stack.records[-1].snapshots[-1])
+    saved.save()
     await stack.exec(container, "e1", ["sleep"])
     saved.save_execs(stack.pod._containers[container])
+    saved.save_soon()
 
     saved.remove()
     await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
     saved.save_execs(stack.pod._containers[container])
+    saved.save_soon()
     await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
 
     assert len(records.snapshots) == 1
@@ -178,6 +205,7 @@ async def test_why_a_sandbox_was_lost_is_on_disk(stack: Stack) -> None:
 @scenario
 async def test_the_state_names_the_vmm_and_virtiofsd_as_kata_does(stack: Stack) -> None:
     await stack.create("c1", ["sleep"])
+    await asyncio.sleep(2 * AFTER_REPLY_S)
 
     hypervisor = stack.records[-1].snapshots[-1].hypervisor
 
