@@ -88,7 +88,7 @@ class _Call:
 
 
 class Session:
-    """Answers the requests of one connection, each in a task of its own, in whatever order they finish."""
+    """Answers the requests of one connection, in whatever order they finish; each but an immediate one has a task."""
 
     def __init__(
         self, owner: SessionOwner, peer: PeerCredentials | None, make_link: Callable[[Session, ServerConnection], Link]

@@ -18,7 +18,7 @@ _ASLEEP_AFTER_S = 0.1
 
 
 class Rest:
-    """Wakes the process only after it was awake anyway: no timer is left once there was a rest."""
+    """Wakes the process only after it was awake anyway: no timer is left once a rest has followed the last call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, baseline: Baseline, *, quiet_s: float = QUIET_S) -> None:
         self._loop = loop

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from hypervisors.base import Device, GuestLocation
 from pyshim.agent.client import AgentClient
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.agent_address import AgentAddress
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
@@ -183,6 +185,26 @@ def scenario(test: Callable[[Stack], Coroutine[Any, Any, None]]) -> Callable[[],
 
     run.__name__ = test.__name__
     return run
+
+
+async def give_up_while_it_plugs(stack: Stack, name: str, **spec: Any) -> None:
+    """Whoever wanted the container `name` gave up while its device was plugged into the VM; nothing came of it."""
+    vm = stack.hypervisors[0]
+    plugging = asyncio.Event()
+    plug = vm.plug
+
+    async def slow(given: Device) -> GuestLocation:
+        plugging.set()
+        await asyncio.sleep(5)
+        return await plug(given)
+
+    vm.plug = slow  # type: ignore[method-assign]
+    creation = asyncio.create_task(stack.create(name, ["sleep"], **spec))
+    await plugging.wait()
+    with pytest.raises(NotFound):
+        await stack.pod.delete(ContainerId(name), None)
+    with pytest.raises(ShimError):
+        await creation
 
 
 async def until(holds: Callable[[], object], *, every_s: float = 0.001) -> None:

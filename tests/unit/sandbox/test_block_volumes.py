@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from hypervisors.base import Device, GuestLocation
 from pyshim.model.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -18,7 +17,8 @@ from pyshim.model.ids import ContainerId
 from pyshim.model.mounts import SourceKind
 from pyshim.model.task import Status
 from pyshim.model.volumes import DirectVolume, SourceFacts
-from tests.unit.sandbox.conftest import Stack, scenario, until
+from tests.fakes.vm import FakeVm
+from tests.unit.sandbox.conftest import Stack, give_up_while_it_plugs, scenario, until
 
 DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
 OTHER = {"path": "/dev/loop8", "type": "b", "major": 7, "minor": 8}
@@ -82,39 +82,28 @@ def test_a_create_given_up_while_it_plugs_takes_the_disk_back(pod_annotations: A
     @scenario
     async def body(stack: Stack) -> None:
         await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        vm = stack.hypervisors[0]
-        plugging = asyncio.Event()
-        plug = vm.plug
 
-        async def slow(given: Device) -> GuestLocation:
-            plugging.set()
-            await asyncio.sleep(5)
-            return await plug(given)
+        await give_up_while_it_plugs(stack, "app", annotations=pod_annotations["container"], linux={"devices": [DISK]})
 
-        vm.plug = slow  # type: ignore[method-assign]
-        creation = asyncio.create_task(
-            stack.create("app", ["sleep"], annotations=pod_annotations["container"], linux={"devices": [DISK]})
-        )
-        await plugging.wait()
-
-        with pytest.raises(NotFound):
-            await stack.pod.delete(ContainerId("app"), None)
-
-        assert vm.plugged == {}
-        with pytest.raises(ShimError):
-            await creation
+        assert stack.hypervisors[0].plugged == {}
 
     body()
+
+
+async def ended_but_its_disk_is_kept(stack: Stack, pod_annotations: Any) -> tuple[ContainerId, FakeVm]:
+    """A container of a pod that has ended, in whose VM nothing is unplugged until `may_unplug` is set."""
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK]})
+    await stack.pod.wait(app, None)
+    vm = stack.hypervisors[0]
+    vm.may_unplug.clear()
+    return app, vm
 
 
 def test_a_guest_that_keeps_a_device_does_not_hold_delete(pod_annotations: Any) -> None:
     @scenario
     async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK]})
-        await stack.pod.wait(app, None)
-        vm = stack.hypervisors[0]
-        vm.may_unplug.clear()
+        app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
         loop = asyncio.get_running_loop()
         began = loop.time()
 
@@ -131,11 +120,7 @@ def test_a_guest_that_keeps_a_device_does_not_hold_delete(pod_annotations: Any) 
 def test_a_guest_that_keeps_a_device_holds_up_nobody_with_another(pod_annotations: Any) -> None:
     @scenario
     async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK]})
-        await stack.pod.wait(app, None)
-        vm = stack.hypervisors[0]
-        vm.may_unplug.clear()
+        app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
         await stack.pod.delete(app, None)
 
         other = {"annotations": pod_annotations["container"], "linux": {"devices": [OTHER]}}
