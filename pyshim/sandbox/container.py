@@ -347,8 +347,8 @@ class Container:
         status = await process.watch_exit()
         async with process.lock:  # a start in flight publishes its event first
             await self._wait_for_execs()
+            await self._resizer.leave(self.id)
             self._end(process, status)
-        await self._resizer.leave(self.id)
         self._on_exit(self)
 
     async def _wait_for_execs(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.task import Status
 from tests.unit.sandbox.conftest import Stack, scenario, until
 
 from .resizable_pod import MIB, POD, add, document, resources, settled, start_pod
@@ -79,6 +80,18 @@ def test_what_a_container_asks_for_after_an_update_is_on_disk(update: dict[str, 
         assert (on_disk.resources == resources(cpus=1, mib=256)) == refused
 
     body()
+
+
+@scenario
+async def test_a_container_that_has_ended_asks_for_nothing_on_disk(stack: Stack) -> None:
+    stack.document = document(static=True)
+    container = await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1, mib=256)})
+
+    await stack.pod.kill(container, None, 9, False)
+    await stack.pod.wait(container, None)
+
+    (on_disk,) = stack.records[-1].snapshots[-1].containers
+    assert (on_disk.status, on_disk.resources) == (Status.STOPPED, {})
 
 
 @scenario
