@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from guest.image.recipe import STATIC_NODES
 from guest.image.resume import Resumption, go_on
 from guest.image.sysinit import SAVED_FD, Program
+from guest.snapshot import subject
 
 _READ_WRITE = 2
 _CLOSE_ON_EXEC = 0o2000000
@@ -20,7 +21,7 @@ ROOT_DEVICE = b"/dev/vda"
 NEW_ROOT = b"/root"
 
 # argv and environment of the agent; docs/GUEST.md promises both.
-AGENT_ARGV = (b"/usr/bin/python3", b"-I", b"-S", b"/usr/lib/agent/start.pyc")
+AGENT_ARGV = tuple(word.encode() for word in subject.AGENT_ARGV)
 TRACER_ARGV = (*AGENT_ARGV, b"tracer")
 SHELL_ARGV = (b"/bin/sh", b"-l")
 ENVIRONMENT = (b"PATH=/usr/sbin:/usr/bin:/sbin:/bin", b"HOME=/root", b"TERM=linux", b"LC_ALL=C.UTF-8")

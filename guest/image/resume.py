@@ -6,6 +6,7 @@ Everything here is a value: what is mapped where, the file that holds the pages,
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,12 +18,14 @@ _PAGE_BYTES: Final = 4096
 _PROT_READ_WRITE: Final = 3
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 2, 0x10, 0x20, 0x4000
 _CLOSE_ON_EXEC: Final = 0o2000000
-_PR_SET_NAME, _PR_SET_MM, _MM_START_BRK, _MM_BRK = 15, 35, 6, 7
+_PR_SET_NAME, _PR_SET_MM = 15, 35
+_MM_START_BRK, _MM_BRK, _MM_ARG_START, _MM_ARG_END = 6, 7, 8, 9
 _ARCH_SET_FS: Final = 0x1002
 _GRND_INSECURE: Final = 4
 # All that the kernel may have mapped for the process that goes on as another: its stack and the vdso.
 _UPPER_START, _UPPER_END = 0x7F00_0000_0000, 0x7FFF_FFFF_F000
 _STACK_BYTES: Final = 8 << 20  # Linux' default limit
+_BELOW_STACK_BYTES: Final = 1 << 20  # nothing is ever mapped there: Linux' stack_guard_gap
 # As many pages of zeros lie in the file before a mapping more is made for what follows them.
 _ZERO_PAGES: Final = 16
 _GUARD_IN_THREAD: Final = 0x28  # where code finds the guard of its stack, from FS on: x86-64 psABI supplement, glibc
@@ -43,7 +46,8 @@ class Span:
 class Resumption:
     """How to go on as a process. `memory` is the content of the file `memory_path`.
 
-    `guards` are the addresses of all copies of the stack's guard, which each guest replaces by one of its own.
+    `guards` are the addresses of all copies of the stack's guard, which each guest replaces by one of its own; `shown`
+    is where the command line lies.
     """
 
     spans: tuple[Span, ...]
@@ -52,6 +56,7 @@ class Resumption:
     stack_pointer: int
     thread_pointer: int
     heap: tuple[int, int]
+    shown: tuple[int, int]
     guards: tuple[int, ...]
 
 
@@ -86,8 +91,20 @@ def _guards(mapping: Mapping, guard: int) -> list[int]:
     return [mapping.start + 8 * index for index, word in enumerate(words) if word == guard]
 
 
-def plan(process: Process, memory_path: str, stack_guard: int) -> Resumption:
-    """How to go on as `process`, with what is its own in a file `memory_path`. BuildError names what cannot be."""
+def _shown(stack: Mapping, argv: Sequence[str]) -> tuple[int, int]:
+    """Where `argv` lies on the stack."""
+    text = b"".join(word.encode() + b"\0" for word in argv)
+    at = (stack.data or b"").rfind(text)
+    if at < 0:
+        raise BuildError(f"plan resumption: the process is none of {' '.join(argv)!r}")
+    return stack.start + at, stack.start + at + len(text)
+
+
+def plan(process: Process, memory_path: str, stack_guard: int, argv: Sequence[str]) -> Resumption:
+    """How to go on as `process`, with what is its own in a file `memory_path`. BuildError names what cannot be.
+
+    `argv` is the command line it shows, the first words of the one it was started with.
+    """
     by_path = {mapping.path: mapping for mapping in process.mappings}
     if "[stack]" not in by_path or "[heap]" not in by_path:
         raise BuildError("plan resumption: the process has no stack or no heap")
@@ -96,7 +113,11 @@ def plan(process: Process, memory_path: str, stack_guard: int) -> Resumption:
     thread_pointer = process.registers["fs_base"]
     guards = _guards(stack, stack_guard)
     memory = bytearray()
-    spans = [Span(address=stack.end - _STACK_BYTES, length=_STACK_BYTES, protection=_PROT_READ_WRITE)]
+    below = stack.end - _STACK_BYTES
+    spans = [
+        Span(address=below - _BELOW_STACK_BYTES, length=_BELOW_STACK_BYTES, protection=0),
+        Span(address=below, length=_STACK_BYTES, protection=_PROT_READ_WRITE),
+    ]
     for mapping in process.mappings:
         data, length = mapping.data, mapping.end - mapping.start
         is_file = mapping.path.startswith("/")
@@ -135,6 +156,7 @@ def plan(process: Process, memory_path: str, stack_guard: int) -> Resumption:
         stack_pointer=stack_pointer,
         thread_pointer=thread_pointer,
         heap=(heap.start, heap.end),
+        shown=_shown(stack, argv),
         guards=tuple(guards),
     )
 
@@ -161,6 +183,9 @@ def go_on(program: Program, resumption: Resumption) -> None:
     program.call("getrandom", drawn + 1, 7, _GRND_INSECURE, must="draw a guard")
     program.copy(drawn, resumption.guards)
     for word, address in zip((_MM_START_BRK, _MM_BRK), resumption.heap, strict=True):
+        program.call("prctl", _PR_SET_MM, word, address, 0, 0)
+    # The end first: the kernel takes no line that ends before it starts, and the new one is above the old.
+    for word, address in zip((_MM_ARG_END, _MM_ARG_START), reversed(resumption.shown), strict=True):
         program.call("prctl", _PR_SET_MM, word, address, 0, 0)
     program.call("prctl", _PR_SET_NAME, b"python3", 0, 0, 0)
     program.call("arch_prctl", _ARCH_SET_FS, resumption.thread_pointer, must="find its thread")

@@ -22,6 +22,7 @@ from guest.image.resume import Resumption, plan
 from guest.image.rootfs import erofs_image, loader_tree
 from guest.image.tree import Tree
 from guest.snapshot.process import Process, parse
+from guest.snapshot.subject import AGENT_ARGV
 from guest.snapshot.tracer import STACK_GUARD
 
 _QEMU: Final = "qemu-system-x86_64"
@@ -82,6 +83,6 @@ def keep_agent(
     process = _kept_process(kernel, initrd, image, scratch)
     # The name says whose memory it is: an initrd and a root image of two builds do not go together, and /init says so.
     path = f"{AGENT_ROOT}/memory-{_digest(process)}"
-    resumption = plan(process, f"/{path}", STACK_GUARD)
+    resumption = plan(process, f"/{path}", STACK_GUARD, AGENT_ARGV)
     tree.add_file(path, resumption.memory)
     return resumption

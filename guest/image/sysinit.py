@@ -1,9 +1,9 @@
 """The guest's first process: a table of system calls, assembled into a static ELF file of a few kilobytes.
 
-Between the kernel and the agent lie only module loads, mounts and one exec. A shell would spend a process on each and
-an interpreter its own start, both before the agent's start; this costs the calls themselves. It is assembled here,
-not compiled, so that the build needs no compiler: the only instructions are "load arguments, call, compare with zero,
-jump".
+Between the kernel and the agent lie only module loads, mounts and what maps the agent's memory (or one exec). A shell
+would spend a process on each and an interpreter its own start, both before the agent's start; this costs the calls
+themselves. It is assembled here, not compiled, so that the build needs no compiler: the only instructions are "load
+arguments, call, compare with zero, jump", and at the end those that copy a word and restore registers.
 
 Failures are written to /dev/kmsg, so they appear on the console beside the kernel's own lines, and end the process:
 the kernel then panics, and the host sees the end of the VM with the reason in its console log.
@@ -155,7 +155,7 @@ class Program:
         return offset
 
     def image(self) -> bytes:
-        """The finished executable: one segment holding headers, code and data."""
+        """The finished executable: one segment that cannot be written, holding headers, code and data."""
         code = bytearray(self._code)
         patches = list(self._patches)
         for jump_at, text in self._failures:
@@ -176,7 +176,7 @@ class Program:
         size = data_base - _BASE + len(data)
         ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
         header = ident + struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, _BASE + _HEADER_BYTES, 64, 0, 0, 64, 56, 1, 64, 0, 0)
-        segment = struct.pack("<IIQQQQQQ", 1, 7, 0, _BASE, _BASE, size, size, 0x1000)
+        segment = struct.pack("<IIQQQQQQ", 1, 5, 0, _BASE, _BASE, size, size, 0x1000)
         return (header + segment + bytes(code)).ljust(data_base - _BASE, b"\0") + bytes(data)
 
 

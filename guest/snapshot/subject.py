@@ -16,7 +16,8 @@ LATER = ("guest.agent.__main__", "guest.agent.pull", "guest.agent.container.cdi"
 # Of the standard library, what the agent's functions import when they run.
 LAZY = ("errno", "fcntl", "struct", "termios", "traceback")
 ENVIRONMENT = {"LD_BIND_NOW": "1"}  # no call looks for its function later, in every guest anew
-ARGUMENT = "subject"
+AGENT_ARGV = ("/usr/bin/python3", "-I", "-S", "/usr/lib/agent/start.pyc")
+ARGUMENT = "subject"  # one more word: the entry stops here
 
 
 def kept_modules(modules: Iterable[str]) -> list[str]:

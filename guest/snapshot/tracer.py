@@ -10,7 +10,7 @@ import os
 import struct
 
 from guest.snapshot.process import Mapping, Process
-from guest.snapshot.subject import ENVIRONMENT
+from guest.snapshot.subject import AGENT_ARGV, ARGUMENT, ENVIRONMENT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,10 +51,13 @@ class _Subject:
             raise OSError(ctypes.get_errno(), "unshare")
         self.pid = os.fork()
         if self.pid == 0:
-            self._libc.ptrace(_TRACEME, 0, None, None)
-            self._libc.personality(_ADDR_NO_RANDOMIZE)
-            self._libc.prctl(_PR_SET_TSC, _TSC_FAULTS, 0, 0, 0)
-            os.execve(argv[0], argv, environment)
+            try:
+                self._libc.ptrace(_TRACEME, 0, None, None)
+                self._libc.personality(_ADDR_NO_RANDOMIZE)
+                self._libc.prctl(_PR_SET_TSC, _TSC_FAULTS, 0, 0, 0)
+                os.execve(argv[0], argv, environment)
+            finally:
+                os._exit(127)
         if self._next_stop() != _SIGTRAP:
             raise RuntimeError(f"start {argv[0]}: not stopped at its start")
         self.memory = os.open(f"/proc/{self.pid}/mem", os.O_RDWR)
@@ -172,9 +175,7 @@ def run() -> None:
     from guest.agent.storage import syscalls
 
     try:
-        # as AGENT_ARGV of guest.image.loader, with the word by which the entry knows its role
-        argv = ["/usr/bin/python3", "-I", "-S", "/usr/lib/agent/start.pyc", "subject"]
-        keep(argv, dict(os.environ), "/dev/vdb")
+        keep([*AGENT_ARGV, ARGUMENT], dict(os.environ), "/dev/vdb")
     except Exception as error:
         print(f"snapshot failed: {error!r}", flush=True)
     syscalls.power_off()

@@ -33,6 +33,9 @@ TELL = bytes.fromhex(
 )
 
 
+ARGV = ("/usr/bin/agent", "-x")
+
+
 def stopped(**changes: object) -> Process:
     """A process of one page of code, a heap, a thread's memory and a stack, stopped before `TELL`."""
     words = {30: 0, 31: 0, 32: STACK_GUARD}  # from the stack pointer on; the last one is a frame's guard
@@ -40,6 +43,8 @@ def stopped(**changes: object) -> Process:
     top = len(stack) - PAGE
     for index, word in words.items():
         struct.pack_into("<Q", stack, top + 8 * (index - 30), word)
+    line = b"/usr/bin/agent\0-x\0subject\0"
+    stack[-len(line) :] = line
     thread = bytearray(PAGE)
     struct.pack_into("<Q", thread, 0x28, STACK_GUARD)
     registers = VALUES | {"rip": CODE, "rsp": STACK + top, "fs_base": THREAD}
@@ -65,7 +70,7 @@ def resumed(resumption: Resumption, directory: Path) -> subprocess.CompletedProc
 def test_another_process_goes_on_with_all_registers_stack_and_thread(tmp_path: Path) -> None:
     process = stopped()
 
-    done = resumed(plan(process, str(tmp_path / "memory"), STACK_GUARD), tmp_path)
+    done = resumed(plan(process, str(tmp_path / "memory"), STACK_GUARD, ARGV), tmp_path)
 
     assert (done.returncode, done.stderr) == (0, b"")
     told = struct.unpack("<19Q", done.stdout)
@@ -75,19 +80,19 @@ def test_another_process_goes_on_with_all_registers_stack_and_thread(tmp_path: P
 
 
 def test_every_resumption_has_a_guard_of_its_own_in_all_places(tmp_path: Path) -> None:
-    resumption = plan(stopped(), str(tmp_path / "memory"), STACK_GUARD)
+    resumption = plan(stopped(), str(tmp_path / "memory"), STACK_GUARD, ARGV)
 
     guards = [struct.unpack("<19Q", resumed(resumption, tmp_path).stdout)[16:18] for _ in range(2)]
 
     for in_thread, on_stack in guards:
         assert in_thread == on_stack
         assert in_thread & 0xFF == 0
-        assert in_thread not in (0, STACK_GUARD)
+        assert in_thread not in (0, STACK_GUARD, ARGV)
     assert guards[0] != guards[1]
 
 
 def test_memory_that_is_missing_ends_the_process_with_a_reason(tmp_path: Path) -> None:
-    resumption = plan(stopped(), str(tmp_path / "memory"), STACK_GUARD)
+    resumption = plan(stopped(), str(tmp_path / "memory"), STACK_GUARD, ARGV)
     program = Program()
     go_on(program, resumption)
 
@@ -100,7 +105,7 @@ def test_only_written_pages_are_kept_the_rest_is_as_in_files_or_zero() -> None:
     process = stopped()
     process = process._replace(mappings=(*process.mappings, library, relocated))
 
-    resumption = plan(process, "/memory", STACK_GUARD)
+    resumption = plan(process, "/memory", STACK_GUARD, ARGV)
 
     def at(address: int) -> list[Span]:
         return [span for span in resumption.spans if span.address <= address < span.address + span.length]
@@ -115,6 +120,8 @@ def test_only_written_pages_are_kept_the_rest_is_as_in_files_or_zero() -> None:
     assert (zero.path, written.path, written.length) == ("", "/memory", PAGE)
     assert resumption.memory[written.offset :].startswith(b"end")
     assert resumption.heap == (HEAP, HEAP + 64 * PAGE)
+    end = STACK + 16 * PAGE - len(b"subject\0")
+    assert resumption.shown == (end - len(b"/usr/bin/agent\0-x\0"), end)
     assert len(resumption.memory) < 20 * PAGE
 
 
@@ -124,14 +131,15 @@ def without(path: str) -> Process:
 
 
 @pytest.mark.parametrize(
-    ("process", "guard", "said"),
+    ("process", "guard", "argv", "said"),
     [
-        (without("[stack]"), STACK_GUARD, "no stack"),
-        (without("[heap]"), STACK_GUARD, "no heap"),
-        (stopped(), STACK_GUARD ^ 0x100, "another guard"),
-        (stopped(registers=stopped().registers | {"rsp": STACK + RED_ZONE_BYTES}), STACK_GUARD, "no room"),
+        (without("[stack]"), STACK_GUARD, ARGV, "no stack"),
+        (without("[heap]"), STACK_GUARD, ARGV, "no heap"),
+        (stopped(), STACK_GUARD ^ 0x100, ARGV, "another guard"),
+        (stopped(registers=stopped().registers | {"rsp": STACK + RED_ZONE_BYTES}), STACK_GUARD, ARGV, "no room"),
+        (stopped(), STACK_GUARD, ("/usr/bin/other", "-x"), "none of '/usr/bin/other -x'"),
     ],
 )
-def test_a_process_that_cannot_go_on_is_refused(process: Process, guard: int, said: str) -> None:
+def test_a_process_that_cannot_go_on_is_refused(process: Process, guard: int, argv: tuple[str, ...], said: str) -> None:
     with pytest.raises(BuildError, match=f"plan resumption: .*{said}"):
-        plan(process, "/memory", guard)
+        plan(process, "/memory", guard, argv)
