@@ -15,6 +15,7 @@ from guest.image.sysinit import RED_ZONE_BYTES, RESTORED, SAVED_FD, Program
 from guest.snapshot.process import Mapping, Process
 
 _PAGE_BYTES: Final = 4096
+_DRAWN_BYTES: Final = 16  # below the registers on the stack: where a guard is drawn to
 _PROT_READ_WRITE: Final = 3
 _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 2, 0x10, 0x20, 0x4000
 _CLOSE_ON_EXEC: Final = 0o2000000
@@ -44,7 +45,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """How to go on as a process. `memory` is the content of the file `memory_path`.
+    """How to go on as a process. `memory` is the content of the file `memory_path`; what it begins with is copied to
+    `stack` (start, end), all else is mapped.
 
     `guards` are the addresses of all copies of the stack's guard, which each guest replaces by one of its own; `shown`
     is where the command line lies.
@@ -53,6 +55,7 @@ class Resumption:
     spans: tuple[Span, ...]
     memory_path: str
     memory: bytes
+    stack: tuple[int, int]
     stack_pointer: int
     thread_pointer: int
     heap: tuple[int, int]
@@ -75,13 +78,18 @@ def _written_runs(data: bytes) -> list[tuple[int, int]]:
 
 
 def _with_registers(stack: Mapping, registers: dict[str, int]) -> tuple[bytes, int]:
-    """The stack with what `Program.resume` takes from it, below what belongs to the process, and where that begins."""
+    """The pages of the stack that are in use, with what `Program.resume` takes from them, and where that begins.
+
+    It lies below what belongs to the process.
+    """
     words = [registers[name] for name in RESTORED] + [registers["rip"]]
     stack_pointer = registers["rsp"] - RED_ZONE_BYTES - 8 * len(words)
-    at = stack_pointer - stack.start
+    at = stack_pointer - _DRAWN_BYTES - stack.start
     if stack.data is None or at < 0:
         raise BuildError("plan resumption: the stack has no room for the registers")
-    return bytes(at) + struct.pack(f"<{len(words)}Q", *words) + stack.data[at + 8 * len(words) :], stack_pointer
+    first = at - at % _PAGE_BYTES
+    used = bytes(stack_pointer - stack.start - first) + struct.pack(f"<{len(words)}Q", *words)
+    return used + stack.data[first + len(used) :], stack_pointer
 
 
 def _guards(mapping: Mapping, guard: int) -> list[int]:
@@ -100,6 +108,22 @@ def _shown(stack: Mapping, argv: Sequence[str]) -> tuple[int, int]:
     return stack.start + at, stack.start + at + len(text)
 
 
+def _spans(mapping: Mapping, memory: bytearray, memory_path: str) -> list[Span]:
+    """What makes `mapping`, from below up; pages of its own are added to `memory`."""
+    start, length, protection = mapping.start, mapping.end - mapping.start, mapping.protection
+    is_file = mapping.path.startswith("/")
+    data = mapping.data
+    spans: list[Span] = []
+    if data is None or not is_file:
+        path = mapping.path if is_file else ""
+        spans.append(Span(address=start, length=length, protection=protection, path=path, offset=mapping.offset))
+    for at, end in [(0, length)] if data and is_file else _written_runs(data or b""):
+        own = Span(address=start + at, length=end - at, protection=protection, path=memory_path, offset=len(memory))
+        memory += (data or b"")[at:end]
+        spans.append(own)
+    return spans
+
+
 def plan(process: Process, memory_path: str, stack_guard: int, argv: Sequence[str]) -> Resumption:
     """How to go on as `process`, with what is its own in a file `memory_path`. BuildError names what cannot be.
 
@@ -109,50 +133,27 @@ def plan(process: Process, memory_path: str, stack_guard: int, argv: Sequence[st
     if "[stack]" not in by_path or "[heap]" not in by_path:
         raise BuildError("plan resumption: the process has no stack or no heap")
     stack, heap = by_path["[stack]"], by_path["[heap]"]
-    stack_data, stack_pointer = _with_registers(stack, process.registers)
+    used, stack_pointer = _with_registers(stack, process.registers)
     thread_pointer = process.registers["fs_base"]
     guards = _guards(stack, stack_guard)
-    memory = bytearray()
-    below = stack.end - _STACK_BYTES
+    memory = bytearray(used)
+    bottom = stack.end - _STACK_BYTES
     spans = [
-        Span(address=below - _BELOW_STACK_BYTES, length=_BELOW_STACK_BYTES, protection=0),
-        Span(address=below, length=_STACK_BYTES, protection=_PROT_READ_WRITE),
+        Span(address=bottom - _BELOW_STACK_BYTES, length=_BELOW_STACK_BYTES, protection=0),
+        Span(address=bottom, length=_STACK_BYTES, protection=_PROT_READ_WRITE),
     ]
     for mapping in process.mappings:
-        data, length = mapping.data, mapping.end - mapping.start
-        is_file = mapping.path.startswith("/")
         if mapping.start <= thread_pointer < mapping.end:
             guards += _guards(mapping, stack_guard)
-        if mapping is stack:
-            data = stack_data
-        elif data is None or not is_file:
-            spans.append(
-                Span(
-                    address=mapping.start,
-                    length=length,
-                    protection=mapping.protection,
-                    path=mapping.path if is_file else "",
-                    offset=mapping.offset,
-                )
-            )
-        for start, end in [(0, length)] if is_file and data else _written_runs(data or b""):
-            address, offset = mapping.start + start, len(memory)
-            memory += (data or b"")[start:end]
-            spans.append(
-                Span(
-                    address=address,
-                    length=end - start,
-                    protection=mapping.protection,
-                    path=memory_path,
-                    offset=offset,
-                )
-            )
+        if mapping is not stack:
+            spans += _spans(mapping, memory, memory_path)
     if thread_pointer + _GUARD_IN_THREAD not in guards:
         raise BuildError("plan resumption: the process has another guard of its stack than it was given")
     return Resumption(
         spans=tuple(spans),
         memory_path=memory_path,
         memory=bytes(memory),
+        stack=(stack.end - len(used), stack.end),
         stack_pointer=stack_pointer,
         thread_pointer=thread_pointer,
         heap=(heap.start, heap.end),
@@ -176,10 +177,14 @@ def go_on(program: Program, resumption: Resumption) -> None:
             if span.path == path:
                 where = (span.address, span.length, span.protection, flags, SAVED_FD if path else -1, span.offset)
                 program.call("mmap", *where, must=f"map {path or 'memory'}")
+        if path == resumption.memory_path:
+            # Copied, so that it is anonymous as any stack: /proc takes a command line from nowhere else.
+            start, end = resumption.stack
+            program.call("pread64", SAVED_FD, start, end - start, 0, must="copy the stack")
         if path:
             program.call("close", SAVED_FD)
     # The lowest byte of a guard is zero, so that no string that is too long can write it: glibc's.
-    drawn = resumption.stack_pointer - 16
+    drawn = resumption.stack_pointer - _DRAWN_BYTES
     program.call("getrandom", drawn + 1, 7, _GRND_INSECURE, must="draw a guard")
     program.copy(drawn, resumption.guards)
     for word, address in zip((_MM_START_BRK, _MM_BRK), resumption.heap, strict=True):

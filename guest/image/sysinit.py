@@ -19,11 +19,12 @@ from guest.image.errors import BuildError
 # Source of numbers: kernel arch/x86/entry/syscalls/syscall_64.tbl.
 SYSCALLS: Final = {
     "read": 0,
-    "mmap": 9,
-    "munmap": 11,
     "write": 1,
     "open": 2,
     "close": 3,
+    "mmap": 9,
+    "munmap": 11,
+    "pread64": 17,
     "dup2": 33,
     "fork": 57,
     "execve": 59,
