@@ -24,6 +24,7 @@ from .framework.zygote import Zygote
 pytestmark = pytest.mark.vm
 _IDLE_S = 8.0
 _IDLE_KIB = 8 << 10
+_LIKELY_KIB = 5 << 10
 _EXECS = 50
 _NOISE_KIB = 384
 """Idle shims differ by up to 250, whatever they have served; 50 processes that are kept are more than 1000."""
@@ -65,6 +66,16 @@ def test_an_idle_shim_keeps_neither_what_it_only_looked_at_nor_what_it_has_serve
     (served,) = runtime.shims(name)
 
     _rested_kib(served.pid, idle_kib + _NOISE_KIB)
+
+
+def test_the_fork_that_waits_has_its_own_already_what_a_pod_will_write_to(
+    node_zygote: Zygote, runtime: Runtime
+) -> None:
+    def own_kib() -> int:
+        shims = {process.pid for process in processes.find("containerd-shim-pykata-v2")}
+        return max((_own_kib(pid) for pid in node_zygote.waiting(shims)), default=0)
+
+    eventually(lambda: own_kib() > _LIKELY_KIB, what=lambda: f"the fork that waits has more than {own_kib()} KiB")
 
 
 def _rested_kib(pid: int, most_kib: int) -> int:

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -56,10 +56,11 @@ _WITHIN_S = 300.0
 """Ends a hang; nobody waits for a play, and it takes its time while a node comes up and everything runs at once."""
 
 
-def rehearse(directory: str, plays: int = PLAYS) -> None:
+def rehearse(directory: str, plays: int = PLAYS, mark: Callable[[], object] = lambda: None) -> None:
     """The play has been given `plays` times, its files in a new directory below `directory`.
 
-    Raises whatever went wrong in it; then too nothing of it is left.
+    `mark` is called before each Create and after each Start. Raises whatever went wrong in it; then too nothing of it
+    is left.
     """
     stage = f"{directory}/rehearsal-{os.getpid()}"
     os.mkdir(stage, 0o700)
@@ -70,7 +71,7 @@ def rehearse(directory: str, plays: int = PLAYS) -> None:
     try:
         os.set_blocking(write_end, False)  # nobody reads: what does not fit is lost
         shim_log.set_up(debug=False, fd=write_end, fields={"sandbox": "rehearsal"})
-        asyncio.run(_play(stage, plays))
+        asyncio.run(_play(stage, plays, mark))
     finally:
         remove_tree(stage)
         logging.captureWarnings(False)
@@ -82,20 +83,21 @@ def rehearse(directory: str, plays: int = PLAYS) -> None:
         os.close(write_end)
 
 
-async def _play(directory: str, plays: int) -> None:
+async def _play(directory: str, plays: int, mark: Callable[[], object]) -> None:
     async with asyncio.timeout(_WITHIN_S):
         # Without cgroups: those of this machine are not for playing.
         facts = replace(await asyncio.to_thread(probe_host), cgroup_mode=CgroupMode.NONE)
         for _ in range(plays):
-            await _Stage(directory, facts).play()
+            await _Stage(directory, facts, mark).play()
 
 
 class _Stage:
     """One shim with everything around it, for one play."""
 
-    def __init__(self, directory: str, facts: HostFacts) -> None:
+    def __init__(self, directory: str, facts: HostFacts, mark: Callable[[], object]) -> None:
         self._directory = directory
         self._facts = facts
+        self._mark = mark
         self._host = _Host(children=Children())
         self._guest = _Guest()
         self._shim = ShimRecord(pid=os.getpid(), start_ticks=1, socket="unix:///rehearsal", namespace="rehearsal")
@@ -139,9 +141,12 @@ class _Stage:
             os.mkfifo(path)
         try:
             self._write_spec()
+            self._mark()
             await call("Create", (2, self._directory), (5, streams[0]), (6, streams[1]), (7, streams[2]))
             waiting = asyncio.create_task(call("Wait"))
-            for method in ("State", "Start", "Connect", "Pids", "State", "Stats"):
+            await call("Start")
+            self._mark()
+            for method in ("State", "Connect", "Pids", "State", "Stats"):
                 await call(method)
             process = encode((1, _PROCESS_TYPE), (2, json.dumps(self._process()).encode()))
             for name in ("one", "two"):

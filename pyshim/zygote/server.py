@@ -8,12 +8,15 @@ import select
 import signal
 import socket
 import time
+from array import array
 from contextlib import suppress
+from typing import Any
 
 from pyshim.bootstrap import zygote as link
 from pyshim.bootstrap.daemonize import raise_oom_score
 from pyshim.host.memory.advice import give_back_free, keep_small_pages, offer_for_merging
-from pyshim.host.memory.baseline import Baseline, take_baseline
+from pyshim.host.memory.baseline import Baseline, NotAlone, take_baseline
+from pyshim.host.memory.mappings import as_runs
 from pyshim.host.processes.caller import Cgroups, World, world_of
 from pyshim.later import LATER
 from pyshim.zygote.code import code_stamp, require_settled
@@ -57,6 +60,10 @@ def run(*, directory: str, idle_s: float, modules: tuple[str, ...] | None = None
         _rehearse(directory)
     zygote = _Zygote(path)
     baseline = _baseline()
+    if baseline is not None and modules is None:
+        zygote.likely = _written_by_a_pod(directory, baseline)
+        with suppress(NotAlone, OSError):  # this process is larger by what the look has written to
+            baseline.give_back()
     for advise in (keep_small_pages, offer_for_merging):
         with suppress(OSError):  # a kernel built without it: forks are right, only larger
             advise()
@@ -78,11 +85,32 @@ def _baseline() -> Baseline | None:
     return None
 
 
-def _rehearse(directory: str) -> None:
+def _written_by_a_pod(directory: str, baseline: Baseline) -> "array[int]":
+    """Start and end, in turn, of each run of pages that a fork writes to from a Create to the end of its Start.
+
+    Nothing when that cannot be found out.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException), open(write_end, "wb") as answer:
+            marks: list[set[int]] = []
+            _rehearse(directory, plays=1, mark=lambda: marks.append(baseline.own()))
+            before, after = marks
+            array("Q", as_runs(after - before)).tofile(answer)
+        os._exit(0)
+    os.close(write_end)
+    with open(read_end, "rb") as answer:
+        found = array("Q", answer.read())
+    os.waitpid(child, 0)
+    return found
+
+
+def _rehearse(directory: str, **options: Any) -> None:
     from pyshim.rehearsal import rehearse
 
     try:
-        rehearse(directory)
+        rehearse(directory, **options)
     except Exception as error:  # forks are right without it, only larger
         say(f"rehearsal failed: {type(error).__name__}: {error}")
     # A thread that was joined is the kernel's for a moment longer.
@@ -100,6 +128,8 @@ class _Zygote:
         self._cgroups = Cgroups()
         self._last_groups = ""
         """Where the last caller was."""
+        self.likely = array("Q")
+        """Start and end, in turn, of each run of pages that a fork makes its own beforehand."""
         self._code = code_stamp()
         require_settled(self._code)
         with suppress(FileNotFoundError):
@@ -150,6 +180,7 @@ class _Zygote:
             code=self._code,
             cgroups=self._cgroups,
             groups=self._last_groups,
+            likely=self.likely,
         )
         return waiting.wait()
 

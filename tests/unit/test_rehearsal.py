@@ -28,9 +28,11 @@ def state() -> tuple[object, ...]:
 def test_a_rehearsal_succeeds_and_leaves_nothing(tmp_path: Path) -> None:
     before = state()
 
-    rehearsal.rehearse(str(tmp_path), plays=2)
+    marks: list[int] = []
+    rehearsal.rehearse(str(tmp_path), plays=2, mark=lambda: marks.append(len(list(tmp_path.glob("*/state/*")))))
 
     assert state() == before
+    assert marks == [0, 1, 0, 1], "a pod's state is there when Start has ended"
     assert list(tmp_path.iterdir()) == []
     assert asyncio._get_running_loop() is None
 

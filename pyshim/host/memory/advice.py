@@ -1,9 +1,10 @@
 """What this process tells the C library and the kernel about its own memory."""
 
 import ctypes
+from collections.abc import Iterable
 
 from pyshim.host.memory.mappings import written_to
-from pyshim.host.syscalls import MADV_MERGEABLE, MADV_NOHUGEPAGE, madvise
+from pyshim.host.syscalls import MADV_MERGEABLE, MADV_NOHUGEPAGE, MADV_POPULATE_WRITE, madvise
 
 
 def give_back_free() -> None:
@@ -30,6 +31,12 @@ def offer_for_merging() -> None:
     makes it private again. Raises OSError where the kernel cannot merge. Source: madvise(2), MADV_MERGEABLE.
     """
     _advise(MADV_MERGEABLE)
+
+
+def make_own(runs: Iterable[tuple[int, int]]) -> None:
+    """The pages from each start to its end are as if they had been written to. Raises OSError before Linux 5.14."""
+    for start, end in runs:
+        madvise(start, end - start, MADV_POPULATE_WRITE)
 
 
 def _advise(advice: int) -> None:

@@ -128,6 +128,15 @@ class Baseline(NamedTuple):
         """
         self._drop(self._places(pages_of_files))
 
+    def own(self) -> set[int]:
+        """Where each page begins that this process has written to since, and not given back."""
+        return {
+            page
+            for start, end, _ in self._mapped()
+            for first, last in own_pages(start, end)
+            for page in range(first, last, PAGE_BYTES)
+        }
+
     def _drop(self, *groups: list[_Place]) -> int:
         """How many pages of the last of these groups were given up."""
         dropped = 0

@@ -2,7 +2,7 @@
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -44,6 +44,19 @@ def own_pages(start: int, end: int) -> Iterator[tuple[int, int]]:
 def pages_of_files(start: int, end: int) -> Iterator[tuple[int, int]]:
     """Start and end of each run of pages in memory that are a file's still, shared with whoever else has it."""
     return _runs(start, end, lambda entry: entry & _PRESENT and entry & _FILE)
+
+
+def as_runs(pages: Iterable[int]) -> Iterator[int]:
+    """Start and end, in turn, of each run of these pages."""
+    end = -1
+    for page in sorted(pages):
+        if page != end:
+            if end >= 0:
+                yield end
+            yield page
+        end = page + PAGE_BYTES
+    if end >= 0:
+        yield end
 
 
 def _runs(start: int, end: int, wanted: Callable[[int], int]) -> Iterator[tuple[int, int]]:

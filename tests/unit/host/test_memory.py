@@ -1,10 +1,13 @@
 """What a process tells the kernel about its memory. Each in a process of its own."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from pyshim.host.memory.mappings import PAGE_BYTES, as_runs
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 MM = Path("/sys/kernel/mm")
@@ -78,3 +81,37 @@ print(before - resident_kib(), len(kept))
 
     assert given_back_kib > 15000
     assert kept == 100
+
+
+@pytest.mark.parametrize(
+    ("pages", "runs"), [([], []), ([7], [7, 8]), ([9, 3, 4, 5, 8], [3, 6, 8, 10])], ids=["none", "one", "some"]
+)
+def test_pages_are_told_by_their_runs(pages: list[int], runs: list[int]) -> None:
+    assert list(as_runs(page * PAGE_BYTES for page in pages)) == [edge * PAGE_BYTES for edge in runs]
+
+
+def test_pages_that_are_made_own_say_what_they_said() -> None:
+    script = """
+import ctypes, mmap, tempfile
+from pyshim.host.memory.advice import make_own
+from pyshim.host.memory.mappings import PAGE_BYTES, own_pages
+with tempfile.TemporaryFile() as file:
+    file.write(b"x" * 8 * PAGE_BYTES)
+    file.flush()
+    memory = mmap.mmap(file.fileno(), 8 * PAGE_BYTES, flags=mmap.MAP_PRIVATE)
+start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+end = start + 8 * PAGE_BYTES
+before = [*own_pages(start, end)]
+try:
+    make_own([(start + PAGE_BYTES, start + 3 * PAGE_BYTES)])
+except OSError as error:
+    print(error.strerror)
+else:
+    print(before, *((place - start) // PAGE_BYTES for run in own_pages(start, end) for place in run))
+print(memory[:] == b"x" * 8 * PAGE_BYTES)
+"""
+    expected = (
+        ["[]", "1", "3"] if tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 14) else ["Invalid", "argument"]
+    )
+
+    assert printed_by(script) == [*expected, "True"]
