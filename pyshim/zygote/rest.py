@@ -15,6 +15,8 @@ AT_MOST_EVERY_S = 60.0
 """What a call writes to again is little, and some 20 ms of CPU time are not nothing on a node of many pods."""
 _THREADS_END_WITHIN_S = 0.2
 _ASLEEP_AFTER_S = 0.1
+_TRIES = 3
+"""Threads that wait for work have mostly ended within `_THREADS_END_WITHIN_S`; one that works may do so for ever."""
 
 
 class Rest:
@@ -30,12 +32,14 @@ class Rest:
         self._not_before_s = 0.0
         self._wanted = False
         """There was a call since the last rest began."""
+        self._tries_left = 0
         self._is_closed = False
 
     def called(self) -> None:
         """A call has been answered: there is a rest once it has been quiet since."""
         self._last_call_s = self._loop.time()
         self._wanted = True
+        self._tries_left = _TRIES
         if self._timer is None and not self._is_closed:
             self._timer = self._loop.call_at(self._due_s(), self._look)
 
@@ -63,10 +67,14 @@ class Rest:
         try:
             given_back = self._baseline.give_back()
         except (NotAlone, OSError) as error:
-            # Not alone: something is under way, which a call began or will follow.
+            # Not alone: something is under way, which a call began or will follow; or it has only just ended.
             log.debug("no rest", extra={"error": str(error)})
+            self._tries_left -= 1
             if not isinstance(error, NotAlone):
                 self._not_before_s = self._loop.time() + AT_MOST_EVERY_S
+            elif self._tries_left > 0:
+                self._wanted = True
+                self._not_before_s = self._loop.time() + self._quiet_s
             self._go_on()
         else:
             log.debug("rested", extra={"given_back_bytes": given_back})

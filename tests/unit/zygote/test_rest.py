@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -122,8 +123,10 @@ def test_work_under_way_in_a_thread_is_finished() -> None:
     asyncio.run(asyncio.wait_for(body(), 120))
 
 
-@pytest.mark.parametrize("failure", [NotAlone("2 threads"), PermissionError("no code of our own")])
-def test_a_rest_that_fails_is_tried_again_after_the_next_call(failure: Exception) -> None:
+@pytest.mark.parametrize(("failure", "tries"), [(NotAlone("2 threads"), 3), (PermissionError("no code of our own"), 1)])
+def test_a_rest_that_fails_is_tried_again_after_the_next_call(failure: Exception, tries: int) -> None:
+    """And before it a few times, where all that was wrong may be that threads had not ended yet."""
+
     async def body() -> None:
         baseline = FakeBaseline(failure)
         rest = resting(baseline)
@@ -131,7 +134,8 @@ def test_a_rest_that_fails_is_tried_again_after_the_next_call(failure: Exception
             rest.called()
             await asyncio.sleep(1000)
 
-        assert len(baseline.at_s) == 2
+        assert len(baseline.at_s) == 2 * tries
+        assert all(later - sooner >= QUIET_S for sooner, later in pairwise(baseline.at_s))
 
     run_fast_forward(body())
 
