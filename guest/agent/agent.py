@@ -19,13 +19,13 @@ _MAX_OOM_EVENTS = 100
 
 
 class Sandbox:
-    """What CreateSandbox made. `namespaces` maps a namespace type to the path of the one that all containers share."""
+    """What CreateSandbox made. `pid_namespace` is the path of the one that all containers share, "" for none."""
 
     def __init__(self) -> None:
         self.id = ""
         self.hostname = ""
         self.is_created = False
-        self.namespaces: dict[str, str] = {}
+        self.pid_namespace = ""
         self.pidns_pid: int | None = None
         self.hooks: dict[str, list[Message]] = {}
         self.containers: dict[str, Container] = {}

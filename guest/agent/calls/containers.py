@@ -76,7 +76,7 @@ async def _create(agent: Agent, container: Container, request: Message) -> None:
         spec,
         rootfs=rootfs,
         cgroup=guest_cgroup(spec.Linux.CgroupsPath, container.cid),
-        namespace_paths=_namespaces(agent, request.sandbox_pidns),
+        pid_namespace=_pid_namespace(agent, request.sandbox_pidns),
         hooks=agent.sandbox.hooks,
         online_cpus=_online_cpus() if spec.Linux.Resources.CPU.Cpus else "",
         limits_devices=agent.crun.limits_devices,
@@ -90,6 +90,7 @@ async def _create(agent: Agent, container: Container, request: Message) -> None:
         from guest.agent.container.sysctls import apply_sysctls
 
         apply_sysctls(spec.Linux.Sysctl)
+    _set_hostname(agent, spec)
     await container.create(config)
     if request.shared_mounts:
         log.warning("shared mounts are not supported", container=container.cid, count=len(request.shared_mounts))
@@ -102,18 +103,28 @@ def set_user(process: Message, wanted: Message, rootfs: str) -> None:
     apply_string_user(process.User, wanted, rootfs)
 
 
-def _namespaces(agent: Agent, shares_pids: bool) -> dict[str, str]:
-    paths = dict(agent.sandbox.namespaces)
-    if not shares_pids:
-        paths["pid"] = ""
-    elif not paths.get("pid") and agent.sandbox.containers:
-        # No pause process was asked for with the sandbox: its first container's namespace is the shared one,
-        # as in kata-agent.
-        first = next(iter(agent.sandbox.containers.values()))
-        if first.init.exited.done:
-            raise FailedPrecondition("share the sandbox's pid namespace: its first container has exited")
-        paths["pid"] = f"/proc/{first.init.pid}/ns/pid"
-    return paths
+def _pid_namespace(agent: Agent, shares_pids: bool) -> str:
+    """The path of the pid namespace to join, "" for a new one."""
+    if not shares_pids or agent.sandbox.pid_namespace or not agent.sandbox.containers:
+        return agent.sandbox.pid_namespace if shares_pids else ""
+    # No pause process was asked for with the sandbox: its first container's namespace is the shared one,
+    # as in kata-agent.
+    first = next(iter(agent.sandbox.containers.values()))
+    if first.init.exited.done:
+        raise FailedPrecondition("share the sandbox's pid namespace: its first container has exited")
+    return f"/proc/{first.init.pid}/ns/pid"
+
+
+def _set_hostname(agent: Agent, spec: Message) -> None:
+    """The hostname is the spec's, if it has one and no wish to keep the guest's: all containers share one."""
+    wanted = spec.Hostname
+    if wanted and wanted != agent.sandbox.hostname and any(one.Type == "uts" for one in spec.Linux.Namespaces):
+        import _socket
+
+        if len(wanted.encode()) > 64:
+            raise InvalidArgument(f"create container: hostname {wanted!r} is longer than 64 bytes")
+        _socket.sethostname(wanted)
+        agent.sandbox.hostname = wanted
 
 
 def _online_cpus() -> str:

@@ -40,7 +40,7 @@ async def create(agent: Agent, request: Message) -> None:
             from guest.agent.container.pause import start_pause
 
             sandbox.pidns_pid = start_pause(agent)
-            sandbox.namespaces["pid"] = f"/proc/{sandbox.pidns_pid}/ns/pid"
+            sandbox.pid_namespace = f"/proc/{sandbox.pidns_pid}/ns/pid"
         from guest.agent.storage.table import SANDBOX
 
         await agent.storages.add(request.storages, SANDBOX)
@@ -79,7 +79,7 @@ async def _load_module(agent: Agent, module: Message) -> None:
 
 
 def _make_namespaces(agent: Agent) -> None:
-    """The UTS and IPC namespaces that containers join are this process's own, which in a guest nobody else has.
+    """The UTS and IPC namespaces that containers share are this process's own, which in a guest nobody else has.
 
     Nothing of the agent depends on them, so further ones would only cost: the guest is the pod's.
     """
@@ -89,8 +89,6 @@ def _make_namespaces(agent: Agent) -> None:
         syscalls.unshare(syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
     if agent.sandbox.hostname:
         _socket.sethostname(agent.sandbox.hostname)
-    for kind in ("uts", "ipc"):
-        agent.sandbox.namespaces[kind] = f"/proc/{os.getpid()}/ns/{kind}"
 
 
 def find_hooks(folder: str) -> dict[str, list[Message]]:

@@ -174,5 +174,5 @@ def _may_load_bpf() -> bool:
     """Whether device rules can be enforced: on cgroup v2 they are a BPF program, for which crun also raises a limit."""
     from guest.agent.storage import syscalls
 
-    needed = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN, CAP_SYS_RESOURCE
-    return syscalls.effective_capabilities() & needed == needed
+    sys_admin, sys_resource = 21, 24
+    return syscalls.has_capability(sys_admin) and syscalls.has_capability(sys_resource)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OCI_VERSION = "1.0.2"
 _MAX_ID_BYTES = 1024
-_SELF_MADE_NAMESPACES = ("pid", "network")
+_NAMESPACES_OF_THE_POD = ("network", "uts", "ipc")
 _HOOK_KINDS = ("prestart", "poststart", "poststop", "createRuntime", "createContainer", "startContainer")
 
 
@@ -65,7 +65,7 @@ def oci_config(
     *,
     rootfs: str,
     cgroup: str,
-    namespace_paths: dict[str, str],
+    pid_namespace: str,
     hooks: dict[str, list[Message]],
     online_cpus: str,
     limits_devices: bool,
@@ -73,10 +73,10 @@ def oci_config(
 ) -> Json:
     """config.json of a container.
 
-    `rootfs` and `cgroup` replace the spec's paths. `namespace_paths` has the path to join per namespace type; "pid" is
-    always there, "" for a new one. `hooks` are the guest's own, after the spec's. `online_cpus` limits the cpuset, if
-    the spec has one, which the host may mean for its own CPUs. `limits_devices` says whether device rules can be
-    enforced at all.
+    `rootfs` and `cgroup` replace the spec's paths. `pid_namespace` is the path of the one to join, "" for a new one;
+    network, UTS and IPC namespace are crun's own. `hooks` are the guest's own, after the spec's. `online_cpus` limits
+    the cpuset, if the spec has one, which the host may mean for its own CPUs. `limits_devices` says whether device
+    rules can be enforced at all.
     `sets_personality` gives the container's processes the ordinary one, whichever crun has.
     """
     config: Json = {
@@ -86,15 +86,13 @@ def oci_config(
         "mounts": [_mount(mount) for mount in spec.Mounts],
         # crun takes orders from these; the pod's author has no business giving them.
         "annotations": {key: value for key, value in spec.Annotations.items() if not key.startswith("run.oci.")},
-        "linux": _linux(spec.Linux, cgroup, namespace_paths),
+        "linux": _linux(spec.Linux, cgroup, pid_namespace),
     }
     resources = config["linux"]["resources"] = oci_resources(spec.Linux.Resources, online_cpus)
     if limits_devices:
         resources["devices"] = _device_rules(spec.Linux)
     if sets_personality:
         config["linux"]["personality"] = {"domain": "LINUX"}
-    if spec.Hostname and any(entry["type"] == "uts" for entry in config["linux"]["namespaces"]):
-        config["hostname"] = spec.Hostname
     all_hooks = _hooks(spec.Hooks, hooks)
     if all_hooks:
         config["hooks"] = all_hooks
@@ -175,10 +173,10 @@ def _hook(hook: Message) -> Json:
     return out
 
 
-def _linux(linux: Message, cgroup: str, namespace_paths: dict[str, str]) -> Json:
+def _linux(linux: Message, cgroup: str, pid_namespace: str) -> Json:
     out: Json = {
         "cgroupsPath": cgroup,
-        "namespaces": _namespaces(linux, namespace_paths),
+        "namespaces": _namespaces(linux, pid_namespace),
         "maskedPaths": linux.MaskedPaths,
         "readonlyPaths": linux.ReadonlyPaths,
     }
@@ -194,12 +192,14 @@ def _linux(linux: Message, cgroup: str, namespace_paths: dict[str, str]) -> Json
     return out
 
 
-def _namespaces(linux: Message, paths: dict[str, str]) -> list[Json]:
-    # The pod's network is the guest's own; its pid namespace is this agent's decision; host paths mean nothing here.
+def _namespaces(linux: Message, pid_namespace: str) -> list[Json]:
+    # The pod's network, hostname and IPC are the guest's own; its pid namespace is this agent's decision; host paths
+    # mean nothing here.
     # A cgroup namespace of its own makes /sys/fs/cgroup show the container's limits, which the shim's trimming drops.
-    kinds = ["mount", "pid", "cgroup"]
-    kinds += [one.Type for one in linux.Namespaces if one.Type not in (*_SELF_MADE_NAMESPACES, *kinds)]
-    return [{"type": kind, "path": paths[kind]} if paths.get(kind) else {"type": kind} for kind in dict.fromkeys(kinds)]
+    pid = {"type": "pid", "path": pid_namespace} if pid_namespace else {"type": "pid"}
+    out: list[Json] = [{"type": "mount"}, pid, {"type": "cgroup"}]
+    others = dict.fromkeys(one.Type for one in linux.Namespaces if one.Type not in _NAMESPACES_OF_THE_POD)
+    return out + [{"type": kind} for kind in others if kind not in ("mount", "pid", "cgroup")]
 
 
 def _device(device: Message) -> Json:

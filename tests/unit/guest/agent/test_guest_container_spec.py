@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from guest_agent_client import AgentClient, CallError, HostedAgent, run
+from guest_agent_client import AgentClient, CallError, HostedAgent, run, unused_id
 
 from protos.agent import agent_pb2, oci_pb2
 from pyshim.ttrpc import Code
@@ -25,6 +25,26 @@ def test_environment_cwd_user_and_hostname_are_the_specs(hosted_agent: HostedAge
 
     assert code == 0
     assert out.decode().splitlines() == ["1000", "1001", "1001 7", "/tmp", "blue", "guest-host"]
+
+
+def test_a_specs_hostname_becomes_the_pods_unless_it_wishes_to_keep_the_guests(
+    hosted_agent: HostedAgent, client: AgentClient
+) -> None:
+    def hostname_of(wanted: str, *kinds: str) -> str:
+        name = unused_id()
+        spec = hosted_agent.spec(["hostname"])
+        spec.Hostname = wanted
+        del spec.Linux.Namespaces[:]
+        spec.Linux.Namespaces.extend(oci_pb2.LinuxNamespace(Type=kind) for kind in kinds)
+        client.create(spec, name)
+        client.start(name)
+        return client.read_all(name).decode().strip()
+
+    assert hostname_of("another", "mount", "uts") == "another"
+    assert hostname_of("ignored", "mount") == "another"
+    assert hostname_of("guest-host", "mount", "uts") == "guest-host"
+    with pytest.raises(CallError, match="longer than 64 bytes"):
+        hostname_of("h" * 65, "mount", "uts")
 
 
 def test_string_user_is_looked_up_in_the_containers_files(

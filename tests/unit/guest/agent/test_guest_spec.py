@@ -14,7 +14,7 @@ from guest.agent.wire.codec import Message as M
 
 
 def config_of(message: M, **fields: Any) -> Any:
-    given: dict[str, Any] = {"rootfs": "/b/rootfs", "cgroup": "/g", "namespace_paths": {"pid": ""}, "hooks": {}}
+    given: dict[str, Any] = {"rootfs": "/b/rootfs", "cgroup": "/g", "pid_namespace": "", "hooks": {}}
     given |= {"online_cpus": "0-3", "limits_devices": True}
     return spec.oci_config(message, **(given | fields))
 
@@ -30,34 +30,19 @@ def test_the_bundles_root_and_cgroup_replace_the_specs() -> None:
     assert config["ociVersion"] == "1.1.0"
 
 
-def test_namespaces_lose_host_paths_and_network_and_get_the_sandboxs() -> None:
-    given = [
-        M("LinuxNamespace", Type=kind, Path=f"/proc/1/ns/{kind}") for kind in ("network", "ipc", "uts", "mount", "pid")
-    ]
+def test_namespaces_lose_host_paths_and_those_that_are_the_pods() -> None:
+    kinds = ("network", "ipc", "uts", "mount", "pid", "user")
+    given = [M("LinuxNamespace", Type=kind, Path=f"/proc/1/ns/{kind}") for kind in kinds]
 
-    config = config_of(a_spec(Namespaces=given), namespace_paths={"pid": "", "ipc": "/run/ipc", "uts": "/run/uts"})
+    config = config_of(a_spec(Namespaces=given))
 
-    assert config["linux"]["namespaces"] == [
-        {"type": "mount"},
-        {"type": "pid"},
-        {"type": "cgroup"},
-        {"type": "ipc", "path": "/run/ipc"},
-        {"type": "uts", "path": "/run/uts"},
-    ]
+    assert config["linux"]["namespaces"] == [{"type": "mount"}, {"type": "pid"}, {"type": "cgroup"}, {"type": "user"}]
 
 
 def test_a_shared_pid_namespace_is_joined() -> None:
-    config = config_of(a_spec(), namespace_paths={"pid": "/proc/9/ns/pid"})
+    config = config_of(a_spec(), pid_namespace="/proc/9/ns/pid")
 
     assert {"type": "pid", "path": "/proc/9/ns/pid"} in config["linux"]["namespaces"]
-
-
-@pytest.mark.parametrize(("kinds", "has_hostname"), [(["uts"], True), ([], False)], ids=["own uts", "guest's uts"])
-def test_a_hostname_is_set_only_where_it_is_not_the_guests(kinds: list[str], has_hostname: bool) -> None:
-    message = a_spec(Namespaces=[M("LinuxNamespace", Type=kind) for kind in kinds])
-    message._values["Hostname"] = "h"
-
-    assert ("hostname" in config_of(message)) is has_hostname
 
 
 def test_annotations_that_give_crun_orders_are_dropped() -> None:
