@@ -12,6 +12,7 @@ _CLOSE_ON_EXEC = 0o2000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_MOVE = 1, 2, 4, 8, 8192
 _S_IFCHR = 0o020000
 _TIOCSCTTY = 0x540E
+_FIONCLEX = 0x5450
 _BLKRASET = 0x1262
 # 4 MiB: the interpreter and its libraries come in tens of requests, not in hundreds
 _READ_AHEAD_SECTORS = 8192
@@ -80,6 +81,8 @@ def take_console(program: Program) -> None:
     program.call("open", b"/dev/console", _READ_WRITE | _CLOSE_ON_EXEC, keep=True)
     for descriptor in range(3):
         program.call("dup2", SAVED_FD, descriptor)
+    # Where the kernel found no console it was opened as 0, and so is closed at an exec, like a copy beyond the three.
+    program.call("ioctl", 0, _FIONCLEX, 0)
     program.call("ioctl", 0, _TIOCSCTTY, 0)
 
 
