@@ -74,14 +74,14 @@ def mount_file_systems(program: Program) -> None:
         program.call("mkdir", directory, 0o755)
 
 
-def take_console(program: Program) -> None:
+def take_console(program: Program, console: bytes = b"/dev/console") -> None:
     """Append: the console is the controlling terminal and the standard streams."""
     program.call("setsid")
     # without a console device the agent runs with no standard streams rather than not at all
-    program.call("open", b"/dev/console", _READ_WRITE | _CLOSE_ON_EXEC, keep=True)
+    program.call("open", console, _READ_WRITE | _CLOSE_ON_EXEC, keep=True)
     for descriptor in range(3):
         program.call("dup2", SAVED_FD, descriptor)
-    # Where the kernel found no console it was opened as 0, and so is closed at an exec, like a copy beyond the three.
+    # Where the kernel had opened nothing, 0 is the opened one itself and no copy: it would be closed at an exec.
     program.call("ioctl", 0, _FIONCLEX, 0)
     program.call("ioctl", 0, _TIOCSCTTY, 0)
 

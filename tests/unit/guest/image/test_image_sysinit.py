@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guest.image.errors import BuildError
-from guest.image.loader import AGENT_ARGV, init_program
+from guest.image.loader import AGENT_ARGV, init_program, take_console
 from guest.image.sysinit import SAVED_FD, SYSCALLS, Program, SavedFd
 
 
@@ -97,6 +97,24 @@ def test_a_child_that_could_fail_loudly_is_refused() -> None:
 
     with pytest.raises(BuildError, match="assemble child"):
         Program().in_child(child)
+
+
+@pytest.mark.parametrize("descriptors", ["0<&- 1>&- 2>&-", ""], ids=["none were open", "three were open"])
+def test_the_console_is_the_standard_streams_and_nothing_else_is_open(tmp_path: Path, descriptors: str) -> None:
+    """The kernel opens all three for the first process, or none when the console's driver is not there yet."""
+    console = tmp_path / "console"
+    console.touch()
+    program = Program()
+    take_console(program, os.fsencode(console))
+    argv = (b"sh", b"-c", b"for number in /proc/$$/fd/*; do readlink $number || :; done")
+    program.call("execve", b"/bin/sh", argv, (b"PATH=/usr/bin:/bin",), must="start sh")
+    executable = tmp_path / "program"
+    executable.write_bytes(program.image())
+    executable.chmod(0o755)
+
+    subprocess.run(["/bin/sh", "-c", f"exec {executable} {descriptors}"], timeout=20, check=True)
+
+    assert console.read_text().splitlines() == [str(console)] * 3
 
 
 @pytest.mark.parametrize("place", range(6))
