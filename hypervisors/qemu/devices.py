@@ -25,6 +25,9 @@ RAM_ID = "ram0"
 IMAGE_NODE = "image0"
 INITDATA_NODE = "initdata"
 FIRST_BRIDGE_SLOT = 2
+SERIAL_PORTS = 2
+"""The console and the agent's. QEMU's own default is 31, each with two queues that the guest's driver sets up as it is
+loaded, in its memory, and QEMU a descriptor for each."""
 VIRTIO_MEM_ID = "virtiomem0"
 VIRTIO_MEM_UNIT_MIB = 4
 """What virtio-mem's size is rounded down to, as Kata has it: a multiple of every block size QEMU picks for 4 KiB pages
@@ -184,7 +187,7 @@ def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Words:
     """hvc0 and ttyS0, each on a connected socket; the latter shows a kernel that dies before its virtio driver."""
     return (
         "-device",
-        bus.virtio("virtio-serial", legacy_able=True) + ",id=serial0",
+        option(bus.virtio("virtio-serial", legacy_able=True), {"id": "serial0", "max_ports": SERIAL_PORTS}),
         "-chardev",
         option("socket", {"id": "hvc0", "fd": hvc_fd}),
         "-device",

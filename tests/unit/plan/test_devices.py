@@ -150,6 +150,26 @@ def test_the_guest_has_an_iommu_and_is_told_so_when_the_configuration_says_so(
 
 
 @pytest.mark.parametrize(
+    ("changes", "order"),
+    [
+        ({}, ["quiet", "earlyprintk=ttyS0,115200", "console=hvc0"]),
+        ({"enable_debug": True}, ["debug", "earlyprintk=ttyS0,115200", "console=hvc0"]),
+        ({"confidential_guest": True}, ["earlyprintk=ttyS0,115200", "console=hvc0", "quiet"]),
+    ],
+    ids=["quiet", "debug", "measured"],
+)
+def test_the_serial_line_opens_when_the_kernel_knows_what_to_say_unless_the_command_line_is_measured(
+    changes: dict[str, bool], order: list[str]
+) -> None:
+    plain = config()
+    asked = replace(plain, hypervisor=replace(plain.hypervisor, **changes))
+
+    params = kernel_params(asked, max_vcpus=1, root_on_pmem=False, serial_agent=False, emulated=False)
+
+    assert [param for param in params if param in order] == order
+
+
+@pytest.mark.parametrize(
     ("memory", "nodes"),
     [
         ({}, ()),
