@@ -145,6 +145,8 @@ def _mappings(pid: int, memory: int) -> Iterator[Mapping]:
             first, *rest = line.split(None, 5)
             if not first.endswith(":"):
                 start, end = (int(part, 16) for part in first.split("-"))
+                if rest[0].startswith("w", 1) and rest[0].endswith("s"):
+                    raise RuntimeError(f"keep the subject: it shares the memory at {first}")
                 protection = sum(_PROTECTIONS.get(letter, 0) for letter in rest[0])
                 offset, path = int(rest[1], 16), rest[4].rstrip("\n") if len(rest) > 4 else ""
             elif first == "Anonymous:" and not path.startswith("[v"):  # vdso, vvar, vsyscall are the kernel's
@@ -152,11 +154,22 @@ def _mappings(pid: int, memory: int) -> Iterator[Mapping]:
                 yield Mapping(start, end, protection, offset, path, data)
 
 
+def _refuse_what_is_no_memory(pid: int) -> None:
+    """Other threads and open files are known to the kernel alone: whoever goes on would believe to have them."""
+    threads = len(os.listdir(f"/proc/{pid}/task"))
+    if threads != 1:
+        raise RuntimeError(f"keep the subject: it has {threads} threads")
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        if int(number) > 2:
+            raise RuntimeError(f"keep the subject: it has {os.readlink(f'/proc/{pid}/fd/{number}')} open")
+
+
 def keep(argv: list[str], environment: dict[str, str], disk: str) -> None:
     """The process `argv`, as it is when it stops itself, is on `disk`; it has ended. Needs root, and one thread."""
     subject = _Subject(argv, environment | ENVIRONMENT)
     _answer_at_start(subject.memory, subject.registers()["rsp"])
     subject.run_until_it_stops()
+    _refuse_what_is_no_memory(subject.pid)
     process = Process(subject.registers(), tuple(_mappings(subject.pid, subject.memory)))
     with open(disk, "r+b", 0) as file:
         for piece in process.pieces():

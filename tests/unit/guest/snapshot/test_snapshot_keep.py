@@ -79,10 +79,32 @@ def test_what_is_written_is_read_back() -> None:
     assert len(written) == HEADER_BYTES + 8192
 
 
+@pytest.mark.parametrize(
+    ("holds", "said"),
+    [
+        ("file = open('/dev/null')", "it has /dev/null open"),
+        ("import mmap; memory = mmap.mmap(-1, 4096)", "it shares the memory at"),
+        ("import _thread, time; _thread.start_new_thread(time.sleep, (600,))", "it has 2 threads"),
+    ],
+)
+def test_a_subject_that_is_more_than_its_memory_is_refused(tmp_path: Path, holds: str, said: str) -> None:
+    done = kept(tmp_path / "disk", f"{holds}\n{STOPS}")
+
+    assert done.returncode == 1
+    assert f"keep the subject: {said}" in done.stderr
+
+
 @pytest.mark.parametrize("length", [0, 10, HEADER_BYTES, HEADER_BYTES + 8191])
 def test_a_part_of_it_is_refused(length: int) -> None:
     with pytest.raises(ValueError, match=r"Expecting value|Unterminated|read snapshot: 73728 bytes long"):
         parse(b"".join(PROCESS.pieces())[:length])
+
+
+def test_pages_that_never_reached_the_disk_are_no_zeros_of_the_process() -> None:
+    written = b"".join(PROCESS.pieces())
+
+    with pytest.raises(ValueError, match="the pages on the disk are not those"):
+        parse(written[:-4096] + bytes(4096))
 
 
 def test_more_mappings_than_the_header_holds_are_refused() -> None:
