@@ -53,13 +53,19 @@ def _kept_process(kernel: Path, initrd: Path, image: Path, scratch: Path) -> Pro
     except FileNotFoundError as exc:
         raise BuildError(f"run {_QEMU}: not installed (hint: `make setup`)") from exc
     except subprocess.TimeoutExpired as exc:
-        raise BuildError(f"keep the agent's process: the guest was not done after {_LIMIT_S:g} s") from exc
+        said = _last_words(console, exc.stderr)
+        raise BuildError(f"keep the agent's process: not done after {_LIMIT_S:g} s; the guest says {said!r}") from exc
     try:
         return parse(disk.read_bytes())
     except (ValueError, KeyError, TypeError) as exc:
-        said = console.read_text(errors="replace") if console.exists() else ""
-        seen = " | ".join([*said.splitlines(), *done.stderr.decode(errors="replace").splitlines()][-5:])
-        raise BuildError(f"keep the agent's process: {exc}; the guest says {seen!r}") from exc
+        said = _last_words(console, done.stderr)
+        raise BuildError(f"keep the agent's process: {exc}; the guest says {said!r}") from exc
+
+
+def _last_words(console: Path, stderr: bytes | None) -> str:
+    """The end of what the guest, and then QEMU, wrote."""
+    said = console.read_text(errors="replace") if console.exists() else ""
+    return " | ".join([*said.splitlines(), *(stderr or b"").decode(errors="replace").splitlines()][-5:])
 
 
 def _digest(process: Process) -> str:
