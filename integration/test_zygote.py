@@ -25,6 +25,8 @@ pytestmark = pytest.mark.vm
 _IDLE_S = 8.0
 _IDLE_KIB = 8 << 10
 _LIKELY_KIB = 5 << 10
+_SETTLED_AFTER_S = 1.0
+"""What goes on when memory has just been given back makes a megabyte of it the shim's own again."""
 _EXECS = 50
 _NOISE_KIB = 384
 """Idle shims differ by up to 250, whatever they have served; 50 processes that are kept are more than 1000."""
@@ -82,6 +84,9 @@ def _rested_kib(pid: int, most_kib: int) -> int:
     """The size of a shim's own memory, which is at most `most_kib` once the shim has had a rest."""
 
     def look() -> int:
+        if _own_kib(pid) > most_kib:
+            return 0
+        time.sleep(_SETTLED_AFTER_S)
         own_kib = _own_kib(pid)
         return own_kib if own_kib <= most_kib else 0
 
