@@ -27,9 +27,9 @@ _IDLE_KIB = 8 << 10
 _LIKELY_KIB = 5 << 10
 _SETTLED_AFTER_S = 1.0
 """What goes on when memory has just been given back makes a megabyte of it the shim's own again."""
-_EXECS = 50
+_EXECS = 100
 _NOISE_KIB = 384
-"""Idle shims differ by up to 250, whatever they have served; 50 processes that are kept are more than 1000."""
+"""Idle shims differ by up to 250, whatever they have served; 50 processes that were kept made 490 and more."""
 BINARIES = Path(__file__).resolve().parents[1] / "bin"
 
 
