@@ -17,6 +17,8 @@ LATER = ("guest.agent.__main__", "guest.agent.pull", "guest.agent.container.cdi"
 LAZY = ("errno", "fcntl", "struct", "termios", "traceback")
 ENVIRONMENT = {"LD_BIND_NOW": "1"}  # no call looks for its function later, in every guest anew
 AGENT_ARGV = ("/usr/bin/python3", "-I", "-S", "/usr/lib/agent/start.pyc")
+IGNORED_SIGNALS = (_signal.SIGPIPE, _signal.SIGXFSZ)
+CAUGHT_SIGNALS = (_signal.SIGINT,)
 ARGUMENT = "subject"  # one more word: the entry stops here
 
 
@@ -40,6 +42,7 @@ def stay_here(modules: Iterable[str]) -> None:
     gc.collect()
     gc.freeze()
     os.kill(os.getpid(), _signal.SIGSTOP)
-    for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
+    for number in IGNORED_SIGNALS:
         _signal.signal(number, _signal.SIG_IGN)
-    _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+    for number in CAUGHT_SIGNALS:
+        _signal.signal(number, _signal.default_int_handler)

@@ -6,14 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-from guest.snapshot.subject import LATER, LAZY, kept_modules
+from guest.snapshot.subject import CAUGHT_SIGNALS, IGNORED_SIGNALS, LATER, LAZY, kept_modules
 
 CHECKOUT = Path(__file__).resolve().parents[4]
 LOAD = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 for name in json.loads(sys.argv[2]): __import__(name)
-print(json.dumps(list(sys.modules)))
+lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+print(json.dumps([list(sys.modules), *(int(lines[key], 16) for key in ("SigIgn", "SigCgt", "SigBlk"))]))
 """
 
 
@@ -34,16 +35,31 @@ def imported_in_functions(file: Path) -> set[str]:
     return names
 
 
+def loaded(modules: list[str]) -> tuple[set[str], list[int]]:
+    """All modules of an interpreter that has imported `modules`; its signals ignored, caught and blocked, as masks."""
+    # as process 1 has them at its start, whatever this test was started by ignores
+    argv = ["env", "--default-signal", sys.executable, "-I", "-S", "-c", LOAD, str(CHECKOUT), json.dumps(modules)]
+    names, *masks = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    return set(names), masks
+
+
+def test_the_signals_set_again_are_all_that_the_interpreter_and_the_kept_modules_had_set() -> None:
+    kept = kept_modules(name for name in agent_files() if not name.endswith("__init__"))
+
+    _, masks = loaded([*kept, *LAZY])
+
+    assert masks == [sum(1 << number - 1 for number in numbers) for numbers in (IGNORED_SIGNALS, CAUGHT_SIGNALS, ())]
+
+
 def test_a_call_imports_only_what_is_there_or_rare() -> None:
     files = agent_files()
     kept = kept_modules(name for name in files if not name.endswith("__init__"))
-    argv = [sys.executable, "-I", "-S", "-c", LOAD, CHECKOUT, json.dumps([*kept, *LAZY])]
-    loaded = set(json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout))
+    names, _ = loaded([*kept, *LAZY])
 
     wanted = {name for module in kept for name in imported_in_functions(files[module])}
 
-    assert {name for name in wanted - loaded if not name.startswith(LATER)} == set()
+    assert {name for name in wanted - names if not name.startswith(LATER)} == set()
     assert {"fcntl", "guest.agent.container.cdi"} <= wanted, "the test sees what is imported in functions"
-    assert "dataclasses" not in loaded
+    assert "dataclasses" not in names
     # What has drawn random numbers by then would have drawn the same in every guest.
-    assert not {"ssl", "_ssl", "random", "secrets", "tempfile", "uuid"} & loaded
+    assert not {"ssl", "_ssl", "random", "secrets", "tempfile", "uuid"} & names
