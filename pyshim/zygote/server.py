@@ -25,6 +25,7 @@ from pyshim.zygote.fork import QUIET_MS, RECEIVE_BYTES, STALE, TAKEN, Daemon, Wa
 _LOST_AT_MOST = 10
 """Forks in a row that end before anybody has asked for them: what loses them will not get better."""
 _THREADS_GONE_WITHIN_S = 10.0
+_RUN_BYTES = 16  # of a run of pages: its start and its end
 # What a shim uses: those after the first one it imports itself only when it comes to it.
 SHIM_MODULES = (
     "pyshim.serve",
@@ -101,9 +102,9 @@ def _written_by_a_pod(directory: str, baseline: Baseline) -> "array[int]":
         os._exit(0)
     os.close(write_end)
     with open(read_end, "rb") as answer:
-        found = array("Q", answer.read())
+        found = answer.read()
     os.waitpid(child, 0)
-    return found
+    return array("Q", found[: len(found) // _RUN_BYTES * _RUN_BYTES])  # less than whole if it was killed
 
 
 def _rehearse(directory: str, **options: Any) -> None:
