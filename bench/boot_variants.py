@@ -40,7 +40,6 @@ from guest.image.loader import (
     mount_file_systems,
 )
 from guest.image.rootfs import erofs_image, loader_tree
-from guest.image.snapshot import keep_agent
 from guest.image.sysinit import SAVED_FD, Program
 from guest.image.tree import Tree
 from guest.image.vmlinux import write_vmlinux
@@ -255,14 +254,7 @@ def kept_agent(material: Material, kernel: Path, directory: Path) -> tuple[Tree,
     """Root file system and initrd of a guest that goes on as the agent's process, as `make guest` builds them."""
     root = material.tree(material.bundled())
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        resumption = keep_agent(
-            root,
-            kernel=kernel,
-            release=material.release,
-            store=material.store,
-            erofs_tool=material.unpacked.command("usr/bin/mkfs.erofs"),
-            scratch=Path(scratch),
-        )
+        resumption = material.keep_agent(root, kernel, Path(scratch))
     return root, loader_tree(material.release, material.store, resumption=resumption)
 
 

@@ -74,7 +74,7 @@ def main() -> int:
 
         console.start(agent)
 
-    waiting = list(_PRELOAD)
+    waiting = [name for name in _PRELOAD if name not in sys.modules]  # none in an agent that was kept with them
 
     def on_idle() -> bool:
         if waiting:

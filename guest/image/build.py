@@ -26,6 +26,7 @@ from guest.image.interpreter import (
     with_bundle,
 )
 from guest.image.modules import ModuleStore
+from guest.image.resume import Resumption
 from guest.image.rootfs import Unpacked, erofs_image, loader_tree, root_tree
 from guest.image.snapshot import keep_agent
 from guest.image.tree import Tree
@@ -157,6 +158,17 @@ class Material:
         wanted = (*recipe.LOADER_MODULES, *recipe.BACKGROUND_MODULES, *recipe.ON_DEMAND_MODULES)
         return root_tree(self.unpacked, python, self.release, self.store.closure(wanted))
 
+    def keep_agent(self, tree: Tree, kernel: Path, scratch: Path) -> Resumption:
+        """How a guest with the root file system `tree` goes on as its agent, whose memory is in `tree` too."""
+        return keep_agent(
+            tree,
+            kernel=kernel,
+            release=self.release,
+            store=self.store,
+            erofs_tool=self.unpacked.command("usr/bin/mkfs.erofs"),
+            scratch=scratch,
+        )
+
 
 def gather(inputs: Inputs, cache: Path, scratch: Path, progress: Progress) -> Material:
     """All material, downloaded, unpacked and compiled."""
@@ -191,14 +203,7 @@ def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress, *,
         resumption = None
         if runs_agent:
             progress("boot once, to keep the agent's memory")
-            resumption = keep_agent(
-                tree,
-                kernel=kernel,
-                release=material.release,
-                store=material.store,
-                erofs_tool=erofs_tool,
-                scratch=scratch,
-            )
+            resumption = material.keep_agent(tree, kernel, scratch)
         erofs_image(tree, erofs_tool, partial / "rootfs.img", scratch)
         loader = loader_tree(material.release, material.store, resumption=resumption)
         (partial / "initrd.img").write_bytes(cpio_archive(loader, recipe.MTIME_S))

@@ -55,8 +55,6 @@ _CALL: Final = b"\x0f\x05"
 _TEST_RESULT: Final = b"\x48\x85\xc0"  # test rax, rax
 _JUMP_IF_NEGATIVE: Final = b"\x0f\x88"
 _JUMP_IF_NOT_ZERO: Final = b"\x0f\x85"
-
-
 _LOAD: Final = b"\x48\xa1"  # mov rax, [imm64]
 _STORE: Final = b"\x48\xa3"  # mov [imm64], rax
 _SET_STACK_POINTER: Final = b"\x48\xbc"  # mov rsp, imm64
