@@ -161,3 +161,17 @@ def cleaned(path: str) -> str:
 def encoded(text: str) -> bytes:
     """`os.fsencode(text)`."""
     return text.encode(sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
+
+
+def decoded(data: bytes) -> str:
+    """`os.fsdecode(data)`."""
+    return data.decode(sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
+
+
+def is_there(path: str) -> bool:
+    """Whether a file of any kind has this name."""
+    try:
+        posix.stat(path)
+    except OSError:
+        return False
+    return True

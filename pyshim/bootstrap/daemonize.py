@@ -9,6 +9,7 @@
 
 import posix
 
+from pyshim.bootstrap.address import is_there
 from pyshim.bootstrap.daemon import open_log
 from pyshim.bootstrap.errors import BootstrapError, os_failure
 
@@ -91,10 +92,10 @@ def join_cgroup(cgroup: str, root: str = _CGROUP_ROOT) -> None:
     """We are in `cgroup` (a path below the root of the hierarchy, or of every v1 hierarchy that has it)."""
     if not cgroup:
         return
-    unified = _is_there(f"{root}/cgroup.controllers")
+    unified = is_there(f"{root}/cgroup.controllers")
     hierarchies = [root] if unified else [f"{root}/{name}" for name in sorted(posix.listdir(root))]
     tails = [f"{hierarchy}/{cgroup.lstrip('/')}/cgroup.procs" for hierarchy in hierarchies]
-    found = [path for path in tails if _is_there(path)]
+    found = [path for path in tails if is_there(path)]
     if not found:
         raise BootstrapError(f"join cgroup {cgroup!r}: no such cgroup below {root!r}")
     for path in found:
@@ -154,14 +155,6 @@ def _above(fd: int, keep: "frozenset[int]") -> int:
     from fcntl import F_DUPFD_CLOEXEC, fcntl
 
     return fcntl(fd, F_DUPFD_CLOEXEC, max((_FIRST_FREE_FD, *(kept + 1 for kept in keep))))
-
-
-def _is_there(path: str) -> bool:
-    try:
-        posix.stat(path)
-    except OSError:
-        return False
-    return True
 
 
 def _close(fd: int) -> None:

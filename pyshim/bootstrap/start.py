@@ -97,11 +97,7 @@ def _connect_zygote(environment: "dict[str, str]", directory: str) -> "socket | 
     """A connection to the node's zygote; None where there is none, or where it shall not be used."""
     choice = environment.get("PYSHIM_ZYGOTE", "")
     # A core of its own is asked of the kernel by `daemonize.spawn`, before the fork.
-    if choice == "off" or environment.get("SCHED_CORE"):
-        return None
-    try:
-        posix.stat(directory)
-    except OSError:
+    if choice == "off" or environment.get("SCHED_CORE") or not address.is_there(directory):
         return None
     from pyshim.bootstrap.zygote import connect
 
@@ -110,8 +106,7 @@ def _connect_zygote(environment: "dict[str, str]", directory: str) -> "socket | 
 
 def _environment() -> "dict[str, str]":
     """`dict(os.environ)`."""
-    encoding, errors = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-    return {name.decode(encoding, errors): value.decode(encoding, errors) for name, value in posix.environ.items()}
+    return {address.decoded(name): address.decoded(value) for name, value in posix.environ.items()}
 
 
 def _check(call: Invocation) -> None:

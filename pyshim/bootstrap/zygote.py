@@ -16,7 +16,7 @@ import sys
 import time
 
 import pyshim
-from pyshim.bootstrap.address import absolute, encoded, sha256_hex
+from pyshim.bootstrap.address import absolute, decoded, encoded, sha256_hex
 from pyshim.bootstrap.errors import BootstrapError
 
 TYPE_CHECKING = False
@@ -163,9 +163,7 @@ def encode(program: "list[str]", words: "list[str]", shim_cgroup: str, environme
 
 def decode(body: bytes) -> "tuple[list[str], list[str], str, dict[str, str]]":
     """Program, words, cgroup and environment of a request without its size; raises ValueError for anything else."""
-    programs, count, shim_cgroup, *strings = body.decode(
-        sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-    ).split("\0")
+    programs, count, shim_cgroup, *strings = decoded(body).split("\0")
     first, last = int(programs), int(programs) + int(count)
     if not 0 < first <= last <= len(strings):
         raise ValueError("its counts are wrong")
