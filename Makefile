@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest demo test test-forked check integration soak fmt protos bench bench-compare clean
+.PHONY: help setup guest demo test test-forked check check-pythons integration kubelet soak fuzz fmt protos bench bench-compare clean
 
 PYTHON := .venv/bin/python
 
@@ -18,18 +18,26 @@ guest: setup ## build the guest's kernel, initrd and root image into .build/gues
 demo: setup guest ## run containers in virtual machines through a private containerd, and show what happens
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo
 
-test: setup guest ## everything: check and, beside it, the integration tests
+test: setup guest ## everything: check with the slow tests, check-pythons and, beside them, the integration tests
 	@scripts/test
 
 test-forked: setup guest ## all integration tests with shims forked by a zygote; `make test` has some of them so
 	@scripts/integration --forked $(FILES)
 
-check: setup ## linters, types and unit tests: no root, no virtual machine
+check: setup ## linters, types and unit tests but the slow ones: no root, no virtual machine
 	@scripts/check
+
+check-pythons: setup ## unit tests on the other supported Pythons, as far as this machine has them
+	@scripts/check --pythons
 
 integration: setup guest ## tests through a real containerd with real virtual machines (FILES="integration/test_exec.py" for some)
 	@echo "==> integration tests"
 	@scripts/integration $(FILES)
+
+kubelet: setup guest ## pods through a real kubelet and API server, which Go builds the first time (CONTAINERD=2.3 as above)
+	@scripts/setup kubelet
+	@$(PYTHON) -m integration.kubernetes.peers
+	@KUBELET=1 scripts/integration integration/kubernetes
 
 fmt: setup ## format and fix what ruff can
 	@$(PYTHON) -m ruff format .
@@ -46,7 +54,10 @@ soak: setup guest ## many pods together, many rounds, 280 pods that lose a part 
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.framework.soak $(or $(LOSSES),\
 	    --shim 200 --vmm 20 --virtiofsd 20 --frozen 20 --agent 20 --pods 50 --rounds 50)
 
-bench: setup guest ## measure, print a table, write bench/results (BENCH="--peer SHIM --peer-config FILE" for another shim too)
+fuzz: setup ## look for inputs that break a parser, a minute for each (FUZZ="--seconds 600 cdi qmp" for some, longer)
+	@$(PYTHON) -m tests.fuzz $(FUZZ)
+
+bench: setup guest ## measure, print a table, write bench/results (BENCH="--peer SHIM" for ours beside another)
 	@scripts/setup bench
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench $(BENCH)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-
-from bench.boot_variants import MARK, bare_initrd
-from pyshim.plan.kernel_params import FOR_SPEED
 
 _LIMIT_S = 120.0
 _DROPPED_IDS = ("qmp0", "agent0", "share0", "image0")
@@ -19,15 +18,17 @@ _DROPPED_IDS = ("qmp0", "agent0", "share0", "image0")
 _CONSOLES = ("hvc0", "tty0")
 # The serial line is built into any kernel; hvc0 is a module in Debian's, and a bare kernel has no modules.
 _MARK_ON = "tty0"
+_MARK = b"UP\n"
+# Process 1 must not end: the kernel would panic into the measurement.
+_INIT = "#!/bin/busybox sh\necho UP\nwhile :; do read -r line; done\n"
 
 
-def bare_argv(argv: Sequence[str], initrd: Path, console_fds: dict[str, int], *, for_speed: bool = False) -> list[str]:
+def bare_argv(argv: Sequence[str], initrd: Path, console_fds: dict[str, int]) -> list[str]:
     """The argv of a shim's VMM, changed into one that boots only its kernel.
 
     It is not paused at the start, has neither control socket, agent port, shared directory, root image nor network, and
     its initrd is `initrd` and its console the serial line. Machine, CPU, memory, the remaining devices and the kernel's
-    parameters stay, but for those that are there for speed alone: without `for_speed` they go, as what they save is a
-    gain of the shim's and not of the reference. The descriptors of both consoles are `console_fds`.
+    parameters stay. The descriptors of both consoles are `console_fds`.
     """
     words = [argv[0]]
     for flag, value in _options(argv[1:]):
@@ -37,7 +38,6 @@ def bare_argv(argv: Sequence[str], initrd: Path, console_fds: dict[str, int], *,
             value = str(initrd)
         if flag == "-append":
             value = value.replace("console=hvc0", "console=ttyS0")
-            value = " ".join(word for word in value.split(" ") if for_speed or word not in FOR_SPEED)
         if flag == "-chardev":
             value = next(
                 (f"socket,id={name},fd={console_fds[name]}" for name in _CONSOLES if f"id={name}," in value), value
@@ -63,18 +63,25 @@ def _belongs_to(value: str, ids: Sequence[str]) -> bool:
 
 
 def write_initrd(path: Path) -> None:
-    """A program that writes one line to the console and stays is all there is in it."""
-    path.write_bytes(bare_initrd())
+    """All there is in it is a BusyBox script that writes one line to the console and stays."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "bin").mkdir()
+        shutil.copy("/bin/busybox", Path(name) / "bin/busybox")
+        (Path(name) / "init").write_text(_INIT)
+        (Path(name) / "init").chmod(0o755)
+        names = "bin\nbin/busybox\ninit\n"
+        argv = ["cpio", "--create", "--format=newc", "--quiet", f"--file={path.absolute()}"]
+        subprocess.run(argv, input=names, text=True, cwd=name, check=True)
 
 
-def boot_s(argv: Sequence[str], initrd: Path, *, for_speed: bool = False) -> float:
+def boot_s(argv: Sequence[str], initrd: Path) -> float:
     """Seconds from the spawn of QEMU to the marker on its console, see `bare_argv`.
 
     Raises RuntimeError with what was seen instead.
     """
     pairs = {name: socket.socketpair() for name in _CONSOLES}
     fds = {name: theirs.fileno() for name, (_, theirs) in pairs.items()}
-    words = bare_argv(argv, initrd, fds, for_speed=for_speed)
+    words = bare_argv(argv, initrd, fds)
     theirs = [pair[1].fileno() for pair in pairs.values()]
     started = time.monotonic()
     process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=theirs)
@@ -97,7 +104,7 @@ def boot_s(argv: Sequence[str], initrd: Path, *, for_speed: bool = False) -> flo
 
 def _read_until_mark(fd: int, deadline: float) -> None:
     seen = b""
-    while MARK not in seen.replace(b"\r", b""):
+    while _MARK not in seen.replace(b"\r", b""):
         ready = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]
         more = os.read(fd, 65536) if ready else b""
         if not more:

@@ -1,4 +1,4 @@
-"""What every measurement stands on: a containerd of its own, our programs, a guest nobody rebuilds meanwhile."""
+"""What every measurement stands on: a containerd of its own, our programs, a guest that is not rebuilt meanwhile."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.measures import Ground, Peer
+from bench.measures import Ground
 from integration.framework import direct, images, shim_config
 from integration.framework.containerd import Containerd, Directories
 from integration.framework.leaks import HostState, assert_nothing_left
@@ -18,7 +18,7 @@ GROUND = Path("/run/pyshim-bench")
 
 
 @contextmanager
-def containerd_up(program: Path | None = None, peer: Peer | None = None) -> Iterator[Ground]:
+def containerd_up(program: Path | None = None) -> Iterator[Ground]:
     """A containerd that is up, for as long as measurements last; it finds a `program` that is another shim.
 
     Raises AssertionError when they left something on the host.
@@ -39,10 +39,10 @@ def containerd_up(program: Path | None = None, peer: Peer | None = None) -> Iter
         archive = GROUND / "busybox.tar"
         images.write_archive(archive)
         daemon.ctr("images", "import", archive)
-        # What its shims have said stays, for whoever asks why one failed.
+        # Its shims' log stays, to show why one failed.
         ours = (GROUND, direct.LOG.parent)
         before = HostState.look(ours)
-        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest(), peer=peer)
+        yield Ground(containerd=daemon, directory=GROUND, binaries=binaries, config=_own_guest())
         assert_nothing_left(before, ours)
     finally:
         daemon.stop()

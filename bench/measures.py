@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from integration.framework.processes import Process
 from integration.framework.runtime import Runtime
 from integration.framework.waiting import eventually
 from integration.framework.zygote import Zygote
-from pyshim.host.memory.baseline import NAME
 
 PYKATA = Runtime(name="io.containerd.pykata.v2")
 RUNC = Runtime(name="io.containerd.runc.v2")
@@ -31,32 +30,15 @@ _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
-    """Another shim to be measured beside ours, by the name containerd finds it under."""
-
-    runtime: Runtime
-    config: Path | None
-
-    @classmethod
-    def of(cls, program: Path, config: Path | None) -> Peer:
-        """Raises ValueError for a program whose name is no shim's: `containerd-shim-<name>-<version>`."""
-        words = program.name.split("-")
-        if len(words) != 4 or words[:2] != ["containerd", "shim"] or not all(words):
-            raise ValueError(f"use {str(program)!r} as a shim: its name is not containerd-shim-NAME-VERSION")
-        return cls(runtime=Runtime(name=f"io.containerd.{words[2]}.{words[3]}"), config=config)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
     """Where the measurements happen: a containerd that is up, a directory on a tmpfs, the directory of our binary, and
-    a configuration whose guest nobody rebuilds meanwhile.
+    a configuration whose guest is not rebuilt meanwhile.
     """
 
     containerd: Containerd
     directory: Path
     binaries: Path
     config: Path
-    peer: Peer | None = None
 
     @property
     def ctr(self) -> Ctr:
@@ -64,19 +46,15 @@ class Ground:
 
     def options(self, runtime: Runtime) -> tuple[str, ...]:
         """What `ctr run` needs to use `runtime`."""
-        file = self.peer.config if self.peer is not None and runtime == self.peer.runtime else self.config
-        config = ("--runtime-config-path", str(file)) if runtime.has_vm and file is not None else ()
+        config = ("--runtime-config-path", str(self.config)) if runtime.has_vm else ()
         return ("--runtime", runtime.name, *config)
 
     @contextmanager
     def zygote(self) -> Iterator[Zygote]:
         """Shims are forked meanwhile, not executed."""
         zygote = Zygote(self.binaries / "pyshim", self.directory / "zygote.log")
-        try:
-            zygote.start()
+        with zygote.running():
             yield zygote
-        finally:
-            zygote.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +63,6 @@ class Memory:
 
     pss_mib: float
     private_mib: float
-    shmem_mib: float
-    """Of `pss_mib` what files in memory have, as the zygote's baseline is one."""
 
 
 def bare_interpreter_s() -> float:
@@ -132,25 +108,7 @@ def memory_of(pid: int) -> Memory:
         key, value = line.split()[:2]
         fields[key.rstrip(":")] = int(value) / 1024
     private = fields["Private_Clean"] + fields["Private_Dirty"]
-    return Memory(pss_mib=fields["Pss"], private_mib=private, shmem_mib=fields["Pss_Shmem"])
-
-
-def beside_mib(zygote: Zygote, shims: Collection[int]) -> float:
-    """What is there beside the PSS of the shims, in MiB.
-
-    The zygote's, that of the fork that waits for the next caller, and what of the baseline nobody maps.
-    """
-    others = [memory_of(pid) for pid in (zygote.pid, *zygote.waiting(shims))]
-    mapped_mib = sum(memory.shmem_mib for memory in (*others, *(memory_of(pid) for pid in shims)))
-    return sum(memory.pss_mib for memory in others) + max(0.0, _baseline_mib(zygote.pid) - mapped_mib)
-
-
-def _baseline_mib(pid: int) -> float:
-    """The size of the baseline that the process `pid` has mapped. 0 without one."""
-    for file in Path(f"/proc/{pid}/map_files").iterdir():
-        if NAME in os.readlink(file):
-            return file.stat().st_blocks * 512 / (1 << 20)
-    return 0.0
+    return Memory(pss_mib=fields["Pss"], private_mib=private)
 
 
 def cpu_s(pid: int) -> float:

@@ -92,14 +92,6 @@ QUESTIONS = (
         scale=_MS,
     ),
     Question(
-        title="bare kernel boot, with the pod's parameter that only saves time",
-        series="output_bare_as_pod",
-        reference="output_bare",
-        reference_title="bare kernel boot",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
         title=_TRUE, series="exec_pykata", reference="exec_runc", reference_title="runc's shim", unit="ms", scale=_MS
     ),
     Question(
@@ -204,26 +196,6 @@ QUESTIONS = (
 )
 
 
-_PEER = (
-    ("the peer's `start`", "start", "ms", _MS),
-    ("the peer's PSS", "pss", "MiB", 1.0),
-    ("the peer to first output", "output", "ms", _MS),
-    ("the peer's exec", "exec", "ms", _MS),
-    ("the peer's stdout to a file", "stdout", "MB/s", 1.0),
-)
-PEER_QUESTIONS = tuple(
-    Question(
-        title=title,
-        series=f"peer_{what}",
-        reference=f"{what}_pykata",
-        reference_title="ours",
-        unit=unit,
-        scale=scale,
-    )
-    for title, what, unit, scale in _PEER
-)
-
-
 FILE_QUESTIONS = tuple(
     Question(
         title=f"fio {job}, {place.title}",
@@ -239,8 +211,8 @@ FILE_QUESTIONS = tuple(
 
 
 def rows(samples: Samples) -> list[Row]:
-    """A row for each question; those about a peer, files and the shim itself only when that was measured."""
-    groups = (QUESTIONS, PEER_QUESTIONS, FILE_QUESTIONS)
+    """A row for each question; those about files and the shim itself only when that was measured."""
+    groups = (QUESTIONS, FILE_QUESTIONS)
     asked = [question for group in groups if group[0].series in samples.by_round for question in group]
     return [_row(question, samples.by_round) for question in asked]
 

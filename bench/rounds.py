@@ -10,8 +10,6 @@ from pathlib import Path
 
 from bench import bare_boot, file_io, measures, stub_pods, stub_whole_pods
 from bench.measures import PYKATA, RUNC, Ground
-from bench.memory import SETTLE_S
-from integration.framework.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +28,6 @@ class Size:
     """per round"""
     pods: int
     """at the same time, for the memory of many"""
-    profiled: int
-    """pods whose Create is profiled"""
     file_rounds: int
     """of fio"""
     fio_ms: int
@@ -46,7 +42,6 @@ FULL = Size(
     stub_mib=1024,
     creates=5,
     pods=20,
-    profiled=40,
     file_rounds=3,
     fio_ms=300,
 )
@@ -58,11 +53,12 @@ QUICK = Size(
     stub_mib=64,
     creates=2,
     pods=3,
-    profiled=4,
     file_rounds=1,
     fio_ms=200,
 )
 _TOGETHER = 10
+SETTLE_S = 1.0
+"""After the last call: the shim has written its state, and its threads wait."""
 
 
 @dataclass(slots=True)
@@ -94,8 +90,6 @@ def run(ground: Ground, stubbed: Ground, size: Size, progress: Callable[[str], N
         for series, runtime in (("stdout_pykata", PYKATA), ("stdout_runc", RUNC)):
             target.open_round(series).append(measures.stdout_mb_per_s(ground, runtime, size.stdout_mib))
         _on_stubs(stubbed, target, size)
-        if ground.peer is not None:
-            _of_peer(ground, ground.peer.runtime, target, size)
     return samples
 
 
@@ -128,8 +122,8 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
         with stub_whole_pods.running(ground, size.pods) as pids:
             time.sleep(SETTLE_S)
             pss = [measures.memory_of(pid).pss_mib for pid in pids]
-            mean = (sum(pss) + measures.beside_mib(zygote, pids)) / len(pss)
-            samples.open_round("forked_pss").append(mean)
+            with_zygote_mib = sum(pss) + measures.memory_of(zygote.pid).pss_mib
+            samples.open_round("forked_pss").append(with_zygote_mib / len(pss))
             private = [measures.memory_of(pid).private_mib for pid in pids]
             samples.open_round("forked_private").append(sum(private) / len(private))
 
@@ -140,17 +134,6 @@ def _creates(ground: Ground, samples: Samples, kind: str, count: int) -> None:
         created = stub_pods.create(ground)
         wall.append(created.wall_s)
         own.append(created.own_s)
-
-
-def _of_peer(ground: Ground, peer: Runtime, samples: Samples, size: Size) -> None:
-    """Another shim, by the calls that every shim answers."""
-    start, execs = samples.open_round("peer_start"), samples.open_round("peer_exec")
-    start += [measures.start_s(ground, peer) for _ in range(size.starts)]
-    with measures.container(ground, peer) as name:
-        samples.open_round("peer_pss").append(measures.memory_of(measures.daemon_of(peer, name).pid).pss_mib)
-        execs += [measures.exec_s(ground, name) for _ in range(size.execs)]
-    samples.open_round("peer_output").append(measures.first_output_s(ground, peer))
-    samples.open_round("peer_stdout").append(measures.stdout_mb_per_s(ground, peer, size.stdout_mib))
 
 
 def _starts(ground: Ground, samples: Samples, count: int) -> None:
@@ -196,5 +179,4 @@ def _first_outputs(ground: Ground, samples: Samples, argv: list[str], initrd: Pa
     with ground.zygote():
         samples.open_round("output_forked").append(measures.first_output_s(ground, PYKATA))
     bare.append(bare_boot.boot_s(argv, initrd))
-    samples.open_round("output_bare_as_pod").append(bare_boot.boot_s(argv, initrd, for_speed=True))
     runc.append(measures.first_output_s(ground, RUNC))

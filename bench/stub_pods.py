@@ -25,7 +25,7 @@ VMM_WAIT = "wait for vmm"
 _numbers = itertools.count(1)
 WITHIN_S = 120.0
 _IDLE_S = 0.1
-"""Who uses no CPU time for so long, has nothing left to do."""
+"""A process that uses no CPU time for so long has nothing left to do."""
 
 
 @contextmanager
@@ -40,14 +40,14 @@ def started_shim(ground: Ground, name: str = "") -> Iterator[DirectShim]:
 
 
 def sleeping(name: str) -> oci.Spec:
-    """The spec of a container that sleeps, in no network namespace."""
+    """The spec of a container that sleeps, in a network namespace that nothing is connected to."""
     spec = oci.spec("sleep", "100000", name=name, rootfs="rootfs")
-    spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    spec["linux"]["namespaces"] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount", "network")]
     return spec
 
 
 def options(config: Path) -> PbAny:
-    """What Create is told of the configuration, as containerd puts it."""
+    """The options of Create that name the configuration, as containerd encodes them."""
     chosen = runtimeoptions_pb2.Options(config_path=str(config))
     return PbAny(type_url="runtimeoptions.v1.Options", value=chosen.SerializeToString())
 
@@ -142,17 +142,22 @@ def running(ground: Ground, count: int) -> Iterator[list[int]]:
 
 
 def warm(shim: DirectShim) -> None:
-    """The shim is up: it has told that it knows no such container, and has loaded what it loads once it is idle."""
+    """The shim is up: it has answered that it knows no such container, and it uses no CPU time any more."""
     try:
         shim.call("State")
     except Exception as error:
         if "no such" not in str(error):
             raise
     (daemon,) = PYKATA.shims(shim.container)
-    before_s, used_s = -1.0, cpu_s(daemon.pid)
+    wait_until_idle(daemon.pid)
+
+
+def wait_until_idle(pid: int, during_s: float = _IDLE_S) -> None:
+    """The process has used no CPU time for `during_s`."""
+    before_s, used_s = -1.0, cpu_s(pid)
     while used_s != before_s:
-        time.sleep(_IDLE_S)
-        before_s, used_s = used_s, cpu_s(daemon.pid)
+        time.sleep(during_s)
+        before_s, used_s = used_s, cpu_s(pid)
 
 
 def wakeups(pid: int, during_s: float) -> int:

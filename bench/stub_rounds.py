@@ -3,7 +3,7 @@
 The VM is a stand-in, so that hundreds of rounds take a minute. What a round leaves in the shim adds up; what is filled
 once does not: the trace (the first 256 spans), the gaps of the C library's heap, the interpreter's table of names.
 
-`--forked`: of a shim that the zygote has forked. What is its own is looked at after a rest, for which both looks wait.
+`--forked`: of a shim that the zygote has forked.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from contextlib import nullcontext
 from dataclasses import replace
 
 from bench import stub_whole_pods, stubs
 from bench.ground import GROUND, containerd_up
 from bench.measures import MIB, memory_of
-from pyshim.zygote.rest import AT_MOST_EVERY_S, QUIET_S
 
 WARM_UP = 200
 """Rounds until what is filled once is full."""
 KIB_A_ROUND = 4.0
 """Far below what a kept task, stream or container is in hundreds of rounds, above what one growth of a table is."""
-_RESTED_AFTER_S = AT_MOST_EVERY_S + QUIET_S + 2.0
 
 
 def main() -> int:
@@ -47,8 +44,6 @@ def main() -> int:
             name = f"{pod.shim.container}-c{number}"
             with pod.container(name):
                 pod.exec(name)
-            if asked.forked and number in (WARM_UP, count):
-                time.sleep(_RESTED_AFTER_S)
             if number % 100 == 0 or number in (WARM_UP, count):
                 kib = round(memory_of(pod.pid).private_mib * MIB / 1024)
                 print(f"{number:5} rounds: {kib} KiB private", flush=True)

@@ -78,6 +78,8 @@ class _Agent:
         self._data = b""
         self._left: dict[str, int] = {}
         self._waiting: dict[str, list[int]] = {}
+        self._signalled: set[str] = set()
+        """Containers whose processes have ended: the exit is asked for after the end of the output."""
         try:
             sock.setsockopt(_socket.SOL_SOCKET, _SNDBUFFORCE, _SEND_BYTES)
         except OSError:
@@ -109,20 +111,24 @@ class _Agent:
         elif method == "GetOOMEvent":
             return
         elif method == "WaitProcess":
-            if exec_id != container or self._left.get(process) == 0:
+            if exec_id != container or self._left.get(process) == 0 or container in self._signalled:
                 self._reply(stream, b"")
             else:
                 self._waiting.setdefault(process, []).append(stream)
         else:
             self._reply(stream, b"")
+            if method == "CreateContainer":
+                self._signalled.discard(container)
             if method == "SignalProcess":
+                self._signalled.add(container)
                 for other in [key for key in self._waiting if key.startswith(f"{container}/")]:
                     self._end(other)
 
     def _read(self, stream: int, container: str, process: str, method: str, size: int) -> None:
         flood = container.startswith("flood") and method == "ReadStdout" and process == f"{container}/{container}"
         if not flood:
-            if process == f"{container}/{container}" and not container.startswith("flood"):
+            is_over = container.startswith("flood") or container in self._signalled
+            if process == f"{container}/{container}" and not is_over:
                 self._waiting.setdefault(process, []).append(stream)  # until the process ends
             else:
                 self._reply(stream, b"")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ class Pod(NamedTuple):
         """A container of the pod runs meanwhile, with a reader for both of its output streams."""
         bundle = self.ground.directory / name
         (bundle / "rootfs").mkdir(parents=True)
-        oci.write(_spec(name, self.shim.container, "container"), bundle)
+        oci.write(spec_of(name, self.shim.container, "container"), bundle)
         with ExitStack() as end:
             end.callback(shutil.rmtree, bundle)
             streams = {}
@@ -61,47 +61,37 @@ class Pod(NamedTuple):
 
 
 @contextmanager
-def running(ground: Ground, count: int, watch: Callable[[str, int], None] | None = None) -> Iterator[list[int]]:
-    """Pids of `count` shims, each with an idle pod of two containers.
-
-    `watch` is told of the first one's phases, as each is over: its name and the pid.
-    """
+def running(ground: Ground, count: int) -> Iterator[list[int]]:
+    """Pids of `count` shims, each with an idle pod of two containers."""
     with ExitStack() as end:
         pids: list[int] = []
         for _ in range(count):
-            over = watch if watch is not None and not pids else _nobody
-            one = end.enter_context(pod(ground, over))
+            one = end.enter_context(pod(ground))
             for short in _CONTAINERS:
                 end.enter_context(one.container(f"{one.shim.container}-{short}"))
-                over(f"container {short} runs", one.pid)
             pids.append(one.pid)
         yield pids
 
 
-def _nobody(phase: str, pid: int) -> None:
-    return
-
-
 @contextmanager
-def pod(ground: Ground, watch: Callable[[str, int], None] = _nobody) -> Iterator[Pod]:
-    """A pod without containers; `watch` as for `running`."""
+def pod(ground: Ground) -> Iterator[Pod]:
+    """A pod without containers."""
     name = f"pod{next(_numbers)}"
     bundle = ground.directory / name
-    with direct_shim(PYKATA, ground.binaries, name, bundle, _spec(name, name, "sandbox")) as shim:
+    with direct_shim(PYKATA, ground.binaries, name, bundle, spec_of(name, name, "sandbox")) as shim:
         shim.environment.update(_ZYGOTE_WITHIN)
         shim.start()
+        warm(shim)
         (daemon,) = PYKATA.shims(name)
         one = Pod(ground, shim, daemon.pid)
-        warm(shim)
-        watch("serves, asked once", one.pid)
         one.call("Create", bundle=str(bundle), options=options(ground.config))
         one.call("Start")
-        watch("sandbox runs", one.pid)
         yield one
     wait_until_gone(shim)
 
 
-def _spec(name: str, sandbox: str, kind: str) -> oci.Spec:
+def spec_of(name: str, sandbox: str, kind: str) -> oci.Spec:
+    """The spec of a `kind` ("sandbox" or "container") of a pod, as the CRI plugin annotates it."""
     spec = sleeping(name)
     keys = {"container-type": kind, "sandbox-id": sandbox, "sandbox-name": "web", "sandbox-namespace": "shop"}
     if kind == "container":

@@ -1,16 +1,24 @@
-"""Fixtures: one containerd and one image for the session, a scratch directory and a leak check for each test."""
+"""Fixtures: one containerd and one image for the session, a scratch directory and a leak check for each test.
+
+A run of all files (`scripts/integration`) has several sessions side by side, each in an enclosure of its own:
+pytest-xdist gives each its next file of tests when it is free. The pytest that deals the files out is in no enclosure
+and runs no test.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
+import shutil
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .framework import cri_session, enclosure, evidence, images, soak, zygote
+from .framework import cri_session, enclosure, evidence, images, kata_agent, shim_config, soak, zygote
 from .framework.containerd import Containerd, Directories, missing_programs, remove_daemon_files
 from .framework.cri import Cri
 from .framework.cri_session import cri, pod, shared_pod  # noqa: F401  (fixtures)
@@ -26,14 +34,18 @@ PROJECT = Path(__file__).resolve().parents[1]
 GROUND = Path("/run/pyshim-integration")
 EVIDENCE = PROJECT / ".build" / "integration"
 _NEEDED = ("containerd", "ctr", "runc", "ip", "qemu-system-x86_64")
-_kept: list[Path] = []
+_kept: set[Path] = set()
 session_zygote = zygote.Zygote(PROJECT / "bin" / "pyshim", GROUND / "zygote.log")
 shim_starts = Starts(*(ground / "containerd" / "containerd.log" for ground in (GROUND, cri_session.GROUND)))
+_made: Counter[str] = Counter()
+"""How many shims of all sessions were made in which way."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if os.geteuid() != 0:
         pytest.exit("integration tests need root", returncode=2)
+    if config.getoption("dist") != "no" and not _is_worker(config):
+        return
     if enclosure.MARK not in os.environ:
         pytest.exit(
             "integration tests run inside an enclosure: use `make test` or `scripts/integration [FILE...]`",
@@ -41,6 +53,13 @@ def pytest_configure(config: pytest.Config) -> None:
         )
     if missing := missing_programs(*_NEEDED):
         pytest.exit(f"integration tests need {', '.join(missing)} (hint: `make setup`)", returncode=2)
+    if Runtime.chosen().has_vsock_program:
+        if shutil.which(program := shim_config.VSOCK_PROGRAM) is None:
+            pytest.exit(f"tests over vsock need {program} on PATH (hint: `cargo install {program}`)", returncode=2)
+        GROUND.mkdir()
+        shim_config.reach_agents_over_vsock(GROUND)
+    if kata_agent.is_chosen():
+        kata_agent.put_in_place(GROUND / "kata")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,6 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.containerd)
         if item.get_closest_marker("vm") and not runtime.has_vm:
             item.add_marker(pytest.mark.skip(reason=f"needs a runtime with a VM, not {runtime.name}"))
+    if kata_agent.is_chosen():
+        kata_agent.mark(items, kata_agent.differences())
+    # Files with a test of many pods, which has a time limit of its own, come first: as the last one, such a file would
+    # run while the other enclosures have nothing left to do.
+    long = {item.path for item in items if item.get_closest_marker("timeout")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,20 +87,42 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and isinstance(daemon, Containerd):
         directory = evidence.directory_for(EVIDENCE / f"run-{os.environ.get('PYSHIM_RUN', 'last')}", item.nodeid)
         since = getattr(item, "containerd_log_size", 0)
-        _kept.append(evidence.collect(directory / report.when, daemon, since))
+        evidence.collect(directory / report.when, daemon, since)
         (directory / report.when / "failure.txt").write_text(report.longreprtext)
         report.sections.append(("evidence", str(directory)))
     return report
 
 
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of several sessions."""
+    return hasattr(config, "workerinput")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    made = Counter(start.mode.value for start in shim_starts.told)
+    if _is_worker(session.config):
+        session.config.workeroutput["shims"] = dict(made)  # type: ignore[attr-defined]
+    _made.update(made)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several sessions has ended."""
+    _made.update(getattr(node, "workeroutput", {}).get("shims", {}))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _kept.update(Path(text) for title, text in report.sections if title == "evidence")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    terminalreporter.write_line(str(shim_starts))
+    terminalreporter.write_line(f"{_made[Mode.FORKED]} shims were forked, {_made[Mode.EXECUTED]} executed")
 
 
-def pytest_unconfigure() -> None:
-    if _kept:
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _kept and not _is_worker(config):
         print(f"\n{len(_kept)} failures; logs, console, persisted state, ps and mounts of each are under:")
-        print(_kept[0].parent.parent)
+        print(next(iter(_kept)).parent)
 
 
 @pytest.fixture(scope="session")

@@ -128,16 +128,34 @@ def test_vm_that_panics_at_boot_fails_the_run_with_the_last_console_lines(
 
 
 @pytest.mark.vm
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ("root=/dev/vdz", "find the root image: /dev/vdz is not there"),
+        ("rootfstype=ext4", "mount root image /dev/vda1 as ext4: mount: mounting /dev/vda1 on /root failed"),
+    ],
+)
+def test_a_guest_without_its_root_image_says_so(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path, params: str, reason: str
+) -> None:
+    config = shim_config.variant(scratch, kernel_params=params)
+
+    error = _refused(_run_with_config(ctr, runtime, name, config))
+
+    assert f"guest init: cannot {reason}" in error
+
+
+@pytest.mark.vm
 def test_agent_that_never_answers_ends_in_a_deadline_that_names_it(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    """The guest boots into the debug shell of its loader: alive, and nobody there to answer."""
-    config = shim_config.variant(scratch, kernel_params="root=/dev/vda rdinit=/shell", dial_timeout=8)
+    """The guest boots into the debug shell of its loader: alive, without an agent that answers."""
+    config = shim_config.variant(scratch, kernel_params="rdinit=/shell", dial_timeout=11)
 
     error = _refused(_run_with_config(ctr, runtime, name, config))
 
     assert "agent" in error
-    assert "8 s" in error
+    assert "11 s" in error
     assert error.endswith(("deadline exceeded", "unavailable"))
 
 

@@ -78,7 +78,7 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
     size = {"default_vcpus": "0.5", "default_memory": 256, "default_maxmemory": 1280}
-    config = _config(scratch, size, static_sandbox_resource_mgmt=False)
+    config = _config(scratch, size, static_sandbox_resource_mgmt=False, sandbox_cgroup_only=False)
 
     sandbox = _run(ctr, runtime, name, config)
 

@@ -6,9 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jeepney
+import msgspec
 import pytest
 
 from .conftest import GROUND, own_name
@@ -27,14 +29,20 @@ def bind(source: Path | str, target: str) -> tuple[str, str]:
     return "--mount", f"type=bind,src={source},dst={target},options=rbind:ro"
 
 
+def package(module: ModuleType) -> tuple[str, str]:
+    """What the guest's distribution does not have, below /packages."""
+    assert module.__file__ is not None
+    return bind(Path(module.__file__).parent, f"/packages/{module.__name__}")
+
+
 @pytest.fixture(scope="module")
 def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
     """What the guest's kernel said in each scene."""
     mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]
-    mounts += bind(PROJECT, "/project")
+    mounts += [*bind(PROJECT, "/project"), *package(jeepney), *package(msgspec)]
     directory = GROUND / "scratch" / "cgroups-v2"
     directory.mkdir(parents=True)
-    config = shim_config.variant(directory, default_vcpus=min(2, os.cpu_count() or 1))
+    config = shim_config.variant(directory, default_vcpus=min(2, os.cpu_count() or 1), default_memory=2048)
     with own_name(ctr) as name:
         words = (
             "run",
@@ -49,7 +57,8 @@ def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
             IMAGE,
             name,
         )
-        done = ctr(*words, PYTHON, "-I", "/project/integration/inside/cgroups_v2.py", "/project", check=False)
+        program = ("/project/integration/inside/cgroups_v2.py", "/project", "/packages")
+        done = ctr(*words, PYTHON, "-I", *program, check=False)
     assert done.code == 0, str(done)
     return json.loads(done.lines[-1])
 
@@ -122,7 +131,7 @@ def test_a_parent_without_delegation_is_a_note_where_no_limit_is_demanded(kernel
     assert (found["left"], found["shim"]) == ([], "/runner")
 
 
-def test_a_cgroup_removed_under_us_hurts_nobody(kernel: Any) -> None:
+def test_a_cgroup_removed_under_us_fails_no_call(kernel: Any) -> None:
     assert kernel["removed under us"] == {"left": []}
 
 
@@ -132,7 +141,7 @@ def systemd(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
     directory = GROUND / "scratch" / "systemd"
     directory.mkdir(parents=True)
     mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]
-    mounts += [*bind(PROJECT, "/project"), *bind(Path(jeepney.__file__).parent, "/packages/jeepney")]
+    mounts += [*bind(PROJECT, "/project"), *package(jeepney), *package(msgspec)]
     mounts += ["--mount", f"type=bind,src={directory},dst=/result,options=rbind:rw"]
     with own_name(ctr) as name:
         words = ("run", "--rm", "--runtime", runtime.name, "--cap-add", "CAP_SYS_ADMIN", *mounts, IMAGE, name)

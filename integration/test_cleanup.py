@@ -1,4 +1,4 @@
-"""`pyshim cleanup`: a shim dies while containerd is away, so nobody calls `delete`."""
+"""`pyshim cleanup`: a shim dies while containerd is away, so `delete` is not called."""
 
 from __future__ import annotations
 

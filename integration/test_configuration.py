@@ -47,7 +47,7 @@ def _run(ctr: Ctr, runtime: Runtime, name: str, config: Path, annotations: dict[
 def test_annotations_and_a_drop_in_reach_the_guest(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
     config = shim_config.variant(scratch)
     (scratch / "config.d").mkdir()
-    (scratch / "config.d/10-site.toml").write_text('[hypervisor.qemu]\nkernel_params = "root=/dev/vda from.file a=1"\n')
+    (scratch / "config.d/10-site.toml").write_text('[hypervisor.qemu]\nkernel_params = "from.file a=1"\n')
     pod = {H + "default_vcpus": "1.5", H + "default_memory": "512 MiB", H + "kernel_params": "a=2"}
 
     result = _run(ctr, runtime, name, config, pod, "nproc; grep MemTotal /proc/meminfo; cat /proc/cmdline")

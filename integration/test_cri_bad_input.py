@@ -12,8 +12,9 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
+from .framework import processes, releases
 from .framework.cri import Cri, Pod, Security, refusal
-from .framework.cri_session import STATE
+from .framework.cri_session import SANDBOX_API_HANDLER, STATE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -38,8 +39,17 @@ def test_a_container_for_a_removed_sandbox_is_refused(cri: Cri) -> None:
         assert pod.id in refusal(pod.create)
 
 
+@pytest.mark.skipif(not releases.chosen().has_sandbox_api, reason="needs containerd 2.x: this one has no Sandbox API")
+def test_a_sandbox_of_the_sandbox_api_is_refused_by_name_and_leaves_no_shim(cri: Cri) -> None:
+    told = refusal(lambda: cri.run_pod("api", handler=SANDBOX_API_HANDLER))
+
+    assert 'Sandbox API is not supported; set sandboxer = "podsandbox"' in told
+    assert not processes.find("containerd-shim-pykata")
+    assert cri.sandboxes() == []
+
+
 def test_a_pod_container_whose_sandbox_no_shim_serves_is_refused_by_name(cri: Cri, runtime: Runtime) -> None:
-    """Past CRI's own check: a task that names a sandbox nobody runs."""
+    """Past CRI's own check: a task that names a sandbox which does not run."""
     ctr = cri.daemon.ctr
     labels = ("--annotation", "io.kubernetes.cri.container-type=container")
     sandbox = ("--annotation", "io.kubernetes.cri.sandbox-id=nobody")

@@ -82,7 +82,7 @@ def test_a_container_that_was_never_started_is_removed(cri: Cri, pod: Pod) -> No
     [("exit 3", 3), ("kill -SEGV $$", 139), ("kill -KILL $$", 137)],
     ids=["exit", "segfault", "killed"],
 )
-def test_a_container_that_ends_badly_takes_nobody_along(cri: Cri, pod: Pod, script: str, code: int) -> None:
+def test_a_container_that_ends_badly_ends_no_other(cri: Cri, pod: Pod, script: str, code: int) -> None:
     neighbour = pod.start()
     # The shell is PID 1 of its namespace and so immune to its own signals; a child of it is not.
     wrapped = script if script.startswith("exit") else f"sh -c '{script}'; exit $?"
@@ -122,7 +122,7 @@ def test_stop_waits_for_the_grace_period_then_kills(cri: Cri, pod: Pod) -> None:
     assert stubborn.exit_code() == 137
 
 
-def test_a_slow_containers_stop_delays_nobody(cri: Cri, pod: Pod) -> None:
+def test_a_slow_containers_stop_delays_no_other(cri: Cri, pod: Pod) -> None:
     slow, other = pod.start("sh", "-c", _IGNORES_TERM), pod.start()
     _wait_until_armed(slow)
     stopping = threading.Thread(target=slow.stop, args=(30,))
@@ -142,7 +142,7 @@ def test_a_slow_containers_stop_delays_nobody(cri: Cri, pod: Pod) -> None:
     assert slow.exit_code() == 137
 
 
-def test_a_container_that_floods_its_log_delays_nobody(cri: Cri, pod: Pod) -> None:
+def test_a_container_that_floods_its_log_delays_no_other(cri: Cri, pod: Pod) -> None:
     """More output than the log takes fills every buffer on the way; calls of this and other containers go on."""
     flooding = pod.start("sh", "-c", "yes")
     other = pod.start()

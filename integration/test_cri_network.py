@@ -111,7 +111,7 @@ def test_many_forwarded_connections_carry_much_at_once_and_end_with_their_listen
     )
 
 
-def test_a_forwarded_port_nobody_listens_on_is_an_error_and_the_next_one_is_served(
+def test_a_forwarded_port_without_a_listener_is_an_error_and_the_next_one_is_served(
     shared_pod: Pod, server: Container
 ) -> None:
     with forward(shared_pod, 9) as nobody:
@@ -126,7 +126,7 @@ def test_a_forwarded_port_nobody_listens_on_is_an_error_and_the_next_one_is_serv
 
 
 def test_port_forward_changes_nothing_in_the_pods_namespace(shared_pod: Pod, server: Container) -> None:
-    """No address, route, rule, firewall table or socket that others could meet; and nothing on the host's loopback."""
+    """No address, route, rule of routing, qdisc or sysctl."""
     before = _visible_in(_namespace_of(shared_pod))
     with forward(shared_pod, _LOOPBACKS["::1"]) as connection:
         connection.send(b"hello")

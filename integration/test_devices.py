@@ -132,7 +132,7 @@ def test_what_a_devices_spec_sets_and_a_disk_a_program_serves_reach_the_containe
     ],
     ids=["unresolved", "no-group", "no-name"],
 )
-def test_a_device_that_cannot_be_had_starts_no_vm(
+def test_an_unavailable_device_starts_no_vm(
     annotation: str, words: tuple[str, ...], ctr: Ctr, runtime: Runtime, name: str, scratch: Path, specs: Path
 ) -> None:
     out = run(ctr, runtime, config(scratch), "true", annotation=annotation, name=name, check=False)

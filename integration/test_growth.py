@@ -1,7 +1,7 @@
 """Shims that have served much are no larger than those that have served little: executed ones, in every run.
 
-How much memory is a forked shim's own goes down when it rests and up with what it does next, so two looks at it tell
-nothing about growth, unless each follows a rest: `test_zygote.py` looks then.
+A forked shim's own memory also grows by what it has shared with the zygote and writes to for the first time, which two
+looks at it cannot tell from growth.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_a_shim_does_not_grow_with_the_containers_it_has_served(cri: Cri, runtim
             pod.remove_containers()
             return cri_soak.private_kib(shim.pid)
 
-        serve(3)  # the first ones load what is imported late
+        serve(3)
         early = serve(6)
         late = serve(6)
 

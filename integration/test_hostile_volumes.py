@@ -6,8 +6,10 @@ import os
 import socket
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from protos.cri import v1_pb2 as pb
@@ -71,6 +73,40 @@ def test_a_planted_link_does_not_move_the_mount_point_of_another_container(
     second.stop(0)
     second.remove()
     assert sorted(entry.name for entry in shared.iterdir()) == ["mount", "sub"]
+
+
+def test_a_guest_that_swaps_directories_and_links_meanwhile_reaches_nothing_outside(
+    pod: Pod, shared: Path, victim: Path
+) -> None:
+    """In its volume and in its root file system, while the host mounts and removes what other containers have."""
+    (shared / "sub").mkdir()
+    (shared / "sub" / "file").write_text("found\n")
+    attacker = pod.start(mounts=[volume(shared, "/data")])
+    swap = (
+        "mkdir -p d/mount && echo inner > d/secret && ln -s {to} l && (while :; do"
+        " mv -T d e && mv -T l d && mv -T d l && mv -T e d && echo >> swaps; done) > /dev/null 2>&1 &"
+    )
+    reach = (
+        "(while :; do cat d/secret | grep -q host && touch reached; echo owned >> d/secret; done) > /dev/null 2>&1 &"
+    )
+    attacker.sh(f"cd /data && {swap.format(to=victim)}")
+    attacker.sh(f"cd /data && {reach}")
+    attacker.sh(f"mkdir /churn && cd /churn && {swap.format(to=shared.parent)}")
+
+    for _ in range(3):
+        other = pod.start(mounts=[volume(shared, "/data"), volume(shared / "sub", "/inner")])
+        assert other.sh("cat /inner/file") == "found\n"
+        # A mount point within what is swapped: there or refused, never elsewhere.
+        with suppress(grpc.RpcError):
+            pod.start(mounts=[volume(shared, "/data"), volume(shared / "sub", "/data/d/mount")]).stop(0)
+        other.stop(0)
+        other.remove()
+    attacker.stop(0)
+    attacker.remove()
+
+    assert (shared / "swaps").stat().st_size > 0
+    assert not (shared / "reached").exists()
+    assert (shared / "sub" / "file").read_text() == "found\n"
 
 
 def test_what_the_guest_mounts_in_a_volume_stays_in_the_guest(cri: Cri, shared: Path, victim: Path) -> None:

@@ -59,7 +59,7 @@ def test_an_ended_task_takes_neither_a_kill_nor_an_exec(ctr: Ctr, background: st
     refused = ctr("task", "exec", "--exec-id", "late", background, "true", check=False)
 
     assert late.code != 0
-    assert "not found" in late.err or "already finished" in late.err
+    assert "already exited" in late.err or "already finished" in late.err
     assert refused.code != 0
 
 

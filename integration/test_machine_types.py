@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from pyshim.host.tsc import khz_since, reading
+from pyshim.resources.probe import probe_host
 
 from .framework import shim_config
 from .framework.ctr import Ctr
@@ -16,9 +15,22 @@ from .framework.runtime import Runtime
 
 
 @pytest.mark.vm
+def test_pod_runs_with_its_root_image_as_persistent_memory(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    """Kata's default: the guest mounts the device that root= names, whatever disks it has."""
+    config = shim_config.variant(scratch, disable_image_nvdimm=False)
+    words = ("run", "--rm", "--runtime", runtime.name, "--runtime-config-path", config)
+
+    result = ctr(*words, IMAGE, name, "cat", "/layer-marker", "/proc/cmdline")
+
+    assert result.lines[0] == "upper"
+    assert " root=/dev/pmem0p1 " in result.out
+
+
+@pytest.mark.vm
 def test_pod_runs_on_a_microvm(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    params = "root=/dev/vda"
-    config = shim_config.variant(scratch, machine_type="microvm", kernel_params=params)
+    config = shim_config.variant(scratch, machine_type="microvm")
     words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", config)
 
     ctr(*words, IMAGE, name, "sleep", "100000")
@@ -32,5 +44,5 @@ def test_pod_runs_on_a_microvm(ctr: Ctr, runtime: Runtime, name: str, scratch: P
         # This machine has no timer to measure its counter against.
         shown = ctr("task", "exec", "--exec-id", "two", name, "grep", "-E", "^(cpu MHz|bogomips)", "/proc/cpuinfo")
         mhz, bogomips = (float(line.rpartition(":")[2]) for line in shown.lines[:2])
-        assert mhz == pytest.approx(asyncio.run(khz_since(reading())) / 1000, rel=0.01)
+        assert mhz == pytest.approx(probe_host().tsc_khz / 1000, rel=0.01)
         assert bogomips == pytest.approx(2 * mhz, rel=0.01), "kernel_hz is that of the shipped kernel"

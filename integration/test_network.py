@@ -182,7 +182,7 @@ def _rates_in(namespace: str) -> dict[str, int]:
 def test_a_directly_attached_network_is_the_guests_and_the_namespace_is_left_alone(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    """Behind a vhost-user socket, a host that answers pings; in the namespace, an interface that nobody is to touch."""
+    """Behind a vhost-user socket, a host that answers pings; in the namespace, an interface to be left alone."""
     config = shim_config.variant(scratch)
     config.write_text(config.read_text().replace("[runtime]\n", f'[runtime]\ndan_conf = "{scratch}"\n'))
     end = Path(f"/run/{name}.sock")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.plan.initdata import disk_image, encode, parse
+from pyshim.resources.confidential.plan.initdata import disk_image, encode, parse
 
 from .conftest import GROUND, own_name
 from .framework import shim_config
@@ -123,9 +123,7 @@ def container(
     kubelet: Kubelet,
     scratch_volume: Path,
 ) -> Iterator[str]:
-    config = shim_config.variant(
-        host_files, shared_fs="none", kernel_params=f"root=/dev/vda agent.image_source={images.url}"
-    )
+    config = shim_config.variant(host_files, shared_fs="none", kernel_params=f"agent.image_source={images.url}")
     text = config.read_text().replace("enable_annotations = [", 'enable_annotations = ["cc_init_data", ')
     text = text.replace("[runtime]\n", '[runtime]\nemptydir_mode = "block-encrypted"\n')
     config.write_text(text)
@@ -170,7 +168,7 @@ def test_the_image_was_pulled_in_the_guest_and_its_layers_lie_on_each_other(insi
     assert sum("/blobs/" in path for path in images.asked) == 2
 
 
-def test_nothing_is_shared_and_nobody_shares(container: str, inside: Script) -> None:
+def test_nothing_is_shared_and_no_virtiofsd_runs(container: str, inside: Script) -> None:
     assert "virtiofs" not in inside("mount").out
     assert not Path("/run/kata-containers/shared/sandboxes", container).exists()
     assert not Path("/run/vc/vm", container, "vhost-fs.sock").exists()
@@ -267,7 +265,7 @@ def test_initdata_is_a_read_only_disk_with_the_document(inside: Script) -> None:
 def test_an_image_the_registry_does_not_have_is_named_and_nothing_is_left(
     ctr: Ctr, runtime: Runtime, name: str, network: PodNetwork, images: Registry, scratch: Path
 ) -> None:
-    config = shim_config.variant(scratch, shared_fs="none", kernel_params="root=/dev/vda")
+    config = shim_config.variant(scratch, shared_fs="none")
     base = ("run", "--rm", "--runtime", runtime.name, "--runtime-config-path", config)
     pull = ("--annotation", C + "runtime.experimental_force_guest_pull=true")
 

@@ -32,7 +32,7 @@ _REFUSED = {
 
 
 def nothing_runs(peer: RemotePeer, runtime: Runtime, name: str) -> None:
-    """No VM, no record of one, no shim; at the latest when whoever cleans up has done it."""
+    """No VM, no record of one, no shim; at the latest after the clean-up."""
     eventually(
         lambda: not (peer.vms() or peer.records() or runtime.shims(name) or runtime.persisted(name).exists()),
         what=lambda: f"nothing is left of {name}: {peer.vms()} {peer.records()} {peer.log_tail()}",
@@ -41,7 +41,7 @@ def nothing_runs(peer: RemotePeer, runtime: Runtime, name: str) -> None:
 
 
 @pytest.mark.parametrize("fault", list(_REFUSED))
-def test_a_pod_whose_vm_cannot_be_had_fails_with_the_reason_and_leaves_nothing(
+def test_a_pod_whose_vm_is_refused_fails_with_the_reason_and_leaves_nothing(
     ctr: Ctr, runtime: Runtime, peer: RemotePeer, remote_run: RemoteRun, name: str, fault: str
 ) -> None:
     with peer.faults(fault):

@@ -101,7 +101,8 @@ def _agrees(guest: Guest) -> bool:
 
 
 def test_static_vm_takes_updates_up_to_its_size(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    config = _config(scratch, "static_sandbox_resource_mgmt = true", default_vcpus=1, default_memory=512)
+    keys = 'static_sandbox_resource_mgmt = true\nsizing_policy = "sum"'
+    config = _config(scratch, keys, default_vcpus=1, default_memory=512)
     cgroup = ("--mount", "type=cgroup,src=cgroup,dst=/sys/fs/cgroup,options=ro")
     guest = _run(ctr, runtime, name, config, "--memory-limit", str(300 * MIB), *cgroup)
     size = guest.granted()

@@ -63,7 +63,7 @@ def test_task_that_ended_while_containerd_was_away_is_found_stopped_with_its_sta
     assert "exit code 33" in ctr("task", "rm", name).err
 
 
-def test_output_written_while_nobody_reads_does_not_end_the_task(
+def test_output_written_without_a_reader_does_not_end_the_task(
     containerd: Containerd, ctr: Ctr, runtime: Runtime, name: str
 ) -> None:
     """The reader of the FIFOs vanishes with its client: no SIGPIPE, no end of the container."""

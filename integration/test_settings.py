@@ -126,7 +126,7 @@ def test_default_devices_are_there(inside: Script) -> None:
     assert (result.code, result.out) == (0, "")
 
 
-def test_device_nobody_gave_cannot_be_opened(inside: Script) -> None:
+def test_device_that_was_not_given_cannot_be_opened(inside: Script) -> None:
     # Making the node is refused, or opening what was made.
     result = inside("mknod /dev/kmsg c 1 11 && head -c 1 /dev/kmsg")
 

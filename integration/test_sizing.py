@@ -40,7 +40,15 @@ def sizing_of(runtime: Runtime, name: str) -> dict[str, Any]:
         pytest.param("default_vcpus = 0.5\ndefault_memory = 512", "sum", "0.25", 300, 1, 812, id="0.5+0.25"),
         pytest.param("default_vcpus = 1\ndefault_memory = 512", "sum", "2.5", 0, 4, 512, id="1+2.5"),
         pytest.param("default_vcpus = 1.1\ndefault_memory = 512", "sum", "0.9", 1, 2, 513, id="1.1+0.9"),
-        pytest.param("default_memory = 2048", "overhead", "0.8", 600, 1, 632, id="overhead"),
+        pytest.param(
+            "default_memory = 2048\noverhead_vcpus = 0.2\noverhead_memory = 32",
+            "overhead",
+            "0.8",
+            600,
+            1,
+            632,
+            id="overhead",
+        ),
         pytest.param("default_memory = 700", "overhead", "1", 0, 2, 700, id="overhead-one-dimension"),
     ],
 )
@@ -72,7 +80,7 @@ def test_the_guest_has_what_the_record_says(
 
 
 def test_the_command_shows_the_record(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
-    config = configuration(scratch, "default_vcpus = 0.5\ndefault_memory = 512")
+    config = configuration(scratch, "default_vcpus = 0.5\ndefault_memory = 512", 'sizing_policy = "sum"')
     ctr("run", "-d", "--runtime-config-path", config, "--runtime", runtime.name, IMAGE, name, "sleep", "999")
 
     shown = subprocess.run([_PYSHIM, "sizing", "show", name], capture_output=True, text=True, timeout=60)
@@ -85,7 +93,7 @@ def test_the_command_shows_the_record(ctr: Ctr, runtime: Runtime, name: str, scr
 def test_what_the_host_does_not_have_is_refused_with_the_numbers(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    config = configuration(scratch, "default_memory = 512")
+    config = configuration(scratch, "default_memory = 512", 'sizing_policy = "sum"')
     limit = 1 << 50
     words = ("run", "--rm", "--runtime-config-path", config, "--memory-limit", str(limit), "--runtime", runtime.name)
 

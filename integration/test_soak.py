@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from itertools import cycle
+
 import pytest
 
 from .framework import soak
+from .framework.runtime import Runtime
 
 LOSSES = {"shim": 10, "vmm": 2, "virtiofsd": 1, "frozen": 1, "agent": 1}
 SEED = 20_240_607
@@ -18,3 +23,24 @@ def test_pods_that_lose_a_part_at_a_random_moment_leave_nothing(soak_ground: soa
     assert len(found) == sum(LOSSES.values())
     assert any(loss.met for loss in found if loss.victim == "shim")
     assert not [str(loss) for loss in found if loss.problem]
+
+
+@pytest.mark.vm
+def test_parts_that_are_stopped_again_and_again_cost_a_pod_time_only(
+    soak_ground: soak.Ground, runtime: Runtime
+) -> None:
+    """A busy host, a debugger or a suspended VM: every wait on a part goes on once it does."""
+    with soak_ground.pod() as pod:
+        driver = threading.Thread(target=pod.live, name=f"drive {pod.name}")
+        driver.start()
+        stops = Counter[str]()
+        for part in cycle(("shim", "vmm", "virtiofsd")):
+            stops[part] += soak.stand_still(soak.VICTIMS[part](runtime, pod.name), for_s=1.5)
+            driver.join(0.5)
+            if not driver.is_alive():
+                break
+
+        assert all(stops.values()), stops
+        assert pod.told == ""
+        pod.clean_up()
+        pod.assert_nothing_left()

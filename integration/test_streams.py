@@ -62,7 +62,7 @@ def test_input_the_process_does_not_read_does_not_keep_it_from_ending(ctr: Ctr, 
 def test_a_client_that_does_not_read_stops_the_process_and_loses_nothing(
     ctr: Ctr, runtime: Runtime, shared: str, scratch: Path
 ) -> None:
-    """Back-pressure: while nobody reads, the writer stands still instead of filling somebody's memory."""
+    """Back-pressure: without a reader the writer stands still instead of filling memory."""
     size, progress = 32 * 1024 * 1024, "/tmp/progress"
     script = f"i=0; while [ $i -lt 512 ]; do head -c 65536 /dev/zero; i=$((i+1)); echo $i > {progress}; done"
     argv = ctr.argv("task", "exec", "--exec-id", "slow", shared, "sh", "-c", script)
@@ -78,7 +78,7 @@ def test_a_client_that_does_not_read_stops_the_process_and_loses_nothing(
             seen.append(int(done or 0))
             return seen[-1] == seen[-2] == seen[-3] > 0
 
-        eventually(stands_still, what="the writer stands still while nobody reads", every_s=0.5)
+        eventually(stands_still, what="the writer stands still without a reader", every_s=0.5)
         assert seen[-1] < 512
         assert len(process.stdout.read()) == size
         assert process.wait(60) == 0
@@ -96,6 +96,13 @@ def test_output_of_a_background_child_ends_with_the_process_that_owns_the_exec(c
     result = ctr("task", "exec", "--exec-id", "orphan", shared, "sh", "-c", script, check=False, within_s=60)
 
     assert (result.code, result.out) == (6, "started\n")
+
+
+def test_a_background_child_that_prints_on_is_cut_when_the_exec_has_ended(ctr: Ctr, shared: str) -> None:
+    result = ctr("task", "exec", "--exec-id", "yes", shared, "sh", "-c", "(yes) & exit 7", check=False, within_s=60)
+
+    assert result.code == 7
+    assert result.out.startswith("y\ny\n")
 
 
 def test_null_io_runs_without_any_stream(ctr: Ctr, runtime: Runtime, name: str) -> None:

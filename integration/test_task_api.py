@@ -205,7 +205,7 @@ def test_input_closed_before_start_is_end_of_input(shim_for: Shims, scratch: Pat
 
 
 @pytest.mark.vm  # the reference shim waits for a reader for ever
-def test_fifo_nobody_opens_does_not_keep_a_task_from_running_and_ending(shim_for: Shims, scratch: Path) -> None:
+def test_an_unopened_fifo_does_not_keep_a_task_from_running_and_ending(shim_for: Shims, scratch: Path) -> None:
     paths = {stream: scratch / stream for stream in ("stdout", "stderr")}
     for path in paths.values():
         os.mkfifo(path)
@@ -219,7 +219,7 @@ def test_fifo_nobody_opens_does_not_keep_a_task_from_running_and_ending(shim_for
 
 
 @pytest.mark.vm
-def test_stopped_writer_on_a_fifo_nobody_opens_can_be_killed(shim_for: Shims, scratch: Path) -> None:
+def test_stopped_writer_on_an_unopened_fifo_can_be_killed(shim_for: Shims, scratch: Path) -> None:
     stdout = scratch / "stdout"
     os.mkfifo(stdout)
     shim = shim_for("sh", "-c", "head -c 10000000 /dev/zero")

@@ -86,7 +86,7 @@ HANGS = {
 
 @pytest.mark.vm
 @pytest.mark.timeout(900)
-def test_any_fault_in_a_pods_life_is_told_and_leaves_nothing(
+def test_any_fault_in_a_pods_life_is_reported_and_leaves_nothing(
     runtime: Runtime, containerd: Containerd, scratch: Path, plain_rootfs: Path
 ) -> None:
     """One test for all: they run side by side, and each looks for what is left of its own pod."""

@@ -158,6 +158,23 @@ def test_later_mounts_of_the_host_are_seen_only_where_asked_for(
         subprocess.run(["umount", "--recursive", scratch], check=True)
 
 
+def test_read_only_is_of_the_volume_and_not_of_the_mounts_below_it(pod: Pod, scratch: Path) -> None:
+    (scratch / "below").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "below", scratch / "below"], check=True)
+    try:
+        container = pod.start(mounts=[volume(scratch, "/data", readonly=True)])
+
+        assert container.exec("sh", "-c", "echo x > /data/file").code != 0
+        assert container.exec("sh", "-c", "echo x > /data/below/file").code == 0
+        container.stop(0)
+        container.remove()
+
+        assert (scratch / "below/file").read_text() == "x\n"
+        assert not (scratch / "file").exists()
+    finally:
+        subprocess.run(["umount", scratch / "below"], check=True)
+
+
 # ---- payloads that change
 
 

@@ -1,38 +1,40 @@
 """Both programs of the package: the shim that containerd calls (`main`) and the operator's command `pyshim`.
 
-`main` is entered by the launcher script (see operator/launcher.py) under `python -I -S`. It imports nothing before it
-knows the action, because `start` sits in the way of every container.
+`main` is entered by the launcher script (see operator/launcher.py) under `python -I -S`. It imports what an action
+needs once it knows the action: every container waits for `start`, which needs a tenth of what `serve` does.
 """
 
+import os
 import sys
 
+from pyshim.start.argv import Invocation, parse
+from pyshim.start.errors import BootstrapError, os_failure
 
-def main(words: "list[str] | None" = None, *, launcher: str = "") -> int:
+
+def main(words: list[str] | None = None, *, launcher: str = "") -> int:
     """The exit code of the shim called with `words` (default: the command line) through the script `launcher`."""
-    from pyshim.bootstrap.argv import parse
-    from pyshim.bootstrap.errors import BootstrapError
-
     launcher = launcher or sys.argv[0]
     try:
         call = parse(sys.argv[1:] if words is None else words)
         if call.version:
-            from pyshim.bootstrap.info import print_version
+            from pyshim.start.info import print_version
 
             return print_version()
         if call.info:
-            from pyshim.bootstrap.info import print_runtime_info
+            from pyshim.start.info import print_runtime_info
 
             return print_runtime_info()
         if call.action == "start":
-            from pyshim.bootstrap import start
+            from pyshim.start import start
 
-            return _leave(start.main(call, launcher=launcher))
+            # Past the interpreter's own end: unloading takes 1.4 ms, and `start` has nothing left to flush.
+            os._exit(start.main(call, launcher=launcher))
         if call.action == "delete":
-            from pyshim.bootstrap import delete
+            from pyshim.cleanup import delete
 
-            return _leave(delete.main(call))
+            return delete.main(call)
         if call.action == "serve":
-            return _serve(call, forked=False)
+            return _serve(call, made_by="exec")
         if call.action == "zygote":
             return _zygote(call)
         raise BootstrapError(f"run action {call.action!r}: expected start, delete, serve or zygote")
@@ -41,25 +43,17 @@ def main(words: "list[str] | None" = None, *, launcher: str = "") -> int:
         return 1
 
 
-def _leave(code: int) -> "NoReturn":
-    """This process has ended with `code`.
+def _serve(call: Invocation, *, made_by: str) -> int:
+    import gc
 
-    Not by way of the interpreter's own end, which unloads module by module and costs half of what `start` does itself.
-    Nothing is left to it: both actions write with `os.write` or to stderr, which keeps no line back.
-    """
-    from posix import _exit
-
-    _exit(code)
-
-
-def _serve(call: "Invocation", *, forked: bool, baseline: "Baseline | None" = None) -> int:
-    if not forked:
-        _load_shim()
-    from pyshim.bootstrap.daemonize import LISTENING_FD
+    gc.disable()  # the imports make next to no garbage, and collections would take 5 % of their CPU
     from pyshim.model.ids import HostPath
     from pyshim.model.task import Identity
     from pyshim.serve import serve
+    from pyshim.start.daemonize import LISTENING_FD
 
+    gc.freeze()  # what was imported stays until the end: no later collection looks at it
+    gc.enable()
     identity = Identity(
         namespace=call.namespace,
         sandbox_id=call.id,
@@ -69,34 +63,13 @@ def _serve(call: "Invocation", *, forked: bool, baseline: "Baseline | None" = No
         bundle=HostPath(call.bundle),
         debug=call.debug,
     )
-    return serve(LISTENING_FD, identity, forked=forked, baseline=baseline)
+    return serve(LISTENING_FD, identity, made_by=made_by, reason=call.executed_because)
 
 
-def _load_shim() -> None:
-    """What `serve` needs is loaded for good: no search for garbage has looked at it, or will.
-
-    That would take a tenth of the time, and as much again now and then.
-    """
-    import gc
-
-    from pyshim.without_tls import leave_out_tls
-
-    gc.disable()
-    leave_out_tls()
-    import pyshim.serve  # noqa: F401
-
-    gc.freeze()
-    gc.enable()
-
-
-def _zygote(call: "Invocation") -> int:
-    from pyshim.without_tls import leave_out_tls
-
-    leave_out_tls()
-    from pyshim.bootstrap import zygote as link
-    from pyshim.bootstrap.argv import parse
-    from pyshim.bootstrap.errors import BootstrapError, os_failure
-    from pyshim.bootstrap.start import ZYGOTE_DIR
+def _zygote(call: Invocation) -> int:
+    """The exit code of the zygote; in each process that it forks, that of the daemon which this has become."""
+    from pyshim.start import zygote as link
+    from pyshim.start.start import ZYGOTE_DIR
     from pyshim.zygote.server import run
 
     directory = call.directory or ZYGOTE_DIR
@@ -105,25 +78,18 @@ def _zygote(call: "Invocation") -> int:
     except ValueError as error:
         raise BootstrapError(f"parse flag '-idle': {call.idle!r} is no number of seconds") from error
     try:
-        daemon = run(directory=directory, idle_s=idle_s)
+        words = run(directory=directory, idle_s=idle_s)
     except OSError as error:
         raise os_failure("run zygote", directory, error) from error
-    return 0 if daemon is None else _serve(parse(daemon.words), forked=True, baseline=daemon.baseline)
+    return 0 if words is None else _serve(parse(words), made_by="fork")
 
 
-def operator_main(words: "list[str] | None" = None) -> int:
+def operator_main(words: list[str] | None = None) -> int:
     """The exit code of the `pyshim` command."""
-    from pyshim.operator.command import run
+    from pyshim.cli.command import run
 
     return run(sys.argv[1:] if words is None else words)
 
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
-
-    from pyshim.bootstrap.argv import Invocation
-    from pyshim.host.memory.baseline import Baseline
 
 if __name__ == "__main__":
     sys.exit(operator_main())

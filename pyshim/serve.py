@@ -11,42 +11,47 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack, ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
+from hypervisors.remote.vm import RemoteVm
 from pyshim import log as shim_log
 from pyshim.agent.connect import Connector
-from pyshim.bootstrap.address import unlink
+from pyshim.cleanup.leftovers import undo_remains
+from pyshim.cleanup.release import release
+from pyshim.concurrency.deadlines import CHANGE_S, within_s
+from pyshim.concurrency.tasks import TaskOwner
+from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal
-from pyshim.host import tsc
-from pyshim.host.capacity import probe_capacity
-from pyshim.host.linux import LinuxHost
-from pyshim.host.network.connector import HostNetworkConnector
-from pyshim.host.probe import probe_host
 from pyshim.host.processes.children import Children, start_ticks_of
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
-from pyshim.host.threads import to_the_end
-from pyshim.host.uuids import new_uuid
-from pyshim.later import load_while
+from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, PodDevices
+from pyshim.model.durations import Durations
 from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.events import RemoteVmLost
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.ids import SandboxId
+from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.ledger import Ledger
+from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import Identity, RuntimeOptions
-from pyshim.plan.network import changed_plan, network_plan
-from pyshim.sandbox.environment import Environment
-from pyshim.sandbox.pod import Pod
-from pyshim.sandbox.seams import Monitor, VolumeRpc
-from pyshim.sandbox.tasks import TaskOwner
-from pyshim.state.json_fields import StateDamaged
+from pyshim.monitor.answers import ShimAnswers
+from pyshim.monitor.socket import MonitorSocket
+from pyshim.pod.environment import Environment
+from pyshim.pod.pod import Pod
+from pyshim.resources.devices.host.finder import DeviceFinder
+from pyshim.resources.linux import LinuxHost
+from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.probe import probe_host
+from pyshim.resources.sizing.host import probe_capacity
+from pyshim.start.address import unlink
+from pyshim.state.errors import StateDamaged
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import REGISTER, StateStore
@@ -56,7 +61,6 @@ from pyshim.ttrpc import Server
 
 if TYPE_CHECKING:
     from pyshim.failpoints.wrapping import Faults
-    from pyshim.host.memory.baseline import Baseline
 
 log = logging.getLogger("pyshim.serve")
 
@@ -64,36 +68,53 @@ REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0
 REMAINS_TIMEOUT_S = 10.0
 """For undoing what a dead shim left of a sandbox that is now made anew."""
-UNUSED_AFTER_S = 600.0
-"""A daemon that containerd never asked for anything (it died in between) ends itself after this long."""
+ALONE_S = 60.0
+"""A daemon with neither container, VM nor connection ends after this long. containerd connects as soon as `start` has
+answered; when it has died, or has given up a Create, nobody else would end the daemon."""
 
 
-def serve(listening_fd: int, identity: Identity, *, forked: bool, baseline: "Baseline | None" = None) -> int:
+def serve(listening_fd: int, identity: Identity, *, made_by: str, reason: str = "") -> int:
     """The exit code, once every task is gone and containerd has been told: 0.
 
-    `forked`: by the zygote, for the log; `baseline` is what such a process can go back to.
+    The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process.
     """
     shim_log.set_up(debug=identity.debug, fields={"sandbox": identity.sandbox_id, "namespace": identity.namespace})
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     listener = socket.socket(fileno=listening_fd)
     os.set_inheritable(listening_fd, False)
-    asyncio.run(_Daemon(identity, forked=forked, baseline=baseline).run(listener))
+    asyncio.run(_Daemon(identity, made_by=made_by, reason=reason).run(listener))
     return 0
 
 
+def _warn_of_writers(event: str, paths: Iterable[str]) -> None:
+    """The log names each place by which users other than root decide what root executes or boots."""
+    if exposed := writable_by_others(paths):
+        log.warning(event, extra={"places": ", ".join(exposed)})
+
+
+def _booted(config: Config) -> tuple[str, ...]:
+    """The configuration's file, and the programs and images that it names."""
+    machine = config.hypervisor
+    named = (
+        *(machine.path, machine.kernel, machine.image, machine.initrd, machine.firmware),
+        *(machine.virtio_fs_daemon, machine.vhost_user_vsock_daemon),
+    )
+    return tuple(path for path in (config.source, *named) if os.path.isabs(path))
+
+
 class _Daemon:
-    def __init__(self, identity: Identity, *, forked: bool, baseline: "Baseline | None" = None) -> None:
+    def __init__(self, identity: Identity, *, made_by: str, reason: str = "") -> None:
         self._identity = identity
-        self._made_by = "fork" if forked else "exec"
-        self._baseline = baseline
+        self._origin = {"made_by": made_by} | ({"reason": reason} if reason else {})
         self._children = Children()
         self._facts: HostFacts | None = None
-        self._tsc: tsc.Reading | None = None
+        self._calls = Durations()
+        self._agent_calls = Durations()
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         socket_path = listener.getsockname()
-        # Read from below: first nobody can find the socket, then all is ended, the last replies and events leave, then
+        # Read from below: first the socket loses its name, then all is ended, the last replies and events leave, then
         # the process. Each step is taken whatever the one before it met.
         async with AsyncExitStack() as end:
             # Until there is something to serve; a daemon that fails before leaves no socket to be waited at.
@@ -107,30 +128,38 @@ class _Daemon:
             )
             end.push_async_callback(publisher.flush, FLUSH_TIMEOUT_S)
             pod = Pod(identity=self._identity, environment=self._environment(publisher, socket_path))
-            service = TaskService(sandboxes=pod, cgroup_mode=(await self._host_facts()).cgroup_mode)
-            if self._baseline is not None:
-                from pyshim.zygote.rest import Rest
+            service = TaskService(
+                sandboxes=pod, cgroup_mode=(await self._host_facts()).cgroup_mode, durations=self._calls
+            )
+            stop = service.finished
 
-                rest = Rest(loop, self._baseline)
-                end.callback(rest.close)
-                service.after_call = rest.called
-            server = Server(services=service.services(), authorize=check_peer)
+            def end_if_alone() -> None:
+                if pod.is_empty and not server.connections:
+                    log.info("neither container nor connection", extra={"pid": os.getpid()})
+                    stop.set()
+
+            look = loop.call_later(ALONE_S, end_if_alone)
+
+            def look_later() -> None:
+                nonlocal look
+                look.cancel()
+                look = loop.call_later(ALONE_S, end_if_alone)
+
+            server = Server(services=service.services(), authorize=check_peer, when_alone=look_later)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
             end.push_async_callback(pod.close)
             end.callback(unlink, socket_path)
             unserved.pop_all()
-            stop = service.finished
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop.set)
             dump_on_signal(loop, service.open_calls)
-            loop.call_later(UNUSED_AFTER_S, lambda: None if pod.was_used else stop.set())
             for task in (
                 tasks.supervise("publisher", publisher.run()),
                 tasks.supervise("accept", server.serve(listener)),
             ):
-                task.add_done_callback(lambda _: stop.set())  # a shim nobody can reach must not stay
-            tasks.supervise("load the rest", load_while(service.idle))
-            log.info("shim started", extra={"pid": os.getpid(), "made_by": self._made_by})
+                task.add_done_callback(lambda _: stop.set())  # a shim that cannot be reached must not stay
+            log.info("shim started", extra={"pid": os.getpid(), **self._origin})
+            _warn_of_writers("others can change the shim's code", code_paths())
             await stop.wait()
         log.info("shim ended", extra={"pid": os.getpid()})
 
@@ -138,11 +167,12 @@ class _Daemon:
         faults = faults_of(os.environ)
         children = self._children if faults is None else faults.children(self._children)
 
+        def lost(vm_id: str) -> None:
+            publisher.publish(RemoteVmLost(container_id=ContainerId(vm_id)))
+
         def hypervisor(ledger: Ledger, name: str) -> Hypervisor:
             if name == "remote":
-                from hypervisors.remote.vm import RemoteVm  # most nodes have none
-
-                return RemoteVm(ledger=ledger)
+                return RemoteVm(ledger=ledger, on_lost=lost)
             return QemuVm(children=children, ledger=ledger)
 
         shim = ShimRecord(
@@ -153,85 +183,83 @@ class _Daemon:
             pid_namespace=our_pid_namespace(),
         )
 
+        @within_s(CHANGE_S, "open state of sandbox")
         async def records(sandbox_id: SandboxId) -> SandboxRecords:
             store = StateStore(register=REGISTER)
             refuse_living_namesake(store, sandbox_id, shim)
             if store.knows(sandbox_id):  # hardly ever: no thread for nothing
-                await to_the_end(clear_remains, store, sandbox_id)
+                await thread_to_the_end(clear_remains, store, sandbox_id)
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 
+        @within_s(CHANGE_S, "load configuration")
         async def config(options: RuntimeOptions | None, annotations: Mapping[str, str]) -> Config:
             loaded = await asyncio.to_thread(load_config, options, annotations, dict(os.environ))
+            _warn_of_writers("others can change what this pod is made from", _booted(loaded))
             if loaded.runtime.enable_debug:
                 shim_log.set_debug()
             return loaded
 
+        async def serve_monitor(path: str, pod: MonitorRpc) -> MonitorServer:
+            bundle = self._identity.bundle
+            address_file = f"{bundle}/monitor_address" if bundle else ""
+            answers = ShimAnswers(pod, calls=self._calls, agent_calls=self._agent_calls)
+            monitor = MonitorSocket(path, answers.answer, address_file=address_file)
+            try:
+                await monitor.open()
+            except OSError as error:
+                raise FailedPrecondition(f"listen at '{path}': {error.strerror}") from error
+            return monitor
+
+        @within_s(CHANGE_S, "find devices")
         async def find_devices(question: DeviceQuestion) -> PodDevices:
             if question.is_empty:
                 return PodDevices()
-            from pyshim.devices.finder import DeviceFinder
-
             return await DeviceFinder(children).find(question)
 
-        host = LinuxHost(children=children)
-        host.expect_moves()  # containerd calls Create as soon as it can connect
+        host = LinuxHost(children=children, release=release)
         environment = Environment(
             host=host,
             load_config=config,
             host_facts=self._host_facts,
             capacity=self._capacity,
             hypervisor_factory=hypervisor,
-            connector_factory=lambda config: agent_connector(config, faults),
-            network_connector=HostNetworkConnector(
-                children=children, plan=network_plan, replan=changed_plan, owner=self._identity.sandbox_id
-            ),
+            connector_factory=lambda config: agent_connector(config, faults, self._agent_calls),
+            network_connector=HostNetworkConnector(children=children, owner=self._identity.sandbox_id),
             publisher=publisher,
             open_records=records,
             clock_ns=time.time_ns,
-            new_uuid=new_uuid,
+            new_uuid=_random_uuid,
             find_devices=find_devices,
-            open_monitor=open_monitor,
-            expect_sandbox=host.expect_moves,
+            serve_monitor=serve_monitor,
         )
         return environment if faults is None else faults.environment(environment)
 
+    @within_s(CHANGE_S, "probe host")
     async def _host_facts(self) -> HostFacts:
         if self._facts is None:
             self._facts = await asyncio.to_thread(probe_host)
-            if not self._facts.kvm_usable:
-                with suppress(OSError):
-                    self._tsc = tsc.reading()
-        elif self._tsc is not None:
-            # Whoever asks later plans a VM by it. Most have long passed the few milliseconds that the rate takes.
-            first, self._tsc = self._tsc, None
-            with suppress(OSError):
-                self._facts = replace(self._facts, tsc_khz=await tsc.khz_since(first))
         return self._facts
 
+    @within_s(CHANGE_S, "measure room on host")
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
         facts = await self._host_facts()
         return await asyncio.to_thread(probe_capacity, question, cgroup_mode=facts.cgroup_mode)
 
 
-def agent_connector(config: Config, faults: "Faults | None") -> Connector:
+def _random_uuid() -> str:
+    """A random UUID of the kernel's: the module `uuid` would cost every shim the import of `platform`, too."""
+    with open("/proc/sys/kernel/random/uuid", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def agent_connector(config: Config, faults: "Faults | None", calls: Durations) -> Connector:
     """Who reaches the agents of sandboxes with this configuration."""
     return Connector(
         request_timeout_s=config.agent.request_timeout_s,
         set_up_timeout_s=config.set_up_timeout_s,
+        durations=calls,
         wrap=faults.wire if faults else None,
     )
-
-
-async def open_monitor(path: str, volumes: VolumeRpc) -> Monitor:
-    """The sandbox's monitor socket, for the few pods that have anything to be asked there."""
-    from pyshim.task.monitor_socket import MonitorSocket
-
-    monitor = MonitorSocket(path, volumes)
-    try:
-        await monitor.open()
-    except OSError as error:
-        raise FailedPrecondition(f"listen at '{path}': {error.strerror}") from error
-    return monitor
 
 
 def faults_of(environ: Mapping[str, str]) -> "Faults | None":
@@ -270,7 +298,6 @@ def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
     """
     if not store.knows(sandbox_id):
         return
-    from pyshim.bootstrap.leftovers import undo_remains
 
     errors = undo_remains(store, sandbox_id, deadline=time.monotonic() + REMAINS_TIMEOUT_S)
     if errors:

@@ -1,12 +1,139 @@
-"""Process entry: `python3 -I -S .../guest/agent/__main__.py`. Sets the import path and hands over to `main.py`, whose
-code is cached.
-"""
+"""The program: read the kernel command line, make every part of the agent, serve until the sandbox is destroyed."""
 
+from __future__ import annotations
+
+import asyncio
+import logging
 import os
 import sys
 
-if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from guest.agent.main import main
+from pyshim.ttrpc import Server, UnaryHandler
 
+from guest.agent import console, log, mounts, settings, syscalls, transport
+from guest.agent.calls.containers import ContainerCalls
+from guest.agent.calls.guest import GuestCalls
+from guest.agent.calls.network import NetworkCalls
+from guest.agent.calls.processes import ProcessCalls
+from guest.agent.calls.sandbox import SandboxCalls
+from guest.agent.calls.stats import StatsCalls
+from guest.agent.calls.volumes import VolumeCalls
+from guest.agent.children import PYTHON_ENVIRONMENT, Children, python_program
+from guest.agent.container.cdi import NamedDevices
+from guest.agent.container.container import Containers, Launcher
+from guest.agent.container.crun import Crun
+from guest.agent.container.oom import OomEvents
+from guest.agent.files import read_text
+from guest.agent.pull.images import Images
+from guest.agent.sandbox import Sandbox
+from guest.agent.service import services
+from guest.agent.settings import ForwarderSettings, Settings
+from guest.agent.storage.hotplug import Hotplug
+from guest.agent.storage.table import StorageTable
+
+_log = logging.getLogger(__name__)
+
+# Seconds that calls under way get to end once the sandbox is destroyed: the answer to that call is one of them.
+_SHUTDOWN_GRACE_S = 1.0
+
+
+def main() -> int:
+    """The agent serves until DestroySandbox; as process 1 it then powers the machine off."""
+    is_init = os.getpid() == 1
+    if is_init and not os.path.exists("/proc/self"):
+        mounts.mount_kernel_filesystems()
+    _open_standard_fds()
+    configured = settings.parse(_command_line())
+    log.set_up(configured.log_level)
+    for word in configured.problems:
+        _log.warning("ignored kernel parameter", extra={"word": word})
+    if not is_init:
+        syscalls.become_subreaper()  # crun's orphans are the agent's, as they are process 1's
+    asyncio.run(_serve(configured))
+    _log.info("sandbox destroyed, the agent ends")
+    if is_init:
+        os.sync()
+        syscalls.power_off()
+    return 0
+
+
+def _open_standard_fds() -> None:
+    """fds 0-2 exist, so that nothing else ever gets these numbers."""
+    while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
+
+def _command_line() -> list[str]:
+    try:
+        return read_text("/proc/cmdline").split() + sys.argv[1:]
+    except OSError:
+        return sys.argv[1:]
+
+
+async def _serve(configured: Settings) -> None:
+    """The agent has served until the sandbox was destroyed and that call was answered."""
+    children = Children()
+    children.start()
+    if configured.forwarder is not None:
+        _start_forwarder(children, configured.forwarder)
+    destroyed = asyncio.Event()
+    server = Server(services=_services(configured, children, destroyed))
+    tasks = [asyncio.create_task(transport.serve(server, configured.server_addr), name="transport")]
+    if configured.debug_console:
+        tasks.append(asyncio.create_task(console.serve(children, configured.debug_console_vport), name="console"))
+    waiting = asyncio.create_task(destroyed.wait(), name="destroyed")
+    await asyncio.wait({waiting, tasks[0]}, return_when=asyncio.FIRST_COMPLETED)
+    if not destroyed.is_set():
+        tasks[0].result()  # raises: it ends by itself only when it cannot serve
+    await server.shutdown(_SHUTDOWN_GRACE_S)
+
+
+def _services(configured: Settings, children: Children, destroyed: asyncio.Event) -> dict[str, dict[str, UnaryHandler]]:
+    sandbox = Sandbox()
+    crun = Crun(children)
+    containers = Containers(
+        crun=crun, launcher=Launcher(children=children, crun=crun, pipe_size=configured.container_pipe_size)
+    )
+    hotplug = Hotplug(configured.hotplug_timeout_s)
+    images = Images(children=children, source=configured.image_source, timeout_s=configured.image_pull_timeout_s)
+    storages = StorageTable(children=children, hotplug=hotplug, images=images)
+    oom_events = OomEvents()
+    named_devices = NamedDevices(timeout_s=configured.cdi_timeout_s, reads_environment=configured.visible_cdi_devices)
+    return services(
+        containers=ContainerCalls(
+            sandbox=sandbox,
+            containers=containers,
+            crun=crun,
+            storages=storages,
+            hotplug=hotplug,
+            named_devices=named_devices,
+            oom_events=oom_events,
+            children=children,
+        ),
+        guest=GuestCalls(hotplug=hotplug),
+        network=NetworkCalls(hotplug=hotplug, children=children),
+        processes=ProcessCalls(containers=containers),
+        sandbox=SandboxCalls(
+            sandbox=sandbox,
+            containers=containers,
+            storages=storages,
+            oom_events=oom_events,
+            children=children,
+            on_destroyed=destroyed.set,
+        ),
+        stats=StatsCalls(containers=containers, oom_events=oom_events),
+        volumes=VolumeCalls(hotplug=hotplug, children=children),
+    )
+
+
+def _start_forwarder(children: Children, asked: ForwarderSettings) -> None:
+    """A child forwards in the namespace that has the interface; the agent is in a new one, with a loopback only."""
+    os.makedirs(os.path.dirname(asked.agent), exist_ok=True)
+    argv = python_program("guest.forwarder", f"--port={asked.port}", f"--address={asked.address}", asked.agent)
+    forwarder = children.spawn(argv, stderr=2, environment=PYTHON_ENVIRONMENT)
+    forwarder.when_ended(lambda code: _log.error("forwarder ended: the agent cannot be reached", extra={"code": code}))
+    syscalls.unshare(syscalls.CLONE_NEWNET)
+
+
+if __name__ == "__main__":
     sys.exit(main())

@@ -1,66 +1,63 @@
-"""agent.debug_console: a root shell in the guest for whoever connects to the vsock debug port. Off by default."""
+"""agent.debug_console: a root shell in the guest for each connection to the vsock debug port. Off by default."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import socket
 
-from guest.agent import log
+from guest.agent.children import Children
 from guest.agent.errors import AgentError
-from guest.agent.runtime.streams import Sink, Source
-from guest.agent.transport import listen, vsock_listener
+from guest.agent.streams import Sink, Source
+from guest.agent.transport import vsock_listener
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 16 << 10
 _SHELL = "/bin/sh"
 
 
-def start(agent: Agent) -> None:
-    """Connections to the port get a shell each; a guest without vsock logs that there is no console."""
-    port = agent.settings.debug_console_vport
+async def serve(children: Children, port: int) -> None:
+    """Connections to the vsock port get a shell each, for ever; a guest without vsock logs that there is no console."""
     try:
         listener = vsock_listener(f"-1:{port}", f"vsock://-1:{port}")
     except OSError as error:
-        log.warning("no debug console", port=port, error=error)
+        log.warning("no debug console", extra={"port": port, "error": error})
         return
-    listen(agent, listener, lambda fd: serve(agent, fd))
+    listener.setblocking(False)
+    async with asyncio.TaskGroup() as shells:
+        while True:
+            connection, _address = await asyncio.get_running_loop().sock_accept(listener)
+            shells.create_task(serve_shell(children, connection), name="debug console")
 
 
-def serve(agent: Agent, fd: int) -> None:
-    """A shell on a terminal of its own talks to `fd`, which is closed when either ends."""
-    master, slave = os.openpty()
-    try:
-        argv = [_SHELL, "-i"]
-        exited = agent.children.spawn(argv, stdin=slave, stdout=slave, stderr=slave)
-    except AgentError as error:
-        log.warning("no shell for the debug console", error=error)
-        os.close(master)
-        os.close(fd)
-        return
-    finally:
-        os.close(slave)
-    streams = (Source(agent.loop, os.dup(fd)), Sink(agent.loop, os.dup(master)))
-    back = (Source(agent.loop, os.dup(master)), Sink(agent.loop, os.dup(fd)))
-    for fd_done in (fd, master):
-        os.close(fd_done)
-    inward = agent.loop.spawn("console in", _copy(*streams))
-    outward = agent.loop.spawn("console out", _copy(*back))
-
-    def end() -> None:
-        for task in (inward, outward):
-            task.cancel()
-        for stream in (*streams, *back):
-            stream.close()
-
-    exited.when_done(end)
-    inward.result.when_done(end)
+async def serve_shell(children: Children, connection: socket.socket) -> None:
+    """A shell on a terminal of its own talked to `connection` until either ended; both are closed."""
+    with connection:
+        try:
+            master, slave = os.openpty()
+        except OSError as error:
+            log.warning("no terminal for the debug console", extra={"error": error})
+            return
+        inward = Source(os.dup(connection.fileno())), Sink(os.dup(master))
+        outward = Source(master), Sink(os.dup(connection.fileno()))
+        try:
+            shell = children.spawn([_SHELL, "-i"], stdin=slave, stdout=slave, stderr=slave)
+        except AgentError as error:
+            log.warning("no shell for the debug console", extra={"error": error})
+        else:
+            tasks = [asyncio.create_task(work) for work in (_copy(*inward), _copy(*outward), shell.wait())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            os.close(slave)
+            for stream in (*inward, *outward):
+                stream.close()
 
 
 async def _copy(source: Source, sink: Sink) -> None:
-    while True:
-        data = await source.read(_CHUNK_BYTES)
-        if not data:
-            return
+    while data := await source.read(_CHUNK_BYTES):
         await sink.write(data)

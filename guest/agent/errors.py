@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-# Those that the birth of a container asks about: the module `errno` makes all of the kernel's, which takes longer.
-# Source of the numbers: the kernel's include/uapi/asm-generic/errno-base.h.
-ENOENT, EIO, ENODEV, EINVAL, EPIPE = 2, 5, 19, 22, 32
+import errno
+
+from pyshim.ttrpc.status import Code
 
 
 class AgentError(Exception):
-    """A request failed; `code` is the google.rpc code the caller sees, the text is `verb object: cause`."""
+    """A request failed; `code` is the status the caller sees, the text is `verb object: cause`."""
 
-    code = 13
+    code = Code.INTERNAL
 
 
 class InvalidArgument(AgentError):
-    code = 3
+    code = Code.INVALID_ARGUMENT
 
 
 class DeadlineExceeded(AgentError):
-    code = 4
+    code = Code.DEADLINE_EXCEEDED
 
 
 class NotFound(AgentError):
-    code = 5
+    code = Code.NOT_FOUND
 
 
 class AlreadyExists(AgentError):
-    code = 6
-
-
-class ResourceExhausted(AgentError):
-    code = 8
+    code = Code.ALREADY_EXISTS
 
 
 class FailedPrecondition(AgentError):
-    code = 9
+    code = Code.FAILED_PRECONDITION
 
 
 class Unimplemented(AgentError):
-    code = 12
+    code = Code.UNIMPLEMENTED
+
+
+class Unavailable(AgentError):
+    code = Code.UNAVAILABLE
 
 
 class Internal(AgentError):
-    code = 13
+    code = Code.INTERNAL
 
 
 def os_cause(error: OSError) -> str:
     """`ENOENT (no such file or directory)`: the errno's name and text."""
-    import errno
-
     name = errno.errorcode.get(error.errno or 0, "EUNKNOWN")
     return f"{name} ({(error.strerror or '').lower()})"

@@ -1,118 +1,135 @@
-"""The table from wire method to function, and the one place where errors become statuses.
-
-A call is `async def f(agent, request) -> Message | None` in `guest.agent.calls.<module>`; None is the empty message.
-Modules are imported by the first call that needs them. Calls marked `~` only wait: they end when their connection or
-deadline does, without effect.
-"""
+"""The table from method to function, and the one place where errors become statuses."""
 
 from __future__ import annotations
 
-from guest.agent import log
-from guest.agent.errors import AgentError, Unimplemented, os_cause
-from guest.agent.wire.codec import decode, encode
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from protos.agent import agent_pb2, health_pb2
+from pyshim.ttrpc import CallContext, UnaryHandler
 
-_HEALTH = "grpc.Health"
-_AGENT = "grpc.AgentService"
+from guest.agent.calls.containers import ContainerCalls
+from guest.agent.calls.guest import GuestCalls
+from guest.agent.calls.network import NetworkCalls
+from guest.agent.calls.processes import ProcessCalls
+from guest.agent.calls.sandbox import SandboxCalls
+from guest.agent.calls.stats import StatsCalls
+from guest.agent.calls.volumes import VolumeCalls
+from guest.agent.errors import AgentError, Internal, InvalidArgument, os_cause
 
-# method: "module function Request", optionally with ~ before the module
-_ROUTES: dict[str, dict[str, str]] = {
-    _HEALTH: {
-        "Check": "health check CheckRequest",
-        "Version": "health version CheckRequest",
-    },
-    _AGENT: {
-        "CreateContainer": "containers create CreateContainerRequest",
-        "StartContainer": "containers start StartContainerRequest",
-        "RemoveContainer": "containers remove RemoveContainerRequest",
-        "ExecProcess": "processes execute ExecProcessRequest",
-        "SignalProcess": "processes signal SignalProcessRequest",
-        "WaitProcess": "~processes wait WaitProcessRequest",
-        "UpdateContainer": "containers update UpdateContainerRequest",
-        "UpdateEphemeralMounts": "volumes update_ephemeral_mounts UpdateEphemeralMountsRequest",
-        "StatsContainer": "stats container StatsContainerRequest",
-        "PauseContainer": "containers pause PauseContainerRequest",
-        "ResumeContainer": "containers resume ResumeContainerRequest",
-        "RemoveStaleVirtiofsShareMounts": "volumes remove_stale_share_mounts RemoveStaleVirtiofsShareMountsRequest",
-        "GetDiagnosticData": "stats diagnostic_data GetDiagnosticDataRequest",
-        "WriteStdin": "processes write_stdin WriteStreamRequest",
-        "ReadStdout": "~processes read_stdout ReadStreamRequest",
-        "ReadStderr": "~processes read_stderr ReadStreamRequest",
-        "CloseStdin": "processes close_stdin CloseStdinRequest",
-        "TtyWinResize": "processes resize_terminal TtyWinResizeRequest",
-        "UpdateInterface": "network update_interface UpdateInterfaceRequest",
-        "UpdateRoutes": "network update_routes UpdateRoutesRequest",
-        "ListInterfaces": "network list_interfaces ListInterfacesRequest",
-        "ListRoutes": "network list_routes ListRoutesRequest",
-        "AddARPNeighbors": "network add_neighbors AddARPNeighborsRequest",
-        "GetIPTables": "network get_iptables GetIPTablesRequest",
-        "SetIPTables": "network set_iptables SetIPTablesRequest",
-        "GetMetrics": "stats metrics GetMetricsRequest",
-        "MemAgentMemcgSet": "guest memory_agent MemAgentMemcgConfig",
-        "MemAgentCompactSet": "guest memory_agent MemAgentCompactConfig",
-        "CreateSandbox": "sandbox create CreateSandboxRequest",
-        "DestroySandbox": "sandbox destroy DestroySandboxRequest",
-        "OnlineCPUMem": "guest online_cpu_mem OnlineCPUMemRequest",
-        "ReseedRandomDev": "guest reseed_random ReseedRandomDevRequest",
-        "GetGuestDetails": "guest details GuestDetailsRequest",
-        "MemHotplugByProbe": "guest probe_memory MemHotplugByProbeRequest",
-        "SetGuestDateTime": "guest set_time SetGuestDateTimeRequest",
-        "CopyFile": "volumes copy_file CopyFileRequest",
-        "GetOOMEvent": "~stats oom_event GetOOMEventRequest",
-        "AddSwap": "guest add_swap AddSwapRequest",
-        "AddSwapPath": "guest add_swap_path AddSwapPathRequest",
-        "GetVolumeStats": "volumes stats VolumeStatsRequest",
-        "ResizeVolume": "volumes resize ResizeVolumeRequest",
-        "SetPolicy": "guest set_policy SetPolicyRequest",
-    },
-}
+log = logging.getLogger(__name__)
+
+Function: TypeAlias = Callable[[Any], Awaitable[Message | None]]
+"""A call: from its request to its reply, None for the empty message."""
+# These change nothing until they are answered: they end with their connection or deadline. All other calls are finished
+# whether or not anyone waits for the answer.
+_WAITING = frozenset({"WaitProcess", "ReadStdout", "ReadStderr", "GetOOMEvent"})
 
 
-class CallFailed(Exception):
-    """What goes on the wire instead of a reply."""
+def services(
+    *,
+    containers: ContainerCalls,
+    guest: GuestCalls,
+    network: NetworkCalls,
+    processes: ProcessCalls,
+    sandbox: SandboxCalls,
+    stats: StatsCalls,
+    volumes: VolumeCalls,
+) -> dict[str, dict[str, UnaryHandler]]:
+    """What the agent serves, by service and method."""
+    health: dict[str, Function] = {"Check": guest.check, "Version": guest.version}
+    agent: dict[str, Function] = {
+        "AddARPNeighbors": network.add_neighbors,
+        "AddSwap": guest.add_swap,
+        "AddSwapPath": guest.add_swap_path,
+        "CloseStdin": processes.close_stdin,
+        "CopyFile": volumes.copy_file,
+        "CreateContainer": containers.create,
+        "CreateSandbox": sandbox.create,
+        "DestroySandbox": sandbox.destroy,
+        "ExecProcess": processes.execute,
+        "GetDiagnosticData": stats.diagnostic_data,
+        "GetGuestDetails": guest.details,
+        "GetIPTables": network.get_iptables,
+        "GetMetrics": stats.metrics,
+        "GetOOMEvent": stats.oom_event,
+        "GetVolumeStats": volumes.stats,
+        "ListInterfaces": network.list_interfaces,
+        "ListRoutes": network.list_routes,
+        "MemAgentCompactSet": guest.memory_agent,
+        "MemAgentMemcgSet": guest.memory_agent,
+        "MemHotplugByProbe": guest.probe_memory,
+        "OnlineCPUMem": guest.online_cpu_mem,
+        "PauseContainer": containers.pause,
+        "ReadStderr": processes.read_stderr,
+        "ReadStdout": processes.read_stdout,
+        "RemoveContainer": containers.remove,
+        "RemoveStaleVirtiofsShareMounts": volumes.remove_stale_share_mounts,
+        "ReseedRandomDev": guest.reseed_random,
+        "ResizeVolume": volumes.resize,
+        "ResumeContainer": containers.resume,
+        "SetGuestDateTime": guest.set_time,
+        "SetIPTables": network.set_iptables,
+        "SetPolicy": guest.set_policy,
+        "SignalProcess": processes.signal,
+        "StartContainer": containers.start,
+        "StatsContainer": stats.container,
+        "TtyWinResize": processes.resize_terminal,
+        "UpdateContainer": containers.update,
+        "UpdateEphemeralMounts": volumes.update_ephemeral_mounts,
+        "UpdateInterface": network.update_interface,
+        "UpdateRoutes": network.update_routes,
+        "WaitProcess": processes.wait,
+        "WriteStdin": processes.write_stdin,
+    }
+    return {
+        "grpc.Health": _handlers(health_pb2.DESCRIPTOR.services_by_name["Health"], health),
+        "grpc.AgentService": _handlers(agent_pb2.DESCRIPTOR.services_by_name["AgentService"], agent),
+    }
 
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
+
+def _handlers(definition: Any, functions: Mapping[str, Function]) -> dict[str, UnaryHandler]:
+    """Handlers of a service; the types of its requests are those of its definition, a protobuf ServiceDescriptor."""
+    return {
+        name: UnaryHandler(
+            _handler(name, function, GetMessageClass(definition.methods_by_name[name].input_type)),
+            cancel_on_timeout=name in _WAITING,
+        )
+        for name, function in functions.items()
+    }
 
 
-def only_waits(service: str, method: str) -> bool:
-    """Whether the call may be given up at any moment without losing anything."""
-    return _ROUTES.get(service, {}).get(method, "").startswith("~")
+def _handler(
+    name: str, function: Function, request_type: type[Message]
+) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
+    """`function` on the wire. Raises AgentError and nothing else (but CancelledError)."""
+
+    async def call(payload: bytes, context: CallContext) -> bytes:
+        log.debug("-->", extra={"stream": context.stream_id, "method": name, "bytes": len(payload)})
+        try:
+            reply = await function(_decoded(request_type, payload))
+            data = b"" if reply is None else reply.SerializeToString()
+        except AgentError as error:
+            log.info("call failed", extra={"method": name, "code": error.code, "error": error})
+            raise
+        except OSError as error:
+            where = f"{error.filename!r}: " if error.filename else ""
+            log.warning("call failed", extra={"method": name, "error": f"{where}{os_cause(error)}"})
+            raise Internal(f"{name}: {where}{os_cause(error)}") from error
+        except Exception as error:  # a bug in one call must not end the others
+            log.exception("call crashed", extra={"method": name})
+            raise Internal(f"{name}: {type(error).__name__}: {error}") from error
+        log.debug("<--", extra={"stream": context.stream_id, "method": name, "bytes": len(data)})
+        return data
+
+    return call
 
 
-async def call(agent: Agent, service: str, method: str, payload: bytes) -> bytes:
-    """The encoded reply. Raises CallFailed and nothing else (but Cancelled)."""
+def _decoded(request_type: type[Message], payload: bytes) -> Message:
     try:
-        methods = _ROUTES.get(service)
-        if methods is None:
-            raise Unimplemented(f"call {service}/{method}: unknown service")
-        route = methods.get(method)
-        if route is None:
-            raise Unimplemented(f"call {service}/{method}: unknown method")
-        module_name, function_name, request_name = route.lstrip("~").split()
-        request = decode(request_name, payload)
-        module = __import__(f"guest.agent.calls.{module_name}", fromlist=[function_name])
-        reply = await getattr(module, function_name)(agent, request)
-        return b"" if reply is None else encode(reply)
-    except AgentError as error:
-        log.info("call failed", method=method, code=error.code, error=error)
-        raise CallFailed(error.code, str(error)) from error
-    except OSError as error:
-        text = f"{method}: {error.filename!r}: {os_cause(error)}" if error.filename else f"{method}: {os_cause(error)}"
-        log.warning("call failed", method=method, error=text)
-        raise CallFailed(13, text) from error
-    except Exception as error:  # the RPC edge: a bug in one call must not end the others
-        import traceback
-
-        log.error("call crashed", method=method, error=traceback.format_exc(limit=-6))
-        raise CallFailed(13, f"{method}: {type(error).__name__}: {error}") from error
-
-
-def routes() -> dict[str, dict[str, str]]:
-    """The table, for tests that compare it with the protocol."""
-    return _ROUTES
+        return request_type.FromString(payload)
+    except DecodeError as error:
+        raise InvalidArgument(f"decode {request_type.DESCRIPTOR.name}: {error}") from None

@@ -2,81 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 
+# Word -> attribute of Settings.
+_NUMBERS = {
+    "agent.cdi_timeout": "cdi_timeout_s",
+    "agent.container_pipe_size": "container_pipe_size",
+    "agent.debug_console_vport": "debug_console_vport",
+    "agent.hotplug_timeout": "hotplug_timeout_s",
+    "agent.image_pull_timeout": "image_pull_timeout_s",
+}
+
+
+@dataclass(slots=True)
 class Settings:
-    """Parsed `agent.*` words; a malformed value keeps the default and is listed in `problems`.
+    """Parsed words of the command line; a malformed value keeps the default and is listed in `problems`."""
 
-    `server_addr`: `vsock://-1:1024`, `serial:///dev/virtio-ports/NAME` or `unix://PATH`.
-    `container_pipe_size`: bytes of each stdio pipe, 0 leaves the kernel's default. The shim reads pieces of 256 KiB,
-    and what costs time under emulation is the piece, not the byte. `hotplug_timeout_s`: how long a call waits for a
-    device to appear; `cdi_timeout_s`: for the spec of a device asked for by name. `visible_cdi_devices`: a container
-    may choose among the guest's devices by its environment. `image_source`: where images come from that are pulled
-    here, `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image layout); the agent's own word.
-    `crun_fixed_addresses`: crun has the same addresses at each of its starts; the agent's own word, too.
+    server_addr: str = "vsock://-1:1024"
+    """`vsock://CID:PORT` (CID -1: any), `serial:///dev/virtio-ports/NAME` or `unix://PATH`."""
+    log_level: str = "info"
+    debug_console: bool = False
+    debug_console_vport: int = 1026
+    hotplug_timeout_s: float = 30.0
+    """How long a call waits for a device to appear. kata-agent has 3 s, too short for a guest on a busy host."""
+    container_pipe_size: int = 256 << 10
+    """Bytes of each stdio pipe, 0 for the kernel's default. 256 KiB because the shim reads pieces of that size, and
+    under emulation the time goes by pieces rather than bytes."""
+    cdi_timeout_s: float = 100.0
+    """How long CreateContainer waits for the CDI spec of a device asked for by name."""
+    visible_cdi_devices: bool = False
+    """Whether a container may choose among the guest's devices by its environment."""
+    image_source: str = ""
+    """Where images that are pulled here come from: `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image
+    layout). Not a word of kata-agent's."""
+    image_pull_timeout_s: float = 1200.0
+    forwarder: ForwarderSettings | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class ForwarderSettings:
+    """`forwarder.port` and `forwarder.address`: the agent's socket `agent` is reached over TCP and TLS, see
+    `guest.forwarder`.
+
+    `address` is the interface's IPv4 address with its prefix length, "" to leave the interface alone.
     """
 
-    __slots__ = (
-        "cdi_timeout_s",
-        "container_pipe_size",
-        "crun_fixed_addresses",
-        "debug_console",
-        "debug_console_vport",
-        "hotplug_timeout_s",
-        "image_pull_timeout_s",
-        "image_source",
-        "log_level",
-        "problems",
-        "server_addr",
-        "visible_cdi_devices",
-    )
-
-    def __init__(self) -> None:
-        self.server_addr = "vsock://-1:1024"
-        self.log_level = "info"
-        self.debug_console = False
-        self.debug_console_vport = 1026
-        self.hotplug_timeout_s = 3.0
-        self.container_pipe_size = 256 << 10
-        self.crun_fixed_addresses = False
-        self.cdi_timeout_s = 100.0
-        self.visible_cdi_devices = False
-        self.image_source = ""
-        self.image_pull_timeout_s = 1200.0
-        self.problems: list[str] = []
+    port: int
+    address: str
+    agent: str
 
 
 def parse(words: list[str]) -> Settings:
-    """Settings from kernel command-line words; later words win, words that are not the agent's are ignored."""
+    """Settings from kernel command-line words; later words win, words of other programs are ignored."""
+    asked = dict(word.partition("=")[::2] for word in words)
     settings = Settings()
-    for word in words:
-        key, _, value = word.partition("=")
-        if key == "agent.server_addr" and value:
-            settings.server_addr = value
-        elif key == "agent.log" and value:
-            settings.log_level = value
-        elif key == "agent.debug_console":
-            settings.debug_console = value not in ("0", "false")
-        elif key == "agent.debug_console_vport":
-            settings.debug_console_vport = int(_number(settings, word, value, settings.debug_console_vport))
-        elif key == "agent.hotplug_timeout":
-            settings.hotplug_timeout_s = _number(settings, word, value, settings.hotplug_timeout_s)
-        elif key == "agent.image_source":
-            settings.image_source = value
-        elif key == "agent.image_pull_timeout":
-            settings.image_pull_timeout_s = _number(settings, word, value, settings.image_pull_timeout_s)
-        elif key == "agent.container_pipe_size":
-            settings.container_pipe_size = int(_number(settings, word, value, settings.container_pipe_size))
-        elif key == "agent.crun_fixed_addresses":
-            settings.crun_fixed_addresses = value not in ("0", "false")
-        elif key == "agent.cdi_timeout":
-            settings.cdi_timeout_s = _number(settings, word, value, settings.cdi_timeout_s)
-        elif key == "agent.visible_cdi_devices":
-            settings.visible_cdi_devices = value not in ("0", "false")
+    settings.server_addr = asked.get("agent.server_addr") or settings.server_addr
+    settings.log_level = asked.get("agent.log") or settings.log_level
+    settings.image_source = asked.get("agent.image_source", "")
+    settings.debug_console = _is_on(asked, "agent.debug_console")
+    settings.visible_cdi_devices = _is_on(asked, "agent.visible_cdi_devices")
+    for key, value in asked.items():
+        attribute = _NUMBERS.get(key)
+        if attribute is None:
+            continue
+        if value.isascii() and value.isdigit() and len(value) < 10:
+            setattr(settings, attribute, int(value))
+        else:
+            settings.problems.append(f"{key}={value}")
+    if asked.get("forwarder.port"):
+        settings.forwarder = _forwarder(asked, settings)
     return settings
 
 
-def _number(settings: Settings, word: str, value: str, default: float) -> float:
-    if value.isascii() and value.isdigit() and len(value) < 10:
-        return int(value)
-    settings.problems.append(word)
-    return default
+def _is_on(asked: dict[str, str], key: str) -> bool:
+    return key in asked and asked[key] not in ("0", "false")
+
+
+def _forwarder(asked: dict[str, str], settings: Settings) -> ForwarderSettings | None:
+    port = asked["forwarder.port"]
+    scheme, _, agent = settings.server_addr.partition("://")
+    is_port = port.isascii() and port.isdigit() and 0 < int(port) < 65536
+    if not (is_port and scheme == "unix" and agent.startswith("/")):
+        settings.problems.append(f"forwarder.port={port} (it must be 1-65535, with agent.server_addr=unix:///PATH)")
+        return None
+    return ForwarderSettings(int(port), asked.get("forwarder.address", ""), agent)

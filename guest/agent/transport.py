@@ -7,72 +7,104 @@
 
 from __future__ import annotations
 
-import _socket
+import asyncio
+import logging
 import os
 import select
+import socket
+from collections.abc import Iterable
+from typing import TypeAlias
 
-from guest.agent import log
+from pyshim.ttrpc import Server
+
 from guest.agent.errors import InvalidArgument
-from guest.agent.server import Peer
-from guest.agent.text_files import read_text
+from guest.agent.files import names_in, read_text, remove_file
+from guest.agent.streams import News
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from guest.agent.agent import Agent
+log = logging.getLogger(__name__)
 
 _PORTS = "/sys/class/virtio-ports"
+# Seconds between two looks for a port, for the first second and later: its driver may still be loading.
 _FIND_AGAIN_S = 0.01
-_REOPEN_S = 0.2
+_FIND_LATER_S = 0.2
+_EAGER_LOOKS = 100
+_BACKLOG = 128
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-class Server:
-    """Accepts hosts at one address. `peers` are the open connections."""
+async def serve(server: Server, address: str) -> None:
+    """Hosts are served at `address` until the server shuts down, or for ever on a port.
 
-    def __init__(self, agent: Agent, address: str) -> None:
-        self._agent = agent
-        self._address = address
-        self._looked = 0
-        self.peers: list[Peer] = []
+    InvalidArgument names an address of no known form; OSError means that it cannot be listened on.
+    """
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme == "serial" and rest:
+        port = Port(await _open_port(rest))
+        log.info("listening", extra={"address": address})
+        await serve_port(server, port)
+        return
+    if separator and scheme == "vsock" and rest:
+        listener = vsock_listener(rest, address)
+    elif separator and scheme == "unix" and rest:
+        listener = unix_listener(rest)
+    else:
+        raise InvalidArgument(f"listen on {address!r}: not vsock://, serial:// or unix://")
+    log.info("listening", extra={"address": address})
+    await server.serve(listener)
 
-    def start(self) -> None:
-        """Listening. InvalidArgument names an address of no known form; OSError means that it cannot be had."""
-        scheme, separator, rest = self._address.partition("://")
-        if separator and scheme == "serial" and rest:
-            self._open_port(rest)
-        elif separator and scheme in ("vsock", "unix") and rest:
-            listener = vsock_listener(rest, self._address) if scheme == "vsock" else _unix_listener(rest)
-            listen(self._agent, listener, self._serve)
-        else:
-            raise InvalidArgument(f"listen on {self._address!r}: not vsock://, serial:// or unix://")
 
-    def is_drained(self) -> bool:
-        return all(peer.is_drained() for peer in self.peers)
+def vsock_listener(rest: str, address: str) -> socket.socket:
+    """A listening vsock socket for `CID:PORT`; -1 is any context id."""
+    cid_text, _, port_text = rest.partition(":")
+    try:
+        cid, port = int(cid_text), int(port_text)
+    except ValueError:
+        raise InvalidArgument(f"listen on {address!r}: want vsock://CID:PORT") from None
+    listener = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+    listener.bind((socket.VMADDR_CID_ANY if cid < 0 else cid, port))
+    listener.listen(_BACKLOG)
+    return listener
 
-    def _serve(self, fd: int, keep_open: bool = False) -> None:
-        peer = Peer(self._agent.loop, self._agent, fd, keep_open=keep_open, on_end=self.peers.remove)
-        self.peers.append(peer)
-        peer.start()
 
-    # -- virtio-serial ---------------------------------------------------------------------------------------------
+def unix_listener(path: str) -> socket.socket:
+    """A listening unix socket that only this user can connect to."""
+    remove_file(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    old = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(old)
+    listener.listen(_BACKLOG)
+    return listener
 
-    def _open_port(self, path: str) -> None:
+
+# -- virtio-serial -----------------------------------------------------------------------------------------------------
+
+
+async def serve_port(server: Server, port: Port) -> None:
+    """Hosts are served one after the other, for ever."""
+    while True:
+        await port.wait_for_host()
+        await server.serve_connection(port)
+        log.info("host disconnected, waiting for the next one")
+
+
+async def _open_port(path: str) -> int:
+    """An fd of the port, once it is there and free: the driver may still be probing, or an earlier user closing it."""
+    looks = 0
+    while True:
         node = find_port(path)
         try:
             if node is None:
                 raise FileNotFoundError(2, "no such virtio port", path)
-            fd = os.open(node, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            return os.open(node, os.O_RDWR | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError as error:
-            # The driver may still be probing. EBUSY: the last user's close is under way.
-            self._looked += 1
-            if self._looked == 100:
-                log.warning("virtio port is not there yet", path=path, error=error)
-            delay = _FIND_AGAIN_S if self._looked < 100 else _REOPEN_S
-            self._agent.loop.call_later(delay, lambda: self._open_port(path))
-            return
-        log.info("listening", address=self._address, node=node)
-        self._serve(fd, keep_open=True)
+            looks += 1
+            if looks == _EAGER_LOOKS:
+                log.warning("virtio port is not there yet", extra={"path": path, "error": error})
+        await asyncio.sleep(_FIND_AGAIN_S if looks < _EAGER_LOOKS else _FIND_LATER_S)
 
 
 def find_port(path: str) -> str | None:
@@ -80,11 +112,7 @@ def find_port(path: str) -> str | None:
     if os.path.exists(path):
         return path
     wanted = os.path.basename(path)
-    try:
-        entries = os.listdir(_PORTS)
-    except FileNotFoundError:
-        return None
-    for entry in entries:
+    for entry in names_in(_PORTS):
         try:
             name = read_text(f"{_PORTS}/{entry}/name").strip()
         except OSError:
@@ -94,47 +122,52 @@ def find_port(path: str) -> str | None:
     return None
 
 
-def vsock_listener(rest: str, address: str) -> _socket.socket:
-    """A listening vsock socket for `CID:PORT`; -1 is any context id."""
-    cid_text, _, port_text = rest.partition(":")
-    try:
-        cid, port = int(cid_text), int(port_text)
-    except ValueError:
-        raise InvalidArgument(f"listen on {address!r}: want vsock://CID:PORT") from None
-    listener = _socket.socket(_socket.AF_VSOCK, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
-    listener.bind((_socket.VMADDR_CID_ANY if cid < 0 else cid, port))
-    return listener
+class Port:
+    """An open virtio-serial port, with the methods that a ttrpc server uses of a socket. Owns `fd`.
 
+    While no host is connected the port reads as ended, polls as hung up and takes no bytes. Then the server ends its
+    connection; the port itself stays open for the next host. Source: the kernel's drivers/char/virtio_console.c.
+    """
 
-def _unix_listener(path: str) -> _socket.socket:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-    listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC | _socket.SOCK_NONBLOCK)
-    old = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(old)
-    return listener
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._poll = select.poll()
+        self._poll.register(fd, 0)
 
+    def _has_host(self) -> bool:
+        return not self._poll.poll(0)
 
-def listen(agent: Agent, listener: _socket.socket, serve: Callable[[int], None]) -> None:
-    """`serve(fd)` runs for every connection made to the bound socket `listener`, which lives as long as the agent."""
-    listener.listen(128)
+    async def wait_for_host(self) -> None:
+        """A host is connected."""
+        changed = asyncio.Event()
+        # A host that connects makes the port writable.
+        news = News(self._fd, select.EPOLLIN | select.EPOLLOUT, changed.set)
+        try:
+            while not self._has_host():
+                await changed.wait()
+                changed.clear()
+        finally:
+            news.close()
 
-    def accept(_events: int) -> None:
-        while True:
-            try:
-                fd, _peer = listener._accept()  # type: ignore[attr-defined]
-            except BlockingIOError:
-                return
-            except OSError as error:
-                log.warning("accept failed", error=error)
-                return
-            os.set_inheritable(fd, False)
-            serve(fd)
+    def fileno(self) -> int:
+        return self._fd
 
-    agent.loop.watch(listener.fileno(), select.EPOLLIN, accept)
-    log.info("listening", address=str(listener.getsockname()))
+    def setblocking(self, flag: bool, /) -> None:
+        os.set_blocking(self._fd, flag)
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        return os.readv(self._fd, [buffer])
+
+    def send(self, data: Buffer, /) -> int:
+        return self.sendmsg([data])
+
+    def sendmsg(self, buffers: Iterable[Buffer], /) -> int:
+        try:
+            return os.writev(self._fd, list(buffers))
+        except BlockingIOError:
+            if self._has_host():
+                raise
+            raise ConnectionResetError("the host has disconnected") from None
+
+    def close(self) -> None:
+        """The connection of this host has ended."""

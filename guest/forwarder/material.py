@@ -6,14 +6,19 @@ OCI image layout, is optional.
 
 from __future__ import annotations
 
-import _socket
+import ipaddress
+import json
+import logging
 import os
+import socket
 import time
+from dataclasses import dataclass
 from fcntl import ioctl
 from struct import pack
 
-from guest.agent import log
-from guest.agent.storage import syscalls
+from guest.agent import syscalls
+
+log = logging.getLogger(__name__)
 
 CONFIG_DISK = "peerpod-config"
 CONFIG = "/run/peerpod/config"
@@ -22,21 +27,20 @@ IMAGES = "/run/peerpod/images"
 APF = f"{CONFIG}/apf.json"
 INTERFACE = "eth0"
 
+# How long the interface is waited for, whose driver may still be loading, and how often it is looked for.
 _WAIT_S = 120.0
 _LOOK_EVERY_S = 0.02
 _SET_FLAGS, _SET_ADDRESS, _SET_NETMASK = 0x8914, 0x8916, 0x891C  # SIOCSIF*, linux/sockios.h
 _UP = 1
 
 
+@dataclass(frozen=True, slots=True)
 class Keys:
     """PEM texts: the server's certificate and key, and the authority whose clients are taken."""
 
-    __slots__ = ("certificate", "client_authority", "key")
-
-    def __init__(self, certificate: str, key: str, client_authority: str) -> None:
-        self.certificate = certificate
-        self.key = key
-        self.client_authority = client_authority
+    certificate: str
+    key: str
+    client_authority: str
 
 
 def mount_disks() -> None:
@@ -67,8 +71,6 @@ def disk_with_serial(serial: str, blocks: str = "/sys/block") -> str | None:
 
 def read_keys(path: str = APF) -> Keys:
     """The keys in the configuration. ValueError names the one that is missing."""
-    import json
-
     with open(path, encoding="utf-8") as file:
         members = json.load(file)
     texts = []
@@ -82,21 +84,20 @@ def read_keys(path: str = APF) -> Keys:
 
 def bring_up(address: str, interface: str = INTERFACE) -> None:
     """The interface is up with `address` (`A.B.C.D/N`). Its driver may still be loading, so it is waited for."""
-    text, _, prefix = address.partition("/")
-    if not (prefix.isascii() and prefix.isdigit() and 0 < int(prefix) <= 32):
-        raise ValueError(f"bring up {interface}: {address!r} is not A.B.C.D/N")
-    mask = (0xFFFFFFFF << (32 - int(prefix)) & 0xFFFFFFFF).to_bytes(4, "big")
+    try:
+        wanted = ipaddress.IPv4Interface(address)
+        if not int(address.rpartition("/")[2]):
+            raise ValueError(address)
+    except ValueError:
+        raise ValueError(f"bring up {interface}: {address!r} is not A.B.C.D/N") from None
     deadline = time.monotonic() + _WAIT_S
     while not os.path.exists(f"/sys/class/net/{interface}"):
         if time.monotonic() > deadline:
             raise FileNotFoundError(2, "no such network interface", interface)
         time.sleep(_LOOK_EVERY_S)
     name = interface.encode()
-    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
-    try:
-        for request, value in ((_SET_ADDRESS, _socket.inet_aton(text)), (_SET_NETMASK, mask)):
-            ioctl(sock.fileno(), request, pack("16sHH4s16x", name, _socket.AF_INET, 0, value))
-        ioctl(sock.fileno(), _SET_FLAGS, pack("16sH22x", name, _UP))
-    finally:
-        sock.close()
-    log.info("interface is up", interface=interface, address=address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for request, value in ((_SET_ADDRESS, wanted.ip.packed), (_SET_NETMASK, wanted.netmask.packed)):
+            ioctl(sock, request, pack("16sHH4s16x", name, socket.AF_INET, 0, value))
+        ioctl(sock, _SET_FLAGS, pack("16sH22x", name, _UP))
+    log.info("interface is up", extra={"interface": interface, "address": address})

@@ -1,6 +1,7 @@
 """`python -m guest.image build`: make the guest's kernel, initrd and root image."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -17,15 +18,16 @@ def main(arguments: list[str]) -> int:
     action = actions.add_parser("build", help="build the guest image unless it is current")
     action.add_argument("--out", type=Path, default=CHECKOUT / ".build/guest", help="directory for the artefacts")
     action.add_argument("--cache", type=Path, default=CHECKOUT / ".build/cache/guest", help="directory for packages")
-    action.add_argument("--start", type=Path, help="program to start in place of the agent's entry")
+    action.add_argument("--kata-agent", type=Path, help="a kata-agent that is the guest's agent in place of ours")
     options = parser.parse_args(arguments)
+    os.umask(0o022)  # the modes in the image are those of new files
     try:
         build(
             checkout=CHECKOUT,
             out=options.out.resolve(),
             cache=options.cache.resolve(),
+            kata_agent=options.kata_agent and options.kata_agent.resolve(),
             progress=lambda text: print(f"guest: {text}", file=sys.stderr, flush=True),
-            start=options.start,
         )
     except BuildError as exc:
         print(f"guest: {exc}", file=sys.stderr)

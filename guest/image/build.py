@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,23 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from guest.image import recipe
-from guest.image.cpio import cpio_archive
-from guest.image.debian import Package, Progress, dependency_closure, download, index_lookup, run, unpack
+from guest.image.debian import Package, Progress, dependency_closure, download, index_lookup, unpack, update_indexes
 from guest.image.errors import BuildError
-from guest.image.interpreter import (
-    AGENT_ROOT,
-    Source,
-    agent_sources,
-    compiled,
-    library_sources,
-    stdlib_sources,
-    with_bundle,
-)
 from guest.image.modules import ModuleStore
-from guest.image.resume import Resumption
-from guest.image.rootfs import Unpacked, erofs_image, loader_tree, root_tree
-from guest.image.snapshot import keep_agent
-from guest.image.tree import Tree
+from guest.image.rootfs import (
+    add_kata_agent,
+    add_own_agent,
+    agent_files,
+    library_files,
+    pack_initrd,
+    pack_root,
+    write_initrd,
+    write_root,
+)
 from guest.image.vmlinux import write_vmlinux
 
 MANIFEST = "manifest.json"
@@ -41,18 +38,33 @@ class Inputs:
     """Everything that decides what the image is; `key` names the result."""
 
     packages: tuple[Package, ...]
-    sources: tuple[Source, ...]
     checkout: Path
+    site_packages: Path
+    kata_agent: Path | None
+    """The agent of the guest; None: our own."""
 
     def key(self) -> str:
-        """A digest over package digests, our sources and the builder itself."""
+        """A digest over package digests, the agent with its libraries and the builder itself."""
         digest = sha256()
         for package in self.packages:
             digest.update(f"{package.name}={package.version} {package.sha256}\n".encode())
-        builder = sorted((self.checkout / "guest/image").glob("*.py"))
-        for file in [*builder, *(source.file for source in self.sources)]:
-            digest.update(f"{file.name} {sha256(file.read_bytes()).hexdigest()}\n".encode())
+        builder = sorted(file for file in (self.checkout / "guest/image").iterdir() if file.is_file())
+        agent = (
+            [(self.checkout, agent_files(self.checkout)), (self.site_packages, library_files(self.site_packages))]
+            if self.kata_agent is None
+            else [(self.kata_agent.parent, [self.kata_agent])]
+        )
+        for base, files in ((self.checkout, builder), *agent):
+            for file in files:
+                digest.update(f"{file.relative_to(base)} {sha256(file.read_bytes()).hexdigest()}\n".encode())
         return digest.hexdigest()
+
+    def add_agent(self, root: Path) -> None:
+        """The guest's agent is in the tree `root`. Raises BuildError."""
+        if self.kata_agent is None:
+            add_own_agent(root, checkout=self.checkout, site_packages=self.site_packages)
+        else:
+            add_kata_agent(root, self.kata_agent)
 
 
 def _index_state() -> str:
@@ -62,14 +74,14 @@ def _index_state() -> str:
     return "\n".join(f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in sorted(files))
 
 
-def resolve_packages(cache: Path, progress: Progress) -> tuple[Package, ...]:
-    """The packages of the recipe with their dependencies, at the versions the machine's apt indexes offer.
+def resolve_packages(wanted: tuple[str, ...], cache: Path, progress: Progress) -> tuple[Package, ...]:
+    """The kernel and the packages `wanted` with their dependencies, at the versions the machine's apt indexes offer.
 
     Remembered in `cache` until the indexes or the recipe change: asking apt is most of the time of a build with
     nothing to do.
     """
-    roots = (*recipe.PACKAGES, *recipe.TOOL_PACKAGES)
-    remembered = cache / "resolution.json"
+    roots = (recipe.KERNEL_PACKAGE, *wanted)
+    remembered = cache / f"resolution-{sha256(' '.join(sorted(roots)).encode()).hexdigest()[:8]}.json"
 
     def question() -> list[object]:
         return [_index_state(), sorted(roots), sorted(recipe.WITHOUT_PACKAGES)]
@@ -84,8 +96,7 @@ def resolve_packages(cache: Path, progress: Progress) -> tuple[Package, ...]:
         packages = dependency_closure(roots, recipe.WITHOUT_PACKAGES, index_lookup)
     except BuildError:
         # a fresh machine has no indexes at all, and an old one may name packages that left the archive
-        progress("fetch Debian package indexes")
-        run(["apt-get", "update", "-q"])
+        update_indexes(progress)
         packages = dependency_closure(roots, recipe.WITHOUT_PACKAGES, index_lookup)
     cache.mkdir(parents=True, exist_ok=True)
     remembered.write_text(json.dumps([question(), [asdict(package) for package in packages]]))
@@ -129,104 +140,56 @@ def read_manifest(out: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def _sources(checkout: Path, start: Path) -> list[Source]:
-    entry = Source(path=f"{AGENT_ROOT}/start.py", file=start)
-    return [*agent_sources(checkout, recipe.AGENT_SOURCES), entry]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
-    """What an image is made of, ready on disk and in memory: packages, kernel, modules, byte code."""
-
-    unpacked: Unpacked
-    kernel: Path
-    release: str
-    store: ModuleStore
-    modules: dict[str, bytes]
-
-    @property
-    def bzimage(self) -> bytes:
-        """The kernel as Debian ships it."""
-        return (self.kernel / f"boot/vmlinuz-{self.release}").read_bytes()
-
-    def bundled(self) -> dict[str, bytes]:
-        """The byte code as it lies in the guest: the agent's modules in one file."""
-        return with_bundle(self.modules, recipe.BUNDLED_STDLIB)
-
-    def tree(self, python: dict[str, bytes]) -> Tree:
-        """The root file system of the recipe, with `python` as the interpreter's modules."""
-        wanted = (*recipe.LOADER_MODULES, *recipe.BACKGROUND_MODULES, *recipe.ON_DEMAND_MODULES)
-        return root_tree(self.unpacked, python, self.release, self.store.closure(wanted))
-
-    def keep_agent(self, tree: Tree, kernel: Path, scratch: Path) -> Resumption:
-        """How a guest with the root file system `tree` goes on as its agent, whose memory is in `tree` too."""
-        return keep_agent(
-            tree,
-            kernel=kernel,
-            release=self.release,
-            store=self.store,
-            erofs_tool=self.unpacked.command("usr/bin/mkfs.erofs"),
-            scratch=scratch,
-        )
-
-
-def gather(inputs: Inputs, cache: Path, scratch: Path, progress: Progress) -> Material:
-    """All material, downloaded, unpacked and compiled."""
+def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress) -> str:
+    """Write the artefacts into `partial`; the kernel's release."""
     files = download(inputs.packages, cache / "packages", progress)
     progress("unpack packages")
     directories = {p.name: unpack(p, files[p.name], cache / "unpacked") for p in inputs.packages}
-    unpacked = Unpacked(directories=directories)
     kernel, release = _kernel_directory(inputs.packages, directories)
-    progress("compile Python modules")
-    stdlib = stdlib_sources([directories["libpython3.11-minimal"], directories["libpython3.11-stdlib"]])
-    for package, name in recipe.PYTHON_LIBRARIES.items():
-        stdlib += library_sources(directories[package], name)
-    return Material(
-        unpacked=unpacked,
-        kernel=kernel,
-        release=release,
-        store=ModuleStore(kernel / "lib/modules" / release),
-        modules=compiled([*stdlib, *inputs.sources], [*unpacked.command("usr/bin/python3.11"), "-I", "-S"], scratch),
-    )
+    bzimage = (kernel / f"boot/vmlinuz-{release}").read_bytes()
+    (partial / "vmlinuz").write_bytes(bzimage)
+    write_vmlinux(bzimage, partial / "vmlinux")
+    store = ModuleStore(kernel, release)
+    with tempfile.TemporaryDirectory(dir=partial, prefix="scratch-") as scratch:
+        root, initrd = Path(scratch, "root"), Path(scratch, "initrd")
+        root.mkdir()
+        initrd.mkdir()
+        progress("assemble root file system, compile Python modules")
+        write_root(
+            root,
+            packages=[directory for name, directory in directories.items() if not name.startswith("linux-image-")],
+            store=store,
+            add_agent=inputs.add_agent,
+        )
+        write_initrd(initrd, busybox=root / "usr/bin/busybox", store=store)
+        progress("write root image and initrd")
+        pack_root(root, partial / "rootfs.img")
+        pack_initrd(initrd, partial / "initrd.img")
+    return release
 
 
-def _assemble(inputs: Inputs, cache: Path, partial: Path, progress: Progress, *, runs_agent: bool) -> dict[str, Any]:
-    """Write the artefacts into `partial`; the manifest's facts about the content."""
-    with tempfile.TemporaryDirectory(dir=partial, prefix="scratch-") as scratch_name:
-        scratch = Path(scratch_name)
-        material = gather(inputs, cache, scratch, progress)
-        progress("write kernel, initrd and root image")
-        kernel, erofs_tool = partial / "vmlinux", material.unpacked.command("usr/bin/mkfs.erofs")
-        (partial / "vmlinuz").write_bytes(material.bzimage)
-        write_vmlinux(material.bzimage, material.unpacked.command("usr/bin/lz4"), kernel, scratch)
-        tree = material.tree(material.bundled())
-        resumption = None
-        if runs_agent:
-            progress("boot once, to keep the agent's memory")
-            resumption = material.keep_agent(tree, kernel, scratch)
-        erofs_image(tree, erofs_tool, partial / "rootfs.img", scratch)
-        loader = loader_tree(material.release, material.store, resumption=resumption)
-        (partial / "initrd.img").write_bytes(cpio_archive(loader, recipe.MTIME_S))
-    return {"kernel_release": material.release, "root_content_bytes": tree.size_bytes}
-
-
-def find_inputs(checkout: Path, cache: Path, start: Path, progress: Progress) -> Inputs:
-    """The inputs of a build from `checkout` that starts the program `start` in the guest."""
-    return Inputs(
-        packages=resolve_packages(cache, progress), sources=tuple(_sources(checkout, start)), checkout=checkout
-    )
-
-
-def build(*, checkout: Path, out: Path, cache: Path, progress: Progress, start: Path | None = None) -> dict[str, Any]:
+def build(
+    *, checkout: Path, out: Path, cache: Path, progress: Progress, kata_agent: Path | None = None
+) -> dict[str, Any]:
     """The manifest of the guest in `out`, which is built unless it is there already from equal inputs.
 
-    `start` replaces the agent's entry (benchmarks boot a program of their own), and is executed at each boot. Files
-    appear under their names complete, the manifest last: whoever reads a manifest finds what it describes. Raises
-    BuildError.
+    With `kata_agent`, a program, the guest has this agent in place of ours.
+
+    Files appear under their names complete, the manifest last: a reader of the manifest finds what it describes.
+    Raises BuildError.
     """
     started_s = time.monotonic()
+    site_packages = Path(sysconfig.get_path("purelib"))
+    if kata_agent is not None and not kata_agent.is_file():
+        raise BuildError(f"take kata-agent {kata_agent}: there is no such file")
+    wanted = recipe.PACKAGES if kata_agent is None else recipe.KATA_PACKAGES
+
+    def inputs_now() -> Inputs:
+        packages = resolve_packages(wanted, cache, progress)
+        return Inputs(packages=packages, checkout=checkout, site_packages=site_packages, kata_agent=kata_agent)
+
     with _locked(cache):
-        inputs = find_inputs(checkout, cache, start or checkout / "guest/image/start.py", progress)
+        inputs = inputs_now()
         key = inputs.key()
         manifest = read_manifest(out)
         if manifest is not None and manifest["key"] == key:
@@ -237,13 +200,12 @@ def build(*, checkout: Path, out: Path, cache: Path, progress: Progress, start: 
             download(inputs.packages, cache / "packages", progress)
         except BuildError:
             # the indexes may be older than the archive, which drops a version when it has the next
-            progress("fetch Debian package indexes")
-            run(["apt-get", "update", "-q"])
-            inputs = find_inputs(checkout, cache, start or checkout / "guest/image/start.py", progress)
+            update_indexes(progress)
+            inputs = inputs_now()
             key = inputs.key()
         with tempfile.TemporaryDirectory(dir=out, prefix=".partial-") as partial_name:
             partial = Path(partial_name)
-            facts = _assemble(inputs, cache, partial, progress, runs_agent=start is None)
+            release = _assemble(inputs, cache, partial, progress)
             artefacts = {
                 file.name: {"size_bytes": file.stat().st_size, "sha256": _file_digest(file)}
                 for file in sorted(partial.iterdir())
@@ -251,7 +213,7 @@ def build(*, checkout: Path, out: Path, cache: Path, progress: Progress, start: 
             manifest = {
                 "version": MANIFEST_VERSION,
                 "key": key,
-                **facts,
+                "kernel_release": release,
                 "artefacts": artefacts,
                 "packages": {p.name: {"version": p.version, "sha256": p.sha256} for p in inputs.packages},
             }

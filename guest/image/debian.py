@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 from guest.image.errors import BuildError
 
 Progress = Callable[[str], None]
+_LOCK_TRIES, _LOCK_PAUSE_S = 60, 2.0
+"""`apt-get update` does not wait for the lock of the indexes; two minutes are enough for another one to fetch them."""
 _ALTERNATIVE = re.compile(r"([a-z0-9][a-z0-9+.-]*)")
 
 
@@ -24,20 +27,27 @@ class Package:
 
     name: str
     version: str
+    architecture: str
     sha256: str
     depends: tuple[tuple[str, ...], ...]
 
     @property
     def file_name(self) -> str:
-        """The name `apt-get download` gives the file on this architecture: the epoch's colon is quoted."""
-        return f"{self.name}_{self.version}_amd64.deb".replace(":", "%3a")
+        """The name `apt-get download` gives the file: the epoch's colon is quoted."""
+        return f"{self.name}_{self.version}_{self.architecture}.deb".replace(":", "%3a")
 
 
-def run(argv: Sequence[str | os.PathLike[str]], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
-    """The standard output of a command; `BuildError` with the end of its standard error when it fails."""
+def run(
+    argv: Sequence[str | os.PathLike[str]],
+    *,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+    text: str | None = None,
+) -> str:
+    """The standard output of a command that reads `text`; `BuildError` with the end of its errors when it fails."""
     shown = os.fspath(argv[0])
     try:
-        done = subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(argv, cwd=cwd, env=env, input=text, capture_output=True, text=True, check=False)
     except OSError as exc:
         raise BuildError(f"run {shown}: {exc.strerror}") from exc
     if done.returncode != 0:
@@ -64,7 +74,11 @@ def parse_packages(text: str) -> dict[str, Package]:
         if "SHA256" not in fields:
             raise BuildError(f"read package index: {fields['Package']} has no SHA256: run apt-get update")
         found[fields["Package"]] = Package(
-            name=fields["Package"], version=fields["Version"], sha256=fields["SHA256"], depends=tuple(groups)
+            name=fields["Package"],
+            version=fields["Version"],
+            architecture=fields["Architecture"],
+            sha256=fields["SHA256"],
+            depends=tuple(groups),
         )
     return found
 
@@ -94,6 +108,20 @@ def index_lookup(names: list[str]) -> dict[str, Package]:
         ["apt-cache", "show", "--no-all-versions", "--", *names], capture_output=True, text=True, check=False
     ).stdout
     return parse_packages(output) if output.strip() else {}
+
+
+def update_indexes(progress: Progress, pause: Callable[[float], None] = time.sleep) -> None:
+    """The machine's apt indexes are fetched anew. While another apt holds their lock, ours is tried again."""
+    progress("fetch Debian package indexes")
+    for tries_left in reversed(range(_LOCK_TRIES)):
+        try:
+            run(["apt-get", "update", "-q"])
+        except BuildError as exc:
+            if not tries_left or "Could not get lock" not in str(exc):
+                raise
+            pause(_LOCK_PAUSE_S)
+        else:
+            return
 
 
 def _digest(path: Path) -> str:

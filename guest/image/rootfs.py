@@ -1,169 +1,168 @@
-"""What lies where in the guest: the root file system, the initrd in front of it, and the root image file."""
+"""What lies where in the guest: the root file system, the initrd in front of it, and the files they are packed into."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+import shutil
+import struct
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from guest.image import recipe
 from guest.image.debian import run
-from guest.image.elf import is_elf, needed_libraries
 from guest.image.errors import BuildError
-from guest.image.loader import AGENT_ARGV, SHELL_ARGV, init_program
-from guest.image.modules import Module, ModuleStore, modules_alias, modules_dep
-from guest.image.resume import Resumption
-from guest.image.tree import Tree
-from guest.image.unneeded import without_library
+from guest.image.modules import ModuleStore
 
-LIBRARY_DIRECTORY = "usr/lib/x86_64-linux-gnu"
-_LIBRARY_PATHS = ("lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu", "lib64")
-_DYNAMIC_LOADER = "ld-linux-x86-64.so.2"
+_HERE = Path(__file__).parent
+_COMPILED = (f"/usr/lib/{recipe.PYTHON}", "/usr/lib/python3", f"/{recipe.AGENT_DIRECTORY}")
+_SECTOR_BYTES = 512
+PARTITION_OFFSET_BYTES = 2 << 20
+"""Where the root file system begins in the image: page tables map persistent memory by 2 MiB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpacked:
-    """Package contents on disk, by package name."""
-
-    directories: dict[str, Path]
-
-    def find(self, path: str) -> Path:
-        """The one file at `path` in any package; links are followed inside the packages."""
-        for directory in self.directories.values():
-            file = directory / path
-            if file.is_symlink():
-                target = os.readlink(file)
-                return self.find(os.path.normpath(os.path.join("/", os.path.dirname(path), target)).lstrip("/"))
-            if file.is_file():
-                return file
-        raise BuildError(f"find {path}: in none of the packages")
-
-    def library(self, name: str) -> Path:
-        """The file of the shared library called `name` by those who need it."""
-        for directory in _LIBRARY_PATHS:
-            try:
-                return self.find(f"{directory}/{name}")
-            except BuildError:
-                continue
-        raise BuildError(f"find shared library {name}: in none of the packages")
-
-    def command(self, path: str) -> list[str]:
-        """The argv prefix that runs a program of the packages on this machine with the packages' own libraries."""
-        paths = ":".join(str(d / p) for d in self.directories.values() for p in _LIBRARY_PATHS if (d / p).is_dir())
-        return [
-            str(self.find(f"lib/x86_64-linux-gnu/{_DYNAMIC_LOADER}")),
-            "--library-path",
-            paths,
-            str(self.find(path)),
-        ]
+def agent_files(checkout: Path) -> list[Path]:
+    """Our own modules that go into the guest, sorted. Generated gRPC stubs stay: the guest has no grpc."""
+    found: list[Path] = []
+    for name in recipe.AGENT_SOURCES:
+        start = checkout / name
+        if not start.exists():
+            raise BuildError(f"take agent sources: {name} is not in {checkout}")
+        files = [start] if start.is_file() else sorted(start.rglob("*.py"))
+        found += [file for file in files if not file.name.endswith("_grpc.py")]
+    return found
 
 
-def _add_elf(tree: Tree, path: str, data: bytes, unpacked: Unpacked, permissions: int) -> None:
-    """Add a program or library and, once each, every library it needs."""
-    tree.add_file(path, data, permissions)
-    for name in needed_libraries(data, path):
-        directory = "usr/lib64" if name.startswith("ld-linux") else LIBRARY_DIRECTORY
-        if f"{directory}/{name}" not in tree:
-            _add_elf(tree, f"{directory}/{name}", unpacked.library(name).read_bytes(), unpacked, 0o755)
+def library_files(site_packages: Path) -> list[Path]:
+    """The files of the virtual environment's libraries that go into the guest, sorted."""
+    found: list[Path] = []
+    for name in recipe.AGENT_LIBRARIES:
+        files = sorted(file for suffix in ("*.py", "*.so") for file in (site_packages / name).rglob(suffix))
+        if not files:
+            raise BuildError(f"take library {name}: it is not in {site_packages}")
+        if other := [file.name for file in files if file.suffix == ".so" and not file.name.endswith(".abi3.so")]:
+            raise BuildError(f"take library {name}: {other[0]} is for one version of Python (its name has no .abi3)")
+        found += files
+    return found
 
 
-def _add_modules(tree: Tree, release: str, modules: Iterable[Module]) -> None:
-    modules = list(modules)
-    base = f"usr/lib/modules/{release}"
-    for module in modules:
-        tree.add_file(f"{base}/{module.path}", module.data)
-    tree.add_file(f"{base}/modules.dep", modules_dep(modules).encode())
-    tree.add_file(f"{base}/modules.alias", modules_alias(modules).encode())
-
-
-def _add_python(tree: Tree, content: dict[str, bytes], unpacked: Unpacked) -> None:
-    for path, data in content.items():
-        if is_elf(data):
-            _add_elf(tree, path, data, unpacked, 0o644)
-        else:
-            tree.add_file(path, data)
-    tree.add_link("usr/bin/python3", "python3.11")
-
-
-def root_tree(unpacked: Unpacked, python: dict[str, bytes], release: str, modules: Iterable[Module]) -> Tree:
-    """The root file system."""
-    tree = Tree()
-    for link in ("bin", "lib", "lib64", "sbin"):
-        tree.add_link(link, f"usr/{link}")
+def write_root(root: Path, *, packages: Iterable[Path], store: ModuleStore, add_agent: Callable[[Path], None]) -> None:
+    """Make the root file system in the empty directory `root` out of unpacked packages, modules and an agent."""
+    for directory in ("bin", "lib", "lib64", "sbin"):
+        (root / "usr" / directory).mkdir(parents=True)
+        (root / directory).symlink_to(f"usr/{directory}")
     for directory in recipe.EMPTY_DIRECTORIES:
-        tree.add_directory(directory)
-    for path, text in recipe.ETC_FILES.items():
-        tree.add_file(path, text.encode())
-    for path in recipe.PACKAGE_FILES:
-        tree.add_file(path, unpacked.find(path).read_bytes())
-    tree.add_link("etc/mtab", "../proc/self/mounts")
-    for path in recipe.PROGRAMS:
-        data = unpacked.find(path).read_bytes()
-        for library in recipe.WITHOUT_LIBRARIES.get(path, ()):
-            if library in needed_libraries(data, path):  # a later package may be built without
-                data = without_library(data, library, path)
-        _add_elf(tree, path, data, unpacked, 0o755)
-    for name in recipe.EXTRA_LIBRARIES:
-        if f"{LIBRARY_DIRECTORY}/{name}" not in tree:
-            _add_elf(tree, f"{LIBRARY_DIRECTORY}/{name}", unpacked.library(name).read_bytes(), unpacked, 0o755)
-    for kind in ("ext2", "ext3", "ext4"):
-        tree.add_link(f"usr/sbin/mkfs.{kind}", "mke2fs")
-    tree.add_file("usr/bin/busybox", unpacked.find("bin/busybox").read_bytes(), 0o755)
-    for applet in recipe.BUSYBOX_APPLETS:
-        tree.add_link(f"usr/bin/{applet}", "busybox")
-    # the kernel's own path for loading on demand
-    tree.add_link("usr/sbin/modprobe", "../bin/busybox")
-    _add_python(tree, python, unpacked)
-    _add_modules(tree, release, modules)
-    return tree
+        (root / directory).mkdir()
+    for package in packages:
+        _merge(package, root)
+    for name, text in recipe.ETC_FILES.items():
+        (root / "etc" / name).write_text(text)
+    (root / "etc/mtab").symlink_to("../proc/self/mounts")
+    (root / "sbin/modprobe").symlink_to("../bin/busybox")  # the path by which the kernel calls it
+    _link_busybox(root)
+    add_agent(root)
+    loaded = (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES, *recipe.LATER_MODULES)
+    store.install(root, (*loaded, *recipe.ON_DEMAND_MODULES))
 
 
-def loader_tree(
-    release: str,
-    store: ModuleStore,
-    names: Iterable[str] = recipe.LOADER_MODULES,
-    *,
-    argv: tuple[bytes, ...] = AGENT_ARGV,
-    resumption: Resumption | None = None,
-) -> Tree:
-    """The initrd: two first processes, and the modules `names` that reach console and root image.
+def add_own_agent(root: Path, *, checkout: Path, site_packages: Path) -> None:
+    """Our agent, its libraries and byte code of all Python modules are in the tree `root`, which has an interpreter."""
+    (root / "usr/bin/python3").symlink_to(recipe.PYTHON)
+    agent = root / recipe.AGENT_DIRECTORY
+    for base, files in ((checkout, agent_files(checkout)), (site_packages, library_files(site_packages))):
+        for file in files:
+            target = agent / file.relative_to(base)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    shutil.copyfile(_HERE / "start.py", agent / "start.py")
+    _compile(root)
 
-    /init starts `argv`, or goes on with `resumption`; /shell starts a shell.
+
+def add_kata_agent(root: Path, program: Path) -> None:
+    """The kata-agent `program` is in the tree `root` and runs there. Raises BuildError if not, with the reason."""
+    target = root / recipe.KATA_AGENT
+    shutil.copyfile(program, target)
+    target.chmod(0o755)
+    (root / "etc/fstab").write_text(recipe.KATA_FSTAB)
+    try:
+        said = run(["chroot", root, f"/{recipe.KATA_AGENT}", "--version"])
+    except BuildError as exc:
+        raise BuildError(f"take kata-agent {program}: {exc}") from exc
+    if not said.startswith("kata-agent version "):
+        raise BuildError(f"take kata-agent {program}: it says {said[:80]!r} of its version")
+
+
+def _merge(package: Path, root: Path) -> None:
+    """Copy the unpacked `package` over `root`, whose /bin, /lib, /lib64 and /sbin are links into /usr."""
+
+    def left_out(directory: str, names: list[str]) -> set[str]:
+        below = os.path.relpath(directory, package)
+        return {name for name in names if os.path.normpath(os.path.join(below, name)) in recipe.WITHOUT_PATHS}
+
+    shutil.copytree(package, root, symlinks=True, dirs_exist_ok=True, ignore=left_out)
+
+
+def _link_busybox(root: Path) -> None:
+    """Every applet is a command, unless a package has the command."""
+    for applet in run(["chroot", root, "/bin/busybox", "--list"]).split():
+        if not any(os.path.lexists(root / place / applet) for place in ("bin", "sbin")):
+            (root / "bin" / applet).symlink_to("busybox")
+
+
+def _compile(root: Path) -> None:
+    """All Python modules have byte code beside them, made by the guest's own interpreter.
+
+    It is of the kind "unchecked hash": it carries no time stamp, and the guest does not look whether it is current.
+    One process with a fixed hash seed compiles all: equal sources give equal bytes.
     """
-    modules = store.closure(names)
-    loaded = {module.name for module in modules}
-    background = [m for m in store.closure(recipe.BACKGROUND_MODULES) if m.name not in loaded]
-    tree = Tree()
-    tree.add_directory("dev")
-    tree.add_character_device("dev/console", 5, 1)
-    tree.add_directory("root")
-    paths = []
-    for module in modules:
-        path = f"modules/{module.path.rpartition('/')[2]}"
-        tree.add_file(path, module.data)
-        paths.append(f"/{path}")
-    behind = [f"/usr/lib/modules/{release}/{module.path}" for module in background]
-    init = init_program(loader_modules=paths, background_modules=behind, argv=argv, resumption=resumption)
-    tree.add_file("init", init, 0o755)
-    shell = init_program(loader_modules=paths, background_modules=behind, argv=SHELL_ARGV)
-    tree.add_file("shell", shell, 0o755)
-    return tree
-
-
-def erofs_image(tree: Tree, tool: list[str], target: Path, scratch: Path, *options: str) -> None:
-    """Write `tree` as a root image without compression; nothing in it depends on the machine or the time."""
-    directory = scratch / "root"
-    directory.mkdir(mode=0o755)
-    tree.write_to(directory, recipe.MTIME_S)
+    # -B: what the compiler itself imports is left to be compiled in its turn.
+    argv = [f"/usr/bin/{recipe.PYTHON}", "-B", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     run(
-        [
-            *tool,
-            "--quiet",
-            "-x-1",
-            f"-T{recipe.MTIME_S}",
-            f"-U{recipe.ROOT_IMAGE_UUID}",
-            "--all-root",
-            *options,
-            target,
-            directory,
-        ]
+        ["chroot", root, *argv, *_COMPILED],
+        env={"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]},
     )
+
+
+def write_initrd(directory: Path, *, busybox: Path, store: ModuleStore) -> None:
+    """Make the initrd's tree in the empty `directory`: BusyBox, the first process, and the modules it loads."""
+    for name in ("bin", "dev", "etc", "proc", "root"):
+        (directory / name).mkdir()
+    shutil.copy(busybox, directory / "bin/busybox")
+    shutil.copyfile(_HERE / "init.sh", directory / "init")
+    (directory / "init").chmod(0o755)
+    (directory / "shell").symlink_to("init")
+    _link_busybox(directory)
+    for name, modules in (
+        ("modules", recipe.FIRST_MODULES),
+        ("modules.pmem", recipe.PMEM_MODULES),
+        ("modules.later", recipe.LATER_MODULES),
+    ):
+        (directory / "etc" / name).write_text("".join(f"{module}\n" for module in modules))
+    store.install(directory, (*recipe.FIRST_MODULES, *recipe.PMEM_MODULES))
+
+
+def pack_initrd(directory: Path, target: Path) -> None:
+    """Write the tree in `directory` as an uncompressed initramfs: sorted, owned by root, with the one time."""
+    paths = sorted(directory.rglob("*"))
+    for path in paths:
+        os.utime(path, (recipe.MTIME_S, recipe.MTIME_S), follow_symlinks=False)
+    names = "".join(f"{path.relative_to(directory)}\n" for path in paths)
+    argv = ["cpio", "--create", "--format=newc", "--reproducible", "--owner=0:0", "--quiet", f"--file={target}"]
+    run(argv, cwd=directory, text=names)
+
+
+def pack_root(directory: Path, target: Path) -> None:
+    """Write the tree in `directory` as a disk with one partition, an uncompressed erofs."""
+    file_system = target.with_suffix(".erofs")
+    fixed = (f"-T{recipe.MTIME_S}", f"-U{recipe.ROOT_IMAGE_UUID}", "--all-root", "-x-1")
+    run(["mkfs.erofs", "--quiet", *fixed, file_system, directory])
+    with target.open("wb") as disk, file_system.open("rb") as content:
+        disk.write(partition_table(file_system.stat().st_size))
+        disk.seek(PARTITION_OFFSET_BYTES)
+        shutil.copyfileobj(content, disk)
+    file_system.unlink()
+
+
+def partition_table(size_bytes: int) -> bytes:
+    """A master boot record whose first partition, of Linux, has `size_bytes` from PARTITION_OFFSET_BYTES on."""
+    no_cylinders = b"\xfe\xff\xff"  # the address is given by sectors only
+    start, count = PARTITION_OFFSET_BYTES // _SECTOR_BYTES, -(-size_bytes // _SECTOR_BYTES)
+    entry = struct.pack("<B3sB3sII", 0, no_cylinders, 0x83, no_cylinders, start, count)
+    return bytes(446) + entry + bytes(48) + b"\x55\xaa"

@@ -8,11 +8,11 @@ import struct
 from pathlib import Path
 
 from guest.image.debian import run
-from guest.image.elf import is_elf
 from guest.image.errors import BuildError
 
 _SECTOR_BYTES = 512
 _LZ4_LEGACY_MAGIC = b"\x02\x21\x4c\x18"
+_ELF_MAGIC = b"\x7fELF"
 _SIZE_TRAILER_BYTES = 4  # the build appends the uncompressed size to the payload
 
 
@@ -35,11 +35,12 @@ def payload(bzimage: bytes) -> bytes:
     return compressed
 
 
-def write_vmlinux(bzimage: bytes, lz4_command: list[str], target: Path, scratch: Path) -> None:
+def write_vmlinux(bzimage: bytes, target: Path) -> None:
     """Write the ELF kernel in `bzimage` to `target`."""
-    compressed = scratch / "vmlinux.lz4"
+    compressed = target.with_suffix(".lz4")
     compressed.write_bytes(payload(bzimage))
-    run([*lz4_command, "-d", "-q", "-f", compressed, target])
+    run(["lz4", "-d", "-q", compressed, target])
+    compressed.unlink()
     with target.open("rb") as file:
-        if not is_elf(file.read(64)):
+        if file.read(4) != _ELF_MAGIC:
             raise BuildError("unpack the kernel: what came out is not an ELF file")

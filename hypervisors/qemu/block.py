@@ -1,16 +1,15 @@
-"""Disks: the arguments of every QMP command that plugs one. Pure.
+"""Disks: the arguments of every QMP command that plugs one, and their controller. Pure.
 
-The order on the monitor is Kata's: [object-add iothread], blockdev-add, [device_add of the SCSI controller],
-device_add; and back: device_del, its event, blockdev-del. One virtio-scsi controller serves all SCSI disks of a VM; it
-is plugged with the first of them, so that a VM without disks does not have the guest probe it.
+The order on the monitor is Kata's: [object-add iothread], blockdev-add, device_add; and back: device_del, its event,
+blockdev-del. One virtio-scsi controller serves all SCSI disks of a VM, and is there from the start.
 """
 
-from hypervisors.base import BlockDevice, DiskAio, DiskBus
-from hypervisors.qemu.devices import chardev_id, node_name, qdev_id
+from hypervisors.qemu.devices import Words, chardev_id, node_name, option, qdev_id
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.vm import BlockDevice, DiskAio, DiskBus, ScsiController
 
-SCSI_ID = "scsi0"
-SCSI_BUS = f"{qdev_id(SCSI_ID)}.0"
+SCSI_QDEV = qdev_id("scsi0")
+SCSI_BUS = f"{SCSI_QDEV}.0"
 _LUNS = 256
 _SCSI_IDS = 256
 MAX_SCSI_DISKS = _LUNS * _SCSI_IDS
@@ -19,8 +18,11 @@ _SERIAL_CHARS = 20
 Fields = dict[str, object]
 
 
-def file_node(disk: BlockDevice, *, is_block_special: bool, aio: DiskAio) -> Fields:
-    """Arguments of blockdev-add: a raw format node over the file or device, under the disk's node name."""
+def file_node(disk: BlockDevice, *, fdset: int, is_block_special: bool, aio: DiskAio) -> Fields:
+    """Arguments of blockdev-add: a raw format node over the file or device, under the disk's node name.
+
+    The shim has opened it: QEMU may run as a user that cannot.
+    """
     cache = {"direct": disk.tuning.cache.direct, "no-flush": disk.tuning.cache.no_flush}
     return {
         "driver": "raw",
@@ -30,7 +32,7 @@ def file_node(disk: BlockDevice, *, is_block_special: bool, aio: DiskAio) -> Fie
         "discard": "unmap" if disk.discard else "ignore",
         "file": {
             "driver": "host_device" if is_block_special else "file",
-            "filename": disk.path,
+            "filename": f"/dev/fdset/{fdset}",
             "read-only": disk.read_only,
             "aio": str(aio),
             "cache": dict(cache),
@@ -81,16 +83,18 @@ def vhost_user_blk(disk: BlockDevice) -> Fields:
     return fields
 
 
-def scsi_controller(disk: BlockDevice) -> Fields:
-    """Fields of the virtio-scsi-pci that is plugged with the first SCSI disk, `disk`."""
-    fields: Fields = {"romfile": ""}
-    if disk.tuning.queues:
-        fields["num_queues"] = disk.tuning.queues
-    if disk.tuning.queue_size:
-        fields["virtqueue_size"] = disk.tuning.queue_size
-    if disk.iothread:
-        fields["iothread"] = iothread_id(disk.iothread)
-    return fields
+def scsi_controller(controller: ScsiController) -> Words:
+    """The controller in the argv, with its I/O thread."""
+    words: list[str] = []
+    fields: dict[str, str | int | bool | list[int]] = {"id": SCSI_QDEV, "romfile": ""}
+    if controller.queues:
+        fields["num_queues"] = controller.queues
+    if controller.queue_size:
+        fields["virtqueue_size"] = controller.queue_size
+    if controller.iothread:
+        fields["iothread"] = iothread_id(controller.iothread)
+        words += ("-object", option("iothread", {"id": iothread_id(controller.iothread)}))
+    return (*words, "-device", option("virtio-scsi-pci", fields))
 
 
 def scsi_disk(disk: BlockDevice, index: int) -> Fields:
@@ -101,7 +105,7 @@ def scsi_disk(disk: BlockDevice, index: int) -> Fields:
 
 
 def scsi_address(index: int) -> str:
-    """`ID:LUN`, how the guest's agent is told of the disk."""
+    """`ID:LUN`: the disk's name in the agent's calls."""
     scsi_id, lun = divmod(index, _LUNS)
     return f"{scsi_id}:{lun}"
 

@@ -1,9 +1,11 @@
 """VmConfig -> QEMU's argv. Pure and deterministic: the same config and descriptors give the same words."""
 
-from hypervisors.base import MemoryBacking, SerialChannel, VmConfig
-from hypervisors.qemu import devices, guards, pci
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
+from hypervisors.qemu import block, devices, guards, pci
+from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.vm import MemoryBacking, SerialChannel, VhostUserVsockChannel, VmConfig
 
 MACHINES = ("q35", "microvm")
 FIRST_FD = 3
@@ -11,14 +13,12 @@ MAX_KERNEL_COMMAND_LINE = 2047
 """COMMAND_LINE_SIZE of x86, less the final NUL: the kernel cuts what is longer without a word."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicFds:
+class NicFds(msgspec.Struct, frozen=True, kw_only=True):
     taps: tuple[int, ...]
     vhosts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FdTable:
+class FdTable(msgspec.Struct, frozen=True, kw_only=True):
     """Descriptor numbers as QEMU sees them, and what else only the host can tell."""
 
     qmp: int
@@ -27,15 +27,19 @@ class FdTable:
     serial: int
     """Both connected."""
     agent: int
-    """Listening (serial channel), or the open vhost-vsock device."""
+    """Listening (serial channel), the open vhost-vsock device, or connected (vhost-user-vsock)."""
     nics: tuple[NicFds, ...]
+    monitor: int
+    """Listening: the second monitor, where there is one."""
     guest_cid: int
     """0 without vsock."""
     image_bytes: int
     """Size of the root image; 0 without one."""
+    encryption: Encryption
+    """NO_ENCRYPTION without a guard of SEV's kinds."""
 
 
-def fd_table(config: VmConfig, *, guest_cid: int, image_bytes: int) -> FdTable:
+def fd_table(config: VmConfig, *, guest_cid: int, image_bytes: int, encryption: Encryption = NO_ENCRYPTION) -> FdTable:
     """Numbers from FIRST_FD up, in the order of the fields; per NIC first its vhost fds, then its taps."""
     numbers = iter(range(FIRST_FD, 1 << 16))
     return FdTable(
@@ -50,8 +54,10 @@ def fd_table(config: VmConfig, *, guest_cid: int, image_bytes: int) -> FdTable:
             )
             for nic in config.nics
         ),
+        monitor=next(numbers),
         guest_cid=guest_cid,
         image_bytes=image_bytes,
+        encryption=encryption,
     )
 
 
@@ -61,7 +67,7 @@ def can_hotplug(config: VmConfig) -> bool:
 
 
 def check_config(config: VmConfig) -> None:
-    """Raises InvalidArgument for what QEMU would accept and then not do, or refuse in words that help nobody."""
+    """Raises InvalidArgument for what QEMU would accept without effect, or refuse without naming the cause."""
     problem = ""
     if config.machine_type not in MACHINES:
         problem = f"machine type {config.machine_type!r} is not one of {', '.join(MACHINES)}"
@@ -74,6 +80,8 @@ def check_config(config: VmConfig) -> None:
         problem = "a shared file system needs shared memory"
     elif config.vhost_user_nics and config.memory.backing is MemoryBacking.PRIVATE:
         problem = "a vhost-user network device needs shared memory"
+    elif isinstance(config.agent_channel, VhostUserVsockChannel) and config.memory.backing is MemoryBacking.PRIVATE:
+        problem = "a vhost-user vsock device needs shared memory"
     elif devices.is_image_pmem(config) and config.machine_type == "microvm":
         problem = "microvm has no pmem; use virtio-blk for the image"
     elif config.cpu.boot_vcpus < 1:
@@ -138,7 +146,7 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     guarded = guards.machine_properties(config.guard) if config.guard else {}
     words += devices.machine(config, pci.machine_properties(config.pci) | guarded)
     if config.guard is not None:
-        words += guards.guard_object(config.guard)
+        words += guards.guard_object(config.guard, fds.encryption)
     words += ("-cpu", config.cpu.model)
     words += devices.cpus(config.cpu, hotplug=hotplug)
     words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
@@ -151,7 +159,7 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
         words += ("-global", "virtio-mmio.force-legacy=false")
     words += devices.qmp(fds.qmp)
     if config.extra_monitor:
-        words += devices.extra_monitor(f"{config.vm_dir}/extra-monitor.sock")
+        words += devices.extra_monitor(config.extra_monitor, fds.monitor)
     words += _devices(config, fds, bus, hotplug)
     words += _boot(config)
     if config.seccomp_sandbox:
@@ -164,7 +172,7 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
     if hotplug:
         # Bridges first: they sit at fixed slots, everything after takes what is free.
         for index in range(config.bridges):
-            words += devices.bridge(index)
+            words += devices.bridge(index, has_firmware=config.boot.firmware is not None)
         words += pci.ports(config.pci)
         if devices.virtio_mem_mib(config.memory):
             words += devices.virtio_mem(config.memory)
@@ -175,16 +183,24 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
         words += ("-device", "pvpanic")
     if config.initdata:
         words += devices.initdata(config.initdata, bus)
+    for extension in config.extensions:
+        words += devices.extension(extension, bus)
     if config.entropy_source:
         words += devices.entropy(config.entropy_source, bus)
-    assert config.agent_channel is not None, "check_config has seen to it"
-    words += devices.agent_channel(config.agent_channel, bus, fd=fds.agent, guest_cid=fds.guest_cid)
+    if config.memory.reclaim:
+        words += devices.balloon(bus)
+    assert config.agent_channel is not None, "check_config has refused a VM without a channel"
+    words += devices.agent_channel(
+        config.agent_channel, bus, config.cpu.accelerator, fd=fds.agent, guest_cid=fds.guest_cid
+    )
     if config.share is not None:
         words += devices.share(config.share, bus)
     for nic, nic_fds in zip(config.nics, fds.nics, strict=True):
         words += devices.nic(nic, bus, tap_fds=nic_fds.taps, vhost_fds=nic_fds.vhosts)
     for vhost_user in config.vhost_user_nics:
         words += devices.vhost_user_nic(vhost_user, bus, config.cpu.accelerator)
+    if hotplug and config.scsi is not None:
+        words += block.scsi_controller(config.scsi)
     for placed in config.pci.placed:
         words += pci.placed_device(placed)
     return words
@@ -203,14 +219,21 @@ def _boot(config: VmConfig) -> list[str]:
 
 
 def socket_paths(config: VmConfig) -> tuple[str, ...]:
-    """Every unix socket the driver or QEMU makes for this VM."""
+    """Every unix socket the driver, QEMU or the vsock program makes for this VM."""
     paths = [qmp_path(config)]
-    if isinstance(config.agent_channel, SerialChannel):
-        paths.append(config.agent_channel.socket_path)
+    match config.agent_channel:
+        case SerialChannel(socket_path=path):
+            paths.append(path)
+        case VhostUserVsockChannel(device_path=device, socket_path=path):
+            paths += (device, path)
     if config.extra_monitor:
-        paths.append(f"{config.vm_dir}/extra-monitor.sock")
+        paths.append(extra_monitor_path(config))
     return tuple(paths)
 
 
 def qmp_path(config: VmConfig) -> str:
     return f"{config.vm_dir}/qmp.sock"
+
+
+def extra_monitor_path(config: VmConfig) -> str:
+    return f"{config.vm_dir}/extra-monitor.sock"

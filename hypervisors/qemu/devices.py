@@ -3,11 +3,17 @@
 QEMU reads `name,key=value,...`: a comma inside a value is written twice.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 
-from hypervisors.base import (
+import msgspec
+
+from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import (
+    AgentChannel,
     CpuConfig,
+    ExtensionDisk,
     ImageDriver,
     MemoryBacking,
     MemoryConfig,
@@ -15,11 +21,10 @@ from hypervisors.base import (
     SerialChannel,
     ShareDevice,
     VhostUserNic,
+    VhostUserVsockChannel,
     VmConfig,
     VsockChannel,
 )
-from pyshim.model.dataclasses import dataclass
-from pyshim.model.host_facts import Accelerator
 
 RAM_ID = "ram0"
 IMAGE_NODE = "image0"
@@ -39,8 +44,7 @@ Value = str | int | bool | list[int]
 Fields = dict[str, Value]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bus:
+class Bus(msgspec.Struct, frozen=True, kw_only=True):
     """How virtio devices attach: PCI on q35, memory-mapped on microvm."""
 
     is_pci: bool
@@ -80,8 +84,8 @@ def is_image_pmem(config: VmConfig) -> bool:
 def machine(config: VmConfig, more: Mapping[str, str]) -> Words:
     """`more` are properties beside those every VM has.
 
-    A guest's pages are never merged with equal ones of other processes, hot plugged memory included: whoever times a
-    write to a merged page learns what another pod has in its memory. QEMU's own default offers them to KSM.
+    A guest's pages are never merged with equal ones of other processes, hot plugged memory included: the time
+    of a write to a merged page tells what another pod has in its memory. QEMU's own default offers them to KSM.
     """
     fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), "mem-merge": False, **more}
     if is_image_pmem(config):
@@ -158,19 +162,24 @@ def qmp(fd: int) -> Words:
     return ("-chardev", chardev, "-mon", "chardev=qmp0,mode=control")
 
 
-def extra_monitor(path: str) -> Words:
-    """A second, human monitor: QMP serves one client, which is the shim."""
-    chardev = option("socket", {"id": "monitor1", "path": path, "server": True, "wait": False})
-    return ("-chardev", chardev, "-mon", "chardev=monitor1,mode=readline")
+def extra_monitor(kind: str, fd: int) -> Words:
+    """A second monitor, for people: QMP serves one client, which is the shim."""
+    chardev = option("socket", {"id": "monitor1", "fd": fd, "server": True, "wait": False})
+    mode = {"hmp": "readline", "qmp": "control", "qmp-pretty": "control,pretty=on"}[kind]
+    return ("-chardev", chardev, "-mon", f"chardev=monitor1,mode={mode}")
 
 
-def bridge(index: int) -> Words:
-    """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 itself takes no device while running."""
+def bridge(index: int, *, has_firmware: bool) -> Words:
+    """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 itself takes no device while running.
+
+    OVMF reserves room behind a bridge only where it sees a hotplug controller. So with firmware the bridge has one
+    (SHPC); devices come and go by ACPI all the same. Source: edk2's PciBusDxe, `IsSHPC`.
+    """
     fields: Fields = {
         "bus": "pcie.0",
         "id": bridge_id(index),
         "chassis_nr": index + 1,
-        "shpc": False,
+        "shpc": has_firmware,
         "addr": f"{FIRST_BRIDGE_SLOT + index:#x}",
         "io-reserve": "4k",
         "mem-reserve": "1m",
@@ -199,13 +208,25 @@ def console(bus: Bus, *, hvc_fd: int, serial_fd: int) -> Words:
     )
 
 
-def agent_channel(channel: VsockChannel | SerialChannel, bus: Bus, *, fd: int, guest_cid: int) -> Words:
-    """`fd` is the vhost-vsock device that holds the CID, or the listening socket of the serial port."""
+def agent_channel(channel: AgentChannel, bus: Bus, accelerator: Accelerator, *, fd: int, guest_cid: int) -> Words:
+    """`fd` is the vhost-vsock device that holds the CID, the listening socket of the serial port, or a connection to
+    the program that serves the vsock device.
+    """
     match channel:
         case VsockChannel():
             return (
                 "-device",
                 option(bus.virtio("vhost-vsock"), {"id": "vsock0", "vhostfd": fd, "guest-cid": guest_cid}),
+            )
+        case VhostUserVsockChannel():
+            return (
+                "-chardev",
+                option("socket", {"id": "vsock-program0", "fd": fd}),
+                "-device",
+                option(
+                    bus.virtio("vhost-user-vsock"),
+                    {"id": "vsock0", "chardev": "vsock-program0", **_vectors(bus, accelerator)},
+                ),
             )
         case SerialChannel(port_name=name):
             return (
@@ -227,6 +248,12 @@ def entropy(source: str, bus: Bus) -> Words:
     return ("-object", backend, "-device", bus.virtio("virtio-rng") + ",rng=rng0")
 
 
+def balloon(bus: Bus) -> Words:
+    """Passes on what the guest reports as free. The shim never inflates it."""
+    fields: Fields = {"id": "balloon0", "deflate-on-oom": True, "free-page-reporting": True}
+    return ("-device", option(bus.virtio("virtio-balloon", legacy_able=True), fields))
+
+
 def root_image(path: str, driver: ImageDriver, bus: Bus, *, image_bytes: int) -> Words:
     """The guest's read-only root image, the same file for every VM of the node."""
     if driver is ImageDriver.PMEM:
@@ -243,6 +270,13 @@ def initdata(path: str, bus: Bus) -> Words:
     fields: Fields = {"drive": INITDATA_NODE, "id": "virtio-initdata0", "serial": INITDATA_NODE}
     device = option(bus.virtio("virtio-blk", legacy_able=True), fields)
     return ("-blockdev", _read_only_file(INITDATA_NODE, path), "-device", device)
+
+
+def extension(disk: ExtensionDisk, bus: Bus) -> Words:
+    """A virtio-blk disk, as no other bus hands the serial number to the guest's udev rules."""
+    name = f"extension-{disk.name}"
+    device = option(bus.virtio("virtio-blk", legacy_able=True), {"drive": name, "id": name, "serial": name})
+    return ("-blockdev", _read_only_file(name, disk.path), "-device", device + ",share-rw=on")
 
 
 def _read_only_file(node_name: str, path: str) -> str:
@@ -266,15 +300,10 @@ def nic(device: NicDevice, bus: Bus, *, tap_fds: tuple[int, ...], vhost_fds: tup
 
 
 def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> Words:
-    """QEMU connects to the socket and waits until the program behind it has answered.
-
-    Without KVM the device has no MSI-X: QEMU 7.2 dies as the guest's driver unmasks a vector.
-    """
+    """QEMU connects to the socket and waits until the program behind it has answered."""
     chardev = chardev_id(device.id)
     netdev: Fields = {"id": netdev_id(device.id), "chardev": chardev, "queues": device.queues}
-    fields = nic_fields(device, bus, device.queues)
-    if bus.is_pci and accelerator is not Accelerator.KVM:
-        fields |= {"vectors": 0}
+    fields = nic_fields(device, bus, device.queues) | _vectors(bus, accelerator)
     if device.queue_size:
         fields |= {"rx_queue_size": device.queue_size, "tx_queue_size": device.queue_size}
     return (
@@ -285,6 +314,11 @@ def vhost_user_nic(device: VhostUserNic, bus: Bus, accelerator: Accelerator) -> 
         "-device",
         option(bus.virtio("virtio-net", legacy_able=True), fields),
     )
+
+
+def _vectors(bus: Bus, accelerator: Accelerator) -> Fields:
+    """No MSI-X for a vhost-user device without KVM: QEMU 7.2 dies as the guest's driver unmasks a vector."""
+    return {"vectors": 0} if bus.is_pci and accelerator is not Accelerator.KVM else {}
 
 
 def nic_fields(device: NicDevice | VhostUserNic, bus: Bus, queues: int) -> Fields:
@@ -315,8 +349,6 @@ def node_name(device_id: str) -> str:
     """`device_id` where QEMU takes it as a node name (31 characters, a letter first), else a name made of it."""
     if len(device_id) <= _NODE_NAME_CHARS and re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]*", device_id):
         return device_id
-    import hashlib  # few are that long
-
     return "id-" + hashlib.sha256(device_id.encode()).hexdigest()[:24]
 
 

@@ -1,4 +1,4 @@
-"""The disks plugged into one running VM: their nodes, the SCSI controller they may share, their I/O threads.
+"""The disks plugged into one running VM: their nodes, their places on the SCSI controller, their I/O threads.
 
 `Hotplug` owns the bridges and the order of changes; it asks this for the part between the monitor and a disk.
 """
@@ -9,25 +9,33 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 
-from hypervisors.base import BlockDevice, DiskAio, GuestLocation
 from hypervisors.qemu import block, devices
-from hypervisors.qemu.qmp import Monitor, QmpCommandFailed
-from hypervisors.qemu.vhost_user import AddBehindBridge, GiveBack, VhostUserDisks
+from hypervisors.qemu.passthrough import Locate
+from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpCommandFailed
+from hypervisors.qemu.vhost_user import AddBehindBridge, FreeSlot, VhostUserDisks
+from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError
+from pyshim.model.vm import BlockDevice, DiskAio, GuestLocation
 
 log = logging.getLogger("hypervisors.qemu.disks")
 
 
 class Disks:
-    def __init__(self, monitor: Monitor, add_behind_bridge: AddBehindBridge, give_back: GiveBack) -> None:
+    def __init__(
+        self, monitor: Monitor, add_behind_bridge: AddBehindBridge, free_slot: FreeSlot, locate: Locate
+    ) -> None:
+        """`locate` says where the guest finds a device of the argv."""
         self._qmp = monitor
         self._add_behind_bridge = add_behind_bridge
-        self._served = VhostUserDisks(monitor, add_behind_bridge, give_back)
-        self._controller: GuestLocation | None = None
+        self._served = VhostUserDisks(monitor, add_behind_bridge, free_slot)
+        self._locate = locate
         self._scsi: dict[int, str] = {}
         self._iothreads: set[str] = set()
         self._io_uring_works = True
+        self._fdsets: dict[str, int] = {}
+        """By disk: the set of descriptors that QEMU opens it from."""
 
     def saved(self) -> Mapping[str, str]:
         """Kata's BlockIndexMap: which index which disk has."""
@@ -41,19 +49,19 @@ class Disks:
         try:
             if block.is_scsi(disk):
                 return await self._plug_scsi(disk)
-            return await self._add_behind_bridge("virtio-blk-pci", disk.id, block.virtio_blk(disk))
+            return await self._add_behind_bridge("virtio-blk-pci", disk.id, block.virtio_blk(disk), COMMAND_TIMEOUT_S)
         except ShimError:
             with suppress(ShimError):
-                await self._qmp.blockdev_del(devices.node_name(disk.id))
+                await self._remove_node(disk)
             raise
 
     async def unplug(self, disk: BlockDevice) -> None:
-        """The guest has let go of the disk and QEMU has closed it; controller and I/O threads stay for the next."""
+        """The guest has let go of the disk and QEMU has closed it; I/O threads stay for the next."""
         if disk.vhost_user is not None:
             await self._served.unplug(disk)
             return
         await self._qmp.device_remove(devices.qdev_id(disk.id))
-        await self._qmp.blockdev_del(devices.node_name(disk.id))
+        await self._remove_node(disk)
         for index in [index for index, holder in self._scsi.items() if holder == disk.id]:
             del self._scsi[index]
 
@@ -63,39 +71,57 @@ class Disks:
             self._iothreads.add(name)
 
     async def _add_node(self, disk: BlockDevice) -> None:
-        special = is_block_special(disk)
+        with OwnedFd(await in_own_thread(_opened, disk)) as file:
+            special = stat.S_ISBLK(os.fstat(file.fileno()).st_mode)
+            fdset = await self._qmp.add_fd(file.fileno())
+        try:
+            await self._add_node_over(disk, fdset, special)
+        except ShimError:
+            with suppress(ShimError):
+                await self._qmp.remove_fd(fdset)
+            raise
+        self._fdsets[disk.id] = fdset
+
+    async def _add_node_over(self, disk: BlockDevice, fdset: int, special: bool) -> None:
         aio = disk.tuning.aio
         if aio is DiskAio.IO_URING and not self._io_uring_works:
             aio = DiskAio.THREADS
         try:
-            await self._qmp.blockdev_add(block.file_node(disk, is_block_special=special, aio=aio))
+            await self._qmp.blockdev_add(block.file_node(disk, fdset=fdset, is_block_special=special, aio=aio))
         except QmpCommandFailed as error:
             if aio is not DiskAio.IO_URING:
                 raise
             # A kernel without it, a container's seccomp filter, a QEMU built without: all mean threads.
-            await self._qmp.blockdev_add(block.file_node(disk, is_block_special=special, aio=DiskAio.THREADS))
+            await self._qmp.blockdev_add(
+                block.file_node(disk, fdset=fdset, is_block_special=special, aio=DiskAio.THREADS)
+            )
             self._io_uring_works = False
             log.warning("io_uring does not work here, disks use threads", extra={"error": str(error)})
 
+    async def _remove_node(self, disk: BlockDevice) -> None:
+        """QEMU has closed the disk. May be asked for again when it raises."""
+        await self._qmp.blockdev_del(devices.node_name(disk.id))
+        fdset = self._fdsets.pop(disk.id, None)
+        if fdset is not None:
+            with suppress(QmpCommandFailed):  # QEMU drops a set that nothing has open by itself
+                await self._qmp.remove_fd(fdset)
+
     async def _plug_scsi(self, disk: BlockDevice) -> GuestLocation:
-        if self._controller is None:
-            self._controller = await self._add_behind_bridge(
-                "virtio-scsi-pci", block.SCSI_ID, block.scsi_controller(disk)
-            )
+        controller = await self._locate(block.SCSI_QDEV)
         index = next((number for number in range(block.MAX_SCSI_DISKS) if number not in self._scsi), None)
         if index is None:
             raise ResourceExhausted(f"plug {disk.id!r}: the controller has all its {block.MAX_SCSI_DISKS} disks")
         await self._qmp.device_add("scsi-hd", devices.qdev_id(disk.id), block.scsi_disk(disk, index))
         self._scsi[index] = disk.id
-        return GuestLocation(pci_path=self._controller.pci_path, scsi_address=block.scsi_address(index))
+        return GuestLocation(pci_path=controller.pci_path, scsi_address=block.scsi_address(index))
 
 
-def is_block_special(device: BlockDevice) -> bool:
-    """Raises FailedPrecondition when `device.path` is neither a file nor a block device."""
+def _opened(disk: BlockDevice) -> int:
+    """A descriptor of the disk. Raises FailedPrecondition when its path is neither a file nor a block device."""
     try:
-        mode = os.stat(device.path).st_mode
+        mode = os.stat(disk.path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            raise FailedPrecondition(f"plug {disk.id!r}: {disk.path!r} is neither a file nor a block device")
+        return os.open(disk.path, (os.O_RDONLY if disk.read_only else os.O_RDWR) | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        raise FailedPrecondition(f"plug {device.id!r}: {device.path!r}: {describe_os_error(error)}") from error
-    if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
-        raise FailedPrecondition(f"plug {device.id!r}: {device.path!r} is neither a file nor a block device")
-    return stat.S_ISBLK(mode)
+        raise FailedPrecondition(f"plug {disk.id!r}: {disk.path!r}: {describe_os_error(error)}") from error

@@ -1,10 +1,9 @@
 """How a VM ended, from what was seen: pure."""
 
-from dataclasses import field
+import msgspec
 
-from hypervisors.base import VmExit, VmExitKind
 from hypervisors.qemu.console import names_panic
-from pyshim.model.dataclasses import dataclass
+from pyshim.model.vm import VmExit, VmExitKind
 
 SHOWN_LINES = 15
 _LINES_BEFORE_PANIC = 3
@@ -13,8 +12,7 @@ _LINES_BEFORE_PANIC = 3
 _GUEST_CAUSES = frozenset({"guest-shutdown", "guest-reset"})
 
 
-@dataclass(slots=True, kw_only=True)
-class ExitClues:
+class ExitClues(msgspec.Struct, kw_only=True):
     """Collected while the VM lives; `vm_exit` reads them once it has ended."""
 
     sandbox_id: str
@@ -24,7 +22,7 @@ class ExitClues:
     lost_control: str = ""
     """Why QMP ended while QEMU lived on, and so was killed."""
     process_end: str = ""
-    console: tuple[str, ...] = field(default=())
+    console: tuple[str, ...] = ()
 
 
 def vm_exit(clues: ExitClues) -> VmExit:

@@ -10,20 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from weakref import WeakValueDictionary
 
-from hypervisors.base import (
-    BlockDevice,
-    Capabilities,
-    Device,
-    EmulatedDevice,
-    GuestLocation,
-    MemoryBacking,
-    MemoryConfig,
-    NicDevice,
-    PlacedDevice,
-    VfioDevice,
-    VmConfig,
-)
-from hypervisors.qemu import devices
+from hypervisors.qemu import block, devices
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.disks import Disks
 from hypervisors.qemu.passthrough import PciDevices
@@ -39,11 +26,24 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import (
+    BlockDevice,
+    Capabilities,
+    Device,
+    EmulatedDevice,
+    GuestLocation,
+    MemoryBacking,
+    MemoryConfig,
+    NicDevice,
+    PlacedDevice,
+    VfioDevice,
+    VmConfig,
+)
 
 log = logging.getLogger("hypervisors.qemu.hotplug")
 
 VCPU_UNPLUG_TIMEOUT_S = 3.0
-"""A guest that lets go of a vCPU does so at once; who wants to grow meanwhile should not wait for one that does not."""
+"""A guest that lets go of a vCPU does so at once. A growth of the VM waits for this call, so it must be short."""
 MEMORY_BLOCK_MIB = 128
 """Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
 _FIRST_SLOT, _LAST_SLOT = 1, 30
@@ -70,7 +70,7 @@ class BridgeSlots:
                     return bridge, slot
         raise ResourceExhausted(f"plug {device_id!r}: no free slot on {len(self._taken)} PCI bridge(s)")
 
-    def give_back(self, device_id: str) -> None:
+    def free(self, device_id: str) -> None:
         for taken in self._taken:
             for slot in [slot for slot, holder in taken.items() if holder == device_id]:
                 del taken[slot]
@@ -113,8 +113,8 @@ class Hotplug:
         self._of_device: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._slots = BridgeSlots(config.bridges, config.pci.placed)
         self._plugged: dict[str, Device] = {placed.device.id: placed.device for placed in config.pci.placed}
-        self._disks = Disks(monitor, self._add_behind_bridge, self._slots.give_back)
-        self._pci = PciDevices(config, monitor, self._add_at_slot, self._slots.give_back, self._guest_location)
+        self._disks = Disks(monitor, self._add_behind_bridge, self._slots.free, self._guest_location)
+        self._pci = PciDevices(config, monitor, self._add_at_slot, self._slots.free, self._guest_location)
         self._cpu_ids: list[str] = []
         self._plugged_mib = 0
 
@@ -138,7 +138,7 @@ class Hotplug:
                 raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
             match device:
                 case BlockDevice():
-                    self._check_memory(device)
+                    self._check_disk(device)
                     location = await self._disks.plug(device)
                 case NicDevice():
                     location = await self._plug_nic(device)
@@ -147,7 +147,9 @@ class Hotplug:
             self._plugged[device.id] = device
             return location
 
-    def _check_memory(self, disk: BlockDevice) -> None:
+    def _check_disk(self, disk: BlockDevice) -> None:
+        if disk.vhost_user is None and block.is_scsi(disk) and self._config.scsi is None:
+            raise FailedPrecondition(f"plug {disk.id!r}: the vm was made without a SCSI controller")
         if disk.vhost_user is not None and self._config.memory.backing is MemoryBacking.PRIVATE:
             raise FailedPrecondition(f"plug {disk.id!r}: a vhost-user program needs guest memory it can share")
 
@@ -164,7 +166,7 @@ class Hotplug:
                     await self._qmp.netdev_del(devices.netdev_id(device_id))
                 case VfioDevice() | EmulatedDevice():
                     await self._pci.unplug(device)
-            self._slots.give_back(device_id)
+            self._slots.free(device_id)
             del self._plugged[device_id]
 
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
@@ -203,9 +205,11 @@ class Hotplug:
                 await self._qmp.netdev_del(netdev)
             raise
 
-    async def _add_behind_bridge(self, driver: str, device_id: str, fields: Mapping[str, object]) -> GuestLocation:
+    async def _add_behind_bridge(
+        self, driver: str, device_id: str, fields: Mapping[str, object], timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> GuestLocation:
         qdev = devices.qdev_id(device_id)
-        await self._add_at_slot(driver, device_id, qdev, fields, COMMAND_TIMEOUT_S)
+        await self._add_at_slot(driver, device_id, qdev, fields, timeout_s)
         return await self._guest_location(qdev)
 
     async def _add_at_slot(
@@ -216,9 +220,9 @@ class Hotplug:
         try:
             await self._qmp.device_add(driver, qdev, {**fields, **place}, timeout_s)
         except QmpTimeout:
-            raise  # QEMU may put it there yet: whoever got the slot next would never fit in
+            raise  # QEMU may yet put the device there, so the slot stays taken
         except ShimError:
-            self._slots.give_back(device_id)
+            self._slots.free(device_id)
             raise
 
     async def _guest_location(self, qdev: str) -> GuestLocation:

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from hypervisors.base import GuestLocation, PciDevice, PortKind, VmConfig
 from hypervisors.qemu import pci
 from hypervisors.qemu.qmp import Monitor
 from pyshim.model.errors import Internal, ResourceExhausted, ShimError, Unimplemented
+from pyshim.model.vm import GuestLocation, PciDevice, PortKind, VmConfig
 
 log = logging.getLogger("hypervisors.qemu.passthrough")
 
@@ -19,7 +19,7 @@ VFIO_TIMEOUT_S = 120.0
 
 AddBehindBridge = Callable[[str, str, str, Mapping[str, object], float], Awaitable[None]]
 """(driver, device id, QEMU's id, fields, seconds): added at the first free slot behind a bridge."""
-GiveBack = Callable[[str], None]
+FreeSlot = Callable[[str], None]
 """The slot of this device id, if it has one, is free."""
 Locate = Callable[[str], Awaitable[GuestLocation]]
 """QEMU's id -> where the guest finds it."""
@@ -31,13 +31,13 @@ class PciDevices:
         config: VmConfig,
         monitor: Monitor,
         add_behind_bridge: AddBehindBridge,
-        give_back: GiveBack,
+        free_slot: FreeSlot,
         locate: Locate,
     ) -> None:
         self._config = config
         self._qmp = monitor
         self._add_behind_bridge = add_behind_bridge
-        self._give_back = give_back
+        self._free_slot = free_slot
         self._locate = locate
         self._ports: dict[str, str] = {placed.bus: placed.device.id for placed in config.pci.placed}
         self._objects: dict[str, list[str]] = {
@@ -48,7 +48,7 @@ class PciDevices:
     async def check_places(self) -> None:
         """Every device of the argv is where the plan said. Raises Internal naming the first that is not."""
         for placed in self._config.pci.placed:
-            found = await self._locate(pci.qdev_id(placed.device.id))
+            found = await self._locate(pci.function_id(placed.device.id))
             if found.pci_path != placed.pci_path:
                 raise Internal(
                     f"place {placed.device.id!r} in vm {self._config.sandbox_id!r}: qemu has it at"
@@ -61,7 +61,7 @@ class PciDevices:
         if kind is None:
             raise Unimplemented(f'plug {device.id!r}: hot_plug_vfio is "no-port" for vm {self._config.sandbox_id!r}')
         port = None if kind is PortKind.BRIDGE else self._free_port(kind, device)
-        qdev = pci.qdev_id(device.id)
+        qdev = pci.function_id(device.id)
         self._objects[device.id] = []
         try:
             for arguments in pci.objects(device):
@@ -83,11 +83,11 @@ class PciDevices:
 
     async def unplug(self, device: PciDevice) -> None:
         """The guest has let go of the device, and its port is free."""
-        await self._qmp.device_remove(pci.qdev_id(device.id))
+        await self._qmp.device_remove(pci.function_id(device.id))
         await self._forget(device.id)
 
     async def _forget(self, device_id: str) -> None:
-        self._give_back(device_id)
+        self._free_slot(device_id)
         for object_id in reversed(self._objects.pop(device_id, [])):
             with suppress(ShimError):
                 await self._qmp.object_del(object_id)

@@ -4,9 +4,9 @@ The words are Kata's: root ports share chassis 0 and differ in slot, the switch 
 as many downstream ports as needed.
 """
 
-from hypervisors.base import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind, VfioDevice, VmConfig
 from hypervisors.qemu.devices import Fields, Words, node_name, option
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind, VfioDevice, VmConfig
 
 SWITCH_ROOT_SLOT = 0x1E
 _PORT_CHASSIS, _SWITCH_CHASSIS, _DOWN_CHASSIS = 0, 1, 2
@@ -78,7 +78,7 @@ def placed_device(placed: PlacedDevice) -> Words:
         words += ("-object", option(kind, {"id": fields["id"]}))
     driver, own = model(placed.device)
     place: Fields = {"bus": placed.bus, "addr": f"{placed.slot:#x}"}
-    words += ("-device", option(driver, {"id": qdev_id(placed.device.id), **own, **place}))
+    words += ("-device", option(driver, {"id": function_id(placed.device.id), **own, **place}))
     return tuple(words)
 
 
@@ -109,7 +109,7 @@ def hot_fields(device: PciDevice) -> tuple[str, dict[str, object]]:
     return driver, {name: int(str(value), 16) if name in numbers else value for name, value in fields.items()}
 
 
-def qdev_id(device_id: str) -> str:
+def function_id(device_id: str) -> str:
     return f"pci-{node_name(device_id)}"
 
 

@@ -23,14 +23,16 @@ from qemu.qmp import (
 )
 from qemu.qmp import Runstate as LibraryState
 
-from hypervisors.qemu.qmp_client import Client
+from hypervisors.qemu.qmp_client import QmpClient
 from pyshim.host.streams.text_tail import printable
 from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
 
 log = logging.getLogger("hypervisors.qemu.qmp")
 
-COMMAND_TIMEOUT_S = 10.0
+COMMAND_TIMEOUT_S = 25.0
+"""For QEMU's answer to a command: less than CHANGE_S, the caller's, which names less."""
 UNPLUG_TIMEOUT_S = 15.0
+"""For a guest to let go of a device: one that has a driver for it does so at once."""
 OLDEST_QEMU = (5, 0)
 _MAX_TEXT = 500
 
@@ -102,7 +104,7 @@ class Monitor:
 
     def __init__(self, *, name: str, on_event: Callable[[QmpEvent], None]) -> None:
         self._name = name
-        self._client = Client(name, log.getChild("wire"))
+        self._client = QmpClient(name, log.getChild("wire"))
         self._client.register_listener(_Sink(self._dispatch))
         self._on_event = on_event
         self._expectations: list[tuple[Callable[[QmpEvent], bool], asyncio.Future[QmpEvent]]] = []
@@ -154,8 +156,9 @@ class Monitor:
             await self._client.disconnect()
         except EOFError:
             pass
-        except (OSError, QMPError, asyncio.QueueFull, ValueError) as error:
-            # ValueError: bytes that are no UTF-8 and a line beyond the library's limit, neither of which it wraps.
+        except (OSError, QMPError, asyncio.QueueFull, ValueError, TypeError, RecursionError) as error:
+            # The library does not wrap ValueError (bytes that are no UTF-8, a line beyond its limit), TypeError (an id
+            # that cannot be hashed) and RecursionError (JSON nested too deeply).
             reason = _cause(error)
         self._closed.set_result(reason)
         for _, future in self._expectations:
@@ -341,6 +344,18 @@ class Monitor:
             except (QMPError, OSError) as error:
                 raise QmpGone(f"send descriptor {name!r} to qemu: {_cause(error)}") from error
             await self.execute("getfd", {"fdname": name})
+
+    async def add_fd(self, fd: int) -> int:
+        """QEMU holds a copy of `fd` in a new set, whose number is returned: QEMU opens it as `/dev/fdset/NUMBER`."""
+        async with self._fd_lock:
+            try:
+                self._client.send_fd_scm(fd)
+            except (QMPError, OSError) as error:
+                raise QmpGone(f"send descriptor to qemu: {_cause(error)}") from error
+            return _int(_mapping(await self.execute("add-fd"), "add-fd"), "fdset-id", "add-fd")
+
+    async def remove_fd(self, fdset: int) -> None:
+        await self.execute("remove-fd", {"fdset-id": fdset})
 
     async def drop_fd(self, name: str) -> None:
         await self.execute("closefd", {"fdname": name})

@@ -9,23 +9,26 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 
-from hypervisors.base import BlockDevice, GuestLocation
 from hypervisors.qemu import block, devices
 from hypervisors.qemu.qmp import Monitor, QmpCommandFailed, QmpTimeout
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+from pyshim.model.vm import BlockDevice, GuestLocation
 
-AddBehindBridge = Callable[[str, str, Mapping[str, object]], Awaitable[GuestLocation]]
-"""(driver, device id, fields) -> where the guest finds it."""
-GiveBack = Callable[[str], None]
+AddBehindBridge = Callable[[str, str, Mapping[str, object], float], Awaitable[GuestLocation]]
+"""(driver, device id, fields, seconds for QEMU's answer) -> where the guest finds it."""
+FreeSlot = Callable[[str], None]
 """The slot of this device id, if it has one, is free."""
+ANSWER_TIMEOUT_S = 10.0
+"""Seconds for the program to answer QEMU, while all of the VM stands still. After 25 s of that a guest was seen to need
+more than UNPLUG_TIMEOUT_S to let go of the disk."""
 
 
 class VhostUserDisks:
-    def __init__(self, monitor: Monitor, add_behind_bridge: AddBehindBridge, give_back: GiveBack) -> None:
+    def __init__(self, monitor: Monitor, add_behind_bridge: AddBehindBridge, free_slot: FreeSlot) -> None:
         self._qmp = monitor
         self._add_behind_bridge = add_behind_bridge
-        self._give_back = give_back
+        self._free_slot = free_slot
         self._unanswered: set[str] = set()
         """Disks whose plug was given up and may have been carried out since, or may yet be."""
 
@@ -65,14 +68,15 @@ class VhostUserDisks:
 
     async def _add_device(self, disk: BlockDevice, connection: socket.socket | None) -> GuestLocation:
         try:
-            return await self._add_behind_bridge("vhost-user-blk-pci", disk.id, block.vhost_user_blk(disk))
+            fields = block.vhost_user_blk(disk)
+            return await self._add_behind_bridge("vhost-user-blk-pci", disk.id, fields, ANSWER_TIMEOUT_S)
         except QmpTimeout as error:
             self._unanswered.add(disk.id)
             if connection is not None:
                 with suppress(OSError):  # the program has hung up meanwhile
                     connection.shutdown(socket.SHUT_RDWR)
                 with suppress(ShimError):
-                    await self._take_back(disk)
+                    await self._remove(disk)
             raise DeadlineExceeded(
                 f"plug {disk.id!r}: the program at {disk.path!r} does not answer: {error}"
             ) from error
@@ -83,17 +87,17 @@ class VhostUserDisks:
 
     async def _clear(self, disk: BlockDevice) -> None:
         try:
-            await self._take_back(disk)
+            await self._remove(disk)
         except ShimError as error:
             raise Unavailable(
                 f"plug {disk.id!r}: qemu still holds it from an attempt that the program at {disk.path!r} did not "
                 f"answer: {error} (hint: with vhost_user_reconnect_timeout_sec qemu waits until that program ends)"
             ) from error
 
-    async def _take_back(self, disk: BlockDevice) -> None:
+    async def _remove(self, disk: BlockDevice) -> None:
         """QEMU has nothing of the disk, which may have come after its plug was given up; its slot is free."""
         await self.unplug(disk)
-        self._give_back(disk.id)
+        self._free_slot(disk.id)
         self._unanswered.discard(disk.id)
 
 

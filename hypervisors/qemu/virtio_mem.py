@@ -11,12 +11,12 @@ from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
 from pyshim.model.errors import DeadlineExceeded
 
 STALL_TIMEOUT_S = 15.0
-"""A guest that has moved nothing for so long will not: no driver, or memory it cannot give back."""
+"""Seconds without a block moved: the guest has no driver, or memory it cannot give back."""
 TOTAL_TIMEOUT_S = 120.0
-"""However busily it moves."""
+"""Seconds for the whole change, blocks moving or not."""
 SHRINK_STALL_TIMEOUT_S, SHRINK_TOTAL_TIMEOUT_S = 3.0, 5.0
-"""The same when it gives back: nobody waits for that, and who does wait is a container that needs more. The rest is
-asked for again."""
+"""The same when the VM shrinks. Only a container that needs more memory waits for the end of it, so it is short; the
+rest is asked for again later."""
 _PATH = f"/machine/peripheral/{devices.VIRTIO_MEM_ID}"
 
 

@@ -17,30 +17,48 @@ import socket
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from hypervisors.base import Capabilities, Device, GuestLocation, SerialChannel, VmConfig, VmExit
-from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv, qmp_path, socket_paths
+from hypervisors.qemu.cmdline import check_config, extra_monitor_path, fd_table, qemu_argv, qmp_path, socket_paths
 from hypervisors.qemu.console import Console
 from hypervisors.qemu.exits import ExitClues, vm_exit
-from hypervisors.qemu.vsock import reserve_cid
+from hypervisors.qemu.guards.launch import attest
+from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
+from hypervisors.qemu.hotplug import Hotplug, capabilities_of
+from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
+from hypervisors.qemu.user import hand_over, lacks_users, needs_root, out_of_reach, reserve_user
+from hypervisors.qemu.vsock import reserve_cid, start_program
+from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
+from pyshim.concurrency.tasks import cancel_all
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import describe_os_error
-from pyshim.host.virtiofsd import listening_socket
-from pyshim.model.agent_address import AgentAddress, SerialAddress, VsockAddress
-from pyshim.model.confidential import SevGuard
+from pyshim.host.processes.launch import User, describe_os_error
+from pyshim.host.sockets import listening_socket
+from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
+from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
+from pyshim.model.confidential import SevGuard, SnpGuard
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, InvalidArgument, ShimError, Unavailable
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-
-if TYPE_CHECKING:
-    from hypervisors.qemu.hotplug import Hotplug
-    from hypervisors.qemu.qmp import Monitor, QmpEvent
+from pyshim.model.vm import (
+    Capabilities,
+    Device,
+    GuestLocation,
+    SerialChannel,
+    VfioDevice,
+    VhostUserVsockChannel,
+    VmConfig,
+    VmExit,
+    VsockChannel,
+)
 
 log = logging.getLogger("hypervisors.qemu")
 
+CAPABILITIES = frozenset({CAP_DAC_OVERRIDE, CAP_IPC_LOCK})
+"""All that QEMU keeps as root; another user has none. Kernels and images may be of any owner; VFIO locks the guest's
+memory, all of it. Disks, taps, vhost-net, vhost-vsock and QMP come as descriptors."""
 QUIT_GRACE_S = 2.0
 _LAST_EVENTS_S = 2.0
 _LOST_CONTROL_GRACE_S = 2.0
+_LOST_VSOCK_GRACE_S = 0.1
+"""For QEMU to end too: a program that has lost its QEMU may be seen to end first."""
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
 
 
@@ -60,6 +78,18 @@ class VmStartTimedOut(DeadlineExceeded):
     """QEMU runs and says nothing."""
 
 
+def _start_s(vm: "QemuVm") -> float:
+    return given_s(vm._vm.start_timeout_s if vm._vm is not None else None)
+
+
+def _stop_s(vm: "QemuVm") -> float:
+    return given_s(vm._vm.stop_timeout_s if vm._vm is not None else None)
+
+
+def _plug_s(_vm: "QemuVm", device: Device) -> float:
+    return VM_S if isinstance(device, VfioDevice) else CHANGE_S  # VFIO pins the guest's memory, all of it
+
+
 class QemuVm:
     """The QEMU driver: one object, one VM. See `Hypervisor` for what each call promises."""
 
@@ -70,6 +100,7 @@ class QemuVm:
         self._vm: VmConfig | None = None
         self._clues = ExitClues(sandbox_id="")
         self._child: Child | None = None
+        self._vsock_program: Child | None = None
         self._monitor: Monitor | None = None
         self._console: Console | None = None
         self._plugged: Hotplug | None = None
@@ -82,13 +113,15 @@ class QemuVm:
     # What is known
 
     def capabilities(self) -> Capabilities:
-        from hypervisors.qemu.hotplug import capabilities_of
-
         return capabilities_of(self._config("ask capabilities"))
 
     @property
     def pid(self) -> int:
         return self._child.pid if self._child is not None else 0
+
+    @property
+    def helper_pids(self) -> tuple[int, ...]:
+        return (self._vsock_program.pid,) if self._vsock_program is not None else ()
 
     @property
     def agent_address(self) -> AgentAddress:
@@ -106,6 +139,7 @@ class QemuVm:
 
     # Life
 
+    @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
         with ExitStack() as fds:
             if self._phase is not Phase.NEW or self._vm is not None:
@@ -137,25 +171,34 @@ class QemuVm:
             ours, guests = socket.socketpair()
             self._console.attach(ours)
             theirs.append(fds.enter_context(guests).fileno())
-        if isinstance(config.agent_channel, SerialChannel):
-            path = config.agent_channel.socket_path
-            theirs.append(fds.enter_context(listening_socket(path)).fileno())
-            self._address, guest_cid = SerialAddress(path), 0
-        else:
-            vsock, guest_cid = reserve_cid()
-            theirs.append(fds.enter_context(vsock).fileno())
-            assert config.agent_channel is not None, "check_config has seen to it"
-            self._address = VsockAddress(guest_cid, config.agent_channel.port)
-        table = fd_table(config, guest_cid=guest_cid, image_bytes=image_bytes)
+        guest_cid = 0
+        match config.agent_channel:
+            case SerialChannel(socket_path=path):
+                theirs.append(fds.enter_context(listening_socket(path)).fileno())
+                self._address = SerialAddress(path)
+            case VsockChannel(port=port):
+                vsock, guest_cid = reserve_cid()
+                theirs.append(fds.enter_context(vsock).fileno())
+                self._address = VsockAddress(guest_cid, port)
+            case VhostUserVsockChannel() as channel:
+                device = await self._start_vsock_program(channel, config)
+                theirs.append(fds.enter_context(device).fileno())
+                self._address = HvsockAddress(channel.socket_path, channel.port)
+        encryption = await self._encryption(config)
+        table = fd_table(config, guest_cid=guest_cid, image_bytes=image_bytes, encryption=encryption)
         numbers = [table.qmp, table.console, table.serial, table.agent]
         for nic, nic_fds in zip(config.nics, table.nics, strict=True):
             theirs += (*nic.vhost_fds, *nic.tap_fds)
             numbers += (*nic_fds.vhosts, *nic_fds.taps)
+        if config.extra_monitor:
+            theirs.append(fds.enter_context(listening_socket(extra_monitor_path(config))).fileno())
+            numbers.append(table.monitor)
+        user = await self._user(config)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Before the spawn: when QEMU dies early, its copy of the listener goes and this end hears so at once.
             connection.connect(qmp_path(config))
-            await self._spawn(config, qemu_argv(config, table), dict(zip(numbers, theirs, strict=True)))
+            await self._spawn(config, qemu_argv(config, table), dict(zip(numbers, theirs, strict=True)), user)
             fds.close()
         except BaseException:
             connection.close()
@@ -163,6 +206,31 @@ class QemuVm:
         await self._greet(config, connection)
         assert self._plugged is not None
         await self._plugged.check_places()
+
+    async def _start_vsock_program(self, channel: VhostUserVsockChannel, config: VmConfig) -> socket.socket:
+        self._vsock_program, device = await start_program(
+            channel,
+            self._children,
+            self._ledger,
+            netns_path=config.netns_path,
+            capabilities=None if config.is_privileged else frozenset(),
+            timeout_s=config.start_timeout_s,
+        )
+        self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=channel.device_path))
+        return device
+
+    async def _encryption(self, config: VmConfig) -> Encryption:
+        if not isinstance(config.guard, SevGuard | SnpGuard):
+            return NO_ENCRYPTION
+        from hypervisors.qemu.guards.launch import ask_encryption
+
+        return await ask_encryption(
+            config.hypervisor_path,
+            self._children,
+            self._ledger,
+            name=f"sev-of-{config.uuid}",
+            timeout_s=config.start_timeout_s,
+        )
 
     def _make_vm_dir(self, config: VmConfig) -> None:
         """The VM's directory exists. It is ours to remove only when made here: others may keep their sockets in it."""
@@ -175,16 +243,34 @@ class QemuVm:
         except OSError as error:
             raise Internal(f"make directory {config.vm_dir!r}: {describe_os_error(error)}") from error
 
+    async def _user(self, config: VmConfig) -> User | None:
+        """Whom QEMU runs as; None for root."""
+        if not config.first_user_id:
+            return None
+        user, reason = None, needs_root(config) or lacks_users(config)
+        if not reason:
+            user = await reserve_user(config)
+            hand_over(config, user)
+            path = await out_of_reach(config, user)
+            reason = f"{path!r} cannot be opened by other users" if path else ""
+        if reason:
+            log.warning("qemu runs as root", extra={"sandbox": config.sandbox_id, "reason": reason})
+            return None
+        return user
+
     def _acquire(self, entry: LedgerEntry) -> None:
         self._ledger.acquire(entry)
         self._owned.append(entry)
 
-    async def _spawn(self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int]) -> None:
+    async def _spawn(self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int], user: User | None) -> None:
+        capabilities = None if config.is_privileged else frozenset[int]() if user is not None else CAPABILITIES
         self._child = await self._children.spawn(
             argv,
             env=_ENV,
             fds=fds,
             netns_path=config.netns_path,
+            capabilities=capabilities,
+            user=user,
             ledger=self._ledger,
             ledger_key=config.uuid,
         )
@@ -192,10 +278,6 @@ class QemuVm:
 
     async def _greet(self, config: VmConfig, connection: socket.socket) -> None:
         """QMP answers; or QEMU's own words in a VmStartFailed, as soon as it has died."""
-        # QMP and all that is asked through it is loaded while QEMU loads itself.
-        from hypervisors.qemu.hotplug import Hotplug
-        from hypervisors.qemu.qmp import Monitor
-
         assert self._child is not None
         child = self._child
         monitor = Monitor(name=config.sandbox_id, on_event=self._on_event)
@@ -206,31 +288,34 @@ class QemuVm:
                 # A closed connection and the death that caused it are seen in either order.
                 async with asyncio.timeout(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0):
                     await child.wait()
+            # Until the program has answered, QEMU waits for it, and says little when it has gone.
+            said = "; ".join(each.describe_exit() for each in (child, self._vsock_program) if each is not None)
             if child.exit is not None:
-                raise VmStartFailed(f"start vm {config.sandbox_id!r}: {child.describe_exit()}") from error
+                raise VmStartFailed(f"start vm {config.sandbox_id!r}: {said}") from error
             kind = VmStartTimedOut if isinstance(error, DeadlineExceeded) else VmStartFailed
-            raise kind(f"start vm {config.sandbox_id!r}: {error}; {child.describe_exit()}") from error
+            raise kind(f"start vm {config.sandbox_id!r}: {error}; {said}") from error
         self._monitor = monitor
         self._plugged = Hotplug(config, monitor)
         self._watcher = asyncio.create_task(self._watch(child, monitor), name=f"watch/vm/{config.sandbox_id}")
         version = ".".join(map(str, monitor.version))
         log.info("vmm started", extra={"sandbox": config.sandbox_id, "pid": child.pid, "qemu": version})
 
+    @within_s(_start_s, "start vm")
     async def start(self) -> None:
         monitor = self._live("start", Phase.CREATED)
         config = self._config("start")
         if isinstance(config.guard, SevGuard):
-            from hypervisors.qemu.guards.launch import attest
-
             await attest(monitor, self._children, config.guard, config.sandbox_id)
         await monitor.cont()
         self._become(Phase.RUNNING)
 
+    @within_s(CHANGE_S, "pause vm")
     async def pause(self) -> None:
         monitor = self._live("pause", Phase.RUNNING)
         await monitor.stop()
         self._become(Phase.PAUSED)
 
+    @within_s(CHANGE_S, "resume vm")
     async def resume(self) -> None:
         monitor = self._live("resume", Phase.PAUSED)
         await monitor.cont()
@@ -245,6 +330,7 @@ class QemuVm:
             raise FailedPrecondition("wait for vm: it was not created")
         return await asyncio.shield(self._exit)
 
+    @within_s(_stop_s, "stop vm")
     async def stop(self) -> None:
         """As `Hypervisor.stop`; runs on in its own task when the caller gives up, and may be asked for again."""
         if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
@@ -258,6 +344,8 @@ class QemuVm:
                 async with asyncio.timeout(QUIT_GRACE_S if await self._ask_to_quit() else 0):
                     await self._child.wait()
             await self._child.end()
+        if self._vsock_program is not None:
+            await self._vsock_program.end()
         if self._watcher is not None:
             await self._watcher
         if self._console is not None:
@@ -288,13 +376,18 @@ class QemuVm:
         """The VM's end is known, with its reason; the watcher is the only one to say so."""
         ended = asyncio.create_task(child.wait(), name=f"watch/vm/{self._clues.sandbox_id}/process")
         closed = asyncio.create_task(monitor.closed(), name=f"watch/vm/{self._clues.sandbox_id}/qmp")
-        await asyncio.wait({ended, closed}, return_when=asyncio.FIRST_COMPLETED)
+        no_vsock = asyncio.create_task(self._lost_vsock(), name=f"watch/vm/{self._clues.sandbox_id}/vsock")
+        await asyncio.wait({ended, closed, no_vsock}, return_when=asyncio.FIRST_COMPLETED)
         if not ended.done():
-            await asyncio.wait({ended}, timeout=_LOST_CONTROL_GRACE_S)
+            is_cut_off = closed.done()
+            await asyncio.wait({ended}, timeout=_LOST_CONTROL_GRACE_S if is_cut_off else _LOST_VSOCK_GRACE_S)
             if not ended.done():
-                self._clues.lost_control = f"lost control of qemu: qmp connection {closed.result()}"
+                self._clues.lost_control = (
+                    f"lost control of qemu: qmp connection {closed.result()}" if is_cut_off else no_vsock.result()
+                )
                 child.kill()
         await ended
+        await cancel_all(no_vsock)
         await asyncio.wait({closed}, timeout=_LAST_EVENTS_S)
         await monitor.close()
         await closed
@@ -308,6 +401,14 @@ class QemuVm:
         log.info("vm ended", extra={"sandbox": self._clues.sandbox_id, "kind": str(result.kind), "pid": child.pid})
         self._exit.set_result(result)
 
+    async def _lost_vsock(self) -> str:
+        """How the program behind the guest's vsock ended, once it has: it takes its connections along."""
+        if self._vsock_program is None:
+            await asyncio.Event().wait()
+        assert self._vsock_program is not None
+        await self._vsock_program.wait()
+        return f"lost the guest's vsock: {self._vsock_program.describe_exit()}"
+
     def _on_event(self, event: "QmpEvent") -> None:
         match event.name:
             case "GUEST_PANICKED":
@@ -320,24 +421,35 @@ class QemuVm:
 
     # Changes while it lives
 
+    @within_s(_plug_s, "plug device '{device.id}'")
     async def plug(self, device: Device) -> GuestLocation:
         return await self._hotplug(f"plug {device.id!r}").plug(device)
 
+    @within_s(CHANGE_S, "unplug device '{device_id}'")
     async def unplug(self, device_id: str) -> None:
         await self._hotplug(f"unplug {device_id!r}").unplug(device_id)
 
+    @within_s(CHANGE_S, "resize disk '{device_id}' to {size_bytes} bytes")
     async def resize_disk(self, device_id: str, size_bytes: int) -> None:
         await self._hotplug(f"resize disk {device_id!r}").resize_disk(device_id, size_bytes)
 
+    @within_s(VM_S, "resize vm to {vcpus} vCPUs")
     async def resize_vcpus(self, vcpus: int) -> int:
         return await self._hotplug("resize vCPUs").resize_vcpus(vcpus)
 
+    @within_s(VM_S, "resize vm to {memory_mib} MiB")
     async def resize_memory(self, memory_mib: int) -> int:
         return await self._hotplug("resize memory").resize_memory(memory_mib)
 
+    @within_s(CHANGE_S, "list vCPU threads of vm")
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         monitor = self._live("list vCPU threads", Phase.CREATED, Phase.RUNNING, Phase.PAUSED)
-        return tuple(cpu.thread_id for cpu in await monitor.cpus())
+        threads = tuple(cpu.thread_id for cpu in await monitor.cpus())
+        # A QEMU in its guest's hands would have the shim move and pin processes of the host.
+        if not _are_threads_of(self.pid, threads):
+            sandbox_id = self._clues.sandbox_id
+            raise QmpError(f"list vCPU threads of vm {sandbox_id!r}: qemu names a thread that is not its own")
+        return threads
 
     def _config(self, doing: str) -> VmConfig:
         if self._vm is None:
@@ -369,6 +481,8 @@ def check_files(config: VmConfig) -> int:
         "image": boot.image,
         "firmware": boot.firmware,
     }
+    if isinstance(config.agent_channel, VhostUserVsockChannel):
+        files["vsock program"] = config.agent_channel.program
     image_bytes = 0
     for what, path in files.items():
         if path is None:
@@ -383,6 +497,10 @@ def check_files(config: VmConfig) -> int:
     if boot.image is not None and image_bytes == 0:
         raise InvalidArgument(f"start vm {config.sandbox_id!r}: image {boot.image!r} is empty")
     return image_bytes
+
+
+def _are_threads_of(pid: int, threads: tuple[int, ...]) -> bool:
+    return all(os.path.isdir(f"/proc/{pid}/task/{thread}") for thread in threads)
 
 
 def _succeeded(task: "asyncio.Task[None]") -> bool:

@@ -1,14 +1,23 @@
-"""A guest CID of our own: the open vhost-vsock descriptor that has it set is the reservation."""
+"""The guest's vsock: a CID reserved with the host's kernel, or a program of the host that serves the device.
 
+With the kernel's vhost-vsock the open descriptor that has the CID set is the reservation. With the program, each VM has
+one of its own, so that every guest can have the same CID.
+"""
+
+import asyncio
 import errno
 import fcntl
 import os
+import socket
 import struct
 from collections.abc import Callable, Iterator
 
 from pyshim.host.fds import OwnedFd
+from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import describe_os_error
-from pyshim.model.errors import FailedPrecondition, ResourceExhausted
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ResourceExhausted
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.vm import VhostUserVsockChannel
 
 DEVICE = "/dev/vhost-vsock"
 FIRST_CID = 3
@@ -17,6 +26,9 @@ LAST_CID = (1 << 32) - 2
 """2^32 - 1 is VMADDR_CID_ANY."""
 _TRIES = 1000
 _VHOST_VSOCK_SET_GUEST_CID = 0x4008AF60
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.002, 0.1
+"""Between two attempts to connect to the program, which makes its socket itself: it takes no descriptor."""
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def set_guest_cid(fd: int, cid: int) -> None:
@@ -59,3 +71,60 @@ def reserve_cid(
         raise
     vsock.close()
     raise ResourceExhausted(f"reserve a guest cid on {device!r}: none free near {first}")
+
+
+async def start_program(
+    channel: VhostUserVsockChannel,
+    children: Children,
+    ledger: Ledger,
+    *,
+    netns_path: str | None,
+    capabilities: frozenset[int] | None,
+    timeout_s: float,
+) -> tuple[Child, socket.socket]:
+    """The program serves the device, and the connection for QEMU to it.
+
+    Ledger: PROCESS under `channel.device_path`. Raises Internal with the program's own words, DeadlineExceeded when it
+    does not take a connection in time; it has ended then.
+    """
+    argv = (
+        channel.program,
+        f"--guest-cid={FIRST_CID}",
+        f"--socket={channel.device_path}",
+        f"--uds-path={channel.socket_path}",
+    )
+    child = await children.spawn(
+        argv,
+        env=_ENV,
+        netns_path=netns_path,
+        capabilities=capabilities,
+        ledger=ledger,
+        ledger_key=channel.device_path,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            return child, await _connected(child, channel.device_path)
+    except BaseException as error:
+        await child.end()
+        await ledger.release(LedgerEntry(kind=ResourceKind.PROCESS, key=channel.device_path))
+        if isinstance(error, TimeoutError):
+            raise DeadlineExceeded(
+                f"start {channel.program!r}: it takes no connection at {channel.device_path!r} within {timeout_s:g} s"
+            ) from error
+        raise
+
+
+async def _connected(child: Child, path: str) -> socket.socket:
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(path)
+            connection.setblocking(True)  # of the open file, which QEMU shares
+            return connection
+        except OSError as error:
+            connection.close()
+            if child.exit is not None:
+                raise Internal(f"serve the guest's vsock: {child.describe_exit()}") from error
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""The driver of VMs that are not on this host: a service makes them (peer pods), told what by Kata's remote protocol.
+"""The driver of VMs that a service makes elsewhere (peer pods), by Kata's remote hypervisor protocol.
 
-`service.py` speaks the protocol and is the only module with its protobuf types; `vm.py` is one VM's life. Start there.
+Start with `vm.py`, one VM's life. `service.py` speaks the protocol and alone has its protobuf types.
 """

@@ -1,8 +1,8 @@
-"""The remote hypervisor service, as a client: one connection for each call, as cloud adaptors are used to from Kata.
+"""Client of the remote hypervisor service: one connection for each call, as Kata's runtime does.
 
-A service ends what it does for a call when the caller's deadline passes or its connection closes, and some then forget
-what they had begun. So calls that make or delete a VM are never given up before they have to be, and StopVM has no
-deadline on the wire at all.
+A service stops working on a call when the caller's deadline passes or its connection closes, and some services then
+forget the VM that they were making. Calls that make a VM are therefore waited for beyond their deadline, and StopVM has
+no deadline on the wire.
 
 Source: Kata's hypervisor.proto, and the cloud adaptor's answers.
 """
@@ -15,23 +15,30 @@ from google.protobuf.message import DecodeError, Message
 from protos import hypervisor_pb2 as pb
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, NotFound, ShimError, Unavailable
 from pyshim.model.remote_vms import SERVICE, is_unknown_vm, shown
-from pyshim.ttrpc import Client, ConnectionClosed, OutcomeUnknown, RemoteError, TtrpcError, connected_unix_socket
-from pyshim.ttrpc import DeadlineExceeded as CallTimedOut
+from pyshim.ttrpc import (
+    CallTimedOut,
+    Client,
+    ConnectionClosed,
+    OutcomeUnknown,
+    RemoteError,
+    TtrpcError,
+    connected_unix_socket,
+)
 
 Reply = TypeVar("Reply", bound=Message)
 
 CONNECT_TIMEOUT_S = 10.0
 VERSION_TIMEOUT_S = 10.0
 OUR_VERSION = "0.0.0"
-"""What cloud adaptors answer themselves; the protocol has had no other."""
+"""The only version of the protocol so far, which cloud adaptors answer, too."""
 
 
 class ServiceUnreachable(Unavailable):
-    """Nobody took the call: it was not carried out."""
+    """The service did not take the call: it was not carried out."""
 
 
 class ReplyLost(Unavailable):
-    """The connection ended between request and reply: the service has gone, or dropped us. The outcome is unknown."""
+    """The connection ended between request and reply. Whether the call was carried out is unknown."""
 
 
 class ServiceRefused(FailedPrecondition):
@@ -44,13 +51,13 @@ class ServiceRefused(FailedPrecondition):
 
 
 class RemoteService:
-    """The service that listens at `socket_path`. Every call raises ShimError naming the VM and the service's words."""
+    """The service that listens at `socket_path`. Calls raise ShimError with the VM's id and the service's text."""
 
     def __init__(self, socket_path: str) -> None:
         self._path = socket_path
 
     async def version(self) -> str:
-        """What it says its version is."""
+        """The version that the service gives."""
         reply = await self._call(
             f"ask version of '{self._path}'",
             "Version",
@@ -63,9 +70,9 @@ class RemoteService:
     async def create_vm(
         self, vm_id: str, annotations: dict[str, str], netns_path: str, timeout_s: float, late_s: float
     ) -> str:
-        """The path its agent will answer at, as the service says it: not checked.
+        """The path at which the VM's agent will answer, as the service gives it, unchecked.
 
-        The service is told `timeout_s`; an answer up to `late_s` after that is still taken.
+        The request carries the deadline `timeout_s`; an answer is accepted up to `late_s` after that.
         """
         request = pb.CreateVMRequest(id=vm_id, annotations=annotations, networkNamespacePath=netns_path)
         action = f"create remote vm {vm_id!r}"
@@ -78,7 +85,10 @@ class RemoteService:
         await self._call(f"start remote vm {vm_id!r}", "StartVM", request, pb.StartVMResponse, timeout_s, late_s)
 
     async def stop_vm(self, vm_id: str, timeout_s: float) -> None:
-        """The VM is gone. Raises NotFound when the service knows no such VM; the service is told no deadline."""
+        """The service has answered OK. Raises NotFound when it knows no such VM. The request carries no deadline.
+
+        A cloud adaptor answers OK also when the cloud refused to delete the instance.
+        """
         action = f"stop remote vm {vm_id!r}"
         try:
             async with asyncio.timeout(timeout_s):

@@ -4,12 +4,12 @@ Theory of operation:
 
     NEW --create: CreateVM--> CREATED --start: StartVM--> RUNNING --stop: StopVM--> ENDED
 
-Nobody tells when such a VM ends by itself: the protocol has no call for it. The agent, reached through the service, is
-the one sign of life, and the sandbox watches it (`tells_end`); `wait` here answers once the VM was stopped.
+The protocol has no call that reports the end of a VM. The sandbox watches the agent instead, which it reaches through
+the service (`tells_end` is false); `wait` returns once the VM was stopped.
 
 The VM costs money where it runs, so it is in the ledger before CreateVM is sent, and stays there until StopVM was
-answered. A call that its caller gives up goes on: a service whose CreateVM or StartVM is cut off may forget what it has
-begun, so `stop` first waits for the one under way, which has its own deadline. StopVM is given up last of all.
+answered. A service whose CreateVM or StartVM is cut off may forget the VM. So these calls go on when their caller gives
+up, and `stop` waits for the one under way, which has its own deadline, before it sends StopVM.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import StrEnum
 from typing import Any
 
-from hypervisors.base import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
 from hypervisors.remote.service import RemoteService, ReplyLost, ServiceRefused, ServiceUnreachable
+from pyshim.concurrency.deadlines import MARGIN_S, given_s, within_s
 from pyshim.model.agent_address import AgentAddress, UnixAddress
 from pyshim.model.errors import (
     DeadlineExceeded,
@@ -36,16 +36,17 @@ from pyshim.model.errors import (
 )
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_vm_entry
+from pyshim.model.vm import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
 from pyshim.ttrpc import Code
 
 log = logging.getLogger("hypervisors.remote")
 
 REACH_S = 30.0
-"""A service that is just being restarted is tried again for so long, before a VM is given up to whoever cleans up."""
+"""Seconds for which a service that is being restarted is tried again, before the VM is left to `pyshim cleanup`."""
 LATE_S = 30.0
-"""A service whose deadline has passed may still come to its end, and its answer says what there is to stop."""
+"""Seconds after its deadline for which an answer to CreateVM or StartVM is awaited: it says what there is to stop."""
 DOUBT_S = 5.0
-"""After a CreateVM whose connection was lost: a service that has not died may yet make the VM it does not know."""
+"""Seconds after a CreateVM whose connection was lost: a service that lives may still make the VM."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.1, 2.0
 _MAX_SOCKET_PATH_BYTES = 107
 """sun_path of unix(7), less its final NUL."""
@@ -58,6 +59,14 @@ class Phase(StrEnum):
     ENDED = "ended"
 
 
+def _start_s(vm: "RemoteVm") -> float:
+    return given_s(vm._vm.start_timeout_s if vm._vm is not None else None)
+
+
+def _stop_s(vm: "RemoteVm") -> float:
+    return given_s(vm._vm.stop_timeout_s if vm._vm is not None else None)
+
+
 class RemoteVm:
     """The remote driver: one object, one VM. See `Hypervisor` for what each call promises."""
 
@@ -65,12 +74,15 @@ class RemoteVm:
         self,
         *,
         ledger: Ledger,
+        on_lost: Callable[[str], None] = lambda vm_id: None,
         clock_s: Callable[[], float] = time.time,
         reach_s: float = REACH_S,
         late_s: float = LATE_S,
         doubt_s: float = DOUBT_S,
     ) -> None:
+        """`on_lost` is called with the VM's id when the service has forgotten a VM that was started."""
         self._ledger = ledger
+        self._on_lost = on_lost
         self._clock_s = clock_s
         self._reach_s = reach_s
         self._late_s = late_s
@@ -85,10 +97,10 @@ class RemoteVm:
         self._exit: asyncio.Future[VmExit] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
-    # What is known
+    # Facts
 
     def capabilities(self) -> Capabilities:
-        """Nothing can be done to such a VM but to end it."""
+        """Such a VM can only be ended."""
         self._config("ask capabilities")
         return Capabilities(
             share_fs=False,
@@ -105,6 +117,10 @@ class RemoteVm:
         return 0
 
     @property
+    def helper_pids(self) -> tuple[int, ...]:
+        return ()
+
+    @property
     def agent_address(self) -> AgentAddress:
         if not self._agent_path:
             raise FailedPrecondition("ask agent address: the remote vm was not created")
@@ -119,9 +135,12 @@ class RemoteVm:
 
     # Life
 
+    @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
         if self._phase is not Phase.NEW or self._vm is not None:
-            raise FailedPrecondition(f"create remote vm {config.sandbox_id!r}: this driver object has had its vm")
+            raise FailedPrecondition(
+                f"create remote vm {config.sandbox_id!r}: this driver object has made its vm already"
+            )
         _check_config(config)
         self._vm = config
         self._exit = asyncio.get_running_loop().create_future()
@@ -137,9 +156,9 @@ class RemoteVm:
 
     async def _create(self, config: VmConfig, remote: RemoteServiceConfig) -> None:
         service = self._service()
-        # Before anything is on record: a service that is not there has made nothing.
+        # Before the ledger has the VM: a service that cannot be reached has made nothing.
         version = await self._version(service)
-        self._live("create remote vm", Phase.NEW)  # a `stop` meanwhile found nothing to end, and will not come again
+        self._live("create remote vm", Phase.NEW)  # a `stop` meanwhile has found nothing to end
         self._note_asked(remote, RemoteVmState.ASKED)
         request = service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
@@ -153,7 +172,7 @@ class RemoteVm:
         )
 
     async def _created(self, vm_id: str, request: Coroutine[Any, Any, str]) -> None:
-        """CreateVM has been answered. That it has ended is on record even when nobody waits for it any more."""
+        """CreateVM has been answered, and the ledger says so, even when the caller has given up."""
         try:
             self._agent_path = _checked_agent_path(vm_id, await request)
         except ServiceUnreachable:
@@ -168,7 +187,7 @@ class RemoteVm:
         self._note(RemoteVmState.KNOWN)
 
     def _doubt_after_s(self, error: ShimError) -> float:
-        """How long after this failure of CreateVM the service may yet make the VM it does not know."""
+        """Seconds after this failure of CreateVM for which the service may still make the VM."""
         if isinstance(error, ReplyLost):
             return self._doubt_s
         # Some servers answer so by themselves at the deadline, while the call goes on.
@@ -178,27 +197,37 @@ class RemoteVm:
         try:
             return await service.version()
         except ServiceRefused as exc:
-            # Kata's runtimes never ask, so a service may not have the call.
+            # Kata's runtimes never send Version, so a service may lack it.
             log.debug("version of remote hypervisor", extra={"error": str(exc)})
             return "unknown"
 
+    @within_s(_start_s, "start vm")
     async def start(self) -> None:
         config = self._live("start", Phase.CREATED)
         remote = self._service_config("start")
-        self._note_asked(remote, RemoteVmState.KNOWN)
+        self._note_asked(remote, RemoteVmState.STARTED)
         request = self._service().start_vm(config.sandbox_id, remote.timeout_s, self._late_s)
-        await self._ask("StartVM", f"start remote vm {config.sandbox_id!r}", request)
+        await self._ask("StartVM", f"start remote vm {config.sandbox_id!r}", self._started(request))
         _check_agent_socket(config.sandbox_id, self._agent_path)
         self._become(Phase.RUNNING)
         log.info("remote vm started", extra={"sandbox": config.sandbox_id})
+
+    async def _started(self, request: Coroutine[Any, Any, None]) -> None:
+        """StartVM has been answered, even when the caller has given up."""
+        try:
+            await request
+        except ServiceUnreachable:
+            self._note(RemoteVmState.KNOWN)
+            raise
 
     async def wait(self) -> VmExit:
         if self._exit is None:
             raise FailedPrecondition("wait for remote vm: it was not created")
         return await asyncio.shield(self._exit)
 
+    @within_s(_stop_s, "stop vm")
     async def stop(self) -> None:
-        """As `Hypervisor.stop`; runs on in its own task when the caller gives up, and may be asked for again."""
+        """As `Hypervisor.stop`. It goes on in its own task when the caller gives up; later calls wait for that task."""
         if self._stopping is None or (self._stopping.done() and not _succeeded(self._stopping)):
             name = self._vm.sandbox_id if self._vm is not None else ""
             self._stopping = asyncio.create_task(self._stop(), name=f"stop/vm/{name}")
@@ -209,9 +238,8 @@ class RemoteVm:
         if self._asking is not None:
             await asyncio.wait([self._asking])
         if self._entry is not None:
-            if self._entry.detail["state"] != RemoteVmState.STOPPED:
-                await self._end(self._service_config("stop"))
-                self._note(RemoteVmState.STOPPED)
+            if self._entry.detail["state"] not in (RemoteVmState.STOPPED, RemoteVmState.LOST):
+                self._note(await self._end(self._service_config("stop")))
             await self._ledger.release(self._entry)
             self._entry = None
         if self._exit is not None and not self._exit.done():
@@ -219,19 +247,29 @@ class RemoteVm:
             reason = f"remote vm {self._vm.sandbox_id!r} was stopped"
             self._exit.set_result(VmExit(kind=VmExitKind.REQUESTED, reason=reason))
 
-    async def _end(self, remote: RemoteServiceConfig) -> None:
-        """The service has answered StopVM, or knows no such VM. Raises ShimError when neither can be had of it."""
+    async def _end(self, remote: RemoteServiceConfig) -> RemoteVmState:
+        """STOPPED once the service has answered StopVM or has never had such a VM; LOST when it has forgotten the VM.
+
+        Raises ShimError when it gives neither answer.
+        """
         vm_id = self._config("stop").sandbox_id
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + self._reach_s, FIRST_PAUSE_S
         while True:
             try:
                 await self._service().stop_vm(vm_id, remote.stop_timeout_s)
-                return
+                return RemoteVmState.STOPPED
             except NotFound as exc:
+                if self._entry is not None and self._entry.detail["state"] == RemoteVmState.STARTED:
+                    log.warning(
+                        "remote vm lost: its service does not know it any more, it may run on and cost money",
+                        extra={"sandbox": vm_id, "service": remote.socket_path, "error": str(exc)},
+                    )
+                    self._on_lost(vm_id)
+                    return RemoteVmState.LOST
                 if loop.time() >= self._doubt_until:
                     log.info("remote vm was gone already", extra={"sandbox": vm_id, "error": str(exc)})
-                    return
+                    return RemoteVmState.STOPPED
             except (ServiceUnreachable, ReplyLost) as exc:
                 if loop.time() + pause_s > until:
                     raise
@@ -240,7 +278,7 @@ class RemoteVm:
             pause_s = min(pause_s * 2, LAST_PAUSE_S)
 
     async def _ask(self, method: str, action: str, call: Coroutine[Any, Any, None]) -> None:
-        """The call has ended. When the caller gives up, or its time is over, it goes on, and `stop` waits for it."""
+        """The call has ended. After the deadline, or when the caller gives up, it goes on, and `stop` waits for it."""
         remote = self._service_config(action)
         asking = asyncio.create_task(call, name=f"{method}/{self._config(action).sandbox_id}")
         asking.add_done_callback(_retrieved)
@@ -251,7 +289,7 @@ class RemoteVm:
         asking.result()
 
     def _note_asked(self, remote: RemoteServiceConfig, state: RemoteVmState) -> None:
-        """The ledger says until when the call that is about to be sent may take."""
+        """The ledger has the time at which the call that is sent next has ended at the latest."""
         self._asked_until_s = math.ceil(self._clock_s() + remote.timeout_s + self._late_s)
         self._note(state)
 
@@ -273,7 +311,7 @@ class RemoteVm:
         if self._phase is not Phase.ENDED:
             self._phase = phase
 
-    # What cannot be done
+    # Calls that a remote VM refuses
 
     async def pause(self) -> None:
         raise self._refused("pause vm", Phase.RUNNING)
@@ -305,7 +343,7 @@ class RemoteVm:
         return config.memory.boot_mib
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
-        """None are on this host."""
+        """None: the vCPUs are not on this host."""
         self._live("list vCPU threads", Phase.CREATED, Phase.RUNNING)
         return ()
 
@@ -324,7 +362,7 @@ class RemoteVm:
 
     def _service_config(self, doing: str) -> RemoteServiceConfig:
         remote = self._config(doing).remote
-        assert remote is not None, "_check_config has seen to it"
+        assert remote is not None, "_check_config has refused a VM without it"
         return remote
 
     def _service(self) -> RemoteService:
@@ -339,7 +377,7 @@ class RemoteVm:
 
 
 def _check_config(config: VmConfig) -> None:
-    """Raises InvalidArgument or FailedPrecondition for what no service could make anything of."""
+    """Raises InvalidArgument or FailedPrecondition for a VM that no service could make."""
     action = f"create remote vm {config.sandbox_id!r}"
     if config.remote is None:
         raise InvalidArgument(f"{action}: no service was named")
@@ -350,7 +388,7 @@ def _check_config(config: VmConfig) -> None:
 
 
 def _checked_agent_path(vm_id: str, path: str) -> str:
-    """Raises FailedPrecondition for what can be no socket of this host."""
+    """`path`, when it can be that of a socket. Raises FailedPrecondition."""
     problem = ""
     if not path:
         problem = "no path"
@@ -364,7 +402,7 @@ def _checked_agent_path(vm_id: str, path: str) -> str:
 
 
 def _check_agent_socket(vm_id: str, path: str) -> None:
-    """What is at `path` can be connected to. It may still be missing: the agent's connector waits for it."""
+    """`path` is a socket, or does not exist yet: the agent's connector waits for it. Raises FailedPrecondition."""
     try:
         is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -380,6 +418,6 @@ def _succeeded(task: "asyncio.Task[None]") -> bool:
 
 
 def _retrieved(task: "asyncio.Task[None]") -> None:
-    """A failure nobody waits for any more is said in the log."""
+    """The failure of a call whose caller has given up is in the log."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.debug("call of remote hypervisor failed", extra={"task": task.get_name(), "error": str(error)})

@@ -10,12 +10,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import zygote
+from . import releases, zygote
 from .ctr import Ctr
 from .waiting import eventually
 
 _CONFIG = """\
-version = 2
+version = {version}
 root = "{root}/root"
 state = "{state}"
 disabled_plugins = [{disabled}]
@@ -33,6 +33,16 @@ path = "{root}/opt"
 
 {extra}
 """
+DEBIAN = """\
+version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+"""
+"""The settings of Debian 12's /etc/containerd/config.toml that concern the CRI plugin."""
 # Either useless here, or they look for things this machine need not have and fill the log with warnings.
 _NEVER_NEEDED = (
     "io.containerd.snapshotter.v1.aufs",
@@ -42,7 +52,6 @@ _NEVER_NEEDED = (
     "io.containerd.internal.v1.tracing",
     "io.containerd.tracing.processor.v1.otlp",
 )
-_CRI = "io.containerd.grpc.v1.cri"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +86,28 @@ class Containerd:
         cri: bool = False,
         extra_config: str = "",
         log_level: str = "debug",
+        release: releases.Release | None = None,
     ) -> None:
-        """`log_level` decides about the shims' debug lines too: containerd tells them."""
+        """`release` is the chosen one unless given, and `extra_config` is written for it. `log_level` decides about the
+        shims' debug lines too: containerd tells them.
+        """
         self.directories = directories
         self._binaries = binaries
         self._cri = cri
         self._extra = extra_config
         self._log_level = log_level
+        self.release = release or releases.chosen()
         self._process: subprocess.Popen[bytes] | None = None
-        self.ctr = Ctr(socket=directories.socket, environment=self._environment())
+        self.ctr = Ctr(
+            program=self.release.programs / "ctr", socket=directories.socket, environment=self._environment()
+        )
 
     def _environment(self) -> dict[str, str]:
-        path = f"{self._binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        path = f"{self._binaries}:{self.release.programs}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         # Nothing of the developer's shell: a proxy setting or a PYTHONPATH must not decide what is tested.
-        return {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", **zygote.PATIENT}
+        environment = {"PATH": path, "HOME": "/root", "LANG": "C.UTF-8", **zygote.PATIENT}
+        # `ctr` of 2.x says on standard error that cgroup v1 will go.
+        return environment | {"CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS": "1"}
 
     @property
     def pid(self) -> int:
@@ -98,10 +115,12 @@ class Containerd:
         return self._process.pid
 
     def start(self) -> None:
+        zygote.keep_away()
         where = self.directories
         where.root.mkdir(parents=True, exist_ok=True)
-        disabled = _NEVER_NEEDED if self._cri else (*_NEVER_NEEDED, _CRI)
+        disabled = _NEVER_NEEDED if self._cri else (*_NEVER_NEEDED, *self.release.cri_plugins)
         text = _CONFIG.format(
+            version=self.release.config_version,
             root=where.root,
             state=where.state,
             socket=where.socket,
@@ -113,7 +132,7 @@ class Containerd:
         config.write_text(text)
         with where.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["containerd", "--config", str(config)],
+                [self.release.programs / "containerd", "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -128,7 +147,7 @@ class Containerd:
         return self.directories.socket.exists() and self.ctr("version", check=False).code == 0
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the daemon. Tasks and their shims stay: they belong to nobody but themselves."""
+        """End the daemon. Tasks and their shims stay: they do not depend on it."""
         if self._process is None:
             return
         self._process.send_signal(number)
@@ -164,11 +183,13 @@ def missing_programs(*names: str) -> list[str]:
 
 
 def remove_daemon_files(where: Directories) -> None:
-    """What containerd itself keeps in its state directory while stopped; shims' things there stay and count."""
+    """What containerd itself keeps in its state directory while stopped is gone; files of shims stay and count."""
     for name in ("containerd.sock", "containerd.sock.ttrpc"):
         (where.state / name).unlink(missing_ok=True)
-    empty = ("io.containerd.runtime.v1.linux", "io.containerd.runtime.v2.task/default", "io.containerd.runtime.v2.task")
-    shutil.rmtree(where.state / "fifo", ignore_errors=True)
-    for name in (*empty, "runc/default", "runc", "s", ""):
-        with contextlib.suppress(FileNotFoundError):
-            (where.state / name).rmdir()
+    for name in ("fifo", "io.containerd.mount-manager.v1.bolt"):
+        shutil.rmtree(where.state / name, ignore_errors=True)
+    for directory in sorted((path for path in where.state.rglob("*") if path.is_dir()), reverse=True):
+        with contextlib.suppress(OSError):  # not empty
+            directory.rmdir()
+    with contextlib.suppress(OSError):
+        where.state.rmdir()

@@ -75,7 +75,8 @@ class Cri:
             status = self.call("Status", within_s=5).status
         except grpc.RpcError:
             return False
-        return all(condition.status for condition in status.conditions)
+        # Releases since 1.7 have a third condition, that nothing deprecated is in use: cgroup v1 is, for some.
+        return {"RuntimeReady", "NetworkReady"} <= {each.type for each in status.conditions if each.status}
 
     def call(self, name: str, within_s: float = CALL_S, **fields: Any) -> Any:
         """One call of the RuntimeService: `call("ContainerStats", container_id=...)`."""

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from . import images
-from .containerd import Containerd, Directories
+from bench import stubs
+
+from . import images, releases
+from .containerd import Containerd, Directories, remove_daemon_files
 from .cri import CRI_IMAGE, Cri, Pod
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -23,6 +25,10 @@ STATE = Path("/run/containerd-cri")
 PAUSE_IMAGE = "docker.io/local/pause:test"
 BRIDGE = "cnipyshim"
 REMOTE_HANDLER = "pykata-remote"
+SANDBOX_API_HANDLER = "pykata-sandbox-api"
+"""Its sandboxes are asked for through containerd's Sandbox API, where containerd has it."""
+STAND_IN_HANDLER = "pykata-stand-in"
+"""Its pods have a program in QEMU's place: no VM, so they are made and gone within a second."""
 REMOTE_CONFIG = GROUND / "remote" / "configuration.toml"
 """Written by the tests that use the handler."""
 SUBNET, SUBNET6 = "10.233.7.0/24", "fd00:233:7::/64"
@@ -32,7 +38,6 @@ NEIGHBOURS = {"10.233.7.250": "02:00:5e:00:07:fa", "fd00:233:7::fa": "02:00:5e:0
 """Permanent entries that every pod's namespace gets from CNI."""
 _PLUGINS = Path("/usr/lib/cni")
 _NEIGHBOURS_PLUGIN = Path(__file__).with_name("cni_neighbours.py")
-_DROP_IN = PROJECT / "configs" / "containerd" / "containerd-1.x-pykata.toml"
 # libcni keeps results there whatever its configuration says: made private for the session.
 _VAR_LIB = Path("/var/lib")
 # Directories that containerd makes with its first pod and keeps.
@@ -40,6 +45,7 @@ _FURNITURE = (
     "io.containerd.grpc.v1.cri/sandboxes",
     "io.containerd.grpc.v1.cri/containers",
     "io.containerd.runtime.v2.task/k8s.io",
+    "io.containerd.sandbox.controller.v1.shim/k8s.io",
 )
 
 
@@ -70,21 +76,28 @@ def _network() -> str:
 
 def _cri_config() -> str:
     """The shipped drop-in, with what a test host sets beside it."""
-    shipped = _DROP_IN.read_text()
+    release = releases.chosen()
+    shipped = release.drop_in.read_text()
+    table = release.cri_table
     body = "\n".join(line for line in shipped.splitlines() if not line.startswith("version"))
     return f"""{body}
 
-[plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "{PAUSE_IMAGE}"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{GROUND}/cni/bin"
-    conf_dir = "{GROUND}/cni/net.d"
-  [plugins."io.containerd.grpc.v1.cri".containerd]
-    default_runtime_name = "pykata"
-    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{REMOTE_HANDLER}]
-      runtime_type = "io.containerd.pykata.v2"
-      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{REMOTE_HANDLER}.options]
-        ConfigPath = "{REMOTE_CONFIG}"
+{release.cri_config(sandbox_image=PAUSE_IMAGE, cni=GROUND / "cni")}
+[{table}.containerd]
+  default_runtime_name = "pykata"
+[{table}.containerd.runtimes.{REMOTE_HANDLER}]
+  runtime_type = "io.containerd.pykata.v2"
+  privileged_without_host_devices = true
+  pod_annotations = ["io.katacontainers.*"]
+  [{table}.containerd.runtimes.{REMOTE_HANDLER}.options]
+    ConfigPath = "{REMOTE_CONFIG}"
+[{table}.containerd.runtimes.{SANDBOX_API_HANDLER}]
+  runtime_type = "io.containerd.pykata.v2"
+  {'sandboxer = "shim"' if release.has_sandbox_api else ""}
+[{table}.containerd.runtimes.{STAND_IN_HANDLER}]
+  runtime_type = "io.containerd.pykata.v2"
+  [{table}.containerd.runtimes.{STAND_IN_HANDLER}.options]
+    ConfigPath = "{stubs.config(GROUND)}"
 """
 
 
@@ -133,7 +146,7 @@ def cri_daemon(binaries: Path) -> Iterator[Cri]:
                 cri.close()
         finally:
             daemon.stop()
-            _remove_daemon_files()
+            remove_daemon_files(daemon.directories)
 
 
 def _import_images(daemon: Containerd) -> None:
@@ -142,15 +155,6 @@ def _import_images(daemon: Containerd) -> None:
         images.write_archive(archive, name, entrypoint)
         daemon.ctr("--namespace", "k8s.io", "images", "import", archive)
         archive.unlink()
-
-
-def _remove_daemon_files() -> None:
-    for name in ("containerd.sock", "containerd.sock.ttrpc"):
-        (STATE / name).unlink(missing_ok=True)
-    for directory in sorted((path for path in STATE.rglob("*") if path.is_dir()), reverse=True):
-        with contextlib.suppress(OSError):  # what is not empty counts as left over
-            directory.rmdir()
-    STATE.rmdir()
 
 
 @pytest.fixture(scope="session")

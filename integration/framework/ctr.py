@@ -53,7 +53,7 @@ class Result:
 
 
 class Background:
-    """A `ctr` that runs beside the test, its output collected in files (a pipe nobody reads would stop it)."""
+    """A `ctr` that runs beside the test, its output collected in files (a pipe without a reader would stop it)."""
 
     def __init__(self, process: subprocess.Popen[bytes], command: str, stdout: Path, stderr: Path) -> None:
         self.process, self.command = process, command
@@ -86,8 +86,8 @@ class Background:
 class Ctr:
     """Calls `ctr` against one containerd. A failed call raises with everything it said unless `check=False`."""
 
-    def __init__(self, *, socket: Path, environment: Mapping[str, str]) -> None:
-        self._start = ("ctr", "--address", str(socket))
+    def __init__(self, *, program: Path, socket: Path, environment: Mapping[str, str]) -> None:
+        self._start = (str(program), "--address", str(socket))
         self.environment = dict(environment)
 
     def argv(self, *words: str | Path) -> list[str]:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ _LIMIT_S = 90.0
 LOG = Path("/run/pyshim-integration/direct-shims.log")
 _LOG_BYTES = 1 << 16
 _open_logs: set[int] = set()
+_logs_lock = threading.Lock()
+"""Held while the set is changed or read: some tests drive many shims, a thread each."""
 
 
 class StartFailed(Exception):
@@ -147,7 +150,8 @@ def direct_shim(
         oci.write(config, bundle)
     os.mkfifo(bundle / "log")
     log = os.open(bundle / "log", os.O_RDWR | os.O_NONBLOCK)
-    _open_logs.add(log)
+    with _logs_lock:
+        _open_logs.add(log)
     shim = DirectShim(runtime, binaries, container, bundle)
     try:
         yield shim
@@ -166,8 +170,9 @@ def direct_shim(
         with contextlib.suppress(Exception):
             shim.delete()
         take_logs()
-        _open_logs.remove(log)
-        os.close(log)
+        with _logs_lock:
+            _open_logs.remove(log)
+            os.close(log)
 
 
 def take_logs() -> None:
@@ -175,7 +180,7 @@ def take_logs() -> None:
     if not _open_logs:
         return
     LOG.parent.mkdir(exist_ok=True)
-    with LOG.open("ab") as taken:
+    with _logs_lock, LOG.open("ab") as taken:
         for log in _open_logs:
             with contextlib.suppress(BlockingIOError):
                 while told := os.read(log, _LOG_BYTES):

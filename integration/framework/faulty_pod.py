@@ -31,7 +31,7 @@ _EXIT_S = 20.0
 
 @dataclass(slots=True)
 class FaultyPod:
-    """`told` is what the driver was told last, empty when all went well."""
+    """`told` is the error that the driver got last, empty when all went well."""
 
     name: str
     shim: DirectShim

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from .waiting import PATIENCE_S, eventually
 
 _OWNED = ("/run", "/tmp", "/dev/shm")
 # Directories that containerd, runc or a shim make once and keep, as a node does between pods. Files in them are never
-# excused, but for what the node's shims know of its virtiofsd.
+# excused, but for what the node's shims know of its virtiofsd, and the zygote's lock.
 _FURNITURE = frozenset(
     {
         "/run/containerd/runc",
@@ -39,6 +40,8 @@ _FURNITURE = frozenset(
         "/run/pyshim/virtiofsd-flavours",
     }
 )
+_CONSOLE = "console.log"
+_ZYGOTES_LOCK = re.compile("/run/pyshim/zygote-[0-9a-f]+\\.lock")
 # Made and removed by the client; a `ctr` that detaches or is killed leaves them behind, whatever the shim does.
 _CLIENTS_FIFOS = "/run/containerd/fifo"
 # The parents of `/<namespace>/<id>` and `/kata_overhead/<id>`: made by the first container, shared by all later ones.
@@ -98,13 +101,10 @@ def assert_nothing_left(before: HostState, ignore_below: tuple[Path, ...] = (), 
 
 
 def _processes() -> Iterator[str]:
-    running = processes.running()
-    commands = {process.pid: process.command for process in running}
-    for process in running:
+    for process in processes.running():
         # Children of this very process that come and go (ip, ctr) are the framework's, and zombies of init's are
-        # being reaped. A zygote has one fork that waits, another one after each `start`.
-        waits_for_caller = process.command[-1:] == ("zygote",) and process.command == commands.get(process.parent)
-        if process.state not in "ZX" and process.parent != os.getpid() and not waits_for_caller:
+        # being reaped.
+        if process.state not in "ZX" and process.parent != os.getpid():
             yield str(process)
 
 
@@ -165,7 +165,7 @@ def _loop_devices() -> Iterator[str]:
     ours = {os.stat(top).st_dev for top in _OWNED}
     for device in json.loads(shown.stdout or b'{"loopdevices": []}')["loopdevices"]:
         if device["back-maj:min"] is None:
-            continue  # somebody detached it between the listing and the look at it
+            continue  # it was detached between the listing and the look at it
         major, minor = map(int, device["back-maj:min"].split(":"))
         if major != 0 or os.makedev(major, minor) in ours:
             yield f"{device['name']} {device['back-file']}"
@@ -182,5 +182,7 @@ def _files(ignored: tuple[str, ...]) -> Iterator[str]:
             names[:] = [n for n in names if os.path.join(directory, n) not in mount_points]
             if directory not in _OWNED and directory not in _FURNITURE:
                 yield directory + "/"
+            if _CONSOLE in files:  # its predecessor comes with time, and goes with it
+                files = [name for name in files if name != f"{_CONSOLE}.1"]
             paths = (os.path.join(directory, name) for name in files)
-            yield from (path for path in paths if path not in _FURNITURE)
+            yield from (path for path in paths if path not in _FURNITURE and not _ZYGOTES_LOCK.fullmatch(path))

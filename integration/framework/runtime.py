@@ -11,6 +11,8 @@ from .processes import Process
 
 DEFAULT = "io.containerd.pykata.v2"
 CHOICE = "PYSHIM_TEST_RUNTIME"
+VSOCK_CHOICE = "PYSHIM_TEST_VSOCK"
+"""Set: the agents of all VMs are reached over vsock; `scripts/integration --vsock` sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,10 @@ class Runtime:
         return not self.name.startswith("io.containerd.runc.")
 
     @property
+    def has_vsock_program(self) -> bool:
+        return self.has_vm and bool(os.environ.get(VSOCK_CHOICE))
+
+    @property
     def binary(self) -> str:
         return "containerd-shim-" + "-".join(self.name.split(".")[-2:])
 
@@ -43,6 +49,9 @@ class Runtime:
 
     def virtiofsds(self, container: str) -> list[Process]:
         return [p for p in processes.find("virtiofsd", container) if "virtiofsd" in p.command[0]]
+
+    def vsock_programs(self, container: str) -> list[Process]:
+        return [p for p in processes.find("vhost-device-vsock", container) if "vhost-device-vsock" in p.command[0]]
 
     def persisted(self, sandbox: str) -> Path:
         return Path("/run/vc/sbs", sandbox, "persist.json")

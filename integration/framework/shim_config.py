@@ -5,11 +5,29 @@ different one.
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED = _CONFIGS / "configuration-qemu.toml"
 SHIPPED_REMOTE = _CONFIGS / "configuration-remote.toml"
+
+
+VSOCK_PROGRAM = "vhost-device-vsock"
+
+
+def reach_agents_over_vsock(directory: Path) -> None:
+    """In this mount namespace the shipped file, and each `variant` of it, has a vhost-device-vsock for each VM."""
+    program = shutil.which(VSOCK_PROGRAM)
+    assert program is not None, f"needs {VSOCK_PROGRAM}"
+    changed = variant(directory, use_vsock="vhost-user", vhost_user_vsock_daemon=program)
+    bind(changed, SHIPPED)
+
+
+def bind(source: Path, target: Path) -> None:
+    """Within this mount namespace `target` is `source`."""
+    subprocess.run(["mount", "--bind", source, target], check=True)
 
 
 def variant(directory: Path, shipped: Path = SHIPPED, /, **changes: object) -> Path:

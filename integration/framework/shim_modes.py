@@ -114,7 +114,3 @@ class Starts:
         last = {start.pid: start.mode for start in self.told}
         living = [p for p in processes.find("containerd-shim-") if p.command[-1] == "serve" and p.state not in "ZX"]
         return all(last.get(p.pid) is (Mode.FORKED if p.never_executed else Mode.EXECUTED) for p in living)
-
-    def __str__(self) -> str:
-        modes = [start.mode for start in self.told]
-        return f"{modes.count(Mode.FORKED)} shims were forked, {modes.count(Mode.EXECUTED)} executed"

@@ -137,6 +137,20 @@ def _kill(found: list[Process], *, frozen: bool) -> bool:
     return bool(found)
 
 
+def stand_still(found: list[Process], *, for_s: float) -> bool:
+    """The processes were stopped for that long and go on; False when there was none."""
+    stopped = []
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGSTOP)
+            stopped.append(process.pid)
+    time.sleep(for_s if stopped else 0)
+    for pid in stopped:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    return bool(stopped)
+
+
 def losses(ground: Ground, wanted: dict[str, int], *, seed: int, life_s: float) -> Iterator[Loss]:
     """So many pods per victim, each losing it at a random moment of the life; two at a time."""
     chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The real host code on a real cgroup v2: `python cgroups_v2.py PROJECT` prints what the kernel says, as JSON.
+"""The real host code on a real cgroup v2: `python cgroups_v2.py PROJECT PACKAGES` prints what the kernel says, as JSON.
 
 It stands for the shim; a child of it with two extra threads stands for the VMM. Each scene is a key of the result.
 """
@@ -45,7 +45,7 @@ class Ledger:
         self.entries += entries
 
     async def release(self, entry: Any) -> None:
-        from pyshim.host.release import release
+        from pyshim.cleanup.release import release
 
         await asyncio.to_thread(release, entry)
         self.entries.remove(entry)
@@ -85,25 +85,25 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
     from pyshim.config.load import build_config
     from pyshim.config.sources import Source
     from pyshim.model.host_facts import CgroupMode
-    from pyshim.plan.cgroups import cgroup_plan
-    from pyshim.plan.sizing.record import SizingRecord, dimension
+    from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
+    from pyshim.resources.sizing.plan.record import SizingRecord, dimension
 
     qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v"}
     tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}
     config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
     ends = {"unit": 1, "least": (1, ""), "most": (1 << 20, ""), "requested_source": "", "base_source": ""}
     sizes = [dimension(base=base, requested=0, **ends) for base in (1, 64)]  # type: ignore[arg-type]
-    record = SizingRecord(policy="sum", vcpus=sizes[0], memory_mib=sizes[1])
+    record = SizingRecord(policy="sum", vcpus=sizes[0], memory_mib=sizes[1], warnings=())
     facts: Any = SimpleNamespace(cgroup_mode=CgroupMode.V2, systemd=systemd)
     cgroups = cgroup_plan(sandbox_id="s1", cgroups_path=path, config=config, host=facts)  # type: ignore[arg-type]
     return SimpleNamespace(config=config, sandbox_id="s1", cgroups=cgroups, sizing=record)
 
 
 def sandbox(path: str, vmm: Any, **runtime: Any) -> Any:
-    from pyshim.host.cgroups.hierarchies import mounted
-    from pyshim.host.cgroups.sandbox_cgroups import LinuxCgroups
     from pyshim.model.host_facts import CgroupMode
-    from pyshim.sandbox.cgroups import SandboxCgroups
+    from pyshim.resources.cgroups.host.hierarchies import mounted
+    from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+    from pyshim.resources.cgroups.live import SandboxCgroups
 
     return SandboxCgroups(
         plan=plan_of(path, **runtime),
@@ -195,7 +195,7 @@ async def overhead_apart() -> object:
 
 async def out_of_memory() -> object:
     """The pod's own limit, above ours, is met."""
-    from hypervisors.base import VmExit, VmExitKind
+    from pyshim.model.vm import VmExit, VmExitKind
 
     async with running("/pods/pod1/c1", sandbox_cgroup_only=True) as (cgroups, _):
         (ROOT / "pods/pod1/memory.max").write_text(str(64 << 20))
@@ -288,6 +288,7 @@ async def scenes() -> dict[str, object]:
 
 def main() -> int:
     sys.path.insert(0, sys.argv[1])
+    sys.path.append(sys.argv[2])
     ROOT.mkdir(parents=True, exist_ok=True)
     mount("cgroup2", str(ROOT), "cgroup2")
     (ROOT / "runner").mkdir(exist_ok=True)

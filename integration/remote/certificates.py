@@ -45,7 +45,7 @@ class Authority:
         return (self._directory / "ca.pem").read_text()
 
     def server(self, name: str) -> Issued:
-        """A certificate and key for the host `name`. The key is kept by whoever asked only."""
+        """A certificate and key for the host `name`. Only the caller keeps the key."""
         key = self._directory / f"{name}.key"
         try:
             return self._issue(name, "serverAuth", key)

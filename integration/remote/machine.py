@@ -1,4 +1,4 @@
-"""One VM: QEMU's argv as a pure function, and the process that outlives whoever started it."""
+"""One VM: QEMU's argv as a pure function, and the process that outlives its starter."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from qemu.qmp import QMPClient
 from qemu.qmp.error import QMPError
 
 from pyshim.host.processes.identity import start_ticks
-from pyshim.plan.kernel_params import X86_PARAMS
+from pyshim.pod.plan.kernel_params import X86_PARAMS
 
 from .disks import CONFIG_SERIAL, IMAGES_IN_GUEST, IMAGES_SERIAL
 
 FORWARDER_PORT = 15150
 _GUEST_ADDRESS = "10.0.2.15"
 _KERNEL_PARAMS = (
-    *("console=hvc0", "root=/dev/vda", "rootfstype=erofs", "ro", "quiet", "panic=1"),
+    *("console=hvc0", "root=/dev/vda1", "rootfstype=erofs", "ro", "quiet", "panic=1"),
     # What the shim's own VMs boot with. Without `no_timer_check` a kernel under emulation on a busy host finds that its
     # timer does not work, and panics before it has a console.
     *(param for param in X86_PARAMS if param != "tsc=reliable"),
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Which process a VM is, so that it can be found by somebody who did not start it."""
+    """Which process a VM is, so that it can be found by a process that did not start it."""
 
     pid: int
     started_ticks: int
@@ -71,7 +71,7 @@ class Running:
 
 
 def qemu_argv(machine: Machine) -> tuple[str, ...]:
-    """The VM's only way out is the answer to whoever connects to its port: `restrict` lets nothing else pass."""
+    """The VM's only way out is the answer to a connection to its port: `restrict` lets nothing else pass."""
     params = list(_KERNEL_PARAMS)
     disks = [(machine.guest / "rootfs.img", "root"), (machine.directory / "config.img", CONFIG_SERIAL)]
     if machine.images is not None:

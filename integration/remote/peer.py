@@ -34,7 +34,7 @@ _START_WITHIN_S = 300.0
 
 
 class Refused(Exception):
-    """Why a call fails, as the caller is told."""
+    """Why a call fails, in words for the caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class _Vm:
     watch: asyncio.Task[None] | None = None
 
     async def let_go(self) -> None:
-        """Nothing of this process looks after the VM any more, and nobody can reach its agent."""
+        """Nothing of this process looks after the VM any more, and its agent cannot be reached."""
         for task in (self.boot, self.watch):
             if task is not None:
                 task.cancel()
@@ -106,7 +106,7 @@ class Peer:
                 log.info("found vm %s", record.id)
 
     async def close(self) -> None:
-        """Nobody listens any more; VMs that run go on running, boots under way are given up."""
+        """The service does not listen any more; VMs that run go on running, boots under way are given up."""
         for vm in self._vms.values():
             await vm.let_go()
 

@@ -1,4 +1,7 @@
-"""The agent's socket on the node: every connection to it is one over TLS to the forwarder in the VM."""
+"""The agent's socket on the node: every connection to it is one over TLS to the forwarder in the VM.
+
+The shim's calls get the adaptor's edits on their way (`edits.py`); replies are passed on as they come.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ import logging
 import os
 import ssl
 from pathlib import Path
+
+from pyshim.ttrpc.framing import FrameReader
+
+from .edits import edited_frame
 
 log = logging.getLogger("remote.proxy")
 
@@ -96,7 +103,7 @@ class AgentProxy:
         far: asyncio.StreamWriter | None = None
         try:
             far_reader, far = await self._connect()
-            copies = {asyncio.create_task(_copy(reader, far)), asyncio.create_task(_copy(far_reader, writer))}
+            copies = {asyncio.create_task(_copy_edited(reader, far)), asyncio.create_task(_copy(far_reader, writer))}
             try:
                 await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -115,4 +122,13 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     with contextlib.suppress(OSError):
         while data := await reader.read(_PIECE_BYTES):
             writer.write(data)
+            await writer.drain()
+
+
+async def _copy_edited(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    frames = FrameReader()
+    with contextlib.suppress(OSError):
+        while data := await reader.read(_PIECE_BYTES):
+            for frame in frames.feed(data):
+                writer.write(edited_frame(frame))
             await writer.drain()

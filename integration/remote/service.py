@@ -6,11 +6,12 @@ Every connection has a server of its own, so that a handler knows whose connecti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,20 @@ _Method = Callable[[bytes], Awaitable[bytes]]
 _BYE_S = 1.0
 
 
-class _Writer(asyncio.StreamWriter):
-    """A stream that says what it says once, or twice."""
+class _Socket(socket.socket):
+    """Sends what it is given once, or twice: a reply is one piece, as it is small."""
 
     doubles = False
 
-    def writelines(self, data: Iterable[Any]) -> None:
-        parts = [bytes(part) for part in data]
-        super().writelines(parts * 2 if self.doubles else parts)
-        self.doubles = False
+    def send(self, data: Any, flags: int = 0) -> int:
+        if self.doubles:
+            self.doubles = False
+            super().sendall(data, flags)
+        return super().send(data, flags)
 
 
 class _Dropped(Exception):
-    """The connection is gone; nobody hears an answer."""
+    """The connection is gone; an answer would reach no caller."""
 
 
 class Service:
@@ -71,11 +73,7 @@ class Service:
                 await asyncio.gather(*(server.shutdown(_BYE_S) for server in tuple(self._servers)))
 
     async def _connection(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock)
-        writer = _Writer(transport, protocol, reader, loop)
+        client = _Socket(fileno=sock.detach())
         working: set[asyncio.Task[Any]] = set()
 
         def handler(method: str) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
@@ -84,7 +82,7 @@ class Service:
                 assert task is not None
                 working.add(task)
                 task.add_done_callback(working.discard)
-                return await self._answer(method, payload, writer)
+                return await self._answer(method, payload, client)
 
             return handle
 
@@ -94,23 +92,23 @@ class Service:
         )
         self._servers.add(server)
         try:
-            await server.serve_streams(reader, writer)
+            await server.serve_connection(client)
             # Work goes on when its caller has gone away; so does this server until it has ended.
             await asyncio.gather(*working, return_exceptions=True)
         finally:
             self._servers.discard(server)
 
-    async def _answer(self, method: str, payload: bytes, writer: _Writer) -> bytes:
+    async def _answer(self, method: str, payload: bytes, client: _Socket) -> bytes:
         log.info("--> %s (%d bytes)", method, len(payload))
         try:
-            await self._strike(self._peer.faults.at(method, "before"), writer)
+            await self._strike(self._peer.faults.at(method, "before"), client)
             reply = await self._methods[method](payload)
             after = self._peer.faults.at(method, "after")
-            await self._strike(after, writer)
+            await self._strike(after, client)
             if any(fault.action is Action.EMPTY for fault in after):
                 reply = b""
             if any(fault.action is Action.TWICE for fault in after):
-                writer.doubles = True
+                client.doubles = True
         except Refused as error:
             log.info("<-- %s refused: %s", method, error)
             raise RemoteError(Code.UNKNOWN, str(error)) from error  # what a Go server makes of a plain error
@@ -120,7 +118,7 @@ class Service:
         log.info("<-- %s", method)
         return reply
 
-    async def _strike(self, faults: tuple[Fault, ...], writer: _Writer) -> None:
+    async def _strike(self, faults: tuple[Fault, ...], client: _Socket) -> None:
         for fault in faults:
             log.info("fault: %s", fault)
             match fault.action:
@@ -131,7 +129,8 @@ class Service:
                 case Action.HANG:
                     await asyncio.Event().wait()
                 case Action.DROP:
-                    writer.transport.abort()
+                    with contextlib.suppress(OSError):  # the caller has gone already
+                        client.shutdown(socket.SHUT_RDWR)
                     raise _Dropped
                 case Action.DIE:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""The guest agent's calls, each with its deadline, as the sandbox room's `Agent` seam asks for them.
+"""The guest agent's calls, each with its deadline: the seam `Agent` of `pyshim/model/seams.py`.
 
-What comes back is checked here or in `translate.py`: a lying guest ends in an error, never in a wrong belief.
+Replies are checked here and in `translate.py`. A reply that does not fit its call raises an error.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -14,6 +14,7 @@ from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2
 from pyshim.agent import translate
 from pyshim.model.copies import CopiedPiece
+from pyshim.model.durations import Durations
 from pyshim.model.errors import (
     AgentGone,
     AlreadyExists,
@@ -38,9 +39,7 @@ from pyshim.model.guest import (
 )
 from pyshim.model.stats import ContainerStats
 from pyshim.model.volumes import VolumeStats
-from pyshim.ttrpc.client import Client
-from pyshim.ttrpc.status import ConnectionClosed, TtrpcError
-from pyshim.ttrpc.status import DeadlineExceeded as CallTimedOut
+from pyshim.ttrpc.status import CallTimedOut, ConnectionClosed, TtrpcError
 
 log = logging.getLogger("pyshim.agent")
 M = TypeVar("M", bound=Message)
@@ -48,8 +47,34 @@ M = TypeVar("M", bound=Message)
 AGENT_SERVICE = "grpc.AgentService"
 HEALTH_SERVICE = "grpc.Health"
 MAX_ERROR_CHARS = 4096
+"""Characters of an agent's error text that are kept: an error and a log line stay readable."""
 REPLY_MARGIN_S = 0.5
-"""For the way of a call whose time limit the agent itself keeps."""
+"""Seconds for the way of a call whose time limit the agent itself keeps."""
+MAX_REPLY_BYTES = 64 * 1024
+"""Bytes of the largest reply of an ordinary call, added to twice the request's size: UpdateRoutes answers with what it
+was given."""
+MAX_STATS_BYTES = 256 * 1024
+"""Bytes of the largest reply of StatsContainer: a guest with hundreds of CPUs and disks needs some tens of KiB. The
+reply is decoded on the event loop; one of this size takes up to 20 ms."""
+METRICS_TIMEOUT_S = 2.0
+"""Seconds for GetMetrics: the node's endpoint gives a shim 5, Prometheus gives the node's endpoint 10."""
+MAX_METRICS_BYTES = 1024 * 1024
+"""Bytes of the largest reply of GetMetrics: kata-agent's has some 140 KiB in a guest of two CPUs."""
+MAX_IPTABLES_BYTES = 2 * 1024 * 1024
+"""Bytes of the largest reply of GetIPTables; what SetIPTables takes has to fit into one ttrpc message, of 4 MiB."""
+ENVELOPE_BYTES = 1024
+"""Bytes that envelope and message may add to the data that a read asked for."""
+LATE_STATUS_S = 3600.0
+"""Seconds to wait for the answer to a WaitProcess whose time is over: an agent, or a proxy before it, that ignores the
+timeout tells the exit later, and only once."""
+END_OF_STREAM = frozenset({"eof", "read meet eof", "Input/output error (os error 5)"})
+"""Texts of the INTERNAL error by which kata-agent tells the end of an output (its src/agent/src/rpc.rs, read_stream).
+
+The last one is what the kernel answers to a read of a terminal after the last process with it has ended; reading a pipe
+never fails so.
+"""
+_BACKTRACE = "Stack backtrace:"
+"""Begins what kata-agent adds to its errors (anyhow, RUST_BACKTRACE=full)."""
 
 _ERRORS: dict[int, type[ShimError]] = {
     ErrorCode.INVALID_ARGUMENT: InvalidArgument,
@@ -63,19 +88,53 @@ _ERRORS: dict[int, type[ShimError]] = {
 }
 
 
+class Wire(Protocol):
+    """The connection to the agent: a `ttrpc.Client`, or one with failpoints around it."""
+
+    @property
+    def close_error(self) -> Exception | None: ...
+
+    async def call(
+        self,
+        service: str,
+        method: str,
+        payload: bytes,
+        *,
+        timeout_s: float | None,
+        late_s: float = 0.0,
+        max_reply_bytes: int | None = None,
+    ) -> bytes: ...
+    async def closed(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class AgentClient:
     """One connection to one agent. Every call raises ShimError with the agent's code, or AgentGone."""
 
-    def __init__(self, client: Client, *, request_timeout_s: float, set_up_timeout_s: float | None = None) -> None:
-        """`set_up_timeout_s` is for the calls that set up the sandbox; as the others' without it."""
-        self._client = client
+    def __init__(
+        self,
+        wire: Wire,
+        *,
+        request_timeout_s: float,
+        set_up_timeout_s: float | None = None,
+        durations: Durations | None = None,
+    ) -> None:
+        """`set_up_timeout_s` bounds the calls that set up the sandbox; without it, `request_timeout_s` does.
+
+        `durations` counts the calls under Kata's names, those of their requests: `grpc.CheckRequest`.
+        """
+        self._wire = wire
+        self._durations = durations or Durations()
         self._timeout_s = request_timeout_s
         self._set_up_timeout_s = request_timeout_s if set_up_timeout_s is None else set_up_timeout_s
 
     # ---- connection
 
     async def check(self, timeout_s: float) -> None:
-        """The agent says it serves. Raises Unavailable when it says otherwise."""
+        """The agent answers. Raises Unavailable when it says that it does not serve.
+
+        Any other status counts as serving: cloud adaptors answer UNKNOWN in place of an agent.
+        """
         reply = await self._ask(
             "check agent",
             "Check",
@@ -84,17 +143,17 @@ class AgentClient:
             timeout_s=timeout_s,
             service=HEALTH_SERVICE,
         )
-        if reply.status != health_pb2.HealthCheckResponse.SERVING:
-            raise Unavailable(f"check agent: it answers status {reply.status}, not serving")
+        if reply.status == health_pb2.HealthCheckResponse.NOT_SERVING:
+            raise Unavailable("check agent: it answers that it does not serve")
 
     async def gone(self) -> str:
         """Why the connection ended, once it has."""
-        await self._client.closed()
-        return str(self._client.close_error or "the agent closed it")
+        await self._wire.closed()
+        return str(self._wire.close_error or "the agent closed it")
 
     async def close(self) -> None:
-        self._client.close()
-        await self._client.closed()
+        self._wire.close()
+        await self._wire.closed()
 
     # ---- sandbox
 
@@ -132,6 +191,27 @@ class AgentClient:
     async def resize_volume(self, guest_path: str, size_bytes: int) -> None:
         request = pb.ResizeVolumeRequest(volume_guest_path=guest_path, size=size_bytes)
         await self._tell(f"resize volume '{guest_path}'", "ResizeVolume", request)
+
+    async def metrics(self) -> str:
+        reply = await self._ask(
+            "get metrics of guest",
+            "GetMetrics",
+            pb.GetMetricsRequest(),
+            pb.Metrics,
+            timeout_s=METRICS_TIMEOUT_S,
+            max_bytes=MAX_METRICS_BYTES,
+        )
+        return reply.metrics
+
+    async def iptables(self, *, ipv6: bool) -> bytes:
+        request = pb.GetIPTablesRequest(is_ipv6=ipv6)
+        reply = await self._ask(
+            "get iptables of guest", "GetIPTables", request, pb.GetIPTablesResponse, max_bytes=MAX_IPTABLES_BYTES
+        )
+        return reply.data
+
+    async def set_iptables(self, data: bytes, *, ipv6: bool) -> None:
+        await self._tell("set iptables in guest", "SetIPTables", pb.SetIPTablesRequest(is_ipv6=ipv6, data=data))
 
     async def next_oom_event(self) -> str:
         reply = await self._ask(
@@ -188,7 +268,11 @@ class AgentClient:
     async def stats_container(self, container_id: str) -> ContainerStats:
         request = pb.StatsContainerRequest(container_id=container_id)
         reply = await self._ask(
-            f"measure container '{container_id}' in guest", "StatsContainer", request, pb.StatsContainerResponse
+            f"measure container '{container_id}' in guest",
+            "StatsContainer",
+            request,
+            pb.StatsContainerResponse,
+            max_bytes=MAX_STATS_BYTES,
         )
         return translate.container_stats(reply)
 
@@ -212,14 +296,15 @@ class AgentClient:
         request = pb.SignalProcessRequest(container_id=container_id, exec_id=exec_id, signal=signal)
         await self._tell(f"signal process '{container_id}/{exec_id}' in guest", "SignalProcess", request)
 
-    async def wait_process(self, container_id: str, exec_id: str) -> int:
+    async def wait_process(self, container_id: str, exec_id: str, within_s: float | None = None) -> int:
         request = pb.WaitProcessRequest(container_id=container_id, exec_id=exec_id)
         reply = await self._ask(
             f"wait for process '{container_id}/{exec_id}'",
             "WaitProcess",
             request,
             pb.WaitProcessResponse,
-            timeout_s=None,
+            timeout_s=within_s,
+            late_s=LATE_STATUS_S,
         )
         return reply.status & 0xFF if reply.status >= 0 else 255
 
@@ -245,7 +330,13 @@ class AgentClient:
     async def _read(self, method: str, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview:
         request = pb.ReadStreamRequest(container_id=container_id, exec_id=exec_id, len=max_bytes)
         action = f"{method} of '{container_id}/{exec_id}'"
-        payload = await self._exchange(action, AGENT_SERVICE, method, request, None)
+        try:
+            limit_bytes = max(max_bytes + ENVELOPE_BYTES, MAX_REPLY_BYTES)
+            payload = await self._exchange(action, AGENT_SERVICE, method, request, None, max_bytes=limit_bytes)
+        except Internal as exc:
+            if isinstance(exc.__cause__, TtrpcError) and guest_words(exc.__cause__.message) in END_OF_STREAM:
+                return b""
+            raise
         try:
             data = translate.stream_data(payload)
         except DecodeError as exc:
@@ -271,34 +362,59 @@ class AgentClient:
         reply_type: type[M],
         *,
         timeout_s: float | None = -1,
+        late_s: float = 0.0,
+        max_bytes: int = MAX_REPLY_BYTES,
         service: str = AGENT_SERVICE,
     ) -> M:
-        payload = await self._exchange(action, service, method, request, timeout_s)
+        payload = await self._exchange(action, service, method, request, timeout_s, late_s, max_bytes)
         try:
             return reply_type.FromString(payload)
         except DecodeError as exc:
             raise Internal(f"{action}: the agent's reply is not a {reply_type.DESCRIPTOR.full_name}") from exc
 
     async def _exchange(
-        self, action: str, service: str, method: str, request: Message, timeout_s: float | None
+        self,
+        action: str,
+        service: str,
+        method: str,
+        request: Message,
+        timeout_s: float | None,
+        late_s: float = 0.0,
+        max_bytes: int = MAX_REPLY_BYTES,
     ) -> bytes:
-        """One call; -1 stands for the configured timeout, None for no deadline."""
+        """One call; -1 stands for the configured timeout, None for no deadline.
+
+        The agent gets the timeout; the client waits for the reply `late_s` longer. A reply larger than `max_bytes` plus
+        twice the request is refused before it is decoded.
+        """
         limit_s = self._timeout_s if timeout_s == -1 else timeout_s
         started = asyncio.get_running_loop().time()
         try:
-            payload = await self._client.call(service, method, request.SerializeToString(), timeout_s=limit_s)
+            sent = request.SerializeToString()
+            payload = await self._wire.call(
+                service,
+                method,
+                sent,
+                timeout_s=limit_s,
+                late_s=late_s,
+                max_reply_bytes=max_bytes + 2 * len(sent),
+            )
         except ConnectionClosed as exc:
             raise AgentGone(f"{action}: the agent is gone: {exc}") from exc
         except CallTimedOut as exc:
             raise DeadlineExceeded(f"{action}: no reply within {limit_s:g} s") from exc
         except TtrpcError as exc:
-            raise _ERRORS.get(int(exc.code), Internal)(f"{action}: {printable(exc.message)}") from exc
+            raise _ERRORS.get(int(exc.code), Internal)(f"{action}: {guest_words(exc.message)}") from exc
+        finally:
+            took_s = asyncio.get_running_loop().time() - started
+            self._durations.took(request.DESCRIPTOR.full_name, took_s)
         if log.isEnabledFor(logging.DEBUG):
-            took_ms = round((asyncio.get_running_loop().time() - started) * 1000, 1)
+            took_ms = round(took_s * 1000, 1)
             log.debug("-->", extra={"method": method, "bytes": len(payload), "took_ms": took_ms})
         return payload
 
 
-def printable(text: str) -> str:
-    """A guest's words made safe for a log or a terminal: bounded, and without control characters."""
-    return "".join(char if char.isprintable() else " " for char in text[:MAX_ERROR_CHARS]).strip()
+def guest_words(text: str) -> str:
+    """A guest's words made safe for a log or a terminal: bounded, without control characters, without a backtrace."""
+    words = text[:MAX_ERROR_CHARS].partition(_BACKTRACE)[0]
+    return "".join(char if char.isprintable() else " " for char in words).strip()

@@ -8,21 +8,23 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from pyshim.agent.client import AgentClient, Wire
+from pyshim.concurrency.deadlines import MARGIN_S, within_s
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, UnixAddress, VsockAddress
+from pyshim.model.durations import Durations
 from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
-from pyshim.ttrpc.client import Client
-from pyshim.ttrpc.unix import connected_unix_socket
-
-if TYPE_CHECKING:
-    from pyshim.agent.client import AgentClient
+from pyshim.ttrpc.client import Client, connected_unix_socket
 
 log = logging.getLogger("pyshim.agent.connect")
 
 FIRST_PAUSE_S = 0.01
 LAST_PAUSE_S = 0.5
+"""Seconds between two attempts, doubled from the first to the last: a guest boots in some hundred ms, or in minutes."""
 _HANDSHAKE_BYTES = 64
+"""Longest answer to CONNECT: `OK` and a port number fit."""
+HANDSHAKE_S = 10.0
+"""Seconds for one CONNECT, as in Kata: a back end may take one before the guest listens, and never answer it."""
 
 
 class Connector:
@@ -33,13 +35,16 @@ class Connector:
         *,
         request_timeout_s: float,
         set_up_timeout_s: float | None = None,
-        wrap: Callable[[Client], Client] | None = None,
+        durations: Durations | None = None,
+        wrap: "Callable[[Client], Wire] | None" = None,
     ) -> None:
-        """With `wrap` every connection is what it makes of it. For `set_up_timeout_s` see `AgentClient`."""
+        """`wrap` puts failpoints around each connection. For the others see `AgentClient`."""
         self._request_timeout_s = request_timeout_s
         self._set_up_timeout_s = set_up_timeout_s
+        self._durations = durations
         self._wrap = wrap
 
+    @within_s(lambda self, address, timeout_s: timeout_s + MARGIN_S, "connect agent '{address}'")
     async def connect(self, address: AgentAddress, timeout_s: float) -> "AgentClient":
         """An agent that has answered its health check.
 
@@ -61,14 +66,14 @@ class Connector:
             raise DeadlineExceeded(f"connect agent at '{address}': no answer within {timeout_s:g} s ({last})") from exc
 
     async def _attempt(self, address: AgentAddress, deadline: float) -> "AgentClient":
-        from pyshim.agent.client import AgentClient  # with all messages of the agent: while the guest boots
-
         sock = await open_stream(address)
         connection = await Client.connect_socket(sock)
-        if self._wrap is not None:
-            connection = self._wrap(connection)
+        wire = connection if self._wrap is None else self._wrap(connection)
         client = AgentClient(
-            connection, request_timeout_s=self._request_timeout_s, set_up_timeout_s=self._set_up_timeout_s
+            wire,
+            request_timeout_s=self._request_timeout_s,
+            set_up_timeout_s=self._set_up_timeout_s,
+            durations=self._durations,
         )
         try:
             await client.check(max(deadline - asyncio.get_running_loop().time(), 0.001))
@@ -90,9 +95,14 @@ async def open_stream(address: AgentAddress) -> socket.socket:
         case HvsockAddress(path, port):
             sock = await connected_unix_socket(path)
             try:
-                await _hybrid_handshake(sock, port)
-            except BaseException:
+                async with asyncio.timeout(HANDSHAKE_S):
+                    await _hybrid_handshake(sock, port)
+            except BaseException as exc:
                 sock.close()
+                if isinstance(exc, TimeoutError):
+                    raise ConnectionResetError(
+                        f"the vsock back end did not answer CONNECT within {HANDSHAKE_S:g} s"
+                    ) from exc
                 raise
             return sock
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 from functools import cache
+from itertools import islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
@@ -31,8 +33,8 @@ from pyshim.model.stats import (
 )
 from pyshim.model.volumes import FsGroup, VolumeStats, VolumeUsage
 
-_MAX_ROWS = 4096
-"""More interfaces, disks or CPUs than this in one stats answer is a lying guest."""
+_MAX_ROWS = 1024
+"""Rows of one table that are taken from a reply (interfaces, disks, CPUs, counters); the rest is dropped."""
 
 
 def create_sandbox(sandbox: GuestSandbox) -> pb.CreateSandboxRequest:
@@ -202,14 +204,14 @@ def container_stats(reply: pb.StatsContainerResponse) -> ContainerStats:
             usage=_memory_use(cgroup.memory_stats.usage),
             swap=_memory_use(cgroup.memory_stats.swap_usage),
             kernel=_memory_use(cgroup.memory_stats.kernel_usage),
-            detail=dict(cgroup.memory_stats.stats),
+            detail=dict(islice(cgroup.memory_stats.stats.items(), _MAX_ROWS)),
         ),
         pids_current=cgroup.pids_stats.current,
         pids_limit=cgroup.pids_stats.limit,
         block_io=_block_io(cgroup.blkio_stats),
         hugetlb=tuple(
             HugetlbStats(page_size=size, usage_bytes=item.usage, max_usage_bytes=item.max_usage, failures=item.failcnt)
-            for size, item in sorted(cgroup.hugetlb_stats.items())
+            for size, item in sorted(islice(cgroup.hugetlb_stats.items(), _MAX_ROWS), key=itemgetter(0))
         ),
         interfaces=tuple(
             InterfaceStats(
@@ -249,8 +251,7 @@ def _block_io(value: pb.BlkioStats) -> BlockIoStats:
 
 def _block_rows(rows: Iterable[pb.BlkioStatsEntry]) -> tuple[BlockIoEntry, ...]:
     return tuple(
-        BlockIoEntry(major=row.major, minor=row.minor, op=row.op, value=row.value)
-        for _, row in zip(range(_MAX_ROWS), rows, strict=False)
+        BlockIoEntry(major=row.major, minor=row.minor, op=row.op, value=row.value) for row in islice(rows, _MAX_ROWS)
     )
 
 
@@ -272,7 +273,7 @@ def _fill(message: Message, raw: Mapping[str, Any], where: str) -> None:
 
 
 class _Field(NamedTuple):
-    """What `_set` asks of a field's descriptor, which takes its time to answer."""
+    """The properties of a field that `_set` needs; reading them from the descriptor is slow."""
 
     name: str
     is_repeated: bool
@@ -300,7 +301,7 @@ def _set(message: Message, field: _Field, value: Any, where: str) -> None:
 
 
 def _set_repeated(target: Any, field: _Field, value: Any, where: str) -> None:
-    is_map = isinstance(target, Mapping)  # the descriptor's own word for it takes another 2 ms of imports
+    is_map = isinstance(target, Mapping)  # asking the descriptor would import 2 ms of modules
     if not isinstance(value, dict if is_map else list):
         raise TypeError(f"found {type(value).__name__}")
     if is_map:

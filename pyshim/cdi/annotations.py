@@ -1,4 +1,4 @@
-"""Devices asked for by annotation: `cdi.k8s.io/<plugin>_<device id> = vendor/class=name,...`."""
+"""Requests for devices by annotation: `cdi.k8s.io/<plugin>_<device id> = vendor/class=name,...`."""
 
 from collections.abc import Iterable, Mapping
 
@@ -41,18 +41,17 @@ def update_annotations(
 def parse_annotations(annotations: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(keys, devices) asked for, in the order of the keys' names; a device asked for twice counts once.
 
-    Raises InvalidName naming the key: one bad name spoils the whole, since a container would start without it.
+    Raises InvalidName naming the key: one bad name spoils the whole, since a container would start without it. The key
+    may have any name after the prefix, as in the Go library: only its maker has to keep to the rules.
     """
     keys = tuple(sorted(key for key in annotations if key.startswith(ANNOTATION_PREFIX)))
     devices: dict[str, None] = {}
     for key in keys:
-        if problem := _problem(key.removeprefix(ANNOTATION_PREFIX)):
-            raise InvalidName(f"read cdi annotation {key[:200]!r}: its name {problem}")
         for text in annotations[key].split(","):
             try:
                 devices[str(parse_qualified_name(text))] = None
             except InvalidName as error:
-                raise InvalidName(f"read cdi annotation {key!r}: {error}") from error
+                raise InvalidName(f"read cdi annotation {key[:200]!r}: {error}") from error
     return keys, tuple(devices)
 
 

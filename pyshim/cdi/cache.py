@@ -1,8 +1,8 @@
-"""Directories of specs, kept in mind: which device a name stands for, by priority.
+"""Directories of specs, cached: which device a name stands for, by priority.
 
-A later directory wins. Two specs of one directory that define the same device leave nobody with it, unless a later
-directory defines it again. A file that is wrong is an error of its own and does not touch the devices of other files.
-Before each question the directories are looked at (names, times, sizes): what has not changed is not read again.
+A later directory wins. A device that two specs of one directory define is in conflict and cannot be used, unless a
+later directory defines it again. A wrong file is an error of its own and leaves the devices of other files usable.
+Before each question the cache looks at the directories (names, times, sizes) and reads only the files that changed.
 """
 
 import errno
@@ -20,7 +20,7 @@ from pyshim.cdi.names import parse_qualified_name
 from pyshim.cdi.spec import ContainerEdits, Device, Spec
 
 DEFAULT_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
-"""Of what an administrator writes, and of what programs write while the machine runs."""
+"""The first for files that an administrator writes, the second for those that programs write at run time."""
 
 _Signature = tuple[int, ...]
 
@@ -133,13 +133,13 @@ class Cache:
             self.refresh()
 
     def errors(self) -> Mapping[str, tuple[CdiError, ...]]:
-        """What is wrong with directories and files, by path."""
+        """The errors of directories and files, by path."""
         with self._lock:
             self._current()
             return dict(self._errors)
 
     def devices(self) -> tuple[CachedDevice, ...]:
-        """Every device that can be had, by name."""
+        """Every device without a conflict, by name."""
         with self._lock:
             self._current()
             return tuple(self._devices[name] for name in sorted(self._devices))
@@ -150,13 +150,13 @@ class Cache:
             return self._devices.get(name)
 
     def specs(self) -> Mapping[str, Spec]:
-        """The specs that are in order, by path."""
+        """The valid specs, by path."""
         with self._lock:
             self._current()
             return {path: file.spec for path, file in self._files.items() if file.spec is not None}
 
     def kinds(self) -> tuple[str, ...]:
-        """Every kind some valid spec is of."""
+        """The kinds of all valid specs."""
         return tuple(sorted({spec.kind for spec in self.specs().values()}))
 
     def find(self, names: Iterable[str]) -> tuple[CachedDevice, ...]:
@@ -171,6 +171,7 @@ class Cache:
 
     def _hints(self, missing: tuple[str, ...]) -> tuple[str, ...]:
         hints = []
+        wanted = set(missing)
         for name in missing:
             try:
                 parse_qualified_name(name)
@@ -178,20 +179,20 @@ class Cache:
                 hints.append(str(error))
         for path in sorted(self._errors):
             for found in self._errors[path]:
-                if not isinstance(found, DeviceConflict) or found.device in missing:
+                if not isinstance(found, DeviceConflict) or found.device in wanted:
                     hints.append(str(found))
         return tuple(dict.fromkeys(hints))
 
     def edits(self, names: Iterable[str]) -> ContainerEdits:
-        """What the devices do to a container together: a spec's own edits once, before those of its first device."""
-        edits = ContainerEdits()
+        """The edits of all the devices: a spec's own edits once, before those of its first device."""
+        edits: list[ContainerEdits] = []
         begun: set[str] = set()
         for found in self.find(names):
             if found.path not in begun:
                 begun.add(found.path)
-                edits = edits.then(found.spec.container_edits)
-            edits = edits.then(found.device.container_edits)
-        return edits
+                edits.append(found.spec.container_edits)
+            edits.append(found.device.container_edits)
+        return ContainerEdits.joined(edits)
 
     def inject(self, oci_spec: dict[str, Any], names: Iterable[str]) -> None:
         """`oci_spec` has the devices. Raises UnresolvedDevices or InjectionFailed with the spec untouched."""
@@ -210,7 +211,7 @@ class Cache:
 
 
 def _signature(path: str) -> _Signature:
-    """Changes whenever the file's content may have. A file that cannot be looked at has none."""
+    """Changes when the file's content may have changed; the errno of a file that cannot be looked at."""
     try:
         found = os.stat(path)
     except OSError as error:

@@ -1,4 +1,7 @@
-"""What can be wrong with names, specs and devices. Every text names the file, the member or the device."""
+"""Errors about names, specs and devices. Every text names the file, the member or the device."""
+
+MAX_SHOWN = 50
+"""Problems of one file, or devices, in one text: a file of 4 MiB can have a million."""
 
 
 class CdiError(Exception):
@@ -13,13 +16,15 @@ class InvalidSpec(CdiError):
     """A spec that cannot be used; `problems` holds every finding as `member: problem`, in document order."""
 
     def __init__(self, where: str, problems: tuple[str, ...]) -> None:
-        super().__init__(f"load cdi spec '{where}': {'; '.join(problems)}")
+        shown = "; ".join(problems[:MAX_SHOWN])
+        more = f"; and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
+        super().__init__(f"load cdi spec '{where}': {shown}{more}")
         self.where = where
         self.problems = problems
 
 
 class DeviceConflict(CdiError):
-    """A device that two specs of the same priority define: nobody gets it."""
+    """A device that two specs of the same priority define, and that therefore cannot be used."""
 
     def __init__(self, device: str, files: tuple[str, ...]) -> None:
         super().__init__(f"find cdi device '{device}': defined by {' and '.join(repr(file) for file in files)}")
@@ -31,8 +36,10 @@ class UnresolvedDevices(CdiError):
     """Devices that no spec defines; `devices` names all of them."""
 
     def __init__(self, devices: tuple[str, ...], hints: tuple[str, ...] = ()) -> None:
-        text = f"resolve cdi devices: no spec defines {', '.join(repr(device) for device in devices)}"
-        super().__init__(f"{text} ({'; '.join(hints)})" if hints else text)
+        named = ", ".join(repr(device[:200]) for device in devices[:MAX_SHOWN])
+        more = f" and {len(devices) - MAX_SHOWN} more" if len(devices) > MAX_SHOWN else ""
+        text = f"resolve cdi devices: no spec defines {named}{more}"
+        super().__init__(f"{text} ({'; '.join(hints[:MAX_SHOWN])})" if hints else text)
         self.devices = devices
 
 

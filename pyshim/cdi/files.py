@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +17,8 @@ from pyshim.cdi.spec import Spec, as_json
 SUFFIXES = (".json", ".yaml")
 MAX_SPEC_BYTES = 4 * 1024 * 1024
 _MAX_DEPTH = 32
-_MAX_VALUES = 1_000_000
-"""Values in one document, counted where YAML's aliases repeat them."""
+MAX_VALUES = 200_000
+"""Values in one document, counted where YAML's aliases repeat them; ten times what a node full of divided GPUs has."""
 
 
 def read_spec(path: str, *, max_bytes: int = MAX_SPEC_BYTES) -> Spec:
@@ -27,7 +28,7 @@ def read_spec(path: str, *, max_bytes: int = MAX_SPEC_BYTES) -> Spec:
 
 def _content(path: str, max_bytes: int) -> bytes:
     try:
-        # A fifo in the directory must not hold anybody up.
+        # The open of a fifo would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         raise InvalidSpec(path, (f"open: {_cause(error)}",)) from error
@@ -62,11 +63,11 @@ def document_of(content: bytes, where: str) -> object:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice[:100]!r} is given twice in one object")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name[:100]!r} is given twice in one object")
+        found[name] = value
     return found
 
 
@@ -79,21 +80,22 @@ def _yaml(text: str, where: str) -> object:
     from pyshim.cdi.yaml_text import load
 
     try:
-        return load(text)
+        return load(text, max_values=MAX_VALUES)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InvalidSpec(where, (f"not YAML: {reason}",)) from error
 
 
 def _bounded(document: object, where: str) -> object:
-    """`document`, once it is known not to be deeper or larger than a spec can be: YAML's aliases make small bombs."""
-    left = _MAX_VALUES
+    """`document`, if it is no deeper or larger than a spec can be: a small text with YAML aliases can spell billions of
+    values."""
+    left = MAX_VALUES
     pending = [(document, 0)]
     while pending:
         value, depth = pending.pop()
         left -= 1
         if depth > _MAX_DEPTH or left < 0:
-            problem = f"nested deeper than {_MAX_DEPTH}" if left >= 0 else f"more than {_MAX_VALUES} values"
+            problem = f"nested deeper than {_MAX_DEPTH}" if left >= 0 else f"more than {MAX_VALUES} values"
             raise InvalidSpec(where, (problem,))
         if isinstance(value, dict):
             pending.extend((item, depth + 1) for item in value.values())
@@ -122,14 +124,12 @@ def write_spec(spec: Spec, directory: str, *, transient_id: str = "", suffix: st
 
     The directory is made if need be. Raises InvalidSpec, InvalidName or CdiError.
     """
-    import tempfile  # not for those who only read
-
     path = os.path.join(directory, spec_file_name(spec.kind, transient_id, suffix))
     parse_spec(as_json(spec), path)
     text = _text(as_json(spec), suffix)
     try:
         os.makedirs(directory, mode=0o755, exist_ok=True)
-        # The dot and the missing suffix keep readers away from it.
+        # Readers skip it: its name begins with a dot and has no suffix.
         fd, temporary = tempfile.mkstemp(prefix=".", dir=directory)
         try:
             with os.fdopen(fd, "w", encoding="utf-8") as file:

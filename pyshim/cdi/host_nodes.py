@@ -1,4 +1,4 @@
-"""What a device node of this machine is: the part of a spec that is left to where it is used."""
+"""Type, numbers and mode of a device node of this machine, with which a spec is completed where it is used."""
 
 import errno
 import os

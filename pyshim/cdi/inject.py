@@ -1,16 +1,17 @@
-"""What a list of edits does to an OCI spec (a JSON object). The order of the edits is the order of their effects.
+"""Applies a list of edits to an OCI spec (a JSON object), in the order of the list.
 
 Environment variables and device nodes come out the same when the same edits are made twice; hooks are added each time.
 Source: the CDI specification, "OCI Edits", and its Go library, whose results these are.
 """
 
+import json
 import posixpath
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pyshim.cdi.errors import InjectionFailed
 from pyshim.cdi.host_nodes import HostNode, host_node
-from pyshim.cdi.spec import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount
+from pyshim.cdi.spec import NO_PERMISSIONS, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount
 
 Json = dict[str, Any]
 LookAt = Callable[[str], HostNode]
@@ -25,17 +26,18 @@ def inject(oci_spec: Json, edits: ContainerEdits, *, look_at: LookAt = host_node
     if edits.env:
         process = _child(oci_spec, "process")
         process["env"] = with_env(process.get("env") or [], edits.env)
-    for device, permissions in devices:
-        _add_device(_child(oci_spec, "linux"), device, permissions)
+    if devices:
+        _add_devices(_child(oci_spec, "linux"), devices)
     if edits.net_devices:
         _child(_child(oci_spec, "linux"), "netDevices").update(
             {device.host_interface_name: {"name": device.name} for device in edits.net_devices}
         )
     if edits.mounts:
-        oci_spec["mounts"] = _with_mounts(oci_spec.get("mounts") or [], edits.mounts)
-    for hook in edits.hooks:
+        added = [_mount(mount, has_user_namespace=_has_user_namespace(oci_spec)) for mount in edits.mounts]
+        oci_spec["mounts"] = _with_mounts(oci_spec.get("mounts") or [], added)
+    for name in dict.fromkeys(hook.hook_name for hook in edits.hooks):
         hooks = _child(oci_spec, "hooks")
-        hooks[hook.hook_name] = [*(hooks.get(hook.hook_name) or []), _hook(hook)]
+        hooks[name] = [*(hooks.get(name) or []), *(_hook(hook) for hook in edits.hooks if hook.hook_name == name)]
     if edits.intel_rdt is not None:
         _child(oci_spec, "linux")["intelRdt"] = _rdt(edits.intel_rdt)
     gids = [gid for gid in edits.additional_gids if gid]
@@ -55,7 +57,11 @@ def with_env(env: list[str], new: tuple[str, ...]) -> list[str]:
 
 
 def _complete(node: DeviceNode, look_at: LookAt, user: Mapping[str, Any]) -> tuple[Json, str]:
-    """(the OCI device, its cgroup permissions), what the spec leaves open filled in from the host."""
+    """(the OCI device, its cgroup permissions), what the spec leaves open filled in from the host.
+
+    The host's node is compared with the spec only where type or number come from it. As in the Go library, `u` is then
+    another type than the `c` of the kernel's nodes.
+    """
     is_complete = node.type == "p" or (bool(node.type) and bool(node.major))
     kind, major, minor, file_mode = node.type, node.major, node.minor, node.file_mode
     if not (is_complete and file_mode is not None):
@@ -66,8 +72,7 @@ def _complete(node: DeviceNode, look_at: LookAt, user: Mapping[str, Any]) -> tup
             if not is_complete:
                 raise
         else:
-            # What the kernel calls `c` a spec may call `u`.
-            if kind and {"u": "c"}.get(kind, kind) != found.type:
+            if not is_complete and kind and kind != found.type:
                 raise InjectionFailed(f"add device '{node.path}': '{path}' is of type {found.type}, not {kind}")
             kind = kind or found.type
             if not major and kind != "p":
@@ -82,35 +87,64 @@ def _complete(node: DeviceNode, look_at: LookAt, user: Mapping[str, Any]) -> tup
         own = value if value is not None else user.get(member) or None
         if own is not None:
             device[member] = own
-    return device, node.permissions or "rwm"
+    return device, "" if node.permissions == NO_PERMISSIONS else node.permissions or "rwm"
 
 
-def _add_device(linux: Json, device: Json, permissions: str) -> None:
-    others = [other for other in linux.get("devices") or [] if other.get("path") != device["path"]]
-    linux["devices"] = [*others, device]
-    if device["type"] in ("b", "c"):
+def _add_devices(linux: Json, new: list[tuple[Json, str]]) -> None:
+    added = [device for device, _ in new]
+    linux["devices"] = _replaced(linux.get("devices") or [], added, lambda device: str(device.get("path")))
+    rules = [
+        {"allow": True, "type": kind, "major": device["major"], "minor": device["minor"], "access": permissions}
+        for device, permissions in new
+        if (kind := device["type"]) in ("b", "c")
+    ]
+    if rules:
         resources = _child(linux, "resources")
-        rule = {
-            "allow": True,
-            "type": device["type"],
-            "major": device["major"],
-            "minor": device["minor"],
-            "access": permissions,
-        }
         # The last rule that matches decides, so an equal one further up has nothing more to say.
-        resources["devices"] = [*(other for other in resources.get("devices") or [] if other != rule), rule]
+        resources["devices"] = _replaced(
+            resources.get("devices") or [], rules, lambda rule: json.dumps(rule, sort_keys=True)
+        )
 
 
-def _with_mounts(mounts: list[Json], new: tuple[Mount, ...]) -> list[Json]:
+def _replaced(old: list[Json], new: Iterable[Json], key: Callable[[Json], str]) -> list[Json]:
+    """`old` without what has the key of one of `new`, then `new`, of which the last of equal key counts."""
+    last: dict[str, Json] = {}
+    for each in new:
+        last.pop(key(each), None)
+        last[key(each)] = each
+    return [*(other for other in old if key(other) not in last), *last.values()]
+
+
+def _with_mounts(old: list[Json], new: list[Json]) -> list[Json]:
     """Outer mounts before those inside them; otherwise in the order they came."""
-    for mount in new:
-        added: Json = {"destination": mount.container_path, "source": mount.host_path}
-        if mount.type:
-            added["type"] = mount.type
-        if mount.options:
-            added["options"] = list(mount.options)
-        mounts = [*(other for other in mounts if other.get("destination") != mount.container_path), added]
+    mounts = _replaced(old, new, lambda mount: str(mount.get("destination")))
     return sorted(mounts, key=lambda mount: _depth(str(mount.get("destination", ""))))
+
+
+def _mount(mount: Mount, *, has_user_namespace: bool) -> Json:
+    added: Json = {"destination": mount.container_path, "source": mount.host_path}
+    if mount.type:
+        added["type"] = mount.type
+    options = [*mount.options, *(_id_mapping(mount) if has_user_namespace else ())]
+    if options:
+        added["options"] = options
+    return added
+
+
+def _id_mapping(mount: Mount) -> tuple[str, ...]:
+    """The option by which a bind mount's owners are mapped, unless the mount has one: of both kinds of bind the last
+    counts."""
+    binds = {"bind": "idmap", "rbind": "ridmap"}
+    if any(option in binds.values() for option in mount.options):
+        return ()
+    wanted = [binds["bind"]] if mount.type == "bind" else []
+    wanted += [binds[option] for option in mount.options if option in binds]
+    return tuple(wanted[-1:])
+
+
+def _has_user_namespace(oci_spec: Json) -> bool:
+    namespaces = (oci_spec.get("linux") or {}).get("namespaces") or []
+    return any(isinstance(each, dict) and each.get("type") == "user" for each in namespaces)
 
 
 def _depth(path: str) -> int:

@@ -1,4 +1,4 @@
-"""A document (what JSON or YAML came to) read strictly: unknown members, wrong types and bad values are all found.
+"""Reads a document (the value of a JSON or YAML text) strictly: finds unknown members, wrong types and bad values.
 
 Every problem names its member, such as `devices[2].containerEdits.env[0]`. As the Go parser does, a number or boolean
 is taken where a text is meant (`name: 0`), because YAML spells texts without quotes.
@@ -20,7 +20,7 @@ def parse_spec(document: object, where: str) -> Spec:
     """The spec in `document`, valid in form and content. Raises InvalidSpec with every problem found."""
     reader = _Reader()
     spec = reader.spec(document)
-    # What is wrong in form would be wrong in content, too: say it once.
+    # A problem of form would be one of content, too, and is listed once.
     problems = reader.problems or list(spec_problems(spec))
     if problems:
         raise InvalidSpec(where, tuple(problems))
@@ -28,7 +28,7 @@ def parse_spec(document: object, where: str) -> Spec:
 
 
 class _Reader:
-    """Goes on after a problem with a stand-in of the right type."""
+    """After a problem it goes on with a stand-in of the right type."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -167,7 +167,8 @@ class _Reader:
         if not isinstance(value, dict):
             self._say(where, "is not an object")
             return {}
-        return {str(key): self._text(item, f"{where}[{key!r}]") for key, item in value.items()}
+        named = ((key, item, f"{where}[{str(key)[:100]!r}]") for key, item in value.items())
+        return {self._text(key, at): self._text(item, at) for key, item, at in named}
 
     def number(self, parent: Mapping[str, Any], name: str, at: str, *, least: int, most: int) -> int | None:
         value = parent.get(name)

@@ -1,8 +1,11 @@
 """The nouns of a spec, and their JSON. Absent numbers are None: 0 is a value (root's uid, the first minor)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import chain
 from typing import Any
+
+NO_PERMISSIONS = "none"
 
 _JSON_NAMES = {
     "host_path": "hostPath",
@@ -35,7 +38,7 @@ class DeviceNode:
     minor: int | None = None
     file_mode: int | None = None
     permissions: str = ""
-    """A subset of `rwm`; empty: all of it."""
+    """A subset of `rwm`; empty: all of it; `none`: nothing of it."""
     uid: int | None = None
     gid: int | None = None
 
@@ -89,16 +92,18 @@ class ContainerEdits:
     def is_empty(self) -> bool:
         return self == ContainerEdits()
 
-    def then(self, other: "ContainerEdits") -> "ContainerEdits":
-        """These edits followed by `other`'s."""
+    @staticmethod
+    def joined(edits: Iterable["ContainerEdits"]) -> "ContainerEdits":
+        """All `edits`, in their order."""
+        each = tuple(edits)
         return ContainerEdits(
-            env=self.env + other.env,
-            device_nodes=self.device_nodes + other.device_nodes,
-            net_devices=self.net_devices + other.net_devices,
-            mounts=self.mounts + other.mounts,
-            hooks=self.hooks + other.hooks,
-            intel_rdt=other.intel_rdt or self.intel_rdt,
-            additional_gids=self.additional_gids + other.additional_gids,
+            env=tuple(chain.from_iterable(one.env for one in each)),
+            device_nodes=tuple(chain.from_iterable(one.device_nodes for one in each)),
+            net_devices=tuple(chain.from_iterable(one.net_devices for one in each)),
+            mounts=tuple(chain.from_iterable(one.mounts for one in each)),
+            hooks=tuple(chain.from_iterable(one.hooks for one in each)),
+            intel_rdt=next((one.intel_rdt for one in reversed(each) if one.intel_rdt), None),
+            additional_gids=tuple(chain.from_iterable(one.additional_gids for one in each)),
         )
 
 

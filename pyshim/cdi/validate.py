@@ -1,9 +1,9 @@
-"""What a well-formed spec must also be: the rules of the specification's prose and of its Go library."""
+"""Rules for the content of a well-formed spec: those of the specification's prose and of its Go library."""
 
 from collections.abc import Iterator, Mapping
 
 from pyshim.cdi.names import check_device, check_kind
-from pyshim.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from pyshim.cdi.spec import NO_PERMISSIONS, ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
 from pyshim.cdi.version import KNOWN_VERSIONS, is_older, minimum_version, plain_version
 
 DEVICE_TYPES = ("", "b", "c", "u", "p")
@@ -73,8 +73,8 @@ def _node(node: DeviceNode, at: str) -> Iterator[str]:
         yield f"{at}.path is empty"
     if node.type not in DEVICE_TYPES:
         yield f"{at}.type {node.type[:50]!r} is not one of b, c, u, p"
-    if any(char not in "rwm" for char in node.permissions):
-        yield f"{at}.permissions {node.permissions[:50]!r} has characters other than r, w, m"
+    if node.permissions != NO_PERMISSIONS and any(char not in "rwm" for char in node.permissions):
+        yield f"{at}.permissions {node.permissions[:50]!r} has characters other than r, w, m and is not 'none'"
 
 
 def _net_devices(devices: tuple[NetDevice, ...], at: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""YAML as specs use it: texts, whole numbers, booleans, lists and objects; nothing that runs or repeats silently."""
+"""YAML as specs use it: texts, whole numbers, booleans, lists and objects. No tags of Python, no name given twice."""
 
 import re
 from typing import Any, ClassVar
@@ -50,10 +50,13 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load(text: str) -> object:
-    """The one document in `text`. Raises yaml.YAMLError, ValueError or RecursionError."""
-    depth = aliases = 0
-    # PyYAML's C loader recurses without a limit of its own and dies of a deep document.
+def load(text: str, *, max_values: int) -> object:
+    """The one document in `text`. Raises yaml.YAMLError, ValueError or RecursionError.
+
+    A text that spells more than `max_values` values and names, aliases not followed, is given up where it does so.
+    """
+    depth = aliases = values = 0
+    # PyYAML's C loader recurses without a limit, and a deep document ends the process.
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
@@ -61,9 +64,15 @@ def load(text: str) -> object:
             depth -= 1
         elif isinstance(event, yaml.AliasEvent):
             aliases += 1
+        values += isinstance(event, yaml.NodeEvent)
+        if values > max_values:
+            raise ValueError(f"more than {max_values} values")
         if depth > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH}")
         if aliases > MAX_ALIASES:
             raise ValueError(f"more than {MAX_ALIASES} aliases")
-    found: object = yaml.load(text, Loader=_Loader)
+    try:
+        found: object = yaml.load(text, Loader=_Loader)
+    except (LookupError, AttributeError) as error:  # PyYAML's answer to `!!int ""`, `!!bool x`, `!!timestamp x`
+        raise ValueError("a tag with a value that does not fit it") from error
     return found

@@ -4,31 +4,34 @@ Kata's rules: annotations under `io.katacontainers.config.hypervisor.` need the 
 those for runtime and agent do not; values are checked like the file's own. What is refused is an error, never silence.
 """
 
+import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
+from msgspec.structs import replace
+
 from pyshim.config.catalogue import annotated
-from pyshim.config.effective import Effective, Finding, Level, Setting, contradictions
+from pyshim.config.effective import Effective, Finding, Level, Setting, contradictions, derived
 from pyshim.config.hashes import HASHED_ASSETS
-from pyshim.config.keys import NOT_YET, Key, Table, Verdict
+from pyshim.config.keys import ANNOTATION_PREFIX, NOT_YET, Key, Table, Verdict
 from pyshim.config.values import PATH
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.kernel_line import split_params
+from pyshim.model.vm import split_params
 
 PREFIX = "io.katacontainers.config."
 HYPERVISOR_PREFIX = PREFIX + "hypervisor."
 HYPERVISOR_NAME = PREFIX + "runtime.hypervisor_name"
 
 _WITHOUT_EFFECT = {
-    PREFIX + "agent.cdh_api_timeout": NOT_YET,
-    PREFIX + "agent.cdh_api_timeout_ms": NOT_YET,
+    PREFIX + "agent.cdh_api_timeout": "Kata documents it and reads cdh_api_timeout_ms only",
     "io.katacontainers.container.resource.swappiness": f"{NOT_YET}: guests have no swap",
     "io.katacontainers.container.resource.swap_in_bytes": f"{NOT_YET}: guests have no swap",
     "io.katacontainers.config_path": "removed from Kata: a pod does not choose the node's configuration",
 }
+_ELSEWHERE = tuple(f"{ANNOTATION_PREFIX}{group}." for group in ("pkg", "volume", "image", "fs-opt"))
+"""Beginnings of annotations that are no configuration: marks of the runtimes themselves and of snapshotters."""
 PATH_LISTS: Mapping[str, str] = {
     "path": "valid_hypervisor_paths",
     "jailer_path": "valid_jailer_paths",
@@ -49,8 +52,13 @@ _OPEN_WHEN_EMPTY = frozenset({"kernel", "image", "initrd", "firmware"})
 """Kata has no list for these: an empty one means what it means there, any file."""
 
 
-def with_annotations(effective: Effective, annotations: Mapping[str, str]) -> Effective:
-    """`effective` as the pod wants it. Raises InvalidArgument naming annotation, rule and file."""
+def with_annotations(
+    effective: Effective, annotations: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists
+) -> Effective:
+    """`effective` as the pod wants it. Raises InvalidArgument naming annotation, rule and file.
+
+    `exists` answers for the files of the node that the pod is to run on.
+    """
     changed: dict[tuple[Table, str], Setting] = {}
     findings: list[Finding] = []
     for name in sorted(annotations):
@@ -59,7 +67,7 @@ def with_annotations(effective: Effective, annotations: Mapping[str, str]) -> Ef
         key = annotated().get(name)
         if key is not None:
             key = effective.of(key.table, key.name).key
-            setting = _overridden(effective, key, name, annotations[name])
+            setting = _overridden(effective, key, name, annotations[name], exists)
             _check_one_spelling(changed.get((key.table, key.name)), setting)
             changed[key.table, key.name] = setting
             if key.verdict is Verdict.NO_EFFECT:
@@ -68,6 +76,7 @@ def with_annotations(effective: Effective, annotations: Mapping[str, str]) -> Ef
             findings += _not_a_key(name)
     _exclude_each_other(effective, changed)
     result = replace(effective.with_settings(changed), findings=(*effective.findings, *findings))
+    result = result.with_settings(derived(result.settings))
     for problem in contradictions(result.settings, result.hypervisor):
         names = ", ".join(sorted(setting.annotation for setting in changed.values()))
         raise InvalidArgument(f"apply annotations {names}: {problem.subject}: {problem.text}")
@@ -101,18 +110,18 @@ def _rule(effective: Effective, setting: Setting) -> str:
     return f"{setting.key.name} = [{listed}] in {where}"
 
 
-def _overridden(effective: Effective, key: Key, name: str, text: str) -> Setting:
+def _overridden(effective: Effective, key: Key, name: str, text: str, exists: Callable[[str], bool]) -> Setting:
     if key.name in _NEVER_A_PODS:
         raise InvalidArgument(f"refuse annotation '{name}': {_NEVER_A_PODS[key.name]}")
     if "\0" in text:
         raise InvalidArgument(f"read annotation '{name}': contains a NUL character")
     try:
-        value = key.kind.convert_text(text)
+        value = key.kind_under(name).convert_text(text)
     except ValueError as exc:
         raise InvalidArgument(f"read annotation '{name}': {exc}") from exc
     old = effective.of(key.table, key.name)
     if key.kind is PATH:
-        _check_path(effective, old, name, value)
+        _check_path(effective, old, name, value, exists)
     if key.name == "kernel_params":
         try:
             value = _merged_params(old.value, value)
@@ -121,7 +130,7 @@ def _overridden(effective: Effective, key: Key, name: str, text: str) -> Setting
     return Setting(key=key, value=value, place=None, annotation=name, is_default=False)
 
 
-def _check_path(effective: Effective, old: Setting, name: str, path: str) -> None:
+def _check_path(effective: Effective, old: Setting, name: str, path: str, exists: Callable[[str], bool]) -> None:
     list_name = PATH_LISTS.get(old.key.name)
     if list_name is not None and path != old.value:
         rule = effective.of(Table.HYPERVISOR, list_name)
@@ -130,7 +139,7 @@ def _check_path(effective: Effective, old: Setting, name: str, path: str) -> Non
             raise InvalidArgument(f"refuse annotation '{name}': '{path}' is not in {_rule(effective, rule)}")
     if path and (not path.startswith("/") or os.path.normpath(path) != path):
         raise InvalidArgument(f"refuse annotation '{name}': '{path}' is not an absolute path in its shortest form")
-    if path and old.key.verdict is Verdict.HONOURED and not os.path.exists(path):
+    if path and old.key.verdict is Verdict.HONOURED and not exists(path):
         raise InvalidArgument(f"read annotation '{name}': '{path}' does not exist")
 
 
@@ -154,8 +163,12 @@ def _not_a_key(name: str) -> list[Finding]:
         return []
     if name in _WITHOUT_EFFECT:
         return [_finding(name, Verdict.NO_EFFECT, _WITHOUT_EFFECT[name], True)]
-    if name.startswith(PREFIX):
-        return [_finding(name, Verdict.UNKNOWN, "is not a known annotation", True)]
+    if name.startswith(PREFIX) or (name.startswith(ANNOTATION_PREFIX) and not name.startswith(_ELSEWHERE)):
+        near = difflib.get_close_matches(name, annotated(), n=1, cutoff=0.93)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        if name.startswith(HYPERVISOR_PREFIX):
+            raise InvalidArgument(f"read annotation '{name}': it is not a known annotation{hint}")
+        return [_finding(name, Verdict.UNKNOWN, f"is not a known annotation{hint}", True)]
     return []
 
 

@@ -1,5 +1,6 @@
 """All keys, and the ways to find one."""
 
+import difflib
 from collections.abc import Mapping
 from functools import cache
 
@@ -38,8 +39,6 @@ def annotated() -> Mapping[str, Key]:
 
 def nearest(table: Table, name: str) -> str:
     """The known key most like `name`: one of its table, else one of another table; empty when none is like it."""
-    import difflib  # few names are unknown
-
     own = [known for where, known in spellings() if where is table]
     near = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
     if near:

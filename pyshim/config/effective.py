@@ -3,11 +3,14 @@
 Never stops at the first mistake: `pyshim config check` shows them all, a sandbox's start raises the first.
 """
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from pyshim.config.catalogue import nearest, spellings
 from pyshim.config.keys import Alias, Key, Table, Verdict, document_table
@@ -15,9 +18,7 @@ from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
 from pyshim.config.remote import NAME as REMOTE
 from pyshim.config.remote import held_values, keys_of
 from pyshim.config.sources import Place, Source
-from pyshim.config.toml_text import toml_value
-from pyshim.config.values import PATH
-from pyshim.model.dataclasses import dataclass
+from pyshim.config.values import PATH, toml_value
 
 KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
     "path": ("/usr/bin/qemu-system-x86_64", "/opt/kata/bin/qemu-system-x86_64", "/usr/libexec/qemu-kvm"),
@@ -27,8 +28,15 @@ KNOWN_PLACES: Mapping[str, tuple[str, ...]] = {
         "/opt/kata/libexec/virtiofsd",
         "/usr/lib/qemu/virtiofsd",
     ),
+    "vhost_user_vsock_daemon": (
+        "/usr/libexec/vhost-device-vsock",
+        "/usr/bin/vhost-device-vsock",
+        "/usr/local/bin/vhost-device-vsock",
+    ),
 }
 """Where a program is looked for when its key is empty: Debian's, Fedora's and kata-deploy's places."""
+FORCE_GUEST_PULL = "force_guest_pull"
+"""The one feature that `experimental` may name."""
 OTHER_VMMS = frozenset({"clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "stratovirt"})
 _TOP = ("hypervisor", "agent", "runtime", "factory")
 
@@ -59,7 +67,7 @@ class Setting(NamedTuple):
     annotation: str
     """The annotation it comes from; empty for a value of a file, or the default."""
     is_default: bool
-    """Nobody set it."""
+    """Neither a file nor an annotation sets it."""
 
     @property
     def origin(self) -> str:
@@ -68,8 +76,7 @@ class Setting(NamedTuple):
         return "default" if self.is_default else str(self.place) if self.place else "file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Effective:
+class Effective(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     hypervisor: str
     settings: Mapping[tuple[Table, str], Setting]
@@ -92,6 +99,7 @@ def examine(source: Source, hypervisor_name: str = "") -> Effective:
     """Every key of `source` judged, `hypervisor_name` overriding the file's own choice."""
     reader = _Reader(source, hypervisor_name)
     settings = {(key.table, key.name): reader.setting(key) for key in keys_of(reader.hypervisor)}
+    settings |= derived(settings)
     findings = [*reader.findings, *reader.unknown(), *contradictions(settings, reader.hypervisor)]
     return Effective(
         source=source,
@@ -99,6 +107,25 @@ def examine(source: Source, hypervisor_name: str = "") -> Effective:
         settings=settings,
         findings=tuple(sorted(findings, key=_reading_order)),
     )
+
+
+def derived(settings: Mapping[tuple[Table, str], Setting]) -> Mapping[tuple[Table, str], Setting]:
+    """Settings that follow from others: both are what a file of Kata's Rust runtime means.
+
+    - Policy `overhead` for a file that names overheads and no policy.
+    - experimental_force_guest_pull, where experimental names it.
+    """
+    changed: dict[tuple[Table, str], Setting] = {}
+    policy = settings[Table.RUNTIME, "sizing_policy"]
+    for name in ("overhead_memory", "overhead_vcpus"):
+        overhead = settings[Table.HYPERVISOR, name]
+        if policy.is_default and not overhead.is_default:
+            chosen = policy._replace(value="overhead", place=overhead.place, is_default=False)
+            changed[Table.RUNTIME, "sizing_policy"] = chosen
+    features, pull = settings[Table.RUNTIME, "experimental"], settings[Table.RUNTIME, "experimental_force_guest_pull"]
+    if FORCE_GUEST_PULL in features.value and not pull.value:
+        changed[Table.RUNTIME, pull.key.name] = features._replace(key=pull.key, value=True)
+    return changed
 
 
 def _reading_order(finding: Finding) -> tuple[int, int]:
@@ -154,7 +181,8 @@ class _Reader:
                 text = f"contradicts {'.'.join(last.path)}, which is the same key"
                 self._note(Level.ERROR, None, one.path, one.place, text, decisive=True)
         for one, other in results:
-            self._note(*_judged(key), one.path, one.place, key.why, decisive=other != key.default)
+            decisive = other != key.default
+            self._note(*_judged(key, decisive), one.path, one.place, key.why, decisive=decisive)
         return self._located(Setting(key=key, value=value, place=last.place, annotation="", is_default=False))
 
     def unknown(self) -> Iterator[Finding]:
@@ -214,7 +242,7 @@ class _Reader:
         return self._finding(Level.WARNING, Verdict.UNKNOWN, path, f"is not a known {what}{hint}")
 
     def _stranger(self, path: tuple[str, ...], value: Any) -> Finding:
-        """A table nobody reads."""
+        """The finding about a table that is not read."""
         if path[0] == "hypervisor" and path[-1] in OTHER_VMMS | {"qemu", REMOTE}:
             return self._finding(
                 Level.NOTE, Verdict.NO_EFFECT, path, f"sandboxes of this file run on {self.hypervisor}", decisive=False
@@ -224,8 +252,6 @@ class _Reader:
                 Level.WARNING, Verdict.REMOVED, path, f"was removed from Kata: {REMOVED_TABLES[path[0]]}"
             )
         what = "table" if isinstance(value, dict | list) else "key"
-        import difflib  # few files have such a key
-
         near = difflib.get_close_matches(path[-1], _TOP if len(path) == 1 else (self.hypervisor,), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         return self._finding(Level.WARNING, Verdict.UNKNOWN, path, f"is not a known {what}{hint}")
@@ -262,8 +288,10 @@ class _Reader:
         return setting
 
 
-def _judged(key: Key) -> tuple[Level, Verdict]:
-    return (Level.FINE if key.verdict is Verdict.HONOURED else Level.NOTE), key.verdict
+def _judged(key: Key, decisive: bool) -> tuple[Level, Verdict]:
+    """The default of a key that is otherwise refused is what a VM here has anyway: it is honoured."""
+    verdict = Verdict.HONOURED if key.verdict is Verdict.REFUSED and not decisive else key.verdict
+    return (Level.FINE if verdict is Verdict.HONOURED else Level.NOTE), verdict
 
 
 def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: str) -> Iterator[Finding]:
@@ -282,6 +310,10 @@ def contradictions(settings: Mapping[tuple[Table, str], Setting], hypervisor: st
                 yield finding(
                     get(table, name), f"{toml_value(get(table, name).value)}: {why}: only {toml_value(value)}"
                 )
+    features = get(Table.RUNTIME, "experimental")
+    for name in features.value:
+        if name != FORCE_GUEST_PULL:
+            yield finding(features, f"{name[:100]!r} is not a known feature, only {FORCE_GUEST_PULL}")
     cold, hot = get(Table.HYPERVISOR, "cold_plug_vfio"), get(Table.HYPERVISOR, "hot_plug_vfio")
     if cold.value != "no-port" and hot.value != "no-port":
         yield finding(hot, f'"{hot.value}" excludes cold_plug_vfio = "{cold.value}"')

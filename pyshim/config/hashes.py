@@ -4,6 +4,7 @@ A guest's image is hundreds of megabytes and every pod is a new process, so dige
 identity: device, inode, size, times of change. A changed file has another identity.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ from contextlib import suppress
 
 from pyshim.config.effective import Effective
 from pyshim.config.keys import Table
-from pyshim.host.whole_files import replace_file
+from pyshim.host.files import replace_file
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 log = logging.getLogger("pyshim.config")
@@ -66,8 +67,6 @@ def sha512_of(path: str, cache_dir: str, clock_ns: Callable[[], int] = time.time
             known = _cached(cache_dir, identity)
             if known:
                 return known
-            import hashlib  # few files name a digest
-
             digest = hashlib.sha512()
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)

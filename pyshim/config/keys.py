@@ -6,8 +6,9 @@ The keys themselves are data, a file per subject (`keys_*.py`); `catalogue.py` p
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 from pyshim.config.values import Kind
-from pyshim.model.dataclasses import dataclass
 
 ANNOTATION_PREFIX = "io.katacontainers."
 
@@ -38,8 +39,7 @@ class Dialect(StrEnum):
     OWN = "pyshim"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alias:
+class Alias(msgspec.Struct, frozen=True, kw_only=True):
     """Another place of the same key; `kind` when it is written there in another unit."""
 
     name: str
@@ -47,8 +47,7 @@ class Alias:
     kind: Kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class Key(msgspec.Struct, frozen=True, kw_only=True):
     table: Table
     name: str
     kind: Kind
@@ -58,7 +57,7 @@ class Key:
     why: str
     """Why it has no effect, or is refused; empty when it is honoured."""
     field: str
-    """Of the noun of its table in model/config.py; empty for what `config/` itself acts on, or nothing ever can."""
+    """Of the noun of its table in model/config.py; empty for a key that no other room reads."""
     dialect: Dialect
     aliases: tuple[Alias, ...]
     annotations: tuple[str, ...]
@@ -73,6 +72,11 @@ class Key:
         """Where it may be written, its own place first."""
         return (self, *self.aliases)
 
+    def kind_under(self, annotation: str) -> Kind:
+        """How the value is written in that annotation, which may have the name of an alias."""
+        name = annotation.rpartition(".")[2]
+        return next((alias.kind for alias in self.aliases if alias.name == name), self.kind)
+
 
 NOT_YET = "not implemented yet"
 _ANNOTATION_GROUP = {Table.HYPERVISOR: "hypervisor", Table.AGENT: "agent", Table.RUNTIME: "runtime"}
@@ -83,16 +87,16 @@ def document_table(table: Table, hypervisor: str = "qemu") -> str:
     return f"hypervisor.{hypervisor}" if table is Table.HYPERVISOR else str(table)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
     """Makes the keys of one table; `dialect` is the one whose file has them unless a row says otherwise."""
 
     table: Table
     dialect: Dialect = Dialect.KATA
 
-    def used(self, name: str, kind: Kind, default: Any, meaning: str, **more: Any) -> Key:
+    def used(self, name: str, kind: Kind, default: Any, meaning: str, *, field: str | None = None, **more: Any) -> Key:
         """A key the code acts on."""
-        return self._key(name, kind, default, meaning, Verdict.HONOURED, "", **more)
+        field = name + kind.suffix if field is None else field
+        return self._key(name, kind, default, meaning, Verdict.HONOURED, "", field=field, **more)
 
     def later(self, name: str, kind: Kind, default: Any, meaning: str, why: str = "", **more: Any) -> Key:
         """A key whose absence only costs speed or convenience, read but not acted on."""
@@ -105,7 +109,7 @@ class Rows:
 
     def never(self, name: str, kind: Kind, default: Any, meaning: str, why: str, **more: Any) -> Key:
         """A key that cannot decide anything with this shim and hypervisor."""
-        return self._key(name, kind, default, meaning, Verdict.NO_EFFECT, why, field="", **more)
+        return self._key(name, kind, default, meaning, Verdict.NO_EFFECT, why, **more)
 
     def _key(
         self,
@@ -116,7 +120,7 @@ class Rows:
         verdict: Verdict,
         why: str,
         *,
-        field: str | None = None,
+        field: str = "",
         own: bool = False,
         dialect: Dialect | None = None,
         ann: bool = False,
@@ -133,7 +137,7 @@ class Rows:
             meaning=meaning,
             verdict=verdict,
             why=why,
-            field=name + kind.suffix if field is None else field,
+            field=field,
             dialect=Dialect.OWN if own else dialect or self.dialect,
             aliases=tuple(self._alias(alias, kind) for alias in aliases),
             annotations=tuple(ANNOTATION_PREFIX + full for full in names),

@@ -31,7 +31,14 @@ SHARE: tuple[Key, ...] = (
         "What the guest may cache. Empty: virtiofsd's default.",
         ann=True,
     ),
-    _H.later("virtio_fs_cache_size", memory(0), 0, "Size of the DAX window. 0: none.", ann=True),
+    _H.later(
+        "virtio_fs_cache_size",
+        memory(0),
+        0,
+        "Size of the DAX window. 0: none.",
+        field="virtio_fs_cache_size_mib",  # Kata's state has it
+        ann=True,
+    ),
     _RS.later("virtio_fs_is_dax", BOOL, False, "Map files through the DAX window."),
     _H.used("virtio_fs_queue_size", whole(1, 1024), 1024, "Requests virtiofsd's queue can hold."),
     _H.used(
@@ -74,7 +81,7 @@ BLOCK: tuple[Key, ...] = (
             "nvdimm",
         ),
         "virtio-scsi",
-        "How volumes become disks: virtio-scsi, virtio-blk or virtio-blk-pci; the others are refused when one is due.",
+        "How volumes become disks: virtio-scsi, virtio-blk, virtio-blk-pci; others are refused when a disk is needed.",
         ann=True,
     ),
     _H.used(
@@ -189,7 +196,7 @@ DEVICES: tuple[Key, ...] = (
         "vhost_user_store_path",
         PATH,
         "/var/run/kata-containers/vhost-user",
-        "Where they are: nodes in block/devices, sockets of the same names in block/sockets.",
+        "The store of these disks: nodes in block/devices, sockets of the same names in block/sockets.",
         ann=True,
     ),
     _H.used(
@@ -204,14 +211,14 @@ DEVICES: tuple[Key, ...] = (
         "hot_plug_vfio",
         choice("no-port", "bridge-port", "root-port", "switch-port"),
         "no-port",
-        "Where devices passed through are added to a running VM.",
+        "Where devices passed through are plugged into a running VM.",
         ann=True,
     ),
     _H.used(
         "cold_plug_vfio",
         choice("no-port", "bridge-port", "root-port", "switch-port"),
         "no-port",
-        "Where devices passed through are put before the VM starts. Excludes hot_plug_vfio.",
+        "Where devices passed through are plugged before the VM starts. Excludes hot_plug_vfio.",
         ann=True,
     ),
     _H.used(
@@ -230,21 +237,36 @@ DEVICES: tuple[Key, ...] = (
     ),
     _H.used(
         "use_vsock",
-        choice("auto", "true", "false"),
+        choice("auto", "true", "false", "vhost-user"),
         "auto",
-        "Reach the agent over vhost-vsock; `auto`: where the host has it, else over one virtio-serial port.",
+        "Reach the agent over vhost-vsock; `auto`: where the host has it, else over one virtio-serial port; "
+        "`vhost-user`: over a vsock that a vhost-device-vsock of the VM's own serves.",
+        own=True,
+    ),
+    _H.used(
+        "vhost_user_vsock_daemon",
+        PATH,
+        "",
+        'vhost-device-vsock, for `use_vsock = "vhost-user"`. Empty: looked for in the usual places.',
+        own=True,
+    ),
+    _H.used(
+        "start_timeout",
+        SECONDS,
+        60.0,
+        "Seconds until QEMU must have answered after its start; at least 120 with devices passed through.",
         own=True,
     ),
 )
 
 DEBUG: tuple[Key, ...] = (
-    _H.used("enable_debug", BOOL, False, "Kernel and QEMU say more; a second monitor socket is opened."),
-    _H.later(
+    _H.used("enable_debug", BOOL, False, "Kernel and QEMU log more; QEMU has a second monitor socket."),
+    _H.used(
         "extra_monitor_socket",
         choice("", "hmp", "qmp", "qmp-pretty"),
         "",
-        "A monitor socket for people.",
-        "enable_debug opens one",
+        "A second monitor of QEMU, for people: `extra-monitor.sock` in the VM's directory. Empty: `hmp` with"
+        " enable_debug, else none.",
     ),
     _H.later("hypervisor_loglevel", whole(0, 3), 1, "How much the hypervisor logs."),
     _RS.later("log_level", TEXT, "", "How much the hypervisor logs, as a word."),
@@ -262,7 +284,7 @@ REMOTE: tuple[Key, ...] = (
         "remote_hypervisor_timeout",
         SECONDS,
         600.0,
-        "Seconds for the service to make a remote VM, and again to start it. Its end is waited for 600 at least.",
+        "Seconds for the service to make a remote VM, and again to start it; to stop it, at least 600.",
         aliases=("hypervisor_timeout",),
     ),
     _H.used("default_gpus", whole(0, 1024), 0, "GPUs a remote VM must have.", ann=True),

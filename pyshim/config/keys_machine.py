@@ -5,6 +5,7 @@ from fractions import Fraction
 from pyshim.config.keys import Dialect, Key, Rows, Table
 from pyshim.config.values import (
     BOOL,
+    EXTENSIONS,
     GLOBS,
     MAX_MIB,
     PATH,
@@ -15,7 +16,6 @@ from pyshim.config.values import (
     WORDS,
     choice,
     memory,
-    tables,
     whole,
 )
 
@@ -70,19 +70,27 @@ BOOT: tuple[Key, ...] = (
         "accelerator",
         choice("auto", "kvm", "tcg"),
         "auto",
-        "`auto` is KVM where it is proved to work, else emulation with a warning.",
+        "`auto`: KVM where a test VM shows that it works, else emulation with a warning.",
         own=True,
     ),
     _H.used("cpu_model", TEXT, "", "QEMU's -cpu. Empty: `host` with KVM, an x86-64-v2 model with emulation.", own=True),
     _H.never("pflashes", WORDS, (), "Flash images of the machine.", _ARM),
-    _H.refused(
+    _H.used(
         "guest_extension_images",
-        tables("name", "path"),
+        EXTENSIONS,
         (),
-        "Further read-only disks of the guest: tables with name, path and verity_params.",
+        "Further read-only disks, which the guest finds by the serial number `extension-NAME`: tables with name, path"
+        " and verity_params, which is written like kernel_verity_params or empty.",
     ),
     _H.later("use_legacy_serial", BOOL, False, "Console on a serial port instead of a virtio console.", ann=True),
-    _H.later("guest_hook_path", PATH, "", "Where OCI hooks lie inside the guest's image.", ann=True),
+    _H.used(
+        "guest_hook_path",
+        TEXT,
+        "",
+        "The directory in the guest's image that holds OCI hooks, in `prestart`, `poststart` and `poststop`.",
+        field="guest_hook_path",  # Kata's state has it
+        ann=True,
+    ),
 )
 
 SIZE: tuple[Key, ...] = (
@@ -97,23 +105,23 @@ SIZE: tuple[Key, ...] = (
         "default_maxvcpus",
         whole(0, 4096),
         0,
-        "Most vCPUs a VM may have. 0: the host's CPUs, which also bound it.",
+        "Largest number of vCPUs of a VM, at most the host's CPUs. 0: the host's CPUs.",
         aliases=("default_max_vcpus",),
         also=("config.hypervisor.default_max_vcpus", "config.hypervisor.default_maxvcpus"),
     ),
     _H.used("default_memory", memory(64), 2048, "Memory of a VM before its pod's own is added.", ann=True),
-    _H.used("default_maxmemory", memory(0), 0, "Most memory a VM may have. 0: the host's, which also bounds it."),
+    _H.used("default_maxmemory", memory(0), 0, "Largest memory of a VM, at most the host's. 0: the host's."),
     _RS.used(
         "overhead_vcpus",
         VCPUS,
         Fraction(1, 5),
-        "Sizing policy `overhead`: vCPUs of the VM's own beside a pod that states its CPU.",
+        "Sizing policy `overhead`: vCPUs added to those of a pod that limits its CPU.",
     ),
     _RS.used(
         "overhead_memory",
         memory(0),
         32,
-        "Sizing policy `overhead`: memory of the VM's own beside a pod that states its memory.",
+        "Sizing policy `overhead`: memory added to that of a pod that limits its memory.",
     ),
     _H.used("memory_slots", whole(0, 256), 10, "Slots for memory modules added later.", ann=True),
     _H.never(
@@ -128,13 +136,13 @@ SIZE: tuple[Key, ...] = (
         "enable_virtio_mem",
         BOOL,
         False,
-        "Where VMs are resized, with virtio-mem instead of memory modules: memory is given back as well.",
+        "VMs are resized with virtio-mem instead of memory modules, so that the host gets memory back, too.",
         ann=True,
     ),
     _H.used("enable_mem_prealloc", BOOL, False, "Touch all of the guest's memory before it starts.", ann=True),
     _H.used("enable_hugepages", BOOL, False, "Guest memory from the host's hugepages, preallocated.", ann=True),
     _RS.never("hugepage_type", choice("hugetlbfs", "thp"), "hugetlbfs", "Kind of hugepages.", _OTHER_VMM, ann=True),
-    _H.later(
+    _H.used(
         "reclaim_guest_freed_memory", BOOL, False, "Balloon that gives freed guest pages back to the host.", ann=True
     ),
     _H.never("file_mem_backend", PATH, "", "Directory behind the guest's memory.", _NO_FILE, ann=True),
@@ -151,7 +159,6 @@ SIZE: tuple[Key, ...] = (
         whole(0, 86_400),
         60,
         "Seconds before a swap disk is made.",
-        field="guest_swap_create_threshold_s",
     ),
     _H.later("guest_memory_dump_path", PATH, "", "Directory for the guest's memory when its kernel panics."),
     _H.later(
@@ -164,14 +171,14 @@ SAFETY: tuple[Key, ...] = (
         "confidential_guest",
         BOOL,
         False,
-        "A guest whose memory the host cannot read; an error where the host has none.",
+        "A guest whose memory the host cannot read; an error on a host that offers none.",
     ),
     _H.used("sev_snp_guest", BOOL, False, "With confidential_guest on AMD: SNP instead of SEV."),
     _H.used(
         "confidential_technology",
         choice("auto", "tdx", "snp", "sev"),
         "auto",
-        "With confidential_guest: which one. `auto` is SNP with sev_snp_guest, else TDX or SEV, whatever the host has.",
+        "With confidential_guest: which one. `auto`: SNP with sev_snp_guest, else the host's, TDX or SEV.",
         own=True,
     ),
     _H.used("snp_guest_policy", whole(0, (1 << 64) - 1), 0x30000, "The SNP guest policy's bits."),
@@ -186,7 +193,7 @@ SAFETY: tuple[Key, ...] = (
         "sev_launch_hook",
         PATH,
         "",
-        "With SEV: a program that is told the launch measurement and may answer with a secret for the guest.",
+        "With SEV: a program that gets the launch measurement and may answer with a secret for the guest.",
         own=True,
     ),
     _H.used("snp_id_block", TEXT, "", "SNP identity block, base64."),
@@ -208,19 +215,50 @@ SAFETY: tuple[Key, ...] = (
         "initdata",
         TEXT,
         "",
-        "The document measured into a confidential guest and shown to it as a disk: TOML, or base64 of its gzip.",
+        "The document measured into a confidential guest, which gets it as a disk: TOML, or base64 of its gzip.",
         dialect=Dialect.RUST,
         also=("config.hypervisor.cc_init_data",),
     ),
     _H.used(
-        "seccompsandbox", TEXT, "", "QEMU's own seccomp filter: the text of -sandbox.", aliases=("seccomp_sandbox",)
+        "seccompsandbox",
+        TEXT,
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        "QEMU's own seccomp filter: the text of -sandbox. Empty: none, which is Kata's default.",
+        aliases=("seccomp_sandbox",),
+    ),
+    _H.used(
+        "privileged_vmm",
+        BOOL,
+        False,
+        "QEMU and vhost-device-vsock keep the capabilities of root, and QEMU stays root. Otherwise they lose all, for"
+        " good, but the two that a QEMU of root needs: to open files of any owner, and to lock memory.",
+        own=True,
     ),
     _H.never("disable_seccomp", BOOL, False, "No seccomp filter for the VMM.", "with QEMU, seccompsandbox decides"),
-    _H.refused("rootless", BOOL, False, "QEMU under a generated user without privileges.", ann=True),
-    _RS.never("rootless_user", TABLE, {}, "The user of `rootless`.", "rootless is not implemented yet"),
+    _H.used(
+        "rootless",
+        BOOL,
+        True,
+        "QEMU runs as a user without privileges, one for each sandbox. It stays root, with a warning in the log, for"
+        " confidential guests, VFIO devices, vhost_user_reconnect_timeout_sec and when it could not open a file.",
+        ann=True,
+    ),
+    _H.used(
+        "rootless_first_id",
+        whole(1, 2**32 - 2 - 65536),
+        1879048192,
+        "With `rootless`: the first of 65536 user ids, which are group ids too, that nothing else on the host has.",
+        own=True,
+    ),
+    _RS.never("rootless_user", TABLE, {}, "The user of `rootless`.", "each sandbox has a user of its own"),
     _H.later("disable_selinux", BOOL, False, "No SELinux label for QEMU.", "QEMU gets no label of its own"),
     _H.refused("disable_guest_selinux", BOOL, True, "false: SELinux inside the guest."),
-    _H.used("disable_nesting_checks", BOOL, False, "Do not lower what is asked of KVM when the host is itself a VM."),
+    _H.used(
+        "disable_nesting_checks",
+        BOOL,
+        False,
+        "true: modern virtio devices also with KVM on a host that is itself a VM; false: legacy ones there.",
+    ),
     _RS.never("disable_nested_virtualization", BOOL, False, "Hide virtualization from the guest.", _OTHER_VMM),
 )
 
@@ -236,7 +274,7 @@ PERMISSIONS: tuple[Key, ...] = (
         "annotation_match",
         choice("search", "anchored"),
         "search",
-        "`search`: an expression of enable_annotations matches any part of NAME, as in Kata. `anchored`: all of it.",
+        "`search`: an expression of enable_annotations matches a part of NAME, as in Kata. `anchored`: all of NAME.",
         own=True,
         field="",
     ),

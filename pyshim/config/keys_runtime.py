@@ -61,20 +61,27 @@ AGENT: tuple[Key, ...] = (
         own=True,
         aliases=(("request_timeout_ms", Table.AGENT, MILLISECONDS),),
     ),
-    _A.later(
+    _A.used(
+        "hotplug_timeout",
+        whole(1, 86_400),
+        30,
+        "Seconds that the guest's agent waits for a device to show up: agent.hotplug_timeout.",
+        own=True,
+        field="hotplug_timeout_s",
+    ),
+    _A.used(
         "cdh_api_timeout",
         SECONDS,
         50.0,
         "Seconds for a call of the guest's data hub; cdh_api_timeout_ms is the same in milliseconds.",
         aliases=(("cdh_api_timeout_ms", Table.AGENT, MILLISECONDS),),
+        also=("config.agent.cdh_api_timeout_ms",),
     ),
-    _A.later("launch_process_timeout", SECONDS, 6.0, "Seconds for the start of the guest's helpers."),
+    _A.used("launch_process_timeout", SECONDS, 6.0, "Seconds for the start of the guest's helpers."),
     _A.used(
         "visible_cdi_devices", BOOL, False, "A container may choose devices by VISIBLE_CDI_DEVICES in its environment."
     ),
-    _A_RS.used(
-        "policy", BASE64_TEXT, "", "The agent's policy, in Rego: sent before anything else is asked of it.", ann=True
-    ),
+    _A_RS.used("policy", BASE64_TEXT, "", "The agent's policy, in Rego: sent before any other call.", ann=True),
     _A_RS.never("server_port", _PORT, 1024, "The agent's vsock port.", _FIXED_PORT),
     _A_RS.never("log_port", _PORT, 1025, "The agent's vsock port for logs.", _FIXED_PORT),
     _A_RS.never("log_level", TEXT, "", "How much the agent logs, as a word.", "enable_debug decides"),
@@ -117,12 +124,12 @@ RUNTIME: tuple[Key, ...] = (
         "hypervisor_name",
         choice("", "qemu", "remote", "clh", "cloud-hypervisor", "dragonball", "firecracker", "openvmm", "stratovirt"),
         "",
-        "Which [hypervisor.NAME] counts. Empty: the one that is there.",
+        "Which [hypervisor.NAME] is used. Empty: the only one of the file.",
         ann=True,
         field="",
     ),
     _R_RS.never("name", TEXT, "virt_container", "Kind of runtime.", "there is one", ann=True),
-    _R_RS.never("agent_name", TEXT, "kata", "Which [agent.NAME] counts.", "there is one", ann=True),
+    _R_RS.never("agent_name", TEXT, "kata", "Which [agent.NAME] is used.", "there is one", ann=True),
     _R.used("enable_debug", BOOL, False, "The shim logs more."),
     _R_RS.never("log_level", TEXT, "", "How much the shim logs, as a word.", "enable_debug decides"),
     _R.used(
@@ -136,10 +143,17 @@ RUNTIME: tuple[Key, ...] = (
         "disable_new_netns", BOOL, False, "The VM stays out of the pod's network namespace; needs model none.", ann=True
     ),
     _R.used(
+        "allow_host_network",
+        BOOL,
+        False,
+        "true: a pod with hostNetwork starts, with a loopback of its own only; false: it is refused.",
+        own=True,
+    ),
+    _R.used(
         "sandbox_cgroup_only",
         BOOL,
         False,
-        "All of the sandbox in the pod's cgroup; with false only its vCPUs, the rest in /kata_overhead.",
+        "true: all of the sandbox is in the pod's cgroup; false: only its vCPUs, the rest in /kata_overhead.",
         ann=True,
     ),
     _R.used(
@@ -153,27 +167,28 @@ RUNTIME: tuple[Key, ...] = (
         "static_sandbox_resource_mgmt",
         BOOL,
         True,
-        "Size the VM once, from what the pod asks for. With false it boots at the defaults and follows its containers.",
+        "true: one size, from what the pod asks for; false: the VM boots at the defaults and follows its containers.",
     ),
     _R.used(
         "sizing_policy",
         choice("sum", "overhead"),
         "sum",
-        "`sum`: default plus the pod's own. `overhead`: overhead_* plus the pod's own, default_* where it states none.",
+        "`sum`: default_* plus the pod's own. `overhead`: overhead_* plus the pod's own, default_* where it has none. "
+        "Without this key a file has `overhead` when it names overhead_vcpus or overhead_memory.",
         own=True,
     ),
     _R.used(
         "strict_memory",
         BOOL,
         False,
-        "A VM that does not fit the pod's cgroup is refused, not warned about.",
+        "true: a VM that does not fit the pod's cgroup is refused; false: it is a warning.",
         own=True,
     ),
     _R.used(
         "enable_vcpus_pinning",
         BOOL,
         False,
-        "Each vCPU of the containers' work on a CPU of its own, when all have CPU sets no other sandbox pins.",
+        "Each vCPU of the containers' work gets a CPU of its own, when all have CPU sets that no other sandbox pins.",
         ann=True,
         also=("enable_vcpus_pinning",),
     ),
@@ -195,15 +210,15 @@ RUNTIME: tuple[Key, ...] = (
             "1002:12=amd.com/gpu",
             "15b3:02=nvidia.com/nic",
         ),
-        "What the guest's device specs call a device: by the host's kind, else by vendor and class of what is passed "
-        "through. `HOST-KIND=KIND:MODEL` also says which GPUs a remote VM must have.",
+        "The kind of a device in the guest's device specs: by its kind on the host, else by its vendor and class. "
+        "`HOST-KIND=KIND:MODEL` also says which GPUs a remote VM must have.",
         own=True,
     ),
     _R.used(
         "pod_resource_api_sock",
         PATH,
         "",
-        "Socket of the kubelet's PodResources service, asked which devices a pod was given. Empty: not asked.",
+        "Socket of the kubelet's PodResources service, which knows the devices of a pod. Empty: it is not asked.",
     ),
     _R.later("kubelet_root_dir", PATH, "/var/lib/kubelet", "Where the kubelet keeps volumes."),
     _R.used(
@@ -243,21 +258,35 @@ RUNTIME: tuple[Key, ...] = (
         "Mounts that containers of a pod share.",
         ann=True,
     ),
-    _R.later("experimental", WORDS, (), "Names of features.", "there are none", ann=True),
+    _R.used(
+        "experimental",
+        WORDS,
+        (),
+        "Names of features. `force_guest_pull` is the same as experimental_force_guest_pull = true; no other is known.",
+        ann=True,
+        field="",
+    ),
     _R.used(
         "experimental_force_guest_pull",
         BOOL,
         False,
-        "Images are pulled in the guest, by the name the pod gives them, whatever the snapshotter says.",
+        "Images are pulled in the guest, by the pod's names for them, whatever the snapshotter says.",
         ann=True,
     ),
     _R.used(
         "dan_conf",
         PATH,
         "/run/kata-containers/dans",
-        "Where files `<sandbox>.json` describe devices that a VM gets instead of its namespace's links.",
+        "Folder of files `<sandbox>.json`, which describe the devices that a VM gets instead of its namespace's links.",
     ),
-    _R.refused("guest_selinux_label", TEXT, "", "SELinux label of containers in the guest.", ann=True),
+    _R.refused(
+        "guest_selinux_label",
+        TEXT,
+        "",
+        "SELinux label of containers in the guest.",
+        field="guest_selinux_label",  # Kata's state has it
+        ann=True,
+    ),
     _R.later("enable_tracing", BOOL, False, "Traces from the shim."),
     _R.later("jaeger_endpoint", TEXT, "", "Where traces are sent."),
     _R.later("jaeger_user", TEXT, "", "User for it."),

@@ -1,22 +1,29 @@
 """A sandbox's start: the file and the pod's annotations become one `Config`, or an error that names the culprit."""
 
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
 from pyshim.config.effective import Effective, Finding, Level, Setting, examine
 from pyshim.config.hashes import verify_assets
 from pyshim.config.keys import Table, Verdict
+from pyshim.config.remote import NAME as REMOTE
 from pyshim.config.sources import Source, read_source
-from pyshim.config.toml_text import toml_value
-from pyshim.model.config import AgentConfig, Config, FactoryConfig, HypervisorConfig, RuntimeConfig
+from pyshim.config.values import toml_value
+from pyshim.model.config import AgentConfig, Config, HypervisorConfig, RuntimeConfig
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
 
 log = logging.getLogger("pyshim.config")
 
 SUPPORTED_HYPERVISORS = frozenset({"qemu", "remote"})
+_SUPPORTED_VALUES: tuple[tuple[Table, str, tuple[str, ...]], ...] = (
+    (Table.HYPERVISOR, "shared_fs", ("virtio-fs", "none")),
+    (Table.RUNTIME, "internetworking_model", ("tcfilter", "macvtap", "none")),
+)
+"""Keys some of whose values Kata knows and a sandbox here is refused with, and the values it starts with."""
 
 
 def load_config(
@@ -24,16 +31,23 @@ def load_config(
 ) -> Config:
     """The effective configuration of a new sandbox. Raises ShimError naming file and key, or annotation."""
     source = read_source(options, environment)
-    _check_choice(source, annotations.get(HYPERVISOR_NAME, ""))
-    effective = examine(source, annotations.get(HYPERVISOR_NAME, ""))
-    raise_first_error(effective)
-    effective = with_annotations(effective, annotations)
+    effective = for_pod(source, annotations)
     for warning in warnings(effective):
         log.warning("configuration", extra={"file": source.path, "problem": warning})
     config = typed(effective)
     refuse_unsupported(effective)
     verify_assets(effective, annotations)
     return config
+
+
+def for_pod(
+    source: Source, annotations: Mapping[str, str], *, exists: Callable[[str], bool] = os.path.exists
+) -> Effective:
+    """Every key of `source` as a pod with `annotations` has it; `exists` answers for the files of the pod's node."""
+    _check_choice(source, annotations.get(HYPERVISOR_NAME, ""))
+    effective = examine(source, annotations.get(HYPERVISOR_NAME, ""))
+    raise_first_error(effective)
+    return with_annotations(effective, annotations, exists=exists)
 
 
 def _check_choice(source: Source, chosen: str) -> None:
@@ -73,11 +87,13 @@ def typed(effective: Effective) -> Config:
             fields[setting.key.table][setting.key.field] = setting.value
     return Config(
         source=effective.source.path,
+        annotated={
+            setting.key.name: setting.annotation for setting in effective.settings.values() if setting.annotation
+        },
         hypervisor_name=effective.hypervisor,
         hypervisor=HypervisorConfig(**fields[Table.HYPERVISOR]),
         agent=AgentConfig(**fields[Table.AGENT]),
         runtime=RuntimeConfig(**fields[Table.RUNTIME]),
-        factory=FactoryConfig(**fields[Table.FACTORY]),
     )
 
 
@@ -98,6 +114,36 @@ def refused(effective: Effective) -> tuple[Setting, ...]:
         for setting in effective.settings.values()
         if setting.key.verdict is Verdict.REFUSED and setting.value != setting.key.default
     )
+
+
+def obstacles(effective: Effective) -> Iterator[Finding]:
+    """Why no sandbox starts with this file on any host, beside what is wrong in itself."""
+
+    def finding(table: Table, name: str, text: str, verdict: Verdict | None = None) -> Finding:
+        setting = effective.of(table, name)
+        subject, place = effective.dotted(setting.key), setting.place
+        return Finding(level=Level.ERROR, verdict=verdict, subject=subject, place=place, text=text, decisive=True)
+
+    if effective.hypervisor not in SUPPORTED_HYPERVISORS:
+        path = ("hypervisor", effective.hypervisor)
+        text = "not supported, only qemu and remote: no sandbox starts with this file"
+        place = effective.source.places.get(path)
+        yield Finding(level=Level.ERROR, verdict=None, subject=".".join(path), place=place, text=text, decisive=True)
+        return
+    for setting in refused(effective):
+        text = f"{setting.key.why}: no sandbox starts with {toml_value(setting.value)}"
+        yield finding(setting.key.table, setting.key.name, text, Verdict.REFUSED)
+    for table, name, supported in _SUPPORTED_VALUES:
+        value = effective.of(table, name).value
+        if value not in supported:
+            listed = " or ".join(toml_value(one) for one in supported)
+            yield finding(table, name, f"no sandbox starts with {toml_value(value)}, only with {listed}")
+    if effective.hypervisor == REMOTE:
+        return
+    if not effective.of(Table.HYPERVISOR, "kernel").value:
+        yield finding(Table.HYPERVISOR, "kernel", "is not set: no sandbox starts without a kernel")
+    if not any(effective.of(Table.HYPERVISOR, name).value for name in ("image", "initrd")):
+        yield finding(Table.HYPERVISOR, "image", "neither image nor initrd is set: the guest has no root")
 
 
 def warnings(effective: Effective) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """The keys of a file whose VMs are remote: which of them still mean something, and what the others are then.
 
-A service outside this node makes the VM. Of the hypervisor's table it is told a size, a type and an image by name, and
-GPUs; everything that describes a VMM, a guest's kernel or a directory of this host decides nothing.
+A service outside this node makes the VM. From the hypervisor's table the service gets a size, a type and an image by
+name, and GPUs. All that describes a VMM, a guest's kernel or a directory of this host decides nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
+
+from msgspec.structs import replace
 
 from pyshim.config.catalogue import KEYS
 from pyshim.config.keys import Key, Table, Verdict
@@ -69,5 +70,5 @@ def _for_remote(key: Key) -> Key:
         aliases = tuple(replace(alias, kind=TEXT) for alias in key.aliases)
         return replace(key, kind=TEXT, default="", aliases=aliases)
     if key.name in _CONFIDENTIAL:
-        return replace(key, verdict=Verdict.REFUSED, why="whether a remote VM is confidential is told by its service")
+        return replace(key, verdict=Verdict.REFUSED, why="the service decides whether a remote VM is confidential")
     return key if key.verdict is Verdict.REFUSED else replace(key, verdict=Verdict.NO_EFFECT, why=_ELSEWHERE)

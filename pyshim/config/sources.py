@@ -9,12 +9,13 @@ import os
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from pyshim.config.positions import Path, key_lines
 from pyshim.config.values import exact_number
-from pyshim.model.dataclasses import dataclass
+from pyshim.model.decoding import check_toml_keys
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
 
@@ -42,15 +43,19 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, kw_only=True):
     """A parsed document, drop-ins merged; `path` names it in messages, relative paths start from `directory`."""
 
     path: str
     directory: str
     document: Mapping[str, Any]
-    places: Mapping[Path, Place] = field(default_factory=dict)
+    places: Mapping[Path, Place] = msgspec.field(default_factory=dict)
     """Of keys and tables, by their path in the document. A document that was never a text has none."""
+
+
+def named_file(path: str | None) -> RuntimeOptions | None:
+    """The options by which a caller names this file; None, and the search of `read_source`, without one."""
+    return RuntimeOptions(config_path=os.path.abspath(path), config_body=b"") if path else None
 
 
 def read_source(
@@ -127,6 +132,7 @@ def _parse(data: bytes, where: str) -> tuple[dict[str, Any], dict[Path, int]]:
     """Floats become exact fractions of their decimal text, so that sizing never sees a rounded number."""
     try:
         text = data.decode("utf-8")
+        check_toml_keys(text)
         return tomllib.loads(text, parse_float=exact_number), key_lines(text)
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1

@@ -1,22 +1,24 @@
-"""What a key may hold: type, range and unit, and the conversion that checks them.
+"""What a key may hold: type, range and unit, the conversion that checks them, and the way back to TOML text.
 
 The same `Kind` converts a value of a file and the text of an annotation. `convert` raises ValueError saying what is
-wrong with the value; whoever calls it knows key, file and line.
+wrong with the value; the caller adds key, file and line.
 """
 
 import base64
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 MAX_MIB = 1 << 32
 _MAX_VCPUS = 4096
+_TOO_LONG = 10**20
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
+_EXTENSION_NAME = re.compile(r"[A-Za-z0-9_-]{1,10}")
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)")
 _MIB = 1 << 20
 _UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
@@ -29,20 +31,18 @@ _UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     )
     for name in names
 }
-# What Go's strconv.ParseBool takes: the annotations of existing pods are written for it.
+# The words of Go's strconv.ParseBool, for which the annotations of existing pods are written.
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
-@dataclass(frozen=True, slots=True)
-class UnusableNumber:
+class UnusableNumber(msgspec.Struct, frozen=True):
     """A TOML float no number here can be: NaN, an infinity, 1e400. Kept until the key that holds it is known."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
     type_name: str
     allowed: str
     """Range or choices, for people; empty when the type says it all."""
@@ -147,11 +147,18 @@ def _number(text: str) -> Fraction | int:
     return int(number) if number.denominator == 1 else number
 
 
+def _shown(value: int | Fraction) -> str:
+    """A number for a message: an annotation or a file can hold one of thousands of digits."""
+    if not -_TOO_LONG < value < _TOO_LONG:
+        return "a number of more than 20 digits"
+    return str(value) if isinstance(value, int) else f"{float(value):g}"
+
+
 def _vcpus(value: Any) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
         raise ValueError("expected a number")
     if not 0 <= value <= _MAX_VCPUS:
-        raise ValueError(f"{float(value):g} is not between 0 and {_MAX_VCPUS}")
+        raise ValueError(f"{_shown(value)} is not between 0 and {_MAX_VCPUS}")
     return Fraction(value)
 
 
@@ -159,7 +166,7 @@ def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | Fraction):
         raise ValueError("expected a number")
     if not Fraction(1, 1000) <= value <= 86_400:
-        raise ValueError(f"{float(value):g} is not between 0.001 and 86400")
+        raise ValueError(f"{_shown(value)} is not between 0.001 and 86400")
     return float(value)
 
 
@@ -168,7 +175,7 @@ def _whole(minimum: int, maximum: int) -> Callable[[Any], int]:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError("expected a whole number")
         if not minimum <= value <= maximum:
-            raise ValueError(f"{value} is not between {minimum} and {maximum}")
+            raise ValueError(f"{_shown(value)} is not between {minimum} and {maximum}")
         return value
 
     return convert
@@ -187,7 +194,7 @@ def _size_text(text: str) -> int:
 def _sector_size(value: Any) -> int:
     size = _whole(0, 65536)(value)
     if size and (size < 512 or size & (size - 1)):
-        raise ValueError(f"{size} is neither 0 nor a power of two between 512 and 65536")
+        raise ValueError(f"{_shown(size)} is neither 0 nor a power of two between 512 and 65536")
     return size
 
 
@@ -229,6 +236,26 @@ def tables(*required: str) -> Kind:
     return _kind("list of tables", convert, _words_text, allowed=f"each with {', '.join(required)}")
 
 
+def _extensions(value: Any) -> tuple[dict[str, str], ...]:
+    """Images that extend the guest's; a name is part of a disk's serial number, of which virtio-blk keeps 20 bytes."""
+    images: tuple[dict[str, str], ...] = tables("name", "path").from_toml(value)
+    names = [image["name"] for image in images]
+    for image in images:
+        name = image["name"]
+        if not _EXTENSION_NAME.fullmatch(name):
+            raise ValueError(f"name {name[:100]!r} is not 1 to 10 letters, digits, '-' and '_'")
+        if names.count(name) > 1:
+            raise ValueError(f"name {name!r} is given twice")
+        if not image["path"].startswith("/"):
+            raise ValueError(f"path {image['path'][:100]!r} of {name!r} is not absolute")
+        for key in image:
+            if key not in ("name", "path", "verity_params"):
+                raise ValueError(f"{key[:100]!r} of {name!r} is not one of name, path, verity_params")
+        if not isinstance(image.get("verity_params", ""), str):
+            raise ValueError(f"verity_params of {name!r}: expected a string")
+    return images
+
+
 def _table(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("expected a table")
@@ -263,4 +290,28 @@ MILLISECONDS = _kind(
 SECTOR_SIZE = _kind(
     "whole number", _sector_size, _number, allowed="0, or a power of two from 512 to 65536", unit="byte"
 )
+EXTENSIONS = _kind("list of tables", _extensions, _no_text, allowed="each with name, path and optional verity_params")
 TABLE = _kind("table", _table, _no_text)
+
+
+def toml_value(value: Any) -> str:
+    """One line of TOML that reads as `value`; a fraction is written as its decimal, whole seconds as whole."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is and TOML forbids.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Fraction | float):
+        return str(int(value)) if value == int(value) else _decimal(Fraction(value))
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{toml_value(str(key))} = {toml_value(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return str(value)
+
+
+def _decimal(value: Fraction) -> str:
+    """Exact: values come from decimal texts, so some power of ten makes them whole."""
+    digits = next(count for count in range(100) if (value * 10**count).denominator == 1)
+    text = str(abs(int(value * 10**digits))).rjust(digits + 1, "0")
+    return f"{'-' if value < 0 else ''}{text[:-digits]}.{text[-digits:]}"

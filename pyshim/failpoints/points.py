@@ -22,13 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 
 from hypervisors.base import Hypervisor
+from pyshim.model import seams
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import Ledger, ResourceKind
-from pyshim.sandbox import seams
-from pyshim.sandbox.cgroups import Cgroups
+from pyshim.model.seams import Cgroups
 
 VARIABLE = "PYSHIM_FAILPOINTS"
 
@@ -70,7 +71,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 }
 AGENT_CALLS = (
     *("Check", "SetPolicy", "CreateSandbox", "DestroySandbox", "GetGuestDetails", "OnlineCPUMem", "GetOOMEvent"),
-    *("GetVolumeStats", "ResizeVolume"),
+    *("GetVolumeStats", "ResizeVolume", "GetMetrics", "GetIPTables", "SetIPTables"),
     *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors"),
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),
@@ -80,13 +81,11 @@ AGENT_CALLS = (
 PASSED_ON = frozenset(
     {
         "host.release",
-        *("host.cgroups", "cgroups.roots", "cgroups.movable"),
+        *("host.cgroups", "cgroups.roots"),
         *("hypervisor.capabilities", "hypervisor.console_tail", "hypervisor.saved"),
     }
 )
-"""Calls without points: the ledger makes the first itself, the kernel is made ready but nothing changed, and the others
-only look at memory.
-"""
+"""Calls without points: the ledger makes the first itself, and the others only look at memory."""
 NEVER_RAISE = frozenset(
     {"publisher.publish", "records.remove", "network.close_taps", "network.unwatch", "stdin.close_io"}
 )
@@ -108,7 +107,8 @@ class Step(NamedTuple):
         return frozenset(allowed)
 
 
-def steps() -> dict[str, Step]:
+@cache
+def steps() -> Mapping[str, Step]:
     """Every step there is, by name."""
     return {step.name: step for step in _steps()}
 

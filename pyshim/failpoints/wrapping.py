@@ -4,20 +4,24 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar, cast
+
+from msgspec.structs import replace
 
 from hypervisors.base import Hypervisor
+from pyshim.concurrency.deadlines import deadline_of
 from pyshim.failpoints.points import VARIABLE, Failpoints, Step, parse, steps
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import Ledger
-from pyshim.sandbox.environment import Environment
-from pyshim.sandbox.seams import AgentConnector, Records
+from pyshim.model.seams import AgentConnector, Records
+from pyshim.pod.environment import Environment
 from pyshim.ttrpc import Client, Code, RemoteError
 
 log = logging.getLogger("pyshim.failpoints")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _RESULTS = {
@@ -33,7 +37,10 @@ _PARTS = {"records.ledger": "ledger", "streams.stdin": "stdin", "streams.stdout"
 
 
 class Seam:
-    """Stands for `target`: its calls have points under the seam's name, everything else is as it is."""
+    """Stands for `target`: its calls have points under the seam's name, everything else is as it is.
+
+    The one object here that stands for another by name: so every call of a protocol has its points, a new one as well.
+    """
 
     def __init__(self, faults: Failpoints, name: str, target: object) -> None:
         self._faults = faults
@@ -53,39 +60,58 @@ class Seam:
         step = self._steps.get(full)
         if step is None:
             return value
-        return call_with_points(self._faults, step, value)
+        return awaited(self._faults, step, value) if step.is_async else at_once(self._faults, step, value)
 
     def _ledger_call(self, full: str, call: Callable[..., Any]) -> Any:
         def by_kind(*entries: Any) -> Any:
             pointed = call
             for kind in reversed(dict.fromkeys(entry.kind for entry in entries)):
                 if step := self._steps.get(f"{full}.{kind.value}"):
-                    pointed = call_with_points(self._faults, step, pointed)
+                    pointed = (awaited if step.is_async else at_once)(self._faults, step, pointed)
             return pointed(*entries)
 
         return by_kind
 
 
-def call_with_points(faults: Failpoints, step: Step, call: Callable[..., Any]) -> Callable[..., Any]:
-    def at_once(*args: Any, **named: Any) -> Any:
+def at_once(faults: Failpoints, step: Step, call: Callable[P, T]) -> Callable[P, T]:
+    """`call`, which is not awaited, with its points."""
+
+    def pointed(*args: P.args, **named: P.kwargs) -> T:
         faults.reach_now(f"{step.name}:before")
         result = call(*args, **named)
         faults.reach_now(f"{step.name}:after")
         return result
 
-    async def awaited(*args: Any, **named: Any) -> Any:
-        if await faults.reach(f"{step.name}:before"):
-            await _for_ever()
-        result = await call(*args, **named)
-        try:
-            if await faults.reach(f"{step.name}:after"):
-                await _for_ever()
-        except BaseException:
-            await _dispose(result)
-            raise
-        return Seam(faults, _RESULTS[step.name], result) if step.name in _RESULTS else result
+    return pointed
 
-    return awaited if step.is_async else at_once
+
+def awaited(faults: Failpoints, step: Step, call: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+    """`call` with its points, all within the deadline that it has."""
+
+    async def pointed(*args: P.args, **named: P.kwargs) -> T:
+        async with _deadline(call, args, named):
+            if await faults.reach(f"{step.name}:before"):
+                await _for_ever()
+            result = await call(*args, **named)
+            try:
+                if await faults.reach(f"{step.name}:after"):
+                    await _for_ever()
+            except BaseException:
+                await _dispose(result)
+                raise
+        return seam(faults, _RESULTS[step.name], result) if step.name in _RESULTS else result
+
+    return pointed
+
+
+def _deadline(
+    call: Callable[..., object], args: tuple[Any, ...], named: Mapping[str, Any]
+) -> AbstractAsyncContextManager[None]:
+    deadline = deadline_of(call)
+    if deadline is None:
+        return nullcontext()
+    bound_to = getattr(call, "__self__", None)  # the deadline is of the function: its arguments begin with the object
+    return deadline.of_call(args if bound_to is None else (bound_to, *args), named)
 
 
 async def _dispose(result: object) -> None:
@@ -102,7 +128,10 @@ async def _for_ever() -> None:
 
 
 class AgentWire:
-    """Stands for the connection to the agent. A call that hangs is made to a peer that reads and never answers."""
+    """The connection to the agent, with points around its calls (`agent.client.Wire`).
+
+    A call that hangs is made to a peer that reads and never answers.
+    """
 
     def __init__(self, faults: Failpoints, client: Client) -> None:
         self._faults = faults
@@ -110,13 +139,13 @@ class AgentWire:
         self._known = steps()
         self._silent: tuple[Client, socket.socket] | None = None
 
-    async def call(self, service: str, method: str, payload: bytes, *, timeout_s: float | None) -> bytes:
+    async def call(self, service: str, method: str, payload: bytes, *, timeout_s: float | None, **limits: Any) -> bytes:
         name = f"agent.{method}"
         if name not in self._known:
-            return await self._client.call(service, method, payload, timeout_s=timeout_s)
+            return await self._client.call(service, method, payload, timeout_s=timeout_s, **limits)
         if await self._reach(f"{name}:before"):
             return await self._unanswered(service, method, payload, timeout_s)
-        reply = await self._client.call(service, method, payload, timeout_s=timeout_s)
+        reply = await self._client.call(service, method, payload, timeout_s=timeout_s, **limits)
         if await self._reach(f"{name}:after"):
             return await self._unanswered(service, method, payload, timeout_s)
         return reply
@@ -150,12 +179,16 @@ class AgentWire:
             self._silent[1].close()
             self._silent = None
 
+    @property
+    def close_error(self) -> Exception | None:
+        return self._client.close_error
+
+    async def closed(self) -> None:
+        await self._client.closed()
+
     def close(self) -> None:
         self._close_silent()
         self._client.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
 
 
 def seam(faults: Failpoints, name: str, target: T) -> T:
@@ -173,16 +206,11 @@ class Faults:
     def children(self, children: T) -> T:
         return seam(self._faults, "children", children)
 
-    def wire(self, client: Client) -> Client:
-        return wire(self._faults, client)
+    def wire(self, client: Client) -> AgentWire:
+        return AgentWire(self._faults, client)
 
     def environment(self, environment: Environment) -> Environment:
         return with_points(self._faults, environment)
-
-
-def wire(faults: Failpoints, client: Client) -> Client:
-    """`client` with points around every call of the agent."""
-    return cast("Client", AgentWire(faults, client))
 
 
 def with_points(faults: Failpoints, environment: Environment) -> Environment:
@@ -190,7 +218,7 @@ def with_points(faults: Failpoints, environment: Environment) -> Environment:
     known = steps()
 
     def function(name: str, call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
-        return call_with_points(faults, known[name], call)
+        return awaited(faults, known[name], call)
 
     def hypervisor(ledger: Ledger, name: str) -> Hypervisor:
         return seam(faults, "hypervisor", environment.hypervisor_factory(ledger, name))

@@ -1,11 +1,14 @@
 """The system calls Python 3.11 does not offer, one thin function each, failing as OSError.
 
-Import-light: `delete` uses it in an interpreter that lives for a tenth of a second. Numbers below 424 differ between
-architectures and are not used; from 424 on every architecture has the same (Documentation/process/adding-syscalls.rst).
+Import-light: `delete` uses it in an interpreter that lives for a tenth of a second. From 424 on every architecture has
+the same numbers (Documentation/process/adding-syscalls.rst). Lower ones differ and are given for x86-64, which is the
+one architecture whose VMs the shim makes.
 """
 
 import ctypes
+import errno
 import os
+from collections.abc import Collection
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -50,20 +53,18 @@ RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
 
-PROT_READ = 1
-PROT_WRITE = 2
-MAP_PRIVATE = 0x02
-MAP_FIXED = 0x10
-MADV_DONTNEED = 4
 MADV_MERGEABLE = 12
-MADV_NOHUGEPAGE = 15
-MADV_POPULATE_WRITE = 23
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWNET = 0x40000000
 
 _SYS_OPEN_TREE = 428
+CAP_DAC_OVERRIDE, CAP_IPC_LOCK = 1, 14
+_CAPABILITY_VERSION_3 = 0x20080522
+_PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
+_SYS_SETGROUPS, _SYS_SETRESUID, _SYS_SETRESGID = 116, 117, 119
+"""Of x86-64. Source: arch/x86/entry/syscalls/syscall_64.tbl."""
 _SYS_MOVE_MOUNT = 429
 _SYS_OPENAT2 = 437
 _SYS_MOUNT_SETATTR = 442
@@ -71,9 +72,6 @@ _SYS_MOUNT_SETATTR = 442
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
-_mmap = _libc.mmap
-_mmap.restype = ctypes.c_ssize_t  # -1 is the error
-_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
 
 
 class _OpenHow(ctypes.Structure):
@@ -87,6 +85,21 @@ class _MountAttr(ctypes.Structure):
         ("propagation", ctypes.c_uint64),
         ("userns_fd", ctypes.c_uint64),
     )
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+    def __init__(self) -> None:
+        super().__init__(_CAPABILITY_VERSION_3, 0)
+
+
+class _CapabilityPart(ctypes.Structure):
+    _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32))
+
+
+class _Capabilities(ctypes.Structure):
+    _fields_ = (("parts", _CapabilityPart * 2),)
 
 
 def _checked(result: int, path: str | None = None) -> int:
@@ -125,14 +138,45 @@ def setns(fd: int, kind: int) -> None:
     _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
 
 
+def keep_capabilities(kept: Collection[int]) -> None:
+    """What this thread executes from now on never has a capability beside `kept`, nor gains any right by an exec.
+
+    Empties the bounding set, which only root can, and the inheritable one, which root's exec adds to it. Source:
+    capabilities(7), "Transformation of capabilities during execve()"; prctl(2); capget(2), version 3.
+    """
+    held = _Capabilities()
+    _checked(_libc.capget(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))
+    for part in held.parts:
+        part.inheritable = 0
+    _checked(_libc.capset(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))
+    for number in range(64):
+        if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
+            if ctypes.get_errno() == errno.EINVAL:
+                break  # after the last that this kernel knows
+            if ctypes.get_errno() != errno.EPERM or os.geteuid() == 0:
+                _checked(-1)
+            break  # not root: there is nothing to lose
+    _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def become_user(user_id: int, group_ids: Collection[int]) -> None:
+    """This thread, and what it executes, is of this user and group, with `group_ids` besides, and has no capability.
+
+    By the system calls: the functions of libc change all threads of the process. The kernel then lets only root trace
+    the process or take a core dump of it (credentials(7), prctl(2) PR_SET_DUMPABLE), until its next exec.
+    """
+    if os.uname().machine != "x86_64":
+        raise OSError(errno.ENOSYS, "the numbers of the system calls are known for x86-64 only")
+    groups = (ctypes.c_uint32 * len(group_ids))(*group_ids)
+    each = ctypes.c_uint32(user_id)
+    _checked(_syscall(ctypes.c_long(_SYS_SETGROUPS), ctypes.c_size_t(len(group_ids)), groups))
+    _checked(_syscall(ctypes.c_long(_SYS_SETRESGID), each, each, each))
+    _checked(_syscall(ctypes.c_long(_SYS_SETRESUID), each, each, each))
+
+
 def madvise(start: int, length: int, advice: int) -> None:
     """madvise(2), of memory by its address: `mmap` offers it for its own only."""
     _checked(_libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_int(advice)))
-
-
-def map_file(fd: int, length: int) -> int:
-    """mmap(2): the address at which the file's first bytes, which nobody changes, can be read from now on."""
-    return _checked(_mmap(None, length, PROT_READ, MAP_PRIVATE, fd, 0))
 
 
 def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:

@@ -7,14 +7,14 @@ no GPU gets none, however little its price.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fractions import Fraction
+
+import msgspec
 
 from pyshim.instances.need import Need
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceType:
+class InstanceType(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     vcpus: int
     memory_mib: int
@@ -24,8 +24,7 @@ class InstanceType:
     """Per hour, in any one currency; None where it is not known, which counts as dearer than any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     instance: InstanceType
     reason: str
     """One sentence for the log."""

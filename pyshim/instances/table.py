@@ -3,6 +3,7 @@ price.
 """
 
 import json
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -11,6 +12,8 @@ from pyshim.instances.select import InstanceType
 _NUMBERS = ("vcpus", "memory_mib", "gpus")
 _MEMBERS = {"name", "gpu_model", "price", *_NUMBERS}
 MAX_BYTES = 16 * 1024 * 1024
+_PRICE = re.compile(r"-?[0-9]{1,20}\.[0-9]{1,20}")
+"""Without exponents: the fraction of `1e999999999` would take hours."""
 
 
 class InvalidTable(Exception):
@@ -24,18 +27,25 @@ def read_table(path: str) -> tuple[InstanceType, ...]:
     if len(content) > MAX_BYTES:
         raise InvalidTable(f"read instances '{path}': more than {MAX_BYTES} bytes")
     try:
-        # Prices as written: 0.1 is a tenth.
-        rows = json.loads(content, parse_float=Fraction)
+        rows = json.loads(content, parse_float=_price)
     except (ValueError, RecursionError) as error:
         raise InvalidTable(f"read instances '{path}': not JSON: {error}") from error
     if not isinstance(rows, list):
         raise InvalidTable(f"read instances '{path}': the document is not a list")
     types = tuple(_type(row, f"read instances '{path}': row {index}") for index, row in enumerate(rows))
-    names = [instance.name for instance in types]
-    for name in names:
-        if names.count(name) > 1:
-            raise InvalidTable(f"read instances '{path}': {name!r} is there twice")
+    seen: set[str] = set()
+    for instance in types:
+        if instance.name in seen:
+            raise InvalidTable(f"read instances '{path}': {instance.name!r} is there twice")
+        seen.add(instance.name)
     return types
+
+
+def _price(text: str) -> Fraction:
+    """Prices as written: 0.1 is a tenth. Raises ValueError for what is written otherwise."""
+    if not _PRICE.fullmatch(text):
+        raise ValueError(f"{text[:100]!r} is not a number of at most 20 digits before and after the point")
+    return Fraction(text)
 
 
 def _type(row: Any, where: str) -> InstanceType:

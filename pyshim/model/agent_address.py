@@ -4,13 +4,12 @@ Forms: `vsock://cid:port`, `hvsock://path:port` (unix socket with the CONNECT li
 virtio-serial port), `unix://path`.
 """
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 AGENT_VSOCK_PORT = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class VsockAddress:
+class VsockAddress(msgspec.Struct, frozen=True):
     cid: int
     port: int
 
@@ -18,8 +17,7 @@ class VsockAddress:
         return f"vsock://{self.cid}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class HvsockAddress:
+class HvsockAddress(msgspec.Struct, frozen=True):
     path: str
     port: int
 
@@ -27,16 +25,14 @@ class HvsockAddress:
         return f"hvsock://{self.path}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class SerialAddress:
+class SerialAddress(msgspec.Struct, frozen=True):
     path: str
 
     def __str__(self) -> str:
         return f"serial://{self.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(msgspec.Struct, frozen=True):
     path: str
 
     def __str__(self) -> str:

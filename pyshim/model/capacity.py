@@ -1,15 +1,14 @@
-"""What the host has left for one more VM, asked by `host/capacity.py` just before it boots.
+"""What the host has left for one more VM, asked by `resources/sizing/host.py` just before it boots.
 
 Unlike `HostFacts` these change from second to second: they are read once for each sandbox and never kept.
 """
 
 from fractions import Fraction
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityQuestion:
+class CapacityQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What of the host matters for this sandbox."""
 
     cgroups_path: str
@@ -20,8 +19,7 @@ class CapacityQuestion:
     """The file system guest RAM is a file of, e.g. /dev/shm; empty when it is no file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RamBacking:
+class RamBacking(msgspec.Struct, frozen=True, kw_only=True):
     """What guest RAM is taken from, where that is not plain memory."""
 
     name: str
@@ -31,8 +29,7 @@ class RamBacking:
     """RAM has to be a multiple of it; 1 where any size will do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupLimits:
+class CgroupLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The tightest limits over a sandbox's parent cgroup (a pod's) and all above it; None where there is none."""
 
     memory_bytes: int | None
@@ -43,8 +40,7 @@ class CgroupLimits:
     cpu_path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityFacts:
+class CapacityFacts(msgspec.Struct, frozen=True, kw_only=True):
     available_mib: int | None
     """MemAvailable; None when the kernel does not say."""
     swap_free_mib: int

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.host_facts import CgroupMode
 
 
@@ -27,8 +28,7 @@ class Member(StrEnum):
     VCPUS = "vcpus"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     path: str
     """From the root of a hierarchy: `/kubepods/pod1/kata_c1`."""
@@ -38,8 +38,7 @@ class Group:
     """v2: holds threads of a process that lives in the cgroup above."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class GroupSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One write into one file of a cgroup."""
 
     role: Role
@@ -52,8 +51,7 @@ class Setting:
     """Demanded by the configuration: a sandbox without it does not start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """The systemd unit that is the SANDBOX cgroup."""
 
     unit: str
@@ -63,8 +61,7 @@ class Scope:
     """v2: what systemd lets its processes open, in the words of DeviceAllow; empty where rules are ours (v1)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupPlan:
+class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     mode: CgroupMode
     groups: tuple[Group, ...]
     """In the order they are made; empty where the host has no cgroups."""
@@ -82,8 +79,7 @@ class CgroupPlan:
         return group.path if group is not None else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostOom:
+class HostOom(msgspec.Struct, frozen=True, kw_only=True):
     """The host's OOM killer took a process of a cgroup."""
 
     limited_by: str

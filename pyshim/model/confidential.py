@@ -1,8 +1,9 @@
-"""Confidential guests: which technology, what of the host it needs to know, and the guard a VM gets in its argv."""
+"""Confidential guests: the technology, the facts of the host it needs, the guard in the VM's argv, the initdata."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 SNP_HOST_DATA_BYTES = 32
 TDX_CONFIG_ID_BYTES = 48
@@ -18,61 +19,47 @@ class Tee(StrEnum):
     SEV = "sev"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TeeFacts:
+class TeeFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the host offers, and what was looked at: an error can say why something is missing."""
 
     available: frozenset[Tee]
     probed: tuple[str, ...]
     """One sentence for each thing that was probed."""
-    cbitpos: int
-    """The page table bit that marks an encrypted page; 0 when no SEV kind is available."""
-    reduced_phys_bits: int
-    """Physical address bits the guest loses to encryption; 0 as above."""
     quote_socket: str
     """The unix socket of TDX's quote generation service; empty when it is not there."""
 
 
-NO_TEE = TeeFacts(available=frozenset(), probed=(), cbitpos=0, reduced_phys_bits=0, quote_socket="")
+NO_TEE = TeeFacts(available=frozenset(), probed=(), quote_socket="")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VsockQuotes:
+class VsockQuotes(msgspec.Struct, frozen=True, kw_only=True):
     """The quote generation service by vsock."""
 
     cid: int
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnixQuotes:
+class UnixQuotes(msgspec.Struct, frozen=True, kw_only=True):
     """The quote generation service by unix socket."""
 
     path: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TdxGuard:
+class TdxGuard(msgspec.Struct, frozen=True, kw_only=True):
     mrconfigid: bytes
     """TDX_CONFIG_ID_BYTES, or empty: what the guest's owner has measured into it."""
     quotes: VsockQuotes | UnixQuotes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SevGuard:
+class SevGuard(msgspec.Struct, frozen=True, kw_only=True):
     """SEV, or SEV-ES when the policy has its bit."""
 
-    cbitpos: int
-    reduced_phys_bits: int
     policy: int
     launch_hook: str
     """A program asked before the guest runs, told the launch measurement; empty for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnpGuard:
-    cbitpos: int
-    reduced_phys_bits: int
+class SnpGuard(msgspec.Struct, frozen=True, kw_only=True):
     policy: int
     id_block: str
     id_auth: str
@@ -82,3 +69,27 @@ class SnpGuard:
 
 
 Guard = TdxGuard | SevGuard | SnpGuard
+
+
+INITDATA_ALGORITHMS = ("sha256", "sha384", "sha512")
+
+
+class Initdata(msgspec.Struct, frozen=True, kw_only=True):
+    """The document of a guest's owner, measured into a confidential guest."""
+
+    document: bytes
+    """The TOML text, byte for byte: what is digested."""
+    version: str
+    algorithm: str
+    """One of INITDATA_ALGORITHMS."""
+    data: Mapping[str, str]
+
+    @property
+    def digest(self) -> bytes:
+        import hashlib
+
+        return hashlib.new(self.algorithm, self.document).digest()
+
+    def digest_of(self, length: int) -> bytes:
+        """The digest as a field of `length` bytes holds it: cut, or filled with zeros, at its end."""
+        return self.digest[:length].ljust(length, b"\0")

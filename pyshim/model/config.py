@@ -1,18 +1,16 @@
 """The effective configuration: what TOML, drop-ins and annotations come to, typed and in named units.
 
-Field names are Kata's key names, a unit added where Kata's name has none. `config/` builds it; everybody else reads it.
-What each key means, and which of them decide nothing yet, is said once: in `config/keys_*.py`.
+Field names are Kata's key names, a unit added where Kata's name has none. `config/` builds it, the other rooms read it.
+Keys that decide nothing have no field. What each key means is said once: in `config/keys_*.py`.
 """
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HypervisorConfig:
+class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     # What is booted.
     path: str
     kernel: str
@@ -24,7 +22,6 @@ class HypervisorConfig:
     kernel_params: str
     kernel_verity_params: str
     firmware: str
-    firmware_volume: str
     machine_type: str
     machine_accelerators: str
     cpu_features: str
@@ -32,9 +29,9 @@ class HypervisorConfig:
     """`auto`, `kvm` or `tcg`; our own key."""
     cpu_model: str
     """QEMU's -cpu model; empty: `host` with KVM, a model fit for emulation without. Our own key."""
-    guest_extension_images: tuple[Mapping[str, Any], ...]
-    use_legacy_serial: bool
     guest_hook_path: str
+    guest_extension_images: tuple[Mapping[str, str], ...]
+    """Each with `name`, `path` and, if it has, `verity_params`."""
     # Size.
     default_vcpus: Fraction
     default_maxvcpus: int
@@ -50,14 +47,6 @@ class HypervisorConfig:
     enable_mem_prealloc: bool
     enable_hugepages: bool
     reclaim_guest_freed_memory: bool
-    enable_numa: bool
-    numa_mapping: tuple[str, ...]
-    enable_guest_swap: bool
-    guest_swap_path: str
-    guest_swap_size_percent: int
-    guest_swap_create_threshold_s: int
-    guest_memory_dump_path: str
-    guest_memory_dump_paging: bool
     # Safety.
     confidential_guest: bool
     sev_snp_guest: bool
@@ -73,16 +62,17 @@ class HypervisorConfig:
     tdx_quote_generation_service_socket_port: int
     initdata: str
     seccompsandbox: str
+    privileged_vmm: bool
+    """QEMU keeps the shim's capabilities; our own key."""
     rootless: bool
-    disable_selinux: bool
-    disable_guest_selinux: bool
+    rootless_first_id: int
+    """Our own key."""
     disable_nesting_checks: bool
     # Shared directories.
     shared_fs: str
     virtio_fs_daemon: str
     virtio_fs_cache: str
     virtio_fs_cache_size_mib: int
-    virtio_fs_is_dax: bool
     virtio_fs_queue_size: int
     virtio_fs_extra_args: tuple[str, ...]
     # Disks.
@@ -102,7 +92,6 @@ class HypervisorConfig:
     # Devices.
     default_bridges: int
     enable_iommu: bool
-    enable_iommu_platform: bool
     disable_vhost_net: bool
     network_queues: int
     rx_rate_limiter_max_rate: int
@@ -116,12 +105,13 @@ class HypervisorConfig:
     pcie_root_port: int
     pcie_switch_port: int
     use_vsock: str
-    """`auto`, `true` or `false`: reach the agent over vhost-vsock; our own key."""
+    """`auto`, `true`, `false` or `vhost-user`: how the agent is reached; our own key."""
+    vhost_user_vsock_daemon: str
+    start_timeout_s: float
+    """Until the VMM answers; our own key."""
     # Debugging.
     enable_debug: bool
     extra_monitor_socket: str
-    hypervisor_loglevel: int
-    log_level: str
     # Remote VMs.
     remote_hypervisor_socket: str
     remote_hypervisor_timeout_s: float
@@ -129,28 +119,31 @@ class HypervisorConfig:
     default_gpu_model: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
+AGENT_CDH_API_TIMEOUT_S = 50.0
+AGENT_LAUNCH_PROCESS_TIMEOUT_S = 6.0
+"""Seconds: kata-agent's own values, which a guest has without a kernel parameter."""
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_debug: bool
-    enable_tracing: bool
     debug_console_enabled: bool
     kernel_modules: tuple[str, ...]
     dial_timeout_s: float
+    hotplug_timeout_s: int
+    """How long the guest's agent waits for a device; our own key."""
     request_timeout_s: float
     cdh_api_timeout_s: float
     launch_process_timeout_s: float
     visible_cdi_devices: bool
     policy: str
-    passfd_listener_port: int
-    health_check_request_timeout_ms: int
-    container_pipe_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeConfig:
+class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_debug: bool
     internetworking_model: str
     disable_new_netns: bool
+    allow_host_network: bool
+    """A pod with hostNetwork starts, without any network of the host; our own key."""
     sandbox_cgroup_only: bool
     sandbox_cgroup_limits: bool
     """The sandbox's cgroups have limits of their own, from the sizing record; our own key."""
@@ -164,46 +157,34 @@ class RuntimeConfig:
     vfio_device_kinds: tuple[str, ...]
     """`VENDOR:CLASS=KIND` and `HOST-KIND=KIND`; our own key."""
     pod_resource_api_sock: str
-    kubelet_root_dir: str
     create_container_timeout_s: float
     disable_guest_seccomp: bool
     disable_guest_empty_dir: bool
     emptydir_mode: str
     sandbox_bind_mounts: tuple[str, ...]
-    shared_mounts: tuple[Mapping[str, Any], ...]
-    experimental: tuple[str, ...]
     experimental_force_guest_pull: bool
     dan_conf: str
     guest_selinux_label: str
-    enable_tracing: bool
-    jaeger_endpoint: str
-    jaeger_user: str
-    jaeger_password: str
-    keep_abnormal: bool
-    use_passfd_io: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactoryConfig:
-    enable_template: bool
-    template_path: str
-    vm_cache_number: int
-    vm_cache_endpoint: str
 
 
 REMOTE_SET_UP_TIMEOUT_S = 300.0
 """Kata's: between a remote VM's agent and us are two proxies that try to reach each other for up to five minutes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class Config(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """The file it was read from, for messages."""
+    annotated: Mapping[str, str] = {}
+    """The pod's annotation that set a key, by the key's name."""
     hypervisor_name: str
     hypervisor: HypervisorConfig
     agent: AgentConfig
     runtime: RuntimeConfig
-    factory: FactoryConfig
+
+    def origin(self, key: str) -> str:
+        """Who set `key`, for messages: the pod's annotation, or the file."""
+        annotation = self.annotated.get(key)
+        return f"annotation '{annotation}'" if annotation else f"'{self.source}'"
 
     @property
     def is_remote(self) -> bool:

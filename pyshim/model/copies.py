@@ -2,12 +2,12 @@
 
 import stat
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.ids import GuestPath
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeCopy:
+class VolumeCopy(msgspec.Struct, frozen=True, kw_only=True):
     """A host directory or file, and its copy in the guest."""
 
     source: str
@@ -16,8 +16,7 @@ class VolumeCopy:
     """The kubelet rewrites the source while it is in use, and the copy follows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeEntry:
+class TreeEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One directory, regular file or symbolic link of a tree; other kinds are not copied."""
 
     path: str
@@ -42,8 +41,7 @@ class TreeEntry:
         return stat.S_ISLNK(self.mode)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopiedPiece:
+class CopiedPiece(msgspec.Struct, frozen=True, kw_only=True):
     """One CopyFile call: a directory, a link (its target the data), or a piece of a file."""
 
     path: GuestPath

@@ -1,10 +1,8 @@
 """The devices of a pod: what is asked for, by whom, and what that is on this host."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 VFIO_DIR = "/dev/vfio/"
 VFIO_CONTAINER = "/dev/vfio/vfio"
@@ -17,8 +15,7 @@ def is_vfio_node(path: str) -> bool:
     return path.startswith(VFIO_DIR) and path != VFIO_CONTAINER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRequest:
+class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """Qualified CDI name."""
     origin: str
@@ -27,8 +24,7 @@ class DeviceRequest:
     """The container's name in the pod; empty where the asker named none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceQuestion:
+class DeviceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What to find out about a sandbox's or a container's devices."""
 
     pod_name: str = ""
@@ -36,7 +32,7 @@ class DeviceQuestion:
     kubelet_socket: str = ""
     """Ask the kubelet there what the pod was given; empty: do not."""
     requests: tuple[DeviceRequest, ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Those that ask for devices, `cdi.k8s.io/...`."""
     nodes: tuple[str, ...] = ()
     """VFIO nodes that a spec has already."""
@@ -48,8 +44,7 @@ class DeviceQuestion:
         return not (self.kubelet_socket or self.requests or self.annotations or self.nodes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFunction:
+class HostFunction(msgspec.Struct, frozen=True, kw_only=True):
     """One PCI function of this host."""
 
     address: str
@@ -59,8 +54,7 @@ class HostFunction:
     """The last three as sysfs has them: `0x10de`, `0x2331`, `0x030200`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VfioNode:
+class VfioNode(msgspec.Struct, frozen=True, kw_only=True):
     """What opens functions to a VM: an IOMMU group's node with all its functions, or one function's own node."""
 
     path: str
@@ -76,8 +70,7 @@ class VfioNode:
         return self.path.rpartition("/")[2].removeprefix("vfio")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundDevice:
+class FoundDevice(msgspec.Struct, frozen=True, kw_only=True):
     request: DeviceRequest
     """With an empty name for a node that a spec has already."""
     nodes: tuple[VfioNode, ...]
@@ -87,12 +80,11 @@ class FoundDevice:
     """What else the spec does to a container on this host, in words; none of it reaches a guest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodDevices:
+class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[FoundDevice, ...] = ()
-    cpu_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cpu_ids: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     """Exclusive CPUs by container, as the kubelet gave them."""
-    memory: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    memory: Mapping[str, Mapping[str, int]] = msgspec.field(default_factory=dict)
     """Bytes by NUMA nodes (`0`, `0,1`), by container."""
 
     def nodes(self) -> tuple[VfioNode, ...]:
@@ -100,43 +92,9 @@ class PodDevices:
         return tuple({node.path: node for found in self.devices for node in found.nodes}.values())
 
 
-def as_json(value: Any) -> Any:
-    """The nouns of this module as JSON; `from_json` reads it back."""
-    if isinstance(value, tuple):
-        return [as_json(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: as_json(item) for key, item in value.items()}
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: as_json(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
+class PodResources(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kubelet says of one pod."""
 
-
-def question_from_json(data: Mapping[str, Any]) -> DeviceQuestion:
-    return DeviceQuestion(
-        pod_name=data["pod_name"],
-        pod_namespace=data["pod_namespace"],
-        kubelet_socket=data["kubelet_socket"],
-        requests=tuple(DeviceRequest(**item) for item in data["requests"]),
-        annotations=dict(data["annotations"]),
-        nodes=tuple(data["nodes"]),
-        names_only=data["names_only"],
-    )
-
-
-def devices_from_json(data: Mapping[str, Any]) -> PodDevices:
-    return PodDevices(
-        devices=tuple(
-            FoundDevice(
-                request=DeviceRequest(**item["request"]),
-                nodes=tuple(
-                    VfioNode(path=node["path"], functions=tuple(HostFunction(**each) for each in node["functions"]))
-                    for node in item["nodes"]
-                ),
-                env=tuple(item["env"]),
-                left_out=tuple(item["left_out"]),
-            )
-            for item in data["devices"]
-        ),
-        cpu_ids={name: tuple(ids) for name, ids in data["cpu_ids"].items()},
-        memory={name: dict(sizes) for name, sizes in data["memory"].items()},
-    )
+    requests: tuple[DeviceRequest, ...]
+    cpu_ids: dict[str, tuple[int, ...]]
+    memory: dict[str, dict[str, int]]

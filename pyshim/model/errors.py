@@ -33,7 +33,7 @@ class ShimError(Exception):
 
 
 class Cancelled(ShimError):
-    """The work was ended at somebody else's wish before it was done."""
+    """Another caller ended the work before it was done."""
 
     code = ErrorCode.CANCELLED
 

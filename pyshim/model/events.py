@@ -1,25 +1,23 @@
 """Task events, in the words of containerd.events; the publisher encodes and orders them."""
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import CreateTask, ExitStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCreated:
+class TaskCreated(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     request: CreateTask
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskStarted:
+class TaskStarted(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskExited:
+class TaskExited(msgspec.Struct, frozen=True, kw_only=True):
     """`process_id` is the exec id, or the container id for the init process."""
 
     container_id: ContainerId
@@ -28,41 +26,50 @@ class TaskExited:
     exit: ExitStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskDeleted:
+class TaskDeleted(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     pid: int
     exit: ExitStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecAdded:
+class ExecAdded(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     exec_id: ExecId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecStarted:
+class ExecStarted(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     exec_id: ExecId
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPaused:
+class TaskPaused(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResumed:
+class TaskResumed(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOom:
+class TaskOom(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+
+
+class RemoteVmLost(msgspec.Struct, frozen=True, kw_only=True):
+    """The service has forgotten the started VM of sandbox `container_id`; the VM may run on."""
+
     container_id: ContainerId
 
 
 TaskEvent = (
-    TaskCreated | TaskStarted | TaskExited | TaskDeleted | ExecAdded | ExecStarted | TaskPaused | TaskResumed | TaskOom
+    TaskCreated
+    | TaskStarted
+    | TaskExited
+    | TaskDeleted
+    | ExecAdded
+    | ExecStarted
+    | TaskPaused
+    | TaskResumed
+    | TaskOom
+    | RemoteVmLost
 )

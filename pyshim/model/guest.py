@@ -1,15 +1,15 @@
-"""What the guest's agent is told, before translation to its protobuf messages (agent/translate.py)."""
+"""What the shim sends to the guest's agent, before translation to its protobuf messages (agent/translate.py)."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.ids import GuestPath
 from pyshim.model.volumes import FsGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class Storage(msgspec.Struct, frozen=True, kw_only=True):
     """Something the agent mounts: Kata's Storage message."""
 
     driver: str
@@ -23,8 +23,7 @@ class Storage:
     fs_group: FsGroup | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestDevice:
+class GuestDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device the agent hands to a container: Kata's Device message."""
 
     id: str
@@ -34,14 +33,12 @@ class GuestDevice:
     options: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelModule:
+class KernelModule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     parameters: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestSandbox:
+class GuestSandbox(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: str
     hostname: str
     dns: tuple[str, ...]
@@ -51,8 +48,7 @@ class GuestSandbox:
     kernel_modules: tuple[KernelModule, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestContainer:
+class GuestContainer(msgspec.Struct, frozen=True, kw_only=True):
     container_id: str
     spec: Mapping[str, Any]
     """The OCI spec (JSON object), already trimmed for the guest."""
@@ -61,14 +57,12 @@ class GuestContainer:
     shared_pid_namespace: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkAddress:
+class NetworkAddress(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     prefix_length: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkInterface:
+class NetworkInterface(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     addresses: tuple[NetworkAddress, ...]
     mtu: int
@@ -79,8 +73,7 @@ class NetworkInterface:
     """Guest PCI path when known, else empty (the agent then finds it by MAC)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkRoute:
+class NetworkRoute(msgspec.Struct, frozen=True, kw_only=True):
     destination: str
     """CIDR; empty for the default route."""
     gateway: str
@@ -93,8 +86,7 @@ class NetworkRoute:
     mtu: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkNeighbour:
+class NetworkNeighbour(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     device: str
     mac: str
@@ -102,8 +94,7 @@ class NetworkNeighbour:
     flags: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentDetails:
+class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     memory_block_bytes: int
     memory_hotplug_probe: bool

@@ -1,9 +1,14 @@
-"""What the host can do, probed once per shim by `host/probe.py`; decisions read this value, never the host."""
+"""What the host can do, probed once per shim by `resources/probe.py`; decisions read this value, never the host."""
 
 from enum import StrEnum
 
+import msgspec
+from msgspec.structs import replace
+
 from pyshim.model.confidential import NO_TEE, TeeFacts
-from pyshim.model.dataclasses import dataclass
+
+_UNBOUNDED_CPUS = 4096
+"""Stands for the CPUs of a host that is not known; `default_maxvcpus` has no higher value."""
 
 
 class Accelerator(StrEnum):
@@ -22,8 +27,7 @@ class VirtiofsdFlavour(StrEnum):
     C = "c"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_count: int
     memory_mib: int
     cpu_flags: frozenset[str]
@@ -39,4 +43,9 @@ class HostFacts:
     tee: TeeFacts = NO_TEE
     """Confidential guests this host can run."""
     tsc_khz: int = 0
-    """The rate of the time stamp counter; 0 while it was not measured, as on hosts that emulate nothing."""
+    """The rate of the time stamp counter; 0 when the host does not say it."""
+
+
+def elsewhere(host: HostFacts) -> HostFacts:
+    """`host` as far as it bounds a VM that is not on it: not at all."""
+    return replace(host, cpu_count=_UNBOUNDED_CPUS, memory_mib=0)

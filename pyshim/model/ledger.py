@@ -1,22 +1,22 @@
 """The ledger's nouns: every host resource a sandbox holds, by kind and key (design rule: intent before effect).
 
-An entry is written before the resource is made and struck out after it is gone, so whoever comes after a crash
-knows all that may exist. `host/release.py` holds the one undo of each kind; every undo is idempotent.
+An entry is written before the resource is made and struck out after it is gone, so that after a crash the ledger
+names all that may exist. `cleanup/release.py` holds the one undo of each kind; every undo is idempotent.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Protocol
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 
 class ResourceKind(StrEnum):
     """Kinds in use; the comment names the key and the detail fields."""
 
     DIRECTORY = "directory"  # key: path; removed with all below it, never across a mount point
-    SOCKET = "socket"  # key: path of a unix socket or other single file
+    SOCKET = "socket"  # key: path of a unix socket
+    FILE = "file"  # key: path of a regular file
     MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it; detail: beneath, a root a guest writes in
     PROCESS = "process"  # key: a text unique in its argv; detail: program; pid, start_ticks once known
     CGROUP = "cgroup"  # key: path in every hierarchy of detail roots (mount points, `:` between); alone: a directory
@@ -34,11 +34,10 @@ second one would take it from the first.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerEntry:
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     kind: ResourceKind
     key: str
-    detail: Mapping[str, str | int] = field(default_factory=dict)
+    detail: Mapping[str, str | int] = msgspec.field(default_factory=dict)
 
 
 class Ledger(Protocol):

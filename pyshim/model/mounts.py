@@ -2,7 +2,8 @@
 
 from enum import StrEnum
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.ids import HostPath
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
@@ -32,8 +33,7 @@ class SourceKind(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostMount:
+class HostMount(msgspec.Struct, frozen=True, kw_only=True):
     """One mount: `options` are fstab words (`ro`, `rbind`, `loop`, `lowerdir=...`), applied as containerd does."""
 
     type: str

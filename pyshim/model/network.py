@@ -1,9 +1,13 @@
 """The pod's network: the model it is wired by, and what a scan of its namespace says in rtnetlink's own terms."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.errors import InvalidArgument, Unimplemented
+from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
+from pyshim.model.vm import VhostUserNic
 
 
 class NetworkModel(StrEnum):
@@ -37,8 +41,7 @@ MIN_RATE, MAX_RATE = 8_000, 8 * 0xFFFFFFFF
 """bit/s. Below, one frame of a large MTU would take minutes; above is more than the kernel's token bucket counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RateLimits:
+class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of each interface of the pod, in bit/s as the guest sees it; 0: none."""
 
     received: int
@@ -55,8 +58,7 @@ def rate_limits(*, received: int, sent: int) -> RateLimits:
     return RateLimits(received=received, sent=sent)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkReport:
+class LinkReport(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     name: str
     kind: str
@@ -75,8 +77,7 @@ class LinkReport:
     """`ingress` or `clsact` when one is attached; empty for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddressReport:
+class AddressReport(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     address: str
     prefix_length: int
@@ -84,8 +85,7 @@ class AddressReport:
     """The other end of a point-to-point address, whose prefix it then is; empty otherwise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteReport:
+class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     """The interface it leaves by; 0 when it has none or several."""
     family: int
@@ -106,8 +106,7 @@ class RouteReport:
     """What of it no agent can be told (`multipath`, `gateway of another family`); empty for an ordinary route."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NeighbourReport:
+class NeighbourReport(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     address: str
     mac: str
@@ -115,9 +114,17 @@ class NeighbourReport:
     flags: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkScan:
+class NetworkScan(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkReport, ...]
     addresses: tuple[AddressReport, ...]
     routes: tuple[RouteReport, ...]
     neighbours: tuple[NeighbourReport, ...]
+
+
+class DirectNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    vhost_user: tuple[VhostUserNic, ...]
+    functions: Mapping[str, str]
+    """MAC in the guest -> PCI address on the host."""
+    interfaces: tuple[NetworkInterface, ...]
+    routes: tuple[NetworkRoute, ...]
+    neighbours: tuple[NetworkNeighbour, ...]

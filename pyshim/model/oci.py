@@ -6,18 +6,17 @@ Source: OCI runtime-spec 1.1, config.md and config-linux.md.
 import json
 import posixpath
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
+from pyshim.model.decoding import Text, decoded
 from pyshim.model.errors import InvalidArgument
-
-T = TypeVar("T")
 
 MAX_SPEC_BYTES = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OciMount:
+class OciMount(msgspec.Struct, frozen=True, kw_only=True):
     destination: str
     type: str
     source: str
@@ -29,25 +28,27 @@ class OciMount:
 
     @property
     def is_read_only(self) -> bool:
-        return "ro" in self.options
+        return "ro" in self.options or self.is_read_only_recursive
+
+    @property
+    def is_read_only_recursive(self) -> bool:
+        """Mounts below its source are to be read-only as well."""
+        return "rro" in self.options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OciNamespace:
-    type: str
-    path: str
+class OciNamespace(msgspec.Struct, frozen=True, kw_only=True):
+    type: Text
+    path: Text = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OciDevice:
-    path: str
-    type: str
-    major: int
-    minor: int
+class OciDevice(msgspec.Struct, frozen=True, kw_only=True):
+    path: Text
+    type: Text
+    major: int = 0
+    minor: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OciSpec:
+class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     root_path: str
     hostname: str
     terminal: bool
@@ -66,137 +67,99 @@ class OciSpec:
         return None
 
 
-def parse_spec(data: bytes, where: str) -> OciSpec:
-    """The spec in `data`; `where` names it in errors. Raises InvalidArgument naming the first wrong member."""
-    try:
-        raw = json.loads(data)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidArgument(f"parse spec '{where}': not JSON: {exc}") from exc
-    reader = _Reader(where)
-    top = reader.mapping(raw, "the document")
-    process = reader.mapping(top.get("process"), "process")
-    args = reader.list_of(process.get("args"), str, "process.args")
-    if not args:
-        raise reader.error("process.args", "is empty")
-    cwd = reader.scalar(process.get("cwd", "/"), str, "process.cwd")
-    if not cwd.startswith("/"):
-        raise reader.error("process.cwd", f"is not absolute: {cwd!r}")
-    root = reader.mapping(top.get("root"), "root")
-    root_path = reader.scalar(root.get("path"), str, "root.path")
-    if not root_path:
-        raise reader.error("root.path", "is empty")
-    linux = reader.mapping(top.get("linux") or {}, "linux")
-    _check_resources(reader, linux)
-    return OciSpec(
-        root_path=root_path,
-        hostname=reader.scalar(top.get("hostname", ""), str, "hostname"),
-        terminal=reader.scalar(process.get("terminal", False), bool, "process.terminal"),
-        mounts=tuple(_mount(reader, item, index) for index, item in enumerate(reader.items(top, "mounts"))),
-        namespaces=tuple(
-            _namespace(reader, item, index) for index, item in enumerate(reader.items(linux, "namespaces"))
-        ),
-        devices=tuple(_device(reader, item, index) for index, item in enumerate(reader.items(linux, "devices"))),
-        cgroups_path=reader.scalar(linux.get("cgroupsPath", ""), str, "linux.cgroupsPath"),
-        annotations=reader.string_map(top.get("annotations"), "annotations"),
-        raw=top,
-    )
+class _Process(msgspec.Struct, frozen=True, kw_only=True):
+    args: tuple[str, ...]
+    cwd: Text = "/"
+    terminal: bool = False
 
 
-def _check_resources(reader: "_Reader", linux: Mapping[str, Any]) -> None:
-    """The members decisions look into are objects, and rules a list of them."""
-    resources = reader.mapping(linux.get("resources") or {}, "linux.resources")
-    for member in ("cpu", "memory"):
-        reader.mapping(resources.get(member) or {}, f"linux.resources.{member}")
-    for index, rule in enumerate(reader.items(resources, "devices")):
-        name = f"linux.resources.devices[{index}]"
-        reader.scalar(reader.mapping(rule, name).get("access", ""), str, f"{name}.access")
+class _Root(msgspec.Struct, frozen=True, kw_only=True):
+    path: Text
 
 
-def _mount(reader: "_Reader", item: object, index: int) -> OciMount:
-    name = f"mounts[{index}]"
-    fields = reader.mapping(item, name)
-    destination = reader.scalar(fields.get("destination"), str, f"{name}.destination")
-    if not destination.startswith("/"):
-        raise reader.error(f"{name}.destination", f"is not absolute: {destination!r}")
-    return OciMount(
-        destination=posixpath.normpath(destination),
-        type=reader.scalar(fields.get("type", ""), str, f"{name}.type"),
-        source=reader.scalar(fields.get("source", ""), str, f"{name}.source"),
-        options=tuple(reader.list_of(fields.get("options"), str, f"{name}.options")),
-    )
+class _Mount(msgspec.Struct, frozen=True, kw_only=True):
+    destination: Text
+    type: Text = ""
+    source: Text = ""
+    options: tuple[str, ...] | None = None
 
 
-def _namespace(reader: "_Reader", item: object, index: int) -> OciNamespace:
-    name = f"linux.namespaces[{index}]"
-    fields = reader.mapping(item, name)
-    kind = reader.scalar(fields.get("type"), str, f"{name}.type")
-    if kind not in _NAMESPACES:
-        raise reader.error(f"{name}.type", f"is not a known namespace: {kind!r}")
-    return OciNamespace(type=kind, path=reader.scalar(fields.get("path", ""), str, f"{name}.path"))
+class _Rule(msgspec.Struct, frozen=True, kw_only=True):
+    access: Text = ""
 
 
-def _device(reader: "_Reader", item: object, index: int) -> OciDevice:
-    name = f"linux.devices[{index}]"
-    fields = reader.mapping(item, name)
-    return OciDevice(
-        path=reader.scalar(fields.get("path"), str, f"{name}.path"),
-        type=reader.scalar(fields.get("type"), str, f"{name}.type"),
-        major=reader.scalar(fields.get("major", 0), int, f"{name}.major"),
-        minor=reader.scalar(fields.get("minor", 0), int, f"{name}.minor"),
-    )
+class _Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What decisions look into, in the object that is passed through."""
+
+    cpu: Mapping[str, Any] | None = None
+    memory: Mapping[str, Any] | None = None
+    devices: tuple[_Rule, ...] | None = None
+
+
+class _Linux(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    namespaces: tuple[OciNamespace, ...] | None = None
+    devices: tuple[OciDevice, ...] | None = None
+    cgroups_path: Text = ""
+    resources: _Resources | None = None
+    sysctl: Mapping[str, str] | None = None
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    """Go writes an empty list or object as null."""
+
+    process: _Process
+    root: _Root
+    hostname: Text = ""
+    mounts: tuple[_Mount, ...] | None = None
+    linux: _Linux | None = None
+    annotations: Mapping[str, str] | None = None
 
 
 _NAMESPACES = frozenset({"pid", "network", "ipc", "uts", "mount", "user", "cgroup", "time"})
 
 
-def _is_text(value: str) -> bool:
-    """No NUL byte, and no half of a character, which JSON's escapes can spell."""
-    return "\0" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
+def parse_spec(data: bytes, where: str) -> OciSpec:
+    """The spec in `data`; `where` names it in errors. Raises InvalidArgument naming the first wrong member."""
+
+    def refused(problem: str) -> InvalidArgument:
+        return InvalidArgument(f"read spec '{where}': {problem}")
+
+    try:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as exc:
+        raise InvalidArgument(f"parse spec '{where}': not JSON: {exc}") from exc
+    document = decoded(raw, _Document, refused)
+    process, root, linux = document.process, document.root, document.linux or _Linux()
+    mounts, namespaces = document.mounts or (), linux.namespaces or ()
+    if not process.args:
+        raise refused("process.args is empty")
+    if not root.path:
+        raise refused("root.path is empty")
+    directories = {"process.cwd": process.cwd}
+    directories |= {f"mounts[{index}].destination": mount.destination for index, mount in enumerate(mounts)}
+    for member, path in directories.items():
+        if not path.startswith("/"):
+            raise refused(f"{member} is not absolute: {path!r}")
+    for index, namespace in enumerate(namespaces):
+        if namespace.type not in _NAMESPACES:
+            raise refused(f"linux.namespaces[{index}].type is not a known namespace: {namespace.type!r}")
+    return OciSpec(
+        root_path=root.path,
+        hostname=document.hostname,
+        terminal=process.terminal,
+        mounts=tuple(map(_mount, mounts)),
+        namespaces=namespaces,
+        devices=linux.devices or (),
+        cgroups_path=linux.cgroups_path,
+        annotations=document.annotations or {},
+        raw=raw,
+    )
 
 
-class _Reader:
-    """Reads members of an untrusted JSON object, naming the member in every refusal."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-
-    def error(self, member: str, problem: str) -> InvalidArgument:
-        return InvalidArgument(f"read spec '{self._where}': {member} {problem}")
-
-    def mapping(self, value: object, member: str) -> Mapping[str, Any]:
-        if value is None:
-            raise self.error(member, "is missing")
-        if not isinstance(value, dict):
-            raise self.error(member, "is not an object")
-        return value
-
-    def items(self, parent: Mapping[str, Any], member: str) -> list[Any]:
-        value = parent.get(member)
-        if value is None:
-            return []
-        if not isinstance(value, list):
-            raise self.error(member, "is not a list")
-        return value
-
-    def scalar(self, value: object, kind: type[T], member: str) -> T:
-        if value is None:
-            raise self.error(member, "is missing")
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise self.error(member, f"is not a {kind.__name__}")
-        if isinstance(value, str) and not _is_text(value):
-            raise self.error(member, f"is no text a kernel would take: {value[:100]!r}")
-        return value
-
-    def list_of(self, value: object, kind: type[T], member: str) -> list[T]:
-        if value is None:
-            return []
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
-            raise self.error(member, f"is not a list of {kind.__name__}")
-        return value
-
-    def string_map(self, value: object, member: str) -> Mapping[str, str]:
-        if value is None:
-            return {}
-        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-            raise self.error(member, "is not an object of strings")
-        return value
+def _mount(mount: _Mount) -> OciMount:
+    return OciMount(
+        destination=posixpath.normpath(mount.destination),
+        type=mount.type,
+        source=mount.source,
+        options=mount.options or (),
+    )

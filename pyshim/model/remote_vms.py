@@ -1,14 +1,15 @@
-"""A VM that a service makes elsewhere: what the service is told, and what the ledger knows for whoever has to end it.
+"""A VM that a service makes elsewhere: what the service gets to know, and what the ledger holds for the end of the VM.
 
-The protocol has no way to ask what became of a call. StopVM by the VM's id is all there is, and a service that answers
-"no such VM" may have it yet to make while CreateVM is under way; so the entry says how far things had come.
+The protocol has no call that tells what became of another one. StopVM by the VM's id is all there is, and a service
+that answers "no such VM" while CreateVM is under way may still make the VM. So the entry says how far the VM had come.
 """
 
 import re
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 
 SERVICE = "hypervisor.Hypervisor"
@@ -17,26 +18,30 @@ NOT_FOUND, UNKNOWN = 5, 2  # google.rpc.Code
 _SHOWN_CHARS = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteServiceConfig:
-    """Who makes a VM that is not on this host, and what it is told of it."""
+class RemoteServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The service that makes a VM, and what CreateVM says about the VM."""
 
     socket_path: str
     annotations: Mapping[str, str]
-    """The whole description of the VM: the service is told nothing else but its id and the pod's network namespace."""
+    """The whole description of the VM, besides its id and the pod's network namespace."""
     timeout_s: float
     """For making and for starting the VM, each."""
     stop_timeout_s: float
-    """For its end. The service deletes the VM within the call, so that giving up early may leave it behind."""
+    """For StopVM. The service deletes the VM within the call: a caller that gives up early may leave the VM running."""
 
 
 class RemoteVmState(StrEnum):
     ASKED = "asked"
     """CreateVM was about to be sent, or has been. Until its deadline has passed, "no such VM" proves nothing."""
     KNOWN = "known"
-    """CreateVM has ended, and what it did is done: "no such VM" means that it is gone."""
+    """CreateVM has ended, and StartVM was not sent or was refused: "no such VM" means that there is none."""
+    STARTED = "started"
+    """StartVM was about to be sent, or has been, and was not refused. "No such VM" then says that the service has
+    forgotten the VM; the VM may run on."""
     STOPPED = "stopped"
     """StopVM has been answered: nothing is left to be done."""
+    LOST = "lost"
+    """The service has forgotten a VM of the state `started`: its undo leaves a tombstone for a person."""
 
 
 def remote_vm_entry(
@@ -62,13 +67,13 @@ def remote_vm_entry(
 def is_unknown_vm(vm_id: str, code: int, message: str) -> bool:
     """A reply's status says that the service knows no such VM.
 
-    Cloud adaptors have no code for it: `sandbox ID does not exist`. What else may be missing (an instance's disk, a
-    host's name) must not be taken for it, so the words have to follow the id, and the id must be a whole one.
+    Cloud adaptors have no code for it, only the text `sandbox ID does not exist`. Other things may be missing (an
+    instance's disk, a host's name), so the words must follow the id, and the id must be a whole word.
     """
     told = rf"(?<![\w.-]){re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
     return code == NOT_FOUND or (code == UNKNOWN and re.search(told, message) is not None)
 
 
 def shown(words: str) -> str:
-    """What a service said, fit for a log: cut, on one line, without control characters."""
+    """A service's text, fit for a log: cut, on one line, without control characters."""
     return "".join(char if char.isprintable() else " " for char in words[:_SHOWN_CHARS]).strip() or "(nothing)"

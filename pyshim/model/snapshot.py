@@ -1,11 +1,14 @@
-"""What is true of a sandbox at one moment, as `state/` persists it and a later shim or `delete` reads it."""
+"""What is true of a sandbox at one moment, as `state/` persists it and a later shim or `delete` reads it.
+
+Containers and execs are persisted as they are, under the names of their fields in Pascal case: a field of another name
+or type is a new version of the format (`state/schema.py`).
+"""
 
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
-from typing import NamedTuple
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.task import ExitStatus, Status, Stdio
 
@@ -19,49 +22,47 @@ class SandboxStatus(StrEnum):
     STOPPED = "stopped"
 
 
-class StreamPositions(NamedTuple):
+class StreamPositions(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """Bytes that have reached their reader: what a process took of its stdin, what its client took of its output."""
 
-    stdin: int = 0
-    stdout: int = 0
-    stderr: int = 0
+    stdin: int
+    stdout: int
+    stderr: int
 
 
-NOTHING_MOVED = StreamPositions()
+NOTHING_MOVED = StreamPositions(stdin=0, stdout=0, stderr=0)
 
 
-class ExecSnapshot(NamedTuple):
-    """An added process; `spec` is its OCI process object until it is started, for then nobody else has it."""
+class ExecSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """An added process; `spec` is its OCI process object until it is started: until then only the shim has it."""
 
-    exec_id: ExecId
+    exec_id: ExecId = msgspec.field(name="ID")
     status: Status
     stdio: Stdio
-    exit: ExitStatus | None
+    exit: ExitStatus | None = None
     moved: StreamPositions
     spec: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSnapshot:
-    container_id: ContainerId
+class ContainerSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    container_id: ContainerId = msgspec.field(name="ID")
     bundle: HostPath
     status: Status
     stdio: Stdio
-    exit: ExitStatus | None
-    rootfs: HostPath
-    moved: StreamPositions = NOTHING_MOVED
-    execs: tuple[ExecSnapshot, ...] = ()
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    resources: Mapping[str, object] = field(default_factory=dict)
+    exit: ExitStatus | None = None
+    rootfs: HostPath = HostPath("")
+    moved: StreamPositions
+    execs: tuple[ExecSnapshot, ...]
+    annotations: Mapping[str, str]
+    resources: Mapping[str, object]
     """`linux.resources` as last set: the VM's size is made of them."""
-    device_maps: tuple[Mapping[str, object], ...] = ()
+    device_maps: tuple[Mapping[str, object], ...]
     """Kata's DeviceMap objects; their ids are those of the sandbox's devices."""
-    mounts: tuple[Mapping[str, object], ...] = ()
+    mounts: tuple[Mapping[str, object], ...]
     """Kata's Mount objects."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxSnapshot:
+class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_id: SandboxId
     status: SandboxStatus
     config_source: str
@@ -77,15 +78,15 @@ class SandboxSnapshot:
     containers: tuple[ContainerSnapshot, ...]
     failure: str
     """Why the sandbox died; empty while it has not."""
-    cgroups: Mapping[str, object] = field(default_factory=dict)
-    """Its host cgroups: where, who is in them, what was set and why (`sandbox/cgroups.py`)."""
+    cgroups: Mapping[str, object] = msgspec.field(default_factory=dict)
+    """Its host cgroups: where, who is in them, what was set and why (`resources/cgroups/live.py`)."""
     owner: ContainerId | None = None
     """The container whose end is the sandbox's; None once it is deleted."""
     endpoints: tuple[Mapping[str, object], ...] = ()
     """Kata's Endpoint objects, one per network card."""
     devices: tuple[Mapping[str, object], ...] = ()
     """Kata's DeviceState objects."""
-    sandbox_config: Mapping[str, object] = field(default_factory=dict)
+    sandbox_config: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Keys of Kata's SandboxConfig that this sandbox was started with, besides its hypervisor's."""
-    trace: Mapping[str, object] = field(default_factory=dict)
+    trace: Mapping[str, object] = msgspec.field(default_factory=dict)
     """What took how long, from Create to the first output (`model/trace.py`)."""

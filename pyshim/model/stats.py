@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuStats:
+class CpuStats(msgspec.Struct, frozen=True, kw_only=True):
     total_ns: int
     user_ns: int
     kernel_ns: int
@@ -16,16 +15,14 @@ class CpuStats:
     throttled_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryUse:
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     usage_bytes: int
     max_usage_bytes: int
     failures: int
     limit_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryStats:
+class MemoryStats(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int
     usage: MemoryUse
     swap: MemoryUse
@@ -34,16 +31,14 @@ class MemoryStats:
     """The lines of memory.stat, by their own names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockIoEntry:
+class BlockIoEntry(msgspec.Struct, frozen=True, kw_only=True):
     major: int
     minor: int
     op: str
     value: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockIoStats:
+class BlockIoStats(msgspec.Struct, frozen=True, kw_only=True):
     """By the names of the v1 blkio files; from a cgroup v2 guest only the first two are filled."""
 
     service_bytes: tuple[BlockIoEntry, ...]
@@ -56,16 +51,14 @@ class BlockIoStats:
     sectors: tuple[BlockIoEntry, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HugetlbStats:
+class HugetlbStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: str
     usage_bytes: int
     max_usage_bytes: int
     failures: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InterfaceStats:
+class InterfaceStats(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     rx_bytes: int
     rx_packets: int
@@ -77,8 +70,7 @@ class InterfaceStats:
     tx_dropped: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerStats:
+class ContainerStats(msgspec.Struct, frozen=True, kw_only=True):
     cpu: CpuStats
     memory: MemoryStats
     pids_current: int

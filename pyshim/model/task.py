@@ -1,26 +1,49 @@
-"""What containerd asks for, decoded: the values the task edge hands to the sandbox room."""
+"""What containerd asks for, decoded: the values the task edge passes to the pod, and the states of a process."""
 
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import StrEnum
 from typing import Any
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 
 
-class Status(IntEnum):
-    """A process's state; the numbers are containerd.v1.types.Status."""
+class Status(StrEnum):
+    """A process's state, by the names of containerd.v1.types.Status."""
 
-    UNKNOWN = 0
-    CREATED = 1
-    RUNNING = 2
-    STOPPED = 3
-    PAUSED = 4
-    PAUSING = 5
+    UNKNOWN = "UNKNOWN"
+    CREATED = "CREATED"
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"
+    PAUSED = "PAUSED"
+    PAUSING = "PAUSING"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RootfsMount:
+# Theory of operation of one process (an init or an exec):
+#
+#     CREATED --start--> RUNNING --pause--> PAUSING -> PAUSED --resume--> RUNNING
+#        |                  |                            |
+#        +--exit (killed)---+------------ exit ----------+--> STOPPED --delete--> (gone)
+#
+# STOPPED is a latch: exit status and time are final before a caller sees the state, which never changes again.
+# A process killed before it was started goes from CREATED to STOPPED (containerd kills created tasks).
+# Source: containerd's runc shim process states.
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.CREATED: frozenset({Status.RUNNING, Status.STOPPED}),
+    Status.RUNNING: frozenset({Status.PAUSING, Status.STOPPED}),
+    Status.PAUSING: frozenset({Status.PAUSED, Status.RUNNING, Status.STOPPED}),
+    Status.PAUSED: frozenset({Status.RUNNING, Status.STOPPED}),
+    Status.STOPPED: frozenset(),
+    Status.UNKNOWN: frozenset(),
+}
+
+
+def can_become(now: Status, wanted: Status) -> bool:
+    return wanted in TRANSITIONS[now]
+
+
+class RootfsMount(msgspec.Struct, frozen=True, kw_only=True):
     """One mount of `Create.rootfs`; `target` is relative to the rootfs, empty for the rootfs itself."""
 
     type: str
@@ -29,9 +52,11 @@ class RootfsMount:
     options: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stdio:
-    """Where a process's streams go: FIFO paths or log URIs; the empty string means no stream."""
+class Stdio(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """Where a process's streams go: FIFO paths or log URIs; the empty string means no stream.
+
+    `rename`: the state of a sandbox has it under these names (`model/snapshot.py`).
+    """
 
     stdin: str
     stdout: str
@@ -39,16 +64,14 @@ class Stdio:
     terminal: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuntimeOptions:
+class RuntimeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """containerd's runtime options: which configuration file (or body) this runtime handler uses."""
 
     config_path: str
     config_body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CreateTask:
+class CreateTask(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     bundle: HostPath
     rootfs: tuple[RootfsMount, ...]
@@ -56,8 +79,7 @@ class CreateTask:
     options: RuntimeOptions | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecTask:
+class ExecTask(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     exec_id: ExecId
     stdio: Stdio
@@ -65,16 +87,17 @@ class ExecTask:
     """The OCI `process` object as JSON gave it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitStatus:
-    """How a process ended: its code, or 128 + signal; `exited_at_ns` is wall-clock nanoseconds since the epoch."""
+class ExitStatus(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """How a process ended: its code, or 128 + signal; `exited_at_ns` is wall-clock nanoseconds since the epoch.
+
+    `rename`: the state of a sandbox has it under these names (`model/snapshot.py`).
+    """
 
     status: int
     exited_at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessState:
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     """A State answer: the process as it is now."""
 
     container_id: ContainerId
@@ -99,16 +122,14 @@ class ProcessState:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One row of Pids; `exec_id` is None for the init process."""
 
     pid: int
     exec_id: ExecId | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """Who this shim is, as given on its command line by containerd."""
 
     namespace: str

@@ -1,7 +1,7 @@
 """What took how long from Create to the first output: spans, one within the other, kept with the sandbox's state.
 
 `span` and `traced` record into the trace that the running task was given by `Trace.of`, and into none outside of
-one. Tasks inherit it from whoever makes them, so a call's whole work is in its caller's span.
+one. Tasks inherit it from the task that makes them, so a call's whole work is in its caller's span.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping

@@ -1,13 +1,14 @@
-"""What the host knows of a volume's source, and what a direct volume's record says: found before planning."""
+"""Volumes: what the host knows of a source, what a direct volume's record says, the daemon that shares a directory."""
 
 from collections.abc import Mapping
 
-from pyshim.model.dataclasses import dataclass
+import msgspec
+
+from pyshim.model.ids import HostPath
 from pyshim.model.mounts import SourceKind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmptyDir:
+class EmptyDir(msgspec.Struct, frozen=True, kw_only=True):
     """A Kubernetes emptyDir volume, or a directory in one (a subPath of it)."""
 
     path: str
@@ -18,16 +19,14 @@ class EmptyDir:
     """It is a tmpfs of its own, not merely a directory on one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FsGroup:
+class FsGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Kata's FSGroup: the volume's files belong to this group."""
 
     group_id: int
     only_on_root_mismatch: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DirectVolume:
+class DirectVolume(msgspec.Struct, frozen=True, kw_only=True):
     """A volume that a CSI driver recorded instead of mounting it: Kata's mountInfo.json."""
 
     volume_path: str
@@ -40,8 +39,7 @@ class DirectVolume:
     metadata: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeUsage:
+class VolumeUsage(msgspec.Struct, frozen=True, kw_only=True):
     """One row of a volume's statistics."""
 
     total: int
@@ -51,15 +49,13 @@ class VolumeUsage:
     """Kata's: 1 bytes, 2 inodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeStats:
+class VolumeStats(msgspec.Struct, frozen=True, kw_only=True):
     usages: tuple[VolumeUsage, ...]
     abnormal: bool
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFacts:
+class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A path the spec names as a source, links followed."""
 
     kind: SourceKind
@@ -77,4 +73,17 @@ class SourceFacts:
     vhost_user_socket: str = ""
     """Where the program listens that serves this block device, which the host itself has not."""
     is_read_only_device: bool = False
+    has_mounts_below: bool = False
+    """Of a directory that is to be shared read-only: something is mounted below it."""
     direct: DirectVolume | None = None
+
+
+class VirtiofsdPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One virtiofsd: `listen_path` is bound by us and handed over as a listening fd; flags follow the flavour found."""
+
+    binary: HostPath
+    shared_dir: HostPath
+    listen_path: HostPath
+    cache: str
+    extra_args: tuple[str, ...]
+    debug: bool

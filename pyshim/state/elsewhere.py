@@ -1,4 +1,4 @@
-"""What the node's other sandboxes have for themselves, by what their states say; one shim at a time decides."""
+"""What the node's other sandboxes hold, read from their states. One shim of the node at a time decides by it."""
 
 import fcntl
 import json
@@ -13,14 +13,16 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.state.store import ROOT, StateStore
 
 _WAIT_S = 5.0
+"""Seconds to wait for the lock in a thread: other shims hold it while they read the states of the node."""
 _SHORT_WAIT_S = 1.0
-"""For who cannot answer meanwhile."""
+"""Seconds to wait for the lock on the event loop, which answers no call meanwhile."""
 _PAUSE_S = 0.01
+"""Seconds between two attempts to lock."""
 K = TypeVar("K")
 
 
 class PinnedElsewhere:
-    """Held from the look at other sandboxes until our own state is on disk; `taken` is the sandbox of each CPU."""
+    """The lock, held from the look at other sandboxes until our state is on disk. `taken`: each CPU's sandbox."""
 
     def __init__(self, lock_fd: int, taken: Mapping[int, str]) -> None:
         self._lock_fd = lock_fd
@@ -63,8 +65,8 @@ def claimed_elsewhere(sandbox_id: str, cgroups: Iterable[str], root: str = ROOT)
 
 
 @contextmanager
-def had_by_nobody_else(sandbox_id: str, entry: LedgerEntry, root: str = ROOT) -> Iterator[None]:
-    """Within it no other sandbox's ledger has such an entry, nor gets one.
+def held_by_no_other(sandbox_id: str, entry: LedgerEntry, root: str = ROOT) -> Iterator[None]:
+    """In the block no other sandbox's ledger has such an entry, nor gets one.
 
     Entering it blocks for a moment. Raises FailedPrecondition naming the sandbox that has it, its shim alive or not;
     DeadlineExceeded when others decide for too long.
@@ -88,12 +90,12 @@ def had_by_nobody_else(sandbox_id: str, entry: LedgerEntry, root: str = ROOT) ->
 
 
 def _claims_of(kind: ResourceKind, keys: Iterable[str]) -> Callable[[StateStore, str], Iterable[str]]:
-    """Which of the keys a sandbox's ledger has."""
+    """A function that returns those of the keys that a sandbox's ledger has."""
     wanted = frozenset(keys)
     words = tuple(json.dumps(key.rpartition("/")[2])[1:-1].encode() for key in wanted)
 
     def claims_of(store: StateStore, other: str) -> Iterable[str]:
-        # Most of a busy node's states name none of them, and reading JSON is what takes the time.
+        # Most states of a busy node name none of them, and decoding JSON takes most of the time.
         if not store.mentions(other, words):
             return ()
         ledger = store.load(other).ledger
@@ -120,7 +122,7 @@ def _locked(fd: int) -> bool:
 def _taken(store: StateStore, sandbox_id: str, things_of: Callable[[StateStore, str], Iterable[K]]) -> dict[K, str]:
     taken: dict[K, str] = {}
     for other in store.sandbox_ids():
-        # One whose state cannot be read, or is another runtime's: nothing is known of it.
+        # A state that cannot be read, or is another runtime's, says nothing.
         with suppress(ShimError, OSError):
             if other != sandbox_id:
                 taken.update(dict.fromkeys(things_of(store, other), other))

@@ -1,15 +1,17 @@
-"""Kata's part of a persist.json, by Kata's key names, so that its operators and their tools find what they know.
+"""Kata's part of a persist.json, under Kata's key names, so that its operators and their tools find what they know.
 
-Every key Kata writes is there (`kata_shape.py`), at its zero value where we have nothing to say.
+Every key that Kata writes is there (`kata_shape.py`), with its zero value where it has no meaning here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from pyshim.model.snapshot import NOTHING_MOVED, ContainerSnapshot, SandboxSnapshot
-from pyshim.state.json_fields import StateDamaged
+from pyshim.state.errors import StateDamaged
 from pyshim.state.kata_shape import (
     CONTAINER_STATE,
     DEVICE_STATE,
@@ -24,12 +26,12 @@ from pyshim.state.kata_shape import (
 
 _UNTOLD: dict[str, Any] = {"config_source": "", "sizing": {}, "failure": "", "owner": None, "trace": {}}
 _UNTOLD_OF_CONTAINER: dict[str, Any] = {"execs": (), "moved": NOTHING_MOVED, "exit": None}
-"""What no key of Kata's tells, and what stands there for a document of Kata's."""
+"""The fields that no key of Kata's holds, with the values that leave them out of Kata's documents."""
 
 
-def fields_of(kind: type, *, without: Iterable[str]) -> Callable[[Any], tuple[object, ...]]:
-    """What a value of the data class `kind` consists of, but for some of its fields."""
-    return attrgetter(*(field.name for field in fields(kind) if field.name not in without))
+def fields_of(kind: type[msgspec.Struct], *, without: Iterable[str]) -> Callable[[Any], tuple[object, ...]]:
+    """A function that returns the fields of a value of class `kind`, without some of them."""
+    return attrgetter(*(name for name in kind.__struct_fields__ if name not in without))
 
 
 _TOLD = fields_of(SandboxSnapshot, without=(*_UNTOLD, "containers"))
@@ -37,7 +39,7 @@ told_of_container = fields_of(ContainerSnapshot, without=_UNTOLD_OF_CONTAINER)
 
 
 def completed(snapshot: SandboxSnapshot) -> SandboxSnapshot:
-    """The snapshot as it is read back: every object of Kata's has all its keys."""
+    """The snapshot as a reader gets it back: every object of Kata's has all its keys."""
     return replace(
         snapshot,
         hypervisor_config=_object(snapshot.hypervisor_config, HYPERVISOR_CONFIG),
@@ -47,7 +49,7 @@ def completed(snapshot: SandboxSnapshot) -> SandboxSnapshot:
 
 
 def as_kata_sees(snapshot: SandboxSnapshot) -> SandboxSnapshot:
-    """The snapshot without what no key of Kata's tells."""
+    """The snapshot without the fields that no key of Kata's holds."""
     return replace(snapshot, containers=tuple(map(container_as_kata_sees, snapshot.containers)), **_UNTOLD)
 
 
@@ -57,15 +59,15 @@ def container_as_kata_sees(container: ContainerSnapshot) -> ContainerSnapshot:
 
 
 def told(snapshot: SandboxSnapshot) -> tuple[object, ...]:
-    """What Kata's keys tell of the snapshot: where this is equal, the documents are as well.
+    """The fields of the snapshot that Kata's keys hold: equal fields give equal documents.
 
-    An exec comes, runs and goes without any of it changing.
+    An exec that starts and ends changes none of them.
     """
     return (*_TOLD(snapshot), *map(told_of_container, snapshot.containers))
 
 
 def _hypervisor(snapshot: SandboxSnapshot) -> dict[str, Any]:
-    """Kata's BlockIndexMap is a set of indices; which disk has which is told by our own key."""
+    """Kata's BlockIndexMap is a set of indices; our own key holds which disk has which index."""
     known = {"Type": snapshot.hypervisor_type, "Pid": snapshot.vmm_pid, **snapshot.hypervisor}
     indices = known.get("BlockIndexMap")
     if isinstance(indices, Mapping):
@@ -74,7 +76,7 @@ def _hypervisor(snapshot: SandboxSnapshot) -> dict[str, Any]:
 
 
 def _object(value: Mapping[str, object], shape: Mapping[str, object]) -> dict[str, Any]:
-    """With all keys of `shape`; as it is when something in it is of another type: it must be written."""
+    """`value` with all keys of `shape`; unchanged when something in it has another type, since it must be written."""
     try:
         return filled(value, shape, "")  # type: ignore[return-value]
     except StateDamaged:

@@ -1,13 +1,14 @@
 """Every key of Kata's persist.json and its type, as data: what a reader of those files may count on.
 
-Source: kata-containers src/runtime/virtcontainers/persist/api, PersistVersion 2. Keys are Go's field names. Go writes
-an empty list or map as null and leaves a pointer out; both are read here as the zero value of the key.
+Source: kata-containers src/runtime/virtcontainers/persist/api of Kata 4.x, PersistVersion 2. Keys are Go's field names.
+Go writes an empty list or map as null and leaves a pointer out; both are read here as the zero value of the key. Files
+of Kata 3.x are read, too.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pyshim.state.json_fields import StateDamaged
+from pyshim.state.errors import StateDamaged
 
 PERSIST_VERSION = 2
 NO_TIME = "0001-01-01T00:00:00Z"
@@ -20,6 +21,12 @@ class ListOf(NamedTuple):
 
 class MapOf(NamedTuple):
     item: object
+
+
+class OneOf(NamedTuple):
+    """A key whose type has changed: the first is what is written, all are read."""
+
+    items: tuple[object, ...]
 
 
 class Maybe(NamedTuple):
@@ -48,7 +55,12 @@ def _lists(names: str) -> dict[str, object]:
     return dict.fromkeys(names.split(), ListOf(""))
 
 
-BRIDGE = {"DeviceAddr": MapOf(""), **_texts("Type ID"), **_numbers("Addr ParentID ParentAddr")}
+BRIDGE = {
+    "DeviceAddr": MapOf(""),
+    **_texts("Type ID"),
+    **_numbers("Addr ParentAddr"),
+    "ParentID": OneOf(("", 0)),  # a string since Kata 4.0, a number before
+}
 
 HYPERVISOR_STATE = {
     "BlockIndexMap": MapOf(ANY_OBJECT),
@@ -172,6 +184,9 @@ def filled(value: object, shape: object, where: str) -> object:
             return _filled_object(value, shape, where)
         case Maybe(item):
             return None if value is None else filled(value, item, where)
+        case OneOf(items):
+            _check(any(type(value) is type(item) for item in items), where, _TYPES[type(items[0])])
+            return value
         case ListOf(item):
             _check(value is None or isinstance(value, list), where, "a list")
             assert value is None or isinstance(value, list)
@@ -202,7 +217,7 @@ def _filled_object(value: Mapping[str, object], shape: Mapping[str, object], whe
 
 
 def zero(shape: object) -> object:
-    """The value Go writes for a key of which nothing is known, lists and maps being empty rather than null."""
+    """The value Go writes for a key without a value, lists and maps being empty rather than null."""
     if type(shape) in _TYPES:
         return shape
     match shape:
@@ -216,6 +231,8 @@ def zero(shape: object) -> object:
             return []
         case MapOf():
             return {}
+        case OneOf(items):
+            return zero(items[0])
     return None
 
 

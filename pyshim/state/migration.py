@@ -1,14 +1,14 @@
-"""Bringing a state that an older pyshim wrote to the form of today, one version at a time.
+"""Brings a state that an older pyshim wrote to the newest version, one version at a time.
 
-A step works on the JSON document itself, so that it never changes when the classes do. It only ever adds what the older
-version could not say: nothing a ledger held may get lost on the way.
+A step works on the JSON document itself, so that it stays as it is when the classes change. It adds what the older
+version could not say, and keeps every entry of the ledger.
 """
 
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from pyshim.state.json_fields import StateDamaged
+from pyshim.state.errors import StateDamaged
 
 
 def migrated(document: Any, key: str, version: int, where: str) -> dict[str, Any]:
@@ -49,4 +49,12 @@ def _from_1(kata: dict[str, Any], ours: dict[str, Any]) -> None:
         network.setdefault("Endpoints", [])
 
 
-_STEPS = {1: _from_1}
+def _from_2(_kata: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Version 3 ends in a checksum, and a file that is no socket has a kind of its own."""
+    for entry in ours["Ledger"]:
+        name = str(entry["Key"]).rpartition("/")[2]
+        if entry["Kind"] == "socket" and name in ("disk.img", ours["SandboxID"]):
+            entry["Kind"] = "file"
+
+
+_STEPS = {1: _from_1, 2: _from_2}

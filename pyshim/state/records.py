@@ -1,9 +1,11 @@
-"""The state of a live sandbox: what is in memory is what is on disk, before anybody acts on it.
+"""The state of a live sandbox, kept on disk: an intent is written before its effect, a strike-out soon after.
 
 `PersistentLedger` is the `Ledger` rooms see (model/ledger.py); `SandboxRecords` implements the seam `Records`.
 """
 
+import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
@@ -11,11 +13,17 @@ from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import EXCLUSIVE, LedgerEntry, ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot
-from pyshim.state.elsewhere import PinnedElsewhere, claimed_elsewhere, had_by_nobody_else, pinned_elsewhere
+from pyshim.state.elsewhere import PinnedElsewhere, claimed_elsewhere, held_by_no_other, pinned_elsewhere
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
 log = logging.getLogger("pyshim.state")
+
+STRUCK_OUT_AT_ONCE = EXCLUSIVE | {ResourceKind.REMOTE_VM}
+"""Kinds whose strike-out waits for nothing: once released, the key may be another sandbox's, or its undo is dear."""
+STRIKE_OUT_WITHIN_S = 0.05
+"""Seconds after which a strike-out is on disk when no other write took it along. A Delete ends with such a write, so
+its strike-outs, however many, cost none of their own. Until then a crash costs one idempotent undo for each."""
 
 
 class PersistentLedger:
@@ -26,14 +34,17 @@ class PersistentLedger:
         *,
         release: Callable[[LedgerEntry], Awaitable[None]],
         write: Callable[[], None],
+        write_soon: Callable[[], None],
         alone: Callable[[LedgerEntry], AbstractContextManager[None]],
     ) -> None:
         """`release` undoes one entry; `write` puts the sandbox's state, this ledger included, on disk.
 
-        Within `alone`, which is entered for `EXCLUSIVE` kinds, nobody else on the node has the entry or gets it.
+        `write_soon` does so within STRIKE_OUT_WITHIN_S, with the next write if there is one before. Within `alone`,
+        which is entered for `EXCLUSIVE` kinds, no other sandbox of the node has the entry or gets it.
         """
         self._undo = release
         self._write = write
+        self._write_soon = write_soon
         self._alone = alone
         self._entries: dict[tuple[ResourceKind, str], LedgerEntry] = {}
 
@@ -44,7 +55,7 @@ class PersistentLedger:
     def acquire(self, *entries: LedgerEntry) -> None:
         """The intents are on disk; the same kind and key replaces its entry in place. Raises ShimError: do not act."""
         exclusive = [each for each in entries if each.kind in EXCLUSIVE and (each.kind, each.key) not in self._entries]
-        assert not exclusive or len(entries) == 1, "whoever is alone on the node is so for one entry"
+        assert not exclusive or len(entries) == 1, "an exclusive entry is acquired alone"
         with self._alone(exclusive[0]) if exclusive else nullcontext():
             self._put(entries)
 
@@ -58,9 +69,10 @@ class PersistentLedger:
             raise
 
     async def release(self, entry: LedgerEntry) -> None:
-        """The resource is gone and struck out; one that is not held is. Raises ShimError when its undo fails.
+        """The resource is gone and struck out, on disk soon after. An entry that is not held is success.
 
-        The entry may be the first intent: what was learned since (a pid) is taken from the ledger.
+        The entry may be the first intent: what was learned since (a pid) is taken from the ledger. Raises ShimError
+        when the undo fails; the entry stays then.
         """
         slot = (entry.kind, entry.key)
         held = self._entries.get(slot)
@@ -70,10 +82,13 @@ class PersistentLedger:
         if self._entries.get(slot) is not held:
             return
         del self._entries[slot]
+        if entry.kind not in STRUCK_OUT_AT_ONCE:
+            self._write_soon()
+            return
         try:
             self._write()
         except ShimError as error:
-            # The resource is gone; the line that stays on disk costs whoever replays it one idempotent undo.
+            # The resource is gone; after a crash the line that stays on disk costs one idempotent undo.
             log.warning("strike out of ledger", extra={"kind": entry.kind.value, "key": entry.key, "error": str(error)})
 
 
@@ -94,11 +109,19 @@ class SandboxRecords:
         self._snapshot: SandboxSnapshot | None = None
         self._removed = False
         self._entered = False
-        self._ledger = PersistentLedger(release=release, write=self._write_ledger, alone=self._alone)
+        self._timer: asyncio.TimerHandle | None = None
+        """Runs while strike-outs wait for a write."""
+        self._ledger = PersistentLedger(
+            release=release, write=self._write_ledger, write_soon=self._write_soon, alone=self._alone
+        )
 
     @property
     def ledger(self) -> PersistentLedger:
         return self._ledger
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        return Counter(entry.kind.value for entry in self._ledger.entries())
 
     def pins(self) -> PinnedElsewhere:
         """Which CPUs the node's other sandboxes pin. Blocks for a moment; raises ShimError."""
@@ -112,7 +135,7 @@ class SandboxRecords:
         return claimed_elsewhere(self._sandbox_id, cgroups, self._store.root)
 
     def _alone(self, entry: LedgerEntry) -> AbstractContextManager[None]:
-        return had_by_nobody_else(self._sandbox_id, entry, self._store.root)
+        return held_by_no_other(self._sandbox_id, entry, self._store.root)
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole, with the ledger; ignored after `remove`. Raises ShimError naming the file."""
@@ -123,16 +146,19 @@ class SandboxRecords:
     def remove(self) -> None:
         """Nothing of the sandbox is on disk, nor will be. Idempotent, never raises.
 
-        While the ledger still holds something the files stay: they are the only ones who know. What cannot be removed
+        While the ledger still holds something the files stay, since nothing else names it. What cannot be removed
         otherwise is only logged: it must not fail the Delete or Shutdown whose resources are all gone.
         """
         if self._ledger.entries():
+            if self._timer is not None:
+                self._write_late()
             log.warning(
                 "state kept: resources are still held",
                 extra={"sandbox": self._sandbox_id, "held": len(self._ledger.entries())},
             )
             return
         self._removed = True
+        self._stop_timer()
         try:
             self._store.remove(self._sandbox_id)
         except ShimError as error:
@@ -143,7 +169,24 @@ class SandboxRecords:
             raise FailedPrecondition(f"write ledger of sandbox {self._sandbox_id!r}: its state was removed")
         self._write()
 
+    def _write_soon(self) -> None:
+        if self._timer is None and not self._removed:
+            self._timer = asyncio.get_running_loop().call_later(STRIKE_OUT_WITHIN_S, self._write_late)
+
+    def _write_late(self) -> None:
+        try:
+            self._write()
+        except ShimError as error:
+            # What was struck out is gone; after a crash the lines that stay on disk cost one idempotent undo each.
+            log.warning("strike out of ledger", extra={"sandbox": self._sandbox_id, "error": str(error)})
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _write(self) -> None:
+        self._stop_timer()
         if not self._entered:
             self._store.enter(self._sandbox_id, self._shim)
             self._entered = True

@@ -1,24 +1,29 @@
 """Where states are kept: <root>/<sandbox>/persist.json and <root>/<sandbox>/<container>/persist.json.
 
 A second file, <register>/<sandbox>, says no more than that a shim of ours made the sandbox, and which. Kata's shims use
-the same root, so without it nobody could tell whose a sandbox is whose state was lost or damaged.
+the same root, so the register tells whose a sandbox is when its state was lost or damaged.
 
 A file is replaced whole (written aside, synced, renamed), so a reader finds the old or the new one, after a crash too.
-Directories 0700, files 0600: bundles and addresses are nobody else's business.
+Directories have mode 0700 and files 0600: bundles and addresses are for their owner alone.
 """
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable
 
-from pyshim.host.trees import remove_tree
-from pyshim.host.whole_files import ASIDE, replace_file
+import msgspec
+
+from pyshim.host.files import ASIDE, remove_tree, replace_file
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot
-from pyshim.state.json_fields import Fields, StateDamaged
+from pyshim.state.errors import StateDamaged
 from pyshim.state.kata import container_as_kata_sees, fields_of, kata_container, told, told_of_container
 from pyshim.state.schema import (
+    CHECKSUM,
     KEY,
     SandboxState,
     ShimRecord,
@@ -27,8 +32,6 @@ from pyshim.state.schema import (
     head_to_json,
     kata_to_json,
     sandbox_to_json,
-    shim_from_json,
-    shim_to_json,
     state_from_json,
 )
 
@@ -36,21 +39,23 @@ ROOT = "/run/vc/sbs"
 REGISTER = "/run/pyshim/sandboxes"
 FILE_NAME = "persist.json"
 MAX_BYTES = 16 * 1024 * 1024
+"""Bytes of a state: tens of times that of a pod with a thousand mounts."""
 MAX_ENTRY_BYTES = 64 * 1024
+"""Bytes of an entry in the register: a few hundred are usual."""
 
 
 class StateStore:
-    """The states below one root directory. Knows files, not what they mean."""
+    """The states below one root directory, as files; `schema.py` knows what they mean."""
 
     def __init__(self, *, root: str = ROOT, register: str | None = None) -> None:
-        """Without `register` nothing is entered in one, and no sandbox is found there."""
+        """Without a `register` no sandbox is entered in one or found there."""
         self.root = root
         self._register = register
         self._text = _StateText()
         self._complete: tuple[str, SandboxSnapshot | None] | None = None
-        """The sandbox and its snapshot whose containers' files are there as well."""
+        """The last sandbox and snapshot written, when the files of its containers were written, too."""
         self._containers: dict[tuple[str, str], tuple[object, int]] = {}
-        """What the files of containers tell; the number is the VMM's pid."""
+        """What the containers' files were made from, by sandbox and container id; the number is the VMM's pid."""
 
     def directory(self, sandbox_id: str) -> str:
         """Where the sandbox's state is. Raises FailedPrecondition for an id that is no plain file name."""
@@ -81,19 +86,21 @@ class StateStore:
         """The sandbox's state. Raises NotFound, StateDamaged, StateTooNew, NotOurState; each names the file."""
         path = f"{self.directory(sandbox_id)}/{FILE_NAME}"
         try:
-            with open(path, "rb") as file:
-                body = file.read(MAX_BYTES + 1)
+            body = _read(path, MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             raise NotFound(f"read state {path!r}: no such file") from None
         except OSError as error:
+            if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENXIO):
+                raise StateDamaged(f"read state {path!r}: not a regular file") from error
             raise FailedPrecondition(f"read state {path!r}: {error.strerror}") from error
         if len(body) > MAX_BYTES:
             raise StateDamaged(f"read state {path!r}: larger than {MAX_BYTES} bytes")
+        sealed = _is_sealed(body, path)
         try:
             document = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise StateDamaged(f"read state {path!r}: not JSON: {error}") from error
-        state = state_from_json(document, path)
+        state = state_from_json(document, path, sealed=sealed)
         if state.sandbox_id != sandbox_id:
             raise StateDamaged(f"read state {path!r}: it is the state of {state.sandbox_id!r}")
         return state
@@ -104,7 +111,7 @@ class StateStore:
             return
         try:
             os.makedirs(self._register, mode=0o700, exist_ok=True)
-            _replace(self._entry(sandbox_id), _encoded(shim_to_json(shim)).encode())
+            _replace(self._entry(sandbox_id), _encoded(msgspec.to_builtins(shim)).encode())
         except OSError as error:
             raise FailedPrecondition(f"write register {self._register!r}: {error.strerror}") from error
 
@@ -114,8 +121,8 @@ class StateStore:
             return None
         path = self._entry(sandbox_id)
         try:
-            return shim_from_json(Fields(json.loads(_content(path, MAX_ENTRY_BYTES)), path))
-        except (ValueError, RecursionError, StateDamaged):
+            return msgspec.convert(json.loads(_content(path, MAX_ENTRY_BYTES)), ShimRecord)
+        except (ValueError, RecursionError, msgspec.ValidationError):
             return None
 
     def entered_ids(self) -> tuple[str, ...]:
@@ -207,8 +214,9 @@ class StateStore:
 
 
 class _StateText:
-    """The text of one state after the other. Most changes are of the ledger alone, or of an exec, of which Kata's keys
-    do not tell: what has been encoded and has not changed since is not encoded again.
+    """Encodes one state after the other, and only what has changed since the one before.
+
+    Most changes are of the ledger alone, or of an exec, which Kata's keys do not hold.
     """
 
     def __init__(self) -> None:
@@ -220,14 +228,14 @@ class _StateText:
         self._ours = "null"
 
     def document(self, state: SandboxState) -> bytes:
-        """`state_to_json(state)`, encoded."""
+        """All of persist.json: Kata's keys, then ours."""
         snapshot = state.snapshot
         if snapshot is not self._snapshot:  # snapshots are never changed
             self._ours = "null" if snapshot is None else self._follow(snapshot)
             self._snapshot = snapshot
         kata = self._kata.text(None if snapshot is None else told(snapshot), lambda: kata_to_json(snapshot))
         head = self._head.text((state.sandbox_id, state.shim, state.ledger), lambda: head_to_json(state))
-        return f'{kata[:-1]},"{KEY}":{head[:-1]},"Snapshot":{self._ours}}}}}'.encode()
+        return _sealed(f'{kata[:-1]},"{KEY}":{head[:-1]},"Snapshot":{self._ours}'.encode())
 
     def _follow(self, snapshot: SandboxSnapshot) -> str:
         sandbox = self._sandbox.text(_OF_SANDBOX(snapshot), lambda: sandbox_to_json(snapshot))
@@ -243,7 +251,7 @@ class _StateText:
 
 
 class _Kept:
-    """The text of an object, for as long as what it is made of stays the same."""
+    """The text of an object, encoded again only when what it is made of has changed."""
 
     __slots__ = ("_of", "_text")
 
@@ -269,14 +277,41 @@ def _encoded(document: object) -> str:
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
+def _sealed(body: bytes) -> bytes:
+    """`body`, which lacks the ends of our object and of the whole, with its checksum and both ends."""
+    return body + _SEAL + hashlib.sha256(body).hexdigest().encode() + _SEAL_END
+
+
+def _is_sealed(body: bytes, path: str) -> bool:
+    """True when a checksum ends the file and is right; False without one. Raises StateDamaged when it is wrong."""
+    start = len(body) - _SEAL_BYTES
+    if start < 0 or body[start : start + len(_SEAL)] != _SEAL or not body.endswith(_SEAL_END):
+        return False
+    if _sealed(body[:start]) != body:
+        raise StateDamaged(f"read state {path!r}: its checksum is wrong")
+    return True
+
+
+_SEAL = f',"{CHECKSUM}":"'.encode()
+_SEAL_END = b'"}}'
+_SEAL_BYTES = len(_SEAL) + 2 * hashlib.sha256().digest_size + len(_SEAL_END)
+
+
 def _content(path: str, limit: int) -> bytes:
     try:
-        with open(path, "rb") as file:
-            return file.read(limit)
+        return _read(path, limit)
     except OSError:
         return b""
 
 
+def _read(path: str, limit: int) -> bytes:
+    """The first `limit` bytes of a regular file. Raises OSError: EINVAL for a FIFO, which is not waited for."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return file.read(limit)
+
+
 def _replace(path: str, body: bytes) -> None:
-    """`path` holds `body`; only the shim that owns the sandbox writes here."""
+    """`path` holds `body`. Only the shim that owns the sandbox writes here."""
     replace_file(path, body, mode=0o600, durable=True)

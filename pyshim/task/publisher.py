@@ -1,7 +1,7 @@
 """Events on their way to containerd: one queue, one sender, in the order in which they happened.
 
-containerd may be away for as long as it likes. Calls never wait for it: `publish` only queues, and the sender tries
-again, ever more slowly up to a limit, until the event at the head has been taken. Nothing overtakes that event.
+Calls never wait for containerd, which may be restarting: `publish` only queues. The sender repeats the event at the
+head, with pauses that grow up to a limit, until containerd has taken it. No event overtakes another one.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from pyshim.model.events import TaskEvent, TaskExited
+from pyshim.task.translate_events import forward_request
 from pyshim.ttrpc import Client, Code, MessageTooLarge, RemoteError, TtrpcError, connected_unix_socket
 
 log = logging.getLogger("pyshim.task.publisher")
@@ -20,12 +21,12 @@ log = logging.getLogger("pyshim.task.publisher")
 _SERVICE = "containerd.services.events.ttrpc.v1.Events"
 _METHOD = "Forward"
 _NAMESPACE_KEY = "containerd-namespace-ttrpc"
-# containerd read the event and will not have it, now or later.
+# containerd has read the event and would refuse it again.
 _REFUSALS = frozenset({Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED})
 
 
 class PublisherLimits(NamedTuple):
-    """What the queue holds and how patient the sender is."""
+    """The size of the queue, and the sender's times in seconds."""
 
     queued_events: int = 2048
     call_timeout_s: float = 5.0
@@ -68,7 +69,7 @@ class EventPublisher:
     def publish(self, event: TaskEvent) -> None:
         """The event is queued, with this moment as its time; events leave in the order of these calls.
 
-        Never waits, never raises. While the queue is full only exits are added, for somebody may wait for those.
+        Never waits, never raises. A full queue takes exits only, since containerd waits for those.
         """
         if len(self._queue) >= self._limits.queued_events and not isinstance(event, TaskExited):
             self._dropped += 1
@@ -105,14 +106,12 @@ class EventPublisher:
         return not self._queue
 
     async def _deliver(self, queued: _Queued) -> None:
-        from pyshim.task.translate_events import forward_request  # the first event comes long after the start
-
         fields = {"event": type(queued.event).__name__, "container": queued.event.container_id}
         try:
             request = forward_request(queued.event, namespace=self._namespace, at_ns=queued.at_ns)
         except Exception as error:
-            # A value its field cannot carry: no reason to hold back the events behind it, nor to end this task, with
-            # which the shim would end, and the pod.
+            # A value that its field cannot carry. The events behind it must leave, and this task must go on: the shim
+            # ends with it, and the pod with the shim.
             log.error("event cannot be encoded", extra={**fields, "error": str(error)}, exc_info=error)
             return
         pause_s = self._limits.first_pause_s
@@ -126,7 +125,7 @@ class EventPublisher:
                 if _is_refusal(error):
                     log.error("event refused by containerd", extra={**fields, "error": str(error)})
                     return
-                # A connection on which one call failed or got no answer is not trusted with the next.
+                # After a failed or unanswered call, the next one gets a new connection.
                 self._disconnect()
                 failures += 1
                 if failures == 1:

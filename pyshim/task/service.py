@@ -6,21 +6,64 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from pyshim.model.errors import Unimplemented
+from pyshim.model.durations import Durations
+from pyshim.model.errors import ErrorCode, ShimError, Unimplemented
 from pyshim.model.host_facts import CgroupMode
+from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.stats import ContainerStats
-from pyshim.task import translate
-from pyshim.task.seams import SandboxRpc
-from pyshim.task.status import status_of
-from pyshim.ttrpc import CallContext, Handler, ImmediateHandler, UnaryHandler
+from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, ProcessState
+from pyshim.task import translate, translate_stats
+from pyshim.ttrpc import CallContext, Handler, ImmediateHandler, TtrpcError, UnaryHandler
 
 log = logging.getLogger("pyshim.task")
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
-# They only wait: when the caller's time is over, so is the call.
+# These only wait: the call ends when the caller's timeout has passed.
 _WAITING_METHODS = frozenset({"Wait"})
+_KATA_NAMES = {"ResizePty": "resize_pty", "CloseIO": "close_io"}
+"""Of calls in Kata's metrics; those of the others are in lower case."""
+
+
+class SandboxRpc(Protocol):
+    """The Task API in model values. `exec_id` None means the init process. Every call raises ShimError.
+
+    Calls come in any order and at the same time. Callers that gave up repeat them. A call ends with its work done or
+    undone even when its caller has gone, since ttrpc cannot cancel.
+    """
+
+    async def create(self, request: CreateTask) -> int:
+        """The task's pid: stable until delete, and the same from `connect`."""
+
+    async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int: ...
+    def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
+        """As it is now (containerd gives it two seconds, and asks seven times for each exec)."""
+
+    def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
+        """At least the init process, for containerd takes an empty list for a leaked task."""
+
+    async def pause(self, container_id: ContainerId) -> None: ...
+    async def resume(self, container_id: ContainerId) -> None: ...
+    async def kill(
+        self, container_id: ContainerId, exec_id: ExecId | None, signal: int, all_processes: bool
+    ) -> None: ...
+    async def exec(self, request: ExecTask) -> None: ...
+    async def resize_pty(self, container_id: ContainerId, exec_id: ExecId | None, width: int, height: int) -> None: ...
+    async def close_io(self, container_id: ContainerId, exec_id: ExecId | None) -> None: ...
+    async def update(
+        self, container_id: ContainerId, resources: Mapping[str, Any], annotations: Mapping[str, str]
+    ) -> None: ...
+    async def wait(self, container_id: ContainerId, exec_id: ExecId | None) -> ExitStatus:
+        """Once it has ended; may be cancelled, and then nothing has changed."""
+
+    async def stats(self, container_id: ContainerId) -> ContainerStats: ...
+    def connect(self, container_id: ContainerId) -> int:
+        """The task's pid; 0 when the container is not known."""
+
+    async def delete(self, container_id: ContainerId, exec_id: ExecId | None) -> tuple[int, ExitStatus]: ...
+    async def shutdown(self, now: bool) -> bool:
+        """True when nothing is left and this process may end; False, without effect, while there is a container."""
 
 
 class _Method(NamedTuple):
@@ -54,14 +97,13 @@ class _OpenCall:
 class TaskService:
     """The Task API over `sandboxes`. `finished` is set once containerd's Shutdown found nothing left to serve."""
 
-    def __init__(self, *, sandboxes: SandboxRpc, cgroup_mode: CgroupMode) -> None:
-        """`cgroup_mode` is the host's: containerd's metrics collector expects statistics in its form."""
+    def __init__(self, *, sandboxes: SandboxRpc, cgroup_mode: CgroupMode, durations: Durations | None = None) -> None:
+        """`cgroup_mode` is the host's: containerd's metrics collector expects statistics in its form.
+
+        `durations` counts the calls under Kata's names for them.
+        """
+        self._durations = durations or Durations()
         self.finished = asyncio.Event()
-        self.idle = asyncio.Event()
-        """Set while every call has been answered but those that only wait."""
-        self.idle.set()
-        self.after_call: Callable[[], None] = lambda: None
-        """Is called whenever a call has been answered."""
         self._sandboxes = sandboxes
         self._cgroup_mode = cgroup_mode
         self._open: set[_OpenCall] = set()
@@ -91,7 +133,7 @@ class TaskService:
             "Kill": _Method(translate.kill_request, lambda r: rpc.kill(*r), translate.empty_reply),
             "Exec": _Method(translate.exec_request, rpc.exec, translate.empty_reply),
             "ResizePty": _Method(translate.resize_request, lambda r: rpc.resize_pty(*r), translate.empty_reply),
-            # Whatever its flag `stdin` says: runc's shim does not look at it either, and clients count on that.
+            # The flag `stdin` is ignored, as runc's shim does: clients rely on it.
             "CloseIO": _Method(translate.process_ref, lambda r: rpc.close_io(*r), translate.empty_reply),
             "Update": _Method(translate.update_request, lambda r: rpc.update(*r), translate.empty_reply),
             "Wait": _Method(translate.process_ref, lambda r: rpc.wait(*r), translate.wait_reply),
@@ -102,26 +144,24 @@ class TaskService:
         }
 
     def _looks(self) -> dict[str, _Look]:
-        """The methods that only look at memory."""
+        """The methods that only read memory: they are answered at once."""
         rpc = self._sandboxes
         return {
             "State": _Look(translate.process_ref, lambda r: rpc.state(*r), translate.state_reply),
             "Pids": _Look(translate.task_ref, lambda r: rpc.pids(*r), translate.pids_reply),
-            "Connect": _Look(translate.task_ref, lambda r: rpc.connect(*r), _connect_reply),
+            "Connect": _Look(translate.connect_request, lambda r: rpc.connect(*r), _connect_reply),
         }
 
     def _handler(self, name: str, method: _Method) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
         async def handle(payload: bytes, _: CallContext) -> bytes:
             with self._answering(name) as call:
                 self._open.add(call)
-                self._look_whether_idle()
                 try:
                     request = method.decode(payload)
                     call.is_about(request)
                     return method.encode(await method.act(request))
                 finally:
                     self._open.discard(call)
-                    self._look_whether_idle()
 
         return handle
 
@@ -136,7 +176,7 @@ class TaskService:
 
     @contextmanager
     def _answering(self, name: str) -> Iterator[_OpenCall]:
-        """What goes wrong has a status; the call is in the log, and whoever wants to know has heard of it."""
+        """Turns an error into a ttrpc status and logs the call."""
         call = _OpenCall(name)
         failure = ""
         try:
@@ -148,22 +188,14 @@ class TaskService:
             failure = f"{type(error).__name__}: {error}"
             raise status_of(error, name) from error
         finally:
+            self._durations.took(_KATA_NAMES.get(name, name.lower()), time.monotonic() - call.since_s)
             _log_call(call, failure)
-            self.after_call()
-
-    def _look_whether_idle(self) -> None:
-        if all(call.method in _WAITING_METHODS for call in self._open):
-            self.idle.set()
-        else:
-            self.idle.clear()
 
     async def _shutdown(self, request: translate.ShutdownRequest) -> None:
         if await self._sandboxes.shutdown(request.now):
             self.finished.set()
 
     def _stats_reply(self, stats: ContainerStats) -> bytes:
-        from pyshim.task import translate_stats  # nobody asks before the container runs
-
         return translate.stats_reply(translate_stats.metrics(stats, self._cgroup_mode))
 
 
@@ -186,3 +218,21 @@ def _log_call(call: _OpenCall, failure: str) -> None:
         "error": failure,
     }
     log.debug("task call", extra={key: value for key, value in fields.items() if value != ""})
+
+
+log = logging.getLogger("pyshim.task")
+
+
+def status_of(error: Exception, method: str) -> TtrpcError:
+    """`error` with its code and its own words; any other exception becomes INTERNAL with only its type named.
+
+    The traceback of such an exception goes to the log only: users see what is on the wire.
+    """
+    if isinstance(error, ShimError):
+        return TtrpcError(error.code, str(error))
+    if isinstance(error, TtrpcError):
+        return error
+    log.error("call failed unexpectedly", extra={"method": method}, exc_info=error)
+    if isinstance(error, TimeoutError):
+        return TtrpcError(ErrorCode.DEADLINE_EXCEEDED, f"serve {method}: a step took longer than its limit")
+    return TtrpcError(ErrorCode.INTERNAL, f"serve {method}: {type(error).__name__} (hint: the shim's log has more)")

@@ -1,4 +1,4 @@
-"""containerd's Task messages to model values and back. Field by field here, decided nothing: bad input is refused.
+"""containerd's Task messages to model values and back, field by field. Bad input is refused; nothing is decided here.
 
 One set of generated classes serves both generations of the API: containerd.task.v3 has the messages of
 containerd.task.v2 under another package, and the package is not on the wire.
@@ -13,7 +13,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_types_pb2
+from protos.containerd import runc_options_pb2, runtimeoptions_pb2
 from protos.containerd import task_v2_pb2 as pb
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, ExecId, HostPath, checked_id
@@ -45,7 +45,7 @@ class TaskRef(NamedTuple):
     container_id: ContainerId
 
 
-class ProcessRef(NamedTuple):
+class ProcessName(NamedTuple):
     """A request about one process and nothing else."""
 
     container_id: ContainerId
@@ -81,14 +81,20 @@ class ShutdownRequest(NamedTuple):
 
 
 def task_ref(payload: bytes) -> TaskRef:
-    """Of any request that starts with an id: all of them have it as field 1."""
+    """The container of a request that has only an id: it is field 1 of all of them."""
     return TaskRef(_container_id(_parse(pb.PidsRequest, payload).id))
 
 
-def process_ref(payload: bytes) -> ProcessRef:
-    """Of State, Start, Delete, Wait and CloseIO: all have the id as field 1 and the exec id as field 2."""
+def connect_request(payload: bytes) -> TaskRef:
+    """The id may be empty: containerd's tests ask for the shim's pid alone."""
+    text = _parse(pb.ConnectRequest, payload).id
+    return TaskRef(_container_id(text) if text else ContainerId(""))
+
+
+def process_ref(payload: bytes) -> ProcessName:
+    """The process of State, Start, Delete, Wait and CloseIO: the id is field 1, the exec id field 2 of all of them."""
     request = _parse(pb.StateRequest, payload)
-    return ProcessRef(_container_id(request.id), _exec_id(request.exec_id))
+    return ProcessName(_container_id(request.id), _exec_id(request.exec_id))
 
 
 def create_request(payload: bytes) -> CreateTask:
@@ -113,7 +119,7 @@ def exec_request(payload: bytes) -> ExecTask:
     container_id = _container_id(request.id)
     exec_id = ExecId(checked_id(request.exec_id, "exec id"))
     process = _json_object(request.spec, _PROCESS, f"process of exec {exec_id!r}")
-    # The request's word counts, whatever the process says.
+    # The request decides on the terminal, not the process in it.
     process["terminal"] = request.terminal
     return ExecTask(container_id=container_id, exec_id=exec_id, stdio=_stdio(request), process=process)
 
@@ -141,7 +147,7 @@ def update_request(payload: bytes) -> UpdateRequest:
 
 
 def shutdown_request(payload: bytes) -> ShutdownRequest:
-    """The id is for the log only: containerd asks with that of the task it deleted last."""
+    """The id is for the log only: containerd sends the id of the task that it deleted last."""
     request = _parse(pb.ShutdownRequest, payload)
     return ShutdownRequest(ContainerId(request.id), request.now)
 
@@ -168,7 +174,7 @@ def state_reply(state: ProcessState) -> bytes:
         exec_id=state.exec_id or "",
         bundle=state.bundle,
         pid=state.pid,
-        status=task_types_pb2.Status.Name(state.status),
+        status=state.status.value,
         stdin=state.stdio.stdin,
         stdout=state.stdio.stdout,
         stderr=state.stdio.stderr,
@@ -251,14 +257,14 @@ def _stdio(request: pb.CreateTaskRequest | pb.ExecProcessRequest) -> Stdio:
     return Stdio(
         stdin=request.stdin,
         stdout=request.stdout,
-        # A terminal has one output; what clients put here then is to be ignored.
+        # A terminal has one output: a path for stderr is ignored.
         stderr="" if request.terminal else request.stderr,
         terminal=request.terminal,
     )
 
 
 def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
-    """Of the generic options type; None for every other one, runc's among them, which clients send to any runtime."""
+    """The options when they have the generic type; None for others, such as runc's, which clients send anywhere."""
     name = _type_name(options)
     if name == _RUNTIME_OPTIONS:
         parsed = runtimeoptions_pb2.Options()
@@ -273,7 +279,7 @@ def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
 
 
 def _json_object(message: AnyMessage, wanted: str, what: str) -> dict[str, Any]:
-    """The JSON object that an Any carries under the type `wanted`, whatever host its URL names."""
+    """The JSON object that an Any carries under the type `wanted`; the host in its URL is ignored."""
     if message.type_url and not message.type_url.endswith(wanted):
         raise InvalidArgument(f"decode {what}: type {message.type_url!r} is not {wanted!r}")
     try:

@@ -2,6 +2,7 @@
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Struct
 
 from protos.containerd import events_pb2 as pb
 from protos.containerd import events_ttrpc_pb2, types_pb2
@@ -55,6 +56,11 @@ def _message(event: events.TaskEvent) -> tuple[str, Message]:
             return "/tasks/resumed", pb.TaskResumed(container_id=event.container_id)
         case events.TaskOom():
             return "/tasks/oom", pb.TaskOOM(container_id=event.container_id)
+        case events.RemoteVmLost():
+            # No event of containerd's says this. It passes on topics that it does not know.
+            told = Struct()
+            told["remote_vm"] = event.container_id
+            return "/pyshim/remote-vm-lost", told
 
 
 def _created(event: events.TaskCreated) -> pb.TaskCreate:

@@ -5,12 +5,12 @@ of that version, so each field looks under every name its number can have.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from typing import Any
 
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from msgspec.structs import asdict, replace
 
 from protos.cgroups import v1_pb2, v2_pb2
 from pyshim.model.host_facts import CgroupMode
@@ -18,9 +18,10 @@ from pyshim.model.stats import BlockIoStats, ContainerStats, MemoryStats, Memory
 
 _NS_PER_US = 1000
 _UNLIMITED_FROM = 1 << 62
+"""Bytes from which a limit means none: the kernel writes the largest number of pages in bytes."""
 
-# Fields of the v1 message whose lines have other names; the first that the guest has counts. A v2 guest counts each
-# cgroup with its descendants, which is what v1 calls total_.
+# Fields of the v1 message and the other names of their lines in memory.stat; the first one found is used. A v2 guest
+# counts a cgroup with its descendants, as the lines total_ of v1 do.
 _V1_ALIASES = {
     "rss": ("anon",),
     "cache": ("file",),
@@ -64,7 +65,7 @@ def _v1(stats: ContainerStats) -> v1_pb2.Metrics:
             for page in stats.hugetlb
         ],
         pids=v1_pb2.PidsStat(current=stats.pids_current, limit=stats.pids_limit),
-        # containerd's ctr follows cpu.usage and memory.usage without a look whether they are there.
+        # containerd's ctr reads cpu.usage and memory.usage without a check that they are set.
         cpu=v1_pb2.CPUStat(
             usage=v1_pb2.CPUUsage(total=cpu.total_ns, kernel=cpu.kernel_ns, user=cpu.user_ns, per_cpu=cpu.per_cpu_ns),
             throttling=v1_pb2.Throttle(
@@ -129,7 +130,7 @@ def _v2(stats: ContainerStats) -> v2_pb2.Metrics:
         ),
         memory=_v2_memory(stats.memory),
         io=_v2_io(stats.block_io),
-        # containerd 2 looks here why a container ended with 137.
+        # containerd 2 reads here whether a container with status 137 met an OOM kill.
         memory_events=v2_pb2.MemoryEvents(oom=stats.oom_kills, oom_kill=stats.oom_kills),
         hugetlb=[
             v2_pb2.HugeTlbStat(
@@ -158,7 +159,7 @@ def _v2_memory(memory: MemoryStats) -> v2_pb2.MemoryStat:
 
 
 def _swap_alone(memory: MemoryStats) -> MemoryUse:
-    """v2 counts swap without memory; the agent's API has v1's sum of both, and some agents keep v2's meaning there."""
+    """Swap without memory, as v2 counts it. The agent's API has v1's sum of both; some agents put v2's number there."""
     swap, usage = memory.swap, memory.usage
     if swap.usage_bytes < usage.usage_bytes:
         return swap

@@ -1,17 +1,17 @@
 """The protocol without I/O: bytes in, events out; calls in, bytes out. One class per role.
 
-Theory of operation. A stream begins with a client's request and has an odd id above all earlier ones. It ends for the
-server when it sends a response, or a data frame with remote-closed; for the client when it receives one of these, or
-forgets the stream. While it is open a streaming client may send data frames until one carries remote-closed; a
-streaming server likewise.
+Theory of operation. A stream is one call: it begins with a client's request and has an odd id above all earlier ones.
+It ends for the server when it sends the response; for the client when it receives it, or forgets the stream.
 
-    server:  (absent) --request--> open --response sent | closing data sent | refused--> (absent)
-    client:  (absent) --request sent--> open --response | closing data | unusable frame | forget--> (absent)
+    server:  (absent) --request--> open --response sent | refused--> (absent)
+    client:  (absent) --request sent--> open --response | unusable frame | forget--> (absent)
+
+Streams of messages (data frames, in ttrpc since 1.2) are not implemented: a request that announces them is answered
+UNIMPLEMENTED, and a data frame fails its call.
 
 Received bytes never raise and never end the connection: each frame says its length, so a frame that cannot be used
 (too large, malformed, bad stream id, unknown type) is answered or ignored alone. State is bounded: one unfinished
-frame and one entry per open stream. Peers without streaming (ttrpc 1.1) work because unary calls use frame types 1 and
-2 with flags 0 only. Source: containerd/ttrpc PROTOCOL.md and server.go.
+frame and one entry per open stream. Source: containerd/ttrpc PROTOCOL.md and server.go.
 
 Every `send_x` returns the frame as one `bytes`; the `x_parts` under it returns the buffers to be written in order,
 payload uncopied.
@@ -19,46 +19,42 @@ payload uncopied.
 
 from __future__ import annotations
 
-from .events import DataReceived, Event, RequestReceived, RequestRefused, ResponseReceived, StreamFailed
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+from .events import Event, RequestReceived, RequestRefused, ResponseReceived, StreamFailed
 from .framing import (
     DATA,
-    FLAG_NO_DATA,
-    FLAG_REMOTE_CLOSED,
     FLAG_REMOTE_OPEN,
     HEADER,
     MAX_MESSAGE_BYTES,
     MAX_STREAM_ID,
     REQUEST,
     RESPONSE,
+    Buffer,
     Frame,
     FrameReader,
 )
 from .messages import MalformedMessage, decode_request, decode_response, request_around, response_before
 from .status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import TypeAlias
-
-    from .framing import Buffer
-
-    Parts: TypeAlias = tuple[Buffer, ...]
+Parts: TypeAlias = tuple[Buffer, ...]
 
 MAX_OPEN_STREAMS = 1024
+"""Open streams of one connection: containerd has one Wait for each process, and few other calls."""
 
 
 class _Connection:
-    """What both roles share: the reading side and the limits."""
+    """The reading side and the limits, which both roles share."""
 
     __slots__ = ("_max_message_bytes", "_reader", "_streams", "ignored_frames")
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, limit_of: Callable[[int], int] | None = None) -> None:
         self._max_message_bytes = max_message_bytes
-        self._reader = FrameReader(max_message_bytes)
-        self._streams: dict[int, int] = {}
+        self._reader = FrameReader(max_message_bytes, limit_of=limit_of)
+        self._streams: set[int] = set()
         self.ignored_frames = 0
-        """Frames that were dropped because no rule says what they mean here."""
+        """Frames that were dropped because they have no meaning in this state."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -113,19 +109,9 @@ class _Connection:
             return (head + after,)
         return (head, payload, after) if after else (head, payload)
 
-    def _data(self, stream_id: int, payload: Buffer | None, closing: bool) -> Parts:
-        flags = FLAG_REMOTE_CLOSED if closing else 0
-        if payload is None:
-            return self._frame(stream_id, DATA, flags | FLAG_NO_DATA, b"", b"")
-        return self._frame(stream_id, DATA, flags, b"", payload)
-
-
-_REMOTE_DONE = 0
-_REMOTE_SENDS = 1
-
 
 class ServerConnection(_Connection):
-    """The server's end. Reports RequestReceived, DataReceived, RequestRefused."""
+    """The server's end. Reports RequestReceived and RequestRefused."""
 
     __slots__ = ("_last_stream_id", "_max_open_streams")
 
@@ -142,29 +128,15 @@ class ServerConnection(_Connection):
         """As `send_response`. Raises MessageTooLarge and leaves the stream open when the reply exceeds the limit."""
         self._require_open(stream_id)
         parts = self._frame(stream_id, RESPONSE, 0, response_before(len(payload)), payload)
-        del self._streams[stream_id]
+        self._streams.remove(stream_id)
         return parts
 
     def send_error(self, stream_id: int, code: int, message: str, details: Iterable[bytes] = ()) -> bytes:
         """The frame that ends a stream with a status. Code 0 is no error: it is sent as UNKNOWN."""
         self._require_open(stream_id)
         frame = self._error(stream_id, code or Code.UNKNOWN, message, details)
-        del self._streams[stream_id]
+        self._streams.remove(stream_id)
         return frame
-
-    def send_data(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> bytes:
-        """The frame of one message of a streaming server; `payload=None, close=True` ends the stream with success."""
-        return b"".join(self.data_parts(stream_id, payload, close=close))
-
-    def data_parts(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> Parts:
-        """As `send_data`."""
-        self._require_open(stream_id)
-        if close and payload is not None:
-            raise LocalProtocolError(f"close stream {stream_id}: a closing frame carries no message")
-        parts = self._data(stream_id, payload, close)
-        if close:
-            del self._streams[stream_id]
-        return parts
 
     def _require_open(self, stream_id: int) -> None:
         if stream_id not in self._streams:
@@ -190,6 +162,8 @@ class ServerConnection(_Connection):
         self._last_stream_id = stream_id
         if frame.discarded_bytes:
             return self._refuse_oversize(frame)
+        if frame.flags & FLAG_REMOTE_OPEN:
+            return self._refuse(stream_id, Code.UNIMPLEMENTED, f"open stream {stream_id}: streaming is not implemented")
         if len(self._streams) >= self._max_open_streams:
             message = f"open stream {stream_id}: {self._max_open_streams} streams are open already"
             return self._refuse(stream_id, Code.RESOURCE_EXHAUSTED, message)
@@ -197,32 +171,21 @@ class ServerConnection(_Connection):
             request = decode_request(frame.payload)
         except MalformedMessage as exc:
             return self._refuse(stream_id, Code.INVALID_ARGUMENT, f"decode request: {exc}")
-        self._streams[stream_id] = _REMOTE_SENDS if frame.flags & FLAG_REMOTE_OPEN else _REMOTE_DONE
+        self._streams.add(stream_id)
         # A timeout of zero or below means none, as in the Go server.
         timeout_ns = max(request.timeout_ns, 0)
         return RequestReceived(
-            stream_id, request.service, request.method, request.payload, timeout_ns, request.metadata, frame.flags
+            stream_id, request.service, request.method, request.payload, timeout_ns, request.metadata
         )
 
     def _on_data(self, frame: Frame) -> Event | None:
         stream_id = frame.stream_id
-        state = self._streams.get(stream_id)
-        if state is None:
+        if stream_id not in self._streams:
             if stream_id & 1 and stream_id <= self._last_stream_id:
                 return None  # crossed with our final answer on the wire: no fault of the client
             return self._refuse(stream_id, Code.INVALID_ARGUMENT, f"data on stream {stream_id}: never opened")
-        if state != _REMOTE_SENDS:
-            message = f"data on stream {stream_id}: the client had closed its side"
-            return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
-        if frame.discarded_bytes:
-            return self._refuse_oversize(frame)
-        closed = bool(frame.flags & FLAG_REMOTE_CLOSED)
-        if closed and frame.payload:
-            message = f"data on stream {stream_id}: a closing frame carries no data"
-            return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
-        if closed:
-            self._streams[stream_id] = _REMOTE_DONE
-        return DataReceived(stream_id, None if frame.flags & FLAG_NO_DATA else bytes(frame.payload), closed)
+        message = f"data on stream {stream_id}: the client had closed its side"
+        return self._refuse(stream_id, Code.INVALID_ARGUMENT, message)
 
     def _refuse_oversize(self, frame: Frame) -> RequestRefused:
         message = f"message of {frame.discarded_bytes} bytes exceeds the limit of {self._max_message_bytes}"
@@ -230,22 +193,21 @@ class ServerConnection(_Connection):
 
     def _refuse(self, stream_id: int, code: int, message: str) -> RequestRefused:
         reply = self._error(stream_id, code, message)
-        ended = self._streams.pop(stream_id, None) is not None
+        ended = stream_id in self._streams
+        self._streams.discard(stream_id)
         return RequestRefused(stream_id, code, message, reply, ended)
 
 
-_UNARY = 0
-_STREAM_DONE = 1
-_STREAM_SENDS = 2
-
-
 class ClientConnection(_Connection):
-    """The client's end. Reports ResponseReceived, DataReceived, StreamFailed, and only for streams it knows."""
+    """The client's end. Reports ResponseReceived and StreamFailed, and only for streams it knows."""
 
-    __slots__ = ("_next_stream_id", "late_frames")
+    __slots__ = ("_limits", "_next_stream_id", "late_frames")
 
     def __init__(self, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        super().__init__(max_message_bytes)
+        # A frame of a stream that is not open is dropped anyway: none of it is held.
+        super().__init__(max_message_bytes, lambda stream_id: self._limits.get(stream_id, 0))
+        self._limits: dict[int, int] = {}
+        """The largest reply of each open stream, in bytes."""
         self._next_stream_id = 1
         self.late_frames = 0
         """Frames for streams that are over or were forgotten, dropped."""
@@ -258,16 +220,15 @@ class ClientConnection(_Connection):
         *,
         timeout_ns: int = 0,
         metadata: Iterable[tuple[str, str]] = (),
-        flags: int = 0,
+        max_reply_bytes: int | None = None,
     ) -> tuple[int, bytes]:
         """The new stream's id and the frame that opens it.
 
-        `flags`: 0 for a unary call; FLAG_REMOTE_CLOSED for a stream on which only the server sends; FLAG_REMOTE_OPEN
-        for one on which this side sends data too. Frames must be written in the order they were made: the peer wants
-        rising ids.
+        Frames must be written in the order they were made: the peer wants rising ids. A reply above `max_reply_bytes`,
+        envelope included, fails the call and is neither held nor decoded.
         """
         stream_id, parts = self.request_parts(
-            service, method, payload, timeout_ns=timeout_ns, metadata=metadata, flags=flags
+            service, method, payload, timeout_ns=timeout_ns, metadata=metadata, max_reply_bytes=max_reply_bytes
         )
         return stream_id, b"".join(parts)
 
@@ -279,7 +240,7 @@ class ClientConnection(_Connection):
         *,
         timeout_ns: int = 0,
         metadata: Iterable[tuple[str, str]] = (),
-        flags: int = 0,
+        max_reply_bytes: int | None = None,
     ) -> tuple[int, Parts]:
         """As `send_request`. Raises MessageTooLarge; then no id is used up."""
         stream_id = self._next_stream_id
@@ -289,55 +250,30 @@ class ClientConnection(_Connection):
             before, after = request_around(service, method, len(payload), timeout_ns, metadata)
         except UnicodeEncodeError as exc:
             raise LocalProtocolError(f"call '{service}/{method}': text is not UTF-8") from exc
-        parts = self._frame(stream_id, REQUEST, flags, before, payload, after)
+        parts = self._frame(stream_id, REQUEST, 0, before, payload, after)
         self._next_stream_id = stream_id + 2
-        if flags & FLAG_REMOTE_OPEN:
-            self._streams[stream_id] = _STREAM_SENDS
-        else:
-            self._streams[stream_id] = _STREAM_DONE if flags & FLAG_REMOTE_CLOSED else _UNARY
+        self._streams.add(stream_id)
+        limit_bytes = self._max_message_bytes
+        self._limits[stream_id] = limit_bytes if max_reply_bytes is None else min(max_reply_bytes, limit_bytes)
         return stream_id, parts
-
-    def send_data(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> bytes:
-        """The frame of one message of a streaming client; `payload=None, close=True` says that no more will come."""
-        return b"".join(self.data_parts(stream_id, payload, close=close))
-
-    def data_parts(self, stream_id: int, payload: Buffer | None, *, close: bool = False) -> Parts:
-        """As `send_data`."""
-        if self._streams.get(stream_id) != _STREAM_SENDS:
-            raise LocalProtocolError(f"send on stream {stream_id}: not open for sending")
-        if close and payload is not None:
-            raise LocalProtocolError(f"close stream {stream_id}: a closing frame carries no message")
-        parts = self._data(stream_id, payload, close)
-        if close:
-            self._streams[stream_id] = _STREAM_DONE
-        return parts
-
-    def can_send(self, stream_id: int) -> bool:
-        return self._streams.get(stream_id) == _STREAM_SENDS
 
     def forget(self, stream_id: int) -> None:
         """Late frames of this stream are dropped from now on. Does nothing for a stream that is over."""
-        self._streams.pop(stream_id, None)
+        self._streams.discard(stream_id)
+        self._limits.pop(stream_id, None)
 
     def _on_frame(self, frame: Frame) -> Event | None:
         stream_id = frame.stream_id
-        state = self._streams.get(stream_id)
-        if state is None or frame.type not in (RESPONSE, DATA):
+        if stream_id not in self._streams or frame.type not in (RESPONSE, DATA):
             if frame.type in (RESPONSE, DATA) and stream_id & 1 and stream_id < self._next_stream_id:
                 self.late_frames += 1
             return None
         if frame.discarded_bytes:
-            message = f"reply of {frame.discarded_bytes} bytes exceeds the limit of {self._max_message_bytes}"
+            message = f"reply of {frame.discarded_bytes} bytes exceeds the limit of {self._limits[stream_id]}"
             return self._fail(stream_id, MessageTooLarge(message))
         if frame.type == RESPONSE:
             return self._on_response(frame)
-        if state == _UNARY:
-            return self._fail(stream_id, RemoteProtocolError("data frame as reply to a unary call"))
-        closed = bool(frame.flags & FLAG_REMOTE_CLOSED)
-        if closed:
-            del self._streams[stream_id]
-        # A message in the closing frame is taken, as the Go client does; servers are not to send one.
-        return DataReceived(stream_id, None if frame.flags & FLAG_NO_DATA else bytes(frame.payload), closed)
+        return self._fail(stream_id, RemoteProtocolError("data frame as reply to a unary call"))
 
     def _on_response(self, frame: Frame) -> Event:
         stream_id = frame.stream_id
@@ -345,9 +281,9 @@ class ClientConnection(_Connection):
             response = decode_response(frame.payload)
         except MalformedMessage as exc:
             return self._fail(stream_id, RemoteProtocolError(f"decode response: {exc}"))
-        del self._streams[stream_id]
+        self.forget(stream_id)
         return ResponseReceived(stream_id, response.payload, response.code, response.message, response.details)
 
     def _fail(self, stream_id: int, error: MessageTooLarge | RemoteProtocolError) -> StreamFailed:
-        del self._streams[stream_id]
+        self.forget(stream_id)
         return StreamFailed(stream_id, error)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from .framing import FLAG_REMOTE_OPEN
+from typing import TypeAlias
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from .status import TtrpcError
+from .status import TtrpcError
 
-    Metadata = tuple[tuple[str, str], ...]
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Event:
@@ -36,7 +34,7 @@ class Event:
 class RequestReceived(Event):
     """A client opened a stream. `timeout_ns` is relative to now; 0 means none."""
 
-    __slots__ = ("flags", "metadata", "method", "payload", "service", "timeout_ns")
+    __slots__ = ("metadata", "method", "payload", "service", "timeout_ns")
 
     def __init__(
         self,
@@ -46,7 +44,6 @@ class RequestReceived(Event):
         payload: bytes,
         timeout_ns: int = 0,
         metadata: Metadata = (),
-        flags: int = 0,
     ) -> None:
         self.stream_id = stream_id
         self.service = service
@@ -54,12 +51,6 @@ class RequestReceived(Event):
         self.payload = payload
         self.timeout_ns = timeout_ns
         self.metadata = metadata
-        self.flags = flags
-
-    @property
-    def remote_open(self) -> bool:
-        """Whether the client announced data frames."""
-        return bool(self.flags & FLAG_REMOTE_OPEN)
 
 
 class RequestRefused(Event):
@@ -76,20 +67,6 @@ class RequestRefused(Event):
         self.message = message
         self.reply = reply
         self.ended = ended
-
-
-class DataReceived(Event):
-    """A data frame on an open stream; `payload` is None when it carries no message, `closed` is set on the last.
-
-    On the client side a closed stream is over and forgotten; on the server side it still waits for our answer.
-    """
-
-    __slots__ = ("closed", "payload")
-
-    def __init__(self, stream_id: int, payload: bytes | None, closed: bool = False) -> None:
-        self.stream_id = stream_id
-        self.payload = payload
-        self.closed = closed
 
 
 class ResponseReceived(Event):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
+from typing import TypeAlias
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Buffer: TypeAlias = bytes | bytearray | memoryview
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 HEADER = Struct(">IIBB")
 HEADER_BYTES = HEADER.size
@@ -18,17 +16,17 @@ REQUEST = 1
 RESPONSE = 2
 DATA = 3
 
-FLAG_REMOTE_CLOSED = 0x1
-"""The sender of this frame sends nothing more on the stream."""
 FLAG_REMOTE_OPEN = 0x2
-"""On a request: the sender will send data frames."""
-FLAG_NO_DATA = 0x4
-"""The frame carries no message, which differs from an empty message."""
+"""On a request: the sender will send data frames. The other flags, 0x1 and 0x4, say nothing of a unary call."""
 
 MAX_STREAM_ID = 0xFFFFFFFF
 
 _SCRATCH_BYTES = 64 << 10
+"""Bytes of the buffer for small frames, allocated at the first read."""
 _DIRECT_BYTES = 16 << 10
+"""Missing bytes of a frame from which on they are received into its own buffer, without a copy."""
+_FIRST_BYTES = 64 << 10
+"""Bytes set aside for a frame that has begun; doubled as bytes arrive, so that a header alone costs little memory."""
 _NOTHING = memoryview(b"")
 
 
@@ -59,10 +57,23 @@ class FrameReader:
     `received(count)`.
     """
 
-    __slots__ = ("_filled", "_head", "_limit_bytes", "_pending", "_scratch", "_skip_bytes", "_view")
+    __slots__ = (
+        "_filled",
+        "_head",
+        "_length",
+        "_limit_bytes",
+        "_limit_of",
+        "_pending",
+        "_scratch",
+        "_skip_bytes",
+        "_view",
+    )
 
-    def __init__(self, limit_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(self, limit_bytes: int = MAX_MESSAGE_BYTES, *, limit_of: Callable[[int], int] | None = None) -> None:
+        """`limit_of` gives the limit for the frames of a stream; it is asked when a header has come."""
         self._limit_bytes = limit_bytes
+        self._limit_of = limit_of
+        self._length = 0
         self._head = bytearray()
         self._pending = (0, 0, 0)
         self._view: memoryview | None = None
@@ -110,7 +121,7 @@ class FrameReader:
 
     def buffer(self) -> memoryview:
         """Where the next bytes of the stream belong. Never empty; valid until `received` or `feed` is called."""
-        if self._view is not None and len(self._view) - self._filled >= _DIRECT_BYTES:
+        if self._view is not None and self._length - self._filled >= _DIRECT_BYTES:
             return self._view[self._filled :]
         if self._scratch is None:
             self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -118,7 +129,7 @@ class FrameReader:
 
     def received(self, count: int) -> list[Frame]:
         """Frames completed by `count` bytes that were just received into `buffer()`."""
-        if self._view is not None and len(self._view) - self._filled >= _DIRECT_BYTES:
+        if self._view is not None and self._length - self._filled >= _DIRECT_BYTES:
             frames: list[Frame] = []
             self._advance(count, frames)
             return frames
@@ -129,15 +140,16 @@ class FrameReader:
     def _begin(
         self, length: int, stream_id: int, type_: int, flags: int, chunk: memoryview, position: int, frames: list[Frame]
     ) -> int:
-        if length > self._limit_bytes:
+        limit_bytes = self._limit_bytes if self._limit_of is None else self._limit_of(stream_id)
+        if length > limit_bytes:
             self._skip_bytes = length
             frames.append(Frame(stream_id, type_, flags, _NOTHING, length))
             return position
         if length <= len(chunk) - position:
             frames.append(Frame(stream_id, type_, flags, chunk[position : position + length]))
             return position + length
-        # The allocation is untouched zero pages until bytes arrive: a header alone costs the peer more than us.
-        self._view = memoryview(bytearray(length))
+        self._view = memoryview(bytearray(min(length, _FIRST_BYTES)))
+        self._length = length
         self._filled = 0
         self._pending = (stream_id, type_, flags)
         return position
@@ -145,6 +157,10 @@ class FrameReader:
     def _advance(self, count: int, frames: list[Frame]) -> None:
         assert self._view is not None
         self._filled += count
-        if self._filled == len(self._view):
+        if self._filled == self._length:
             frames.append(Frame(*self._pending, self._view))
             self._view = None
+        elif self._filled == len(self._view):
+            grown = memoryview(bytearray(min(self._length, 2 * len(self._view))))
+            grown[: self._filled] = self._view
+            self._view = grown

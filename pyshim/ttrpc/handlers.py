@@ -1,14 +1,11 @@
-"""What a service is made of: unary and streaming handlers, the context of a call, the server's end of a stream."""
+"""What a service is made of: its handlers, and the context of a call."""
 
 from __future__ import annotations
 
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
-
-if TYPE_CHECKING:
-    from .framing import Buffer
+from typing import NamedTuple, TypeAlias
 
 
 class PeerCredentials(NamedTuple):
@@ -28,7 +25,7 @@ class PeerCredentials(NamedTuple):
 
 
 class CallContext(NamedTuple):
-    """What a handler may want to know about its call."""
+    """A call as its handler sees it."""
 
     service: str
     method: str
@@ -45,7 +42,6 @@ class CallContext(NamedTuple):
 
 ImmediateFunction: TypeAlias = Callable[[bytes, CallContext], bytes]
 UnaryFunction: TypeAlias = Callable[[bytes, CallContext], Awaitable[bytes]]
-StreamFunction: TypeAlias = Callable[["ServerStream", CallContext], Awaitable[bytes | None]]
 
 
 class UnaryHandler(NamedTuple):
@@ -64,57 +60,12 @@ class UnaryHandler(NamedTuple):
 class ImmediateHandler(NamedTuple):
     """A unary method that waits for nothing: it is answered within the read that brought its request.
 
-    It costs no task and no turn of the loop. While the outgoing queue is full it is called once there is room again.
+    It needs no task and no turn of the loop. While the outgoing queue is full it is called once there is room again.
     """
 
     function: ImmediateFunction
     cancel_on_timeout: bool = True
-    """Before it was called nothing has happened yet."""
+    """A call that still waits for room in the queue has changed nothing."""
 
 
-class StreamHandler(NamedTuple):
-    """A streaming method. `function(stream, call)` returns None when the server streams, else the one reply.
-
-    After the deadline or a dropped connection `stream.recv` and `stream.send` raise, which ends most functions; see
-    UnaryHandler for why they are not cancelled.
-    """
-
-    function: StreamFunction
-    client_streams: bool
-    server_streams: bool
-    cancel_on_timeout: bool = False
-
-
-Handler: TypeAlias = UnaryFunction | UnaryHandler | ImmediateHandler | StreamHandler
-
-
-class ServerStream:
-    """The server's end of one stream, given to a StreamHandler. Iterating yields the client's messages to their end."""
-
-    def __init__(
-        self,
-        recv: Callable[[], Awaitable[bytes | None]],
-        send: Callable[[Buffer], Awaitable[None]],
-    ) -> None:
-        self._recv = recv
-        self._send = send
-
-    async def recv(self) -> bytes | None:
-        """The client's next message; None when it closed its side.
-
-        Raises DeadlineExceeded, ConnectionClosed, or RemoteProtocolError when the stream ended otherwise.
-        """
-        return await self._recv()
-
-    async def send(self, message: Buffer) -> None:
-        """The message is queued; waits while the connection's outgoing queue is full. Raises as `recv`."""
-        await self._send(message)
-
-    def __aiter__(self) -> ServerStream:
-        return self
-
-    async def __anext__(self) -> bytes:
-        message = await self._recv()
-        if message is None:
-            raise StopAsyncIteration
-        return message
+Handler: TypeAlias = UnaryFunction | UnaryHandler | ImmediateHandler

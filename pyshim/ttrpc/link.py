@@ -1,40 +1,52 @@
-"""A protocol core on a byte stream: one reader, one bounded outgoing queue, one writer. asyncio.
+"""A protocol core on a stream socket: one reader, one bounded outgoing queue, one writer. asyncio.
 
-`SocketLink` drives a stream socket itself: it receives large payloads straight into the core's buffer and sends queued
-buffers with `sendmsg`, so that a payload is not copied on its way. `StreamLink` does the same job on an asyncio reader
-and writer, for byte streams that are not a socket of ours. Neither half-closes: the end of one direction is the end of
-the connection.
+It receives large payloads straight into the core's buffer and sends queued buffers with `sendmsg`, so that a payload is
+not copied on its way. It does not half-close: the end of one direction is the end of the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from .connection import ClientConnection, ServerConnection
+from .connection import ClientConnection, Parts, ServerConnection
 from .events import Event
+from .framing import Buffer
 from .status import ConnectionClosed
 
-if TYPE_CHECKING:
-    from .connection import Parts
-    from .framing import Buffer
-
 QUEUE_BYTES = 1 << 20
+"""Bytes of the outgoing queue from which on `send` waits."""
 _JOIN_BYTES = 16 << 10
-_READ_BYTES = 64 << 10
+"""Bytes up to which the parts of a frame are joined: a copy is then cheaper than another buffer for `sendmsg`."""
 _READS_PER_TURN = 16
+"""Reads before other work of the loop has its turn."""
 _BUFFERS_PER_SEND = 64
+"""Buffers of one `sendmsg`; the kernel takes up to 1024."""
+
+
+class ByteStream(Protocol):
+    """The methods of a connected stream socket that a `Link` uses, with a socket's behaviour and exceptions."""
+
+    def fileno(self) -> int: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def send(self, data: Buffer, /) -> int: ...
+    def sendmsg(self, buffers: Iterable[Buffer], /) -> int: ...
+    def close(self) -> None: ...
 
 
 class Link:
-    """The part both kinds share. `on_events` and `on_closed` are called synchronously; `on_closed` once."""
+    """Owns a connected stream socket (unix, vsock, TCP), or a stream like one, and closes it.
+
+    `on_events` and `on_closed` are called synchronously; `on_closed` once.
+    """
 
     def __init__(
         self,
         core: ServerConnection | ClientConnection,
+        sock: ByteStream,
         *,
         on_events: Callable[[list[Event]], None],
         on_closed: Callable[[Exception | None], None],
@@ -48,12 +60,21 @@ class Link:
         self._queue_bytes = queue_bytes
         self._hold_when_full = hold_when_full
         self._loop = asyncio.get_running_loop()
-        self._holds: set[object] = set()
+        self._held = False
         self._gate = asyncio.Lock()
         self._drained: asyncio.Future[None] | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.error: Exception | None = None
         """Why the link closed; None when the peer or this side simply ended it."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._queue: deque[Buffer] = deque()
+        self._queued_bytes = 0
+        self._accepted_bytes = 0
+        self._writing = False
+        self._gathering = False
+        self._broken = False
+        self._flushed: list[asyncio.Future[None]] = []
 
     @property
     def is_closed(self) -> bool:
@@ -61,7 +82,7 @@ class Link:
 
     @property
     def queued_bytes(self) -> int:
-        raise NotImplementedError
+        return self._queued_bytes
 
     @property
     def has_room(self) -> bool:
@@ -70,25 +91,45 @@ class Link:
 
     def start(self) -> None:
         """Reading begins."""
-        raise NotImplementedError
+        if not self._held and not self.is_closed:
+            self._resume()
 
     def write(self, parts: Parts) -> int:
-        """Queue one whole frame, whatever the queue holds. The result is a mark for `was_sent`."""
-        raise NotImplementedError
+        """Queue one whole frame, even when the queue is full. The result is a mark for `was_sent`."""
+        size = sum(map(len, parts))
+        if self.is_closed or self._broken:
+            self._accepted_bytes += size
+            self._queued_bytes += size
+            return self._accepted_bytes
+        if len(parts) > 1 and size <= _JOIN_BYTES:
+            self._queue.append(b"".join(parts))
+        else:
+            self._queue.extend(parts)
+        self._queued_bytes += size
+        self._accepted_bytes += size
+        mark = self._accepted_bytes
+        if not self._writing and not self._gathering:
+            self._flush_queue()
+        if self._hold_when_full and self._queued_bytes > self._queue_bytes:
+            self._hold_reading()
+        return mark
 
     def was_sent(self, mark: int) -> bool:
         """Whether the peer may have received the whole frame of this mark."""
-        raise NotImplementedError
+        return mark <= self._accepted_bytes - self._queued_bytes
 
     async def flush(self) -> None:
         """Everything queued has been handed to the kernel, or the link is closed."""
-        raise NotImplementedError
+        if self._queue and not self.is_closed:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._flushed.append(waiter)
+            await waiter
 
     async def send(self, make: Callable[[], Parts | None]) -> int:
         """Call `make` once the queue has room and queue its frame, in one synchronous stretch. Raises ConnectionClosed.
 
-        `make` is called late, so that what it decides (a stream id, whether an answer is still wanted) is true when
-        its frame is queued. None means that there is nothing to send any more.
+        `make` is called as late as possible: the stream id it takes, and its decision whether an answer is still
+        wanted, are then true when the frame is queued. None means that there is nothing to send any more.
         """
         if self.has_room:
             return self._send_now(make)
@@ -96,18 +137,6 @@ class Link:
             while self.queued_bytes > self._queue_bytes and not self.is_closed:
                 await self._wait_drained()
             return self._send_now(make)
-
-    def hold_reading(self, reason: object) -> None:
-        """Nothing is read while at least one reason holds it."""
-        if not self._holds and not self.is_closed:
-            self._pause()
-        self._holds.add(reason)
-
-    def release_reading(self, reason: object) -> None:
-        if reason in self._holds:
-            self._holds.remove(reason)
-            if not self._holds and not self.is_closed:
-                self._resume()
 
     def close(self, error: Exception | None = None) -> None:
         """The stream is closed at once; what is queued is dropped. Idempotent."""
@@ -140,78 +169,6 @@ class Link:
     def _dispatch(self, events: list[Event]) -> None:
         if events:
             self._on_events(events)
-
-    def _pause(self) -> None:
-        raise NotImplementedError
-
-    def _resume(self) -> None:
-        raise NotImplementedError
-
-    def _shut(self) -> None:
-        raise NotImplementedError
-
-
-class SocketLink(Link):
-    """A link that owns a connected stream socket (unix, vsock, TCP) and closes it."""
-
-    def __init__(
-        self,
-        core: ServerConnection | ClientConnection,
-        sock: socket.socket,
-        *,
-        on_events: Callable[[list[Event]], None],
-        on_closed: Callable[[Exception | None], None],
-        queue_bytes: int = QUEUE_BYTES,
-        hold_when_full: bool = False,
-    ) -> None:
-        super().__init__(
-            core, on_events=on_events, on_closed=on_closed, queue_bytes=queue_bytes, hold_when_full=hold_when_full
-        )
-        sock.setblocking(False)
-        self._sock = sock
-        self._queue: deque[Buffer] = deque()
-        self._queued_bytes = 0
-        self._accepted_bytes = 0
-        self._writing = False
-        self._gathering = False
-        self._broken = False
-        self._flushed: list[asyncio.Future[None]] = []
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._queued_bytes
-
-    def start(self) -> None:
-        if not self._holds and not self.is_closed:
-            self._resume()
-
-    def write(self, parts: Parts) -> int:
-        size = sum(map(len, parts))
-        if self.is_closed or self._broken:
-            self._accepted_bytes += size
-            self._queued_bytes += size
-            return self._accepted_bytes
-        if len(parts) > 1 and size <= _JOIN_BYTES:
-            self._queue.append(b"".join(parts))
-        else:
-            self._queue.extend(parts)
-        self._queued_bytes += size
-        self._accepted_bytes += size
-        mark = self._accepted_bytes
-        if not self._writing and not self._gathering:
-            self._flush_queue()
-        if self._hold_when_full and self._queued_bytes > self._queue_bytes:
-            self.hold_reading(self)
-        return mark
-
-    def was_sent(self, mark: int) -> bool:
-        return mark <= self._accepted_bytes - self._queued_bytes
-
-    async def flush(self) -> None:
-        if self._queue and not self.is_closed:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._flushed.append(waiter)
-            await waiter
 
     def _flush_queue(self) -> None:
         try:
@@ -248,17 +205,17 @@ class SocketLink(Link):
             self._queue.popleft()
         if self._queued_bytes <= self._queue_bytes:
             self._wake_drained()
-            self.release_reading(self)
+            self._release_reading()
 
     def _close_broken(self, error: OSError) -> None:
-        # What the peer sent before it closed still waits in the receive buffer: those replies are known outcomes.
+        # Replies that the peer sent before it closed are still in the receive buffer: their outcome is known.
         while not self.is_closed and self._read_once():
             pass
         self.close(error)
 
     def _on_readable(self) -> None:
         for _ in range(_READS_PER_TURN):
-            if self._holds or self.is_closed or not self._read_once():
+            if self._held or self.is_closed or not self._read_once():
                 return
 
     def _read_once(self) -> bool:
@@ -275,12 +232,12 @@ class SocketLink(Link):
         if not count:
             self.close(self._core.receive_eof())
             return False
-        # What is answered at once leaves together: the peer is woken once.
+        # Immediate answers are sent together, so that the peer is woken once.
         self._gathering = True
         try:
             self._dispatch(self._core.received(count))
         except BaseException as exc:
-            # A bug of ours. The stream cannot be trusted any more; the loop's exception handler reports it.
+            # A bug on this side. The state of the stream is unknown; the loop's exception handler reports the error.
             self.close(exc if isinstance(exc, Exception) else None)
             raise
         finally:
@@ -289,8 +246,17 @@ class SocketLink(Link):
             self._flush_queue()
         return count == size
 
-    def _pause(self) -> None:
-        self._loop.remove_reader(self._sock)
+    def _hold_reading(self) -> None:
+        """Nothing is read until the queue has room again."""
+        if not self._held and not self.is_closed:
+            self._held = True
+            self._loop.remove_reader(self._sock)
+
+    def _release_reading(self) -> None:
+        if self._held:
+            self._held = False
+            if not self.is_closed:
+                self._resume()
 
     def _resume(self) -> None:
         self._loop.add_reader(self._sock, self._on_readable)
@@ -307,93 +273,3 @@ class SocketLink(Link):
             if not waiter.done():
                 waiter.set_result(None)
         self._flushed.clear()
-
-
-class StreamLink(Link):
-    """A link that owns an asyncio reader and writer and closes the writer."""
-
-    def __init__(
-        self,
-        core: ServerConnection | ClientConnection,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        on_events: Callable[[list[Event]], None],
-        on_closed: Callable[[Exception | None], None],
-        queue_bytes: int = QUEUE_BYTES,
-        hold_when_full: bool = False,
-    ) -> None:
-        super().__init__(
-            core, on_events=on_events, on_closed=on_closed, queue_bytes=queue_bytes, hold_when_full=hold_when_full
-        )
-        self._reader = reader
-        self._writer = writer
-        self._may_read = asyncio.Event()
-        self._may_read.set()
-        self._task: asyncio.Task[None] | None = None
-        self._drain_task: asyncio.Task[None] | None = None
-
-    @property
-    def queued_bytes(self) -> int:
-        return self._writer.transport.get_write_buffer_size()
-
-    def start(self) -> None:
-        self._task = self._loop.create_task(self._read(), name="ttrpc/read")
-
-    def write(self, parts: Parts) -> int:
-        if self.is_closed:
-            return 1
-        self._writer.writelines(parts)
-        if self.queued_bytes > self._queue_bytes and self._drain_task is None:
-            if self._hold_when_full:
-                self.hold_reading(self)
-            self._drain_task = self._loop.create_task(self._drain(), name="ttrpc/drain")
-        return 0
-
-    def was_sent(self, mark: int) -> bool:
-        # The transport does not tell how far it got.
-        return mark == 0
-
-    async def flush(self) -> None:
-        # The limits decide when drain() returns; the default low mark is a quarter of 64 KiB, not zero.
-        self._writer.transport.set_write_buffer_limits(high=0)
-        try:
-            await self._writer.drain()
-        except OSError as exc:
-            self.close(exc)
-
-    async def _drain(self) -> None:
-        try:
-            await self._writer.drain()
-        except OSError as exc:
-            self.close(exc)
-        finally:
-            self._drain_task = None
-            self._wake_drained()
-            self.release_reading(self)
-
-    async def _read(self) -> None:
-        try:
-            while not self.is_closed:
-                data = await self._reader.read(_READ_BYTES)
-                await self._may_read.wait()
-                if not data:
-                    self.close(self._core.receive_eof())
-                    return
-                self._dispatch(self._core.receive_data(data))
-        except OSError as exc:
-            self.close(exc)
-        finally:
-            self.close()
-
-    def _pause(self) -> None:
-        self._may_read.clear()
-
-    def _resume(self) -> None:
-        self._may_read.set()
-
-    def _shut(self) -> None:
-        self._may_read.set()
-        self._writer.transport.abort()
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()

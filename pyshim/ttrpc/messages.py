@@ -9,17 +9,18 @@ google/rpc/status.proto.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
-    from .events import Metadata
-    from .framing import Buffer
+from .events import Metadata
+from .framing import Buffer
 
 _VARINT, _FIXED64, _LENGTH, _GROUP_START, _GROUP_END, _FIXED32 = range(6)
 _U64 = (1 << 64) - 1
-_MAX_GROUP_DEPTH = 100
 _MAX_STATUS_TEXT_BYTES = 16 << 10
+"""Bytes of a status text that are sent: an error is always small enough for a frame."""
+_MAX_FIELDS = 64
+"""Fields of one message, unknown and repeated ones included: an envelope has up to five and its metadata. Four MiB of
+empty fields would take seconds to decode, and much memory."""
 
 
 class MalformedMessage(ValueError):
@@ -91,7 +92,9 @@ def decode_request(data: Buffer) -> Request:
     metadata: list[tuple[str, str]] = []
     view = memoryview(data)
     position, end = 0, len(view)
+    fields = 0
     while position < end:
+        fields = _counted(fields)
         tag, position = _read_varint(view, position, end)
         if tag == 0x20:
             timeout_ns, position = _read_varint(view, position, end)
@@ -119,7 +122,9 @@ def decode_response(data: Buffer) -> Response:
     payload = b""
     view = memoryview(data)
     position, end = 0, len(view)
+    fields = 0
     while position < end:
+        fields = _counted(fields)
         tag, position = _read_varint(view, position, end)
         if tag == 0x12:
             start, position = _read_length(view, position, end)
@@ -135,7 +140,9 @@ def decode_response(data: Buffer) -> Response:
 
 def _decode_status(view: memoryview, code: int, message: str, details: list[bytes]) -> tuple[int, str]:
     position, end = 0, len(view)
+    fields = 0
     while position < end:
+        fields = _counted(fields)
         tag, position = _read_varint(view, position, end)
         if tag == 0x08:
             code, position = _read_varint(view, position, end)
@@ -143,7 +150,7 @@ def _decode_status(view: memoryview, code: int, message: str, details: list[byte
         elif tag in (0x12, 0x1A):
             start, position = _read_length(view, position, end)
             if tag == 0x12:
-                # Lenient: a reply's code must not be lost over a broken byte in its text.
+                # Broken bytes are replaced: the code of the reply matters more than its text.
                 message = str(view[start:position], "utf-8", "replace")
             else:
                 details.append(bytes(view[start:position]))
@@ -155,7 +162,9 @@ def _decode_status(view: memoryview, code: int, message: str, details: list[byte
 def _decode_key_value(view: memoryview) -> tuple[str, str]:
     key = value = ""
     position, end = 0, len(view)
+    fields = 0
     while position < end:
+        fields = _counted(fields)
         tag, position = _read_varint(view, position, end)
         if tag in (0x0A, 0x12):
             start, position = _read_length(view, position, end)
@@ -166,6 +175,13 @@ def _decode_key_value(view: memoryview) -> tuple[str, str]:
         else:
             position = _skip(view, position, end, tag)
     return key, value
+
+
+def _counted(fields: int) -> int:
+    """One more than `fields`. Raises MalformedMessage beyond _MAX_FIELDS."""
+    if fields >= _MAX_FIELDS:
+        raise MalformedMessage(f"more than {_MAX_FIELDS} fields")
+    return fields + 1
 
 
 def _text(view: memoryview) -> str:
@@ -207,7 +223,9 @@ def _read_length(view: memoryview, position: int, end: int) -> tuple[int, int]:
 def _skip(view: memoryview, position: int, end: int, tag: int) -> int:
     """Position after the unknown field that `tag` opened."""
     groups: list[int] = []
+    fields = 0
     while True:
+        fields = _counted(fields)
         if tag > 0xFFFFFFFF or tag < 8:
             raise MalformedMessage(f"invalid field tag {tag:#x}")
         wire_type = tag & 7
@@ -221,8 +239,6 @@ def _skip(view: memoryview, position: int, end: int, tag: int) -> int:
                 raise MalformedMessage("message ends inside a field")
         elif wire_type == _GROUP_START:
             groups.append(tag >> 3)
-            if len(groups) > _MAX_GROUP_DEPTH:
-                raise MalformedMessage("groups nested too deep")
         elif wire_type == _GROUP_END:
             if not groups or groups.pop() != tag >> 3:
                 raise MalformedMessage("group ends that did not begin")

@@ -11,13 +11,17 @@ from collections.abc import Callable, Coroutine, Mapping
 from .connection import MAX_OPEN_STREAMS
 from .framing import MAX_MESSAGE_BYTES
 from .handlers import Handler
-from .inbox import STALL_GRACE_S
-from .link import QUEUE_BYTES
+from .link import QUEUE_BYTES, ByteStream
 from .session import Session, SessionLimits
 
 _ACCEPTS_PER_TURN = 16
+"""Connections accepted before other work of the loop has its turn."""
 _ACCEPT_PAUSE_S = 1.0
+"""Seconds without accepting after an error, mostly EMFILE."""
 _FLUSH_S = 1.0
+"""Seconds for a connection's last replies at the end of the server."""
+MAX_CONNECTIONS = 128
+"""Connections of one server: containerd has one, and each costs up to a message and 64 KiB."""
 
 
 class Server:
@@ -33,8 +37,9 @@ class Server:
         max_in_flight: int = MAX_OPEN_STREAMS,
         max_in_flight_bytes: int = 64 << 20,
         queue_bytes: int = QUEUE_BYTES,
-        stall_grace_s: float = STALL_GRACE_S,
+        max_connections: int = MAX_CONNECTIONS,
         answers_at_deadline: bool = True,
+        when_alone: Callable[[], None] | None = None,
     ) -> None:
         """`services` maps full service names to method tables; it is looked up at every request.
 
@@ -42,7 +47,8 @@ class Server:
         `max_in_flight` and `max_in_flight_bytes` bound the running handlers and their request payloads, per connection.
         Requests beyond are answered RESOURCE_EXHAUSTED, not delayed: behind calls that wait for an event, the call that
         causes the event must get through. Once `queue_bytes` of replies wait for a peer, nothing more is read from it.
-        A stream whose handler leaves a full inbox (64 messages or 4 MiB) unread for `stall_grace_s` fails.
+        `when_alone` is called each time the last connection has ended.
+        Connections beyond `max_connections` are closed at once.
         Without `answers_at_deadline` a deadline is the handler's own business, as with Go's ttrpc: it is answered what
         the handler returns, however late.
         """
@@ -53,12 +59,13 @@ class Server:
             in_flight=max_in_flight,
             in_flight_bytes=max_in_flight_bytes,
             queue_bytes=queue_bytes,
-            stall_grace_s=stall_grace_s,
             answers_at_deadline=answers_at_deadline,
         )
         self.draining = False
         """Set once by `shutdown`: new requests are answered UNAVAILABLE."""
         self._authorize = authorize
+        self._max_connections = max_connections
+        self._when_alone = when_alone
         self._stop_accepting = asyncio.Event()
         self._sessions: set[Session] = set()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -84,18 +91,14 @@ class Server:
             loop.remove_reader(listener)
             listener.close()
 
-    async def serve_connection(self, sock: socket.socket) -> None:
-        """Serve one connected stream socket until it closes. Owns the socket. Handlers may still run afterwards."""
+    async def serve_connection(self, sock: socket.socket | ByteStream) -> None:
+        """Serve one connected stream socket until it closes. Owns the socket. Handlers may still run afterwards.
+
+        It may be another byte stream with a socket's methods, such as a serial port; `authorize` is not asked then.
+        """
         session = self._open(sock)
         if session is not None:
             await self._until_closed(session)
-
-    async def serve_streams(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """As `serve_connection` for a byte stream that is no socket of ours; `authorize` is not asked."""
-        session = Session.on_streams(self, reader, writer)
-        self._sessions.add(session)
-        session.start()
-        await self._until_closed(session)
 
     async def shutdown(self, grace_s: float) -> None:
         """Nothing of the server is left: no listener, no connection, no handler.
@@ -126,6 +129,8 @@ class Server:
 
     def session_ended(self, session: Session) -> None:
         self._sessions.discard(session)
+        if not self._sessions and self._when_alone is not None:
+            self._when_alone()
 
     def _accept_ready(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
@@ -134,8 +139,8 @@ class Server:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                # Out of fds, mostly. The waiting connection keeps the listener readable: without a pause this would
-                # spin.
+                # Mostly EMFILE. The connection stays in the queue and keeps the listener readable: without a pause the
+                # loop would spin.
                 self.log.error("accept paused", extra={"error": errno.errorcode.get(exc.errno or 0, str(exc))})
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)
@@ -147,13 +152,15 @@ class Server:
         if listener.fileno() >= 0 and not self.draining:
             asyncio.get_running_loop().add_reader(listener, self._accept_ready, listener)
 
-    def _open(self, sock: socket.socket) -> Session | None:
+    def _open(self, sock: socket.socket | ByteStream) -> Session | None:
         try:
-            if self._authorize is not None:
+            if len(self._sessions) >= self._max_connections:
+                raise ConnectionRefusedError(f"{self._max_connections} connections are open already")
+            if self._authorize is not None and isinstance(sock, socket.socket):
                 self._authorize(sock)
-            session = Session.on_socket(self, sock)
+            session = Session(self, sock)
         except Exception as exc:
-            # Whatever speaks against this one peer must not end the listener.
+            # One refused peer must not end the listener.
             self.log.warning("connection refused", extra={"error": f"{type(exc).__name__}: {exc}"})
             sock.close()
             return None

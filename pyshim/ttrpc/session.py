@@ -5,30 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from collections.abc import Coroutine, Mapping
+from typing import NamedTuple, Protocol, TypeAlias
 
-from .connection import ServerConnection
-from .events import DataReceived, Event, RequestReceived, RequestRefused
-from .handlers import (
-    CallContext,
-    Handler,
-    ImmediateHandler,
-    PeerCredentials,
-    ServerStream,
-    StreamHandler,
-    UnaryHandler,
-)
-from .inbox import Inbox, StallGuard
-from .link import Link, SocketLink, StreamLink
-from .status import Code, ConnectionClosed, DeadlineExceeded, RemoteProtocolError, TtrpcError
+from .connection import Parts, ServerConnection
+from .events import Event, RequestReceived, RequestRefused
+from .framing import Buffer
+from .handlers import CallContext, Handler, ImmediateHandler, PeerCredentials, UnaryHandler
+from .link import ByteStream, Link
+from .status import CallTimedOut, Code, ConnectionClosed, TtrpcError
 
-if TYPE_CHECKING:
-    from .connection import Parts
-    from .framing import Buffer
-
-_Found: TypeAlias = UnaryHandler | ImmediateHandler | StreamHandler
+_Found: TypeAlias = UnaryHandler | ImmediateHandler
 _QUOTED_CHARS = 128
+"""Characters of a peer's service or method name that an error quotes."""
 
 
 class SessionLimits(NamedTuple):
@@ -38,7 +27,6 @@ class SessionLimits(NamedTuple):
     in_flight: int
     in_flight_bytes: int
     queue_bytes: int
-    stall_grace_s: float
     answers_at_deadline: bool
 
 
@@ -61,16 +49,14 @@ class SessionOwner(Protocol):
 class _Call:
     """A running handler. Its stream may be over before it: after a deadline, a refusal, a dropped connection."""
 
-    __slots__ = ("context", "ended_by", "handler", "inbox", "payload_bytes", "task", "timer")
+    __slots__ = ("context", "handler", "payload_bytes", "task", "timer")
 
     def __init__(self, handler: _Found, context: CallContext, payload_bytes: int) -> None:
         self.handler = handler
         self.context = context
         self.payload_bytes = payload_bytes
-        self.inbox: Inbox | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.ended_by: TtrpcError | None = None
 
     @property
     def stream_id(self) -> int:
@@ -80,63 +66,29 @@ class _Call:
     def name(self) -> str:
         return f"{self.context.service}/{self.context.method}"
 
-    def end(self, error: TtrpcError) -> None:
-        """The stream is over for the handler, which learns it when it next receives or sends."""
-        self.ended_by = self.ended_by or error
-        if self.inbox is not None:
-            self.inbox.end(error)
-
 
 class Session:
     """Answers the requests of one connection, in whatever order they finish; each but an immediate one has a task."""
 
-    def __init__(
-        self, owner: SessionOwner, peer: PeerCredentials | None, make_link: Callable[[Session, ServerConnection], Link]
-    ) -> None:
+    def __init__(self, owner: SessionOwner, sock: socket.socket | ByteStream) -> None:
+        """It owns this connected socket, or stream with a socket's methods."""
         self._owner = owner
-        self._peer = peer
+        self._peer = PeerCredentials.of(sock) if isinstance(sock, socket.socket) else None
         self._loop = asyncio.get_running_loop()
         self._log = owner.log
         self._core = ServerConnection(
             max_message_bytes=owner.limits.message_bytes, max_open_streams=owner.limits.in_flight
         )
-        self._link = make_link(self, self._core)
-        self._stalls = StallGuard(self._link, self._on_stall, owner.limits.stall_grace_s)
+        self._link = Link(
+            self._core,
+            sock,
+            on_events=self._on_events,
+            on_closed=self._on_closed,
+            queue_bytes=owner.limits.queue_bytes,
+            hold_when_full=True,
+        )
         self._calls: dict[int, _Call] = {}
         self._in_flight_bytes = 0
-
-    @classmethod
-    def on_socket(cls, owner: SessionOwner, sock: socket.socket) -> Session:
-        """A session that owns this connected socket."""
-        return cls(
-            owner,
-            PeerCredentials.of(sock),
-            lambda session, core: SocketLink(
-                core,
-                sock,
-                on_events=session._on_events,
-                on_closed=session._on_closed,
-                queue_bytes=owner.limits.queue_bytes,
-                hold_when_full=True,
-            ),
-        )
-
-    @classmethod
-    def on_streams(cls, owner: SessionOwner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session:
-        """A session that owns this pair of streams."""
-        return cls(
-            owner,
-            None,
-            lambda session, core: StreamLink(
-                core,
-                reader,
-                writer,
-                on_events=session._on_events,
-                on_closed=session._on_closed,
-                queue_bytes=owner.limits.queue_bytes,
-                hold_when_full=True,
-            ),
-        )
 
     def start(self) -> None:
         self._link.start()
@@ -162,8 +114,6 @@ class Session:
         for event in events:
             if isinstance(event, RequestReceived):
                 self._on_request(event)
-            elif isinstance(event, DataReceived):
-                self._on_data(event)
             elif isinstance(event, RequestRefused):
                 self._on_refused(event)
 
@@ -184,14 +134,12 @@ class Session:
         self._in_flight_bytes += call.payload_bytes
         if deadline is not None and self._owner.limits.answers_at_deadline:
             call.timer = self._loop.call_at(deadline, self._expire, call)
-        if isinstance(found, StreamHandler):
-            coroutine = self._run_stream(call, found, self._open_stream(call, found, event))
-        elif isinstance(found, ImmediateHandler):
+        if isinstance(found, ImmediateHandler):
             coroutine = self._run_immediate(call, found, event.payload)
         else:
             coroutine = self._run_unary(call, found, event.payload)
         call.task = self._owner.spawn(coroutine, f"ttrpc/{event.method}/{stream_id}")
-        # Not in the task: one that is cancelled before its first step never runs a line of it.
+        # A callback, not a `finally` in the task: a task cancelled before its first step runs no line of its body.
         call.task.add_done_callback(lambda _: self._finish(call))
 
     def _find(self, event: RequestReceived) -> _Found | TtrpcError:
@@ -212,41 +160,9 @@ class Session:
             return TtrpcError(Code.RESOURCE_EXHAUSTED, f"{limits.in_flight_bytes} request bytes are in flight")
         return UnaryHandler(handler) if callable(handler) else handler
 
-    def _open_stream(self, call: _Call, handler: StreamHandler, event: RequestReceived) -> ServerStream:
-        stream_id = call.stream_id
-        inbox = call.inbox = Inbox(lambda: self._stalls.release(stream_id))
-        # An empty payload of a streaming client is no message: proto3 cannot tell it from an absent one.
-        if event.payload or not handler.client_streams:
-            inbox.put(event.payload)
-        if not event.remote_open:
-            inbox.end()
-
-        async def send(message: Buffer) -> None:
-            await self._link.send(lambda: self._data_parts(call, message))
-
-        return ServerStream(inbox.get, send)
-
-    def _data_parts(self, call: _Call, message: Buffer) -> Parts:
-        if call.ended_by is not None:
-            raise call.ended_by
-        return self._core.data_parts(call.stream_id, message)
-
-    def _on_data(self, event: DataReceived) -> None:
-        call = self._calls.get(event.stream_id)
-        if call is None or call.inbox is None:
-            return  # a unary method that was called with an open client side: its data has no taker
-        if event.payload is not None:
-            call.inbox.put(event.payload)
-            self._stalls.check(event.stream_id, call.inbox)
-        if event.closed:
-            call.inbox.end()
-
     def _on_refused(self, event: RequestRefused) -> None:
         self._log.debug("frame refused", extra={"stream": event.stream_id, "error": event.message})
         self._link.write((event.reply,))
-        call = self._calls.get(event.stream_id)
-        if event.ended and call is not None:
-            call.end(RemoteProtocolError(event.message))
 
     def _answer_now(self, call: _Call, handler: ImmediateHandler, payload: bytes) -> None:
         try:
@@ -269,22 +185,11 @@ class Session:
         except Exception as exc:
             self._on_exception(call, exc)
 
-    async def _run_stream(self, call: _Call, handler: StreamHandler, stream: ServerStream) -> None:
-        try:
-            result = await handler.function(stream, call.context)
-            await self._link.send(lambda: self._reply_parts(call, result))
-        except Exception as exc:
-            self._on_exception(call, exc)
-
-    def _reply_parts(self, call: _Call, result: Buffer | None) -> Parts | None:
+    def _reply_parts(self, call: _Call, result: Buffer) -> Parts | None:
         stream_id = call.stream_id
         if not self._core.is_open(stream_id):
             self._log.debug("late reply dropped", extra={"method": call.name, "stream": stream_id})
             return None
-        if isinstance(call.handler, StreamHandler) and call.handler.server_streams:
-            if result is not None:
-                raise TypeError(f"streaming method '{call.name}' returned {type(result).__name__}, expected None")
-            return self._core.data_parts(stream_id, None, close=True)
         if not isinstance(result, bytes | bytearray | memoryview):
             raise TypeError(f"method '{call.name}' returned {type(result).__name__}, expected bytes")
         return self._core.response_parts(stream_id, result)
@@ -307,26 +212,14 @@ class Session:
             self._link.write((self._core.send_error(stream_id, code, message),))
 
     def _expire(self, call: _Call) -> None:
-        error = DeadlineExceeded(f"call '{call.name}': deadline exceeded")
+        error = CallTimedOut(f"call '{call.name}': deadline exceeded")
         self._answer(call.stream_id, error.code, error.message)
-        call.end(error)
         self._cancel_if_allowed(call)
-
-    def _on_stall(self, stream_id: int) -> None:
-        call = self._calls.get(stream_id)
-        if call is None or call.inbox is None:
-            return
-        error = TtrpcError(Code.RESOURCE_EXHAUSTED, f"stream of '{call.name}': its messages are not read in time")
-        self._answer(call.stream_id, error.code, error.message)
-        call.inbox.discard()
-        call.end(error)
 
     def _on_closed(self, error: Exception | None) -> None:
         level = logging.DEBUG if error is None or isinstance(error, ConnectionError) else logging.WARNING
         self._log.log(level, "connection closed", extra={"in_flight": len(self._calls), "error": str(error or "")})
-        self._stalls.close()
         for call in tuple(self._calls.values()):
-            call.end(ConnectionClosed("connection is closed"))
             self._cancel_if_allowed(call)
         self._owner.session_ended(self)
 
@@ -340,7 +233,6 @@ class Session:
             call.timer.cancel()
         del self._calls[call.stream_id]
         self._in_flight_bytes -= call.payload_bytes
-        self._stalls.release(call.stream_id)
 
 
 def _quote(name: str) -> str:

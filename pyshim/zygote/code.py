@@ -3,28 +3,35 @@
 import os
 import sys
 import time
-from array import array
 from typing import NamedTuple
+
+from pyshim.start.errors import BootstrapError
 
 STARTED_NS = time.time_ns()
 _CLOCK_STEP_NS = 100_000_000
-"""Files carry the kernel's coarse clock, which lags behind the fine one."""
-_FACTS = 3
+"""Files carry the kernel's coarse clock, which lags behind `time.time_ns` by up to a tick (10 ms at most)."""
 
 
 class Stamp(NamedTuple):
-    """Few objects for many files: a fork makes a copy of every page with an object that it so much as looks at."""
+    """Two strings, and not an object for each file: to look at an object is to write to the page that it is in."""
 
     paths: str
     """With NUL between them."""
-    facts: "array[int]"
-    """Of each path, in that order, `_facts_of`."""
+    facts: str
+    """Change time, inode and size of each."""
 
 
 def code_stamp() -> Stamp:
-    """When each file of ours that is loaded, and each directory that others are loaded from, last changed."""
-    paths = "\0".join(_loaded_paths())
-    return Stamp(paths, _facts(paths))
+    """The state of each file of ours that is loaded, and of each directory that others are loaded from.
+
+    Raises BootstrapError when a file of ours changed since this process began: the loaded code may be older.
+    """
+    paths = sorted(_loaded_paths())
+    for path in paths:
+        if path.endswith(".py") and _facts_of(path)[0] > STARTED_NS - _CLOCK_STEP_NS:
+            raise BootstrapError(f"use the loaded code: {path!r} changed while it was being loaded")
+    joined = "\0".join(paths)
+    return Stamp(joined, _facts(joined))
 
 
 def is_current(stamp: Stamp) -> bool:
@@ -32,22 +39,12 @@ def is_current(stamp: Stamp) -> bool:
     return _facts(stamp.paths) == stamp.facts
 
 
-def require_settled(stamp: Stamp) -> None:
-    """No file of ours changed since this process began: what is loaded is what is there. Raises OSError."""
-    for path, moment in zip(stamp.paths.split("\0"), stamp.facts[::_FACTS], strict=True):
-        if path.endswith(".py") and moment > STARTED_NS - _CLOCK_STEP_NS:
-            raise OSError(f"use the loaded code: {path!r} changed while it was being loaded")
-
-
-def _facts(paths: str) -> "array[int]":
-    facts = array("Q")
-    for path in paths.split("\0"):
-        facts.extend(_facts_of(path))
-    return facts
+def _facts(paths: str) -> str:
+    return repr([_facts_of(path) for path in paths.split("\0")])
 
 
 def _facts_of(path: str) -> tuple[int, int, int]:
-    """Change time, inode and size; zeros where there is no such file."""
+    """Zeros where there is no such file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -55,14 +52,11 @@ def _facts_of(path: str) -> tuple[int, int, int]:
     return found.st_ctime_ns, found.st_ino, found.st_size
 
 
-def _loaded_paths() -> tuple[str, ...]:
-    ours, directories = set(), set()
+def _loaded_paths() -> set[str]:
+    paths = set()
     for name, module in tuple(sys.modules.items()):
         path = getattr(module, "__file__", None)
-        if not path or not os.path.isabs(path):
-            continue
-        if name.split(".")[0] in ("pyshim", "hypervisors", "protos"):
-            ours.add(path)
-        else:
-            directories.add(os.path.dirname(path))
-    return (*sorted(ours), *sorted(directories))
+        if path and os.path.isabs(path):
+            is_ours = name.split(".")[0] in ("pyshim", "hypervisors", "protos")
+            paths.add(path if is_ours else os.path.dirname(path))
+    return paths

@@ -4,13 +4,13 @@ import asyncio
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import BlockDevice, DiskBus, Hypervisor, VmConfig, VmExitKind
+from hypervisors.base import Hypervisor
 from pyshim.model.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -21,6 +21,7 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import Ledger, ResourceKind
+from pyshim.model.vm import BlockDevice, DiskBus, ScsiController, VmConfig, VmExitKind
 from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger
 
@@ -258,17 +259,28 @@ class HypervisorContract:
         run(rig, scenario)
 
     def test_scsi_disks_share_a_controller_and_have_addresses_of_their_own(self, rig: Rig, tmp_path: Path) -> None:
-        scsi: dict[str, Any] = {"bus": DiskBus.VIRTIO_SCSI, "iothread": "disks", "serial": "vol-1", "discard": True}
+        scsi: dict[str, Any] = {"bus": DiskBus.VIRTIO_SCSI, "serial": "vol-1", "discard": True}
 
         async def scenario(rig: Rig) -> None:
-            vm = await running(rig)
+            controller = ScsiController(queues=0, queue_size=0, iothread="disks")
+            vm = await running(rig, replace(rig.config(), scsi=controller))
 
             first = await vm.plug(disk(tmp_path, "disk-1", **scsi))
             second = await vm.plug(disk(tmp_path, "disk-2", **scsi))
             third = await vm.plug(disk(tmp_path, "disk-3"))
 
-            assert (first.pci_path, second.pci_path, third.pci_path) == ("02/01", "02/01", "02/02")
+            assert (first.pci_path, third.pci_path) == (second.pci_path, "02/01")
             assert (first.scsi_address, second.scsi_address, third.scsi_address) == ("0:0", "0:1", "")
+            await vm.stop()
+
+        run(rig, scenario)
+
+    def test_without_a_controller_there_are_no_scsi_disks(self, rig: Rig, tmp_path: Path) -> None:
+        async def scenario(rig: Rig) -> None:
+            vm = await running(rig)
+
+            with pytest.raises(FailedPrecondition, match="'disk-1': the vm was made without a SCSI controller"):
+                await vm.plug(disk(tmp_path, "disk-1", bus=DiskBus.VIRTIO_SCSI))
             await vm.stop()
 
         run(rig, scenario)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import Hypervisor, VmConfig
+from hypervisors.base import Hypervisor
 from pyshim.model.ledger import Ledger
+from pyshim.model.vm import VmConfig
 from tests.contract.hypervisor import HypervisorContract, Rig
 from tests.fakes.hypervisor import FakeHypervisor
 from tests.fakes.ledger import FakeLedger
@@ -15,7 +16,7 @@ from tests.fakes.vm_config import bootable
 class FakeRig(Rig):
     def __init__(self, tmp_path: Path) -> None:
         self.ledger = FakeLedger()
-        self._config = bootable(tmp_path, b"", hypervisor_path="/bin/sh")
+        self._config = bootable(tmp_path, "", hypervisor_path="/bin/sh")
 
     def hypervisor(self, ledger: Ledger | None = None) -> Hypervisor:
         return FakeHypervisor(ledger or self.ledger)

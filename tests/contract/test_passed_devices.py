@@ -10,22 +10,22 @@ import shlex
 import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from socket import AF_UNIX, socket
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import EmulatedDevice, MemoryBacking, PciLayout, PortKind, VhostUserBackend, VmConfig
 from hypervisors.qemu.vm import QemuVm
 from pyshim.agent.client import AgentClient
 from pyshim.agent.connect import Connector
+from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.host.release import release
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.guest import GuestContainer, GuestDevice, GuestSandbox
-from pyshim.plan.pci_topology import PortRequest, pci_layout
+from pyshim.model.vm import EmulatedDevice, MemoryBacking, PciLayout, PortKind, VhostUserBackend, VmConfig
+from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import OURS, vm_config
@@ -33,7 +33,7 @@ from tests.fakes.vm_config import OURS, vm_config
 QEMU = "/usr/bin/qemu-system-x86_64"
 STORAGE_DAEMON = "/usr/bin/qemu-storage-daemon"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
-PARAMS = tuple("console=hvc0 quiet panic=1 reboot=k cryptomgr.notests root=/dev/vda intel_iommu=on iommu=pt".split())
+PARAMS = tuple("console=hvc0 quiet panic=1 reboot=k cryptomgr.notests root=/dev/vda1 intel_iommu=on iommu=pt".split())
 TIMEOUT_S = 240.0
 """For whatever is expected to happen, under emulation on a machine however busy."""
 HOST_ADDRESS = "0000:65:00.0"
@@ -205,7 +205,7 @@ async def driven_by_its_container(guest: Guest) -> None:
 HOST_SIDE = """
 import os, sys
 sys.path.insert(0, "/mnt")
-from pyshim.host.vfio import bind, driver_of, rebind, vfio_node
+from pyshim.resources.devices.host.vfio import bind, driver_of, rebind, vfio_node
 from pyshim.model.errors import FailedPrecondition
 alone, beside = sys.argv[1:]
 def node(address):
@@ -225,12 +225,24 @@ print(repr(driver_of(beside)))
 print(open(f"/sys/bus/pci/devices/{beside}/driver_override").read().strip())
 """
 
+# The guest has no msgspec, and of it the code above only makes nouns and reads their fields.
+NOUNS_IN_THE_GUEST = """
+class Struct:
+    def __init_subclass__(cls, **options):
+        pass
+    def __init__(self, **values):
+        self.__dict__.update(values)
+def field(default_factory):
+    return None
+"""
+
 
 async def the_hosts_side(guest: Guest, alone: str, beside: str) -> None:
     """Binding and its undo, groups whole and partly bound: vfio-pci has `alone`, `beside` is in a group with disks."""
-    names = ("pyshim/__init__.py", "pyshim/host/__init__.py", "pyshim/host/vfio.py")
-    names += tuple(f"pyshim/model/{name}.py" for name in ("__init__", "dataclasses", "devices", "errors"))
+    names = ("pyshim/__init__.py", "pyshim/host/__init__.py", "pyshim/resources/devices/host/vfio.py")
+    names += tuple(f"pyshim/model/{name}.py" for name in ("__init__", "devices", "errors"))
     files = {name: (GUEST.parents[1] / name).read_text() for name in names}
+    files["msgspec.py"] = NOUNS_IN_THE_GUEST
     unpack = f"""
 import os
 for name, text in {files!r}.items():
@@ -262,7 +274,7 @@ async def disks(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
 
 
 async def served_disk(vm: QemuVm, guest: Guest, tmp_path: Path) -> None:
-    """A disk that another program serves is a disk like the others; one that nobody serves is refused, once.
+    """A disk that another program serves is a disk like the others; one without a server is refused, once.
 
     A program that takes the connection and says nothing costs the guest nothing but the wait.
     """
@@ -304,7 +316,7 @@ async def storage_daemon(image: Path, path: Path) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(STORAGE_DAEMON, *words)
     try:
         async with asyncio.timeout(TIMEOUT_S):
-            while not os.path.exists(path):  # noqa: ASYNC240 - the program tells nobody
+            while not os.path.exists(path):  # noqa: ASYNC240 - the program reports it nowhere
                 assert process.returncode is None
                 await asyncio.sleep(0.05)
         yield

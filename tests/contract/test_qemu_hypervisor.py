@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import Hypervisor, VmConfig
+from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
+from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.host.release import release
 from pyshim.model.ledger import Ledger
+from pyshim.model.vm import VmConfig
 from tests.contract.hypervisor import HypervisorContract, Rig
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
@@ -20,7 +21,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 
 
 class QemuRig(Rig):
-    def __init__(self, tmp_path: Path, code: bytes = HALT) -> None:
+    def __init__(self, tmp_path: Path, code: str = HALT) -> None:
         self.ledger = FakeLedger(release)
         self.children = Children()
         self._config = bootable(tmp_path, code, hypervisor_path=QEMU)

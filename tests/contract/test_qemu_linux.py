@@ -4,16 +4,16 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import VmConfig, VmExitKind
 from hypervisors.qemu.vm import QemuVm
+from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.host.release import release
+from pyshim.model.vm import VmConfig, VmExitKind
 from tests.fakes.disks import disk as plain_disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import OURS, vm_config
@@ -22,7 +22,7 @@ QEMU = "/usr/bin/qemu-system-x86_64"
 GUEST = Path(__file__).parents[2] / ".build" / "guest"
 BOOT_S = 240.0
 """For a boot under emulation on a machine however busy."""
-PARAMS = ("console=ttyS0", "panic=1", "reboot=k", "cryptomgr.notests", "root=/dev/vda")
+PARAMS = ("console=ttyS0", "panic=1", "reboot=k", "cryptomgr.notests", "root=/dev/vda1")
 
 pytestmark = [
     pytest.mark.vm,
@@ -81,7 +81,7 @@ def test_a_guest_sees_disks_cpus_and_memory_come_and_disks_go(tmp_path: Path) ->
     async def scenario(vm: QemuVm) -> None:
         await vm.create(config)
         await vm.start()
-        await console_says(vm, config.vm_dir, "erofs: (device vda): mounted")
+        await console_says(vm, config.vm_dir, "erofs: (device vda1): mounted")
 
         first = await vm.plug(disk)
         await console_says(vm, config.vm_dir, "pci 0000:01:01.0: [1af4:1001]")
@@ -125,7 +125,7 @@ def test_a_kernel_that_finds_no_root_panics_with_its_words(tmp_path: Path) -> No
 
 def test_a_quiet_kernel_that_dies_before_its_console_driver_is_heard_on_the_serial_port(tmp_path: Path) -> None:
     config = linux(tmp_path)
-    # As pyshim/plan/kernel_params.py has it: nothing but errors is printed, and hvc0 does not exist yet.
+    # As pyshim/pod/plan/kernel_params.py has it: nothing but errors is printed, and hvc0 does not exist yet.
     params = ("earlyprintk=ttyS0,115200", "console=hvc0", "quiet", "panic=1", "reboot=k")
     broken = tmp_path / "initrd"
     broken.write_bytes(os.urandom(4096))

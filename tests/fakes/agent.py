@@ -1,12 +1,17 @@
 """A guest agent that is a true ttrpc server on a socket pair, running small scripted processes instead of containers.
 
 A process does what its `args` say: `exit N`, `echo TEXT`, `cat` (stdin to stdout, ends at EOF), `sleep` (until
-signalled), `hold` (echoes, ends, but leaves its output open as a grandchild would), `flood N` (N bytes of output).
+signalled), `hold TEXT` (echoes, ends, but leaves both outputs open as a grandchild would), `yes N` (ends with N, a
+grandchild prints on), `merged TEXT` (closes its stderr, lives, and ends with TEXT), `flood N` (N bytes of output).
+
+As kata-agent it forgets a process when it tells its exit (`remembers` makes it keep them), and the reads that wait when
+a process ends are at their end, though a grandchild may hold the pipe.
 """
 
 import asyncio
 import errno
 import socket
+from collections.abc import Callable
 
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
@@ -21,12 +26,33 @@ class FakeProcess:
     def __init__(self, args: list[str]) -> None:
         self.args = args
         self.output = bytearray()
-        self.output_ended = False
+        self.output_ended = self.stderr_ended = False
+        self.prints_on = False
+        """A grandchild gives every read some output."""
         self.input = bytearray()
         self.input_ended = False
         self.changed = asyncio.Condition()
         self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.signals: list[int] = []
+        self.exits = 0
+
+    async def read(self, size: int) -> bytes:
+        """Empty at the end, and when the process ends during this call, though the output may still be open."""
+        if self.prints_on:
+            await asyncio.sleep(0.01)
+            return b"y\n"
+        async with self.changed:
+            exits = self.exits
+            await self.changed.wait_for(lambda: self.output or self.output_ended or self.exits != exits)
+            data = bytes(self.output[:size])
+            del self.output[:size]
+            return data
+
+    async def read_errors(self) -> bytes:
+        async with self.changed:
+            exits = self.exits
+            await self.changed.wait_for(lambda: self.stderr_ended or self.exits != exits)
+            return b""
 
     async def run(self) -> None:
         match self.args:
@@ -39,11 +65,29 @@ class FakeProcess:
                 self.output += b"x" * int(count)
                 await self.end(0)
             case ["hold", text]:
-                self.output += text.encode()
+                async with self.changed:
+                    self.output += text.encode()
+                    self.changed.notify_all()
+                await asyncio.sleep(0.01)
                 await self.end(0, close=False)
+            case ["yes", status]:
+                self.prints_on = True
+                async with self.changed:
+                    self.output += b"y\n"
+                    self.changed.notify_all()
+                await asyncio.sleep(0.05)
+                await self.end(int(status), close=False)
+            case ["merged", text]:
+                async with self.changed:
+                    self.stderr_ended = True
+                    self.changed.notify_all()
+                await asyncio.sleep(20)
+                for byte in text.encode():
+                    self.output.append(byte)
+                await self.end(0)
             case ["cat"]:
                 await self._copy()
-            case ["/relay", "9"]:  # port-forward's program: nobody listens on this port
+            case ["/relay", "9"]:  # port-forward's program: no process listens on this port
                 await self.end(errno.ECONNREFUSED)
             case ["/relay", "13"]:  # a listener that never says anything
                 pass
@@ -64,6 +108,8 @@ class FakeProcess:
     async def end(self, status: int, *, close: bool = True) -> None:
         async with self.changed:
             self.output_ended = self.output_ended or close
+            self.stderr_ended = self.stderr_ended or close
+            self.exits += 1
             self.changed.notify_all()
         if not self.exit.done():
             self.exit.set_result(status)
@@ -81,8 +127,15 @@ class FakeAgent:
         self.hung: set[str] = set()
         self.held: dict[str, asyncio.Event] = {}
         self.late: dict[str, asyncio.Event] = {}
+        self.edit_container: Callable[[pb.CreateContainerRequest], None] = lambda request: None
+        """What a proxy before this agent changes in CreateContainer."""
+        self.serving = health_pb2.HealthCheckResponse.SERVING
+        """What Check answers."""
         self.containers: dict[str, pb.CreateContainerRequest] = {}
         self.processes: dict[tuple[str, str], FakeProcess] = {}
+        self.ended: dict[tuple[str, str], FakeProcess] = {}
+        """Processes it has forgotten."""
+        self.remembers = False
         self.execs: dict[tuple[str, str], pb.ExecProcessRequest] = {}
         self.sizes: list[tuple[str, str, int, int]] = []
         self.takes: int | None = None
@@ -90,6 +143,10 @@ class FakeAgent:
         self.sandbox: pb.CreateSandboxRequest | None = None
         self.policy = ""
         self.copied: list[pb.CopyFileRequest] = []
+        self.metrics = '# TYPE kata_guest_load gauge\nkata_guest_load{item="load1"} 0.5\n'
+        """What GetMetrics answers."""
+        self.iptables: dict[bool, bytes] = {}
+        """By whether they are for IPv6."""
         self.volume_sizes: list[tuple[str, int]] = []
         self.updates: list[pb.UpdateContainerRequest] = []
         self.memory_block_bytes = 128 << 20
@@ -122,7 +179,7 @@ class FakeAgent:
         return ours
 
     async def close(self) -> None:
-        for process in self.processes.values():
+        for process in (*self.processes.values(), *self.ended.values()):
             process.exit.cancel()
         await self.server.shutdown(0)
         for task in self._running:
@@ -162,7 +219,7 @@ class FakeAgent:
         task.add_done_callback(self._running.discard)
 
     async def _on_Check(self, payload: bytes) -> Message:
-        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        return health_pb2.HealthCheckResponse(status=self.serving)
 
     async def _on_CreateSandbox(self, payload: bytes) -> Message:
         self.sandbox = pb.CreateSandboxRequest.FromString(payload)
@@ -194,6 +251,7 @@ class FakeAgent:
 
     async def _on_CreateContainer(self, payload: bytes) -> Message:
         request = pb.CreateContainerRequest.FromString(payload)
+        self.edit_container(request)
         self.containers[request.container_id] = request
         self.processes[request.container_id, request.container_id] = FakeProcess(list(request.OCI.Process.Args))
         return Empty()
@@ -222,28 +280,30 @@ class FakeAgent:
     async def _on_SignalProcess(self, payload: bytes) -> Message:
         request = pb.SignalProcessRequest.FromString(payload)
         process = self._process(request.container_id, request.exec_id)
-        if process.exit.done():
-            raise TtrpcError(Code.NOT_FOUND, "process has exited")
+        if process.exit.done():  # kata-agent takes the kernel's ESRCH for success
+            return Empty()
         process.signals.append(request.signal)
         await process.end(128 + request.signal)
         return Empty()
 
     async def _on_WaitProcess(self, payload: bytes) -> Message:
         request = pb.WaitProcessRequest.FromString(payload)
-        status = await asyncio.shield(self._process(request.container_id, request.exec_id).exit)
+        process = self._process(request.container_id, request.exec_id)
+        status = await asyncio.shield(process.exit)
+        if not self.remembers:
+            self.processes.pop((request.container_id, request.exec_id or request.container_id), None)
+            self.ended[request.container_id, request.exec_id or request.container_id] = process
+            await process.end(status)
         return pb.WaitProcessResponse(status=status)
 
     async def _on_ReadStdout(self, payload: bytes) -> Message:
         request = pb.ReadStreamRequest.FromString(payload)
         process = self._process(request.container_id, request.exec_id)
-        async with process.changed:
-            await process.changed.wait_for(lambda: process.output or process.output_ended)
-            data = bytes(process.output[: request.len])
-            del process.output[: request.len]
-            return pb.ReadStreamResponse(data=data)
+        return pb.ReadStreamResponse(data=await process.read(request.len))
 
     async def _on_ReadStderr(self, payload: bytes) -> Message:
-        return pb.ReadStreamResponse()
+        request = pb.ReadStreamRequest.FromString(payload)
+        return pb.ReadStreamResponse(data=await self._process(request.container_id, request.exec_id).read_errors())
 
     async def _on_WriteStdin(self, payload: bytes) -> Message:
         request = pb.WriteStreamRequest.FromString(payload)
@@ -283,6 +343,17 @@ class FakeAgent:
         request = pb.OnlineCPUMemRequest.FromString(payload)
         self.onlined.append((request.nb_cpus, request.cpu_only))
         return Empty()
+
+    async def _on_GetMetrics(self, payload: bytes) -> Message:
+        return pb.Metrics(metrics=self.metrics)
+
+    async def _on_GetIPTables(self, payload: bytes) -> Message:
+        return pb.GetIPTablesResponse(data=self.iptables.get(pb.GetIPTablesRequest.FromString(payload).is_ipv6, b""))
+
+    async def _on_SetIPTables(self, payload: bytes) -> Message:
+        request = pb.SetIPTablesRequest.FromString(payload)
+        self.iptables[request.is_ipv6] = request.data
+        return pb.SetIPTablesResponse()
 
     async def _on_GetVolumeStats(self, payload: bytes) -> Message:
         request = pb.VolumeStatsRequest.FromString(payload)

@@ -1,12 +1,14 @@
 """Host cgroups in memory: who is where, what was written, in order."""
 
-import contextlib
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 
-from pyshim.model.cgroups import Group, HostOom, Scope, Setting
+from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
+from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+from tests.fakes.deadlines import deadlines_of
 
 
+@deadlines_of(LinuxCgroups)
 class FakeCgroups:
     """`hit` is told every step before it happens and may raise."""
 
@@ -24,6 +26,9 @@ class FakeCgroups:
         self.sets = {"cpus": "0-3", "mems": "0"}
         self.killed: HostOom | None = None
         self.pins: dict[int, tuple[int, ...]] = {}
+        self.may_leave = asyncio.Event()
+        """Cleared, `leave` does not return: the kernel takes its time."""
+        self.may_leave.set()
 
     def roots(self, group: Group) -> tuple[str, ...]:
         return ("/cg",)
@@ -49,24 +54,16 @@ class FakeCgroups:
             self.there[group.path].add(pid)
             self.history.append(f"{pid} into {group.path}")
 
-    @contextlib.contextmanager
-    def movable(self, group: Group) -> Iterator[None]:
-        assert os.getpid() in self.there[group.path]
-        self.history.append("movable")
-        try:
-            yield
-        finally:
-            self.history.append("movable no more")
-
     async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
         self._hit("join_threads")
-        self.threads[group.path] = tuple(tids)
+        self.threads[group.path] = (*self.threads.get(group.path, ()), *tids)
 
     async def leave(self, groups: tuple[Group, ...]) -> None:
+        await self.may_leave.wait()
         for group in groups:
             self.there.get(group.path, set()).clear()
 
-    async def apply(self, group: Group, settings: Iterable[Setting]) -> Mapping[Setting, str]:
+    async def apply(self, group: Group, settings: Iterable[GroupSetting]) -> Mapping[GroupSetting, str]:
         failed = {}
         for setting in settings:
             if problem := self.refused.get(setting.file):

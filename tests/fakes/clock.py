@@ -39,7 +39,11 @@ class FastForwardLoop(asyncio.SelectorEventLoop):
         return self._fast_selector.skipped_s
 
 
-def run_fast_forward(work: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
-    """The result of `work`, run on a loop of its own; asyncio's debug mode as the interpreter has it, unless given."""
+def run_fast_forward(work: Coroutine[Any, Any, T], *, debug: bool = False) -> T:
+    """The result of `work`, run on a loop of its own.
+
+    `python -X dev` does not switch on asyncio's debug mode here: it notes a stack for every callback, which makes these
+    tests take four times as long, and looks for slow callbacks and calls of other threads, which this loop has not.
+    """
     with asyncio.Runner(loop_factory=FastForwardLoop, debug=debug) as runner:
         return runner.run(work)

@@ -1,9 +1,10 @@
 """Disks for tests: plain virtio-blk ones, and whatever a test changes in them."""
 
-from dataclasses import replace
 from typing import Any
 
-from hypervisors.base import BlockDevice, DiskAio, DiskBus, DiskCache, DiskTuning
+from msgspec.structs import replace
+
+from pyshim.model.vm import BlockDevice, DiskAio, DiskBus, DiskCache, DiskTuning
 
 PLAIN = DiskTuning(
     bus=DiskBus.VIRTIO_BLK,

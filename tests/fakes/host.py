@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,12 +13,13 @@ from pyshim.model.events import TaskEvent
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.mounts import HostMount, SourceKind
-from pyshim.model.share import VirtiofsdPlan
+from pyshim.model.seams import MonitorRpc
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.task import Stdio
-from pyshim.model.volumes import SourceFacts
-from pyshim.sandbox.seams import VolumeRpc
+from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
+from pyshim.resources.linux import LinuxHost
 from tests.fakes.cgroups import FakeCgroups
+from tests.fakes.deadlines import deadlines_of
 
 
 class Faults:
@@ -56,6 +57,8 @@ class FakeInput:
 class FakeOutput:
     def __init__(self) -> None:
         self.data = bytearray()
+        self.keep_bytes = 1 << 30
+        """Of more than this the beginning is forgotten."""
         self.closed = False
         self.broken: Exception | None = None
         self.gate = asyncio.Event()
@@ -66,6 +69,11 @@ class FakeOutput:
         if self.broken is not None:
             raise self.broken
         self.data += data
+        del self.data[: -self.keep_bytes]
+
+    async def finish(self) -> None:
+        await self.gate.wait()
+        self.closed = True
 
     async def close(self) -> None:
         self.closed = True
@@ -101,15 +109,16 @@ class FakeVirtiofsd:
 
 
 class FakeMonitor:
-    def __init__(self, path: str, volumes: VolumeRpc) -> None:
+    def __init__(self, path: str, pod: MonitorRpc) -> None:
         self.path = path
-        self.volumes = volumes
+        self.pod = pod
         self.is_open = True
 
     async def close(self) -> None:
         self.is_open = False
 
 
+@deadlines_of(LinuxHost)
 class FakeHost:
     def __init__(self, faults: Faults | None = None) -> None:
         self.faults = faults or Faults()
@@ -117,6 +126,8 @@ class FakeHost:
         self.directories: set[str] = set()
         self.trees: dict[str, list[TreeEntry]] = {}
         self.mounts: list[str] = []
+        self.mounted_below: set[str] = set()
+        """Sources below which something is mounted."""
         self.daemons: set[FakeVirtiofsd] = set()
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
@@ -144,16 +155,19 @@ class FakeHost:
             return SourceFacts(kind=SourceKind.BLOCK, device_path=f"/dev/loop{path.rpartition(':')[2]}")
         return self.sources.get(path, SourceFacts(kind=SourceKind.DIRECTORY))
 
+    async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
+        return frozenset(path for path in paths if path in self.mounted_below)
+
     def cgroups(self, mode: CgroupMode) -> FakeCgroups:
         return self.cgroup_tree
 
     async def disk_bytes(self, path: str) -> int:
         return self.images.get(path, 1 << 30)
 
-    async def open_monitor(self, path: str, volumes: VolumeRpc) -> FakeMonitor:
+    async def serve_monitor(self, path: str, pod: MonitorRpc) -> FakeMonitor:
         self.faults.hit("monitor")
         self.before_effect("monitor", path)
-        self.monitors.append(FakeMonitor(path, volumes))
+        self.monitors.append(FakeMonitor(path, pod))
         return self.monitors[-1]
 
     async def make_directory(self, path: str, mode: int) -> None:
@@ -252,6 +266,10 @@ class FakeRecords:
         self.snapshots: list[SandboxSnapshot] = []
         self.removed = False
         self.pinned_elsewhere: dict[int, str] = {}
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        return Counter(entry.kind.value for entry in self.ledger.entries)
 
     def pins(self) -> FakePins:
         return FakePins(self.pinned_elsewhere)

@@ -4,17 +4,8 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 
-from hypervisors.base import (
-    BlockDevice,
-    Capabilities,
-    Device,
-    DiskBus,
-    GuestLocation,
-    SerialChannel,
-    VmConfig,
-    VmExit,
-    VmExitKind,
-)
+from hypervisors.qemu.vm import QemuVm
+from pyshim.concurrency.deadlines import given_s, within_s
 from pyshim.model.agent_address import AgentAddress, SerialAddress, UnixAddress, VsockAddress
 from pyshim.model.errors import (
     AlreadyExists,
@@ -26,6 +17,18 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.vm import (
+    BlockDevice,
+    Capabilities,
+    Device,
+    DiskBus,
+    GuestLocation,
+    SerialChannel,
+    VmConfig,
+    VmExit,
+    VmExitKind,
+)
+from tests.fakes.deadlines import deadlines_of
 
 TRANSITIONS: Mapping[str, frozenset[str]] = {
     "new": frozenset({"created", "ended"}),
@@ -38,6 +41,15 @@ _MEMORY_BLOCK_MIB = 128
 _FIRST_PID, _FIRST_THREAD = 4_200_000, 4_200_100  # above any pid_max
 
 
+def _start_s(vm: "FakeHypervisor") -> float:
+    return given_s(vm.config.start_timeout_s if vm.config is not None else None)
+
+
+def _stop_s(vm: "FakeHypervisor") -> float:
+    return given_s(vm.config.stop_timeout_s if vm.config is not None else None)
+
+
+@deadlines_of(QemuVm)
 class FakeHypervisor:
     """`failpoint` is told the name of every call before it has an effect, and may raise or wait.
 
@@ -122,6 +134,7 @@ class FakeHypervisor:
         self._ledger.acquire(entry)
         self._entries.append(entry)
 
+    @within_s(_start_s, "start vm")
     async def start(self) -> None:
         self._failpoint("start")
         self._in_phase("start", "created")
@@ -137,6 +150,7 @@ class FakeHypervisor:
         self._in_phase("resume", "paused")
         self._become("running")
 
+    @within_s(_stop_s, "stop vm")
     async def stop(self) -> None:
         self._failpoint("stop")
         if self.phase != "ended":
@@ -161,17 +175,17 @@ class FakeHypervisor:
             raise AlreadyExists(f"plug {device.id!r}: the vm has a device of this id")
         if isinstance(device, BlockDevice) and not self._exists(device.path):
             raise FailedPrecondition(f"plug {device.id!r}: {device.path!r}: ENOENT")
-        scsi_address = ""
-        holder = device.id
-        if isinstance(device, BlockDevice) and device.tuning.bus is DiskBus.VIRTIO_SCSI:
+        if isinstance(device, BlockDevice) and device.tuning.bus is DiskBus.VIRTIO_SCSI and not device.vhost_user:
+            if config.scsi is None:
+                raise FailedPrecondition(f"plug {device.id!r}: the vm was made without a SCSI controller")
             lun = next(number for number in range(256) if number not in self._luns)
             self._luns[lun] = device.id
-            holder, scsi_address = "scsi0", f"0:{lun}"
-        slot = next((number for number, held in self._slots.items() if held == holder), 0)
-        slot = slot or next(number for number in range(1, 31) if number not in self._slots)
-        self._slots[slot] = holder
+            self.plugged[device.id] = device
+            return GuestLocation(pci_path="08", scsi_address=f"0:{lun}")
+        slot = next(number for number in range(1, 31) if number not in self._slots)
+        self._slots[slot] = device.id
         self.plugged[device.id] = device
-        return GuestLocation(pci_path=f"02/{slot:02x}", scsi_address=scsi_address)
+        return GuestLocation(pci_path=f"02/{slot:02x}")
 
     async def unplug(self, device_id: str) -> None:
         self._failpoint("unplug")
@@ -217,6 +231,10 @@ class FakeHypervisor:
     @property
     def pid(self) -> int:
         return _FIRST_PID if self.config is not None else 0
+
+    @property
+    def helper_pids(self) -> tuple[int, ...]:
+        return ()
 
     @property
     def agent_address(self) -> AgentAddress:

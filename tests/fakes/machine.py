@@ -11,16 +11,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hypervisors.base import NicDevice, VfioDevice, VmConfig
+from hypervisors.qemu.vm import QemuVm
 from pyshim.model.cgroups import Group
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.mounts import HostMount
-from pyshim.model.share import VirtiofsdPlan
 from pyshim.model.task import Stdio
+from pyshim.model.vm import NicDevice, VfioDevice, VmConfig
+from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+from pyshim.resources.linux import LinuxHost
+from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.state.schema import SandboxState
 from tests.fakes.cgroups import FakeCgroups
+from tests.fakes.deadlines import deadlines_of
 from tests.fakes.host import FakeHost, FakeStreams
 from tests.fakes.hypervisor import FakeHypervisor
 
@@ -107,6 +112,9 @@ class MachineStreams(FakeStreams):
         super().__init__(stdio)
         self._machine, self._name = machine, name
         machine.open_fds[name] += 1
+        for output in (self.stdout, self.stderr):
+            if output is not None:
+                output.keep_bytes = 1 << 16
 
     async def close(self) -> None:
         if not self.closed:
@@ -130,6 +138,7 @@ class MachineVirtiofsd:
             await self._ledger.release(entry)
 
 
+@deadlines_of(LinuxCgroups)
 class MachineCgroups(FakeCgroups):
     def __init__(self, machine: Machine) -> None:
         super().__init__(lambda _step: None)
@@ -141,6 +150,7 @@ class MachineCgroups(FakeCgroups):
         return await super().make(groups)
 
 
+@deadlines_of(LinuxHost)
 class MachineHost(FakeHost):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -180,6 +190,7 @@ class MachineHost(FakeHost):
             self.cgroup_tree.release(entry.key)
 
 
+@deadlines_of(QemuVm)
 class MachineVm(FakeHypervisor):
     """Its process is a resource of the machine."""
 
@@ -244,6 +255,7 @@ class MachineNetwork:
             await self._ledger.release(entry)
 
 
+@deadlines_of(HostNetworkConnector)
 class MachineConnector:
     """The seam `NetworkConnector`."""
 

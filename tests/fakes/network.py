@@ -3,11 +3,11 @@
 import asyncio
 from typing import Any
 
-from hypervisors.base import NicDevice, VfioDevice, VhostUserNic
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.ledger import Ledger
-from pyshim.plan.direct_network import DirectNetwork
+from pyshim.model.network import DirectNetwork
+from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
 
 
 class FakeNetwork:
@@ -74,7 +74,7 @@ class FakeNetwork:
             NetworkNeighbour(address="10.0.0.9", device=name, mac=mac("x"), state=128, flags=0) for name in names
         )
 
-    async def drop(self, nic_id: str) -> None:
+    async def detach(self, nic_id: str) -> None:
         if nic_id in self.undroppable:
             raise FailedPrecondition(f"release link {nic_id!r}: EBUSY (device or resource busy)")
         self.wired.discard(nic_id)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}, "package": ""}, "capabilities": ["oob"]}}
@@ -17,10 +17,22 @@ def agree(peer: "QmpPeer", request: dict[str, Any]) -> None:
 
 
 class QmpPeer:
-    """One connection's far end; `client` is the near one. `answers` maps commands to what to do, else `agree`."""
+    """One connection's far end. `answers` maps commands to what to do, else `agree`.
 
-    def __init__(self, answers: dict[str, Answer] | None = None, *, greeting: bytes | None = None) -> None:
-        self.client, self._ours = socket.socketpair()
+    `client` is the near end, unless the far one is given as `ours`.
+    """
+
+    def __init__(
+        self,
+        answers: Mapping[str, Answer] | None = None,
+        *,
+        greeting: bytes | None = None,
+        ours: socket.socket | None = None,
+    ) -> None:
+        if ours is None:
+            self.client, self._ours = socket.socketpair()
+        else:
+            self._ours = ours
         self._ours.setblocking(False)
         self._answers = answers or {}
         self._greeting = json.dumps(GREETING).encode() + b"\r\n" if greeting is None else greeting

@@ -29,7 +29,7 @@ _REQUESTS: dict[str, type[Message]] = {
 
 
 class Call:
-    """One request, to be answered by whoever gets it."""
+    """One request, to be answered by its receiver."""
 
     def __init__(
         self, service: "FakeRemoteService", sock: socket.socket, core: ServerConnection, event: object

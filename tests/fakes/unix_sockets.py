@@ -1,4 +1,4 @@
-"""Listeners on Unix sockets that nobody wishes for."""
+"""Listeners on Unix sockets that misbehave."""
 
 import contextlib
 import socket
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def crowded(path: str) -> Iterator[None]:
-    """At `path` listens somebody who accepts nobody, and no more can wait."""
+    """A listener at `path` accepts no connection, and its backlog is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(path)

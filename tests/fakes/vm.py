@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
-from hypervisors.base import Capabilities, VmExitKind
+from msgspec.structs import replace
+
 from pyshim.model.errors import DeadlineExceeded
 from pyshim.model.ledger import Ledger
+from pyshim.model.vm import Capabilities, VmExitKind
 from tests.fakes.hypervisor import FakeHypervisor
 
 _STEPS = {"create": "create_vm", "start": "start_vm", "pause": "pause_vm", "resume": "resume_vm", "stop": "stop_vm"}

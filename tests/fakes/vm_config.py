@@ -1,11 +1,13 @@
 """VmConfigs for tests: one plain q35 VM, and whatever a test changes in it."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from hypervisors.base import (
+from msgspec.structs import replace
+
+from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import (
     BootConfig,
     CpuConfig,
     ImageDriver,
@@ -16,12 +18,11 @@ from hypervisors.base import (
     ShareDevice,
     VmConfig,
 )
-from pyshim.model.host_facts import Accelerator
 from tests.fakes.tiny_kernel import bzimage
 
 UUID = "6f9619ff-8b86-4011-b42d-00c04fc964ff"
 OURS = str(uuid4())
-"""For VMs that really run: a VMM whose pid nobody has noted is found, and killed, by it; it is no other run's."""
+"""For VMs that really run: a VMM without a recorded pid is found, and killed, by it; it is no other run's."""
 
 
 def vm_config(**changes: Any) -> VmConfig:
@@ -50,12 +51,13 @@ def vm_config(**changes: Any) -> VmConfig:
         agent_channel=SerialChannel(port_name="org.pykata.agent.0", socket_path=f"{vm_dir}/agent.sock"),
         nics=(),
         bridges=1,
+        scsi=None,
         entropy_source="/dev/urandom",
         guard=None,
         initdata="",
-        seccomp_sandbox="on,obsolete=deny,spawn=deny,resourcecontrol=deny",
+        seccomp_sandbox="on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         netns_path=None,
-        extra_monitor=False,
+        extra_monitor="",
         nested=False,
         debug=False,
         start_timeout_s=30.0,
@@ -67,7 +69,7 @@ def nic(index: int, *, taps: tuple[int, ...], vhosts: tuple[int, ...] = (), mtu:
     return NicDevice(id=f"net{index}", mac=f"02:00:ca:fe:00:{index:02x}", tap_fds=taps, vhost_fds=vhosts, mtu=mtu)
 
 
-def bootable(directory: Path, code: bytes, **changes: Any) -> VmConfig:
+def bootable(directory: Path, code: str, **changes: Any) -> VmConfig:
     """A VM that boots `code` (see tiny_kernel.py), with nothing but a kernel and a dummy initrd, all in `directory`."""
     kernel, initrd = directory / "kernel", directory / "initrd"
     kernel.write_bytes(bzimage(code))

@@ -6,13 +6,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pyshim.host.network.connector import HostNetworkConnector
-from pyshim.host.network.pod_network import HostNetwork
+from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.host.release import release
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.network import RateLimits, rate_limits
-from pyshim.plan.network import changed_plan, network_plan
+from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetwork
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.namespaces import Namespace
 
@@ -47,10 +46,14 @@ class Wire:
     outside: Namespace
 
     def veth(self, name: str, subnet: int, *, mtu: int = 1500) -> None:
-        """`name` is 10.<subnet>.0.2/24 in the pod; its other end `<name>-out` is 10.<subnet>.0.1/24 outside."""
+        """`name` is 10.<subnet>.0.2/24 in the pod; its other end `<name>-out` is 10.<subnet>.0.1/24 outside.
+
+        The ends have different numbers: with equal ones, as the first of two new namespaces would have, Linux takes
+        neither for one end of a pair and tells of their carrier up to a second later (net/core/link_watch.c).
+        """
         peer = f"{name}-out"
         self.outside.run(
-            *("ip", "link", "add", peer, "mtu", str(mtu), "type", "veth"),
+            *("ip", "link", "add", peer, "index", str(1000 + subnet), "mtu", str(mtu), "type", "veth"),
             *("peer", "name", name, "netns", str(self.pod.pid)),
         )
         self.pod.run("ip", "link", "set", name, "address", mac(subnet), "mtu", str(mtu))
@@ -77,7 +80,7 @@ def run(body: Callable[[HostNetworkConnector, Children], Awaitable[T]], *, timeo
         children = Children()
         try:
             return await body(
-                HostNetworkConnector(children=children, plan=network_plan, replan=changed_plan, timeout_s=timeout_s),
+                HostNetworkConnector(children=children, timeout_s=timeout_s),
                 children,
             )
         finally:

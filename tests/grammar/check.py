@@ -19,6 +19,7 @@ DEVICES = (
     *(f"virtio-{kind}-pci" for kind in ("balloon", "blk", "mem", "net", "pmem", "rng", "scsi", "serial")),
     *(f"virtio-{kind}-device" for kind in ("blk", "net", "rng", "serial")),
     *("vhost-user-fs-pci", "vhost-user-fs-device", "vhost-vsock-pci", "vhost-vsock-device", "vhost-user-blk-pci"),
+    *("vhost-user-vsock-pci", "vhost-user-vsock-device"),
 )
 """Types whose properties are looked up one by one."""
 OPTIONS = ("chardev", "drive", "memory", "mon", "name", "numa", "rtc", "sandbox", "smp-opts")
@@ -172,7 +173,7 @@ def _device(fields: Mapping[str, str], grammar: Grammar) -> list[str]:
 
 
 def _unknown(fields: Mapping[str, Any] | set[str], known: set[str] | frozenset[str]) -> list[str]:
-    """QEMU's experimental properties, `x-...`, are in no table: nobody promises them."""
+    """QEMU's experimental properties, `x-...`, are in no table: QEMU promises nothing about them."""
     return [f"unknown {name!r}" for name in sorted(set(fields) - known) if not name.startswith("x-")]
 
 

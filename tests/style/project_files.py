@@ -1,10 +1,13 @@
-"""The files of the project as the style tests see them: everything in the checkout that is written by hand."""
+"""The files of the project as the style tests see them: everything in the checkout that is written by hand.
+
+Each directory is listed once and each file is read and parsed once in a process.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,27 +16,33 @@ _NOT_OURS_AT_TOP = {"bin", "dist", "build"}
 _GENERATED = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
 
 
-def text_files() -> Iterator[Path]:
+@functools.cache
+def text_files() -> tuple[Path, ...]:
     """Every file that is text and not generated, sorted."""
+    found = []
     for directory, names, files in os.walk(ROOT):
         here = Path(directory)
         skipped = _NOT_OURS | (_NOT_OURS_AT_TOP if here == ROOT else set())
-        names[:] = sorted(n for n in names if n not in skipped and not n.endswith(".egg-info"))
-        for name in sorted(set(files) - _NOT_OURS):  # a worktree's .git is a file
-            if (
-                name not in skipped  # in a worktree `.git` is a file
-                and not name.endswith((*_GENERATED, ".svg", ".png", ".pyc"))
-                and b"\0" not in (here / name).read_bytes()[:4096]
-            ):
-                yield here / name
+        names[:] = sorted(name for name in names if name not in skipped and not name.endswith(".egg-info"))
+        for name in sorted(set(files) - skipped):  # in a worktree `.git` is a file
+            if not name.endswith((*_GENERATED, ".svg", ".png", ".pyc")) and b"\0" not in _first_bytes(here / name):
+                found.append(here / name)
+    return tuple(found)
 
 
-def python_files(*below: str) -> Iterator[Path]:
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(4096)
+
+
+@functools.cache
+def python_files(*below: str) -> tuple[Path, ...]:
     """Every Python file, or those below the named top-level directories."""
-    for path in text_files():
-        inside = path.relative_to(ROOT)
-        if path.suffix == ".py" and (not below or inside.parts[0] in below):
-            yield path
+    return tuple(
+        path
+        for path in text_files()
+        if path.suffix == ".py" and (not below or path.relative_to(ROOT).parts[0] in below)
+    )
 
 
 def module_name(path: Path) -> str:
@@ -41,8 +50,14 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def text(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
+@functools.cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
+    return ast.parse(text(path), filename=str(path))
 
 
 def shown(path: Path) -> str:

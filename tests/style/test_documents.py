@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import pytest
+from pyshim.cli.command import SUBCOMMANDS
 
-from pyshim.operator.command import SUBCOMMANDS
-
-from .project_files import ROOT, shown
+from .project_files import ROOT, python_files, shown, text
 
 _DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 _OURS = (
@@ -29,70 +27,100 @@ _OURS = (
 _PLACEHOLDER = re.compile(r"[<>*{}]|FILE")
 
 
-def _words(text: str) -> Iterator[str]:
+def _words(document: str) -> Iterator[str]:
     """What stands in backticks, word by word."""
-    for quoted in re.findall(r"`([^`\n]+)`", re.sub(r"(?s)```.*?```", "", text)):
+    for quoted in re.findall(r"`([^`\n]+)`", re.sub(r"(?s)```.*?```", "", document)):
         yield from quoted.split()
 
 
-def _paths(text: str) -> Iterator[str]:
-    for word in _words(text):
+def _paths(document: str) -> Iterator[str]:
+    for word in _words(document):
         if word.startswith(_OURS) and not _PLACEHOLDER.search(word):
             yield word.rstrip(",;:")
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=shown)
-def test_relative_links_lead_somewhere(document: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text())
-    relative = [target for target in targets if "://" not in target]
-
-    assert [target for target in relative if not (document.parent / target).exists()] == []
+def _offenders(find: Callable[[Path], Iterable[str]]) -> list[str]:
+    """What `find` finds in each document, with the document's name in front."""
+    return [f"{shown(document)}: {found}" for document in _DOCUMENTS for found in find(document)]
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=shown)
-def test_named_files_and_folders_exist(document: Path) -> None:
-    assert [path for path in _paths(document.read_text()) if not (ROOT / path).exists()] == []
+def test_relative_links_lead_somewhere() -> None:
+    def dead_links(document: Path) -> Iterator[str]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text(document)):
+            if "://" not in target and not (document.parent / target).exists():
+                yield target
+
+    assert _offenders(dead_links) == []
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=shown)
-def test_named_tests_exist(document: Path) -> None:
-    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "integration").rglob("*.py")]
-    known = {name for path in sources for name in re.findall(r"(?m)^\s*(?:async )?def (test_\w+)", path.read_text())}
-    named = {word.rstrip(",") for word in _words(document.read_text()) if re.fullmatch(r"test_\w+,?", word)}
+def test_named_files_and_folders_exist() -> None:
+    def missing_paths(document: Path) -> Iterator[str]:
+        return (path for path in _paths(text(document)) if not (ROOT / path).exists())
 
-    assert sorted(named - known) == []
+    assert _offenders(missing_paths) == []
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=shown)
-def test_named_verbs_of_make_exist(document: Path) -> None:
-    verbs = set(re.findall(r"(?m)^([a-z]+):", (ROOT / "Makefile").read_text()))
-    named = set(re.findall(r"(?m)(?:`|^ *)make ([a-z]+)\b(?=[`\s])", document.read_text()))
+def test_named_tests_exist() -> None:
+    pattern = re.compile(r"(?m)^\s*(?:async )?def (test_\w+)")
+    known = {name for path in python_files("tests", "integration") for name in pattern.findall(text(path))}
 
-    assert sorted(named - verbs) == []
+    def unknown_tests(document: Path) -> set[str]:
+        return {word.rstrip(",") for word in _words(text(document)) if re.fullmatch(r"test_\w+,?", word)} - known
+
+    assert _offenders(unknown_tests) == []
+
+
+def test_named_verbs_of_make_exist() -> None:
+    verbs = set(re.findall(r"(?m)^([a-z-]+):", text(ROOT / "Makefile")))
+
+    def unknown_verbs(document: Path) -> set[str]:
+        return set(re.findall(r"(?m)(?:`|^ *)make ([a-z-]+)(?=[`\s])", text(document))) - verbs
+
+    assert _offenders(unknown_verbs) == []
+
+
+def test_named_subcommands_exist() -> None:
+    """`pyshim NAME ...` in backticks or as a line of an example."""
+
+    def unknown_subcommands(document: Path) -> set[str]:
+        examples = "\n".join(re.findall(r"(?s)```\w*\n(.*?)```", text(document)))
+        named = set(re.findall(r"`(?:bin/)?pyshim ([a-z][a-z-]+)", text(document)))
+        named |= set(re.findall(r"(?m)^ *(?:\$ )?(?:bin/)?pyshim ([a-z][a-z-]+)", examples))
+        return named - set(SUBCOMMANDS)
+
+    assert _offenders(unknown_subcommands) == []
+
+
+def test_files_of_the_walks_exist() -> None:
+    """In ARCHITECTURE.md's tables of folders, `name.py` is in the row's folder, or in that of the row above."""
+    missing, seen, folder = [], 0, ""
+    for line in text(ROOT / "docs" / "ARCHITECTURE.md").splitlines():
+        if not line.startswith("| "):
+            folder = ""
+            continue
+        first, *cells = line.strip("|").split("|")
+        named = re.match(r" `([a-z_/]+)` $", first)
+        folder = named[1] if named else folder if not first.strip() else ""
+        for file in re.findall(r"`([\w/]+\.py)`", "|".join(cells)) if folder else ():
+            seen += 1
+            path = ROOT / file if file.startswith(_OURS) else ROOT / folder / file
+            if not path.exists():
+                missing.append(f"{folder}: {file}")
+
+    assert (missing, seen > 50) == ([], True)
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
+    index = text(ROOT / "docs" / "README.md")
 
     assert [page.name for page in _DOCUMENTS if page.parent != ROOT and f"({page.name})" not in index] == ["README.md"]
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=shown)
-def test_named_subcommands_exist(document: Path) -> None:
-    """`pyshim NAME ...` in backticks or as a line of an example."""
-    text = document.read_text()
-    examples = "\n".join(re.findall(r"(?s)```\w*\n(.*?)```", text))
-    named = set(re.findall(r"`(?:bin/)?pyshim ([a-z][a-z-]+)", text))
-    named |= set(re.findall(r"(?m)^ *(?:\$ )?(?:bin/)?pyshim ([a-z][a-z-]+)", examples))
-
-    assert sorted(named - set(SUBCOMMANDS)) == []
-
-
 def test_what_is_named_is_found_in_the_text() -> None:
     """The test of the tests: the patterns see what they are for."""
-    text = (
+    sample = (
         "see `pyshim/x.py` and `tests/<room>`\n```\nmake no\n```\nuse `make demo`, test `test_a_b`, `hypervisors/q/`."
     )
 
-    assert list(_paths(text)) == ["pyshim/x.py", "hypervisors/q/"]
-    assert "test_a_b" in _words(text)
+    assert list(_paths(sample)) == ["pyshim/x.py", "hypervisors/q/"]
+    assert "test_a_b" in _words(sample)

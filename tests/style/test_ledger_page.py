@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pyshim.host import release
+from pyshim.cleanup import release
 from pyshim.model.ledger import ResourceKind
 
 from .project_files import ROOT
@@ -27,14 +27,14 @@ def test_the_undo_of_every_kind_is_the_one_the_page_names() -> None:
         assert KINDS[kind.value][4] == f"`{undo.__name__}`"
 
 
-def test_whoever_acquires_a_kind_is_named() -> None:
+def test_the_module_that_acquires_a_kind_is_named() -> None:
     for kind, row in KINDS.items():
         word = f"ResourceKind.{ResourceKind(kind).name}"
         named = set(re.findall(r"`([\w/]+\.py)`", row[3]))
         assert all(word in (ROOT / path).read_text() for path in named), (kind, named)
         users = {
             str(path.relative_to(ROOT))
-            for room in ("pyshim/sandbox", "pyshim/host", "hypervisors")
+            for room in ("pyshim/pod", "pyshim/host", "hypervisors")
             for path in (ROOT / room).rglob("*.py")
             if word in path.read_text() and path.name != "release.py"
         }

@@ -1,4 +1,4 @@
-"""What `serve` may not import before it answers: the Create that made containerd execute it is waiting."""
+"""What a shim imports when it starts: all of its own code, and of others only what every pod uses."""
 
 import ast
 import json
@@ -8,51 +8,60 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyshim.later import LATER
-
 from .project_files import ROOT
 
-# Each is needed by few pods, or not before the VMM runs, and costs half a millisecond to ten.
-NOT_YET = (
-    *LATER,
-    *("protos.agent", "protos.cgroups", "qemu.qmp", "hypervisors.remote", "pyshim.failpoints", "pyshim.devices"),
-    *("difflib", "hashlib", "random", "urllib.parse", "uuid", "tempfile", "email", "http"),
-    *("psutil", "pyroute2", "jeepney", "yaml", "grpc", "toml"),
+HEAVY = (
+    "grpc",
+    "yaml",
+    "pyroute2",
+    "psutil",
+    "prometheus_client",
+    "toml",
+    "click",
+    "rich",
+    "aiohttp",
+    "inotify_simple",
+    "cryptography",
 )
-# What few pods have.
-SELDOM = {
-    *("hypervisors.remote.vm", "hypervisors.qemu.guards.launch", "pyshim.failpoints.wrapping", "pyshim.devices.finder"),
-    *("pyshim.plan.initdata", "pyshim.plan.direct_network", "pyshim.task.monitor_socket", "pyshim.bootstrap.leftovers"),
-    *("pyshim.host.cgroups.systemd_scope", "pyshim.host.vfio", "pyshim.host.remote_vms", "pyshim.sandbox.health"),
-    "pyshim.zygote.rest",
-}
-# What every pod comes to before its first container runs.
-AT_ONCE = {"pyshim.host.sources"}
+"""Each takes tens of milliseconds or megabytes, and is for few pods, or for a child that answers one question."""
+OURS = ("pyshim.", "hypervisors.", "protos.")
+NOT_OF_A_POD = ("pyshim.failpoints",)
+"""Only tests ask for it."""
 
 
 @pytest.fixture(scope="module")
 def loaded() -> frozenset[str]:
-    program = "import json, sys; import pyshim.serve; print(json.dumps(list(sys.modules)))"
+    return _loaded_by("pyshim.serve")
+
+
+def _loaded_by(module: str) -> frozenset[str]:
+    program = f"import json, sys; import {module}; print(json.dumps(list(sys.modules)))"
     path = [str(ROOT), *(each for each in sys.path if each.endswith("site-packages"))]
     program = f"import sys; sys.path += {path!r}; {program}"
     return frozenset(json.loads(subprocess.check_output([sys.executable, "-I", "-S", "-c", program], text=True)))
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_serve_does_not_wait_for(loaded: frozenset[str], name: str) -> None:
+@pytest.mark.parametrize("name", [*HEAVY, *NOT_OF_A_POD])
+def test_serve_does_not_import(loaded: frozenset[str], name: str) -> None:
     assert name not in loaded
 
 
+def test_neither_the_zygote_nor_delete_imports_what_is_for_operators() -> None:
+    loaded = _loaded_by("pyshim.__main__, pyshim.zygote.server, pyshim.zygote.code, pyshim.cleanup.delete")
+
+    assert {name for name in loaded if name.startswith(("click", "rich", "pyshim.cli"))} == set()
+
+
 def test_the_list_was_asked_of_the_right_program(loaded: frozenset[str]) -> None:
-    assert {"pyshim.serve", "pyshim.sandbox.pod", "asyncio"} <= loaded
+    assert {"pyshim.serve", "pyshim.pod.pod", "asyncio"} <= loaded
 
 
-def test_what_a_pod_comes_to_later_is_loaded_when_its_shim_is_idle(loaded: frozenset[str]) -> None:
-    """Whatever is installed in the meantime, the end of a pod is of one version with its beginning."""
-    own = {name for name in (*loaded, *LATER) if name.partition(".")[0] in ("pyshim", "hypervisors")}
-    late = {found for name in own for found in _imported_in_functions(name)} - loaded
+def test_a_pod_ends_with_the_code_that_it_began_with(loaded: frozenset[str]) -> None:
+    """An upgrade replaces the files while pods run: a shim must not import its own code later."""
+    own = [name for name in loaded if name.partition(".")[0] in ("pyshim", "hypervisors", "protos")]
+    later = {(name, found) for name in own for found in _imported_in_functions(name) if found not in loaded}
 
-    assert late - SELDOM - AT_ONCE <= {*LATER}
+    assert {(name, found) for name, found in later if not found.startswith(NOT_OF_A_POD)} == set()
 
 
 def _imported_in_functions(name: str) -> Iterator[str]:
@@ -63,7 +72,9 @@ def _imported_in_functions(name: str) -> Iterator[str]:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             for node in ast.walk(function):
                 match node:
-                    case ast.ImportFrom(module=str(source)) if source.startswith(("pyshim.", "hypervisors.")):
+                    case ast.ImportFrom(module=str(source)) if source.startswith(
+                        ("pyshim.", "hypervisors.", "protos.")
+                    ):
                         modules = [f"{source}.{alias.name}" for alias in node.names]
                         yield from [each for each in modules if _is_module(each)] or [source]
 

@@ -5,9 +5,12 @@ import os
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import pyshim.serve
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
@@ -15,7 +18,8 @@ from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import Identity
 from pyshim.serve import check_peer, clear_remains, refuse_living_namesake
-from pyshim.state.schema import NotOurState, SandboxState, ShimRecord
+from pyshim.state.errors import NotOurState
+from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
 SANDBOX = SandboxId("demo")
@@ -37,6 +41,45 @@ def test_a_peer_of_another_user_or_group_is_refused(of_ours: str, monkeypatch: p
         check_peer(ours)
 
 
+def daemon_in(directory: Path) -> tuple[pyshim.serve._Daemon, socket.socket]:
+    """A daemon and the socket it is to serve."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(directory / "shim.sock"))
+    listener.listen()
+    identity = Identity(
+        namespace="default",
+        sandbox_id="demo",
+        containerd_address="",
+        containerd_ttrpc_address=str(directory / "nobody"),
+        publish_binary="",
+        bundle=HostPath(str(directory)),
+        debug=False,
+    )
+    return pyshim.serve._Daemon(identity, made_by="exec"), listener
+
+
+@pytest.mark.parametrize("connects", [False, True], ids=["never asked", "asked, then left"])
+def test_a_daemon_with_neither_container_nor_connection_ends(
+    connects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """containerd died, or gave up a Create and could not clean up after it."""
+    monkeypatch.setattr(pyshim.serve, "ALONE_S", 0.05)
+    daemon, listener = daemon_in(tmp_path)
+
+    async def live() -> None:
+        end = asyncio.create_task(daemon.run(listener))
+        if connects:
+            with socket.socket(socket.AF_UNIX) as containerd:
+                containerd.connect(str(tmp_path / "shim.sock"))
+                await asyncio.sleep(0.5)
+                assert not end.done(), "it stays as long as containerd is connected"
+        await asyncio.wait_for(end, 30)
+
+    asyncio.run(live())
+
+    assert not (tmp_path / "shim.sock").exists()
+
+
 def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,20 +88,10 @@ def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(
 
     monkeypatch.setattr(pyshim.serve, "probe_host", broken)
     path = tmp_path / "shim.sock"
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(path))
-    identity = Identity(
-        namespace="default",
-        sandbox_id="demo",
-        containerd_address="",
-        containerd_ttrpc_address=str(tmp_path / "nobody"),
-        publish_binary="",
-        bundle=HostPath(str(tmp_path)),
-        debug=False,
-    )
+    daemon, listener = daemon_in(tmp_path)
 
     with listener, pytest.raises(OSError, match="cannot be probed"):
-        asyncio.run(pyshim.serve._Daemon(identity, forked=False).run(listener))
+        asyncio.run(daemon.run(listener))
 
     assert not path.exists()
 
@@ -89,7 +122,7 @@ def test_a_sandbox_that_another_living_shim_runs_is_not_taken_over(tmp_path: Pat
         pytest.param(shim(os.getpid()), id="ourselves, a create that failed before"),
     ],
 )
-def test_a_sandbox_nobody_else_runs_can_be_made(owner: ShimRecord, tmp_path: Path) -> None:
+def test_a_sandbox_that_no_other_shim_runs_can_be_made(owner: ShimRecord, tmp_path: Path) -> None:
     refuse_living_namesake(store_with(tmp_path, owner), SANDBOX, shim(os.getpid()))
 
 
@@ -103,10 +136,10 @@ def test_a_sandbox_without_a_state_or_with_a_damaged_one_can_be_made(tmp_path: P
 
 
 def test_what_a_dead_shim_left_is_undone_before_its_record_is_overwritten(tmp_path: Path) -> None:
-    """A task of the same id is made anew after its shim was killed and nobody called `delete`."""
+    """A task of the same id is made anew after its shim was killed and `delete` was not called."""
     store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
-    left = tmp_path / "vm"
-    left.mkdir()
+    left = tmp_path / "sbs" / SANDBOX / "vm"
+    left.mkdir(parents=True)
     ledger = (LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(left)),)
     store.save(SandboxState(sandbox_id=SANDBOX, shim=shim(os.getppid(), 1), snapshot=None, ledger=ledger))
     store.enter(SANDBOX, shim(os.getppid(), 1))
@@ -120,8 +153,9 @@ def test_what_a_dead_shim_left_is_undone_before_its_record_is_overwritten(tmp_pa
 
 def test_a_sandbox_is_not_made_over_remains_that_cannot_be_undone(tmp_path: Path) -> None:
     store = StateStore(root=str(tmp_path / "sbs"))
-    (tmp_path / "in-the-way").mkdir()
-    stuck = LedgerEntry(kind=ResourceKind.SOCKET, key=str(tmp_path / "in-the-way"))
+    obstacle = tmp_path / "sbs" / SANDBOX / "in-the-way"
+    obstacle.mkdir(parents=True)
+    stuck = LedgerEntry(kind=ResourceKind.SOCKET, key=str(obstacle))
     store.save(SandboxState(sandbox_id=SANDBOX, shim=shim(os.getppid(), 1), snapshot=None, ledger=(stuck,)))
 
     with pytest.raises(FailedPrecondition, match=r"'demo': an earlier shim left .*in-the-way.*pyshim cleanup demo"):
@@ -150,3 +184,27 @@ def test_a_state_of_katas_own_is_not_overwritten(tmp_path: Path) -> None:
 
     with pytest.raises(NotOurState):
         refuse_living_namesake(StateStore(root=str(tmp_path)), SANDBOX, shim(os.getpid()))
+
+
+def test_the_log_names_what_others_can_change_of_a_pods_programs_and_images(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["path", "kernel", "image", "initrd", "firmware", "virtio_fs_daemon", "vhost_user_vsock_daemon"]
+    for name in (*names, "config.toml"):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o666)
+    config = build_config(Source(path=f"{tmp_path}/config.toml", directory="/", document={}))
+    machine = msgspec.structs.replace(config.hypervisor, **{name: str(tmp_path / name) for name in names})
+
+    pyshim.serve._warn_of_writers("x", pyshim.serve._booted(msgspec.structs.replace(config, hypervisor=machine)))
+
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    places = vars(record)["places"].split(", ")
+    assert places == [f"'{tmp_path}/{name}' by everyone" for name in ("config.toml", *names)]
+
+
+def test_the_log_says_nothing_of_what_root_alone_can_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pyshim.serve._warn_of_writers("x", [str(tmp_path)])
+
+    assert not caplog.records

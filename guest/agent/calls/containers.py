@@ -2,175 +2,174 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import socket
 
-from guest.agent import log
-from guest.agent.container.container import CONTAINERS, Container
-from guest.agent.container.device_names import asks_for_devices
+from protos.agent import agent_pb2 as pb
+from protos.agent.oci_pb2 import Spec
+
+from guest.agent import mounts
+from guest.agent.children import Children
+from guest.agent.container.cdi import NamedDevices, apply_edits
+from guest.agent.container.container import CONTAINERS, Containers
+from guest.agent.container.crun import Crun
+from guest.agent.container.oom import OomEvents
 from guest.agent.container.spec import check_id, check_spec, guest_cgroup, oci_config, oci_resources
+from guest.agent.container.sysctls import apply_sysctls
 from guest.agent.container.users import apply_string_user
-from guest.agent.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
-from guest.agent.storage import mounts
-from guest.agent.text_files import read_text
-from guest.agent.wire.codec import Message
+from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
+from guest.agent.files import read_text, remove_tree
+from guest.agent.sandbox import Sandbox
+from guest.agent.storage.devices import add_devices
+from guest.agent.storage.hotplug import Hotplug
+from guest.agent.storage.passthrough import rewrite_env
+from guest.agent.storage.table import StorageTable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+log = logging.getLogger(__name__)
 
-
-def find(agent: Agent, cid: str) -> Container:
-    """The container of that id. NotFound names it."""
-    container = agent.sandbox.containers.get(cid)
-    if container is None:
-        raise NotFound(f"container {cid[:80]!r}: no such container")
-    return container
+MAX_HOSTNAME_BYTES = 64  # of the kernel
 
 
-async def create(agent: Agent, request: Message) -> None:
-    """Devices and storages are in place and crun has created the container; on failure nothing of it is left."""
-    cid = check_id(request.container_id, "container id")
-    if not request.has("OCI"):
-        raise InvalidArgument(f"create container {cid!r}: request has no spec")
-    check_spec(request.OCI, cid)
-    sandbox = agent.sandbox
-    if cid in sandbox.containers or cid in sandbox.in_creation:
-        raise AlreadyExists(f"create container {cid!r}: it exists")
-    sandbox.in_creation.add(cid)
-    try:
-        container = Container(agent, agent.crun, cid, request.OCI)
+class ContainerCalls:
+    def __init__(
+        self,
+        *,
+        sandbox: Sandbox,
+        containers: Containers,
+        crun: Crun,
+        storages: StorageTable,
+        hotplug: Hotplug,
+        named_devices: NamedDevices,
+        oom_events: OomEvents,
+        children: Children,
+    ) -> None:
+        self._sandbox = sandbox
+        self._containers = containers
+        self._crun = crun
+        self._storages = storages
+        self._hotplug = hotplug
+        self._named_devices = named_devices
+        self._oom_events = oom_events
+        self._children = children
+
+    async def create(self, request: pb.CreateContainerRequest) -> None:
+        """Devices and storages are in place and crun has created the container; on failure nothing of it is left."""
+        cid = check_id(request.container_id, "container id")
+        if not request.HasField("OCI"):
+            raise InvalidArgument(f"create container {cid!r}: request has no spec")
+        check_spec(request.OCI, cid)
+        with self._containers.reserved(cid):
+            try:
+                await self._create(cid, request)
+            except BaseException:
+                await self._clean(cid)
+                raise
+
+    async def _create(self, cid: str, request: pb.CreateContainerRequest) -> None:
+        spec = request.OCI
+        pci_addresses: dict[str, str] = {}
+        if request.devices:
+            pci_addresses = await add_devices(request.devices, spec, hotplug=self._hotplug, children=self._children)
+        edits = None
+        if self._named_devices.are_asked_for(spec):
+            edits = await self._named_devices.wait_for_edits(cid, spec)
+        spec.Process.Env[:] = rewrite_env(spec.Process.Env, pci_addresses)
+        await self._storages.add(request.storages, cid)
+        rootfs = _mounted_root(cid, spec)
+        apply_string_user(spec.Process.User, request.string_user, rootfs)
+        config = oci_config(
+            spec,
+            rootfs=rootfs,
+            cgroup=guest_cgroup(spec.Linux.CgroupsPath, cid),
+            pid_namespace=self._pid_namespace() if request.sandbox_pidns else "",
+            hooks=self._sandbox.hooks,
+            online_cpus=_online_cpus(),
+            limits_devices=self._crun.limits_devices,
+        )
+        if edits is not None:
+            apply_edits(config, edits, cid, limits_devices=self._crun.limits_devices)
+        apply_sysctls(spec.Linux.Sysctl)
+        self._set_hostname(spec)
+        container = await self._containers.create(cid, spec, config, pci_addresses=pci_addresses)
+        log.info("container created", extra={"container": cid, "pid": container.init.pid})
+        if request.shared_mounts:
+            fields = {"container": cid, "count": len(request.shared_mounts)}
+            log.warning("shared mounts are not supported", extra=fields)
+
+    def _pid_namespace(self) -> str:
+        """The path of the sandbox's pid namespace, "" while it has none."""
+        if self._sandbox.pause is not None:
+            return f"/proc/{self._sandbox.pause.pid}/ns/pid"
+        # No pause process was asked for with the sandbox: its first container's namespace is the shared one,
+        # as in kata-agent.
+        first = next(iter(self._containers), None)
+        if first is None:
+            return ""
+        if first.init.has_exited:
+            raise FailedPrecondition("share the sandbox's pid namespace: its first container has exited")
+        return f"/proc/{first.init.pid}/ns/pid"
+
+    def _set_hostname(self, spec: Spec) -> None:
+        """The hostname is the spec's, if it has one and no wish to keep the guest's: all containers share one."""
+        wanted = spec.Hostname
+        if wanted and wanted != self._sandbox.hostname and any(one.Type == "uts" for one in spec.Linux.Namespaces):
+            if len(wanted.encode()) > MAX_HOSTNAME_BYTES:
+                raise InvalidArgument(
+                    f"create container: hostname {wanted!r} is longer than {MAX_HOSTNAME_BYTES} bytes"
+                )
+            socket.sethostname(wanted)
+            self._sandbox.hostname = wanted
+
+    async def start(self, request: pb.StartContainerRequest) -> None:
+        container = self._containers.find(request.container_id)
+        await container.start()
+        if container.cid != self._sandbox.id and container.cgroup:
+            self._oom_events.watch(container)
+        log.info("container started", extra={"container": container.cid})
+
+    async def remove(self, request: pb.RemoveContainerRequest) -> None:
+        """The container and its storages are gone. `timeout` (seconds, 0: none) bounds the wait for its processes."""
+        container = self._containers.find(request.container_id)
         try:
-            await _create(agent, container, request)
-        except BaseException:
-            await _clean(agent, cid)
-            raise
-        sandbox.containers[cid] = container
-    finally:
-        sandbox.in_creation.discard(cid)
-    log.info("container created", container=cid, pid=container.init.pid)
+            async with asyncio.timeout(request.timeout or None):
+                await container.remove()
+        except TimeoutError:
+            what = f"remove container {container.cid!r}"
+            raise DeadlineExceeded(f"{what}: timed out after {request.timeout} s") from None
+        self._containers.forget(container)
+        await self._clean(container.cid)
+        log.info("container removed", extra={"container": container.cid})
+
+    async def _clean(self, cid: str) -> None:
+        bundle = f"{CONTAINERS}/{cid}"
+        mounts.unmount(f"{bundle}/rootfs")
+        await self._storages.release(cid)
+        remove_tree(bundle)
+
+    async def pause(self, request: pb.PauseContainerRequest) -> None:
+        await self._containers.find(request.container_id).pause()
+
+    async def resume(self, request: pb.ResumeContainerRequest) -> None:
+        await self._containers.find(request.container_id).resume()
+
+    async def update(self, request: pb.UpdateContainerRequest) -> None:
+        container = self._containers.find(request.container_id)
+        if request.HasField("resources"):
+            await container.update(oci_resources(request.resources, _online_cpus()))
 
 
-async def _create(agent: Agent, container: Container, request: Message) -> None:
-    spec: Message = request.OCI
-    if request.devices:
-        from guest.agent.storage.devices import add_devices
-
-        container.pci_addresses = await add_devices(agent, request.devices, spec)
-    edits = None
-    if asks_for_devices(agent, spec):
-        from guest.agent.container.cdi import wait_for_edits
-
-        edits = await wait_for_edits(agent, container.cid, spec)
-    container.rewrite_env(spec.Process)
-    await agent.storages.add(request.storages, container.cid)
-    rootfs = f"{container.bundle}/rootfs"
+def _mounted_root(cid: str, spec: Spec) -> str:
+    """The container's root in its bundle: what a storage has put there, or a bind mount of the spec's path."""
+    rootfs = f"{CONTAINERS}/{cid}/rootfs"
     if not os.path.isdir(rootfs):
         if not os.path.isdir(spec.Root.Path):
-            raise InvalidArgument(
-                f"create container {container.cid!r}: root {spec.Root.Path!r} is no directory in the guest"
-            )
+            raise InvalidArgument(f"create container {cid!r}: root {spec.Root.Path!r} is no directory in the guest")
         os.makedirs(rootfs)
         mounts.mount(spec.Root.Path, rootfs, "bind", ["rbind"])
-    set_user(spec.Process, request.string_user, rootfs)
-    config = oci_config(
-        spec,
-        rootfs=rootfs,
-        cgroup=guest_cgroup(spec.Linux.CgroupsPath, container.cid),
-        pid_namespace=_pid_namespace(agent, request.sandbox_pidns),
-        hooks=agent.sandbox.hooks,
-        online_cpus=_online_cpus() if spec.Linux.Resources.CPU.Cpus else "",
-        limits_devices=agent.crun.limits_devices,
-        sets_personality=agent.crun.fixed_addresses,
-    )
-    if edits is not None:
-        from guest.agent.container.cdi import apply
-
-        apply(config, edits, container.cid, limits_devices=agent.crun.limits_devices)
-    if spec.Linux.Sysctl:
-        from guest.agent.container.sysctls import apply_sysctls
-
-        apply_sysctls(spec.Linux.Sysctl)
-    _set_hostname(agent, spec)
-    await container.create(config)
-    if request.shared_mounts:
-        log.warning("shared mounts are not supported", container=container.cid, count=len(request.shared_mounts))
-
-
-def set_user(process: Message, wanted: Message, rootfs: str) -> None:
-    """The process's user is the one that the request names, if it names one."""
-    if not process.has("User"):
-        process._values["User"] = Message("User")
-    apply_string_user(process.User, wanted, rootfs)
-
-
-def _pid_namespace(agent: Agent, shares_pids: bool) -> str:
-    """The path of the pid namespace to join, "" for a new one."""
-    if not shares_pids or agent.sandbox.pid_namespace or not agent.sandbox.containers:
-        return agent.sandbox.pid_namespace if shares_pids else ""
-    # No pause process was asked for with the sandbox: its first container's namespace is the shared one,
-    # as in kata-agent.
-    first = next(iter(agent.sandbox.containers.values()))
-    if first.init.exited.done:
-        raise FailedPrecondition("share the sandbox's pid namespace: its first container has exited")
-    return f"/proc/{first.init.pid}/ns/pid"
-
-
-def _set_hostname(agent: Agent, spec: Message) -> None:
-    """The hostname is the spec's, if it has one and no wish to keep the guest's: all containers share one."""
-    wanted = spec.Hostname
-    if wanted and wanted != agent.sandbox.hostname and any(one.Type == "uts" for one in spec.Linux.Namespaces):
-        import _socket
-
-        if len(wanted.encode()) > 64:
-            raise InvalidArgument(f"create container: hostname {wanted!r} is longer than 64 bytes")
-        _socket.sethostname(wanted)
-        agent.sandbox.hostname = wanted
+    return rootfs
 
 
 def _online_cpus() -> str:
     return read_text("/sys/devices/system/cpu/online").strip()
-
-
-async def start(agent: Agent, request: Message) -> None:
-    container = find(agent, request.container_id)
-    await container.start()
-    if container.cid != agent.sandbox.id and container.cgroup:
-        from guest.agent.container.oom import watch_oom
-
-        watch_oom(agent, container)
-    log.info("container started", container=container.cid)
-
-
-async def remove(agent: Agent, request: Message) -> None:
-    """The container and all its storages are gone. `timeout` (seconds, 0: none) bounds the wait for its processes."""
-    container = find(agent, request.container_id)
-    if request.timeout:
-        await agent.loop.within(request.timeout, container.remove(), f"remove container {container.cid!r}")
-    else:
-        await container.remove()
-    agent.sandbox.containers.pop(container.cid, None)
-    await _clean(agent, container.cid)
-    log.info("container removed", container=container.cid)
-
-
-async def _clean(agent: Agent, cid: str) -> None:
-    bundle = f"{CONTAINERS}/{cid}"
-    mounts.unmount(f"{bundle}/rootfs")
-    await agent.storages.release(cid)
-    from guest.agent.storage.files import remove_tree
-
-    remove_tree(bundle)
-
-
-async def pause(agent: Agent, request: Message) -> None:
-    await find(agent, request.container_id).pause()
-
-
-async def resume(agent: Agent, request: Message) -> None:
-    await find(agent, request.container_id).resume()
-
-
-async def update(agent: Agent, request: Message) -> None:
-    container = find(agent, request.container_id)
-    if request.has("resources"):
-        await container.update(oci_resources(request.resources, _online_cpus()))

@@ -1,48 +1,122 @@
-"""The guest as a machine: details, CPUs and memory, clock, randomness, swap."""
+"""The guest as a machine: health, details, CPUs and memory, clock, randomness, swap."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from fcntl import ioctl
+from struct import pack
 
-from guest.agent import log
-from guest.agent.agent import VERSION
+from protos.agent import agent_pb2 as pb
+from protos.agent import health_pb2
+
+from guest.agent import syscalls
+from guest.agent.container.spec import cpu_set
 from guest.agent.errors import DeadlineExceeded, Internal, InvalidArgument, Unimplemented, os_cause
-from guest.agent.text_files import read_text
-from guest.agent.wire.codec import Message
+from guest.agent.files import names_in, read_text, write_text
+from guest.agent.storage.block import find_block_device
+from guest.agent.storage.devices import DEVICE_TYPES
+from guest.agent.storage.hotplug import Hotplug
+from guest.agent.storage.table import DRIVERS
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+log = logging.getLogger(__name__)
 
+VERSION = "0.1.0"
+API_VERSION = "0.0.1"
 _MEMORY = "/sys/devices/system/memory"
 _CPUS = "/sys/devices/system/cpu"
-_ONLINE_TIMEOUT_S = 5.0
+# Seconds that CPUs just plugged get to appear, and between two looks.
+_ONLINE_TIMEOUT_S = 30.0
 _ONLINE_AGAIN_S = 0.05
-_RNDRESEEDCRNG = 0x5207
-_ENTROPY_BITS_PER_BYTE = 8
-_RNDADDENTROPY = 0x40085203
+# Source: linux/random.h.
+_RNDADDENTROPY, _RNDRESEEDCRNG = 0x40085203, 0x5207
+_MAX_SEED_BYTES = 4096
+_MAX_PCI_SLOT = 0x1F
 
 
-async def details(agent: Agent, request: Message) -> Message:
-    from guest.agent.storage.devices import DEVICE_TYPES
-    from guest.agent.storage.table import DRIVERS
+class GuestCalls:
+    def __init__(self, *, hotplug: Hotplug) -> None:
+        self._hotplug = hotplug
 
-    reply = Message(
-        "GuestDetailsResponse",
-        agent_details=Message(
-            "AgentDetails",
+    async def check(self, request: health_pb2.CheckRequest) -> health_pb2.HealthCheckResponse:
+        return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+
+    async def version(self, request: health_pb2.CheckRequest) -> health_pb2.VersionCheckResponse:
+        return health_pb2.VersionCheckResponse(grpc_version=API_VERSION, agent_version=VERSION)
+
+    async def details(self, request: pb.GuestDetailsRequest) -> pb.GuestDetailsResponse:
+        details = pb.AgentDetails(
             version=VERSION,
             init_daemon=os.getpid() == 1,
-            device_handlers=list(DEVICE_TYPES),
-            storage_handlers=list(DRIVERS),
+            device_handlers=DEVICE_TYPES,
+            storage_handlers=DRIVERS,
             supports_seccomp=True,
-        ),
-    )
-    if request.mem_block_size:
-        reply._values["mem_block_size_bytes"] = memory_block_bytes(_MEMORY)
-    if request.mem_hotplug_probe:
-        reply._values["support_mem_hotplug_probe"] = os.path.exists(f"{_MEMORY}/probe")
-    return reply
+        )
+        reply = pb.GuestDetailsResponse(agent_details=details)
+        if request.mem_block_size:
+            reply.mem_block_size_bytes = memory_block_bytes(_MEMORY)
+        if request.mem_hotplug_probe:
+            reply.support_mem_hotplug_probe = os.path.exists(f"{_MEMORY}/probe")
+        return reply
+
+    async def online_cpu_mem(self, request: pb.OnlineCPUMemRequest) -> None:
+        """At least `nb_cpus` CPUs are online (0: leave them), and unless `cpu_only` every memory block.
+
+        CPUs just plugged are waited for up to 30 s. DeadlineExceeded says how many there are.
+        """
+        if request.nb_cpus:
+            try:
+                async with asyncio.timeout(_ONLINE_TIMEOUT_S):
+                    while (present := _online_cpus()) < request.nb_cpus:
+                        _online(_CPUS, "cpu", request.nb_cpus - present)
+                        if _online_cpus() < request.nb_cpus:
+                            await asyncio.sleep(_ONLINE_AGAIN_S)
+            except TimeoutError:
+                raise DeadlineExceeded(f"online {request.nb_cpus} cpus: {_online_cpus()} are online") from None
+        if not request.cpu_only:
+            _online(_MEMORY, "memory", -1)
+
+    async def probe_memory(self, request: pb.MemHotplugByProbeRequest) -> None:
+        """The kernel looks for memory at each address."""
+        for address in request.memHotplugProbeAddr:
+            try:
+                write_text(f"{_MEMORY}/probe", f"{address:#x}")
+            except OSError as error:
+                raise Internal(f"probe memory at {address:#x}: {os_cause(error)}") from error
+
+    async def set_time(self, request: pb.SetGuestDateTimeRequest) -> None:
+        if not 0 <= request.Usec < 1_000_000 or request.Sec < 0:
+            raise InvalidArgument(f"set time: {request.Sec} s {request.Usec} us is no time")
+        syscalls.set_clock(request.Sec, request.Usec)
+
+    async def reseed_random(self, request: pb.ReseedRandomDevRequest) -> None:
+        """The kernel's generator has `data` mixed in and credited, and is reseeded at once."""
+        if not request.data:
+            raise InvalidArgument("reseed random: no data")
+        data = request.data[:_MAX_SEED_BYTES]
+        with open("/dev/random", "r+b", buffering=0) as device:
+            try:
+                ioctl(device, _RNDADDENTROPY, pack("ii", len(data) * 8, len(data)) + data)
+                ioctl(device, _RNDRESEEDCRNG)
+            except OSError as error:
+                raise Internal(f"reseed random: {os_cause(error)}") from error
+
+    async def add_swap(self, request: pb.AddSwapRequest) -> None:
+        """The virtio disk at the PCI path (slot numbers from the root) is used for swapping."""
+        if not request.PCIPath or any(slot > _MAX_PCI_SLOT for slot in request.PCIPath):
+            raise InvalidArgument(f"add swap: PCI path {list(request.PCIPath)} is not a list of slots")
+        path = "/".join(f"{slot:02x}" for slot in request.PCIPath)
+        syscalls.swap_on(await find_block_device(self._hotplug, "blk", path))
+
+    async def add_swap_path(self, request: pb.AddSwapPathRequest) -> None:
+        syscalls.swap_on(request.path)
+
+    async def set_policy(self, request: pb.SetPolicyRequest) -> None:
+        raise Unimplemented("set policy: this agent has no policy engine and enforces none")
+
+    async def memory_agent(self, request: pb.MemAgentMemcgConfig | pb.MemAgentCompactConfig) -> None:
+        raise Unimplemented("set memory agent: this agent has none")
 
 
 def memory_block_bytes(folder: str) -> int:
@@ -53,111 +127,20 @@ def memory_block_bytes(folder: str) -> int:
         return 0
 
 
-async def online_cpu_mem(agent: Agent, request: Message) -> None:
-    """At least `nb_cpus` CPUs are online (0: leave them), and unless `cpu_only` every memory block.
-
-    Just plugged CPUs take a while to appear: they are waited for up to 5 s. DeadlineExceeded says how many there are.
-    """
-    if request.nb_cpus:
-        waited_s = 0.0
-        while True:
-            _online(_CPUS, "cpu", request.nb_cpus - _online_cpus())
-            if _online_cpus() >= request.nb_cpus:
-                break
-            if waited_s >= _ONLINE_TIMEOUT_S:
-                raise DeadlineExceeded(f"online {request.nb_cpus} cpus: {_online_cpus()} are online")
-            await agent.loop.sleep(_ONLINE_AGAIN_S)
-            waited_s += _ONLINE_AGAIN_S
-    if not request.cpu_only:
-        _online(_MEMORY, "memory", -1)
-
-
 def _online_cpus() -> int:
-    from guest.agent.container.spec import cpu_set
-
     return len(cpu_set(read_text(f"{_CPUS}/online")))
 
 
 def _online(folder: str, prefix: str, count: int) -> None:
-    """Up to `count` (-1: all) offline objects of `folder` are asked to go online."""
-    try:
-        names = os.listdir(folder)
-    except FileNotFoundError:
-        return
-    numbers = sorted(
-        int(name[len(prefix) :]) for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit()
-    )
-    for index in numbers:
+    """Up to `count` (-1: all) offline objects of `folder` are asked to go online, the lowest number first."""
+    suffixes = [name[len(prefix) :] for name in names_in(folder) if name.startswith(prefix)]
+    for number in sorted(int(suffix) for suffix in suffixes if suffix.isdigit()):
         if count == 0:
             return
-        path = f"{folder}/{prefix}{index}/online"
+        path = f"{folder}/{prefix}{number}/online"
         try:
-            with open(path, "r+", encoding="ascii") as file:
-                if file.read().strip() != "0":
-                    continue
-                file.seek(0)
-                file.write("1")
+            if read_text(path).strip() == "0":
+                write_text(path, "1")
+                count -= 1
         except OSError as error:
-            log.debug("not onlined", path=path, error=error)
-            continue
-        count -= 1
-
-
-async def probe_memory(agent: Agent, request: Message) -> None:
-    """The kernel looks for memory at each address."""
-    for address in request.memHotplugProbeAddr:
-        try:
-            with open(f"{_MEMORY}/probe", "w", encoding="ascii") as file:
-                file.write(f"{address:#x}")
-        except OSError as error:
-            raise Internal(f"probe memory at {address:#x}: {os_cause(error)}") from error
-
-
-async def set_time(agent: Agent, request: Message) -> None:
-    if not 0 <= request.Usec < 1_000_000 or request.Sec < 0:
-        raise InvalidArgument(f"set time: {request.Sec} s {request.Usec} us is no time")
-    from guest.agent.storage.syscalls import set_clock
-
-    set_clock(request.Sec, request.Usec)
-
-
-async def reseed_random(agent: Agent, request: Message) -> None:
-    """The kernel's generator has `data` mixed in and credited, and is reseeded at once."""
-    if not request.data:
-        raise InvalidArgument("reseed random: no data")
-    from fcntl import ioctl
-    from struct import pack
-
-    data = request.data[:4096]
-    fd = os.open("/dev/random", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        ioctl(fd, _RNDADDENTROPY, pack("ii", len(data) * _ENTROPY_BITS_PER_BYTE, len(data)) + data)
-        ioctl(fd, _RNDRESEEDCRNG)
-    except OSError as error:
-        raise Internal(f"reseed random: {os_cause(error)}") from error
-    finally:
-        os.close(fd)
-
-
-async def add_swap(agent: Agent, request: Message) -> None:
-    """The virtio disk at the PCI path (slot numbers from the root) is used for swapping."""
-    from guest.agent.storage.block import find_block_device
-    from guest.agent.storage.syscalls import swap_on
-
-    if not request.PCIPath or any(slot > 0x1F for slot in request.PCIPath):
-        raise InvalidArgument(f"add swap: PCI path {request.PCIPath} is not a list of slots")
-    swap_on(await find_block_device(agent, "blk", "/".join(f"{slot:02x}" for slot in request.PCIPath)))
-
-
-async def add_swap_path(agent: Agent, request: Message) -> None:
-    from guest.agent.storage.syscalls import swap_on
-
-    swap_on(request.path)
-
-
-async def set_policy(agent: Agent, request: Message) -> None:
-    raise Unimplemented("set policy: this agent has no policy engine and enforces none")
-
-
-async def memory_agent(agent: Agent, request: Message) -> None:
-    raise Unimplemented("set memory agent: this agent has none")
+            log.debug("not onlined", extra={"path": path, "error": error})

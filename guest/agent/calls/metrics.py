@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 
-from guest.agent.text_files import read_text
+from guest.agent.files import read_text
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATUS_KEYS = ("vm", "rss", "hugetlb", "voluntary", "nonvoluntary")
+"""Lines of /proc/PID/status that kata-agent tells."""
 
 
 def text() -> str:
@@ -41,6 +43,33 @@ def _agent(lines: list[str]) -> None:
     _gauge(lines, "kata_agent_total_time", "CPU time of the agent in seconds.", [("", _seconds(stat[11], stat[12]))])
     _gauge(lines, "kata_agent_total_vm", "Virtual memory of the agent in bytes.", [("", stat[20])])
     _gauge(lines, "kata_agent_total_rss", "Resident memory of the agent in bytes.", [("", int(stat[21]) * _PAGE_BYTES)])
+    times = zip(("utime", "stime", "cutime", "cstime"), stat[11:15], strict=True)
+    _gauge(
+        lines,
+        "kata_agent_proc_stat",
+        "CPU time of the agent in clock ticks.",
+        [(f'item="{item}"', ticks) for item, ticks in times],
+    )
+    status = [line.partition(":")[::2] for line in _lines("/proc/self/status")]
+    sizes = [(key.lower(), value.split()) for key, value in status]
+    _gauge(
+        lines,
+        "kata_agent_proc_status",
+        "Status of the agent, sizes in bytes.",
+        [
+            (f'item="{key}"', int(words[0]) * (1024 if words[1:] == ["kB"] else 1))
+            for key, words in sizes
+            if words and words[0].isdecimal() and key.startswith(_STATUS_KEYS)
+        ],
+    )
+    open_fds = len(os.listdir("/proc/self/fd"))
+    _gauge(lines, "kata_agent_process_open_fds", "Open file descriptors of the agent.", [("", open_fds)])
+    _gauge(
+        lines,
+        "kata_agent_process_resident_memory_bytes",
+        "Resident memory of the agent in bytes.",
+        [("", int(stat[21]) * _PAGE_BYTES)],
+    )
     pairs = [line.partition(":")[::2] for line in _lines("/proc/self/io")]
     _gauge(lines, "kata_agent_io_stat", "I/O of the agent.", [(f'item="{key}"', value.strip()) for key, value in pairs])
 

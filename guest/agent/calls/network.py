@@ -2,98 +2,86 @@
 
 from __future__ import annotations
 
+from protos.agent import agent_pb2 as pb
+from protos.agent.types_pb2 import Interface
+
+from guest.agent.children import Children, find_program
 from guest.agent.errors import DeadlineExceeded, Internal, InvalidArgument, Unimplemented
 from guest.agent.net import links
-from guest.agent.runtime.children import find_program
-from guest.agent.wire.codec import Message
+from guest.agent.storage.block import SYS, pci_folder, pci_slots
+from guest.agent.storage.hotplug import Hotplug
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-
+# Seconds. The lock is xtables', which other programs of the guest may hold.
 _LOCK_WAIT_S = 5
 _TIMEOUT_S = 30.0
 
 
-async def update_interface(agent: Agent, request: Message) -> Message:
-    """The interface is as asked. One that is not there yet is waited for: its driver may still be loading."""
-    if not request.has("interface"):
-        raise InvalidArgument("update interface: request has no interface")
-    interface: Message = request.interface
-    links.check_interface(interface)
-    name = ""
-    if interface.devicePath:
-        name = await _wait_for_interface(agent, interface.devicePath)
-    else:
-        await _wait_for_link(agent, interface)
-    links.update_interface(interface, name)
-    return interface
+class NetworkCalls:
+    def __init__(self, *, hotplug: Hotplug, children: Children) -> None:
+        self._hotplug = hotplug
+        self._children = children
 
+    async def update_interface(self, request: pb.UpdateInterfaceRequest) -> Interface:
+        """The interface is as asked. One that is not there yet is waited for: its driver may still be loading."""
+        if not request.HasField("interface"):
+            raise InvalidArgument("update interface: request has no interface")
+        interface = request.interface
+        links.check_interface(interface)
+        name = ""
+        if interface.devicePath:
+            name = await self._wait_for_place(interface.devicePath)
+        else:
+            await self._wait_for_link(interface)
+        links.update_interface(interface, name)
+        return interface
 
-async def _wait_for_link(agent: Agent, interface: Message) -> None:
-    """A link with the address or the name is there; without one after the hotplug timeout the update says so."""
-    from guest.agent.storage.uevent import wait_for
+    async def _wait_for_link(self, interface: Interface) -> None:
+        """A link with the address or the name is there; without one after the timeout the update says so."""
+        try:
+            await self._hotplug.wait_for(f"interface {interface.name!r}", lambda: links.name_of(interface))
+        except DeadlineExceeded:
+            return
 
-    try:
-        await wait_for(agent, f"interface {interface.name!r}", lambda: links.name_of(interface))
-    except DeadlineExceeded:
-        return
+    async def _wait_for_place(self, path: str) -> str:
+        pci_slots(path)  # refuse nonsense before waiting for it
 
+        def look() -> str | None:
+            folder = pci_folder(SYS, path)
+            return None if folder is None else links.interface_of(folder)
 
-async def _wait_for_interface(agent: Agent, path: str) -> str:
-    from guest.agent.storage.block import SYS, pci_folder, pci_slots
-    from guest.agent.storage.uevent import wait_for
+        return await self._hotplug.wait_for(f"interface at PCI path {path!r}", look)
 
-    pci_slots(path)  # refuse nonsense before waiting for it
+    async def update_routes(self, request: pb.UpdateRoutesRequest) -> pb.Routes:
+        """The routes are added or replaced; the answer is the whole table."""
+        if not request.HasField("routes"):
+            raise InvalidArgument("update routes: request has no routes")
+        links.update_routes(request.routes.Routes)
+        return pb.Routes(Routes=links.list_routes())
 
-    def look() -> str | None:
-        folder = pci_folder(SYS, path)
-        return None if folder is None else links.interface_of(folder)
+    async def list_interfaces(self, request: pb.ListInterfacesRequest) -> pb.Interfaces:
+        return pb.Interfaces(Interfaces=links.list_interfaces())
 
-    return await wait_for(agent, f"interface at PCI path {path!r}", look)
+    async def list_routes(self, request: pb.ListRoutesRequest) -> pb.Routes:
+        return pb.Routes(Routes=links.list_routes())
 
+    async def add_neighbors(self, request: pb.AddARPNeighborsRequest) -> None:
+        if not request.HasField("neighbors"):
+            raise InvalidArgument("add neighbours: request has no neighbours")
+        links.add_neighbours(request.neighbors.ARPNeighbors)
 
-async def update_routes(agent: Agent, request: Message) -> Message:
-    """The routes are added or replaced; the answer is the whole table."""
-    if not request.has("routes"):
-        raise InvalidArgument("update routes: request has no routes")
-    links.update_routes(request.routes.Routes)
-    return Message("Routes", Routes=links.list_routes())
+    async def get_iptables(self, request: pb.GetIPTablesRequest) -> pb.GetIPTablesResponse:
+        return pb.GetIPTablesResponse(data=await self._tables("save", request.is_ipv6))
 
+    async def set_iptables(self, request: pb.SetIPTablesRequest) -> pb.SetIPTablesResponse:
+        options = ["--wait", str(_LOCK_WAIT_S)]
+        return pb.SetIPTablesResponse(data=await self._tables("restore", request.is_ipv6, options, request.data))
 
-async def list_interfaces(agent: Agent, request: Message) -> Message:
-    return Message("Interfaces", Interfaces=links.list_interfaces())
-
-
-async def list_routes(agent: Agent, request: Message) -> Message:
-    return Message("Routes", Routes=links.list_routes())
-
-
-async def add_neighbors(agent: Agent, request: Message) -> None:
-    if not request.has("neighbors"):
-        raise InvalidArgument("add neighbours: request has no neighbours")
-    links.add_neighbours(request.neighbors.ARPNeighbors)
-
-
-async def get_iptables(agent: Agent, request: Message) -> Message:
-    program = _program("ip6tables-save" if request.is_ipv6 else "iptables-save")
-    ended = await agent.children.run([program], timeout_s=_TIMEOUT_S)
-    if ended.code != 0:
-        raise Internal(f"run {program!r}: {ended.stderr.decode('utf-8', 'replace').strip()}")
-    return Message("GetIPTablesResponse", data=ended.stdout)
-
-
-async def set_iptables(agent: Agent, request: Message) -> Message:
-    program = _program("ip6tables-restore" if request.is_ipv6 else "iptables-restore")
-    argv = [program, "--wait", str(_LOCK_WAIT_S)]
-    ended = await agent.children.run(argv, stdin=request.data, timeout_s=_TIMEOUT_S)
-    if ended.code != 0:
-        raise Internal(f"run {program!r}: {ended.stderr.decode('utf-8', 'replace').strip()}")
-    return Message("SetIPTablesResponse", data=ended.stdout)
-
-
-def _program(name: str) -> str:
-    found = find_program(name)
-    if found is None:
-        raise Unimplemented(f"iptables: the guest has no {name!r}")
-    return found
+    async def _tables(self, verb: str, is_ipv6: bool, options: list[str] | None = None, stdin: bytes = b"") -> bytes:
+        name = f"{'ip6tables' if is_ipv6 else 'iptables'}-{verb}"
+        program = find_program(name)
+        if program is None:
+            raise Unimplemented(f"iptables: the guest has no {name!r}")
+        ended = await self._children.run([program, *(options or [])], stdin=stdin, timeout_s=_TIMEOUT_S)
+        if ended.code != 0:
+            raise Internal(f"run {program!r}: {ended.complaint}")
+        return ended.stdout

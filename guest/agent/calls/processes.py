@@ -2,92 +2,82 @@
 
 from __future__ import annotations
 
-from guest.agent.calls.containers import find, set_user
-from guest.agent.container.process import Process
-from guest.agent.container.spec import check_id, check_process, oci_process
-from guest.agent.errors import FailedPrecondition, InvalidArgument
-from guest.agent.wire.codec import Message
+from protos.agent import agent_pb2 as pb
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-    from guest.agent.runtime.streams import Source
+from guest.agent.container.container import CONTAINERS, Containers
+from guest.agent.container.process import Process
+from guest.agent.container.spec import check_id, check_process
+from guest.agent.container.users import apply_string_user
+from guest.agent.errors import FailedPrecondition, InvalidArgument
+from guest.agent.storage.passthrough import rewrite_env
+from guest.agent.streams import Source
 
 # A reply must fit a ttrpc message; a pipe rarely holds more anyway.
 _MAX_READ_BYTES = 1 << 20
 
 
-async def execute(agent: Agent, request: Message) -> None:
-    container = find(agent, request.container_id)
-    exec_id = check_id(request.exec_id, "exec id")
-    if not request.has("process"):
-        raise InvalidArgument(f"exec {exec_id!r} in container {container.cid!r}: request has no process")
-    process: Message = request.process
-    check_process(process, f"exec {exec_id!r} in container {container.cid!r}")
-    set_user(process, request.string_user, f"{container.bundle}/rootfs")
-    container.rewrite_env(process)
-    await container.execute(exec_id, process, oci_process(process))
+class ProcessCalls:
+    def __init__(self, *, containers: Containers) -> None:
+        self._containers = containers
 
+    def _process(self, container_id: str, exec_id: str) -> Process:
+        return self._containers.find(container_id).process(exec_id)
 
-async def signal(agent: Agent, request: Message) -> None:
-    find(agent, request.container_id).signal(request.exec_id, request.signal)
+    async def execute(self, request: pb.ExecProcessRequest) -> None:
+        container = self._containers.find(request.container_id)
+        exec_id = check_id(request.exec_id, "exec id")
+        doing = f"exec {exec_id!r} in container {container.cid!r}"
+        if not request.HasField("process"):
+            raise InvalidArgument(f"{doing}: request has no process")
+        process = request.process
+        check_process(process, doing)
+        apply_string_user(process.User, request.string_user, f"{CONTAINERS}/{container.cid}/rootfs")
+        process.Env[:] = rewrite_env(process.Env, container.pci_addresses)
+        await container.execute(exec_id, process)
 
+    async def signal(self, request: pb.SignalProcessRequest) -> None:
+        self._containers.find(request.container_id).signal(request.exec_id, request.signal)
 
-async def wait(agent: Agent, request: Message) -> Message:
-    """The exit code, as soon as there is one, to everyone who asks until the container is removed."""
-    process = find(agent, request.container_id).process(request.exec_id)
-    code = await process.exited
-    process.was_waited_for()
-    return Message("WaitProcessResponse", status=code)
+    async def wait(self, request: pb.WaitProcessRequest) -> pb.WaitProcessResponse:
+        """The exit code, as soon as there is one, to everyone who asks until the container is removed."""
+        code = await self._process(request.container_id, request.exec_id).wait()
+        return pb.WaitProcessResponse(status=code)
 
+    async def write_stdin(self, request: pb.WriteStreamRequest) -> pb.WriteStreamResponse:
+        """All bytes are in the pipe. Empty data closes it, as kata-agent does."""
+        process = self._process(request.container_id, request.exec_id)
+        if request.data:
+            await process.stdin.write(request.data)
+        else:
+            await _close_stdin(process)
+        return pb.WriteStreamResponse(len=len(request.data))
 
-async def write_stdin(agent: Agent, request: Message) -> Message:
-    """All bytes are in the pipe. Empty data closes it, as kata-agent does."""
-    process = find(agent, request.container_id).process(request.exec_id)
-    if not request.data:
-        await _close_stdin(process)
-    elif process.stdin is None:
-        raise FailedPrecondition("write stdin: the process has none")
-    else:
-        await process.stdin.write(request.data)
-    return Message("WriteStreamResponse", len=len(request.data))
+    async def close_stdin(self, request: pb.CloseStdinRequest) -> None:
+        await _close_stdin(self._process(request.container_id, request.exec_id))
 
+    async def read_stdout(self, request: pb.ReadStreamRequest) -> pb.ReadStreamResponse:
+        return await _read(self._process(request.container_id, request.exec_id).stdout, request.len)
 
-async def close_stdin(agent: Agent, request: Message) -> None:
-    await _close_stdin(find(agent, request.container_id).process(request.exec_id))
+    async def read_stderr(self, request: pb.ReadStreamRequest) -> pb.ReadStreamResponse:
+        return await _read(self._process(request.container_id, request.exec_id).stderr, request.len)
+
+    async def resize_terminal(self, request: pb.TtyWinResizeRequest) -> None:
+        process = self._process(request.container_id, request.exec_id)
+        if not process.has_terminal:
+            raise FailedPrecondition(f"resize terminal of {request.exec_id or 'init'!r}: the process has none")
+        if request.row > 0xFFFF or request.column > 0xFFFF:
+            size = f"{request.row} rows, {request.column} columns"
+            raise InvalidArgument(f"resize terminal: {size}: more than 65535")
+        process.resize_terminal(request.row, request.column)
 
 
 async def _close_stdin(process: Process) -> None:
     # A terminal has one file for both directions: closing it would hang up the session and lose output.
-    if process.stdin is not None and not process.has_terminal:
+    if not process.has_terminal:
         await process.stdin.finish()
 
 
-async def read_stdout(agent: Agent, request: Message) -> Message:
-    process = find(agent, request.container_id).process(request.exec_id)
-    return await _read(process.stdout, request.len)
-
-
-async def read_stderr(agent: Agent, request: Message) -> Message:
-    process = find(agent, request.container_id).process(request.exec_id)
-    return await _read(process.stderr, request.len)
-
-
-async def _read(source: Source | None, size: int) -> Message:
+async def _read(source: Source | None, size: int) -> pb.ReadStreamResponse:
     if size == 0:
         raise InvalidArgument("read stream: len is 0")
-    data = b"" if source is None else await source.read(min(size, _MAX_READ_BYTES))
-    return Message("ReadStreamResponse", data=data)
-
-
-async def resize_terminal(agent: Agent, request: Message) -> None:
-    process = find(agent, request.container_id).process(request.exec_id)
-    if process.terminal_fd < 0:
-        raise FailedPrecondition(f"resize terminal of {request.exec_id or 'init'!r}: the process has none")
-    if request.row > 0xFFFF or request.column > 0xFFFF:
-        raise InvalidArgument(f"resize terminal: {request.row} rows, {request.column} columns: more than 65535")
-    import fcntl
-    import termios
-    from struct import pack
-
-    fcntl.ioctl(process.terminal_fd, termios.TIOCSWINSZ, pack("HHHH", request.row, request.column, 0, 0))
+    return pb.ReadStreamResponse(data=b"" if source is None else await source.read(min(size, _MAX_READ_BYTES)))

@@ -2,98 +2,127 @@
 
 from __future__ import annotations
 
-import _socket
+import logging
 import os
+import signal
+import socket
 import stat
+from collections.abc import Callable, Iterable
+from fcntl import ioctl
+from struct import pack, unpack_from
 
-from guest.agent import log
+from protos.agent import agent_pb2 as pb
+from protos.agent.oci_pb2 import Hook
+
+from guest.agent import mounts, syscalls
+from guest.agent.calls.containers import MAX_HOSTNAME_BYTES
+from guest.agent.children import Children, find_program
+from guest.agent.container.container import Containers
+from guest.agent.container.oom import OomEvents
+from guest.agent.container.pause import start_pause
 from guest.agent.errors import FailedPrecondition, Internal, InvalidArgument
-from guest.agent.runtime.children import find_program
-from guest.agent.wire.codec import Message
+from guest.agent.sandbox import Sandbox
+from guest.agent.storage.table import SANDBOX, StorageTable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+log = logging.getLogger(__name__)
 
 _RESOLV_CONF = "/run/kata-containers/sandbox/resolv.conf"
 _GUEST_RESOLV_CONF = "/etc/resolv.conf"
 _MODPROBE_TIMEOUT_S = 30.0
 _HOOK_KINDS = ("prestart", "poststart", "poststop")
+# Source: linux/sockios.h, linux/if.h.
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
-async def create(agent: Agent, request: Message) -> None:
-    """Modules are loaded, the sandbox has its hostname and storages, hooks and DNS are known, loopback is up."""
-    sandbox = agent.sandbox
-    if sandbox.is_created:
-        raise FailedPrecondition(f"create sandbox {request.sandbox_id!r}: {sandbox.id!r} was created before")
-    if len(request.hostname.encode()) > 64:
-        raise InvalidArgument(f"create sandbox: hostname {request.hostname!r} is longer than 64 bytes")
-    sandbox.is_created = True
-    try:
+class SandboxCalls:
+    def __init__(
+        self,
+        *,
+        sandbox: Sandbox,
+        containers: Containers,
+        storages: StorageTable,
+        oom_events: OomEvents,
+        children: Children,
+        on_destroyed: Callable[[], None],
+    ) -> None:
+        """`on_destroyed` is called at the end of DestroySandbox, before it is answered."""
+        self._sandbox = sandbox
+        self._containers = containers
+        self._storages = storages
+        self._oom_events = oom_events
+        self._children = children
+        self._on_destroyed = on_destroyed
+
+    async def create(self, request: pb.CreateSandboxRequest) -> None:
+        """Modules are loaded, the sandbox has its hostname and storages, hooks and DNS are known, loopback is up."""
+        sandbox = self._sandbox
+        if sandbox.is_created:
+            raise FailedPrecondition(f"create sandbox {request.sandbox_id!r}: {sandbox.id!r} was created before")
+        if len(request.hostname.encode()) > MAX_HOSTNAME_BYTES:
+            limit = f"longer than {MAX_HOSTNAME_BYTES} bytes"
+            raise InvalidArgument(f"create sandbox: hostname {request.hostname!r} is {limit}")
+        sandbox.is_created = True
+        try:
+            await self._create(request)
+        except BaseException:
+            sandbox.is_created = False  # the same request may be sent again: each step can be repeated
+            raise
+        log.info("sandbox created", extra={"sandbox": sandbox.id, "hostname": sandbox.hostname})
+
+    async def _create(self, request: pb.CreateSandboxRequest) -> None:
+        sandbox = self._sandbox
         sandbox.id = request.sandbox_id
         sandbox.hostname = request.hostname
         os.makedirs("/run/kata-containers", exist_ok=True)
         for module in request.kernel_modules:
-            await _load_module(agent, module)
-        _make_namespaces(agent)
-        if request.sandbox_pidns and sandbox.pidns_pid is None:
-            from guest.agent.container.pause import start_pause
-
-            sandbox.pidns_pid = start_pause(agent)
-            sandbox.pid_namespace = f"/proc/{sandbox.pidns_pid}/ns/pid"
-        from guest.agent.storage.table import SANDBOX
-
-        await agent.storages.add(request.storages, SANDBOX)
+            await self._load_module(module)
+        self._make_namespaces()
+        if request.sandbox_pidns and sandbox.pause is None:
+            sandbox.pause = start_pause(self._children)
+        await self._storages.add(request.storages, SANDBOX)
         if request.guest_hook_path:
             sandbox.hooks = find_hooks(request.guest_hook_path)
         _set_dns(request.dns)
         _loopback_up()
-    except BaseException:
-        sandbox.is_created = False  # the same request may be sent again: each step can be repeated
-        raise
-    log.info("sandbox created", sandbox=sandbox.id, hostname=sandbox.hostname)
+
+    async def _load_module(self, module: pb.KernelModule) -> None:
+        doing = f"load kernel module {module.name!r}"
+        if not module.name or module.name.startswith("-"):
+            raise InvalidArgument(f"{doing}: no module name")
+        program = find_program("modprobe")
+        if program is None:
+            raise Internal(f"{doing}: the guest has no modprobe")
+        argv = [program, "--", module.name, *module.parameters]
+        ended = await self._children.run(argv, timeout_s=_MODPROBE_TIMEOUT_S)
+        if ended.code != 0:
+            raise Internal(f"{doing}: {ended.complaint or f'modprobe exited {ended.code}'}")
+
+    def _make_namespaces(self) -> None:
+        """The UTS and IPC namespaces that containers share are this process's own, which in a guest no other process
+        has.
+
+        Nothing of the agent depends on them, so further ones would only cost: the guest is the pod's.
+        """
+        if os.getpid() != 1:
+            syscalls.unshare(syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
+        if self._sandbox.hostname:
+            socket.sethostname(self._sandbox.hostname)
+
+    async def destroy(self, request: pb.DestroySandboxRequest) -> None:
+        """Every container is gone and the agent ends once this is answered."""
+        for container in self._containers:
+            await container.remove()
+            self._containers.forget(container)
+        if self._sandbox.pause is not None:
+            self._sandbox.pause.send_signal(signal.SIGKILL)
+        self._oom_events.end()
+        os.sync()
+        self._on_destroyed()
 
 
-async def destroy(agent: Agent, request: Message) -> None:
-    """Every container is gone and the agent ends once this is answered."""
-    for container in list(agent.sandbox.containers.values()):
-        await container.remove()
-    agent.sandbox.containers.clear()
-    pause = agent.sandbox.pidns_pid
-    if pause is not None and agent.children.is_running(pause):
-        os.kill(pause, 9)
-    os.sync()
-    agent.wants_shutdown = True
-
-
-async def _load_module(agent: Agent, module: Message) -> None:
-    if not module.name or module.name.startswith("-"):
-        raise InvalidArgument(f"load kernel module {module.name!r}: no module name")
-    program = find_program("modprobe")
-    if program is None:
-        raise Internal(f"load kernel module {module.name!r}: the guest has no modprobe")
-    ended = await agent.children.run([program, "--", module.name, *module.parameters], timeout_s=_MODPROBE_TIMEOUT_S)
-    if ended.code != 0:
-        cause = ended.stderr.decode("utf-8", "replace").strip() or f"modprobe exited {ended.code}"
-        raise Internal(f"load kernel module {module.name!r}: {cause}")
-
-
-def _make_namespaces(agent: Agent) -> None:
-    """The UTS and IPC namespaces that containers share are this process's own, which in a guest nobody else has.
-
-    Nothing of the agent depends on them, so further ones would only cost: the guest is the pod's.
-    """
-    if os.getpid() != 1:
-        from guest.agent.storage import syscalls
-
-        syscalls.unshare(syscalls.CLONE_NEWUTS | syscalls.CLONE_NEWIPC)
-    if agent.sandbox.hostname:
-        _socket.sethostname(agent.sandbox.hostname)
-
-
-def find_hooks(folder: str) -> dict[str, list[Message]]:
+def find_hooks(folder: str) -> dict[str, list[Hook]]:
     """Executable regular files in `folder`/prestart, poststart and poststop, as hooks, in order of their names."""
-    hooks: dict[str, list[Message]] = {}
+    hooks: dict[str, list[Hook]] = {}
     for kind in _HOOK_KINDS:
         try:
             names = sorted(os.listdir(f"{folder}/{kind}"))
@@ -103,32 +132,23 @@ def find_hooks(folder: str) -> dict[str, list[Message]]:
             path = f"{folder}/{kind}/{name}"
             mode = os.lstat(path).st_mode
             if stat.S_ISREG(mode) and mode & 0o111:
-                hooks.setdefault(kind, []).append(Message("Hook", Path=path, Args=[name, kind]))
+                hooks.setdefault(kind, []).append(Hook(Path=path, Args=[name, kind]))
     return hooks
 
 
-def _set_dns(lines: list[str]) -> None:
+def _set_dns(lines: Iterable[str]) -> None:
     """The guest's resolv.conf has these lines; containers get theirs by mounts."""
-    if not lines or not os.path.isfile(_GUEST_RESOLV_CONF):
+    text = "".join(f"{line.strip()}\n" for line in lines)
+    if not text or not os.path.isfile(_GUEST_RESOLV_CONF):
         return
-    from guest.agent.storage import mounts
-
     os.makedirs(os.path.dirname(_RESOLV_CONF), exist_ok=True)
     with open(_RESOLV_CONF, "w", encoding="utf-8") as file:
-        file.write("\n".join(line.strip() for line in lines) + "\n")
+        file.write(text)
     mounts.mount(_RESOLV_CONF, os.path.realpath(_GUEST_RESOLV_CONF), "bind", [])
 
 
 def _loopback_up() -> None:
-    from fcntl import ioctl
-    from struct import pack, unpack_from
-
-    get_flags, set_flags, is_up = 0x8913, 0x8914, 1
-    probe = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)
-    try:
-        request = ioctl(probe.fileno(), get_flags, pack("16sH22x", b"lo", 0))
-        (flags,) = unpack_from("H", request, 16)
-        if not flags & is_up:
-            ioctl(probe.fileno(), set_flags, pack("16sH22x", b"lo", flags | is_up))
-    finally:
-        probe.close()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        (flags,) = unpack_from("H", ioctl(probe, _SIOCGIFFLAGS, pack("16sH22x", b"lo", 0)), 16)
+        if not flags & _IFF_UP:
+            ioctl(probe, _SIOCSIFFLAGS, pack("16sH22x", b"lo", flags | _IFF_UP))

@@ -2,106 +2,99 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
-from guest.agent import log
+from protos.agent import agent_pb2 as pb
+
+from guest.agent import mounts
+from guest.agent.children import Children, find_program
 from guest.agent.errors import Internal, InvalidArgument, NotFound, os_cause
-from guest.agent.runtime.children import find_program
-from guest.agent.wire.codec import Message
+from guest.agent.storage.block import disk_bytes, disk_of, rescan
+from guest.agent.storage.copy_file import SHARED, copy_file
+from guest.agent.storage.hotplug import Hotplug
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+log = logging.getLogger(__name__)
 
-_BYTES, _INODES = 1, 2
 _RESIZE_TIMEOUT_S = 60.0
-_SHARED = "/run/kata-containers/shared/containers"
 
 
-async def update_ephemeral_mounts(agent: Agent, request: Message) -> None:
-    """Each tmpfs has the options now given, for example another size. InvalidArgument for other drivers."""
-    from guest.agent.storage import mounts
+class VolumeCalls:
+    def __init__(self, *, hotplug: Hotplug, children: Children) -> None:
+        self._hotplug = hotplug
+        self._children = children
 
-    for storage in request.storages:
-        if storage.driver != "ephemeral":
-            raise InvalidArgument(f"update mount {storage.mount_point!r}: driver {storage.driver!r} is not 'ephemeral'")
-        options = [word for word in storage.options if not word.startswith("fsgid=")]
-        if not options:
-            continue
-        os.makedirs(storage.mount_point, exist_ok=True)
-        if (
-            mounts.mount_types().get(os.path.normpath(storage.mount_point)) == storage.fstype
-            and "remount" not in options
-        ):
-            options.append("remount")
-        mounts.mount(storage.source or "tmpfs", storage.mount_point, storage.fstype or "tmpfs", options)
+    async def update_ephemeral_mounts(self, request: pb.UpdateEphemeralMountsRequest) -> None:
+        """Each tmpfs has the options now given, for example another size. InvalidArgument for other drivers."""
+        for storage in request.storages:
+            target = storage.mount_point
+            if storage.driver != "ephemeral":
+                raise InvalidArgument(f"update mount {target!r}: driver {storage.driver!r} is not 'ephemeral'")
+            options = [word for word in storage.options if not word.startswith("fsgid=")]
+            if not options:
+                continue
+            os.makedirs(target, exist_ok=True)
+            is_mounted = mounts.mount_types().get(os.path.normpath(target)) == storage.fstype
+            if is_mounted and "remount" not in options:
+                options.append("remount")
+            mounts.mount(storage.source or "tmpfs", target, storage.fstype or "tmpfs", options)
 
+    async def remove_stale_share_mounts(self, request: pb.RemoveStaleVirtiofsShareMountsRequest) -> None:
+        """Every mount below the share was looked at, which makes virtiofsd drop those that are gone on the host."""
+        for path in mounts.mount_types():
+            if path == SHARED or path.startswith(SHARED + "/"):
+                try:
+                    os.stat(path)
+                except OSError as error:
+                    log.info("stale share mount", extra={"path": path, "error": error})
 
-async def remove_stale_share_mounts(agent: Agent, request: Message) -> None:
-    """Every mount below the share was looked at, which makes virtiofsd drop those that are gone on the host."""
-    from guest.agent.storage import mounts
+    async def copy_file(self, request: pb.CopyFileRequest) -> None:
+        copy_file(request)
 
-    for path in mounts.mount_types():
-        if path == _SHARED or path.startswith(_SHARED + "/"):
-            try:
-                os.stat(path)
-            except OSError as error:
-                log.info("stale share mount", path=path, error=error)
+    async def stats(self, request: pb.VolumeStatsRequest) -> pb.VolumeStatsResponse:
+        """Bytes and inodes of the file system at the path."""
+        path = request.volume_guest_path
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise NotFound(f"stat volume {path!r}: {os_cause(error)}") from error
+        total, available, used = found.f_blocks, found.f_bavail, found.f_blocks - found.f_bfree
+        block = found.f_frsize
+        usage = pb.VolumeUsage(
+            total=total * block, available=available * block, used=used * block, unit=pb.VolumeUsage.BYTES
+        )
+        inodes = pb.VolumeUsage(
+            total=found.f_files, available=found.f_ffree, used=found.f_files - found.f_ffree, unit=pb.VolumeUsage.INODES
+        )
+        condition = pb.VolumeCondition(abnormal=False, message="OK")
+        return pb.VolumeStatsResponse(usage=[usage, inodes], volume_condition=condition)
 
+    async def resize(self, request: pb.ResizeVolumeRequest) -> None:
+        """The mounted ext2/3/4 file system at the path has grown to `size` bytes (0: its whole device), which the host
+        has grown before.
+        """
+        path = os.path.normpath(request.volume_guest_path)
+        device, fstype = _mounted_device(path)
+        if fstype not in ("ext2", "ext3", "ext4"):
+            raise InvalidArgument(f"resize volume {path!r}: {fstype} file systems cannot be resized here")
+        program = find_program("resize2fs")
+        if program is None:
+            raise Internal(f"resize volume {path!r}: the guest has no resize2fs")
+        await self._wait_until_grown(device, request.size)
+        size = [f"{request.size // 1024}K"] if request.size else []
+        ended = await self._children.run([program, "-f", device, *size], timeout_s=_RESIZE_TIMEOUT_S)
+        if ended.code != 0:
+            raise Internal(f"resize volume {path!r}: {ended.complaint}")
 
-async def copy_file(agent: Agent, request: Message) -> None:
-    from guest.agent.storage.files import copy_file as copy
+    async def _wait_until_grown(self, device: str, size: int) -> None:
+        """The kernel knows the disk to be `size` bytes or more. The host's news of it may still be under way."""
+        folder = disk_of(device)
 
-    copy(request)
+        def look() -> str | None:
+            rescan(folder)
+            return device if disk_bytes(folder) >= size else None
 
-
-async def stats(agent: Agent, request: Message) -> Message:
-    """Bytes and inodes of the file system at the path."""
-    path = request.volume_guest_path
-    try:
-        found = os.statvfs(path)
-    except OSError as error:
-        raise NotFound(f"stat volume {path!r}: {os_cause(error)}") from error
-    total, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    used = (found.f_blocks - found.f_bfree) * found.f_frsize
-    usage = Message("VolumeUsage", total=total, available=free, used=used, unit=_BYTES)
-    inodes = Message(
-        "VolumeUsage", total=found.f_files, available=found.f_ffree, used=found.f_files - found.f_ffree, unit=_INODES
-    )
-    condition = Message("VolumeCondition", abnormal=False, message="OK")
-    return Message("VolumeStatsResponse", usage=[usage, inodes], volume_condition=condition)
-
-
-async def resize(agent: Agent, request: Message) -> None:
-    """The mounted ext2/3/4 file system at the path has grown to `size` bytes (0: its whole device), which the host has
-    grown before.
-    """
-    path = os.path.normpath(request.volume_guest_path)
-    device, fstype = _mounted_device(path)
-    if fstype not in ("ext2", "ext3", "ext4"):
-        raise InvalidArgument(f"resize volume {path!r}: {fstype} file systems cannot be resized here")
-    program = find_program("resize2fs")
-    if program is None:
-        raise Internal(f"resize volume {path!r}: the guest has no resize2fs")
-    await _has_grown(agent, device, request.size)
-    size = [f"{request.size // 1024}K"] if request.size else []
-    ended = await agent.children.run([program, "-f", device, *size], timeout_s=_RESIZE_TIMEOUT_S)
-    if ended.code != 0:
-        raise Internal(f"resize volume {path!r}: {ended.stderr.decode('utf-8', 'replace').strip()}")
-
-
-async def _has_grown(agent: Agent, device: str, size: int) -> None:
-    """The kernel knows the disk to be `size` bytes or more. The host's news of it may still be under way."""
-    from guest.agent.storage.block import disk_bytes, disk_of, rescan
-    from guest.agent.storage.uevent import wait_for
-
-    folder = disk_of(device)
-
-    def look() -> str | None:
-        rescan(folder)
-        return device if disk_bytes(folder) >= size else None
-
-    await wait_for(agent, f"disk {device!r} of {size} bytes", look)
+        await self._hotplug.wait_for(f"disk {device!r} of {size} bytes", look)
 
 
 def _mounted_device(path: str) -> tuple[str, str]:

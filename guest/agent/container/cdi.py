@@ -6,50 +6,65 @@ without the device is an error at once. Both as kata-agent does.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from protos.agent.oci_pb2 import Spec
 from pyshim.cdi.annotations import parse_annotations
 from pyshim.cdi.cache import Cache
 from pyshim.cdi.errors import CdiError, InvalidName, UnresolvedDevices
 from pyshim.cdi.inject import inject
 from pyshim.cdi.names import check_kind
+from pyshim.cdi.spec import ContainerEdits
 
-from guest.agent import log
-from guest.agent.container.device_names import VISIBLE_DEVICES, visible
+from guest.agent.container.spec import Json
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from pyshim.cdi.spec import ContainerEdits
-
-    from guest.agent.agent import Agent
-    from guest.agent.container.spec import Json
-    from guest.agent.wire.codec import Message
+log = logging.getLogger(__name__)
 
 DIRECTORIES = ("/etc/cdi", "/run/cdi", "/var/run/cdi")
 """kata-agent's `/var/run/cdi`, which need not be a link to `/run`, and what an image brings along."""
+ANNOTATION_PREFIX = "cdi.k8s.io/"
+VISIBLE_DEVICES = "VISIBLE_CDI_DEVICES"
+_KIND_OF_CONTAINER = "io.katacontainers.pkg.oci.container_type"
 _LOOK_AGAIN_S = 0.25
 
 
-async def wait_for_edits(agent: Agent, cid: str, spec: Message) -> ContainerEdits:
-    """What the devices asked for do to the container, once their specs are there.
+class NamedDevices:
+    """What containers ask for by name. `timeout_s` is how long the spec of a kind is waited for."""
 
-    DeadlineExceeded after the CDI timeout and FailedPrecondition for an unknown device name all that are missing.
-    """
-    doing = f"give devices to container {cid!r}"
-    try:
-        named = parse_annotations(spec.Annotations)[1]
-        asked = parse_visible(visible(agent, spec))
-    except InvalidName as error:
-        raise InvalidArgument(f"{doing}: {error}") from error
-    cache = Cache(DIRECTORIES)
-    loop = agent.loop
-    expired = False
+    def __init__(self, *, timeout_s: float, reads_environment: bool) -> None:
+        """With `reads_environment` a container may choose by the variable VISIBLE_CDI_DEVICES."""
+        self._timeout_s = timeout_s
+        self._reads_environment = reads_environment
 
-    def on_time() -> None:
-        nonlocal expired
-        expired = True
+    def are_asked_for(self, spec: Spec) -> bool:
+        """Whether a container of `spec` is to get devices by name. The pause container of a pod never is."""
+        if spec.Annotations.get(_KIND_OF_CONTAINER) == "pod_sandbox":
+            return False
+        return any(key.startswith(ANNOTATION_PREFIX) for key in spec.Annotations) or bool(self._visible(spec))
 
-    timer = loop.call_later(agent.settings.cdi_timeout_s, on_time)
-    try:
+    def _visible(self, spec: Spec) -> str:
+        """The container's own choice of devices, where the sandbox allows it one."""
+        words = spec.Process.Env if self._reads_environment else ()
+        chosen = [word.partition("=")[2] for word in words if word.partition("=")[0] == VISIBLE_DEVICES]
+        return chosen[-1] if chosen else ""
+
+    async def wait_for_edits(self, cid: str, spec: Spec) -> ContainerEdits:
+        """What the devices asked for do to the container, once their specs are there.
+
+        DeadlineExceeded after the timeout and FailedPrecondition for an unknown device name all that are missing.
+        """
+        doing = f"give devices to container {cid!r}"
+        try:
+            named = parse_annotations(spec.Annotations)[1]
+            asked = parse_visible(self._visible(spec))
+        except InvalidName as error:
+            raise InvalidArgument(f"{doing}: {error}") from error
+        cache = Cache(DIRECTORIES)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout_s
         while True:
             try:
                 names = [*named, *expanded(asked, cache)]
@@ -58,18 +73,15 @@ async def wait_for_edits(agent: Agent, cid: str, spec: Message) -> ContainerEdit
                 known = [name for name in error.devices if name.partition("=")[0] in cache.kinds()]
                 if known:
                     raise FailedPrecondition(f"{doing}: {error}") from error
-                if expired:
-                    limit = f"after {agent.settings.cdi_timeout_s:g} s"
-                    raise DeadlineExceeded(f"{doing}: {error}, {limit}") from error
+                if clock() >= deadline:
+                    raise DeadlineExceeded(f"{doing}: {error}, after {self._timeout_s:g} s") from error
             else:
-                log.info("devices resolved", container=cid, devices=",".join(names))
+                log.info("devices resolved", extra={"container": cid, "devices": ",".join(names)})
                 return edits
-            await loop.sleep(_LOOK_AGAIN_S)
-    finally:
-        timer.cancel()
+            await asyncio.sleep(_LOOK_AGAIN_S)
 
 
-def apply(config: Json, edits: ContainerEdits, cid: str, *, limits_devices: bool) -> None:
+def apply_edits(config: Json, edits: ContainerEdits, cid: str, *, limits_devices: bool) -> None:
     """config.json has the edits; device rules only where they can be enforced."""
     try:
         inject(config, edits)
@@ -91,7 +103,7 @@ def parse_visible(text: str) -> list[tuple[str, tuple[str, ...]]]:
     return entries
 
 
-def expanded(entries: list[tuple[str, tuple[str, ...]]], cache: Cache) -> list[str]:
+def expanded(entries: Iterable[tuple[str, tuple[str, ...]]], cache: Cache) -> list[str]:
     """Device names; `all` is the kind's device of that name, or every device of the kind."""
     names = []
     for kind, indices in entries:

@@ -6,10 +6,9 @@ have it.
 
 from __future__ import annotations
 
-import os
+from protos.agent import agent_pb2 as pb
 
-from guest.agent.text_files import read_text
-from guest.agent.wire.codec import Message
+from guest.agent.files import names_in, read_text
 
 _NO_LIMIT = (1 << 64) - 1
 
@@ -33,15 +32,12 @@ def flat_keyed(path: str) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def cgroup_stats(folder: str) -> Message:
+def cgroup_stats(folder: str) -> pb.CgroupStats:
     """CgroupStats of the cgroup at `folder`."""
-    return Message(
-        "CgroupStats",
+    return pb.CgroupStats(
         cpu_stats=_cpu(folder),
         memory_stats=_memory(folder),
-        pids_stats=Message(
-            "PidsStats", current=number(f"{folder}/pids.current"), limit=_limit(number(f"{folder}/pids.max"))
-        ),
+        pids_stats=pb.PidsStats(current=number(f"{folder}/pids.current"), limit=_limit(number(f"{folder}/pids.max"))),
         blkio_stats=_block_io(folder),
         hugetlb_stats=_hugetlb(folder),
     )
@@ -51,18 +47,15 @@ def _limit(value: int) -> int:
     return 0 if value == _NO_LIMIT else value
 
 
-def _cpu(folder: str) -> Message:
+def _cpu(folder: str) -> pb.CpuStats:
     stat = flat_keyed(f"{folder}/cpu.stat")
-    return Message(
-        "CpuStats",
-        cpu_usage=Message(
-            "CpuUsage",
+    return pb.CpuStats(
+        cpu_usage=pb.CpuUsage(
             total_usage=stat.get("usage_usec", 0) * 1000,
             usage_in_kernelmode=stat.get("system_usec", 0) * 1000,
             usage_in_usermode=stat.get("user_usec", 0) * 1000,
         ),
-        throttling_data=Message(
-            "ThrottlingData",
+        throttling_data=pb.ThrottlingData(
             periods=stat.get("nr_periods", 0),
             throttled_periods=stat.get("nr_throttled", 0),
             throttled_time=stat.get("throttled_usec", 0) * 1000,
@@ -70,26 +63,24 @@ def _cpu(folder: str) -> Message:
     )
 
 
-def _memory(folder: str) -> Message:
+def _memory(folder: str) -> pb.MemoryStats:
     stat = flat_keyed(f"{folder}/memory.stat")
     events = flat_keyed(f"{folder}/memory.events")
     usage = number(f"{folder}/memory.current")
     limit = number(f"{folder}/memory.max")
     swap = number(f"{folder}/memory.swap.current")
     swap_limit = number(f"{folder}/memory.swap.max")
-    return Message(
-        "MemoryStats",
+    return pb.MemoryStats(
         cache=stat.get("file", 0),
-        usage=Message(
-            "MemoryData",
+        usage=pb.MemoryData(
             usage=usage,
             max_usage=number(f"{folder}/memory.peak"),
             failcnt=events.get("max", 0),
             limit=limit,
         ),
         # v1 readers expect memory and swap together here.
-        swap_usage=Message(
-            "MemoryData", usage=usage + swap, limit=min(limit + swap_limit, _NO_LIMIT), failcnt=events.get("max", 0)
+        swap_usage=pb.MemoryData(
+            usage=usage + swap, limit=min(limit + swap_limit, _NO_LIMIT), failcnt=events.get("max", 0)
         ),
         use_hierarchy=True,
         stats=stat,
@@ -104,8 +95,8 @@ _IO_KEYS = (
 )
 
 
-def _block_io(folder: str) -> Message:
-    stats = Message("BlkioStats")
+def _block_io(folder: str) -> pb.BlkioStats:
+    stats = pb.BlkioStats()
     for line in _read(f"{folder}/io.stat").splitlines():
         device, _, rest = line.partition(" ")
         major, _, minor = device.partition(":")
@@ -115,20 +106,16 @@ def _block_io(folder: str) -> Message:
         for field, key, operation in _IO_KEYS:
             value = values.get(key, "")
             if value.isdigit():
-                entry = Message("BlkioStatsEntry", major=int(major), minor=int(minor), op=operation, value=int(value))
+                entry = pb.BlkioStatsEntry(major=int(major), minor=int(minor), op=operation, value=int(value))
                 getattr(stats, field).append(entry)
     return stats
 
 
-def _hugetlb(folder: str) -> dict[str, Message]:
+def _hugetlb(folder: str) -> dict[str, pb.HugetlbStats]:
     stats = {}
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return {}
-    for name in names:
+    for name in names_in(folder):
         if name.startswith("hugetlb.") and name.endswith(".current") and ".rsvd." not in name:
             size = name[len("hugetlb.") : -len(".current")]
             events = flat_keyed(f"{folder}/hugetlb.{size}.events")
-            stats[size] = Message("HugetlbStats", usage=number(f"{folder}/{name}"), failcnt=events.get("max", 0))
+            stats[size] = pb.HugetlbStats(usage=number(f"{folder}/{name}"), failcnt=events.get("max", 0))
     return stats

@@ -1,163 +1,141 @@
-"""One container: from the bundle on disk to the last of its processes.
+"""One container, from crun's creation of it to the last of its processes, and all containers of the sandbox.
 
-Theory of operation. `create` writes the bundle and runs `crun create`; init then waits inside crun until `start`.
-Whatever crun leaves behind is this process's child, so its end is seen by `Children`. One lock per container orders
-what changes it; signals, waits and streams need no lock. A failed `create` leaves nothing.
+Theory of operation. `Containers.create` writes the bundle and runs `crun create`; init then waits inside crun until
+`start`. Whatever crun leaves behind is this process's child, so its end is seen by `Children`. One lock per container
+orders what changes it; signals, waits and streams need no lock. A failed `create` leaves nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 
-from guest.agent import log
-from guest.agent.container.crun import Crun, remove_file
+from protos.agent import oci_pb2
+
+from guest.agent.children import Children
+from guest.agent.container.crun import Crun, CrunStdio
 from guest.agent.container.process import Process, Stdio
+from guest.agent.container.spec import Json, oci_process
 from guest.agent.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound
-from guest.agent.runtime.loop import Lock
-from guest.agent.runtime.signals import SIGKILL, SIGTERM
-from guest.agent.text_files import read_text
-from guest.agent.wire.jsontext import dumps
+from guest.agent.files import read_text, remove_file, write_text
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-    from guest.agent.container.spec import Json
-    from guest.agent.wire.codec import Message
+log = logging.getLogger(__name__)
 
 CONTAINERS = "/run/kata-containers"
 _CGROUP_ROOT = "/sys/fs/cgroup"
+# A liveness probe every few seconds for months must not grow the table.
 _MAX_FINISHED_EXECS = 256
 
 
-class Container:
-    """A container known to crun. `cgroup` is its directory, "" when the guest has no cgroup v2."""
+class Launcher:
+    """Starts processes by crun and adopts them."""
 
-    def __init__(self, agent: Agent, crun: Crun, cid: str, spec: Message) -> None:
-        self._agent = agent
+    def __init__(self, *, children: Children, crun: Crun, pipe_size: int) -> None:
+        """`pipe_size` is that of each stdio pipe in bytes, 0 for the kernel's default."""
+        self._children = children
         self._crun = crun
+        self._pipe_size = pipe_size
+
+    async def launch(
+        self, exec_id: str, *, terminal: bool, pid_file: str, run: Callable[[CrunStdio], Awaitable[None]]
+    ) -> Process:
+        """`run` has crun leave a process behind, whose number is then in `pid_file`; that process with its streams."""
+        stdio = Stdio(terminal=terminal, console_path=self._crun.scratch("tty"), pipe_size=self._pipe_size)
+        try:
+            with self._children.expecting() as adopt:
+                await run(stdio.for_crun)
+                return stdio.attach(exec_id, adopt(int(read_text(pid_file))))
+        finally:
+            stdio.close()
+
+
+class Container:
+    """A container that crun has created. `cgroup` is its directory, "" when the guest has no cgroup v2.
+
+    `pci_addresses` has the guest's address of each PCI function passed through to it, by the host's.
+    """
+
+    def __init__(
+        self,
+        cid: str,
+        spec: oci_pb2.Spec,
+        init: Process,
+        *,
+        cgroup: str,
+        has_poststart: bool,
+        pci_addresses: Mapping[str, str],
+        crun: Crun,
+        launcher: Launcher,
+    ) -> None:
         self.cid = cid
         self.spec = spec
-        self.bundle = f"{CONTAINERS}/{cid}"
-        self.cgroup = ""
-        self.is_started = False
-        self._has_poststart = False
-        self.pci_addresses: dict[str, str] = {}
-        """Host -> guest address of the functions passed through to it."""
-        self.lock = Lock(agent.loop)
-        self.processes: dict[str, Process] = {}
-        self.init = Process(agent.loop, "", has_terminal=spec.Process.Terminal)
-
-    def rewrite_env(self, process: Message) -> None:
-        """Variables that name the host's PCI functions name the guest's. InvalidArgument for one that is not here."""
-        if any(text.startswith("PCIDEVICE_") for text in process.Env):
-            from guest.agent.storage.passthrough import rewrite_env
-
-            process._values["Env"] = rewrite_env(process.Env, self.pci_addresses)
+        self.init = init
+        self.cgroup = cgroup
+        self.pci_addresses = pci_addresses
+        self.processes: dict[str, Process] = {"": init}
+        self._has_poststart = has_poststart
+        self._is_started = False
+        self._crun = crun
+        self._launcher = launcher
+        self._lock = asyncio.Lock()
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    async def create(self, config: Json) -> None:
-        """crun has made the container from `config` and its init waits to be started."""
-        _remove_empty_cgroup(config["linux"]["cgroupsPath"])
-        write_file(f"{self.bundle}/config.json", dumps(config))
-        self._has_poststart = bool(config.get("hooks", {}).get("poststart"))
-        stdio = self._stdio(self.init)
-
-        async def run(pid_file: str) -> None:
-            await self._crun.create(self.cid, self.bundle, pid_file, stdio.console, stdio.child_fds)
-
-        try:
-            await self._launch(self.init, stdio, run, f"{self.bundle}/crun.pid")
-        except BaseException:
-            await self._crun.delete(self.cid)
-            raise
-        self.processes[""] = self.init
-        if self._crun.has_cgroups:
-            self.cgroup = _CGROUP_ROOT + config["linux"]["cgroupsPath"]
-
     async def start(self) -> None:
         """Init has been told to become the container's program."""
-        await self.lock.acquire()
-        try:
-            if self.is_started:
+        async with self._lock:
+            if self._is_started:
                 raise FailedPrecondition(f"start container {self.cid!r}: already started")
-            if self.init.exited.done:
+            if self.init.has_exited:
                 raise FailedPrecondition(f"start container {self.cid!r}: init has already exited")
             await self._crun.start(self.cid, tells_hooks=self._has_poststart)
-            self.is_started = True
-        finally:
-            self.lock.release()
+            self._is_started = True
 
-    async def execute(self, exec_id: str, process: Message, spec: Json) -> None:
+    async def execute(self, exec_id: str, process: oci_pb2.Process) -> None:
         """A further process runs in the container. AlreadyExists when the id is taken by one that is not finished."""
-        await self.lock.acquire()
-        try:
+        async with self._lock:
             old = self.init if exec_id == self.cid else self.processes.get(exec_id)
-            if old is self.init or (old is not None and not old.exited.done):
+            if old is self.init or (old is not None and not old.has_exited):
                 raise AlreadyExists(f"exec {exec_id!r} in container {self.cid!r}: the id is in use")
-            if self.init.exited.done:
+            if self.init.has_exited:
                 raise FailedPrecondition(f"exec {exec_id!r} in container {self.cid!r}: the container has exited")
-            await self._execute(Process(self._agent.loop, exec_id, has_terminal=process.Terminal), spec)
-        finally:
-            self.lock.release()
-
-    async def _execute(self, process: Process, spec: Json) -> None:
-        process_file, pid_file = self._crun.scratch("process"), self._crun.scratch("pid")
-        write_file(process_file, dumps(spec))
-        stdio = self._stdio(process)
-
-        async def run(pid_file: str) -> None:
-            await self._crun.execute(self.cid, process_file, pid_file, stdio.console, stdio.child_fds)
-
-        try:
-            await self._launch(process, stdio, run, pid_file)
-        finally:
-            remove_file(process_file)
-            remove_file(pid_file)
-        self._forget_finished()
-        old = self.processes.pop(process.exec_id, None)
-        if old is not None:
-            old.close()
-        self.processes[process.exec_id] = process
-
-    def _stdio(self, process: Process) -> Stdio:
-        console_path = self._crun.scratch("tty")
-        pipe_size = self._agent.settings.container_pipe_size
-        return Stdio(self._agent.loop, terminal=process.has_terminal, console_path=console_path, pipe_size=pipe_size)
-
-    async def _launch(self, process: Process, stdio: Stdio, run: object, pid_file: str) -> None:
-        """`run` has crun leave a process behind, whose number is in `pid_file` and which becomes `process`."""
-        children = self._agent.children
-        children.expect()
-        try:
-            await run(pid_file)  # type: ignore[operator]
-            pid = int(read_text(pid_file))
-            stdio.attach(process)
-            process.started(pid, children.adopt(pid))
-        finally:
-            children.expected()
-            stdio.abandon()
+            process_file, pid_file = self._crun.scratch("process"), self._crun.scratch("pid")
+            write_json(process_file, oci_process(process))
+            try:
+                started = await self._launcher.launch(
+                    exec_id,
+                    terminal=process.Terminal,
+                    pid_file=pid_file,
+                    run=lambda stdio: self._crun.execute(self.cid, process_file, pid_file, stdio),
+                )
+            finally:
+                remove_file(process_file)
+                remove_file(pid_file)
+            self._forget_finished()
+            if old is not None:
+                old.close()
+            self.processes[exec_id] = started
 
     def _forget_finished(self) -> None:
-        # A liveness probe every few seconds for months must not grow the table.
         finished = [key for key, process in self.processes.items() if key and process.is_finished()]
         for key in finished[: max(0, len(finished) - _MAX_FINISHED_EXECS)]:
             self.processes.pop(key).close()
 
     async def remove(self) -> None:
         """The container, its processes and its cgroup are gone; streams are at their end. The bundle is still there."""
-        await self.lock.acquire()
-        try:
+        async with self._lock:
             self.kill_all()
             await self._crun.delete(self.cid)
-            # crun killed them, but their ends arrive here: nobody may see a removed container without an exit code.
+            # crun killed them, but their ends arrive here: a removed container has the exit code of every process.
             for process in self.processes.values():
-                if self._agent.children.is_running(process.pid):
-                    await process.exited
+                await process.child.wait()
             for process in self.processes.values():
                 process.close()
-        finally:
-            self.lock.release()
 
     # -- processes -------------------------------------------------------------------------------------------------
 
@@ -181,66 +159,124 @@ class Container:
         if not 0 < number <= 64:
             raise InvalidArgument(f"signal container {self.cid!r}: no signal {number}")
         process = self.process(exec_id)
-        if not exec_id and number == SIGKILL:
+        if not exec_id and number == signal.SIGKILL:
             self.kill_all()
             return
-        if process is self.init and number == SIGTERM and not _takes_signal(process.pid, number):
-            number = SIGKILL
+        if process is self.init and number == signal.SIGTERM and not _takes_signal(process.pid, number):
+            number = signal.SIGKILL
         self._kill(process, number)
 
     def kill_all(self) -> None:
         """SIGKILL is on its way to every process of the container, forks in progress included."""
         if self.cgroup:
             try:
-                write_file(f"{self.cgroup}/cgroup.kill", "1")
+                write_text(f"{self.cgroup}/cgroup.kill", "1")
             except OSError as error:
-                log.debug("no cgroup.kill", container=self.cid, error=error)
+                log.debug("no cgroup.kill", extra={"container": self.cid, "error": error})
         for process in self.processes.values():
-            self._kill(process, SIGKILL)
+            self._kill(process, signal.SIGKILL)
 
     def _kill(self, process: Process, number: int) -> None:
-        if self._agent.children.is_running(process.pid):
-            try:
-                os.kill(process.pid, number)
-            except ProcessLookupError:
-                pass
-            except OSError as error:
-                raise Internal(f"signal process {process.pid} of container {self.cid!r}: {error}") from error
+        try:
+            process.child.send_signal(number)
+        except ProcessLookupError:
+            pass
+        except OSError as error:
+            raise Internal(f"signal process {process.pid} of container {self.cid!r}: {error}") from error
 
     # -- resources -------------------------------------------------------------------------------------------------
 
     async def pause(self) -> None:
-        await self._locked(self._crun.pause(self.cid))
+        async with self._lock:
+            await self._crun.pause(self.cid)
 
     async def resume(self) -> None:
-        await self._locked(self._crun.resume(self.cid))
+        async with self._lock:
+            await self._crun.resume(self.cid)
 
     async def update(self, resources: Json) -> None:
         """The container's cgroup has these limits; limits not named stay."""
         path = self._crun.scratch("resources")
-        write_file(path, dumps(resources))
+        write_json(path, resources)
         try:
-            await self._locked(self._crun.update(self.cid, path))
+            async with self._lock:
+                await self._crun.update(self.cid, path)
         finally:
             remove_file(path)
 
-    async def _locked(self, action: object) -> None:
-        await self.lock.acquire()
+
+class Containers:
+    """The sandbox's containers by id, in the order of their creation."""
+
+    def __init__(self, *, crun: Crun, launcher: Launcher) -> None:
+        self._crun = crun
+        self._launcher = launcher
+        self._known: dict[str, Container] = {}
+        self._in_creation: set[str] = set()
+
+    def __iter__(self) -> Iterator[Container]:
+        return iter(tuple(self._known.values()))
+
+    def find(self, cid: str) -> Container:
+        """The container of that id. NotFound names it."""
+        container = self._known.get(cid)
+        if container is None:
+            raise NotFound(f"container {cid[:80]!r}: no such container")
+        return container
+
+    @contextmanager
+    def reserved(self, cid: str) -> Iterator[None]:
+        """No other container gets this id while the block runs. AlreadyExists when there is one of it."""
+        if cid in self._known or cid in self._in_creation:
+            raise AlreadyExists(f"create container {cid!r}: it exists")
+        self._in_creation.add(cid)
         try:
-            await action  # type: ignore[misc]
+            yield
         finally:
-            self.lock.release()
+            self._in_creation.discard(cid)
+
+    async def create(
+        self, cid: str, spec: oci_pb2.Spec, config: Json, *, pci_addresses: Mapping[str, str]
+    ) -> Container:
+        """crun has made the container from `config` (its config.json) and its init waits to be started."""
+        bundle, cgroup = f"{CONTAINERS}/{cid}", config["linux"]["cgroupsPath"]
+        pid_file = f"{bundle}/crun.pid"
+        _remove_empty_cgroup(cgroup)
+        write_json(f"{bundle}/config.json", config)
+        try:
+            init = await self._launcher.launch(
+                "",
+                terminal=spec.Process.Terminal,
+                pid_file=pid_file,
+                run=lambda stdio: self._crun.create(cid, bundle, pid_file, stdio),
+            )
+        except BaseException:
+            await self._crun.delete(cid)
+            raise
+        container = Container(
+            cid,
+            spec,
+            init,
+            cgroup=_CGROUP_ROOT + cgroup if self._crun.has_cgroups else "",
+            has_poststart=bool(config.get("hooks", {}).get("poststart")),
+            pci_addresses=pci_addresses,
+            crun=self._crun,
+            launcher=self._launcher,
+        )
+        self._known[cid] = container
+        return container
+
+    def forget(self, container: Container) -> None:
+        """The container was removed."""
+        self._known.pop(container.cid, None)
 
 
-def write_file(path: str, text: str) -> None:
-    """The file holds `text`, in one write(2), readable by its owner only if it is new."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        data = memoryview(text.encode("utf-8", "surrogateescape"))
-        while data:
-            data = data[os.write(fd, data) :]
-    finally:
-        os.close(fd)
+def write_json(path: str, value: Json) -> None:
+    """The file holds `value`; only its owner reads it if it is new."""
+    with open(
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="ascii"
+    ) as file:
+        json.dump(value, file)
 
 
 def _remove_empty_cgroup(path: str) -> None:
@@ -248,18 +284,15 @@ def _remove_empty_cgroup(path: str) -> None:
 
     Seen on Linux 6.18: crun's child is killed at birth in a cgroup that once had `cgroup.kill` written.
     """
-    try:
+    with suppress(OSError):  # not there, or in use
         os.rmdir(_CGROUP_ROOT + path)
-    except OSError:
-        pass  # not there, or in use
 
 
 def _takes_signal(pid: int, number: int) -> bool:
     """Whether the process blocks, ignores or handles the signal. Source: proc(5), SigBlk, SigIgn, SigCgt."""
     try:
-        for line in read_text(f"/proc/{pid}/status").split("\n"):
-            if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")) and int(line[7:], 16) >> (number - 1) & 1:
-                return True
+        lines = read_text(f"/proc/{pid}/status").splitlines()
     except (FileNotFoundError, ProcessLookupError):
-        pass
-    return False
+        return False
+    masks = [int(line[7:], 16) for line in lines if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)

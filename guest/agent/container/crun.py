@@ -3,65 +3,79 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
+from typing import NamedTuple
 
+from guest.agent import syscalls
+from guest.agent.children import Children, find_program
 from guest.agent.errors import Internal
-from guest.agent.runtime.children import find_program
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.runtime.children import Children
-    from guest.agent.runtime.loop import Promise
+from guest.agent.files import remove_file
 
 RUN_DIR = "/run/pyshim-agent"
+# Of crun's own words in an error.
 _MAX_ERROR_BYTES = 4096
 _CGROUP_ROOT = "/sys/fs/cgroup"
+# Source: linux/capability.h.
+_CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 
 
 class CrunFailed(Internal):
     """crun ended with an error; the text is crun's own."""
 
 
-class Crun:
-    """One per agent. Makes the agent a subreaper, because what crun starts must become its child.
-
-    With `fixed_addresses` every start of it has the same addresses, which an emulator has translated code for. What it
-    starts must not: crun sets the personality that a container's config.json names, of init and of execs.
+class CrunStdio(NamedTuple):
+    """What a process gets from crun: three descriptors (-1: /dev/null), or a terminal whose master crun sends to the
+    socket at the path `console`.
     """
 
-    def __init__(self, children: Children, *, fixed_addresses: bool = False) -> None:
+    fds: tuple[int, int, int] = (-1, -1, -1)
+    console: str | None = None
+
+    @property
+    def options(self) -> list[str]:
+        return [] if self.console is None else [f"--console-socket={self.console}"]
+
+
+_NO_STDIO = CrunStdio()
+
+
+class Crun:
+    """One per agent, which must be process 1 or a subreaper: what crun starts has to become its child."""
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self._serial = 0
+
+    @cached_property
+    def has_cgroups(self) -> bool:
+        """Whether the guest has cgroup v2, which crun and the agent use alone."""
+        return os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers")
+
+    @cached_property
+    def limits_devices(self) -> bool:
+        """Whether device rules can be enforced. On cgroup v2 they are a BPF program, for which crun raises a limit."""
+        return self.has_cgroups and all(map(syscalls.has_capability, (_CAP_SYS_ADMIN, _CAP_SYS_RESOURCE)))
+
+    @cached_property
+    def _base(self) -> list[str]:
         program = find_program("crun")
         if program is None:
             raise Internal("run crun: no executable of that name")
-        if os.getpid() != 1:
-            from guest.agent.storage import syscalls
+        return [program, f"--root={RUN_DIR}/crun", f"--cgroup-manager={'cgroupfs' if self.has_cgroups else 'disabled'}"]
 
-            syscalls.become_subreaper()
-        os.makedirs(f"{RUN_DIR}/crun", mode=0o700, exist_ok=True)
-        has_cgroup2 = os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers")
-        self.has_cgroups = has_cgroup2
-        self._children = children
-        self.fixed_addresses = fixed_addresses
-        self._serial = 0
-        self._base = [
-            program,
-            f"--root={RUN_DIR}/crun",
-            f"--cgroup-manager={'cgroupfs' if has_cgroup2 else 'disabled'}",
-        ]
-        self.limits_devices = has_cgroup2 and _may_load_bpf()
-        self._create_options = ["--no-pivot"] if _root_is_initramfs() else []
+    @cached_property
+    def _create_options(self) -> list[str]:
+        return ["--no-pivot"] if _root_is_initramfs() else []
 
     def scratch(self, suffix: str) -> str:
         """A path that no other call uses; the caller removes the file."""
+        os.makedirs(RUN_DIR, mode=0o700, exist_ok=True)
         self._serial += 1
         return f"{RUN_DIR}/{self._serial}.{suffix}"
 
-    async def create(
-        self, cid: str, bundle: str, pid_file: str, console: str | None, stdio: tuple[int, int, int]
-    ) -> None:
+    async def create(self, cid: str, bundle: str, pid_file: str, stdio: CrunStdio) -> None:
         """The container waits to be started; what crun said meanwhile stays in its bundle."""
-        options = [f"--bundle={bundle}", f"--pid-file={pid_file}", *self._create_options]
-        if console is not None:
-            options.append(f"--console-socket={console}")
+        options = [f"--bundle={bundle}", f"--pid-file={pid_file}", *self._create_options, *stdio.options]
         doing = f"create container {cid!r}"
         await self._run("create", [*options, "--", cid], doing, stdio, log_file=f"{bundle}/crun.log")
 
@@ -70,18 +84,15 @@ class Crun:
         if tells_hooks or not _let_go(f"{RUN_DIR}/crun/{cid}/exec.fifo"):
             await self._run("start", ["--", cid], f"start container {cid!r}")
 
-    async def execute(
-        self, cid: str, process_file: str, pid_file: str, console: str | None, stdio: tuple[int, int, int]
-    ) -> None:
-        options = ["--detach", f"--process={process_file}", f"--pid-file={pid_file}"]
-        if console is not None:
-            options.append(f"--console-socket={console}")
+    async def execute(self, cid: str, process_file: str, pid_file: str, stdio: CrunStdio) -> None:
+        """The process of `process_file` runs in the container."""
+        options = ["--detach", f"--process={process_file}", f"--pid-file={pid_file}", *stdio.options]
         await self._run("exec", [*options, "--", cid], f"exec in container {cid!r}", stdio)
 
     async def delete(self, cid: str) -> None:
         """The container is gone, its processes killed; nothing happens when crun does not know it."""
         if os.path.exists(f"{RUN_DIR}/crun/{cid}"):
-            # It tells hooks the container's state, and a hook may end without having read it.
+            # It writes the container's state to hooks, and a hook may end without having read it.
             arguments = ["--force", "--", cid]
             await self._run("delete", arguments, f"remove container {cid!r}", outlives_readers=True)
 
@@ -99,7 +110,7 @@ class Crun:
         command: str,
         arguments: list[str],
         doing: str,
-        stdio: tuple[int, int, int] = (-1, -1, -1),
+        stdio: CrunStdio = _NO_STDIO,
         *,
         outlives_readers: bool = False,
         log_file: str = "",
@@ -108,16 +119,12 @@ class Crun:
         keeps_log = bool(log_file)
         log_file = log_file or self.scratch("log")
         argv = [*self._base, f"--log=file:{log_file}", command, *arguments]
+        stdin, stdout, stderr = stdio.fds
         try:
-            ended: Promise = self._children.spawn(
-                argv,
-                stdin=stdio[0],
-                stdout=stdio[1],
-                stderr=stdio[2],
-                outlives_readers=outlives_readers,
-                fixed_addresses=self.fixed_addresses,
+            child = self._children.spawn(
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, outlives_readers=outlives_readers
             )
-            code = await ended
+            code = await child.wait()
             if code != 0:
                 raise CrunFailed(f"{doing}: {_complaint(log_file) or f'crun {command} exited {code}'}")
         finally:
@@ -125,16 +132,8 @@ class Crun:
                 remove_file(log_file)
 
 
-def remove_file(path: str) -> None:
-    """`path` is gone."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        pass
-
-
 def _let_go(fifo: str) -> bool:
-    """What `crun start` comes to when there are no hooks to run, without the start of a program that it takes.
+    """What `crun start` comes to when there are no hooks to run, without the start of a program.
 
     Init reads the FIFO; crun takes a container whose FIFO is there for one that is not started. False when this cannot
     be done, so that crun is asked and says why. Source: crun's src/libcrun/status.c, for years the same.
@@ -168,11 +167,3 @@ def _root_is_initramfs() -> bool:
     with open("/proc/self/mounts", encoding="utf-8", errors="replace") as file:
         types = [line.split(" ")[2] for line in file if line.split(" ")[1:2] == ["/"]]
     return bool(types) and types[-1] == "rootfs"
-
-
-def _may_load_bpf() -> bool:
-    """Whether device rules can be enforced: on cgroup v2 they are a BPF program, for which crun also raises a limit."""
-    from guest.agent.storage import syscalls
-
-    sys_admin, sys_resource = 21, 24
-    return syscalls.has_capability(sys_admin) and syscalls.has_capability(sys_resource)

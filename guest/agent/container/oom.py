@@ -1,45 +1,73 @@
-"""Noticing the OOM killer: `memory.events` of a container's cgroup changes and can be polled."""
+"""The OOM killer's work: noticed by `memory.events` of a container's cgroup, handed out as OOM events."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-    from guest.agent.container.container import Container
+from guest.agent.container.container import Container
+from guest.agent.errors import Unavailable
+from guest.agent.streams import News
+
+# The oldest events go first when no shim asks.
+_MAX_EVENTS = 100
 
 
-def watch_oom(agent: Agent, container: Container) -> None:
-    """Each time the OOM killer takes processes of the container gives one OOM event, until init ends.
+class OomEvents:
+    """Ids of containers that lost a process to the OOM killer."""
 
-    Source: kernel Documentation/admin-guide/cgroup-v2.rst, memory.events: a change generates a file modified event.
-    """
-    try:
-        fd = os.open(f"{container.cgroup}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return  # the memory controller is off
-    seen = _oom_kills(fd)
+    def __init__(self) -> None:
+        self._events: list[str] = []
+        self._news = asyncio.Event()
+        self._is_over = False
 
-    def look(_events: int = 0) -> None:
-        nonlocal seen
-        if fd >= 0:
+    async def next(self) -> str:
+        """The oldest event that no earlier call got, once there is one. Unavailable when the sandbox ends."""
+        while not self._events:
+            if self._is_over:
+                raise Unavailable("get OOM event: the sandbox is destroyed")
+            self._news.clear()
+            await self._news.wait()
+        return self._events.pop(0)
+
+    def add(self, container_id: str) -> None:
+        self._events.append(container_id)
+        del self._events[:-_MAX_EVENTS]
+        self._news.set()
+
+    def end(self) -> None:
+        """Calls that wait for an event end."""
+        self._is_over = True
+        self._news.set()
+
+    def watch(self, container: Container) -> None:
+        """Each time the OOM killer takes processes of the container gives one event, until init ends.
+
+        Source: kernel Documentation/admin-guide/cgroup-v2.rst, memory.events: a change generates a file modified event.
+        """
+        try:
+            fd = os.open(f"{container.cgroup}/memory.events", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # the memory controller is off
+        seen = _oom_kills(fd)
+
+        def look() -> None:
+            nonlocal seen
             now = _oom_kills(fd)
-            for _ in range(min(now - seen, 1)):
-                agent.oom_events.add(container.cid)
+            if now > seen:
+                self.add(container.cid)
             seen = now
 
-    def end() -> None:
-        nonlocal fd
-        look()  # the kill that ended init may not have been noticed yet
-        agent.loop.unwatch(fd)
-        os.close(fd)
-        fd = -1
+        # Kernel files report a change as POLLPRI and POLLERR until read again.
+        news = News(fd, select.EPOLLPRI, look)
 
-    # Kernel files report a change as POLLPRI and POLLERR until read again: edge-triggered, once per change.
-    agent.loop.watch(fd, select.EPOLLPRI | select.EPOLLET, look)
-    container.init.exited.when_done(end)
+        def end(_code: int) -> None:
+            look()  # the kill that ended init may not have been noticed yet
+            news.close()
+            os.close(fd)
+
+        container.init.child.when_ended(end)
 
 
 def _oom_kills(fd: int) -> int:

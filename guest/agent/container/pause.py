@@ -5,43 +5,38 @@ else.
 from __future__ import annotations
 
 import os
+import signal
 
+from guest.agent import syscalls
+from guest.agent.children import Child, Children
 from guest.agent.errors import Internal
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
 
+def start_pause(children: Children) -> Child:
+    """A new pause process. It is killed with the agent's own pid namespace, or when the sandbox is destroyed.
 
-def start_pause(agent: Agent) -> int:
-    """The pid of a new pause process, seen from here. It is killed with the agent's own pid namespace, or by
-    DestroySandbox's end.
+    unshare(2) makes a pid namespace for the caller's children, and the agent's other children belong in its own: so a
+    first child unshares and forks the pause process, which becomes the agent's when that child ends.
     """
-    from guest.agent.storage import syscalls
-
-    agent.crun  # noqa: B018  (makes the agent a subreaper: the pause process must become its child)
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    agent.children.expect()
-    try:
-        middle = os.fork()
-        if middle == 0:
-            _middle(write_end, syscalls.unshare, syscalls.CLONE_NEWPID)
-        os.close(write_end)
-        text = os.read(read_end, 32)
+    read_end, write_end = os.pipe()
+    with children.expecting() as adopt:
+        try:
+            middle = os.fork()
+            if middle == 0:
+                _middle(write_end)
+            os.close(write_end)
+            text = os.read(read_end, 32)
+        finally:
+            os.close(read_end)
         if not text.isdigit():
             raise Internal(f"start pause process: {text.decode('utf-8', 'replace') or 'it ended'}")
-        pid = int(text)
-        agent.children.adopt(pid)
-        return pid
-    finally:
-        os.close(read_end)
-        agent.children.expected()
+        return adopt(int(text))
 
 
-def _middle(write_end: int, unshare: object, flag: int) -> None:
+def _middle(write_end: int) -> None:
     """In the first child: makes the namespace, forks its PID 1, reports its pid, ends."""
     try:
-        unshare(flag)  # type: ignore[operator]
+        syscalls.unshare(syscalls.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             _pause()
@@ -53,11 +48,14 @@ def _middle(write_end: int, unshare: object, flag: int) -> None:
 
 
 def _pause() -> None:
-    from guest.agent.runtime.signals import block_and_wait_for_children
-
     try:
+        signal.set_wakeup_fd(-1)  # the agent's loop is not this process's
         os.closerange(3, 65536)
-        block_and_wait_for_children(_reap)
+        # Blocked before the first look, so that no end falls between looking and waiting.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+        while True:
+            _reap()
+            signal.sigwait([signal.SIGCHLD])
     finally:
         os._exit(1)
 

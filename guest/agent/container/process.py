@@ -1,147 +1,140 @@
-"""One process of a container: its pid, its stdio, its latched end."""
+"""One process of a container: its streams, its terminal, its end."""
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import logging
 import os
+import socket
+import termios
+from struct import pack
 
-from guest.agent import log
+from guest.agent.children import Child
+from guest.agent.container.crun import CrunStdio
 from guest.agent.errors import Internal
-from guest.agent.runtime.loop import Loop, Promise
-from guest.agent.runtime.streams import Sink, Source
+from guest.agent.files import remove_file
+from guest.agent.streams import Sink, Source
 
-# A process that ended and was waited for keeps unread output this long, for a reader that is late.
+log = logging.getLogger(__name__)
+
+# Seconds. A process that ended and was waited for keeps unread output this long, for a reader that is late.
 _KEEP_OUTPUT_S = 30.0
+# crun is done when the terminal's master is received: it has been sent already.
+_RECEIVE_S = 5.0
 
 
 class Process:
-    """`exec_id` is "" for init. `exited` holds the exit code (128 + signal when killed), for any number of waiters, for
-    ever.
+    """A process that crun has left behind. `exec_id` is "" for init, `stderr` None with a terminal.
+
+    `terminal` is the master's fd, -1 without one.
     """
 
-    def __init__(self, loop: Loop, exec_id: str, *, has_terminal: bool) -> None:
-        self._loop = loop
+    def __init__(
+        self, exec_id: str, child: Child, *, stdin: Sink, stdout: Source, stderr: Source | None, terminal: int = -1
+    ) -> None:
         self.exec_id = exec_id
-        self.has_terminal = has_terminal
-        self.pid = 0
-        self.exited = Promise(loop)
-        self.stdin: Sink | None = None
-        self.stdout: Source | None = None
-        self.stderr: Source | None = None
-        self.terminal_fd = -1
+        self.child = child
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
+        self._terminal = terminal
+        child.when_ended(self._ended)
 
-    def started(self, pid: int, exit: Promise) -> None:
-        """The process runs as `pid`; `exit` is its reaped end."""
-        self.pid = pid
+    @property
+    def pid(self) -> int:
+        return self.child.pid
 
-        def ended() -> None:
-            log.info("process exited", exec=self.exec_id or "init", pid=pid, code=exit.value)
-            for source in (self.stdout, self.stderr):
-                if source is not None:
-                    source.process_exited()
-            self.exited.resolve(exit.value)
+    @property
+    def has_exited(self) -> bool:
+        return not self.child.is_running
 
-        exit.when_done(ended)
+    @property
+    def has_terminal(self) -> bool:
+        return self._terminal >= 0
 
-    def set_terminal(self, master: int) -> None:
-        """The process's stdio is the terminal with this master fd, which is now owned here."""
-        self.terminal_fd = master
-        self.stdin = Sink(self._loop, os.dup(master))
-        self.stdout = Source(self._loop, os.dup(master))
+    def _ended(self, code: int) -> None:
+        log.info("process exited", extra={"exec": self.exec_id or "init", "pid": self.pid, "code": code})
+        for source in (self.stdout, self.stderr):
+            if source is not None:
+                source.process_exited()
 
-    def was_waited_for(self) -> None:
-        """Output nobody reads is thrown away in a while."""
-        self._loop.call_later(_KEEP_OUTPUT_S, self.close)
+    async def wait(self) -> int:
+        """The exit code (128 + signal when killed), to everyone who asks. Output nobody reads is then thrown away in a
+        while.
+        """
+        code = await self.child.wait()
+        asyncio.get_running_loop().call_later(_KEEP_OUTPUT_S, self.close)
+        return code
 
     def is_finished(self) -> bool:
         """Whether it ended and all its output was read or thrown away."""
-        return self.exited.done and all(source is None or source.at_end for source in (self.stdout, self.stderr))
+        return self.has_exited and all(source is None or source.at_end for source in (self.stdout, self.stderr))
+
+    def resize_terminal(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, pack("HHHH", rows, columns, 0, 0))
 
     def close(self) -> None:
         """Every stream is closed; readers see the end. Idempotent."""
         for stream in (self.stdin, self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
-        if self.terminal_fd >= 0:
-            os.close(self.terminal_fd)
-            self.terminal_fd = -1
+        if self._terminal >= 0:
+            os.close(self._terminal)
+            self._terminal = -1
 
 
 class Stdio:
-    """The fds crun is started with, and the promise that they become a `Process`'s streams.
+    """Both ends of a process's streams while crun starts it: `for_crun`, and what `attach` makes a `Process` of."""
 
-    Use as: `stdio = Stdio(...)`, run crun with `stdio.child_fds` and `stdio.console`, then `attach` or `abandon`.
-    """
-
-    def __init__(self, loop: Loop, *, terminal: bool, console_path: str, pipe_size: int) -> None:
-        self._loop = loop
-        self._parent_fds: list[int] = []
-        self._listener = None
-        self.child_fds = (-1, -1, -1)
-        self.console: str | None = None
+    def __init__(self, *, terminal: bool, console_path: str, pipe_size: int) -> None:
+        """`pipe_size` in bytes, 0 for the kernel's default."""
+        self._listener: socket.socket | None = None
+        self._ours: tuple[int, ...] = ()
         if terminal:
-            import _socket
-
-            self._listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(console_path)
             self._listener.listen(1)
             self._listener.setblocking(False)
-            self.console = console_path
+            self.for_crun = CrunStdio(console=console_path)
             return
-        in_read, in_write = os.pipe2(os.O_CLOEXEC)
-        out_read, out_write = os.pipe2(os.O_CLOEXEC)
-        err_read, err_write = os.pipe2(os.O_CLOEXEC)
-        self._parent_fds = [in_write, out_read, err_read]
-        self.child_fds = (in_read, out_write, err_write)
-        if pipe_size:
-            import fcntl
+        in_read, in_write = os.pipe()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        self._ours = (in_write, out_read, err_read)
+        self.for_crun = CrunStdio(fds=(in_read, out_write, err_write))
+        for fd in self._ours if pipe_size else ():
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, pipe_size)
+            except OSError as error:
+                log.warning("pipe size refused", extra={"bytes": pipe_size, "error": error})
 
-            for fd in self._parent_fds:
-                try:
-                    fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, pipe_size)
-                except OSError as error:
-                    log.warning("pipe size refused", bytes=pipe_size, error=error)
-
-    def attach(self, process: Process) -> None:
-        """crun is done and left the process running: the process has its streams, the child's fds are closed."""
+    def attach(self, exec_id: str, child: Child) -> Process:
+        """The process that crun left behind, with its streams, which are the process's to close."""
         if self._listener is not None:
-            process.set_terminal(self._receive_master())
-        else:
-            in_write, out_read, err_read = self._parent_fds
-            self._parent_fds = []
-            process.stdin = Sink(self._loop, in_write)
-            process.stdout = Source(self._loop, out_read)
-            process.stderr = Source(self._loop, err_read)
-        self.abandon()
+            master = _receive_master(self._listener)
+            stdin, stdout = Sink(os.dup(master)), Source(os.dup(master))
+            return Process(exec_id, child, stdin=stdin, stdout=stdout, stderr=None, terminal=master)
+        (in_write, out_read, err_read), self._ours = self._ours, ()
+        return Process(exec_id, child, stdin=Sink(in_write), stdout=Source(out_read), stderr=Source(err_read))
 
-    def _receive_master(self) -> int:
-        import _socket
-
-        assert self._listener is not None
-        try:
-            fd, _address = self._listener._accept()  # type: ignore[attr-defined]
-        except BlockingIOError:
-            raise Internal("receive terminal: crun did not connect to its console socket") from None
-        connection = _socket.socket(fileno=fd)
-        try:
-            connection.settimeout(5.0)
-            _data, ancillary, _flags, _address = connection.recvmsg(
-                4096, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC
-            )
-        finally:
-            connection.close()
-        for level, kind, payload in ancillary:
-            if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS) and len(payload) >= 4:
-                return int.from_bytes(payload[:4], "little")
-        raise Internal("receive terminal: crun sent no file descriptor")
-
-    def abandon(self) -> None:
-        """Every fd still owned here is closed."""
-        for fd in (*self._parent_fds, *(fd for fd in self.child_fds if fd >= 0)):
+    def close(self) -> None:
+        """Every fd still owned here is closed, crun's ends among them."""
+        for fd in (*self._ours, *(fd for fd in self.for_crun.fds if fd >= 0)):
             os.close(fd)
-        self._parent_fds, self.child_fds = [], (-1, -1, -1)
         if self._listener is not None:
             self._listener.close()
-            self._listener = None
-            if self.console is not None:
-                os.unlink(self.console)
-                self.console = None
+            remove_file(self.for_crun.console or "")
+
+
+def _receive_master(listener: socket.socket) -> int:
+    try:
+        connection, _address = listener.accept()
+    except BlockingIOError:
+        raise Internal("receive terminal: crun did not connect to its console socket") from None
+    with connection:
+        connection.settimeout(_RECEIVE_S)
+        _data, fds, _flags, _address = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        raise Internal("receive terminal: crun sent no file descriptor")
+    return fds[0]

@@ -6,16 +6,17 @@ zero means "not given" wherever the runtime spec has an optional value.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from protos.agent import oci_pb2 as pb
+
 from guest.agent.errors import InvalidArgument
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+Json: TypeAlias = dict[str, Any]
 
-    from guest.agent.wire.codec import Message
-
-    Json = dict[str, Any]
-
+# What the guest's crun knows, whatever the caller's spec says: crun 1.8 (Debian 12) refuses 1.2.0, which containerd 2.0
+# sends, and all later ones. What this agent writes has been in the specification since 1.0.2.
 OCI_VERSION = "1.0.2"
 _MAX_ID_BYTES = 1024
 _NAMESPACES_OF_THE_POD = ("network", "uts", "ipc")
@@ -34,10 +35,10 @@ def check_id(value: str, what: str) -> str:
     return value
 
 
-def check_spec(spec: Message, cid: str) -> None:
+def check_spec(spec: pb.Spec, cid: str) -> None:
     """InvalidArgument names what a container cannot do without."""
     for field, inside in (("Process", "process"), ("Root", "root"), ("Linux", "linux")):
-        if not spec.has(field):
+        if not spec.HasField(field):
             raise InvalidArgument(f"create container {cid!r}: spec has no {inside}")
     if not spec.Root.Path.startswith("/"):
         raise InvalidArgument(f"create container {cid!r}: root path {spec.Root.Path!r} is not absolute")
@@ -52,7 +53,7 @@ def check_spec(spec: Message, cid: str) -> None:
             )
 
 
-def check_process(process: Message, doing: str) -> None:
+def check_process(process: pb.Process, doing: str) -> None:
     if not process.Args:
         raise InvalidArgument(f"{doing}: process has no args")
     for name, words in (("args", process.Args), ("env", process.Env), ("cwd", [process.Cwd])):
@@ -61,15 +62,14 @@ def check_process(process: Message, doing: str) -> None:
 
 
 def oci_config(
-    spec: Message,
+    spec: pb.Spec,
     *,
     rootfs: str,
     cgroup: str,
     pid_namespace: str,
-    hooks: dict[str, list[Message]],
+    hooks: Mapping[str, Iterable[pb.Hook]],
     online_cpus: str,
     limits_devices: bool,
-    sets_personality: bool = False,
 ) -> Json:
     """config.json of a container.
 
@@ -77,10 +77,9 @@ def oci_config(
     network, UTS and IPC namespace are crun's own. `hooks` are the guest's own, after the spec's. `online_cpus` limits
     the cpuset, if the spec has one, which the host may mean for its own CPUs. `limits_devices` says whether device
     rules can be enforced at all.
-    `sets_personality` gives the container's processes the ordinary one, whichever crun has.
     """
     config: Json = {
-        "ociVersion": spec.Version or OCI_VERSION,
+        "ociVersion": OCI_VERSION,
         "process": oci_process(spec.Process),
         "root": {"path": rootfs, "readonly": spec.Root.Readonly},
         "mounts": [_mount(mount) for mount in spec.Mounts],
@@ -91,35 +90,32 @@ def oci_config(
     resources = config["linux"]["resources"] = oci_resources(spec.Linux.Resources, online_cpus)
     if limits_devices:
         resources["devices"] = _device_rules(spec.Linux)
-    if sets_personality:
-        config["linux"]["personality"] = {"domain": "LINUX"}
     all_hooks = _hooks(spec.Hooks, hooks)
     if all_hooks:
         config["hooks"] = all_hooks
     return config
 
 
-def oci_process(process: Message) -> Json:
+def oci_process(process: pb.Process) -> Json:
     """The process object, of config.json and of `crun exec --process`."""
     user: Json = {"uid": process.User.UID, "gid": process.User.GID}
     if process.User.AdditionalGids:
-        user["additionalGids"] = process.User.AdditionalGids
+        user["additionalGids"] = list(process.User.AdditionalGids)
     out: Json = {
         "terminal": process.Terminal,
         "user": user,
-        "args": process.Args,
-        "env": process.Env,
+        "args": list(process.Args),
+        "env": list(process.Env),
         "cwd": process.Cwd or "/",
         "noNewPrivileges": process.NoNewPrivileges,
     }
     if process.ConsoleSize.Height and process.ConsoleSize.Width:
         out["consoleSize"] = {"height": process.ConsoleSize.Height, "width": process.ConsoleSize.Width}
-    if process.has("Capabilities"):
+    if process.HasField("Capabilities"):
         caps = process.Capabilities
         sets = (caps.Bounding, caps.Effective, caps.Inheritable, caps.Permitted, caps.Ambient)
-        out["capabilities"] = dict(
-            zip(("bounding", "effective", "inheritable", "permitted", "ambient"), sets, strict=True)
-        )
+        names = ("bounding", "effective", "inheritable", "permitted", "ambient")
+        out["capabilities"] = {name: list(found) for name, found in zip(names, sets, strict=True)}
     if process.Rlimits:
         out["rlimits"] = [{"type": limit.Type, "hard": limit.Hard, "soft": limit.Soft} for limit in process.Rlimits]
     if process.OOMScoreAdj:
@@ -148,8 +144,8 @@ def _slice_folders(slice_name: str) -> list[str]:
     return ["-".join(parts[: count + 1]) + ".slice" for count in range(len(parts))]
 
 
-def _mount(mount: Message) -> Json:
-    out: Json = {"destination": mount.destination, "options": mount.options}
+def _mount(mount: pb.Mount) -> Json:
+    out: Json = {"destination": mount.destination, "options": list(mount.options)}
     if mount.type:
         out["type"] = mount.type
     if mount.source:
@@ -157,28 +153,28 @@ def _mount(mount: Message) -> Json:
     return out
 
 
-def _hooks(hooks: Message, guest_hooks: dict[str, list[Message]]) -> Json:
+def _hooks(hooks: pb.Hooks, guest_hooks: Mapping[str, Iterable[pb.Hook]]) -> Json:
     out: Json = {}
     for kind in _HOOK_KINDS:
-        found = [*getattr(hooks, kind[0].upper() + kind[1:]), *guest_hooks.get(kind, [])]
+        found = [*getattr(hooks, kind[0].upper() + kind[1:]), *guest_hooks.get(kind, ())]
         if found:
             out[kind] = [_hook(hook) for hook in found]
     return out
 
 
-def _hook(hook: Message) -> Json:
-    out: Json = {"path": hook.Path, "args": hook.Args, "env": hook.Env}
+def _hook(hook: pb.Hook) -> Json:
+    out: Json = {"path": hook.Path, "args": list(hook.Args), "env": list(hook.Env)}
     if hook.Timeout:
         out["timeout"] = hook.Timeout
     return out
 
 
-def _linux(linux: Message, cgroup: str, pid_namespace: str) -> Json:
+def _linux(linux: pb.Linux, cgroup: str, pid_namespace: str) -> Json:
     out: Json = {
         "cgroupsPath": cgroup,
         "namespaces": _namespaces(linux, pid_namespace),
-        "maskedPaths": linux.MaskedPaths,
-        "readonlyPaths": linux.ReadonlyPaths,
+        "maskedPaths": list(linux.MaskedPaths),
+        "readonlyPaths": list(linux.ReadonlyPaths),
     }
     for key, mappings in (("uidMappings", linux.UIDMappings), ("gidMappings", linux.GIDMappings)):
         if mappings:
@@ -187,12 +183,12 @@ def _linux(linux: Message, cgroup: str, pid_namespace: str) -> Json:
         out["devices"] = [_device(device) for device in linux.Devices]
     if linux.RootfsPropagation:
         out["rootfsPropagation"] = linux.RootfsPropagation
-    if linux.has("Seccomp"):
+    if linux.HasField("Seccomp"):
         out["seccomp"] = _seccomp(linux.Seccomp)
     return out
 
 
-def _namespaces(linux: Message, pid_namespace: str) -> list[Json]:
+def _namespaces(linux: pb.Linux, pid_namespace: str) -> list[Json]:
     # The pod's network, hostname and IPC are the guest's own; its pid namespace is this agent's decision; host paths
     # mean nothing here.
     # A cgroup namespace of its own makes /sys/fs/cgroup show the container's limits, which the shim's trimming drops.
@@ -202,7 +198,7 @@ def _namespaces(linux: Message, pid_namespace: str) -> list[Json]:
     return out + [{"type": kind} for kind in others if kind not in ("mount", "pid", "cgroup")]
 
 
-def _device(device: Message) -> Json:
+def _device(device: pb.LinuxDevice) -> Json:
     return {
         "path": device.Path,
         "type": device.Type,
@@ -214,7 +210,7 @@ def _device(device: Message) -> Json:
     }
 
 
-def _device_rules(linux: Message) -> list[Json]:
+def _device_rules(linux: pb.Linux) -> list[Json]:
     """The spec's rules; without any, nothing but the spec's devices (crun itself adds /dev/null and its like)."""
     if linux.Resources.Devices:
         return [_device_rule(rule) for rule in linux.Resources.Devices]
@@ -226,7 +222,7 @@ def _device_rules(linux: Message) -> list[Json]:
     return rules
 
 
-def _device_rule(rule: Message) -> Json:
+def _device_rule(rule: pb.LinuxDeviceCgroup) -> Json:
     out: Json = {"allow": rule.Allow, "type": rule.Type or "a", "access": rule.Access or "rwm"}
     if out["type"] != "a":
         # A Go client writes "any" as -1, a missing number as 0; no device has major 0.
@@ -237,18 +233,18 @@ def _device_rule(rule: Message) -> Json:
     return out
 
 
-def _seccomp(seccomp: Message) -> Json:
+def _seccomp(seccomp: pb.LinuxSeccomp) -> Json:
     out: Json = {"defaultAction": seccomp.DefaultAction, "syscalls": [_syscall(rule) for rule in seccomp.Syscalls]}
     if seccomp.Architectures:
-        out["architectures"] = seccomp.Architectures
+        out["architectures"] = list(seccomp.Architectures)
     if seccomp.Flags:
-        out["flags"] = seccomp.Flags
+        out["flags"] = list(seccomp.Flags)
     return out
 
 
-def _syscall(rule: Message) -> Json:
-    out: Json = {"names": rule.Names, "action": rule.Action}
-    if rule.has("errnoret"):
+def _syscall(rule: pb.LinuxSyscall) -> Json:
+    out: Json = {"names": list(rule.Names), "action": rule.Action}
+    if rule.HasField("errnoret"):
         out["errnoRet"] = rule.errnoret
     if rule.Args:
         out["args"] = [
@@ -257,7 +253,7 @@ def _syscall(rule: Message) -> Json:
     return out
 
 
-def oci_resources(resources: Message, online_cpus: str) -> Json:
+def oci_resources(resources: pb.LinuxResources, online_cpus: str) -> Json:
     """Limits as cgroup v2 has them. What v2 has no file for (kernel memory, swappiness, realtime, network classes) is
     left out.
     """
@@ -286,7 +282,7 @@ def oci_resources(resources: Message, online_cpus: str) -> Json:
     return out
 
 
-def _cpu(cpu: Message, online_cpus: str) -> Json:
+def _cpu(cpu: pb.LinuxCPU, online_cpus: str) -> Json:
     out: Json = {}
     for key, value in (("shares", cpu.Shares), ("quota", cpu.Quota), ("period", cpu.Period)):
         if value:
@@ -300,7 +296,7 @@ def _cpu(cpu: Message, online_cpus: str) -> Json:
     return out
 
 
-def _block_io(block_io: Message) -> Json:
+def _block_io(block_io: pb.LinuxBlockIO) -> Json:
     out: Json = {}
     if block_io.Weight:
         out["weight"] = block_io.Weight

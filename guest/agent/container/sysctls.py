@@ -6,10 +6,10 @@ network is the guest's. Source: kernel Documentation/admin-guide/sysctl/.
 
 from __future__ import annotations
 
-import errno
-import os
+from collections.abc import Mapping
 
-from guest.agent.errors import InvalidArgument
+from guest.agent.errors import InvalidArgument, os_cause
+from guest.agent.files import write_text
 
 _ROOT = "/proc/sys"
 
@@ -26,22 +26,13 @@ def sysctl_path(name: str) -> str:
     return f"{_ROOT}/{name}"
 
 
-def apply_sysctls(settings: dict[str, str]) -> None:
+def apply_sysctls(settings: Mapping[str, str]) -> None:
     """Every setting has its value. InvalidArgument names the one that the kernel does not know or refuses."""
     paths = {name: sysctl_path(name) for name in settings}
     for name, path in paths.items():
-        _write(name, path, settings[name])
-
-
-def _write(name: str, path: str, value: str) -> None:
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            os.write(fd, value.encode("utf-8", "surrogateescape"))
-        finally:
-            os.close(fd)
-    except FileNotFoundError:
-        raise InvalidArgument(f"set sysctl {name!r}: this kernel has no such setting") from None
-    except OSError as error:
-        cause = f"{errno.errorcode.get(error.errno or 0, error.errno)} ({error.strerror})"
-        raise InvalidArgument(f"set sysctl {name!r} to {value[:80]!r}: {cause}") from None
+            write_text(path, settings[name])
+        except FileNotFoundError:
+            raise InvalidArgument(f"set sysctl {name!r}: this kernel has no such setting") from None
+        except OSError as error:
+            raise InvalidArgument(f"set sysctl {name!r} to {settings[name][:80]!r}: {os_cause(error)}") from None

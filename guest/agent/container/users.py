@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 
-from guest.agent.errors import InvalidArgument
+from protos.agent.agent_pb2 import StringUser
+from protos.agent.oci_pb2 import User
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.wire.codec import Message
+from guest.agent.errors import InvalidArgument
+from guest.agent.syscalls import open_beneath
 
 _MAX_FILE_BYTES = 4 << 20
 
 
-def apply_string_user(user: Message, wanted: Message, rootfs: str) -> None:
+def apply_string_user(user: User, wanted: StringUser, rootfs: str) -> None:
     """`user` (UID, GID, AdditionalGids) has the ids of the names or numbers in `wanted`; empty names change nothing.
 
     A user found in passwd without a wanted group gets its primary group. Symlinks in the root file system cannot lead
@@ -21,34 +21,29 @@ def apply_string_user(user: Message, wanted: Message, rootfs: str) -> None:
     """
     if not (wanted.uid or wanted.gid or wanted.additionalGids):
         return
-    from guest.agent.storage.syscalls import open_beneath
-
     root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        tables = [
-            _table(lambda name: open_beneath(root, name, os.O_RDONLY), name) for name in ("etc/passwd", "etc/group")
-        ]
+        passwd, group = _table(root, "etc/passwd"), _table(root, "etc/group")
     finally:
         os.close(root)
-    passwd, group = tables
-    values = dict(user._values)
+    found = User()
+    found.CopyFrom(user)
     if wanted.uid:
         entry = _find(passwd, wanted.uid)
         if entry is None and not wanted.uid.isdigit():
             raise InvalidArgument(f"user {wanted.uid!r}: not in the container's /etc/passwd")
-        values["UID"] = _id(entry[2] if entry else wanted.uid, "user")
+        found.UID = _id(entry[2] if entry else wanted.uid, "user")
         if entry and len(entry) > 3 and not wanted.gid:
-            values["GID"] = _id(entry[3], "group")
+            found.GID = _id(entry[3], "group")
     if wanted.gid:
-        values["GID"] = _group_id(group, wanted.gid)
-    if wanted.additionalGids:
-        values["AdditionalGids"] = [*user.AdditionalGids, *(_group_id(group, name) for name in wanted.additionalGids)]
-    user._values.update(values)
+        found.GID = _group_id(group, wanted.gid)
+    found.AdditionalGids.extend(_group_id(group, name) for name in wanted.additionalGids)
+    user.CopyFrom(found)
 
 
-def _table(open_file: object, name: str) -> list[list[str]]:
+def _table(root: int, name: str) -> list[list[str]]:
     try:
-        fd = open_file(name)  # type: ignore[operator]
+        fd = open_beneath(root, name, os.O_RDONLY)
     except OSError:
         return []  # an image without the file knows numbers only
     with os.fdopen(fd, "rb") as file:

@@ -1,22 +1,25 @@
 """The API's interfaces, routes and neighbours, put into the guest's kernel and read back.
 
-Rules are kata-agent's: an interface is found by its hardware address; it is renamed, and whoever had the name gets the
-old one; routes without a gateway come first, because gateways are reached through them.
+Rules are kata-agent's: an interface is found by its hardware address; it is renamed, and the one that had the name gets
+its old one; routes without a gateway come first, because gateways are reached through them.
 """
 
 from __future__ import annotations
 
-import _socket
-import os
+import logging
+import socket
+import sys
+from collections.abc import Iterable
 
-from guest.agent import log
+from protos.agent.types_pb2 import ARPNeighbor, Interface, IPAddress, IPFamily, Route
+
 from guest.agent.errors import Internal, InvalidArgument, NotFound, os_cause
+from guest.agent.files import names_in, read_text
 from guest.agent.net import netlink as nl
-from guest.agent.text_files import read_text
-from guest.agent.wire.codec import Message
 
-_V4, _V6 = 0, 1
-_MAX_NAME_BYTES = 15
+log = logging.getLogger(__name__)
+
+_MAX_NAME_BYTES = 15  # IFNAMSIZ with its terminating zero
 
 
 class Link:
@@ -29,7 +32,7 @@ class Link:
         found = nl.parse_attributes(data[nl.LINK.size :])
         self.name = found.get(nl.IFLA_IFNAME, b"").rstrip(b"\0").decode("utf-8", "replace")
         self.address = found.get(nl.IFLA_ADDRESS, b"")
-        self.mtu = int.from_bytes(found.get(nl.IFLA_MTU, b""), "little")
+        self.mtu = int.from_bytes(found.get(nl.IFLA_MTU, b""), sys.byteorder)
         info = nl.parse_attributes(found.get(nl.IFLA_LINKINFO, b""))
         self.kind = info.get(nl.IFLA_INFO_KIND, b"").rstrip(b"\0").decode("ascii", "replace")
 
@@ -63,18 +66,17 @@ def hardware_address(text: str) -> bytes:
 
 def packed_ip(text: str) -> tuple[int, bytes]:
     """(address family, address bytes) of an IPv4 or IPv6 address."""
-    for family in (nl.AF_INET6 if ":" in text else nl.AF_INET,):
-        try:
-            return family, _socket.inet_pton(family, text)
-        except OSError:
-            break
-    raise InvalidArgument(f"ip address {text[:80]!r}: neither IPv4 nor IPv6")
+    family = socket.AF_INET6 if ":" in text else socket.AF_INET
+    try:
+        return family, socket.inet_pton(family, text)
+    except (OSError, ValueError):
+        raise InvalidArgument(f"ip address {text[:80]!r}: neither IPv4 nor IPv6") from None
 
 
 def ip_text(data: bytes) -> str:
     if len(data) not in (4, 16):
         return ""
-    return _socket.inet_ntop(nl.AF_INET if len(data) == 4 else nl.AF_INET6, data)
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
 
 
 def network(text: str) -> tuple[int, bytes, int]:
@@ -106,10 +108,11 @@ def _has_ipv6() -> bool:
 # -- interfaces ----------------------------------------------------------------------------------------------------
 
 
-def update_interface(interface: Message, at: str = "") -> None:
+def update_interface(interface: Interface, at: str = "") -> None:
     """The interface has this name, MTU, hardware address, ARP flag and these addresses, and is up.
 
-    It is the one called `at` until now, which somebody has found by its place; else the one with the hardware address.
+    It is the one called `at` until now, which the caller found by its place; without `at`, the one with the hardware
+    address.
     """
     check_interface(interface)
     wanted = hardware_address(interface.hwAddr)
@@ -125,7 +128,7 @@ def update_interface(interface: Message, at: str = "") -> None:
             raise Internal(f"update interface {interface.name!r}: {os_cause(error)}") from error
 
 
-def check_interface(interface: Message) -> None:
+def check_interface(interface: Interface) -> None:
     if not interface.name or len(interface.name.encode()) > _MAX_NAME_BYTES or "/" in interface.name:
         raise InvalidArgument(f"interface name {interface.name[:80]!r}: want 1 to {_MAX_NAME_BYTES} bytes without '/'")
     if interface.mtu >> 31:
@@ -136,7 +139,7 @@ def check_interface(interface: Message) -> None:
         prefix_length(address.mask, len(data) * 8, f"{address.address}/{address.mask}")
 
 
-def name_of(interface: Message) -> str | None:
+def name_of(interface: Interface) -> str | None:
     """The present name of the link with the interface's hardware address or, failing that, name; None without one."""
     wanted = hardware_address(interface.hwAddr)
     with nl.Netlink() as netlink:
@@ -146,7 +149,7 @@ def name_of(interface: Message) -> str | None:
     return found[0] if found else None
 
 
-def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Message) -> Link:
+def _by_address(netlink: nl.Netlink, wanted: bytes, interface: Interface) -> Link:
     present = links(netlink)
     for link in present:
         if link.address == wanted:
@@ -181,14 +184,14 @@ def _name(name: str) -> bytes:
     return nl.attribute(nl.IFLA_IFNAME, name.encode() + b"\0")
 
 
-def _add_address(netlink: nl.Netlink, index: int, address: Message) -> None:
+def _add_address(netlink: nl.Netlink, index: int, address: IPAddress) -> None:
     family, data = packed_ip(address.address)
-    if family == nl.AF_INET6 and not _has_ipv6():
-        log.info("no IPv6 in this guest, address skipped", address=address.address)
+    if family == socket.AF_INET6 and not _has_ipv6():
+        log.info("no IPv6 in this guest, address skipped", extra={"address": address.address})
         return
     bits = prefix_length(address.mask, len(data) * 8, address.address)
-    # Whoever set it up on the host has looked for duplicates, and a container that starts now must be able to bind.
-    flags = nl.IFA_F_NODAD if family == nl.AF_INET6 else 0
+    # The host looked for duplicates when it set the address up, and a container that starts now must be able to bind.
+    flags = nl.IFA_F_NODAD if family == socket.AF_INET6 else 0
     body = (
         nl.ADDRESS.pack(family, bits, flags, 0, index)
         + nl.attribute(nl.IFA_LOCAL, data)
@@ -197,7 +200,7 @@ def _add_address(netlink: nl.Netlink, index: int, address: Message) -> None:
     netlink.request(nl.RTM_NEWADDR, nl.NLM_F_CREATE | nl.NLM_F_REPLACE, body)
 
 
-def _rename_and_raise(netlink: nl.Netlink, link: Link, interface: Message) -> None:
+def _rename_and_raise(netlink: nl.Netlink, link: Link, interface: Interface) -> None:
     other = None
     if link.name != interface.name:
         other = next((one for one in links(netlink) if one.name == interface.name), None)
@@ -214,20 +217,21 @@ def _rename_and_raise(netlink: nl.Netlink, link: Link, interface: Message) -> No
         _set_link(netlink, other.index, was_up, nl.IFF_UP, _name(link.name))
 
 
-def list_interfaces() -> list[Message]:
+def list_interfaces() -> list[Interface]:
     """Every interface of the guest with its addresses."""
     with nl.Netlink() as netlink:
         present = links(netlink)
-        addresses: dict[int, list[Message]] = {}
+        addresses: dict[int, list[IPAddress]] = {}
         for data in netlink.dump(nl.RTM_GETADDR, nl.ADDRESS.pack(0, 0, 0, 0, 0)):
             family, bits, _flags, _scope, index = nl.ADDRESS.unpack_from(data)
             found = nl.parse_attributes(data[nl.ADDRESS.size :])
             text = ip_text(found.get(nl.IFA_LOCAL) or found.get(nl.IFA_ADDRESS, b""))
-            entry = Message("IPAddress", family=_V6 if family == nl.AF_INET6 else _V4, address=text, mask=str(bits))
+            entry = IPAddress(
+                family=IPFamily.v6 if family == socket.AF_INET6 else IPFamily.v4, address=text, mask=str(bits)
+            )
             addresses.setdefault(index, []).append(entry)
     return [
-        Message(
-            "Interface",
+        Interface(
             name=link.name,
             mtu=link.mtu,
             hwAddr=link.address.hex(":"),
@@ -242,7 +246,7 @@ def list_interfaces() -> list[Message]:
 # -- routes --------------------------------------------------------------------------------------------------------
 
 
-def update_routes(routes: list[Message]) -> None:
+def update_routes(routes: Iterable[Route]) -> None:
     """The main table has each route, replacing one to the same destination."""
     with nl.Netlink() as netlink:
         for route in sorted(routes, key=lambda one: bool(one.gateway)):
@@ -254,10 +258,10 @@ def update_routes(routes: list[Message]) -> None:
                 raise Internal(f"add route {where!r}: {os_cause(error)}") from error
 
 
-def route_body(route: Message, index: int) -> bytes:
+def route_body(route: Route, index: int) -> bytes:
     """The rtmsg of a route through interface `index`."""
-    family = nl.AF_INET6 if route.family == _V6 else nl.AF_INET
-    size = 16 if family == nl.AF_INET6 else 4
+    family = socket.AF_INET6 if route.family == IPFamily.v6 else socket.AF_INET
+    size = 16 if family == socket.AF_INET6 else 4
     attributes = nl.number(nl.RTA_OIF, index)
     bits = 0
     if route.dest:
@@ -269,7 +273,7 @@ def route_body(route: Message, index: int) -> bytes:
         found, data, length = network(route.source)
         _same_family(family, found, route.source)
         # Only IPv6 routes by source; elsewhere, and for a plain address, it is the preferred source.
-        if "/" in route.source and family == nl.AF_INET6 and length:
+        if "/" in route.source and family == socket.AF_INET6 and length:
             source_bits = length
             attributes += nl.attribute(nl.RTA_SRC, data)
         else:
@@ -291,12 +295,12 @@ def _same_family(wanted: int, found: int, text: str) -> None:
         raise InvalidArgument(f"route: {text!r} is not of the route's address family")
 
 
-def list_routes() -> list[Message]:
+def list_routes() -> list[Route]:
     """The main table's unicast routes, but those the kernel made for itself in IPv6 link-local scope."""
     found = []
     with nl.Netlink() as netlink:
         names = {link.index: link.name for link in links(netlink)}
-        for family in (nl.AF_INET, nl.AF_INET6):
+        for family in (socket.AF_INET, socket.AF_INET6):
             for data in netlink.dump(nl.RTM_GETROUTE, nl.ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
                 route = _route(data, family, names)
                 if route is not None:
@@ -304,30 +308,29 @@ def list_routes() -> list[Message]:
     return found
 
 
-def _route(data: bytes, family: int, names: dict[int, str]) -> Message | None:
+def _route(data: bytes, family: int, names: dict[int, str]) -> Route | None:
     _family, bits, source_bits, _tos, table, _protocol, scope, kind, flags = nl.ROUTE.unpack_from(data)
     found = nl.parse_attributes(data[nl.ROUTE.size :])
     if table != nl.RT_TABLE_MAIN or kind != nl.RTN_UNICAST:
         return None
     metrics = nl.parse_attributes(found.get(nl.RTA_METRICS, b""))
     dest, source = ip_text(found.get(nl.RTA_DST, b"")), ip_text(found.get(nl.RTA_SRC, b""))
-    return Message(
-        "Route",
+    return Route(
         dest=f"{dest}/{bits}" if dest else "",
         gateway=ip_text(found.get(nl.RTA_GATEWAY, b"")),
-        device=names.get(int.from_bytes(found.get(nl.RTA_OIF, b""), "little"), ""),
+        device=names.get(int.from_bytes(found.get(nl.RTA_OIF, b""), sys.byteorder), ""),
         source=f"{source}/{source_bits}" if source else ip_text(found.get(nl.RTA_PREFSRC, b"")),
         scope=scope,
-        family=_V6 if family == nl.AF_INET6 else _V4,
+        family=IPFamily.v6 if family == socket.AF_INET6 else IPFamily.v4,
         flags=flags,
-        mtu=int.from_bytes(metrics.get(nl.RTAX_MTU, b""), "little"),
+        mtu=int.from_bytes(metrics.get(nl.RTAX_MTU, b""), sys.byteorder),
     )
 
 
 # -- neighbours ----------------------------------------------------------------------------------------------------
 
 
-def add_neighbours(neighbours: list[Message]) -> None:
+def add_neighbours(neighbours: Iterable[ARPNeighbor]) -> None:
     """Each neighbour is known, permanently unless it names another state."""
     with nl.Netlink() as netlink:
         for neighbour in neighbours:
@@ -338,7 +341,7 @@ def add_neighbours(neighbours: list[Message]) -> None:
                 raise Internal(f"add neighbour {neighbour.toIPAddress.address!r}: {os_cause(error)}") from error
 
 
-def neighbour_body(neighbour: Message, index: int) -> bytes:
+def neighbour_body(neighbour: ARPNeighbor, index: int) -> bytes:
     """The ndmsg of a neighbour on interface `index`."""
     family, data = packed_ip(neighbour.toIPAddress.address)
     state = neighbour.state & 0xFFFF or nl.NUD_PERMANENT
@@ -350,14 +353,7 @@ def neighbour_body(neighbour: Message, index: int) -> bytes:
 
 def interface_of(folder: str) -> str | None:
     """The interface of the PCI function with this sysfs folder; None while it has none."""
-    for root in [folder, *(f"{folder}/{name}" for name in _names(folder) if name.startswith("virtio"))]:
-        for name in _names(f"{root}/net"):
+    for root in [folder, *(f"{folder}/{name}" for name in names_in(folder) if name.startswith("virtio"))]:
+        for name in names_in(f"{root}/net"):
             return name
     return None
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []

@@ -5,13 +5,12 @@ Sources: rtnetlink(7), netlink(7), linux/rtnetlink.h, linux/if_link.h, linux/nei
 
 from __future__ import annotations
 
-import _socket
 import os
+import socket
+import sys
+from collections.abc import Iterator
 from struct import Struct
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import TypeAlias
 
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
 NLM_F_REPLACE, NLM_F_CREATE = 0x100, 0x400
@@ -31,7 +30,6 @@ NDA_DST, NDA_LLADDR = 1, 2
 IFF_UP, IFF_NOARP = 0x1, 0x80
 RT_TABLE_MAIN, RTPROT_BOOT, RTN_UNICAST = 254, 3, 1
 NUD_PERMANENT = 0x80
-AF_INET, AF_INET6 = 2, 10
 
 _HEADER = Struct("=IHHII")
 _ATTRIBUTE = Struct("=HH")
@@ -44,7 +42,7 @@ _BUFFER_BYTES = 1 << 18
 _TYPE_MASK = 0x3FFF
 _MAX_DUMPS = 5
 
-Attributes = dict[int, bytes]
+Attributes: TypeAlias = dict[int, bytes]
 
 
 def attribute(kind: int, value: bytes) -> bytes:
@@ -54,10 +52,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 def number(kind: int, value: int) -> bytes:
-    return attribute(kind, value.to_bytes(4, "little" if _LITTLE else "big"))
-
-
-_LITTLE = Struct("=H").pack(1) == b"\x01\x00"
+    return attribute(kind, value.to_bytes(4, sys.byteorder))
 
 
 def parse_attributes(data: bytes) -> Attributes:
@@ -93,7 +88,7 @@ class Netlink:
     """An open rtnetlink socket: `with Netlink() as netlink`. Errors are OSError with the kernel's errno."""
 
     def __init__(self) -> None:
-        self._socket = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW | _socket.SOCK_CLOEXEC, 0)
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
         self._serial = 0
 
     def __enter__(self) -> Netlink:

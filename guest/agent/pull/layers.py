@@ -12,12 +12,8 @@ import stat
 import tarfile
 import zlib
 
-from guest.agent.pull.source import PullError, Reference, Source, image_of
-from guest.agent.storage.files import remove_tree
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.pull.source import Blob, Layer
+from guest.agent.files import remove_tree
+from guest.agent.pull.source import Blob, Layer, PullError, Reference, Source, image_of
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _XATTR = "SCHILY.xattr."
@@ -43,7 +39,7 @@ def make_image(source: Source, name: str, images: str) -> str:
         try:
             os.rename(making, root)
         except OSError:
-            if not os.path.isdir(root):  # another puller of the same image may have been faster
+            if not os.path.isdir(root):  # another puller of the same image was faster
                 raise
     finally:
         remove_tree(making)
@@ -100,7 +96,9 @@ class _Gunzipped:
 
 
 def unpack(blob: Blob, layer: Layer, root: str) -> None:
-    """The layer's files are in `root`, on top of what was there. Raises PullError."""
+    """The layer's files are in `root`, on top of what was there. The caller's root and working directory stay what they
+    were. Raises PullError.
+    """
     kind = layer.media_type
     checked = _Checked(blob, layer)
     if kind.endswith((".tar+gzip", ".tar.gzip")):
@@ -110,6 +108,7 @@ def unpack(blob: Blob, layer: Layer, root: str) -> None:
     else:
         raise PullError(f"layer {layer.digest}: {kind[:100]!r} cannot be unpacked, tar and tar with gzip can")
     outside = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.chroot(root)
         os.chdir("/")
@@ -118,7 +117,9 @@ def unpack(blob: Blob, layer: Layer, root: str) -> None:
         finally:
             os.fchdir(outside)
             os.chroot(".")
+            os.fchdir(before)
     finally:
+        os.close(before)
         os.close(outside)
     checked.finish()
 

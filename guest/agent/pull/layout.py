@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 
-from guest.agent.pull.source import PullError, Reference, Source, bounded
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.pull.source import Blob
+from guest.agent.pull.source import Blob, PullError, Reference, Source, bounded
 
 _NAMES = ("io.containerd.image.name", "org.opencontainers.image.ref.name")
 

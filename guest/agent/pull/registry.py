@@ -1,21 +1,17 @@
-"""A registry over plain HTTP/1.1, as far as pulling needs it. Small, because the interpreter's own client costs a guest
-under emulation more time to import than an image to fetch.
-"""
+"""A registry over plain HTTP/1.1, as far as pulling needs it."""
 
 from __future__ import annotations
 
-import socket
+import http.client
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urljoin, urlsplit
 
-from guest.agent.pull.source import INDEXES, MANIFESTS, PullError, Reference, Source, bounded
+from guest.agent.pull.source import INDEXES, MANIFESTS, Blob, PullError, Reference, Source, bounded
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.pull.source import Blob
-
+# Of each wait for the registry: to connect, and for the next bytes.
 _TIMEOUT_S = 30.0
 _MAX_REDIRECTS = 5
-_MAX_LINE_BYTES = 16 << 10
-_MAX_HEADERS = 100
 
 
 class Registry(Source):
@@ -31,7 +27,7 @@ class Registry(Source):
     def _manifest(self, reference: Reference, version: str) -> tuple[str, bytes]:
         reply = get(f"{self._url}/v2/{reference.repository}/manifests/{version}", ", ".join(MANIFESTS + INDEXES))
         try:
-            return reply.headers.get("content-type", "").partition(";")[0].strip(), bounded(reply.read)
+            return reply.header("content-type").partition(";")[0].strip(), bounded(reply.read)
         finally:
             reply.close()
 
@@ -40,70 +36,47 @@ class Registry(Source):
 
 
 class Reply:
-    """An answer's headers and its body as a stream."""
+    """An answer's status and headers, and its body as a stream. Owns `connection`, on which a request was sent."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
         self._connection = connection
-        self._file = connection.makefile("rb")
-        self.status = 0
-        self.headers: dict[str, str] = {}
-        self._left = 0
-        self._is_chunked = False
-        self._is_endless = False
-
-    def read_head(self) -> None:
-        words = self._line().split(" ", 2)
-        if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
-            raise PullError(f"not an answer in HTTP: {words[0][:100]!r}")
-        self.status = int(words[1])
-        for _ in range(_MAX_HEADERS):
-            line = self._line()
-            if not line:
-                break
-            key, _, value = line.partition(":")
-            self.headers[key.strip().lower()] = value.strip()
-        else:
-            raise PullError(f"an answer has more than {_MAX_HEADERS} headers")
-        self._is_chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
-        length = self.headers.get("content-length", "")
-        self._is_endless = not self._is_chunked and not length
+        with _as_pull_errors():
+            self._response = connection.getresponse()
+        self.status = self._response.status
+        length = self.header("content-length")
         if length and not length.isdigit():
             raise PullError(f"content-length {length[:100]!r} is no number")
-        self._left = int(length or 0)
+        if self._response.headers.defects:
+            raise PullError("an answer ends within its head, or has a line too long, or one that is no header")
 
-    def _line(self) -> str:
-        line = self._file.readline(_MAX_LINE_BYTES)
-        if not line.endswith(b"\n"):
-            raise PullError("an answer ends within its head, or has a line too long")
-        return line.decode("latin-1").rstrip("\r\n")
+    def header(self, name: str) -> str:
+        return str(self._response.headers.get(name, ""))
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, /) -> bytes:
         """At most `size` bytes of the body; empty at its end. PullError when it ends early."""
-        if self._is_endless:
-            return self._file.read1(size)
-        if self._is_chunked and self._left == 0 and not self._next_chunk():
-            return b""
-        if self._left == 0:
-            return b""
-        data = self._file.read1(min(size, self._left))
-        if not data:
-            raise PullError(f"the connection ended {self._left} bytes early")
-        self._left -= len(data)
-        if self._is_chunked and self._left == 0:
-            self._line()
+        with _as_pull_errors():
+            data = self._response.read1(size)
+        if not data and self._response.length:
+            raise PullError(f"the connection ended {self._response.length} bytes early")
         return data
 
-    def _next_chunk(self) -> bool:
-        text = self._line().partition(";")[0].strip()
-        try:
-            self._left = int(text, 16)
-        except ValueError:
-            raise PullError(f"{text[:100]!r} is no length of a chunk") from None
-        return self._left > 0
-
     def close(self) -> None:
-        self._file.close()
+        self._response.close()
         self._connection.close()
+
+
+@contextmanager
+def _as_pull_errors() -> Iterator[None]:
+    try:
+        yield
+    except http.client.RemoteDisconnected as error:
+        raise PullError("an answer ends within its head") from error
+    except http.client.BadStatusLine as error:
+        raise PullError(f"not an answer in HTTP: {str(error).strip()[:100]!r}") from error
+    except http.client.IncompleteRead as error:
+        raise PullError("the connection ended early, or what was sent is no length of a chunk") from error
+    except http.client.HTTPException as error:
+        raise PullError(f"an answer cannot be read: {error}") from error
 
 
 def get(url: str, accept: str) -> Reply:
@@ -116,9 +89,9 @@ def get(url: str, accept: str) -> Reply:
         if reply.status not in (301, 302, 303, 307, 308):
             hint = " (it wants authentication, which this agent has not)" if reply.status == 401 else ""
             raise PullError(f"get {url!r}: status {reply.status}{hint}")
-        location = reply.headers.get("location", "")
+        location = reply.header("location")
         if location.startswith("/"):
-            location = "/".join(url.split("/")[:3]) + location
+            location = urljoin(url, location)
         if not location.startswith("http://"):
             raise PullError(f"get {url!r}: redirected to {location[:200]!r}, and this agent speaks plain HTTP only")
         url = location
@@ -126,21 +99,21 @@ def get(url: str, accept: str) -> Reply:
 
 
 def _ask(url: str, accept: str) -> Reply:
-    where, _, path = url.removeprefix("http://").partition("/")
-    host, colon, port = where.rpartition(":") if not where.endswith("]") else (where, "", "")
-    name = (host if colon else where).strip("[]")
-    if any(char.isspace() or char < " " for char in url) or (colon and not port.isdigit()):
-        raise PullError(f"{url[:200]!r} is no address")
     try:
-        connection = socket.create_connection((name, int(port) if colon else 80), _TIMEOUT_S)
+        if any(char.isspace() or char < " " for char in url):
+            raise ValueError(url)
+        parts = urlsplit(url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=_TIMEOUT_S)
+    except ValueError:
+        raise PullError(f"{url[:200]!r} is no address") from None
+    try:
+        connection.connect()
     except OSError as error:
-        raise PullError(f"connect {where!r}: {error.strerror or error}") from error
-    request = f"GET /{path} HTTP/1.1\r\nHost: {where}\r\nAccept: {accept}\r\nConnection: close\r\n\r\n"
-    reply = Reply(connection)
+        raise PullError(f"connect {parts.netloc!r}: {error.strerror or error}") from error
     try:
-        connection.sendall(request.encode())
-        reply.read_head()
+        path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        connection.request("GET", path, headers={"Accept": accept, "Connection": "close"})
+        return Reply(connection)
     except BaseException:
-        reply.close()
+        connection.close()
         raise
-    return reply

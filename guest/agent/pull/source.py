@@ -9,6 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 MANIFESTS = (
     "application/vnd.oci.image.manifest.v1+json",
@@ -24,20 +28,17 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 _PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
-
-    class Blob(Protocol):
-        """A stream of a blob's bytes."""
-
-        def read(self, size: int, /) -> bytes: ...
-        def close(self) -> None: ...
 
 
 class PullError(Exception):
-    """Why an image cannot be had."""
+    """Why there is no image."""
+
+
+class Blob(Protocol):
+    """A stream of a blob's bytes."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def close(self) -> None: ...
 
 
 class Reference:
@@ -62,48 +63,35 @@ class Reference:
             raise PullError(f"{name[:200]!r} is no name of an image")
 
 
+@dataclass(frozen=True, slots=True)
 class Layer:
-    __slots__ = ("digest", "media_type", "size")
+    digest: str
+    media_type: str
+    size: int
 
-    def __init__(self, descriptor: object) -> None:
-        self.digest, self.media_type, self.size = _described(descriptor)
 
-
+@dataclass(frozen=True, slots=True)
 class Image:
     """A manifest's digest and its layers, the lowest first."""
 
-    __slots__ = ("digest", "layers")
-
-    def __init__(self, digest: str, layers: list[Layer]) -> None:
-        self.digest = digest
-        self.layers = layers
+    digest: str
+    layers: list[Layer]
 
 
-class Source:
-    """What has images. `find` gives (media type, document) of what `reference` names; `blob` opens one by digest."""
+class Source(ABC):
+    """What has images."""
 
+    @abstractmethod
     def find(self, reference: Reference) -> tuple[str, bytes]:
-        raise NotImplementedError
+        """(media type, document) of what `reference` names."""
 
+    @abstractmethod
     def blob(self, reference: Reference, digest: str) -> Blob:
-        raise NotImplementedError
+        """The blob of that digest, opened."""
 
+    @abstractmethod
     def manifest(self, reference: Reference, digest: str) -> bytes:
-        """A manifest an index lists."""
-        raise NotImplementedError
-
-
-def open_source(text: str) -> Source:
-    """The source of setting `agent.image_source`. Raises PullError for one that is none."""
-    if text.startswith("oci:/"):
-        from guest.agent.pull.layout import Layout
-
-        return Layout(text.removeprefix("oci:"))
-    if text.startswith("http://"):
-        from guest.agent.pull.registry import Registry
-
-        return Registry(text)
-    raise PullError(f"{text[:200]!r} is no source of images: http://HOST[:PORT] and oci:/PATH are")
+        """A manifest that an index lists."""
 
 
 def image_of(source: Source, name: str) -> Image:
@@ -123,7 +111,7 @@ def image_of(source: Source, name: str) -> Image:
     layers = members.get("layers")
     if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_LAYERS:
         raise PullError(f"the manifest of {name!r} has no layers, or more than {_MAX_LAYERS}")
-    return Image(digest, [Layer(descriptor) for descriptor in layers])
+    return Image(digest, [_described(descriptor) for descriptor in layers])
 
 
 def digest_of(document: bytes) -> str:
@@ -166,13 +154,13 @@ def _for_this_machine(members: dict[str, object], reference: Reference) -> str:
     for descriptor in listed if isinstance(listed, list) else []:
         platform = descriptor.get("platform") if isinstance(descriptor, dict) else None
         if isinstance(platform, dict) and (platform.get("os"), platform.get("architecture")) == ("linux", "amd64"):
-            return _described(descriptor)[0]
+            return _described(descriptor).digest
     raise PullError(f"{reference.name!r} has no image for linux on amd64")
 
 
-def _described(descriptor: object) -> tuple[str, str, int]:
+def _described(descriptor: object) -> Layer:
     if isinstance(descriptor, dict):
         digest, media_type, size = (descriptor.get(key) for key in ("digest", "mediaType", "size"))
         if isinstance(digest, str) and _DIGEST.fullmatch(digest) and isinstance(size, int) and size >= 0:
-            return digest, str(media_type), size
+            return Layer(digest, str(media_type), size)
     raise PullError("the manifest has a descriptor without digest or size")

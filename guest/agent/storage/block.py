@@ -11,32 +11,29 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
+from guest.agent.children import Children, find_program
 from guest.agent.errors import Internal, InvalidArgument
-from guest.agent.runtime.children import find_program
-from guest.agent.storage.uevent import wait_for
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+from guest.agent.files import names_in, read_text, write_text
+from guest.agent.storage.hotplug import Hotplug
 
 SYS = "/sys"
+# The first part of a path that is a root complex and no slot: there are 32 slots.
 _MIN_ROOT_COMPLEX = 0x20
 _MKFS_TIMEOUT_S = 120.0
-_SCSI_HOST = "/sys/class/scsi_host"
 
 
-async def find_block_device(agent: Agent, driver: str, source: str) -> str:
+async def find_block_device(hotplug: Hotplug, driver: str, source: str) -> str:
     """The device node (`/dev/...`) of what `source` names, once it is there."""
     if source.startswith("/dev/"):
-        return await wait_for(agent, f"block device {source!r}", lambda: source if is_block(source) else None)
+        return await hotplug.wait_for(f"block device {source!r}", lambda: source if is_block(source) else None)
     if driver == "blk":
         pci_slots(source)  # refuse nonsense before waiting for it
-        return await wait_for(agent, f"disk at PCI path {source!r}", lambda: pci_disk(SYS, source))
+        return await hotplug.wait_for(f"disk at PCI path {source!r}", lambda: pci_disk(SYS, source))
     if driver == "scsi":
         check_scsi_address(source)
-        scan_scsi(source)
-        return await wait_for(agent, f"disk at SCSI address {source!r}", lambda: scsi_disk(SYS, source))
+        return await hotplug.wait_for(f"disk at SCSI address {source!r}", lambda: scanned_scsi_disk(SYS, source))
     raise InvalidArgument(f"{driver} device {source!r}: want a path below /dev")
 
 
@@ -47,7 +44,7 @@ def is_block(path: str) -> bool:
             return False
         os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:
-        # Anything else is for those to meet who use it.
+        # Any other error is reported by the call that uses the device.
         return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
     return True
 
@@ -100,9 +97,9 @@ def pci_disk(sys: str, path: str) -> str | None:
     folder = pci_folder(sys, path)
     if folder is None:
         return None
-    for name in _names(folder):
+    for name in names_in(folder):
         if name.startswith("virtio"):
-            for disk in _names(f"{folder}/{name}/block"):
+            for disk in names_in(f"{folder}/{name}/block"):
                 return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
     return None
 
@@ -113,32 +110,33 @@ def check_scsi_address(address: str) -> None:
         raise InvalidArgument(f"SCSI address {address[:80]!r}: want ID:LUN")
 
 
-def scan_scsi(address: str) -> None:
-    """Every SCSI host has been told to look for the address."""
-    scsi_id, _, lun = address.partition(":")
-    for host in _names(_SCSI_HOST):
-        with open(f"{_SCSI_HOST}/{host}/scan", "w", encoding="ascii") as file:
-            file.write(f"0 {scsi_id} {lun}")
+def scanned_scsi_disk(sys: str, address: str) -> str | None:
+    """As `scsi_disk`; without the disk every SCSI host has looked for the address.
+
+    The shim's kernel command line has `scsi_mod.scan=none`, so no host looks by itself. Its controller may be plugged
+    with the disk, and come only while the disk is waited for.
+    """
+    found = scsi_disk(sys, address)
+    if found is None:
+        scsi_id, _, lun = address.partition(":")
+        for host in names_in(f"{sys}/class/scsi_host"):
+            with suppress(FileNotFoundError):  # a host that appears at this moment gets its attributes later
+                write_text(f"{sys}/class/scsi_host/{host}/scan", f"0 {scsi_id} {lun}")
+        found = scsi_disk(sys, address)
+    return found
 
 
 def scsi_disk(sys: str, address: str) -> str | None:
     """The node of the disk at ID:LUN on channel 0 of any host."""
     suffix = f":0:{address}"
-    for name in _names(f"{sys}/class/scsi_device"):
+    for name in names_in(f"{sys}/class/scsi_device"):
         if name.endswith(suffix) and name.count(":") == 3:
-            for disk in _names(f"{sys}/class/scsi_device/{name}/device/block"):
+            for disk in names_in(f"{sys}/class/scsi_device/{name}/device/block"):
                 return f"/dev/{disk}" if is_block(f"/dev/{disk}") else None
     return None
 
 
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-async def make_filesystem(agent: Agent, node: str, fstype: str) -> None:
+async def make_filesystem(children: Children, node: str, fstype: str) -> None:
     """The whole device is a fresh ext4, without a journal: its volume lives no longer than the sandbox."""
     if fstype != "ext4":
         raise InvalidArgument(f"make file system on {node!r}: {fstype!r} is not supported, 'ext4' is")
@@ -146,9 +144,9 @@ async def make_filesystem(agent: Agent, node: str, fstype: str) -> None:
     if program is None:
         raise Internal(f"make file system on {node!r}: the guest has no mkfs.ext4")
     argv = [program, "-q", "-F", "-O", "^has_journal", "-m", "0", "-i", "163840", "-I", "128", node]
-    ended = await agent.children.run(argv, timeout_s=_MKFS_TIMEOUT_S)
+    ended = await children.run(argv, timeout_s=_MKFS_TIMEOUT_S)
     if ended.code != 0:
-        raise Internal(f"make file system on {node!r}: {ended.stderr.decode('utf-8', 'replace').strip()}")
+        raise Internal(f"make file system on {node!r}: {ended.complaint}")
 
 
 def disk_of(node: str) -> str:
@@ -161,14 +159,10 @@ def disk_of(node: str) -> str:
 
 
 def rescan(folder: str) -> None:
-    """A SCSI disk's driver has asked for the size again, which it does not do by itself; others need no telling."""
-    try:
-        with open(f"{folder}/device/rescan", "w", encoding="ascii") as file:
-            file.write("1")
-    except OSError:
-        pass  # virtio disks have none
+    """A SCSI disk's driver has asked for the size again, which it does not do by itself; others do."""
+    with suppress(OSError):  # virtio disks have no such file
+        write_text(f"{folder}/device/rescan", "1")
 
 
 def disk_bytes(folder: str) -> int:
-    with open(f"{folder}/size", encoding="ascii") as file:
-        return int(file.read()) * 512
+    return int(read_text(f"{folder}/size")) * 512

@@ -6,16 +6,15 @@ Source of the interface: the kernel's uapi/linux/dm-ioctl.h and admin-guide/devi
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
+from fcntl import ioctl
 
-from guest.agent import log
+from guest.agent.children import Children, find_program
 from guest.agent.errors import Internal, os_cause
-from guest.agent.runtime.children import find_program
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
+log = logging.getLogger(__name__)
 
 _CONTROL = "/dev/mapper/control"
 _MODULES = ("dm_mod", "dm_crypt", "ecb", "xts")
@@ -32,14 +31,14 @@ _KEY_BYTES = 64
 _SECTOR_BYTES = 512
 
 
-async def encrypted(agent: Agent, disk: str) -> str:
+async def encrypted(children: Children, disk: str) -> str:
     """The node of a device on which everything written to `disk` is encrypted with a new key. Internal says why not."""
     program = find_program("modprobe")
     if program is not None:
         for module in _MODULES:  # one that is built in cannot be loaded, which is as good
-            ended = await agent.children.run([program, module], timeout_s=_LOAD_TIMEOUT_S)
+            ended = await children.run([program, module], timeout_s=_LOAD_TIMEOUT_S)
             if ended.code:
-                log.info("module not loaded", module=module, error=ended.stderr.decode("utf-8", "replace").strip())
+                log.info("module not loaded", extra={"kernel_module": module, "error": ended.complaint})
     try:
         return map_device(f"crypt-{os.path.basename(disk)}", disk)
     except OSError as error:
@@ -82,8 +81,6 @@ def crypt_table(sectors: int, disk: str, key: bytes) -> bytes:
 
 def _ask(control: int, command: int, name: str, data: bytes = b"") -> int:
     """One ioctl about the device `name`; its device number."""
-    from fcntl import ioctl
-
     size = _HEADER.size + len(data)
     head = _HEADER.pack(*_VERSION, size, _HEADER.size, 1 if data else 0, 0, 0, 0, 0, 0, name.encode(), b"")
     buffer = bytearray(head + data)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 
+from protos.agent.agent_pb2 import Device
+from protos.agent.oci_pb2 import Spec
+
+from guest.agent.children import Children
 from guest.agent.errors import InvalidArgument, NotFound, os_cause
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-    from guest.agent.wire.codec import Message
+from guest.agent.storage import passthrough
+from guest.agent.storage.block import find_block_device
+from guest.agent.storage.hotplug import Hotplug
 
 DEVICE_TYPES = ("blk", "mmioblk", "nvdimm", "scsi", "vfio-pci", "vfio-pci-gk")
 
 
-async def add_devices(agent: Agent, devices: list[Message], spec: Message) -> dict[str, str]:
+async def add_devices(devices: Iterable[Device], spec: Spec, *, hotplug: Hotplug, children: Children) -> dict[str, str]:
     """Each device is there, and the spec's device of that container path, with its cgroup rules, has the guest's
     numbers. Returns host -> guest address of the PCI functions among them.
 
@@ -29,24 +32,22 @@ async def add_devices(agent: Agent, devices: list[Message], spec: Message) -> di
         if device.container_path in found:
             raise InvalidArgument(f"device {device.container_path!r}: given twice")
         if device.type.startswith("vfio-"):
-            from guest.agent.storage import passthrough
-
-            passed = await passthrough.find_functions(agent, device)
+            passed = await passthrough.find_functions(hotplug, device)
             functions.update(passed)
             if device.type == passthrough.GUEST_DRIVES:
                 continue
-            node = paths[device.container_path] = await passthrough.bind(agent, device, passed)
+            node = paths[device.container_path] = await passthrough.bind(children, device, passed)
             found[device.container_path] = numbers(node)
         else:
-            found[device.container_path] = numbers(await _find(agent, device))
+            found[device.container_path] = numbers(await _find(hotplug, device))
     update_spec(spec, found)
     for entry in spec.Linux.Devices:
         # The group's number is part of its node's name, and the guest's is another.
-        entry._values["Path"] = paths.get(entry.Path, entry.Path)
+        entry.Path = paths.get(entry.Path, entry.Path)
     return functions
 
 
-def check(device: Message) -> None:
+def check(device: Device) -> None:
     if device.type not in DEVICE_TYPES:
         raise InvalidArgument(
             f"device {device.container_path!r}: unknown type {device.type!r}, known are {', '.join(DEVICE_TYPES)}"
@@ -59,13 +60,11 @@ def check(device: Message) -> None:
         raise InvalidArgument(f"device {device.container_path!r}: neither id nor vm_path")
 
 
-async def _find(agent: Agent, device: Message) -> str:
-    from guest.agent.storage.block import find_block_device
-
+async def _find(hotplug: Hotplug, device: Device) -> str:
     # kata-agent finds PCI and SCSI disks by id and the others by node; a node for a PCI disk is accepted where
     # there is no id.
     by_id = device.type in ("blk", "scsi") and device.id
-    return await find_block_device(agent, device.type, device.id if by_id else device.vm_path)
+    return await find_block_device(hotplug, device.type, device.id if by_id else device.vm_path)
 
 
 def numbers(node: str) -> tuple[str, int, int]:
@@ -80,7 +79,7 @@ def numbers(node: str) -> tuple[str, int, int]:
     return kind, os.major(found.st_rdev), os.minor(found.st_rdev)
 
 
-def update_spec(spec: Message, found: dict[str, tuple[str, int, int]]) -> None:
+def update_spec(spec: Spec, found: dict[str, tuple[str, int, int]]) -> None:
     """The spec's devices at the paths of `found` have these numbers, and so have the cgroup rules that named the old
     ones.
     """
@@ -92,8 +91,8 @@ def update_spec(spec: Message, found: dict[str, tuple[str, int, int]]) -> None:
         if device.Path in found:
             kind, major, minor = found[device.Path]
             renumbered[(kind, device.Major, device.Minor)] = (major, minor)
-            device._values.update(Type=kind, Major=major, Minor=minor)
+            device.Type, device.Major, device.Minor = kind, major, minor
     for rule in spec.Linux.Resources.Devices:
         new = renumbered.get((rule.Type, rule.Major, rule.Minor))
         if new is not None:
-            rule._values.update(Major=new[0], Minor=new[1])
+            rule.Major, rule.Minor = new

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import stat
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.wire.codec import Message
+from protos.agent.agent_pb2 import FSGroup
+from protos.agent.types_pb2 import FSGroupChangePolicy
 
-_ON_ROOT_MISMATCH = 1
 _READ_WRITE, _READ_ONLY, _EXECUTE, _SETGID = 0o660, 0o440, 0o110, 0o2000
 
 
-def set_group(root: str, fs_group: Message, *, read_only: bool) -> None:
+def set_group(root: str, fs_group: FSGroup, *, read_only: bool) -> None:
     """Everything below `root` belongs to the group and is usable by it; new files inherit it.
 
     With the policy OnRootMismatch nothing is walked when the root already is as it should be. Symlinks get the group
@@ -22,7 +20,11 @@ def set_group(root: str, fs_group: Message, *, read_only: bool) -> None:
     group = fs_group.group_id
     wanted = (_READ_ONLY if read_only else _READ_WRITE) | _EXECUTE | _SETGID
     found = os.stat(root)
-    if fs_group.group_change_policy == _ON_ROOT_MISMATCH and found.st_gid == group and found.st_mode & wanted == wanted:
+    if (
+        fs_group.group_change_policy == FSGroupChangePolicy.OnRootMismatch
+        and found.st_gid == group
+        and found.st_mode & wanted == wanted
+    ):
         return
     for folder, _folders, _files, fd in os.fwalk(root, topdown=False):
         with os.scandir(folder) as entries:

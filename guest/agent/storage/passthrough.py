@@ -9,18 +9,19 @@ Each option is `<host address>=<guest PCI path>`.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterable, Mapping
 
-from guest.agent import log
+from protos.agent.agent_pb2 import Device
+
+from guest.agent.children import Children, find_program
 from guest.agent.errors import FailedPrecondition, InvalidArgument, os_cause
-from guest.agent.runtime.children import find_program
+from guest.agent.files import write_text
 from guest.agent.storage.block import SYS, pci_folder, pci_slots
-from guest.agent.storage.uevent import wait_for
+from guest.agent.storage.hotplug import Hotplug
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-    from guest.agent.wire.codec import Message
+log = logging.getLogger(__name__)
 
 GUEST_DRIVES, CONTAINER_DRIVES = "vfio-pci-gk", "vfio-pci"
 TYPES = (GUEST_DRIVES, CONTAINER_DRIVES)
@@ -29,7 +30,7 @@ _DRIVER = "vfio-pci"
 _LOAD_TIMEOUT_S = 30.0
 
 
-def functions_of(device: Message) -> list[tuple[str, str]]:
+def functions_of(device: Device) -> list[tuple[str, str]]:
     """(host address, guest PCI path) of each option. InvalidArgument names one that is neither."""
     found = []
     for option in device.options:
@@ -56,23 +57,23 @@ def full_address(text: str) -> str:
     return f"{domain}:{bus}:{slot[0]}.{slot[1]}"
 
 
-async def find_functions(agent: Agent, device: Message) -> dict[str, str]:
+async def find_functions(hotplug: Hotplug, device: Device) -> dict[str, str]:
     """Host address -> guest address of every function of the device, all of which are there."""
     found = {}
     for host, path in functions_of(device):
-        found[host] = os.path.basename(await _folder(agent, path))
+        found[host] = os.path.basename(await _folder(hotplug, path))
     return found
 
 
-async def _folder(agent: Agent, path: str) -> str:
-    return await wait_for(agent, f"PCI function at path {path!r}", lambda: pci_folder(SYS, path))
+async def _folder(hotplug: Hotplug, path: str) -> str:
+    return await hotplug.wait_for(f"PCI function at path {path!r}", lambda: pci_folder(SYS, path))
 
 
-async def bind(agent: Agent, device: Message, functions: dict[str, str]) -> str:
+async def bind(children: Children, device: Device, functions: dict[str, str]) -> str:
     """The node of the IOMMU group that the functions, now bound to vfio-pci, make up. FailedPrecondition otherwise."""
     program = find_program("modprobe")
     if program is not None and not os.path.isdir(f"{SYS}/bus/pci/drivers/{_DRIVER}"):
-        await agent.children.run([program, _DRIVER], timeout_s=_LOAD_TIMEOUT_S)
+        await children.run([program, _DRIVER], timeout_s=_LOAD_TIMEOUT_S)
     groups = {bind_function(SYS, address) for address in functions.values()}
     if len(groups) != 1:
         raise FailedPrecondition(
@@ -94,27 +95,23 @@ def bind_function(sys: str, address: str) -> str:
         if os.path.islink(f"{folder}/driver"):
             if os.path.basename(os.readlink(f"{folder}/driver")) == _DRIVER:
                 return group
-            _write(f"{folder}/driver_override", _DRIVER)
-            _write(f"{folder}/driver/unbind", address)
+            write_text(f"{folder}/driver_override", _DRIVER)
+            write_text(f"{folder}/driver/unbind", address)
         else:
-            _write(f"{folder}/driver_override", _DRIVER)
-        _write(f"{sys}/bus/pci/drivers_probe", address)
+            write_text(f"{folder}/driver_override", _DRIVER)
+        write_text(f"{sys}/bus/pci/drivers_probe", address)
     except OSError as error:
         raise FailedPrecondition(f"bind {address} to {_DRIVER}: {os_cause(error)}") from error
     return group
 
 
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(text)
-
-
-def rewrite_env(env: list[str], addresses: dict[str, str]) -> list[str]:
+def rewrite_env(env: Iterable[str], addresses: Mapping[str, str]) -> list[str]:
     """`env` with guest addresses in PCIDEVICE_* variables, which device plugins write with the host's.
 
     InvalidArgument names a variable with an address that was not passed through; without any passed through the
     variables stay as they are.
     """
+    env = list(env)
     if not addresses:
         if any(text.startswith(_ENV_PREFIX) for text in env):
             log.warning("variables name devices of the host, and none was passed through")
@@ -132,7 +129,7 @@ def rewrite_env(env: list[str], addresses: dict[str, str]) -> list[str]:
     return out
 
 
-def _translated(name: str, part: str, addresses: dict[str, str]) -> str:
+def _translated(name: str, part: str, addresses: Mapping[str, str]) -> str:
     guest = addresses.get(full_address(part.strip()))
     if guest is None:
         raise InvalidArgument(f"rewrite variable {name!r}: host address {part[:80]!r} was not passed through")

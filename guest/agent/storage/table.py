@@ -5,76 +5,78 @@ Drivers are kata-agent's. A storage that was asked for with the sandbox, or is `
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from guest.agent import log
+from protos.agent.agent_pb2 import Storage
+
+from guest.agent import mounts
+from guest.agent.children import Children
 from guest.agent.errors import Internal, InvalidArgument, os_cause
-from guest.agent.runtime.loop import Lock
-from guest.agent.storage import mounts
-from guest.agent.text_files import read_text
+from guest.agent.files import read_text, write_text
+from guest.agent.pull.images import Images
+from guest.agent.storage.block import find_block_device, make_filesystem
+from guest.agent.storage.crypt import encrypted
+from guest.agent.storage.hotplug import Hotplug
+from guest.agent.storage.ownership import set_group
+from guest.agent.storage.watch import Watches
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-    from guest.agent.wire.codec import Message
+log = logging.getLogger(__name__)
 
 SANDBOX = ""
 _FS_GID = "fsgid="
 _SETGID = 0o2000
 _CREATE_DIRECTORY = "io.katacontainers.volume.overlayfs.create_directory="
 _OVERLAY_RW = "io.katacontainers.fs-opt.overlay-rw"
-_CREATE_FILESYSTEM = "io.katacontainers.volume.block.create_filesystem"
+_CREATE_FILESYSTEM = "create_filesystem"
 _IMAGE_PULL = "image_guest_pull"
 _ENCRYPTION_KEY = "encryption_key="
 _HUGEPAGES = "/sys/kernel/mm/hugepages"
 _CONTAINERS = "/run/kata-containers"
 
-DRIVERS = (
-    *("9p", "bind", "blk", "ephemeral", "image_guest_pull", "local", "mmioblk", "nvdimm", "overlayfs", "scsi"),
-    *("virtio-fs", "watchable-bind"),
+DRIVERS = tuple(
+    "9p bind blk ephemeral image_guest_pull local mmioblk nvdimm overlayfs scsi virtio-fs watchable-bind".split()
 )
 
 
+@dataclass(slots=True)
 class _Mounted:
-    __slots__ = ("driver", "source", "users")
-
-    def __init__(self, driver: str, source: str) -> None:
-        self.driver = driver
-        self.source = source
-        self.users: list[str] = []
+    driver: str
+    users: list[str] = field(default_factory=list)
 
 
 class StorageTable:
     """One per sandbox. Users are container ids, or SANDBOX."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._lock = Lock(agent.loop)
+    def __init__(self, *, children: Children, hotplug: Hotplug, images: Images) -> None:
+        self._children = children
+        self._hotplug = hotplug
+        self._images = images
+        self._watches = Watches()
+        self._lock = asyncio.Lock()
         self._mounted: dict[str, _Mounted] = {}
 
-    async def add(self, storages: list[Message], user: str) -> None:
+    async def add(self, storages: Iterable[Storage], user: str) -> None:
         """Every storage is in place for `user`. On failure the ones before it stay until `release(user)`."""
         for storage in storages:
             if storage.driver == _IMAGE_PULL:
-                from guest.agent.pull import prepare
-
-                await prepare(
-                    self._agent, storage.source
-                )  # before the lock: nobody else's storages wait for a registry
-        await self._lock.acquire()
-        try:
+                await self._images.prepare(
+                    storage.source
+                )  # before the lock, so that no other call waits for a registry
+        async with self._lock:
             for storage in storages:
                 await self._add(storage, user)
-        finally:
-            self._lock.release()
 
-    async def _add(self, storage: Message, user: str) -> None:
+    async def _add(self, storage: Storage, user: str) -> None:
         check(storage)
         target = os.path.normpath(storage.mount_point)
         known = self._mounted.get(target)
         if known is None:
             await self._set_up(storage, target, user)
-            known = self._mounted[target] = _Mounted(storage.driver, storage.source)
+            known = self._mounted[target] = _Mounted(storage.driver)
             if storage.shared:
                 known.users.append(SANDBOX)
         if user not in known.users:
@@ -82,8 +84,7 @@ class StorageTable:
 
     async def release(self, user: str) -> None:
         """Nothing is mounted for `user` alone any more, last mounted first. Failures are logged."""
-        await self._lock.acquire()
-        try:
+        async with self._lock:
             for target in reversed(list(self._mounted)):
                 entry = self._mounted[target]
                 if user in entry.users:
@@ -91,24 +92,20 @@ class StorageTable:
                 if not entry.users:
                     del self._mounted[target]
                     self._take_down(target, entry)
-        finally:
-            self._lock.release()
 
     def _take_down(self, target: str, entry: _Mounted) -> None:
         try:
             if entry.driver == "watchable-bind":
-                from guest.agent.storage.watch import stop_watching
-
-                stop_watching(self._agent, target)
+                self._watches.stop(target)
             mounts.unmount(target)
             if entry.driver != "local" and os.path.isdir(target):
                 os.rmdir(target)
         except (Internal, OSError) as error:
-            log.info("storage left in place", path=target, error=error)
+            log.info("storage left in place", extra={"path": target, "error": error})
 
     # -- drivers ---------------------------------------------------------------------------------------------------
 
-    async def _set_up(self, storage: Message, target: str, user: str) -> None:
+    async def _set_up(self, storage: Storage, target: str, user: str) -> None:
         driver = storage.driver
         if driver == "local":
             os.makedirs(target, exist_ok=True)
@@ -118,27 +115,21 @@ class StorageTable:
         elif driver == "overlayfs":
             self._overlay(storage, target, user)
         elif driver == _IMAGE_PULL:
-            from guest.agent.pull import image_root
-
             if user == SANDBOX:
                 raise InvalidArgument(f"storage {target!r}: an image's root needs a container")
-            await image_root(self._agent, storage.source, target, user)
+            await self._images.make_root(storage.source, target, user)
         elif driver == "watchable-bind":
-            from guest.agent.storage.watch import start_watching
-
-            start_watching(self._agent, storage.source, target)
+            self._watches.start(storage.source, target)
         elif driver in ("virtio-fs", "9p", "bind"):
             mount_storage(
                 storage.source, target, storage.fstype or ("bind" if driver == "bind" else ""), storage.options
             )
         else:
             await self._block(storage, target)
-        if storage.has("fs_group"):
-            from guest.agent.storage.ownership import set_group
-
+        if storage.HasField("fs_group"):
             set_group(target, storage.fs_group, read_only="ro" in storage.options)
 
-    def _ephemeral(self, storage: Message, target: str) -> None:
+    def _ephemeral(self, storage: Storage, target: str) -> None:
         if storage.fstype == "hugetlbfs":
             allocate_hugepages(storage.options)
             mount_storage(storage.source, target, storage.fstype, storage.options)
@@ -148,7 +139,7 @@ class StorageTable:
         mount_storage(storage.source, target, storage.fstype, options)
         set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])
 
-    def _overlay(self, storage: Message, target: str, user: str) -> None:
+    def _overlay(self, storage: Storage, target: str, user: str) -> None:
         options = [word for word in storage.options if word != _OVERLAY_RW]
         if _OVERLAY_RW in storage.options:
             if user == SANDBOX:
@@ -162,25 +153,21 @@ class StorageTable:
                 os.makedirs(word[len(_CREATE_DIRECTORY) :], exist_ok=True)
         mount_storage(storage.source or "overlay", target, "overlay", options)
 
-    async def _block(self, storage: Message, target: str) -> None:
-        from guest.agent.storage.block import find_block_device, make_filesystem
-
+    async def _block(self, storage: Storage, target: str) -> None:
         keys = [word for word in storage.driver_options if word.startswith(_ENCRYPTION_KEY)]
         if keys and keys != [_ENCRYPTION_KEY + "ephemeral"]:
             raise InvalidArgument(f"storage {target!r}: this agent encrypts with its own passing keys only, not {keys}")
-        node = await find_block_device(self._agent, storage.driver, storage.source)
+        node = await find_block_device(self._hotplug, storage.driver, storage.source)
         if keys:
-            from guest.agent.storage.crypt import encrypted
-
-            node = await encrypted(self._agent, node)
+            node = await encrypted(self._children, node)
         if keys or _CREATE_FILESYSTEM in storage.driver_options:
-            await make_filesystem(self._agent, node, storage.fstype)
+            await make_filesystem(self._children, node, storage.fstype)
         options = [word for word in storage.options if not word.startswith(_FS_GID)]
         mount_storage(node, target, storage.fstype, options)
         set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])
 
 
-def check(storage: Message) -> None:
+def check(storage: Storage) -> None:
     """InvalidArgument names a storage that cannot be meant."""
     target = storage.mount_point
     if storage.driver not in DRIVERS:
@@ -191,12 +178,12 @@ def check(storage: Message) -> None:
         )
 
 
-def mount_storage(source: str, target: str, fstype: str, options: list[str]) -> None:
+def mount_storage(source: str, target: str, fstype: str, options: Sequence[str]) -> None:
     """Mounted on a target that is made if need be; nothing happens when that type is mounted there already."""
     if not source or not fstype:
         raise InvalidArgument(f"storage {target!r}: no {'source' if fstype else 'fstype'}")
     if os.path.exists(target) and mounts.mount_types().get(target) == fstype and "remount" not in options:
-        log.info("already mounted", path=target, fstype=fstype)
+        log.info("already mounted", extra={"path": target, "fstype": fstype})
         return
     try:
         mounts.make_target(source, target, fstype)
@@ -205,7 +192,7 @@ def mount_storage(source: str, target: str, fstype: str, options: list[str]) -> 
     mounts.mount(source, target, fstype, options)
 
 
-def set_directory_options(path: str, options: list[str]) -> None:
+def set_directory_options(path: str, options: Sequence[str]) -> None:
     """`mode=` (octal) and `fsgid=` of a directory are applied; a group also sets the set-gid bit."""
     mode, group = None, None
     for word in options:
@@ -224,7 +211,7 @@ def set_directory_options(path: str, options: list[str]) -> None:
         os.chmod(path, mode & 0o7777)
 
 
-def allocate_hugepages(options: list[str]) -> None:
+def allocate_hugepages(options: Sequence[str]) -> None:
     """The kernel has set aside what `pagesize=` and `size=` (bytes) in `options` ask for, on top of what others have.
     Internal says how much it gave instead, and takes it back.
     """
@@ -236,21 +223,12 @@ def allocate_hugepages(options: list[str]) -> None:
         raise InvalidArgument(f"hugepages: want pagesize= and size= in bytes, got {','.join(options)!r}") from None
     path = f"{_HUGEPAGES}/hugepages-{page_bytes // 1024}kB/nr_hugepages"
     try:
-        before = read_number(path)
-        write_number(path, before + count)
-        got = read_number(path) - before
+        before = int(read_text(path))
+        write_text(path, str(before + count))
+        got = int(read_text(path)) - before
         if got < count:
-            write_number(path, before)
+            write_text(path, str(before))
     except OSError as error:
         raise Internal(f"allocate hugepages in {path!r}: {os_cause(error)}") from error
     if got < count:
         raise Internal(f"allocate hugepages in {path!r}: got {got} of {count}")
-
-
-def read_number(path: str) -> int:
-    return int(read_text(path))
-
-
-def write_number(path: str, number: int) -> None:
-    with open(path, "w", encoding="ascii") as file:
-        file.write(str(number))

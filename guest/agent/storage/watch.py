@@ -10,20 +10,22 @@ one. Limits and interval are kata-agent's.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import stat
+from dataclasses import dataclass
 
-from guest.agent import log
+from guest.agent import mounts
 from guest.agent.errors import InvalidArgument
-from guest.agent.storage import mounts
-from guest.agent.storage.files import remove_tree
+from guest.agent.files import remove_tree
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from guest.agent.agent import Agent
-    from guest.agent.runtime.loop import Task
+log = logging.getLogger(__name__)
 
+WATCHABLE = "/run/kata-containers/shared/containers/watchable"
+"""Where kata-agent's hosts want watched volumes: a directory of the share, in which nothing can be made from here."""
 _COPIES = "/run/kata-containers/watchable"
+# kata-agent's interval in seconds, and its limits of what is copied: files, and bytes of all of them.
 _EVERY_S = 2.0
 _MAX_ENTRIES = 16
 _MAX_BYTES = 1 << 20
@@ -38,54 +40,62 @@ class TooBig(Exception):
     """The source is over the limits of what is copied."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Watch:
-    __slots__ = ("copy", "task")
-
-    def __init__(self, copy: str, task: Task | None) -> None:
-        self.copy = copy
-        self.task = task
+    copy: str
+    task: asyncio.Task[None]
 
 
-_watches: dict[str, _Watch] = {}
+class Watches:
+    """The volumes of the sandbox that are watched."""
 
+    def __init__(self) -> None:
+        self._watches: dict[str, _Watch] = {}
 
-def start_watching(agent: Agent, source: str, target: str) -> None:
-    """`target` shows a copy of `source` that follows it; a source over the limits is bind mounted instead."""
-    if not source.startswith("/"):
-        raise InvalidArgument(f"watch {source!r}: not an absolute path")
-    copy = f"{_COPIES}/{len(_watches)}-{os.getpid()}-{os.urandom(4).hex()}"
-    os.makedirs(_COPIES, mode=0o700, exist_ok=True)
-    try:
-        seen = synchronize(source, copy, {})
-    except TooBig as error:
-        log.info("too big to watch, bind mounted", source=source, cause=error)
-        remove_tree(copy)
-        mounts.make_target(source, target, "bind")
-        mounts.mount(source, target, "bind", ["rbind"])
-        return
-    mounts.make_target(copy, target, "bind")
-    mounts.mount(copy, target, "bind", ["bind"])
-    _watches[target] = _Watch(copy, agent.loop.spawn(f"watch {source}", _follow(agent, source, copy, seen)))
+    def start(self, source: str, target: str) -> None:
+        """`target` shows a copy of `source` that follows it; a source over the limits is bind mounted instead."""
+        if not source.startswith("/"):
+            raise InvalidArgument(f"watch {source!r}: not an absolute path")
+        _make_room(target)
+        os.makedirs(_COPIES, mode=0o700, exist_ok=True)
+        copy = f"{_COPIES}/{len(self._watches)}-{os.getpid()}-{os.urandom(4).hex()}"
+        try:
+            seen = synchronize(source, copy, {})
+        except TooBig as error:
+            log.info("too big to watch, bind mounted", extra={"source": source, "cause": error})
+            remove_tree(copy)
+            mounts.make_target(source, target, "bind")
+            mounts.mount(source, target, "bind", ["rbind"])
+            return
+        mounts.make_target(copy, target, "bind")
+        mounts.mount(copy, target, "bind", ["bind"])
+        task = asyncio.create_task(_follow(source, copy, seen), name=f"watch {source}")
+        self._watches[target] = _Watch(copy, task)
 
-
-def stop_watching(agent: Agent, target: str) -> None:
-    """The copy is no longer updated and is removed once unmounted."""
-    watch = _watches.pop(target, None)
-    if watch is not None:
-        if watch.task is not None:
+    def stop(self, target: str) -> None:
+        """The copy is no longer updated and is removed once unmounted."""
+        watch = self._watches.pop(target, None)
+        if watch is not None:
             watch.task.cancel()
-        mounts.unmount(target)
-        remove_tree(watch.copy)
+            mounts.unmount(target)
+            remove_tree(watch.copy)
 
 
-async def _follow(agent: Agent, source: str, copy: str, seen: dict[str, tuple[int, ...]]) -> None:
+def _make_room(target: str) -> None:
+    """A target below WATCHABLE can be made: the directory is a tmpfs of the guest's own, as kata-agent makes it."""
+    if target.startswith(f"{WATCHABLE}/") and mounts.mount_types().get(WATCHABLE) != "tmpfs":
+        os.makedirs(WATCHABLE, exist_ok=True)
+        mounts.mount("tmpfs", WATCHABLE, "tmpfs", ["nosuid", "nodev", "mode=755"])
+
+
+async def _follow(source: str, copy: str, seen: dict[str, tuple[int, ...]]) -> None:
     while True:
-        await agent.loop.sleep(_EVERY_S)
+        await asyncio.sleep(_EVERY_S)
         try:
             seen = synchronize(source, copy, seen, later=True)
         except (OSError, TooBig) as error:
             # The host may be in the middle of its own update: the next round sees its end.
-            log.debug("not synchronized", source=source, error=error)
+            log.debug("not synchronized", extra={"source": source, "error": error})
 
 
 def synchronize(

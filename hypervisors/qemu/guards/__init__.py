@@ -4,21 +4,21 @@
 Everything else about such a VM (private memory, no shared file system, no growth) is decided in its plan.
 """
 
-from hypervisors.base import ImageDriver, MemoryBacking, VmConfig
 from hypervisors.qemu.guards import sev, tdx
 from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig
 
 
-def guard_object(guard: Guard) -> tuple[str, ...]:
+def guard_object(guard: Guard, encryption: sev.Encryption) -> tuple[str, ...]:
     """The -object the machine names in `confidential-guest-support`."""
     match guard:
         case TdxGuard():
             return tdx.tdx_object(guard)
         case SevGuard():
-            return sev.sev_object(guard)
+            return sev.sev_object(guard, encryption)
         case SnpGuard():
-            return sev.snp_object(guard)
+            return sev.snp_object(guard, encryption)
 
 
 def machine_properties(guard: Guard) -> dict[str, str]:
@@ -44,8 +44,8 @@ def firmware(guard: Guard, path: str) -> tuple[str, ...]:
 
 
 def problem(config: VmConfig, guard: Guard) -> str:
-    """Why this VM cannot be confidential; empty when it can. Each would start and not be what was asked for, or fail
-    in words that help nobody."""
+    """Why this VM cannot be confidential; empty when it can. Without this check
+    such a VM would start with less protection than asked for, or fail without naming the cause."""
     if config.machine_type != "q35":
         return f"a confidential guest needs machine type q35, not {config.machine_type!r}"
     if config.cpu.accelerator is not Accelerator.KVM:

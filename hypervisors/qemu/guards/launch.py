@@ -1,19 +1,26 @@
-"""SEV and SEV-ES: the guest's launch is measured before its first instruction, and its owner may answer with a secret.
+"""What SEV's kinds need of QEMU before their guest runs.
 
-The hook is a program of the operator's: it is told the measurement and asks whoever owns the guest. It gives back a
-secret, encrypted for this launch, or nothing; when it fails the guest never runs.
+All of them need the host's encryption bit in the argv, which a QEMU without a machine tells. The launch of SEV and
+SEV-ES is measured before the guest's first instruction, and its owner may answer with a secret. The hook is a program
+of the operator's: it gets the measurement and asks the guest's owner. It gives back a secret, encrypted for this
+launch, or nothing; when it fails the guest never runs.
 """
 
+import asyncio
 import base64
 import binascii
 import json
 import logging
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 
-from hypervisors.qemu.qmp import Monitor, QmpError
+from hypervisors.qemu.guards.sev import CAPABILITIES, Encryption, capabilities_argv, encryption_of
+from hypervisors.qemu.qmp import Monitor, QmpError, QmpGone
 from pyshim.host.processes.children import Children
 from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger("hypervisors.qemu.guards")
 
@@ -24,6 +31,45 @@ _MAX_SECRET_BYTES = 16 << 10
 """LAUNCH_SECRET takes 16 KiB at most. Source: AMD's SEV API specification."""
 _FIELDS = frozenset({"packet-header", "secret", "gpa"})
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+_QMP_FD = 3
+_LAST_WORDS_S = 2.0
+"""For a QEMU that has closed its connection to end."""
+
+
+async def ask_encryption(
+    program: str, children: Children, ledger: Ledger, *, name: str, timeout_s: float
+) -> Encryption:
+    """What the QEMU at `program` says of this host; the one that was started for it, called `name`, is gone.
+
+    Raises FailedPrecondition when it does not come up or its answer is none, QmpCommandFailed with its own words where
+    KVM has no SEV, QmpTimeout, SpawnFailed.
+    """
+    ours, theirs = socket.socketpair()
+    monitor = Monitor(name=name, on_event=lambda _event: None)
+    try:
+        with theirs:
+            child = await children.spawn(
+                capabilities_argv(program, name, _QMP_FD),
+                env=_ENV,
+                fds={_QMP_FD: theirs.fileno()},
+                ledger=ledger,
+                ledger_key=name,
+            )
+    except BaseException:
+        ours.close()
+        raise
+    try:
+        await monitor.connect(ours, timeout_s)
+        return encryption_of(await monitor.execute(CAPABILITIES))
+    except QmpGone as error:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await child.wait()
+        raise FailedPrecondition(f"ask qemu {CAPABILITIES!r}: {child.describe_exit()}") from error
+    finally:
+        await monitor.close()
+        await child.end()
+        await ledger.release(LedgerEntry(kind=ResourceKind.PROCESS, key=name))
 
 
 async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_id: str) -> None:

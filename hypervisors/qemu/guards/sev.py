@@ -2,8 +2,10 @@
 
 import base64
 import binascii
+from typing import NamedTuple
 
 from pyshim.model.confidential import SNP_HOST_DATA_BYTES, SevGuard, SnpGuard
+from pyshim.model.errors import FailedPrecondition
 
 SEV_ID = "sev"
 SNP_ID = "snp"
@@ -12,12 +14,45 @@ _MAX_ID_AUTH_BYTES = 4096
 """Source: AMD's SEV-SNP firmware ABI, ID block and ID authentication information structure."""
 
 
-def sev_object(guard: SevGuard) -> tuple[str, ...]:
-    return ("-object", f"sev-guest,id={SEV_ID},{_common(guard)},policy={guard.policy}")
+class Encryption(NamedTuple):
+    """How the host's CPU encrypts memory, as QEMU wants to be told in the argv."""
+
+    cbitpos: int
+    """The page table bit that marks an encrypted page."""
+    reduced_phys_bits: int
+    """Physical address bits the guest loses."""
 
 
-def snp_object(guard: SnpGuard) -> tuple[str, ...]:
-    text = f"sev-snp-guest,id={SNP_ID},{_common(guard)},policy={guard.policy}"
+NO_ENCRYPTION = Encryption(0, 0)
+CAPABILITIES = "query-sev-capabilities"
+
+
+def capabilities_argv(program: str, name: str, qmp_fd: int) -> tuple[str, ...]:
+    """A QEMU without a machine, which answers CAPABILITIES on the connected socket `qmp_fd`."""
+    machine = ("-nodefaults", "-no-user-config", "-display", "none", "-machine", "none", "-accel", "kvm")
+    control = ("-chardev", f"socket,id=qmp,fd={qmp_fd}", "-mon", "chardev=qmp,mode=control")
+    return (program, "-name", name, *machine, *control)
+
+
+def encryption_of(capabilities: object) -> Encryption:
+    """From QEMU's answer to CAPABILITIES. Raises FailedPrecondition for what is none."""
+    members = capabilities if isinstance(capabilities, dict) else {}
+    found = Encryption(members.get("cbitpos", 0), members.get("reduced-phys-bits", 0))
+    # Whatever JSON has here: True is 1 to Python, and a bit of no page table.
+    if not all(type(bits) is int and 0 < bits < 64 for bits in found):
+        raise FailedPrecondition(
+            f"ask qemu {CAPABILITIES!r}: encryption bit {found.cbitpos!r} and {found.reduced_phys_bits!r} reduced"
+            " address bits are not a CPU's"
+        )
+    return found
+
+
+def sev_object(guard: SevGuard, encryption: Encryption) -> tuple[str, ...]:
+    return ("-object", f"sev-guest,id={SEV_ID},{_common(encryption)},policy={guard.policy}")
+
+
+def snp_object(guard: SnpGuard, encryption: Encryption) -> tuple[str, ...]:
+    text = f"sev-snp-guest,id={SNP_ID},{_common(encryption)},policy={guard.policy}"
     if guard.id_block:
         text += f",id-block={guard.id_block},id-auth={guard.id_auth}"
     if guard.host_data:
@@ -25,14 +60,12 @@ def snp_object(guard: SnpGuard) -> tuple[str, ...]:
     return ("-object", text)
 
 
-def _common(guard: SevGuard | SnpGuard) -> str:
+def _common(encryption: Encryption) -> str:
     """kernel-hashes: without them the launch measurement says nothing about kernel, initrd and command line."""
-    return f"cbitpos={guard.cbitpos},reduced-phys-bits={guard.reduced_phys_bits},kernel-hashes=on"
+    return f"cbitpos={encryption.cbitpos},reduced-phys-bits={encryption.reduced_phys_bits},kernel-hashes=on"
 
 
 def problem(guard: SevGuard | SnpGuard) -> str:
-    if not 0 < guard.cbitpos < 64 or not 0 < guard.reduced_phys_bits < 64:
-        return f"encryption bit {guard.cbitpos} and {guard.reduced_phys_bits} reduced address bits are not a CPU's"
     if isinstance(guard, SevGuard):
         return "" if 0 <= guard.policy < 1 << 32 else f"SEV policy {guard.policy:#x} has more than 32 bits"
     if bool(guard.id_block) != bool(guard.id_auth):

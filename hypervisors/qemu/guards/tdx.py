@@ -3,8 +3,8 @@
 import base64
 import json
 
-from hypervisors.base import VmConfig
 from pyshim.model.confidential import TDX_CONFIG_ID_BYTES, TdxGuard, UnixQuotes, VsockQuotes
+from pyshim.model.vm import VmConfig
 
 ID = "tdx"
 

@@ -12,6 +12,7 @@ _LOOP_CTL_GET_FREE = 0x4C82
 _LO_FLAGS_READ_ONLY = 1
 _LO_FLAGS_AUTOCLEAR = 4
 _ATTEMPTS = 32
+"""Attempts to get a free loop device, which other processes take at the same time."""
 
 # struct loop_config: fd, block_size, struct loop_info64 {5 u64, 4 u32, 64 + 64 + 32 bytes, 2 u64}, 8 reserved u64.
 _LOOP_CONFIG = struct.Struct("=II5Q4I64s64s32s2Q64x")
@@ -39,7 +40,7 @@ def attach_loop(path: str, *, read_only: bool) -> tuple[str, OwnedFd]:
                 loop.close()
                 if error.errno != errno.EBUSY:
                     raise
-                # Somebody else took the free one first; ask for another.
+                # Another process took the free one first; ask for another.
                 continue
             return device, loop
     raise OSError(errno.EBUSY, f"no free loop device in {_ATTEMPTS} attempts", path)

@@ -1,8 +1,8 @@
 """Carries out `HostMount`s. Blocking; `LinuxHost` offers it to the loop.
 
 Bind mounts are made with the file-descriptor mount calls: the copy gets its attributes (read-only first of all) before
-anybody can see it. The classic bind-then-remount leaves a moment in which a guest could write, and never reaches the
-copies that propagation made of the mount. Needs Linux 5.12 (mount_setattr). Everything else goes through mount(2).
+it is attached. A bind followed by a remount leaves a moment in which a guest could write, and does not reach the copies
+that propagation made of the mount. Needs Linux 5.12 (mount_setattr). Everything else goes through mount(2).
 """
 
 import errno
@@ -76,8 +76,8 @@ def _bind(mount: HostMount, options: MountOptions) -> None:
             syscalls.mount_setattr(copy.fileno(), syscalls.AT_RECURSIVE, attr_set=syscalls.MOUNT_ATTR_RDONLY)
         for change in options.propagation:
             if change.recursive:
-                # Before anybody can see it: attached to a shared tree it becomes shared again, but with nobody else.
-                # Left in its source's peer group, it would take the source's own mounts along when it is unmounted.
+                # Before it is attached: in a shared tree it becomes shared again, but in a peer group of its own. In
+                # its source's peer group, it would take the source's own mounts along when it is unmounted.
                 syscalls.mount_setattr(copy.fileno(), syscalls.AT_RECURSIVE, propagation=change.flag)
         with open_target(mount) as target:
             syscalls.move_mount(copy.fileno(), target.fileno())
@@ -153,7 +153,7 @@ def _mount_in(directory: str | None, source: str, target: str, fs_type: str, fla
     """mount(2), relative paths in `data` being relative to `directory`.
 
     The working directory belongs to the whole process; a thread of its own leaves that (unshare CLONE_FS), changes
-    only its own, and ends, so nobody else ever runs with it.
+    only its own, and ends, so no other code runs with it.
     """
     if directory is None:
         syscalls.mount(source, target, fs_type, flags, data)

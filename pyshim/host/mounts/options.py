@@ -3,8 +3,9 @@
 The words and their meaning are containerd's (core/mount, parseMountOptions).
 """
 
+import msgspec
+
 from pyshim.host import syscalls as s
-from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.mounts import Propagation
 
@@ -49,15 +50,13 @@ _PROPAGATION: dict[str, tuple[int, bool]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PropagationChange:
+class PropagationChange(msgspec.Struct, frozen=True, kw_only=True):
     flag: int
     """One of MS_PRIVATE, MS_SHARED, MS_SLAVE, MS_UNBINDABLE."""
     recursive: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountOptions:
+class MountOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one mount, sorted by who handles them; the last word of a contradicting pair has won."""
 
     flags: int
@@ -131,8 +130,7 @@ def parse_mount_options(words: tuple[str, ...], propagation: Propagation | None,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlayData:
+class OverlayData(msgspec.Struct, frozen=True, kw_only=True):
     """Overlay options that fit in a page when the mounting thread's working directory is `directory`."""
 
     directory: str | None

@@ -1,12 +1,13 @@
-"""What is mounted where, and taking it away. Import-light: `delete` and the ledger's undo use it."""
+"""What is mounted where, and unmounting it. Few imports: `delete` and the ledger's undo use it."""
 
 import errno
 import os
+from collections.abc import Collection
 
 from pyshim.host import syscalls
 
 _MAX_LAYERS = 4096
-"""More than anybody stacks by design; a bound, so that a bug elsewhere cannot make an undo run for ever."""
+"""Mounts stacked on one point: more than any design has, so that a bug cannot make an undo run for ever."""
 
 
 def mounted_below(path: str, *, table: str = "/proc/self/mountinfo") -> tuple[str, ...]:
@@ -27,6 +28,21 @@ def mounted_below(path: str, *, table: str = "/proc/self/mountinfo") -> tuple[st
     # The table is in mounting order, so whatever was mounted on top of something else comes after it.
     points.reverse()
     return tuple(points)
+
+
+def with_mounts_below(paths: Collection[str], *, table: str = "/proc/self/mountinfo") -> frozenset[str]:
+    """Those of the paths below which something is mounted, by one look at the table. Raises OSError."""
+    wanted: dict[str, list[str]] = {}
+    for path in paths:
+        wanted.setdefault(os.path.realpath(path), []).append(path)
+    found: set[str] = set()
+    with open(table, "rb") as lines:
+        for line in lines:
+            above = os.path.dirname(_unescaped(line.split(b" ", 5)[4]))
+            while above != "/":
+                found.update(wanted.get(above, ()))
+                above = os.path.dirname(above)
+    return frozenset(found)
 
 
 def mount_root(path: str, *, table: str = "/proc/self/mountinfo") -> str | None:

@@ -1,6 +1,6 @@
 """A process that asks the zygote for a child: whether it lives in our world, and how a child becomes like it.
 
-An exec inherits all of this from its caller by itself; a fork of somebody else's process has to fetch it.
+An exec inherits all of this from its caller; a fork of another process than the caller has to fetch it.
 """
 
 import os
@@ -72,7 +72,7 @@ class _CgroupMount(NamedTuple):
     """The cgroup that is seen at the mount point."""
 
 
-class Cgroups:
+class ProcessCgroups:
     """Where the hierarchies of control groups are mounted, looked up once."""
 
     def __init__(self, proc_root: str = "/proc") -> None:

@@ -2,8 +2,8 @@
 
 A child is started by posix_spawn (`launch.py`: no Python runs between fork and exec), watched by a pidfd on the event
 loop and reaped by `waitid(P_PIDFD)`, so a signal never reaches a recycled pid. It gets exactly the descriptors it was
-given, default signals and its own session. Source of the pidfd rule: pidfd_open(2); cpython issue 127049 tells what
-goes wrong without.
+given, default signals and its own session. Source of the pidfd rule: pidfd_open(2); cpython issue 127049 shows what
+goes wrong otherwise.
 """
 
 import asyncio
@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 
+import msgspec
+
 from pyshim.host.fds import OwnedFd
-from pyshim.host.processes.launch import FileActions, Launch, SpawnFailed, describe_os_error, kill_and_reap
+from pyshim.host.processes.launch import FileActions, Launch, SpawnFailed, User, describe_os_error, kill_and_reap
 from pyshim.host.streams.paced_text import PacedText
-from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
@@ -26,14 +27,14 @@ log = logging.getLogger("pyshim.host.children")
 
 _NO_FDS: Mapping[int, int] = MappingProxyType({})
 KILL_WAIT_S = 10.0
-"""What a killed process may take to be gone: one that writes its core, or has much memory to give back."""
+"""Seconds for a killed process to be gone: it may write its core, or have much memory to give back."""
 _READ_BYTES = 65536
+"""Bytes of one read: the size of a pipe."""
 _LOGGED_LINES = 500
 """Lines of one child's stderr that reach the log; a guest can make a VMM talk for ever."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildExit:
+class ChildExit(msgspec.Struct, frozen=True):
     """How a process ended: `code`, or the number of the signal that killed it."""
 
     code: int
@@ -101,7 +102,7 @@ class Child:
         """It has ended: by `signal_number`, or by SIGKILL when it has not obeyed within `grace_s`.
 
         Raises DeadlineExceeded when even SIGKILL has not ended it within KILL_WAIT_S: the kernel holds it in an
-        uninterruptible wait, for a dead disk or file server, and nobody can say for how long.
+        uninterruptible wait, for a dead disk or file server, for a time that cannot be known.
         """
         if grace_s > 0:
             self.kill(signal_number)
@@ -128,7 +129,7 @@ class Child:
         return f"{self.name} (pid {self.pid}) {state}" + (f": {words}" if words else "")
 
     def _reap(self) -> None:
-        """The pidfd is readable: the process is a zombie. Last words first, so that whoever waits finds them."""
+        """The pidfd is readable: the process is a zombie. Its last words are read before its end is told."""
         result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         if result is None:
             return
@@ -170,6 +171,8 @@ class Children:
         stdout: int | None = None,
         stderr: int | None = None,
         netns_path: str | None = None,
+        capabilities: frozenset[int] | None = None,
+        user: User | None = None,
         new_session: bool = True,
         stderr_tail_lines: int = 20,
         ledger: Ledger | None = None,
@@ -177,6 +180,8 @@ class Children:
     ) -> Child:
         """The program runs. `argv[0]` is its path; `fds` maps its descriptors (3 and up) to ours, which stay ours.
 
+        With `capabilities` it has these at most, and gains no rights by an exec; without, the shim's. As another `user`
+        it has none.
         stdin and stdout are /dev/null unless given; stderr is read into the child's tail and the log unless given.
         With a `ledger`, the intent is recorded under `ledger_key` (a text of its argv) before the process exists, and
         its pid right after; striking it out is the caller's, once the process has ended. Raises SpawnFailed.
@@ -188,7 +193,15 @@ class Children:
             ledger.acquire(entry)
         try:
             child = await self._spawn(
-                argv, env, {0: stdin, 1: stdout, 2: stderr}, fds, netns_path, new_session, stderr_tail_lines
+                argv,
+                env,
+                {0: stdin, 1: stdout, 2: stderr},
+                fds,
+                netns_path,
+                capabilities,
+                user,
+                new_session,
+                stderr_tail_lines,
             )
         except BaseException:
             if ledger is not None:
@@ -211,6 +224,8 @@ class Children:
         stdio: Mapping[int, int | None],
         fds: Mapping[int, int],
         netns_path: str | None,
+        capabilities: frozenset[int] | None,
+        user: User | None,
         new_session: bool,
         stderr_tail_lines: int,
     ) -> Child:
@@ -225,7 +240,10 @@ class Children:
         try:
             with FileActions(taken) as actions:
                 launch = Launch(argv=tuple(argv), env=dict(env), actions=actions, new_session=new_session)
-                pid = launch.run() if netns_path is None else await launch.run_in_netns(netns_path)
+                if netns_path is None and capabilities is None and user is None:
+                    pid = launch.run()
+                else:
+                    pid = await launch.run_apart(netns_path=netns_path, capabilities=capabilities, user=user)
         except BaseException as error:
             if stderr_read is not None:
                 os.close(stderr_read)

@@ -1,4 +1,4 @@
-"""Processes that are not (or no longer) children of ours: told apart by pid and start time, killed through a pidfd."""
+"""Processes that are not children of this process: known by pid and start time, killed through a pidfd."""
 
 import contextlib
 import os
@@ -11,13 +11,15 @@ from typing import NamedTuple
 from pyshim.model.errors import DeadlineExceeded, InvalidArgument
 
 _STOP_WAIT_S = 0.5
+"""Seconds for a process to stop; one in uninterruptible I/O does not."""
 _STOP_PAUSE_S = 0.001
+"""Seconds between two looks at it."""
 _STOPPED = (b"T", b"t")
 _DEAD = (b"Z", b"X", b"x")
 
 
 class ProcessRef(NamedTuple):
-    """One process for ever: a pid may be given to another, the pair with its start time may not."""
+    """One process: the kernel gives its pid to another later, but not with the same start time."""
 
     pid: int
     start_ticks: int
@@ -49,7 +51,7 @@ def is_alive(process: ProcessRef) -> bool:
 def find_by_argument(text: str) -> tuple[ProcessRef, ...]:
     """Processes with `text` in one word of their command line, this one excepted."""
     if len(text) < 8:
-        raise InvalidArgument(f"find process by {text!r}: too short to be anybody's own")
+        raise InvalidArgument(f"find process by {text!r}: too short to be of one sandbox only")
     wanted = os.fsencode(text)
     found = []
     for name in os.listdir("/proc"):
@@ -83,15 +85,23 @@ def arguments(pid: int) -> tuple[str, ...]:
         return ()
 
 
+def executable(process: ProcessRef) -> str:
+    """The path of the file it executes, of the interpreter for a script; empty when it has ended."""
+    try:
+        # The kernel's mark is on a file that was replaced meanwhile, as an upgrade does.
+        return os.readlink(f"/proc/{process.pid}/exe").removesuffix(" (deleted)")
+    except OSError:
+        return ""
+
+
 def program_name(process: ProcessRef) -> str:
     """The name of the file it executes, of the script when that is interpreted; empty when it has ended."""
-    try:
-        executable = os.readlink(f"/proc/{process.pid}/exe").removesuffix(" (deleted)")
-    except OSError:
+    path = executable(process)
+    if not path:
         return ""
     # `#!interpreter [argument]` puts the script's path behind them (execve(2)).
     script = next((word for word in arguments(process.pid)[1:3] if word.startswith("/") and _is_script(word)), "")
-    return os.path.basename(script or executable)
+    return os.path.basename(script or path)
 
 
 def our_pid_namespace() -> int:
@@ -121,14 +131,12 @@ def is_of_our_user(process: ProcessRef) -> bool:
 def runs(process: ProcessRef, program: str) -> bool:
     """That process executes the file `program`, itself or through the interpreter of a script.
 
-    A word of a command line alone says little: it is also in that of whoever looks for it (`grep UUID`).
+    A word of a command line alone says little: it is also in that of a search for it (`grep UUID`).
     """
-    try:
-        executable = os.readlink(f"/proc/{process.pid}/exe")
-    except OSError:
+    path = executable(process)
+    if not path:
         return False
-    # The kernel's mark is on a file that was replaced meanwhile, as an upgrade does.
-    if executable.removesuffix(" (deleted)") == os.path.realpath(program):
+    if path == os.path.realpath(program):
         return True
     return _is_script(program) and program in arguments(process.pid)[1:3]
 
@@ -158,7 +166,7 @@ def kill_family(process: ProcessRef, deadline: float) -> None:
 
 
 def _stop(process: ProcessRef, deadline: float) -> None:
-    """It runs no more, so it starts nobody; one that does not stop (uninterruptible I/O) is left to its KILL."""
+    """The process is stopped and starts no other. One in uninterruptible I/O does not stop, and is left to its KILL."""
     with contextlib.suppress(ProcessLookupError), opened(process) as fd:
         signal.pidfd_send_signal(fd, signal.SIGSTOP)
         while _runs(process.pid) and time.monotonic() < deadline:

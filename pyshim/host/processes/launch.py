@@ -1,4 +1,4 @@
-"""posix_spawn with exactly the descriptors wanted, default signals and a chosen network namespace; no waiting here."""
+"""posix_spawn with exactly the descriptors wanted, default signals, a chosen network namespace and user; no waiting."""
 
 import asyncio
 import errno
@@ -9,9 +9,10 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 
+import msgspec
+
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
-from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import FailedPrecondition
 
 
@@ -68,8 +69,16 @@ def _inheritable_fds() -> list[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a program runs as, instead of root."""
+
+    id: int
+    """Of the user, and of its group."""
+    group_ids: tuple[int, ...] = ()
+    """Further groups."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...]
     env: dict[str, str]
     actions: list[tuple[int, ...]]
@@ -87,15 +96,23 @@ class Launch:
             setsigdef=_CATCHABLE,
         )
 
-    async def run_in_netns(self, path: str) -> int:
-        """`run` from a thread of its own that has entered the namespace and ends at once: namespaces are per thread."""
+    async def run_apart(self, *, netns_path: str | None, capabilities: frozenset[int] | None, user: User | None) -> int:
+        """`run` in a network namespace, with no capabilities beside these, as a user; None: with what the shim has.
+
+        From a thread of its own, which ends at once: namespaces, capabilities and users are a thread's.
+        """
         loop = asyncio.get_running_loop()
         result: asyncio.Future[int] = loop.create_future()
         started: list[int] = []
 
         def work() -> None:
             try:
-                _enter_netns(path)
+                if netns_path is not None:
+                    _enter_netns(netns_path)
+                if capabilities is not None:
+                    _keep_capabilities(capabilities)
+                if user is not None:
+                    become(user)
                 started.append(self.run())
             except (OSError, SpawnFailed) as error:
                 loop.call_soon_threadsafe(_settle, result, None, error)
@@ -114,7 +131,7 @@ class Launch:
 
 
 def kill_and_reap(pid: int) -> None:
-    """A child of ours that nobody watches yet is gone."""
+    """A child of ours that has no watcher yet is killed and reaped."""
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
@@ -129,6 +146,22 @@ def _settle(result: "asyncio.Future[int]", pid: int | None, error: BaseException
         result.set_exception(error)
     elif pid is not None:
         result.set_result(pid)
+
+
+def _keep_capabilities(kept: frozenset[int]) -> None:
+    """This thread executes programs with no capability beside `kept`."""
+    try:
+        syscalls.keep_capabilities(kept)
+    except OSError as error:
+        raise SpawnFailed(f"give up capabilities before the start: {describe_os_error(error)}") from error
+
+
+def become(user: User) -> None:
+    """This thread, and what it executes, is of this user, for good."""
+    try:
+        syscalls.become_user(user.id, user.group_ids)
+    except OSError as error:
+        raise SpawnFailed(f"become user {user.id}: {describe_os_error(error)}") from error
 
 
 def _enter_netns(path: str) -> None:

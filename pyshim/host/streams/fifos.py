@@ -10,6 +10,8 @@ import contextlib
 import fcntl
 import os
 import stat
+import sys
+import termios
 from collections.abc import Callable
 
 from pyshim.host.fds import OwnedFd
@@ -20,6 +22,16 @@ _FIRST_PIPE_BYTES = 64 * 1024
 """What the kernel gives a pipe: enough for the many that carry a line or nothing."""
 _PIPE_BYTES = 1024 * 1024
 """Wanted size of a pipe that was full once: the smaller one costs a wake-up of both sides for every 64 KiB."""
+
+UNREAD_S = 1.0
+"""Seconds for which a reader may take nothing of an ended stream: enough for a reader on a busy node, and short for the
+exit of a process whose output has no reader."""
+FINISH_S = 10.0
+"""Seconds for a reader that is slow to take the rest of an ended stream; containerd's runc shim waits as long."""
+_FINISH_POLL_S = 0.001
+"""Seconds between the first two looks at what is unread; the pauses double. The kernel does not tell that a pipe has
+become empty."""
+_FINISH_POLL_MAX_S = 0.05
 
 
 def open_fd(path: str, flags: int, stream: str) -> OwnedFd:
@@ -35,6 +47,10 @@ def _widen(fd: OwnedFd) -> None:
     """The pipe holds up to a mebibyte where the kernel allows it; it works as it is where not."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def _unread_bytes(fd: OwnedFd) -> int:
+    return int.from_bytes(fcntl.ioctl(fd.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def is_fifo(path: str) -> bool:
@@ -66,7 +82,7 @@ class Readiness:
                 waiter.set_result(None)
 
         if self._stop is not None:
-            raise RuntimeError(f"wait for fd {number}: somebody else already waits")
+            raise RuntimeError(f"wait for fd {number}: another task already waits")
         self._stop = stop
         add(number, self.end)
         try:
@@ -75,7 +91,7 @@ class Readiness:
             self.end()
 
     def end(self) -> None:
-        """Nobody waits any more and the loop has forgotten the fd. Idempotent."""
+        """No task waits any more and the loop has forgotten the fd. Idempotent."""
         stop, self._stop = self._stop, None
         if stop is not None:
             stop()
@@ -110,6 +126,28 @@ class PipeOutput:
                 return
             else:
                 view = view[written:]
+
+    async def finish(self) -> None:
+        """The stream has ended, and its reader has taken all of it, or nothing for UNREAD_S, or took over FINISH_S.
+
+        A client of containerd's Go library closes its end when it learns of the exit, also when bytes are left in the
+        pipe. So the exit must not be told before the pipe is empty. Source: containerd cio/io_unix.go, `cancel`.
+        """
+        self._writable.end()
+        self._fd.close()
+        if self._keep_alive is None:
+            return
+        now = asyncio.get_running_loop().time
+        moved_at = now()
+        ends_at, pause_s, before = moved_at + FINISH_S, _FINISH_POLL_S, -1
+        while self._keep_alive.is_open and (unread := _unread_bytes(self._keep_alive)):
+            if unread != before:
+                moved_at, before = now(), unread
+            if now() >= min(moved_at + UNREAD_S, ends_at):
+                break
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _FINISH_POLL_MAX_S)
+        self._keep_alive.close()
 
     async def close(self) -> None:
         self._writable.end()

@@ -20,12 +20,15 @@ class FileOutput:
         if not self._fd.is_open:
             return
         # In a thread: a slow or dead disk must not stop every other stream of the pod. On a descriptor of its own,
-        # so that a close or cancellation in the middle cannot hand the thread somebody else's file.
+        # so that a close or cancellation in the middle cannot hand the thread another file.
         copy = OwnedFd(os.dup(self._fd.fileno()))
         try:
             await in_own_thread(_write_all_and_close, copy, data)
         except OSError as error:
             raise FailedPrecondition(f"write {self._path!r}: {error.strerror}") from error
+
+    async def finish(self) -> None:
+        self._fd.close()
 
     async def close(self) -> None:
         self._fd.close()
@@ -55,7 +58,7 @@ class FileInput:
             raise FailedPrecondition(f"read {self._path!r}: {error.strerror}") from error
 
     def close_io(self) -> None:
-        """Nothing: nobody else writes."""
+        """Nothing: there is no other writer."""
 
     async def close(self) -> None:
         self._fd.close()

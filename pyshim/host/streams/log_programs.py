@@ -10,15 +10,15 @@ import os
 import signal
 from collections.abc import Mapping
 
+import msgspec
+
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.streams.fifos import PipeOutput, Readiness
-from pyshim.model.dataclasses import dataclass
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogProgramTimes:
+class LogProgramTimes(msgspec.Struct, frozen=True, kw_only=True):
     """How long a log program may take, in seconds; the last is containerd's."""
 
     ready_s: float = 10.0
@@ -52,7 +52,7 @@ class LogProgram:
             except TimeoutError:
                 await self._child.end(signal_number=signal.SIGTERM, grace_s=self._times.terminate_s)
         except asyncio.CancelledError:
-            # Whoever bounds this call has waited long enough; the program must not outlive its container.
+            # The caller's deadline has passed; the program must not outlive its container.
             self._child.kill(signal.SIGKILL)
             raise
 

@@ -5,6 +5,7 @@ Source of the forms: containerd's runc shim, process/io.go, and core/runtime/v2/
 
 from collections.abc import Mapping
 from typing import Protocol
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pyshim.host.processes.children import Children
 from pyshim.host.streams.fifos import FifoInput, PipeOutput, is_fifo, open_fifo_input, open_fifo_output
@@ -93,14 +94,17 @@ def _split(value: str, stream: str) -> tuple[str, str]:
     """The scheme of a stream's name ("" for no stream, "fifo" for a bare path) and the path in it."""
     if not value:
         return "", ""
+    if "\0" in unquote(value):
+        raise InvalidArgument(f"open {stream} {value!r}: it contains a null byte")
     if "://" not in value:
         return "fifo", value
     scheme, _, _ = value.partition("://")
     if scheme not in LOG_SCHEMES:
         raise InvalidArgument(f"open {stream} {value!r}: scheme {scheme!r} is none of {', '.join(LOG_SCHEMES)}")
-    from urllib.parse import unquote, urlsplit  # few streams have a URI
-
-    parts = urlsplit(value)
+    try:
+        parts = urlsplit(value)
+    except ValueError as error:
+        raise InvalidArgument(f"open {stream} {value!r}: {error}") from error
     path = unquote(parts.path)
     if parts.netloc or not path.startswith("/"):
         raise InvalidArgument(f"open {stream} {value!r}: expected {scheme}:/// and an absolute path")
@@ -131,8 +135,6 @@ def _open_output(value: str, stream: str) -> PipeOutput | FileOutput | None:
 
 def _program(value: str) -> tuple[str, ...]:
     """argv of a `binary://` URI: the path, then every query key and its first value (empty when it has none)."""
-    from urllib.parse import parse_qsl, urlsplit
-
     _, path = _split(value, "stdout")
     first: dict[str, str] = {}
     for key, argument in parse_qsl(urlsplit(value).query, keep_blank_values=True):

@@ -1,4 +1,4 @@
-"""Reading what somebody prints who may print without end: as lines, at a pace the host chooses."""
+"""Reads the text of a program that may print without end: as lines, at a pace the host chooses."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ BURST_BYTES = 512 * 1024
 BURST_LINES = 4096
 """Lines cost more than bytes: each may be logged and written."""
 PAUSE_S = 0.25
-"""After a burst nothing is read for this long: whoever floods us waits, the host does not."""
+"""Seconds without reading after a burst: the writer of a flood waits, the host does not."""
 _READ_BYTES = 16384
 _DRAIN_BYTES = 1 << 20
 

@@ -1,4 +1,4 @@
-"""The last lines of a stream nobody trusts: bounded in lines and in bytes, free of control characters."""
+"""The last lines of a stream that is not trusted: bounded in lines and in bytes, free of control characters."""
 
 from collections import deque
 from collections.abc import Callable

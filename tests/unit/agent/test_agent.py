@@ -1,15 +1,17 @@
 """The agent client against a real ttrpc server: calls, refusals, garbage, silence."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Sized
 from typing import Any
 
 import pytest
 
 from protos.agent import agent_pb2 as pb
-from pyshim.agent.client import AgentClient, printable
-from pyshim.model.errors import AgentGone, DeadlineExceeded, NotFound, ShimError
+from pyshim.agent.client import AgentClient, guest_words
+from pyshim.model.errors import AgentGone, DeadlineExceeded, NotFound, ShimError, Unavailable
 from pyshim.model.guest import GuestSandbox
+from pyshim.model.stats import ContainerStats
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 
@@ -135,5 +137,85 @@ def test_an_exit_status_is_always_a_byte(status: int, seen: int) -> None:
 
 
 def test_a_guests_words_are_bounded_and_harmless() -> None:
-    assert printable("a\x1b[31mred\nline\x00") == "a [31mred line"
-    assert len(printable("x" * 100_000)) == 4096
+    assert guest_words("a\x1b[31mred\nline\x00") == "a [31mred line"
+    assert len(guest_words("x" * 100_000)) == 4096
+
+
+@pytest.mark.parametrize(("status", "is_refused"), [(0, False), (1, False), (2, True), (3, False)])
+def test_only_an_agent_that_says_it_does_not_serve_is_refused(status: int, is_refused: bool) -> None:
+    async def body(fake: FakeAgent, client: AgentClient) -> None:
+        fake.serving = status  # type: ignore[assignment]
+        with pytest.raises(Unavailable, match="does not serve") if is_refused else contextlib.nullcontext():
+            await client.check(1)
+
+    run(body)
+
+
+def test_a_reply_is_refused_undecoded_when_it_is_larger_than_its_method_needs() -> None:
+    async def body(fake: FakeAgent, client: AgentClient) -> None:
+        async def answer(payload: bytes) -> Any:
+            return pb.GuestDetailsResponse(agent_details=pb.AgentDetails(version="x" * 100_000))
+
+        fake._on_GetGuestDetails = answer  # type: ignore[method-assign]
+        with pytest.raises(ShimError, match=r"get guest details: .*exceeds the limit of 65\d+"):
+            await client.guest_details()
+        await client.destroy_sandbox()  # the connection lives on
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("table", "taken"),
+    [
+        ("hugetlb", lambda stats: stats.hugetlb),
+        ("counters", lambda stats: stats.memory.detail),
+        ("interfaces", lambda stats: stats.interfaces),
+        ("cpus", lambda stats: stats.cpu.per_cpu_ns),
+    ],
+    ids=["hugetlb", "counters", "interfaces", "cpus"],
+)
+def test_of_a_reply_of_very_many_rows_a_bounded_number_is_taken(
+    table: str, taken: Callable[[ContainerStats], Sized]
+) -> None:
+    async def body(fake: FakeAgent, client: AgentClient) -> None:
+        async def answer(payload: bytes) -> Any:
+            reply = pb.StatsContainerResponse()
+            for number in range(5_000):
+                match table:
+                    case "hugetlb":
+                        reply.cgroup_stats.hugetlb_stats[f"{number}kB"].usage = number
+                    case "counters":
+                        reply.cgroup_stats.memory_stats.stats[f"c{number}"] = number
+                    case "interfaces":
+                        reply.network_stats.add()
+                    case "cpus":
+                        reply.cgroup_stats.cpu_stats.cpu_usage.percpu_usage.append(number)
+            return reply
+
+        fake._on_StatsContainer = answer  # type: ignore[method-assign]
+        assert len(taken(await client.stats_container("c"))) == 1024
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "eof",
+        "read meet eof\n\nStack backtrace:\n   0: <unknown>\n",
+        "Input/output error (os error 5)\n\nStack backtrace:\n   0: <unknown>\n",  # of a terminal without a process
+    ],
+)
+def test_the_end_of_an_output_may_be_told_by_kata_agents_error(words: str) -> None:
+    async def body(fake: FakeAgent, client: AgentClient) -> None:
+        fake.failures["ReadStdout"] = (13, words)
+        assert await client.read_stdout("c", "c", 10) == b""
+        fake.failures["ReadStdout"] = (13, "Invalid container id")
+        with pytest.raises(ShimError, match="Invalid container id"):
+            await client.read_stdout("c", "c", 10)
+
+    run(body)
+
+
+def test_a_backtrace_is_cut_from_the_agents_error() -> None:
+    assert guest_words("no such file\n\nStack backtrace:\n   0: <unknown>\n   1: <unknown>") == "no such file"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.agent.connect import Connector, open_stream
+from pyshim.agent.connect import HANDSHAKE_S, Connector, open_stream
 from pyshim.model.agent_address import (
     AgentAddress,
     HvsockAddress,
@@ -94,15 +94,22 @@ def test_the_hybrid_handshake_is_checked(tmp_path: Path, answer: bytes, works: b
         fake = FakeAgent()
         asked: list[bytes] = []
 
-        async def back_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            asked.append(await reader.readline())
-            writer.write(answer)
-            await writer.drain()
-            if works:
-                await fake.server.serve_streams(reader, writer)
-            writer.close()
+        async def back_end(listener: socket.socket) -> None:
+            loop = asyncio.get_running_loop()
+            while True:
+                sock, _ = await loop.sock_accept(listener)
+                with sock:
+                    sock.setblocking(False)
+                    asked.append(await loop.sock_recv(sock, 100))
+                    await loop.sock_sendall(sock, answer)
+                    if works:
+                        await fake.server.serve_connection(sock)
 
-        server = await asyncio.start_unix_server(back_end, path)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.setblocking(False)
+        listener.bind(path)
+        listener.listen()
+        serving = asyncio.create_task(back_end(listener))
         connecting = Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 0.5)
         if works:
             await (await connecting).close()
@@ -110,18 +117,42 @@ def test_the_hybrid_handshake_is_checked(tmp_path: Path, answer: bytes, works: b
             with pytest.raises(DeadlineExceeded, match="vsock back end"):
                 await connecting
         assert asked[0] == b"CONNECT 1024\n"
+        serving.cancel()
+        await asyncio.wait([serving])
+        listener.close()
         await fake.close()
-        server.close()
-        await server.wait_closed()
 
     run_loop(main())
+
+
+def test_a_vsock_back_end_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "hv.sock")
+    asked: list[bytes] = []
+    ended: list[bool] = []
+
+    async def main() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readline())
+            await reader.read()
+            writer.close()
+            ended.append(True)
+
+        async with await asyncio.start_unix_server(silent, path):
+            try:
+                await Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 3 * HANDSHAKE_S)
+            finally:
+                await until(lambda: len(ended) == len(asked))
+
+    with pytest.raises(DeadlineExceeded, match=r"no answer within 30 s \(.* did not answer CONNECT within 10 s\)"):
+        run_fast_forward(main())
+    assert asked[:2] == [b"CONNECT 1024\n"] * 2
 
 
 @pytest.mark.parametrize(
     "address", [UnixAddress, SerialAddress, lambda path: HvsockAddress(path, 1024)], ids=["unix", "serial", "hvsock"]
 )
 def test_a_listener_that_has_no_room_is_waited_for(address: Callable[[str], AgentAddress], tmp_path: Path) -> None:
-    """asyncio's own connect answers with a socket that is connected to nobody."""
+    """asyncio's own connect answers with a socket that is not connected."""
 
     async def body() -> None:
         with pytest.raises(TimeoutError):

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import chart, report
+from bench import chart, peers, report
 from bench.bare_boot import bare_argv
-from bench.create_profile import phases_of
-from bench.measures import Peer
 from bench.rounds import Samples
 from bench.stub_pods import waited_s
 from pyshim.model.trace import NO_PARENT, Span
-from pyshim.plan.kernel_params import FOR_SPEED
 
 PROJECT = Path(__file__).resolve().parents[3]
 INITRD = Path("/scratch/bare")
@@ -44,7 +41,7 @@ def argv() -> list[str]:
     words += " -chardev socket,id=agent0,fd=6,server=on -device virtserialport,chardev=agent0,name=port"
     words += " -chardev socket,id=share0,path=/s -device vhost-user-fs-pci,chardev=share0,tag=kataShared"
     words += " -netdev tap,id=eth0,fds=8 -device virtio-net-pci,netdev=eth0 -kernel /k -initrd /big"
-    return [*words.split(), "-append", " ".join(("quiet console=hvc0", *FOR_SPEED, "panic=1"))]
+    return [*words.split(), "-append", "quiet console=hvc0 panic=1"]
 
 
 def test_a_bare_boot_keeps_the_machine_and_drops_what_leads_out_of_it(argv: list[str]) -> None:
@@ -54,12 +51,6 @@ def test_a_bare_boot_keeps_the_machine_and_drops_what_leads_out_of_it(argv: list
     expected += " -chardev socket,id=hvc0,fd=10 -device virtconsole,chardev=hvc0,id=console0"
     expected += " -chardev socket,id=tty0,fd=11 -serial chardev:tty0 -kernel /k -initrd /scratch/bare"
     assert words == [*expected.split(), "-append", "quiet console=ttyS0 panic=1"]
-
-
-def test_a_bare_boot_takes_what_saves_the_pod_time_only_when_it_is_asked_to(argv: list[str]) -> None:
-    words = bare_argv(argv, INITRD, {"hvc0": 10, "tty0": 11}, for_speed=True)
-
-    assert words[-1] == " ".join(("quiet console=ttyS0", *FOR_SPEED, "panic=1"))
 
 
 def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
@@ -82,6 +73,7 @@ def test_a_series_without_its_reference_in_every_round_is_refused() -> None:
         report.rows(samples(start_pykata=[[1.0], [1.0]], start_bare=[[1.0]]))
 
 
+@pytest.mark.slow
 def test_every_row_is_in_the_table_the_markdown_and_the_picture(tmp_path: Path) -> None:
     found = report.rows(samples())
 
@@ -98,46 +90,26 @@ def test_every_row_is_in_the_table_the_markdown_and_the_picture(tmp_path: Path) 
     assert "a note" in markdown
 
 
-def test_equal_results_make_an_equal_picture(tmp_path: Path) -> None:
-    found = report.rows(samples())
-
-    for name in ("a.svg", "b.svg"):
-        chart.write_svg(tmp_path / name, found, "caption")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
 def test_a_peer_is_named_as_containerd_finds_it() -> None:
-    peer = Peer.of(Path("/opt/kata/bin/containerd-shim-kata-v2"), Path("/c.toml"))
+    peer = peers.runtime_of(Path("/opt/kata/bin/containerd-shim-kata-v2"))
 
-    assert (peer.runtime.name, peer.runtime.binary) == ("io.containerd.kata.v2", "containerd-shim-kata-v2")
+    assert (peer.name, peer.binary) == ("io.containerd.kata.v2", "containerd-shim-kata-v2")
 
 
 @pytest.mark.parametrize("name", ["kata", "containerd-shim-kata", "containerd-shim--v2", "a-b-c-d"])
 def test_a_program_that_is_no_shim_is_refused_as_peer(name: str) -> None:
     with pytest.raises(ValueError, match="its name is not containerd-shim-NAME-VERSION"):
-        Peer.of(Path("/bin") / name, None)
+        peers.runtime_of(Path("/bin") / name)
 
 
-def test_rows_about_a_peer_are_there_only_with_one() -> None:
-    without = samples()
-    with_one = samples()
-    for question in report.PEER_QUESTIONS:
-        with_one.by_round[question.series] = [[2.0], [2.0]]
+def test_the_table_of_peers_has_the_median_of_the_rounds_ratios() -> None:
+    ours = {key: [0.001, 0.002, 0.030] for key in peers.TITLES}
+    theirs = {key: [0.002, 0.002, 0.010] for key in peers.TITLES}
 
-    assert len(report.rows(with_one)) == len(report.rows(without)) + len(report.PEER_QUESTIONS)
+    text = peers.as_markdown({"forked": ours, "executed": theirs, "peer": theirs}, "shim-x", {"rounds": "3"}, "")
 
-
-def test_phases_are_medians_by_name_and_those_that_have_not_ended_are_left_out() -> None:
-    def trace(name: str, took_ms: int) -> tuple[Span, ...]:
-        return (
-            Span(f"create {name}", NO_PARENT, 1_000_000, 9_000_000, ""),
-            Span("start vmm", 0, 2_000_000, (2 + took_ms) * 1_000_000, ""),
-            Span(f"start {name}", NO_PARENT, 9_000_000, 0, ""),
-        )
-
-    found = phases_of([trace("a", 1), trace("b", 3), trace("c", 5)])
-
-    assert found == {"create": (0.0, 8.0), "start vmm": (1.0, 3.0)}
+    assert "| `start` | 2 ms | 2 ms | 2 ms | 1.00 | 1.00 |" in text.splitlines()
+    assert all(f"| {title} |" in text for title in peers.TITLES.values())
 
 
 def a_span(name: str, parent: int, start_ms: int, end_ms: int) -> Span:
@@ -172,32 +144,25 @@ def test_a_trace_without_the_wait_and_one_in_which_it_lasts() -> None:
         waited_s((a_span("wait for vmm", NO_PARENT, 1, 0),))
 
 
-@pytest.mark.root
-@pytest.mark.parametrize("place", ["/tmp/results", "/run/a/b", "/dev/shm"])
-def test_results_are_not_written_to_what_ends_with_the_enclosure(place: str) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "integration.framework.enclosure",
-        sys.executable,
-        "-m",
-        "bench",
-        "--output",
-        place,
-    ]
+def in_enclosure(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "integration.framework.enclosure", sys.executable, *words]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
 
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+
+@pytest.mark.root
+def test_results_are_not_written_to_what_ends_with_the_enclosure() -> None:
+    done = in_enclosure("-m", "bench", "--output", "/tmp/results")
 
     assert done.returncode == 2
-    assert done.stderr == f"bench: write results to {place!r}: it is gone when the measuring has ended\n"
+    assert done.stderr == "bench: write results to '/tmp/results': it is gone when the measuring has ended\n"
 
 
 @pytest.mark.root
-def test_the_checkout_outlives_the_enclosure_wherever_it_lies() -> None:
+def test_only_the_checkout_outlives_the_enclosure_wherever_it_lies() -> None:
+    places = ("not/yet/there", "/tmp/results", "/run/a/b", "/dev/shm")
     code = "from pathlib import Path; from integration.framework.enclosure import outlives; "
-    code += "print(outlives(Path('not/yet/there')), outlives(Path('/tmp/results')))"
-    command = [sys.executable, "-m", "integration.framework.enclosure", sys.executable, "-c", code]
+    code += f"print([place for place in {places!r} if outlives(Path(place))])"
 
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=100, check=False)
+    done = in_enclosure("-c", code)
 
-    assert done.stdout == "True False\n", done.stderr
+    assert done.stdout == "['not/yet/there']\n", done.stderr

@@ -5,11 +5,12 @@ import os
 import threading
 import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from spec_files import put, spec
+from spec_files import CountedText, put, spec
 
 from pyshim.cdi import (
     Cache,
@@ -18,11 +19,13 @@ from pyshim.cdi import (
     InvalidName,
     InvalidSpec,
     UnresolvedDevices,
+    files,
     parse_spec,
     read_spec,
     spec_file_name,
+    yaml_text,
 )
-from pyshim.cdi.files import MAX_SPEC_BYTES, document_of
+from pyshim.cdi.files import MAX_SPEC_BYTES, MAX_VALUES, document_of
 
 
 def names(cache: Cache) -> list[str]:
@@ -76,6 +79,9 @@ def test_content_decides_between_json_and_yaml(tmp_path: Path) -> None:
         ("x.yaml", "a: [", "not YAML"),
         ("x.yaml", "{1: 2}", "is no member's name"),
         ("x.yaml", "--- {}\n--- {}", "not YAML"),
+        ("x.yaml", "!!int", "not YAML"),
+        ("x.yaml", "!!bool x", "not YAML"),
+        ("x.yaml", "!!timestamp x", "not YAML"),
         ("x.yaml", "!!python/object/apply:os.system [true]", "not YAML"),
         ("x.yaml", "just text", "the document is not an object"),
         ("x.json", "[" * 100_000, "not YAML"),
@@ -98,8 +104,43 @@ def test_files_that_are_no_specs(tmp_path: Path, name: str, content: str, text: 
 def test_a_small_file_that_unfolds_to_billions_is_refused() -> None:
     levels = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
 
-    with pytest.raises(InvalidSpec, match="more than 1000000 values"):
+    with pytest.raises(InvalidSpec, match="more than 200000 values"):
         document_of("\n".join(levels).encode(), "bomb.yaml")
+
+
+def test_yaml_is_read_no_further_than_a_spec_can_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 MiB of one-letter values took a minute: parsing stops at the limit."""
+    read: list[object] = []
+    parse = yaml_text.yaml.parse
+
+    def counted(text: str, **options: Any) -> Iterator[object]:
+        for event in parse(text, **options):
+            read.append(event)
+            yield event
+
+    monkeypatch.setattr(yaml_text.yaml, "parse", counted)
+
+    with pytest.raises(InvalidSpec, match="not YAML: more than 200000 values"):
+        document_of(b"a: [" + b"0," * (1 << 20) + b"]", "wide.yaml")
+    assert len(read) < MAX_VALUES + 10
+
+
+def test_of_a_million_problems_fifty_are_shown() -> None:
+    document = {"cdiVersion": "0.3.0", "kind": "v/c", "devices": [1] * 1000}
+
+    with pytest.raises(InvalidSpec) as refused:
+        parse_spec(document, "x")
+    assert len(refused.value.problems) == 1000
+    assert str(refused.value).endswith("devices[49] is not an object; and 950 more")
+
+
+def test_a_name_given_twice_is_found_in_one_pass() -> None:
+    pairs = [(CountedText(number), number) for number in range(2000)]
+    CountedText.compared = 0
+
+    with pytest.raises(ValueError, match="the name '1999' is given twice"):
+        files._object([*pairs, (CountedText(1999), 0)])
+    assert CountedText.compared < 20 * len(pairs)
 
 
 def test_merges_of_merges_are_refused_while_they_are_small() -> None:
@@ -204,7 +245,7 @@ def test_the_later_directory_wins(low: Path, high: Path, cache: Cache) -> None:
     assert cache.edits(["v.com/c=1"]).env == ("COMMON=1", "HIGH_1=1")
 
 
-def test_a_conflict_takes_the_device_away_and_is_told_on_both_files(low: Path, high: Path, cache: Cache) -> None:
+def test_a_conflict_removes_the_device_and_is_reported_for_both_files(low: Path, high: Path, cache: Cache) -> None:
     put(low, "a.json", spec("v.com/c", "0", "1"))
     put(low, "b.json", spec("v.com/c", "1", "2"))
 

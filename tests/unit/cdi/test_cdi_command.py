@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from spec_files import put, spec
 
-from pyshim.operator.command import run
+from pyshim.cli.command import run
 
 
 def test_list_names_devices_and_errors(low: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,4 +46,4 @@ def test_resolve_prints_edits_or_a_whole_spec(low: Path, capsys: pytest.CaptureF
     assert run(["cdi", "resolve", "v.com/a=y", "v.com/a=z", *where]) == 1
     assert "no spec defines 'v.com/a=y', 'v.com/a=z'" in capsys.readouterr().err
     assert run(["cdi", "resolve", "v.com/a=x", "--oci", str(low / "none"), *where]) == 1
-    assert "No such file" in capsys.readouterr().err
+    assert "ENOENT (no such file or directory)" in capsys.readouterr().err

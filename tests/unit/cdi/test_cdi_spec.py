@@ -185,7 +185,7 @@ EDIT_PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"deviceNodes": [{"path": ""}]}, "deviceNodes[0].path is empty"),
     ({"deviceNodes": [{"path": "/dev/x", "type": "x"}]}, "deviceNodes[0].type 'x' is not one of b, c, u, p"),
     ({"deviceNodes": [{"path": "/dev/x", "permissions": "rx"}]}, "deviceNodes[0].permissions 'rx' has characters"),
-    ({"deviceNodes": [{"path": "/dev/x", "permissions": "none"}]}, "deviceNodes[0].permissions 'none' has characters"),
+    ({"deviceNodes": [{"path": "/dev/x", "permissions": "nono"}]}, "deviceNodes[0].permissions 'nono' has characters"),
     ({"deviceNodes": [{"path": "/dev/x", "major": "1"}]}, "deviceNodes[0].major is not a whole number"),
     ({"deviceNodes": [{"path": "/dev/x", "major": True}]}, "deviceNodes[0].major is not a whole number"),
     ({"deviceNodes": [{"path": "/dev/x", "minor": 1.5}]}, "deviceNodes[0].minor is not a whole number"),
@@ -317,13 +317,11 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(JSON_VALUES)
 def test_any_document_is_a_spec_or_refused_with_problems(value: object) -> None:
     assert _valid(value) or problems(value, "x")
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(FULL_EDITS)), JSON_VALUES)
 def test_any_edit_replaced_by_anything_is_valid_or_refused(member: str, value: object) -> None:
     document = with_edits({**FULL_EDITS, member: value})
@@ -360,10 +358,6 @@ def test_annotations_are_read_in_the_order_of_their_keys_and_each_device_once() 
         ({"cdi.k8s.io/a": ""}, "cdi.k8s.io/a"),
         ({"cdi.k8s.io/a": "v/c=1,"}, "cdi.k8s.io/a"),
         ({"cdi.k8s.io/a": "v/c=1", "cdi.k8s.io/b": "nonsense"}, "cdi.k8s.io/b"),
-        ({"cdi.k8s.io/": "v/c=1"}, "its name is empty"),
-        ({"cdi.k8s.io/-a": "v/c=1"}, "does not begin and end"),
-        ({"cdi.k8s.io/a/b": "v/c=1"}, "has characters other than"),
-        ({f"cdi.k8s.io/{'a' * 64}": "v/c=1"}, "longer than 63"),
     ],
     ids=str,
 )
@@ -371,6 +365,13 @@ def test_bad_annotations_are_named(annotations: dict[str, str], found: str) -> N
     with pytest.raises(InvalidName, match="read cdi annotation") as refused:
         parse_annotations(annotations)
     assert found in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "a" * 64, "é"])
+def test_an_annotation_is_read_whatever_its_key_is_called_after_the_prefix(name: str) -> None:
+    key = f"cdi.k8s.io/{name}"
+
+    assert parse_annotations({key: "v/c=1"}) == ((key,), ("v/c=1",))
 
 
 @pytest.mark.parametrize(

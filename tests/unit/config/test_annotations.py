@@ -1,4 +1,4 @@
-"""What a pod may change, what it may not, and what it is told."""
+"""What a pod may change, what it may not, and with which error."""
 
 import base64
 from fractions import Fraction
@@ -46,6 +46,7 @@ VALUES = [
     (C + "runtime.enable_vcpus_pinning", "true", Table.RUNTIME, "enable_vcpus_pinning", True),
     ("io.katacontainers.enable_vcpus_pinning", "true", Table.RUNTIME, "enable_vcpus_pinning", True),
     (C + "agent.kernel_modules", "a x=1;b", Table.AGENT, "kernel_modules", ("a x=1", "b")),
+    (C + "agent.cdh_api_timeout_ms", "12000", Table.AGENT, "cdh_api_timeout", 12.0),
     (C + "agent.enable_tracing", "1", Table.AGENT, "enable_tracing", True),
 ]
 
@@ -106,6 +107,7 @@ BAD = [
     (H + "default_memory", "2 parsecs", "with a unit"),
     (H + "default_memory", "16", "16 is not between 64"),
     (H + "machine_type", "pc", "'pc' is not one of"),
+    (C + "agent.cdh_api_timeout_ms", "a minute", "expected a number, not 'a minute'"),
     (H + "kernel_params", 'a="b', "a double quote is not closed"),
     (H + "kernel_params", "a\0b", "contains a NUL character"),
     (H + "kernel", "relative", "not an absolute path"),
@@ -226,9 +228,8 @@ def test_a_policy_that_is_no_base64_of_a_text_is_refused(tmp_path: Path, text: s
 @pytest.mark.parametrize(
     ("file", "pod", "named"),
     [
-        ("rootless = true", {}, "hypervisor.qemu.rootless = true"),
         ("disable_guest_selinux = false", {}, "hypervisor.qemu.disable_guest_selinux = false"),
-        ("", {H + "rootless": "true"}, f"hypervisor.qemu.rootless = true (annotation {H}rootless)"),
+        ("", {C + "runtime.guest_selinux_label": "x"}, f'guest_selinux_label = "x" (annotation {C}runtime'),
     ],
 )
 def test_what_would_be_unsafe_to_ignore_starts_nothing(
@@ -250,9 +251,8 @@ def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
         ALL,
         {
             H + "default_gpus": "1",
-            H + "no_such_key": "1",
             H + "enable_iommu_platform": "true",
-            H + "enable_numa": "false",
+            "io.katacontainers.cofnig.runtime.sandbox_cgroup_only": "1",
             C + "runtime.no_such_key": "1",
             C + "shim.x": "1",
             "io.katacontainers.config_path": "/etc/passwd",
@@ -261,12 +261,12 @@ def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
         },
     )
 
+    typo, meant = (f"io.katacontainers.{word}.runtime.sandbox_cgroup_only" for word in ("cofnig", "config"))
     assert warnings(effective) == (
+        f"annotation {typo} is not a known annotation (did you mean {meant}?)",
         f"annotation {H}default_gpus has no effect: only remote VMs have it",
         f"annotation {H}enable_iommu_platform has no effect: not implemented yet: virtio devices reach all of the "
         "guest's memory",
-        f"annotation {H}enable_numa is not a known annotation",
-        f"annotation {H}no_such_key is not a known annotation",
         f"annotation {C}runtime.no_such_key is not a known annotation",
         f"annotation {C}shim.x is not a known annotation",
         "annotation io.katacontainers.config_path has no effect: removed from Kata: a pod does not choose the node's "
@@ -299,3 +299,26 @@ def test_a_pod_may_not_choose_a_hypervisor_that_is_not_there(
 def test_no_list_lets_a_pod_choose_directories_of_its_node(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"refuse annotation '.*sandbox_bind_mounts'"):
         applied(tmp_path / "c.toml", ALL, {C + "runtime.sandbox_bind_mounts": "/etc"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("no_such_key", ""), ("default_memroy", rf" \(did you mean {H}default_memory\?\)"), ("enable_numa", "")],
+)
+def test_an_unknown_annotation_for_the_vm_starts_nothing(tmp_path: Path, name: str, hint: str) -> None:
+    """Who sets it means the VM's size or safety."""
+    with pytest.raises(InvalidArgument, match=f"{H}{name}': it is not a known annotation{hint}"):
+        applied(tmp_path / "c.toml", ALL, {H + name: "1"})
+
+
+@pytest.mark.parametrize("name", ["default_vcpus", "default_maxvcpus", "default_memory"])
+def test_a_number_of_thousands_of_digits_is_a_short_error(tmp_path: Path, name: str) -> None:
+    digits = "9" * 4000
+
+    with pytest.raises(InvalidArgument) as in_annotation:
+        applied(tmp_path / "a.toml", ALL, {H + name: digits})
+    in_file = examined(tmp_path / "f.toml", f"[hypervisor.qemu]\n{name} = {digits}\n").errors()
+
+    assert len(in_file) == 1
+    assert "a number of more than 20 digits is not between" in in_file[0].text
+    assert len(str(in_annotation.value)) < 400

@@ -1,7 +1,6 @@
 """The key table against Kata's inventory, against the nouns, and against the code that is said to honour it."""
 
 import ast
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,13 @@ from pyshim.config.annotations import PATH_LISTS
 from pyshim.config.catalogue import KEYS, annotated, nearest, spellings
 from pyshim.config.keys import Key, Table, Verdict
 from pyshim.config.values import PATH
-from pyshim.model.config import AgentConfig, FactoryConfig, HypervisorConfig, RuntimeConfig
+from pyshim.model.config import AgentConfig, HypervisorConfig, RuntimeConfig
 
 PACKAGE = Path(__file__).parents[3] / "pyshim"
 NOUNS = {
     Table.HYPERVISOR: HypervisorConfig,
     Table.AGENT: AgentConfig,
     Table.RUNTIME: RuntimeConfig,
-    Table.FACTORY: FactoryConfig,
 }
 
 KATA_KEYS = {
@@ -107,7 +105,7 @@ def test_no_place_belongs_to_two_keys() -> None:
 def test_the_noun_of_a_table_has_the_fields_of_its_keys(table: Table) -> None:
     from_keys = {key.field for key in KEYS if key.table is table and key.field}
 
-    assert {field.name for field in fields(NOUNS[table])} == from_keys
+    assert {*NOUNS[table].__struct_fields__} == from_keys
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.dotted)
@@ -130,16 +128,24 @@ def test_a_key_is_honoured_exactly_when_the_code_reads_it() -> None:
     assert (pretended, unsung) == ([], [])
 
 
+def test_a_key_that_decides_nothing_has_a_field_only_for_katas_state() -> None:
+    copied = {
+        name for file in ("kata_config.py", "kata_state.py") for name in _fields_read(PACKAGE / "pod/plan" / file)
+    }
+
+    assert {key.field for key in KEYS if key.field and key.verdict is not Verdict.HONOURED} <= copied
+
+
 def _readers() -> list[Path]:
     """What acts on the configuration: not `config/`, not the state file's copy of it, not the operator's pictures."""
-    rooms = ("plan", "sandbox", "agent", "host", "task")
+    rooms = ("pod", "resources", "agent", "host", "task")
     files = [path for room in rooms for path in (PACKAGE / room).rglob("*.py") if path.name != "kata_config.py"]
     return [*files, PACKAGE / "serve.py"]
 
 
 def _fields_read(path: Path) -> set[str]:
-    """Attributes of values called config, hypervisor, agent, runtime or factory."""
-    nouns = {"config", "hypervisor", "agent", "runtime", "factory"}
+    """Attributes of values called config, hypervisor, agent or runtime."""
+    nouns = {"config", "hypervisor", "agent", "runtime"}
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):

@@ -127,6 +127,9 @@ WITH_LINES = [
     ("runtime = 3", 1, "is not a table"),
     ("[hypervisor.qemu]\nrootless_user = 3", 2, "expected a table"),
     ("[[hypervisor.qemu.guest_extension_images]]\nname = 'x'", 1, "lacks the string 'path'"),
+    ("[[hypervisor.qemu.guest_extension_images]]\nname = 'eleven-long'\npath = '/x'", 1, "is not 1 to 10 letters"),
+    ("[[hypervisor.qemu.guest_extension_images]]\nname = 'x'\npath = 'x'", 1, "is not absolute"),
+    ("[runtime]\nexperimental = ['force_guest_pull', 'x']", 2, "'x' is not a known feature, only force_guest_pull"),
 ]
 
 
@@ -152,10 +155,13 @@ UNREADABLE = [
     ("[a]\nb = 1\n[a]\n", "line 3", InvalidArgument),
     ("a = 1\na = 2\n", "line 2", InvalidArgument),
     (b"a = 1\nb = '\xff'\n", "line 2", InvalidArgument),
+    (".".join(["a"] * 20_000) + " = 1\n", "a key of more than 8 parts", InvalidArgument),
 ]
 
 
-@pytest.mark.parametrize(("text", "place", "error"), UNREADABLE, ids=["table twice", "key twice", "not UTF-8"])
+@pytest.mark.parametrize(
+    ("text", "place", "error"), UNREADABLE, ids=["table twice", "key twice", "not UTF-8", "a long key"]
+)
 def test_a_text_that_is_not_toml_is_named_with_its_line(
     tmp_path: Path, text: str | bytes, place: str, error: type[Exception]
 ) -> None:
@@ -193,3 +199,38 @@ def test_the_file_of_another_vmm_beside_ours_is_only_a_note(tmp_path: Path) -> N
         (Level.NOTE, "hypervisor.clh"),
         (Level.WARNING, "hypervisor.bhyve"),
     ]
+
+
+RUNTIME_RS = """\
+[hypervisor.qemu]
+default_vcpus = 1.0
+default_memory = 2048
+overhead_vcpus = 0.2
+overhead_memory = 32
+[runtime]
+hypervisor_name = "qemu"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "policy", "origin"),
+    [
+        (RUNTIME_RS, "overhead", "4"),
+        ("[hypervisor.qemu]\noverhead_memory = 32\n", "overhead", "2"),
+        (f'{RUNTIME_RS}sizing_policy = "sum"\n', "sum", "8"),
+        ("[hypervisor.qemu]\ndefault_memory = 512\n", "sum", "default"),
+    ],
+    ids=["runtime-rs", "one overhead", "our key wins", "no overhead"],
+)
+def test_a_file_that_names_overheads_is_sized_by_them(tmp_path: Path, text: str, policy: str, origin: str) -> None:
+    setting = examined(tmp_path / "c.toml", text).of(R, "sizing_policy")
+
+    assert setting.value == policy
+    assert setting.origin.rpartition(":")[2] == origin
+
+
+def test_the_feature_force_guest_pull_is_the_key_of_that_name(tmp_path: Path) -> None:
+    effective = examined(tmp_path / "c.toml", '[runtime]\nexperimental = ["force_guest_pull"]\n')
+
+    assert effective.of(R, "experimental_force_guest_pull").value is True
+    assert effective.of(R, "experimental_force_guest_pull").origin.endswith("c.toml:2")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyshim.config.positions import key_lines
-from pyshim.config.toml_text import toml_value
+from pyshim.config.values import toml_value
 
 TEXTS = [
     ("nothing", "", {}),

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.cli.config_reference import commented_toml, markdown
 from pyshim.config.catalogue import KEYS
 from pyshim.config.effective import Level
-from pyshim.config.keys import Verdict
+from pyshim.config.keys import Table, Verdict
 from pyshim.config.load import build_config, load_config
 from pyshim.config.sources import Source
-from pyshim.operator.config_reference import commented_toml, markdown
 
 from .documents import examined, options
 
@@ -74,3 +74,11 @@ def test_what_is_generated_is_current(path: str, text: str) -> None:
     verb = "pyshim config reference" + (" --toml" if path.endswith("toml") else "")
 
     assert (ROOT / path).read_text() == text, f"write it anew: {verb} > {path}"
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "reference" not in path.name], ids=lambda path: path.name)
+def test_a_shipped_file_lets_pods_set_no_annotation_that_only_contains_a_permitted_name(path: Path) -> None:
+    effective = examined(path)
+
+    if effective.of(Table.HYPERVISOR, "enable_annotations").value:
+        assert effective.of(Table.HYPERVISOR, "annotation_match").value == "anchored"

@@ -1,21 +1,25 @@
 """What is installed on nodes and clusters: it parses, and the files agree with each other and with the program."""
 
 import configparser
+import json
 import shutil
 import subprocess
+import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from pyshim.operator.command import SUBCOMMANDS
-from pyshim.plan.sizing.capacity import HOST_SIDE_MIB
+from integration.framework.containerd import DEBIAN
+from pyshim.__main__ import operator_main
+from pyshim.cli.command import SUBCOMMANDS
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 SECTIONS = {
-    "containerd-1.x-pykata.toml": (2, "io.containerd.grpc.v1.cri"),
+    "containerd-1.x-pykata.toml": (None, "io.containerd.grpc.v1.cri"),  # appended to a file that has its version
     "containerd-2.x-pykata.toml": (3, "io.containerd.cri.v1.runtime"),
 }
 
@@ -23,9 +27,16 @@ SECTIONS = {
 def handlers(name: str) -> dict[str, Any]:
     version, plugin = SECTIONS[name]
     document = tomllib.loads((CONFIGS / "containerd" / name).read_text())
-    assert document["version"] == version
+    assert document.get("version") == version
     found: dict[str, Any] = document["plugins"][plugin]["containerd"]["runtimes"]
-    return found
+    return {name: handler for name, handler in found.items() if name != "runc"}
+
+
+def dumped(config: Path) -> dict[str, Any]:
+    """containerd's whole configuration with `config` read."""
+    done = subprocess.run(["containerd", "--config", str(config), "config", "dump"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return tomllib.loads(done.stdout)
 
 
 def manifests(name: str) -> list[dict[str, Any]]:
@@ -43,6 +54,22 @@ def test_handlers_name_the_shims_runtime_type(name: str) -> None:
         assert handler["privileged_without_host_devices"]
 
 
+@pytest.mark.skipif(not shutil.which("containerd"), reason="no containerd")
+def test_containerd_1_keeps_its_default_runtime_and_the_nodes_settings(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(DEBIAN + (CONFIGS / "containerd" / "containerd-1.x-pykata.toml").read_text())
+
+    document = dumped(config)
+    if document["version"] != 2:
+        pytest.skip("containerd is not 1.x")
+
+    cri = document["plugins"]["io.containerd.grpc.v1.cri"]
+    assert cri["cni"]["bin_dir"] == "/usr/lib/cni"
+    assert cri["containerd"]["default_runtime_name"] == "runc"
+    types = {name: runtime["runtime_type"] for name, runtime in cri["containerd"]["runtimes"].items()}
+    assert types == {"runc": "io.containerd.runc.v2", "pykata": "io.containerd.pykata.v2"}
+
+
 def test_both_generations_have_the_same_handlers() -> None:
     old, new = (handlers(name) for name in SECTIONS)
     for handler in new.values():
@@ -58,25 +85,40 @@ def test_every_runtime_class_has_its_handler() -> None:
     assert {item["handler"] for item in classes} <= handlers("containerd-1.x-pykata.toml").keys()
 
 
-def test_the_overhead_is_the_shipped_base_and_the_host_side() -> None:
-    shipped = tomllib.loads((CONFIGS / "configuration-qemu.toml").read_text())["hypervisor"]["qemu"]
-    (runtime_class,) = manifests("runtimeclass-pykata.yaml")
+@pytest.mark.parametrize("kvm", ["yes", "no"])
+def test_the_shipped_overhead_agrees_with_the_shipped_configuration(
+    capsys: pytest.CaptureFixture[str], kvm: str
+) -> None:
+    """The example pod on a node of 2 CPUs, with and without hardware virtualization."""
+    pod, of_class = (CONFIGS / "kubernetes" / name for name in ("pod-example.yaml", "runtimeclass-pykata.yaml"))
+    node = ["--node-cpus", "2", "--node-memory", "8192", "--node-kvm", kvm]
+    words = ["sizing", "explain", str(pod), "--runtimeclass", str(of_class), *node, "--json"]
 
-    fixed = runtime_class["overhead"]["podFixed"]
-    assert fixed["memory"] == f"{shipped['default_memory'] + HOST_SIDE_MIB}Mi"
-    assert fixed["cpu"] == str(shipped["default_vcpus"])
+    assert operator_main([*words, "--config", str(CONFIGS / "configuration-qemu.toml")]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert told["kubernetes"]["overhead"] == {"cpu": "250m", "memory": str(320 << 20)}
+    view = told["policies"][told["policy_in_force"]]
+    assert view["disagreements"] == []
+    assert (view["vcpus"]["granted"], view["memory_mib"]["granted"]) == (1, 368)
+    assert view["class_fixed"]["cpu"] == "250m"
+    assert int(view["class_fixed"]["memory"].removesuffix("Mi")) <= (320 if kvm == "yes" else 334)
 
 
-@pytest.mark.parametrize("name", ["pyshim-zygote.service", "containerd-pyshim.conf"])
-def test_a_unit_has_only_sections_and_settings(name: str) -> None:
+def test_the_shipped_configuration_counts_a_sandbox_in_its_pods_cgroup() -> None:
+    shipped = tomllib.loads((CONFIGS / "configuration-qemu.toml").read_text())
+
+    assert shipped["runtime"]["sandbox_cgroup_only"] is True
+
+
+def test_the_zygotes_unit_leaves_its_forks_alive() -> None:
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string((CONFIGS / "systemd" / name).read_text())
+    parser.read_string((CONFIGS / "systemd" / "pyshim-zygote.service").read_text())
 
     assert set(parser.sections()) <= {"Unit", "Service", "Install"}
-    if name.endswith(".service"):
-        assert parser["Service"]["ExecStart"].endswith("pyshim zygote")
-        assert parser["Service"]["KillMode"] == "process"
+    assert parser["Service"]["ExecStart"].endswith("pyshim zygote")
+    assert parser["Service"]["KillMode"] == "process"
 
 
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
@@ -121,10 +163,28 @@ def test_what_the_units_start_is_a_command_of_ours() -> None:
     services, timers = (sorted((CONFIGS / "systemd").glob(f"*.{kind}")) for kind in ("service", "timer"))
     assert services
     for path in services:
-        unit = configparser.ConfigParser(strict=False)
+        unit = configparser.ConfigParser(strict=False, interpolation=None)
         unit.read(path)
         program, subcommand, *_ = unit["Service"]["ExecStart"].split()
         assert program == "/opt/pyshim/bin/pyshim"
         assert subcommand in SUBCOMMANDS
     for path in timers:
         assert path.with_suffix(".service").exists()
+
+
+def test_a_wheel_holds_every_shipped_file(tmp_path: Path) -> None:
+    """Where the package is installed, the files are beside it, as `SHIPPED_PATH` has it."""
+    pytest.importorskip("setuptools.build_meta")
+    project = CONFIGS.parent
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(project / name, tmp_path)
+    for name in ("configs", "pyshim/config"):
+        shutil.copytree(project / name, tmp_path / name)
+    source = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+
+    subprocess.run([sys.executable, "-c", source, "dist"], cwd=tmp_path, check=True, capture_output=True)
+
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("configs/")}
+    shipped = {str(path.relative_to(project)) for path in CONFIGS.rglob("*") if path.is_file()}
+    assert packed == shipped

@@ -5,27 +5,32 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from hypervisors.base import Hypervisor
 from pyshim.agent.client import AgentClient
+from pyshim.agent.connect import Connector
+from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.failpoints.points import Failpoints, Fault
-from pyshim.failpoints.wrapping import wire, with_points
+from pyshim.failpoints.wrapping import AgentWire, with_points
 from pyshim.model.agent_address import AgentAddress
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.errors import ShimError
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
+from pyshim.model.ledger import Ledger
+from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
-from pyshim.sandbox.environment import Environment
-from pyshim.sandbox.pod import Pod
-from pyshim.sandbox.seams import Monitor, VolumeRpc
+from pyshim.pod.environment import Environment
+from pyshim.pod.pod import Pod
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
-from tests.fakes.host import FakePublisher
+from tests.fakes.deadlines import deadlines_of
+from tests.fakes.host import FakeMonitor, FakePublisher
 from tests.fakes.machine import Machine, MachineConnector, MachineHost, MachineStore, MachineVm
-from tests.unit.sandbox.conftest import CAPACITY, DOCUMENT, FACTS
+from tests.unit.pod.conftest import CAPACITY, DOCUMENT, FACTS
 
 SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "pod"}
 CONTAINER = {**SANDBOX, "io.kubernetes.cri.container-type": "container"}
@@ -37,25 +42,26 @@ DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
 MIB = 1 << 20
 PATIENCE_S = 400.0
 """Virtual seconds after which a call counts as hung: more than any deadline, for a Create several of them."""
-EXIT_S = 30.0
-"""How long the kubelet waits for an exit before it goes on."""
+EXIT_S = 40.0
+"""Virtual seconds for an exit before the driver goes on: more than the shim takes after a KILL."""
 
 
-async def _no_monitor(_path: str, _volumes: VolumeRpc) -> Monitor:
-    raise AssertionError("this pod has nothing to be asked about")
+async def _serve_monitor(path: str, pod: MonitorRpc) -> MonitorServer:
+    return FakeMonitor(path, pod)
 
 
 class Hung(AssertionError):
     """A call got no answer."""
 
 
+@deadlines_of(Connector)
 class _Connector:
     def __init__(self, life: "PodLife", timeout_s: float) -> None:
         self._life = life
         self._timeout_s = timeout_s
 
     async def connect(self, address: AgentAddress, timeout_s: float) -> AgentClient:
-        client = wire(self._life.faults, await Client.connect_socket(self._life.agent.connection()))
+        client = AgentWire(self._life.faults, await Client.connect_socket(self._life.agent.connection()))
         self._life.clients.append(client)
         agent = AgentClient(client, request_timeout_s=self._timeout_s)
         try:
@@ -69,13 +75,21 @@ class _Connector:
 class PodLife:
     """One shim, its machine, its guest, and who drives it. `errors` is what the driver was told, in order."""
 
-    def __init__(self, *faults: Fault) -> None:
+    def __init__(
+        self,
+        *faults: Fault,
+        agent: FakeAgent | None = None,
+        store: Callable[[Machine], MachineStore] = MachineStore,
+        vm: Callable[[Ledger, Machine], Hypervisor] = MachineVm,
+        clock_ns: Callable[[], int] = lambda: 1_700_000_000_000_000_000,
+    ) -> None:
+        """`store` makes what keeps the state, `vm` the hypervisor; `clock_ns` is the time of day."""
         self.machine = Machine()
         self.at_kill: Machine | None = None
         self.killed = asyncio.Event()
         self.faults = Failpoints(faults, kill=self._kill)
-        self.agent = FakeAgent()
-        self.clients: list[Client] = []
+        self.agent = agent or FakeAgent()
+        self.clients: list[AgentWire] = []
         self.publisher = FakePublisher()
         self.errors: list[str] = []
         self.late_errors: list[str] = []
@@ -88,32 +102,36 @@ class PodLife:
         config = build_config(Source(path="test.toml", directory="/", document=document))
         shim = ShimRecord(pid=1, start_ticks=1, socket="unix:///s", namespace="k8s.io")
 
+        @within_s(CHANGE_S, "load configuration")
         async def load(_options: object, _annotations: object) -> Any:
             return config
 
+        @within_s(CHANGE_S, "probe host")
         async def facts() -> HostFacts:
             return FACTS
 
+        @within_s(CHANGE_S, "measure room on host")
         async def capacity(_question: CapacityQuestion) -> CapacityFacts:
             return CAPACITY
 
+        @within_s(CHANGE_S, "open state of sandbox")
         async def records(sandbox_id: SandboxId) -> SandboxRecords:
-            store: Any = MachineStore(self.machine)
-            return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=self.host.release)
+            made: Any = store(self.machine)
+            return SandboxRecords(store=made, sandbox_id=sandbox_id, shim=shim, release=self.host.release)
 
         environment = Environment(
             host=self.host,
             load_config=load,
             host_facts=facts,
             capacity=capacity,
-            hypervisor_factory=lambda ledger, _name: MachineVm(ledger, self.machine),
+            hypervisor_factory=lambda ledger, _name: vm(ledger, self.machine),
             connector_factory=lambda config: _Connector(self, config.agent.request_timeout_s),
             network_connector=MachineConnector(self.machine),
             publisher=self.publisher,
             open_records=records,
-            clock_ns=lambda: 1_700_000_000_000_000_000,
+            clock_ns=clock_ns,
             new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
-            open_monitor=_no_monitor,
+            serve_monitor=_serve_monitor,
         )
         identity = Identity(
             namespace="k8s.io",
@@ -137,6 +155,15 @@ class PodLife:
     async def start(self) -> None:
         """The pod is up, without containers."""
         await self._take("create pod", "start pod")
+
+    async def make_app(self) -> None:
+        """A container with an exec runs."""
+        await self._take("create app", "start app", "exec", "start exec")
+
+    async def live_on(self) -> None:
+        """Every call of a pod's life is tried, whatever the ones before it met."""
+        for step in self._steps():
+            await self._tried(*step)
 
     async def one_round(self) -> None:
         """A container was created, started, used, killed and deleted."""
@@ -205,7 +232,7 @@ class PodLife:
             return False
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # a fault that cancels whoever calls
+            if task is not None and task.cancelling():  # a fault that cancels the caller
                 task.uncancel()
             self.errors.append(f"{name}: cancelled")
             return False
@@ -217,6 +244,12 @@ class PodLife:
         """What containerd and the kubelet do with a pod, whatever has become of it; then the shim ends."""
         told = self.errors
         self.errors = []
+        await self.end()
+        self.late_errors, self.errors = self.errors, told
+        self.machine.replay()
+
+    async def end(self) -> None:
+        """The calls that end a pod: kill, wait and delete of each container, then shutdown."""
         for container in (SIDE, APP, POD):
             if await self._tried("kill", lambda id=container: self.pod.kill(id, None, 9, True)):
                 await self._tried("wait", lambda id=container: self._exit(id, None))
@@ -225,8 +258,6 @@ class PodLife:
                 if await self._tried("delete", lambda id=container: self.pod.delete(id, None)):
                     break
         await self._tried("shutdown", self.pod.close)
-        self.late_errors, self.errors = self.errors, told
-        self.machine.replay()
 
     async def drop(self) -> None:
         """The kernel has closed what the dead shim held, and its guest is gone."""

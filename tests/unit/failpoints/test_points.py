@@ -6,24 +6,18 @@ import inspect
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from hypervisors.base import Hypervisor
 from protos.agent import agent_pb2
 from pyshim.agent import client
+from pyshim.concurrency.deadlines import within_s
+from pyshim.concurrency.undo import Undo
 from pyshim.failpoints.points import AGENT_CALLS, Action, Failpoints, Fault, parse, points, steps
 from pyshim.failpoints.wrapping import seam
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.sandbox import deadlines, seams
-from pyshim.sandbox.cgroups import Cgroups
-from pyshim.sandbox.deadlines import within
-from pyshim.sandbox.undo import Undo
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.ledger import FakeLedger
 
@@ -85,63 +79,6 @@ def test_production_does_not_even_import_the_points() -> None:
     assert done.stdout.strip() == "[]"
 
 
-class _Silent:
-    """A neighbour that answers nothing."""
-
-    async def dance(self, partner: str) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def mount(self, mount: object) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> str:
-        await asyncio.sleep(3600)
-        return "ended"
-
-    def capabilities(self) -> str:
-        return "all"
-
-
-def test_every_wait_on_a_neighbour_has_a_deadline_but_the_one_for_its_end() -> None:
-    async def scenario() -> None:
-        silent: Any = deadlines._Bounded(_Silent(), deadlines.HOST)
-        with pytest.raises(DeadlineExceeded, match="dance 'with me': not done within 30 s"):
-            await silent.dance("with me")
-        with pytest.raises(DeadlineExceeded, match="mount 'a' on 'b': not done within 30 s"):
-            await silent.mount(SimpleNamespace(source="a", target="b"))
-        assert await silent.wait() == "ended"
-        assert silent.capabilities() == "all"
-
-    run_fast_forward(scenario())
-
-
-@pytest.mark.parametrize(
-    ("protocol", "limits"),
-    [
-        (seams.Host, deadlines.HOST),
-        (Cgroups, deadlines.CGROUPS),
-        (Hypervisor, deadlines.HYPERVISOR),
-        (seams.NetworkConnector, deadlines.NETWORK),
-        (seams.AgentConnector, deadlines.AGENT),
-    ],
-    ids=["host", "cgroups", "hypervisor", "network", "agent"],
-)
-def test_the_limits_name_calls_that_exist(protocol: type, limits: Mapping[str, object]) -> None:
-    assert set(limits) <= set(vars(protocol))
-
-
-def test_a_deadline_is_told_from_the_one_of_somebody_else() -> None:
-    async def scenario() -> None:
-        with pytest.raises(DeadlineExceeded, match=r"mount 'a': not done within 0\.01 s"):
-            async with within(0.01, "mount 'a'"):
-                await asyncio.sleep(60)
-        with pytest.raises(TimeoutError, match="theirs"):
-            async with within(60, "mount 'a'"):
-                raise TimeoutError("theirs")
-
-    asyncio.run(scenario())
-
-
 def test_an_undo_that_hangs_is_named_and_the_others_are_still_done() -> None:
     done = []
 
@@ -167,8 +104,22 @@ class _Neighbour:
     def __init__(self) -> None:
         self.starts = 0
 
+    @within_s(3, "start neighbour")
     async def start(self) -> None:
         self.starts += 1
+
+
+@pytest.mark.parametrize(("moment", "starts"), [("before", 0), ("after", 1)])
+def test_what_hangs_at_a_point_hangs_within_the_deadline_of_its_call(moment: str, starts: int) -> None:
+    async def scenario() -> None:
+        neighbour = _Neighbour()
+        faulty = seam(Failpoints(parse(f"hypervisor.start:{moment}=hang")), "hypervisor", neighbour)
+
+        with pytest.raises(DeadlineExceeded, match="start neighbour: not done within 3 s"):
+            await faulty.start()
+        assert neighbour.starts == starts
+
+    run_fast_forward(scenario())
 
 
 @pytest.mark.parametrize(("moment", "starts"), [("before", 0), ("after", 1)])
@@ -215,6 +166,6 @@ def test_kill_is_kill_9() -> None:
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
 
-def test_nothing_can_hang_where_nobody_waits() -> None:
+def test_a_hang_is_refused_for_calls_without_a_wait() -> None:
     assert Action.HANG not in steps()["ledger.acquire.mount"].actions()
     assert Action.HANG in steps()["ledger.release.mount"].actions()

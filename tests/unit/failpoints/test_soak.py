@@ -53,6 +53,7 @@ def unlogged() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unlogged")
 def test_rounds_of_a_container_keep_no_descriptor_no_task_and_no_memory() -> None:
     async def body() -> None:
@@ -79,4 +80,4 @@ def test_rounds_of_a_container_keep_no_descriptor_no_task_and_no_memory() -> Non
         await life.close()
         assert life.machine.left() == []
 
-    run_fast_forward(body(), debug=False)
+    run_fast_forward(body())

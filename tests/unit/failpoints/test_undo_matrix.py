@@ -1,7 +1,7 @@
 """The undo matrix: at each step of a pod's life an error, a hang past its deadline, a cancellation, the shim's kill -9.
 
-After containerd's clean-up calls the machine is as it was before the pod, and the error shown names the step. The table
-of the last run is in .build/undo-matrix.txt.
+After containerd's clean-up calls the machine is as it was before the pod, and the error shown names the step. The
+tables of the last run, one for each kind of fault, are in .build/undo-matrix-*.txt.
 """
 
 import asyncio
@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from pyshim.failpoints.points import Action, Fault, steps
 from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import PodLife
 
-TABLE = Path(__file__).resolve().parents[3] / ".build" / "undo-matrix.txt"
+BUILD = Path(__file__).resolve().parents[3] / ".build"
 
 # What the user reads when a step hangs: its deadline's error. A step that is not listed here must not hang a call.
 HANGS = {
@@ -146,15 +144,18 @@ async def _live_and_clean_up(life: PodLife) -> None:
 
 
 def matrix(action: Action) -> list[Row]:
+    """The outcome of each fault of that kind, written into its table too. Raises AssertionError naming all bad ones."""
     rows = []
     problems = []
     for fault in faults(action):
         try:
-            rows.append(run_fast_forward(outcome(fault), debug=False))
+            rows.append(run_fast_forward(outcome(fault)))
         except (AssertionError, TimeoutError) as exc:
             problems.append(str(exc))
     assert not problems, lines(problems)
     assert rows, f"no step has the fault {action}"
+    BUILD.mkdir(exist_ok=True)
+    (BUILD / f"undo-matrix-{action}.txt").write_text("\n".join(map(str, rows)) + "\n")
     return rows
 
 
@@ -162,26 +163,14 @@ def lines(texts: list[str]) -> str:
     return "\n".join(["", *texts])
 
 
-@pytest.fixture(scope="module")
-def table() -> Iterator[list[Row]]:
-    """Rows that the tests of this file add; written and printed at the end."""
-    rows: list[Row] = []
-    yield rows
-    TABLE.parent.mkdir(exist_ok=True)
-    text = "\n".join(map(str, rows)) + "\n"
-    TABLE.write_text(text)
-    print(f"\n{text}{len(rows)} faults: {TABLE}")
-
-
-def test_an_error_at_any_step_is_told_and_leaves_nothing(table: list[Row]) -> None:
+def test_an_error_at_any_step_is_reported_and_leaves_nothing() -> None:
     rows = matrix(Action.ERROR)
 
     unnamed = [str(row) for row in rows if not _survives(row) and row.fault.point not in row.error]
     assert not unnamed, lines(unnamed)
-    table += rows
 
 
-def test_a_hang_at_any_step_ends_with_a_deadline_that_names_it_and_leaves_nothing(table: list[Row]) -> None:
+def test_a_hang_at_any_step_ends_with_a_deadline_that_names_it_and_leaves_nothing() -> None:
     rows = matrix(Action.HANG)
 
     told = [row for row in rows if row.fault.point not in _OVERTAKEN]
@@ -190,15 +179,14 @@ def test_a_hang_at_any_step_ends_with_a_deadline_that_names_it_and_leaves_nothin
     unlisted = [str(row) for row in told if not _survives(row) and _step(row) not in HANGS]
     assert not unlisted, lines(unlisted)
     assert set(HANGS) <= {_step(row) for row in rows}
-    table += rows
 
 
-def test_the_shims_end_at_any_step_leaves_only_what_its_ledger_names(table: list[Row]) -> None:
-    table += matrix(Action.KILL)
+def test_the_shims_end_at_any_step_leaves_only_what_its_ledger_names() -> None:
+    matrix(Action.KILL)
 
 
-def test_a_cancellation_at_any_step_leaves_nothing(table: list[Row]) -> None:
-    table += matrix(Action.CANCEL)
+def test_a_cancellation_at_any_step_leaves_nothing() -> None:
+    matrix(Action.CANCEL)
 
 
 _WAITS = frozenset({"hypervisor.wait", "virtiofsd.wait"})

@@ -1,6 +1,7 @@
 """Both ends of a process's streams: the shim's as `open_streams` gives them, and the client's."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
     """`body` on a loop of its own, with as many open files after as before."""
 
     async def bounded() -> None:
+        gc.collect()  # closes now what earlier tests left to it
         before = open_files()
         async with asyncio.timeout(TIMEOUT_S):
             await body()

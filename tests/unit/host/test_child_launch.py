@@ -1,6 +1,7 @@
 """How a child starts: its descriptors, signals, environment and network namespace are what was given."""
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -9,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from child_scenarios import ENV, finished, open_fds, shell
 
+from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import SpawnFailed
 from tests.fakes.ledger import FakeLedger
+from tests.unit.host.child_scenarios import ENV, finished, open_fds, shell
 
 
 def test_child_has_exactly_the_descriptors_it_was_given(run_scenario: Any) -> None:
@@ -82,7 +84,7 @@ def test_child_starts_with_default_signals_and_its_own_session(run_scenario: Any
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
         blocked, ignored = (int(line.split()[1], 16) for line in masks.splitlines())
-        threading_signals = 0b11 << 31  # 32 and 33: the C library's own, nobody can set them
+        threading_signals = 0b11 << 31  # 32 and 33: the C library's own, which no program can set
         assert (blocked, ignored & ~threading_signals) == (0, 0)
         pid, session = stat.split()[0], stat.split()[5]
         assert pid == session
@@ -205,5 +207,60 @@ def test_a_full_descriptor_table_is_an_error_and_leaks_none(run_scenario: Any) -
         assert said[-1] == "exited with status 0"
         assert len(said) > 1
         assert all(line.startswith("start program '/bin/sh': E") for line in said[:-1])
+
+    run_scenario(scenario)
+
+
+def own_rights() -> list[str]:
+    """This thread's."""
+    return [line for line in Path("/proc/thread-self/status").read_text().splitlines() if line[:3] in ("Cap", "NoN")]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("netns_path", [None, "/proc/self/ns/net"], ids=["here", "in-a-namespace"])
+def test_a_child_has_the_capabilities_it_was_left_and_can_gain_none(run_scenario: Any, netns_path: str | None) -> None:
+    script = "grep -E '^(Cap|NoNew)' /proc/$$/status >&2"
+
+    async def scenario(children: Children) -> None:
+        before = own_rights()
+        child = await finished(children, script, capabilities=frozenset({1, 14}), netns_path=netns_path)
+        none = await finished(children, script, capabilities=frozenset(), netns_path=netns_path)
+
+        two, nothing = f"{1 << 1 | 1 << 14:016x}", f"{0:016x}"
+        fields = dict(line.split() for line in child.last_words())
+        assert fields == {
+            "CapInh:": nothing,
+            "CapPrm:": two,
+            "CapEff:": two,
+            "CapBnd:": two,
+            "CapAmb:": nothing,
+            "NoNewPrivs:": "1",
+        }
+        assert {line.split()[1] for line in none.last_words()} == {nothing, "1"}
+        assert own_rights() == before
+
+    run_scenario(scenario)
+
+
+def test_a_child_that_never_had_capabilities_gains_none(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        child = await finished(children, "grep NoNewPrivs /proc/$$/status >&2", capabilities=frozenset())
+
+        assert child.last_words() == ("NoNewPrivs: 1",)
+
+    run_scenario(scenario)
+
+
+def test_a_thread_that_cannot_give_up_its_capabilities_starts_nothing(
+    run_scenario: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_kept: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(syscalls, "keep_capabilities", refuse)
+
+    async def scenario(children: Children) -> None:
+        with pytest.raises(SpawnFailed, match="give up capabilities before the start: EPERM"):
+            await children.spawn(shell("exit 0"), env=ENV, capabilities=frozenset())
 
     run_scenario(scenario)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from child_scenarios import ENV, finished, shell
 
 from pyshim.host.processes.children import Child, ChildExit, Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.ledger import ResourceKind
 from tests.fakes.ledger import FakeLedger
+from tests.unit.host.child_scenarios import ENV, finished, shell
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_last_words_are_complete_when_wait_returns_bounded_and_printable(run_sce
 
 def test_a_flood_on_stderr_costs_bounded_memory_and_does_not_block_the_child(run_scenario: Any) -> None:
     async def scenario(children: Children) -> None:
-        child = await finished(children, "head -c 5000000 /dev/zero | tr '\\0' x >&2; echo >&2; echo done >&2")
+        child = await finished(children, "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo >&2; echo done >&2")
 
         assert child.exit == ChildExit(0, 0)
         assert child.last_words()[-1] == "done"
@@ -194,7 +194,7 @@ class Unkillable(Child):
 def test_a_child_that_sigkill_does_not_end_is_given_up(run_scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(children: Children) -> None:
         monkeypatch.setattr("pyshim.host.processes.children.KILL_WAIT_S", 0.05)
-        with subprocess.Popen(["sleep", "600"]) as process:  # noqa: ASYNC220 - a child nobody else reaps
+        with subprocess.Popen(["sleep", "600"]) as process:  # noqa: ASYNC220 - a child that no other code reaps
             stuck = Unkillable(
                 name="stuck", pid=process.pid, stderr_fd=None, tail_lines=1, on_exit=lambda child: ended.append(child)
             )

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from stream_ends import SHORT, opened, run
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
+from tests.unit.host.stream_ends import SHORT, opened, run
 
 PROGRAM = """\
 #!/bin/sh

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.host.mounts.mounting import perform_mount
-from pyshim.host.mounts.table import mounted_below, unmount_all
+from pyshim.host.mounts.table import mounted_below, unmount_all, with_mounts_below
 from pyshim.host.mounts.targets import make_target, open_target
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.ids import HostPath
@@ -102,6 +102,24 @@ def test_read_only_recursive_bind_changes_the_top_mount_as_mount_does_and_rro_al
         assert not is_writable(tmp_path / "ro")
         assert is_writable(tmp_path / "ro/inner")
         assert not is_writable(tmp_path / "rro/inner")
+
+    in_private_mounts(body)
+
+
+def test_directories_with_mounts_below_are_found_by_one_look(tmp_path: Path, in_private_mounts: Run) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "above/a b/c").mkdir(parents=True)
+    (tmp_path / "top").mkdir()
+    (tmp_path / "link").symlink_to("above")
+
+    def body() -> None:
+        perform_mount(host_mount("tmpfs", tmp_path / "above/a b/c", fs_type="tmpfs"))
+        perform_mount(host_mount("tmpfs", tmp_path / "top", fs_type="tmpfs"))
+        asked = [str(tmp_path / name) for name in ("plain", "above", "above/a b", "above/a b/c", "top", "link", "gone")]
+
+        found = with_mounts_below(asked)
+
+        assert sorted(path.removeprefix(f"{tmp_path}/") for path in found) == ["above", "above/a b", "link"]
 
     in_private_mounts(body)
 

@@ -1,4 +1,4 @@
-"""Whoever prints without end waits; nothing of what was printed is lost."""
+"""A process that prints without end waits; nothing of its output is lost."""
 
 import asyncio
 import os

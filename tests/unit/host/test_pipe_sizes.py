@@ -4,7 +4,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from stream_ends import client, input_from, output_to, read_to_end, run
+from tests.unit.host.stream_ends import client, input_from, output_to, read_to_end, run
 
 
 def pipe_bytes(fd: int) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from stream_ends import client, input_from, opened, output_to, read_to_end, run, stalled
 
+from pyshim.host.streams import fifos
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from tests.unit.host.stream_ends import client, input_from, opened, output_to, read_to_end, run, stalled
 
 
 def test_output_opens_without_a_reader_and_keeps_what_was_written_until_one_comes(fifo: Path) -> None:
@@ -66,7 +67,59 @@ def test_a_reader_that_vanishes_and_comes_back_finds_the_stream_alive(fifo: Path
     run(body)
 
 
-def test_closing_ends_a_write_nobody_reads(fifo: Path) -> None:
+def test_a_stream_is_finished_once_its_reader_has_taken_every_byte(fifo: Path) -> None:
+    async def body() -> None:
+        stdout = await output_to(fifo)
+        reader = client(fifo, os.O_RDONLY)
+        await stdout.write(b"x" * 50_000)
+        finishing = asyncio.ensure_future(stdout.finish())
+
+        assert await stalled(finishing)
+        assert len(os.read(reader, 49_999)) == 49_999
+        assert await stalled(finishing)
+        assert os.read(reader, 10) == b"x"
+        await finishing
+
+        assert os.read(reader, 1) == b""
+        os.close(reader)
+
+    run(body)
+
+
+@pytest.mark.parametrize("end", ["nobody reads", "close"])
+def test_finishing_ends_without_a_reader(fifo: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    async def body() -> None:
+        stdout = await output_to(fifo)
+        await stdout.write(b"unread")
+        finishing = asyncio.ensure_future(stdout.finish())
+
+        if end == "close":
+            assert await stalled(finishing)
+            await stdout.close()
+        await finishing
+
+    monkeypatch.setattr(fifos, "UNREAD_S", 0.01 if end == "nobody reads" else 1000)
+    run(body)
+
+
+def test_finishing_ends_with_a_reader_that_is_too_slow(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        stdout = await output_to(fifo)
+        reader = client(fifo, os.O_RDONLY)
+        await stdout.write(b"x" * 50_000)
+        finishing = asyncio.ensure_future(stdout.finish())
+        while not finishing.done():
+            os.read(reader, 1)
+            await asyncio.sleep(0.001)
+        await finishing
+        os.close(reader)
+
+    monkeypatch.setattr(fifos, "UNREAD_S", 1000)
+    monkeypatch.setattr(fifos, "FINISH_S", 0.1)
+    run(body)
+
+
+def test_closing_ends_a_write_without_a_reader(fifo: Path) -> None:
     async def body() -> None:
         stdout = await output_to(fifo)
         writing = asyncio.create_task(stdout.write(bytes(4 << 20)))
@@ -173,7 +226,7 @@ def test_close_io_before_the_client_is_done_does_not_truncate(fifo: Path) -> Non
     run(body)
 
 
-def test_closing_wakes_whoever_reads_stdin(fifo: Path) -> None:
+def test_closing_wakes_the_reader_of_stdin(fifo: Path) -> None:
     async def body() -> None:
         stdin = await input_from(fifo)
         waiting = asyncio.create_task(stdin.read())
@@ -295,6 +348,9 @@ def test_a_full_disk_is_an_error_that_names_the_file() -> None:
         pytest.param({"stdin": "/nowhere/in"}, "open stdin '/nowhere/in': No such file", id="stdin"),
         pytest.param({"stdout": "/nowhere/out"}, "open stdout '/nowhere/out': No such file", id="stdout"),
         pytest.param({"stderr": "/nowhere/err"}, "open stderr '/nowhere/err': No such file", id="stderr"),
+        pytest.param({"stdout": "binary://[]"}, "does not appear to be an IPv4 or IPv6 address", id="no address"),
+        pytest.param({"stdout": "file://["}, "Invalid IPv6 URL", id="half an address"),
+        pytest.param({"stdout": "/fifo\0"}, "null byte", id="null byte"),
         pytest.param({"stdout": "npipe:////./pipe/x"}, "scheme 'npipe' is none of", id="foreign scheme"),
         pytest.param({"stdout": "unix:///s?streaming_id=a-stdout"}, "scheme 'unix' is none of", id="streaming"),
         pytest.param({"stdout": "file://host/x"}, "absolute path", id="file on a host"),
@@ -314,7 +370,7 @@ def test_a_name_that_cannot_be_opened_is_an_invalid_argument_and_leaves_nothing_
 
 
 def test_a_stdin_that_blocks_for_ever_does_not_hold_up_the_exit(tmp_path: Path) -> None:
-    """A terminal nobody types on: the read cannot be ended, so nothing may wait for it."""
+    """A terminal without a typist: the read cannot be ended, so nothing may wait for it."""
     script = tmp_path / "reads.py"
     script.write_text(
         "import asyncio, os, tty\n"

@@ -1,4 +1,4 @@
-"""Text from a peer nobody trusts: bounded, on one line, without power over a terminal."""
+"""Text from an untrusted peer: bounded, on one line, without power over a terminal."""
 
 import pytest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.whole_files import replace_file
+from pyshim.host.files import replace_file
 
 
 @pytest.fixture(params=[0, 0o077], ids=["umask 000", "umask 077"])
@@ -32,7 +32,7 @@ def test_a_file_holds_the_new_content_and_nothing_is_beside_it(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("durable", "synced"), [(True, [b"new"]), (False, [])])
-def test_only_what_is_to_be_durable_is_synced_and_before_anybody_finds_it(
+def test_only_a_durable_file_is_synced_and_before_it_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, synced: list[bytes]
 ) -> None:
     file, seen = tmp_path / "state", []

@@ -3,16 +3,15 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from hypervisors.qemu.qmp import Monitor, QmpEvent
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.qmp_peer import Answer, QmpPeer
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Awaitable[None]], *, limit_s: float = 60) -> None:
     """On a loop of its own, in which the scripted peer lives too; afterwards no task and no descriptor is left."""
-    run_fast_forward(_alone(scenario), debug=True)
+    run_fast_forward(_alone(scenario, limit_s), debug=True)
 
 
 def run_with_qemu(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -20,9 +19,9 @@ def run_with_qemu(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(_alone(scenario), debug=True)
 
 
-async def _alone(scenario: Callable[[], Awaitable[None]]) -> None:
+async def _alone(scenario: Callable[[], Awaitable[None]], limit_s: float = 60) -> None:
     before = len(os.listdir("/proc/self/fd"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(limit_s):
         await scenario()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -44,7 +43,3 @@ class Session:
     async def __aexit__(self, *_error: object) -> None:
         await self.monitor.close()
         await self.peer.close()
-
-
-def forget(_peer: QmpPeer, _request: dict[str, Any]) -> None:
-    """No answer."""

@@ -1,14 +1,21 @@
 """The arguments of the commands that plug a disk, and what is done when one of them fails."""
 
 import asyncio
+import fcntl
+import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import (
+from hypervisors.qemu import block
+from hypervisors.qemu.disks import Disks
+from hypervisors.qemu.hotplug import Hotplug
+from hypervisors.qemu.qmp import QmpCommandFailed, QmpTimeout
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
+from pyshim.model.vm import (
     DiskAio,
     DiskBus,
     DiskCache,
@@ -17,13 +24,9 @@ from hypervisors.base import (
     MemoryBacking,
     PciLayout,
     PortKind,
+    ScsiController,
     VhostUserBackend,
 )
-from hypervisors.qemu import block
-from hypervisors.qemu.disks import Disks, is_block_special
-from hypervisors.qemu.hotplug import Hotplug
-from hypervisors.qemu.qmp import QmpCommandFailed, QmpTimeout
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from tests.fakes.disks import disk
 from tests.fakes.vm_config import vm_config
 from tests.grammar.check import Grammar, tables
@@ -34,7 +37,7 @@ def test_a_node_says_how_the_host_file_is_opened() -> None:
         "d", "/dev/vg/lv", read_only=True, discard=True, cache=DiskCache(direct=True, no_flush=True), aio=DiskAio.NATIVE
     )
 
-    assert block.file_node(volume, is_block_special=True, aio=volume.tuning.aio) == {
+    assert block.file_node(volume, fdset=3, is_block_special=True, aio=volume.tuning.aio) == {
         "driver": "raw",
         "node-name": "d",
         "read-only": True,
@@ -42,7 +45,7 @@ def test_a_node_says_how_the_host_file_is_opened() -> None:
         "discard": "unmap",
         "file": {
             "driver": "host_device",
-            "filename": "/dev/vg/lv",
+            "filename": "/dev/fdset/3",
             "read-only": True,
             "aio": "native",
             "cache": {"direct": True, "no-flush": True},
@@ -54,9 +57,12 @@ def test_a_node_says_how_the_host_file_is_opened() -> None:
 def test_what_is_not_asked_for_is_not_said() -> None:
     plain = disk("d", "/f")
 
-    assert block.file_node(plain, is_block_special=False, aio=DiskAio.THREADS)["discard"] == "ignore"
+    assert block.file_node(plain, fdset=3, is_block_special=False, aio=DiskAio.THREADS)["discard"] == "ignore"
     assert block.virtio_blk(plain) == {"drive": "d", "share-rw": True, "romfile": ""}
-    assert block.scsi_controller(plain) == {"romfile": ""}
+    assert block.scsi_controller(ScsiController(queues=0, queue_size=0, iothread="")) == (
+        "-device",
+        "virtio-scsi-pci,id=virtio-scsi0,romfile=",
+    )
 
 
 def test_every_setting_reaches_its_property() -> None:
@@ -84,12 +90,12 @@ def test_every_setting_reaches_its_property() -> None:
         "physical_block_size": 4096,
         "serial": "a-serial-number-of-m",
     }
-    assert block.scsi_controller(volume) == {
-        "romfile": "",
-        "num_queues": 2,
-        "virtqueue_size": 64,
-        "iothread": "iothread-one",
-    }
+    assert block.scsi_controller(ScsiController(queues=2, queue_size=64, iothread="one")) == (
+        "-object",
+        "iothread,id=iothread-one",
+        "-device",
+        "virtio-scsi-pci,id=virtio-scsi0,romfile=,num_queues=2,virtqueue_size=64,iothread=iothread-one",
+    )
 
 
 @pytest.mark.parametrize(("index", "address"), [(0, "0:0"), (255, "0:255"), (256, "1:0"), (65535, "255:255")])
@@ -102,7 +108,7 @@ def test_scsi_addresses_count_through_luns_first(index: int, address: str) -> No
 
 def test_a_directory_is_no_disk(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match="neither a file nor a block device"):
-        is_block_special(disk("d", tmp_path))
+        asyncio.run(disks(Monitor()).plug(disk("d", tmp_path)))
 
 
 class Monitor:
@@ -124,6 +130,13 @@ class Monitor:
     async def object_add(self, fields: Mapping[str, object]) -> None:
         self._say("object_add", fields["id"])
 
+    async def add_fd(self, fd: int) -> int:
+        self._say("add_fd", fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE)
+        return 5
+
+    async def remove_fd(self, fdset: int) -> None:
+        self._say("remove_fd", fdset)
+
     async def blockdev_add(self, node: Mapping[str, Any]) -> None:
         self._say("blockdev_add", node["file"]["aio"])
 
@@ -142,16 +155,21 @@ class Monitor:
     async def device_remove(self, device_id: str) -> None:
         self._say("device_remove", device_id)
 
-    async def behind_bridge(self, driver: str, device_id: str, _fields: Mapping[str, object]) -> GuestLocation:
+    async def behind_bridge(
+        self, driver: str, device_id: str, _fields: Mapping[str, object], _timeout_s: float
+    ) -> GuestLocation:
         self._say("behind_bridge", (driver, device_id))
         return GuestLocation(pci_path="02/01")
 
-    def give_back(self, device_id: str) -> None:
-        self._say("give_back", device_id)
+    def free_slot(self, device_id: str) -> None:
+        self._say("free_slot", device_id)
+
+    async def locate(self, _qdev: str) -> GuestLocation:
+        return GuestLocation(pci_path="07")
 
 
 def disks(monitor: Monitor) -> Disks:
-    return Disks(monitor, monitor.behind_bridge, monitor.give_back)  # type: ignore[arg-type]
+    return Disks(monitor, monitor.behind_bridge, monitor.free_slot, monitor.locate)  # type: ignore[arg-type]
 
 
 def test_without_io_uring_disks_use_threads_and_do_not_ask_again(tmp_path: Path) -> None:
@@ -170,22 +188,46 @@ def test_another_aio_that_fails_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
 
+    monitor = Monitor("blockdev_add")
+
     with pytest.raises(QmpCommandFailed):
-        asyncio.run(disks(Monitor("blockdev_add")).plug(disk("a", path, aio=DiskAio.NATIVE)))
+        asyncio.run(disks(monitor).plug(disk("a", path, aio=DiskAio.NATIVE)))
+
+    assert monitor.said[-1] == ("remove_fd", 5)
 
 
-@pytest.mark.parametrize("failing", ["behind_bridge", "device_add"])
-def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, failing: str) -> None:
+@pytest.mark.parametrize(("read_only", "mode"), [(True, os.O_RDONLY), (False, os.O_RDWR)])
+def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(tmp_path: Path, read_only: bool, mode: int) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    monitor = Monitor()
+    plugged = disks(monitor)
+    volume = disk("a", path, read_only=read_only)
+
+    async def body() -> None:
+        await plugged.plug(volume)
+        await plugged.unplug(volume)
+
+    asyncio.run(body())
+
+    assert monitor.said[0] == ("add_fd", mode)
+    assert monitor.said[-2:] == [("blockdev_del", "a"), ("remove_fd", 5)]
+
+
+@pytest.mark.parametrize(
+    ("bus", "failing"), [(DiskBus.VIRTIO_BLK, "behind_bridge"), (DiskBus.VIRTIO_SCSI, "device_add")]
+)
+def test_a_disk_that_cannot_be_plugged_leaves_no_node(tmp_path: Path, bus: DiskBus, failing: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor(failing)
     plugged = disks(monitor)
 
     with pytest.raises(QmpCommandFailed):
-        asyncio.run(plugged.plug(disk("a", path, bus=DiskBus.VIRTIO_SCSI, iothread="one")))
+        asyncio.run(plugged.plug(disk("a", path, bus=bus, iothread="one")))
 
     assert monitor.said[0] == ("object_add", "iothread-one")
-    assert monitor.said[-1] == ("blockdev_del", "a")
+    assert monitor.said[-2:] == [("blockdev_del", "a"), ("remove_fd", 5)]
     assert plugged.saved() == {}
 
 
@@ -202,7 +244,6 @@ def test_a_freed_scsi_address_is_given_again(tmp_path: Path) -> None:
         return [*given, (await plugged.plug(named[2])).scsi_address]
 
     assert asyncio.run(body()) == ["0:0", "0:1", "0:0"]
-    assert [value for name, value in monitor.said if name == "behind_bridge"] == [("virtio-scsi-pci", "scsi0")]
     assert plugged.saved() == {"0": "c", "1": "b"}
 
 

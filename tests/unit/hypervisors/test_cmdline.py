@@ -4,15 +4,23 @@ After a wanted change: `PYSHIM_UPDATE_GOLDEN=1 pytest tests/unit/hypervisors/tes
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import ImageDriver, MemoryBacking, VhostUserNic, VmConfig, VsockChannel
 from hypervisors.qemu.cmdline import FdTable, check_config, fd_table, kernel_command_line, qemu_argv, socket_paths
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import (
+    ImageDriver,
+    MemoryBacking,
+    ScsiController,
+    VhostUserNic,
+    VhostUserVsockChannel,
+    VmConfig,
+    VsockChannel,
+)
 from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
 from tests.grammar.check import problems, tables
 
@@ -29,13 +37,25 @@ def _microvm() -> VmConfig:
     return replace(base, machine_type="microvm", machine_options=("pit=off", "rtc=on"), bridges=0, share=None)
 
 
+VSOCK_PROGRAM = VhostUserVsockChannel(
+    port=1024,
+    program="/usr/bin/vhost-device-vsock",
+    device_path="/run/vc/vm/pod1/vhost-vsock.sock",
+    socket_path="/run/vc/vm/pod1/vsock.sock",
+)
+
 CONFIGS = {
     "q35-virtiofs-serial-tcg": vm_config(),
     "q35-vsock-kvm": _kvm(vm_config(agent_channel=VsockChannel(port=1024))),
-    "q35-nested-kvm-debug": _kvm(vm_config(nested=True, debug=True, extra_monitor=True, seccomp_sandbox="")),
+    "q35-vhost-user-vsock": with_memory(
+        vm_config(share=None, agent_channel=VSOCK_PROGRAM), backing=MemoryBacking.SHARED_MEMFD
+    ),
+    "q35-vhost-user-vsock-kvm": _kvm(vm_config(agent_channel=VSOCK_PROGRAM)),
+    "q35-nested-kvm-debug": _kvm(vm_config(nested=True, debug=True, extra_monitor="hmp", seccomp_sandbox="")),
     "microvm": _microvm(),
     "q35-initrd-only": with_boot(vm_config(share=None), image=None),
     "q35-image-pmem": with_boot(vm_config(), image_driver=ImageDriver.PMEM, initrd=None),
+    "q35-scsi": vm_config(scsi=ScsiController(queues=2, queue_size=64, iothread="scsi")),
     "q35-two-nics": vm_config(nics=(nic(0, taps=(40, 41), vhosts=(50, 51)), nic(1, taps=(42,), mtu=0))),
     "q35-vhost-user-nics": vm_config(
         vhost_user_nics=(
@@ -47,6 +67,7 @@ CONFIGS = {
     ),
     "q35-hugepages": with_memory(vm_config(), backing=MemoryBacking.HUGEPAGES, prealloc=True),
     "q35-virtio-mem": with_memory(vm_config(), max_mib=1027, virtio_mem=True, prealloc=True),
+    "q35-balloon": with_memory(vm_config(), reclaim=True),
     "q35-private-firmware": with_boot(
         with_memory(vm_config(share=None), backing=MemoryBacking.PRIVATE), firmware="/opt/OVMF.fd"
     ),
@@ -86,7 +107,7 @@ def test_every_golden_file_belongs_to_a_config() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_uuid_is_in_the_argv_for_whoever_sweeps(name: str) -> None:
+def test_the_uuid_is_in_the_argv_so_that_a_clean_up_finds_the_process(name: str) -> None:
     assert CONFIGS[name].uuid in qemu_argv(CONFIGS[name], table(CONFIGS[name]))
 
 
@@ -204,6 +225,11 @@ def test_kernel_parameter_without_a_spelling_is_refused(params: tuple[str, ...],
             "a vhost-user network device needs shared memory",
             id="vhost-user-nic-without-shared-memory",
         ),
+        pytest.param(
+            with_memory(vm_config(share=None, agent_channel=VSOCK_PROGRAM), backing=MemoryBacking.PRIVATE),
+            "vsock device needs shared memory",
+            id="vhost-user-vsock-without-shared-memory",
+        ),
         pytest.param(vm_config(nics=(nic(0, taps=(5, 6), vhosts=(7,)),)), "as many vhost fds", id="uneven-queues"),
         pytest.param(with_boot(vm_config(), kernel_params=('"',)), "open quote", id="kernel-parameter"),
     ],
@@ -214,9 +240,14 @@ def test_config_that_cannot_work_is_refused_before_anything_is_made(config: VmCo
 
 
 def test_socket_paths_are_all_there_are() -> None:
-    assert socket_paths(vm_config(extra_monitor=True)) == (
+    assert socket_paths(vm_config(extra_monitor="hmp")) == (
         "/run/vc/vm/pod1/qmp.sock",
         "/run/vc/vm/pod1/agent.sock",
         "/run/vc/vm/pod1/extra-monitor.sock",
     )
     assert socket_paths(vm_config(agent_channel=VsockChannel(port=1024))) == ("/run/vc/vm/pod1/qmp.sock",)
+    assert socket_paths(vm_config(agent_channel=VSOCK_PROGRAM)) == (
+        "/run/vc/vm/pod1/qmp.sock",
+        "/run/vc/vm/pod1/vhost-vsock.sock",
+        "/run/vc/vm/pod1/vsock.sock",
+    )

@@ -6,24 +6,25 @@ After a wanted change: `PYSHIM_UPDATE_GOLDEN=1 pytest tests/unit/hypervisors/tes
 import os
 import shutil
 import subprocess
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import VmConfig
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.guards.sev import Encryption
 from pyshim.config.load import build_config
 from pyshim.config.sources import read_source
 from pyshim.model.confidential import NO_TEE, Tee, TeeFacts
 from pyshim.model.errors import ShimError
 from pyshim.model.host_facts import Accelerator, CgroupMode
 from pyshim.model.ids import SandboxId
+from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import parse_spec
 from pyshim.model.task import RuntimeOptions
-from pyshim.plan.kind import ContainerKind
-from pyshim.plan.sandbox import sandbox_plan
+from pyshim.model.vm import ExtensionDisk, VmConfig
+from pyshim.pod.plan.sandbox import sandbox_plan
 from tests.fakes.facts import PLENTY, host_facts
 from tests.fakes.vm_config import nic, vm_config
 from tests.grammar.check import minimum_version, problems, tables
@@ -40,16 +41,12 @@ SHIPPED = ("qemu", "qemu-nvidia-gpu", "qemu-tdx", "qemu-snp", "qemu-sev")
 AMD = TeeFacts(
     available=frozenset({Tee.SEV_ES, Tee.SEV}),
     probed=("'/sys/module/kvm_amd/parameters/sev_snp' says 'N'",),
-    cbitpos=51,
-    reduced_phys_bits=1,
     quote_socket="",
 )
 HOSTS = {
     "tdx-host": TeeFacts(
         available=frozenset({Tee.TDX}),
         probed=(),
-        cbitpos=0,
-        reduced_phys_bits=0,
         quote_socket="/run/tdx-qgs/qgs.socket",
     ),
     "snp-host": replace(AMD, available=AMD.available | {Tee.SNP}),
@@ -88,7 +85,7 @@ def planned(shipped: str, facts: TeeFacts) -> VmConfig:
 
 def argv(config: VmConfig) -> tuple[str, ...]:
     check_config(config)
-    return qemu_argv(config, fd_table(config, guest_cid=4242, image_bytes=64 << 20))
+    return qemu_argv(config, fd_table(config, guest_cid=4242, image_bytes=64 << 20, encryption=Encryption(51, 1)))
 
 
 def described(shipped: str, host: str) -> str:
@@ -247,3 +244,18 @@ def test_the_initdata_disk_is_realized(tmp_path: Path) -> None:
     assert len(wanted) == 2
     assert (ended.returncode, ended.stderr) == (0, "")
     assert config.cpu.accelerator is Accelerator.TCG
+
+
+@needs_qemu
+def test_an_extension_disk_is_realized_with_its_serial_number(tmp_path: Path) -> None:
+    disk = tmp_path / "coco.img"
+    disk.write_bytes(bytes(512))
+    config = vm_config(extensions=(ExtensionDisk(name="coco", path=str(disk)),))
+    words = qemu_argv(config, table(config))
+    wanted = [(option, value) for option, value in pairwise(words) if "extension-coco" in value]
+
+    ended = started(("-machine", "q35,accel=tcg", *(word for pair in wanted for word in pair)))
+
+    assert "serial=extension-coco" in wanted[1][1]
+    assert "read-only=on" in wanted[0][1]
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -2,22 +2,23 @@
 
 import base64
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import ImageDriver, MemoryBacking, VmConfig, VsockChannel
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.guards.sev import Encryption, encryption_of
 from hypervisors.qemu.hotplug import capabilities_of
 from pyshim.model.confidential import Guard, SevGuard, SnpGuard, TdxGuard, UnixQuotes, VsockQuotes
-from pyshim.model.errors import InvalidArgument
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import ImageDriver, MemoryBacking, VmConfig, VsockChannel
 from tests.fakes.vm_config import vm_config, with_boot, with_memory
 
 TDX = TdxGuard(mrconfigid=b"", quotes=VsockQuotes(cid=2, port=4050))
-SNP = SnpGuard(cbitpos=51, reduced_phys_bits=1, policy=0x30000, id_block="", id_auth="", host_data=b"")
-SEV = SevGuard(cbitpos=47, reduced_phys_bits=5, policy=1, launch_hook="")
+SNP = SnpGuard(policy=0x30000, id_block="", id_auth="", host_data=b"")
+SEV = SevGuard(policy=1, launch_hook="")
 SEV_ES = replace(SEV, policy=5)
 GUARDS = {"tdx": TDX, "snp": SNP, "sev": SEV, "sev-es": SEV_ES}
 
@@ -35,7 +36,7 @@ def confidential(guard: Guard | None, **changes: Any) -> VmConfig:
 
 
 def argv(config: VmConfig) -> tuple[str, ...]:
-    return qemu_argv(config, fd_table(config, guest_cid=42, image_bytes=1 << 20))
+    return qemu_argv(config, fd_table(config, guest_cid=42, image_bytes=1 << 20, encryption=Encryption(51, 1)))
 
 
 def added(guard: Guard) -> tuple[set[str], set[str]]:
@@ -61,7 +62,7 @@ def added(guard: Guard) -> tuple[set[str], set[str]]:
             SEV,
             "sev",
             {
-                "sev-guest,id=sev,cbitpos=47,reduced-phys-bits=5,kernel-hashes=on,policy=1",
+                "sev-guest,id=sev,cbitpos=51,reduced-phys-bits=1,kernel-hashes=on,policy=1",
                 "-drive",
                 "if=pflash,format=raw,read-only=on,file=/opt/OVMF,,1.fd",
             },
@@ -70,7 +71,7 @@ def added(guard: Guard) -> tuple[set[str], set[str]]:
             SEV_ES,
             "sev",
             {
-                "sev-guest,id=sev,cbitpos=47,reduced-phys-bits=5,kernel-hashes=on,policy=5",
+                "sev-guest,id=sev,cbitpos=51,reduced-phys-bits=1,kernel-hashes=on,policy=5",
                 "-drive",
                 "if=pflash,format=raw,read-only=on,file=/opt/OVMF,,1.fd",
             },
@@ -154,7 +155,6 @@ CONTRADICTIONS = {
     "snp_id_block is not base64": confidential(replace(SNP, id_block="%", id_auth="AA==")),
     "snp_id_block is 1 bytes, not 96": confidential(replace(SNP, id_block="AA==", id_auth="AA==")),
     "only of use together": confidential(replace(SNP, id_block="AA==")),
-    "are not a CPU's": confidential(replace(SEV, cbitpos=0)),
     "has more than 32 bits": confidential(replace(SEV, policy=1 << 32)),
 }
 
@@ -170,3 +170,19 @@ def test_what_contradicts_a_guard_is_refused(problem: str) -> None:
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_consistent_guard_passes(name: str) -> None:
     check_config(confidential(GUARDS[name]))
+
+
+def test_the_encryption_bit_is_what_qemu_says_of_the_host() -> None:
+    answer = {"pdh": "AA==", "cert-chain": "AA==", "cpu0-id": "AA==", "cbitpos": 51, "reduced-phys-bits": 1}
+
+    assert encryption_of(answer) == Encryption(cbitpos=51, reduced_phys_bits=1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], {}, {"cbitpos": 51}, {"cbitpos": 0, "reduced-phys-bits": 1}, {"cbitpos": 51, "reduced-phys-bits": 64}]
+    + [{"cbitpos": wrong, "reduced-phys-bits": 1} for wrong in (True, "51", None, 51.0, -1)],
+)
+def test_an_answer_that_is_no_cpus_is_refused(answer: object) -> None:
+    with pytest.raises(FailedPrecondition, match="are not a CPU's"):
+        encryption_of(answer)

@@ -1,20 +1,27 @@
-"""SEV's launch: measured, told to the hook, answered with a secret; a real hook program and a scripted QEMU."""
+"""SEV's launch: the encryption bit asked for; measured, told to the hook, answered with a secret. The hooks are real
+programs, QEMU is scripted.
+"""
 
 import asyncio
 import base64
 import json
+import re
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hypervisors.qemu.guards.launch import attest, secret_of
-from hypervisors.qemu.qmp import QmpError
+from hypervisors.qemu.guards.launch import ask_encryption, attest, secret_of
+from hypervisors.qemu.guards.sev import Encryption
+from hypervisors.qemu.qmp import QmpCommandFailed, QmpError
 from pyshim.host.processes.children import Children
 from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import FailedPrecondition, ShimError
+from tests.fakes.ledger import FakeLedger
 
+QEMU = Path("/usr/bin/qemu-system-x86_64")
 SECRET = {"packet-header": base64.b64encode(b"header").decode(), "secret": base64.b64encode(b"secret").decode()}
 LAUNCH = {
     "enabled": True,
@@ -48,7 +55,7 @@ def hook_in(directory: Path, body: str) -> str:
 
 def launched(hook: str, measurement: object = "bWVhc3VyZQ==") -> ScriptedMonitor:
     monitor = ScriptedMonitor({"data": measurement})
-    guard = SevGuard(cbitpos=51, reduced_phys_bits=1, policy=5, launch_hook=hook)
+    guard = SevGuard(policy=5, launch_hook=hook)
     asyncio.run(attest(monitor, Children(), guard, "pod1"))  # type: ignore[arg-type]
     return monitor
 
@@ -117,3 +124,73 @@ def test_an_answer_that_is_none_is_refused_by_name(answer: bytes, named: str) ->
 
     assert named in str(caught.value)
     assert "'/hook'" in str(caught.value)
+
+
+SCRIPTED_QEMU = """#!{python}
+import json, socket, sys
+assert sys.argv[1:3] == ["-name", "sev-of-vm1"], sys.argv
+connection = socket.socket(fileno=3)
+version = {{"qemu": {{"major": 8, "minor": 2, "micro": 0}}, "package": ""}}
+connection.sendall(json.dumps({{"QMP": {{"version": version, "capabilities": []}}}}).encode() + b"\\n")
+for answer in ({{"return": {{}}}}, {answer!r}):
+    question = json.loads(connection.recv(65536))  # each comes alone, after the answer before it
+    identity = {{key: value for key, value in question.items() if key == "id"}}
+    connection.sendall(json.dumps({{**answer, **identity}}).encode() + b"\\n")
+connection.recv(1)
+"""
+CAPABLE = {"return": {"pdh": "", "cert-chain": "", "cpu0-id": "", "cbitpos": 51, "reduced-phys-bits": 1}}
+
+
+def asked(program: str) -> tuple[Encryption, FakeLedger]:
+    """What the QEMU of that name says; the ledger has had it and no process is left of it."""
+    ledger, children = FakeLedger(), Children()
+
+    async def main() -> Encryption:
+        try:
+            return await ask_encryption(program, children, ledger, name="sev-of-vm1", timeout_s=20)
+        finally:
+            assert (children.alive, ledger.held) == ((), {})
+
+    return asyncio.run(main()), ledger
+
+
+def scripted_qemu(directory: Path, body: str) -> str:
+    path = directory / "qemu"
+    path.write_text(body)
+    path.chmod(stat.S_IRWXU)
+    return str(path)
+
+
+def test_a_qemu_without_a_machine_is_asked_for_the_hosts_encryption_bit(tmp_path: Path) -> None:
+    program = scripted_qemu(tmp_path, SCRIPTED_QEMU.format(python=sys.executable, answer=CAPABLE))
+
+    found, ledger = asked(program)
+
+    assert found == Encryption(cbitpos=51, reduced_phys_bits=1)
+    assert [verb for verb, _ in ledger.history] == ["acquire", "acquire", "release"]
+
+
+def test_a_host_without_sev_fails_in_qemus_words(tmp_path: Path) -> None:
+    refusal = {"error": {"class": "GenericError", "desc": "SEV is not enabled in KVM"}}
+    program = scripted_qemu(tmp_path, SCRIPTED_QEMU.format(python=sys.executable, answer=refusal))
+
+    with pytest.raises(QmpCommandFailed, match="ask qemu 'query-sev-capabilities': SEV is not enabled in KVM"):
+        asked(program)
+
+
+def test_a_qemu_that_does_not_come_up_fails_with_its_last_words(tmp_path: Path) -> None:
+    program = scripted_qemu(tmp_path, "#!/bin/sh\necho 'no kvm here' >&2\nexit 1\n")
+
+    with pytest.raises(FailedPrecondition, match=r"qemu .* exited with status 1: no kvm here"):
+        asked(program)
+
+
+@pytest.mark.skipif(not QEMU.exists(), reason=f"needs {QEMU}")
+def test_the_installed_qemu_takes_the_question() -> None:
+    """Its answer is that of this host; a word of our argv or question that it did not know would be told otherwise."""
+    try:
+        said = f"cbitpos {asked(str(QEMU))[0].cbitpos}"
+    except ShimError as error:
+        said = str(error)
+
+    assert re.search("cbitpos|SEV is not|(?i:kvm)", said), said

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import VmExitKind
 from hypervisors.qemu.console import MAX_FILE_BYTES, MAX_SHOWN_CHARS, Console
 from hypervisors.qemu.devices import node_name
 from hypervisors.qemu.exits import SHOWN_LINES, ExitClues, vm_exit
 from hypervisors.qemu.hotplug import BridgeSlots
 from hypervisors.qemu.vsock import FIRST_CID, LAST_CID, candidate_cids, reserve_cid
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted
+from pyshim.model.vm import VmExitKind
 
 PANIC = ("[ 1.0] Kernel panic - not syncing: VFS: Unable to mount root fs",)
 
@@ -128,7 +128,7 @@ def test_slots_are_first_free_first_and_come_back() -> None:
     taken = [slots.take(f"d{number}") for number in range(31)]
 
     assert (taken[0], taken[29], taken[30]) == ((0, 1), (0, 30), (1, 1))
-    slots.give_back("d4")
+    slots.free("d4")
     assert slots.take("again") == (0, 5)
     assert slots.saved()[1] == {"DeviceAddr": {"1": "d30"}, "Type": "pci", "ID": "pci-bridge-1", "Addr": 3}
 

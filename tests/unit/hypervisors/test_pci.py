@@ -5,20 +5,20 @@ import json
 import shutil
 import subprocess
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice, VmConfig
 from hypervisors.qemu import pci
 from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
 from hypervisors.qemu.vm import QemuVm
+from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.host.release import release
 from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, ShimError, Unimplemented
-from pyshim.plan.pci_topology import PortRequest, pci_layout
+from pyshim.model.vm import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice, VmConfig
+from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
 from tests.fakes.vm_config import bootable, vm_config
@@ -57,7 +57,7 @@ def test_the_words_of_root_ports_and_their_devices() -> None:
     # The id of the first is no name QEMU takes, so it has one made of it.
     assert pci.placed_device(found.placed[0]) == (
         "-device",
-        f"vfio-pci,id={pci.qdev_id(GPU.id)},host=0000:65:00.0,romfile=,x-pci-vendor-id=0x10de,x-pci-device-id=0x2331,"
+        f"vfio-pci,id={pci.function_id(GPU.id)},host=0000:65:00.0,romfile=,x-pci-vendor-id=0x10de,x-pci-device-id=0x2331,"
         "bus=rp0,addr=0x0",
     )
     assert pci.placed_device(found.placed[1]) == (

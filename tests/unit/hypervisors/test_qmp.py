@@ -87,7 +87,7 @@ def test_a_refusal_carries_qemus_words_and_the_command() -> None:
     run(scenario)
 
 
-def test_silence_is_a_deadline_and_a_late_answer_harms_nobody() -> None:
+def test_silence_is_a_deadline_and_a_late_answer_is_dropped() -> None:
     late: list[dict[str, Any]] = []
 
     def keep(_peer: QmpPeer, request: dict[str, Any]) -> None:
@@ -129,6 +129,7 @@ def test_answers_find_their_commands_in_any_order() -> None:
         pytest.param(lambda peer: peer.hang_up(), id="hang-up"),
         pytest.param(lambda peer: peer.send(b"}{ this is not json\r\n"), id="garbage"),
         pytest.param(lambda peer: peer.send(b'{"return": "\xff"}\r\n'), id="not-utf-8"),
+        pytest.param(lambda peer: peer.send(b'{"a":' * 5000 + b"\r\n"), id="deeply-nested"),
         pytest.param(lambda peer: peer.send(b'{"error": {"class": "GenericError", "desc": "what?"}}\r\n'), id="no-id"),
     ],
 )

@@ -4,16 +4,16 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import BlockDevice, GuestLocation, VhostUserBackend
 from hypervisors.qemu.qmp import QmpCommandFailed, QmpTimeout
 from hypervisors.qemu.vhost_user import VhostUserDisks
 from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+from pyshim.model.vm import BlockDevice, GuestLocation, VhostUserBackend
 from tests.fakes.disks import disk
 from tests.fakes.unix_sockets import crowded
 
@@ -21,7 +21,7 @@ TIMEOUT = QmpTimeout("ask qemu: no answer within 10 s")
 REFUSAL = QmpCommandFailed("command", "GenericError", "no")
 WAIT_S = 60.0
 PLUGGED = [("give_fd", "char-d"), ("chardev_add", "char-d"), ("behind_bridge", "d")]
-TAKEN_BACK = [("device_remove", "virtio-d"), ("chardev_remove", "char-d"), ("give_back", "d")]
+TAKEN_BACK = [("device_remove", "virtio-d"), ("chardev_remove", "char-d"), ("free_slot", "d")]
 
 
 class Qemu:
@@ -55,15 +55,17 @@ class Qemu:
     async def device_remove(self, name: str) -> None:
         self._say("device_remove", name)
 
-    async def behind_bridge(self, _driver: str, device_id: str, _fields: Mapping[str, object]) -> GuestLocation:
+    async def behind_bridge(
+        self, _driver: str, device_id: str, _fields: Mapping[str, object], _timeout_s: float
+    ) -> GuestLocation:
         self._say("behind_bridge", device_id)
         return GuestLocation(pci_path="02/01")
 
-    def give_back(self, device_id: str) -> None:
-        self._say("give_back", device_id)
+    def free_slot(self, device_id: str) -> None:
+        self._say("free_slot", device_id)
 
     def disks(self) -> VhostUserDisks:
-        return VhostUserDisks(self, self.behind_bridge, self.give_back)  # type: ignore[arg-type]
+        return VhostUserDisks(self, self.behind_bridge, self.free_slot)  # type: ignore[arg-type]
 
 
 @pytest.fixture

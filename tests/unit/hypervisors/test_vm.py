@@ -4,6 +4,7 @@ Real QEMU under TCG; the guests are kernels of a few bytes, the broken VMMs are 
 """
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -11,19 +12,21 @@ import socket
 import stat
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from hypervisors.base import VmConfig, VmExit, VmExitKind, VsockChannel
+from hypervisors.qemu import vm
 from hypervisors.qemu.console import MAX_FILE_BYTES
 from hypervisors.qemu.vm import QemuVm, VmStartFailed, VmStartTimedOut
+from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
-from pyshim.host.release import release
+from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind
+from pyshim.model.vm import VmConfig, VmExit, VmExitKind, VsockChannel
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import FLOOD, HALT, PANIC_EVENT, POWER_OFF, RESET, say
 from tests.fakes.vm_config import bootable
@@ -41,7 +44,7 @@ class Bench:
         self.children = Children()
         self.vm = QemuVm(ledger=self.ledger, children=self.children)
 
-    def config(self, code: bytes = HALT, **changes: Any) -> VmConfig:
+    def config(self, code: str = HALT, **changes: Any) -> VmConfig:
         return bootable(self.directory, code, **changes)
 
     def vmm(self, script: str) -> str:
@@ -61,7 +64,7 @@ def greet():
         path.chmod(0o755)
         return str(path)
 
-    async def end_of(self, code: bytes) -> VmExit:
+    async def end_of(self, code: str) -> VmExit:
         """How the VM that boots `code` ends by itself."""
         await self.vm.create(self.config(code))
         await self.vm.start()
@@ -72,6 +75,7 @@ def greet():
 
 def run(directory: Path, scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     async def body() -> None:
+        gc.collect()  # what tests before this one left to it closes its files now, not meanwhile
         before = sorted(os.listdir("/proc/self/fd"))
         bench = Bench(directory)
         async with asyncio.timeout(60):
@@ -101,7 +105,7 @@ def run(directory: Path, scenario: Callable[[Bench], Coroutine[Any, Any, None]])
         pytest.param(say("oops\n") + PANIC_EVENT + HALT, VmExitKind.GUEST_PANIC, ["panicked", "oops"], id="pvpanic"),
     ],
 )
-def test_how_a_guest_ends_and_its_last_words(tmp_path: Path, code: bytes, kind: VmExitKind, words: list[str]) -> None:
+def test_how_a_guest_ends_and_its_last_words(tmp_path: Path, code: str, kind: VmExitKind, words: list[str]) -> None:
     async def scenario(bench: Bench) -> None:
         ended = await bench.end_of(code)
 
@@ -180,7 +184,7 @@ def test_qemus_own_words_come_at_once_when_it_refuses(tmp_path: Path) -> None:
         ),
         pytest.param("os.kill(os.getpid(), signal.SIGABRT)", 50, VmStartFailed, "was killed by SIGABRT", id="aborts"),
         pytest.param(
-            "time.sleep(1000)", 1, VmStartTimedOut, r"no answer within 1 s; vmm \(pid \d+\) is running", id="silent"
+            "time.sleep(1000)", 0.3, VmStartTimedOut, r"no answer within 0.3 s; vmm \(pid \d+\) is running", id="silent"
         ),
         pytest.param(
             "accept().sendall(b'hello?\\n'); time.sleep(1000)", 50, VmStartFailed, "greet qemu of 'pod1'", id="garbage"
@@ -201,7 +205,8 @@ def test_a_vmm_that_does_not_come_up(
     run(tmp_path, scenario)
 
 
-def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(tmp_path: Path) -> None:
+def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm, "_LOST_CONTROL_GRACE_S", 0.1)
     script = "qmp = greet(); qmp.recv(100); print('drifting', file=sys.stderr); qmp.close(); time.sleep(1000)"
 
     async def scenario(bench: Bench) -> None:
@@ -219,7 +224,32 @@ def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
-def test_a_vmm_that_hangs_is_killed_by_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stranger", ["1", "os.getppid()", "0", "-1"], ids=["init", "shim", "zero", "negative"])
+def test_a_thread_that_is_not_of_the_vmm_is_no_vcpu(tmp_path: Path, stranger: str) -> None:
+    """The shim moves vCPU threads into the pod's cgroup, whose processes are killed at the end, and pins them."""
+    answer = f"""
+qmp = greet()
+threads = [os.getpid(), {stranger}]
+while request := qmp.recv(65536):
+    rows = [{{"cpu-index": index, "thread-id": thread}} for index, thread in enumerate(threads)]
+    qmp.sendall(json.dumps({{"return": rows, "id": json.loads(request).get("id")}}).encode() + b"\\r\\n")
+    del threads[1:]
+"""
+
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(answer)))
+
+        with pytest.raises(ShimError, match="names a thread that is not its own"):
+            await bench.vm.vcpu_thread_ids()
+        assert await bench.vm.vcpu_thread_ids() == (bench.vm.pid,)
+        await bench.vm.stop()
+
+    run(tmp_path, scenario)
+
+
+def test_a_vmm_that_hangs_is_killed_by_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm, "QUIT_GRACE_S", 0.1)
+
     async def scenario(bench: Bench) -> None:
         await bench.vm.create(bench.config())
         await bench.vm.start()
@@ -266,7 +296,7 @@ def test_a_directory_somebody_else_made_stays_with_what_is_in_it(tmp_path: Path)
         own.mkdir()
         (own / "vhost-fs.sock").touch()
 
-        await bench.vm.create(bench.config(extra_monitor=True, debug=True))
+        await bench.vm.create(bench.config(extra_monitor="hmp", debug=True))
         kinds = [entry.kind for entry in bench.ledger.held.values()]
         made = sorted(os.listdir(own))
         await bench.vm.stop()
@@ -340,5 +370,28 @@ def test_qemu_runs_in_the_pods_network_namespace(tmp_path: Path) -> None:
 
         assert inside == os.readlink(namespace) != os.readlink("/proc/self/ns/net")
         await holder.end()
+
+    run(tmp_path, scenario)
+
+
+def statuses(pid: int) -> list[dict[str, str]]:
+    """What the kernel says of each thread of the process."""
+    texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line) for text in texts]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_privileged", [False, True])
+def test_qemu_has_two_capabilities_a_filter_and_no_way_to_more(tmp_path: Path, is_privileged: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(is_privileged=is_privileged))
+        await bench.vm.start()
+        threads = statuses(bench.vm.pid)
+        await bench.vm.stop()
+
+        assert len(threads) > 1
+        assert {(status["NoNewPrivs"], status["Seccomp"]) for status in threads} == {("1", "2")}
+        few = {int(status[name], 16) for status in threads for name in ("CapEff", "CapPrm", "CapBnd")}
+        assert (few == {1 << CAP_DAC_OVERRIDE | 1 << CAP_IPC_LOCK}) is not is_privileged
 
     run(tmp_path, scenario)

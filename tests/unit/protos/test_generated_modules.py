@@ -1,4 +1,4 @@
-"""The generated modules are current, import side by side, and cost nobody grpc who does not call over gRPC."""
+"""The generated modules are current, import side by side, and import grpc only for a caller of gRPC."""
 
 from __future__ import annotations
 

@@ -14,12 +14,15 @@ from typing import TypeVar
 import pytest
 
 from integration.framework.waiting import eventually
-from integration.remote import disks, faults, machine, peer
+from integration.remote import disks, edits, faults, machine, peer
 from integration.remote.client import RemoteClient, agent_health
 from integration.remote.machine import Machine
 from integration.remote.service import SERVICE, Service
 from protos import hypervisor_pb2 as pb
-from pyshim.ttrpc import Client, ConnectionClosed, DeadlineExceeded, RemoteError
+from protos.agent import agent_pb2
+from pyshim.ttrpc import CallTimedOut, Client, ConnectionClosed, RemoteError
+from pyshim.ttrpc.framing import HEADER, REQUEST, FrameReader
+from pyshim.ttrpc.messages import decode_request, request_around
 
 T = TypeVar("T")
 POD = {peer.NAME: "web", peer.NAMESPACE: "shop"}
@@ -117,7 +120,7 @@ def test_the_next_peer_knows_what_the_last_one_made(tmp_path: Path) -> None:
     assert not list((tmp_path / "vms").iterdir())
 
 
-def test_a_vm_that_does_not_boot_is_told_of_and_can_be_stopped(tmp_path: Path) -> None:
+def test_a_vm_that_does_not_boot_is_reported_and_can_be_stopped(tmp_path: Path) -> None:
     async def act(client: RemoteClient, one: peer.Peer) -> str:
         await client.create("a", POD, NETNS)
         with pytest.raises(RemoteError) as failed:
@@ -160,7 +163,7 @@ def test_faults_strike_where_they_are_told_to(tmp_path: Path) -> None:
         assert one.list() == ()
 
         one.faults.write("CreateVM:before=hang")
-        with pytest.raises((DeadlineExceeded, RemoteError)):
+        with pytest.raises((CallTimedOut, RemoteError)):
             await _raw_call(path, "CreateVM", request, 0.3)
         assert one.list() == ()
 
@@ -260,3 +263,29 @@ def test_records_are_json_that_an_operator_can_read(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "vms/a/vm.json").read_text())
 
     assert (record["id"], record["pod"], record["running"]) == ("a", "web", None)
+
+
+@pytest.mark.parametrize(("count", "is_told"), [(None, False), ("", False), ("0", True), ("2", True)])
+def test_the_proxy_makes_the_adaptors_edit(count: str | None, is_told: bool) -> None:
+    annotations = {} if count is None else {"io.katacontainers.config.hypervisor.default_gpus": count}
+    body = agent_pb2.CreateContainerRequest(container_id="a")
+    body.OCI.Annotations.update(annotations)
+    before, after = request_around("grpc.AgentService", "CreateContainer", body.ByteSize(), 7, [("k", "v")])
+    (frame,) = FrameReader().feed(framed(before + body.SerializeToString() + after))
+
+    (sent,) = FrameReader().feed(edits.edited_frame(frame))
+
+    request = decode_request(sent.payload)
+    told = agent_pb2.CreateContainerRequest.FromString(request.payload).OCI.Annotations
+    assert dict(told) == {**annotations, **({"cdi.k8s.io/peer-pods": "nvidia.com/gpu=all"} if is_told else {})}
+    assert (request.timeout_ns, list(request.metadata), sent.stream_id) == (7, [("k", "v")], 3)
+
+
+def test_the_proxy_passes_other_calls_as_they_are() -> None:
+    data = framed(b"".join(request_around("grpc.AgentService", "StartContainer", 0)))
+
+    assert [edits.edited_frame(frame) for frame in FrameReader().feed(data)] == [data]
+
+
+def framed(payload: bytes) -> bytes:
+    return HEADER.pack(len(payload), 3, REQUEST, 0) + payload

@@ -1,10 +1,31 @@
 """States to write and read."""
 
-from pyshim.model.ids import ContainerId, HostPath, SandboxId
+import json
+from typing import Any
+
+from msgspec.structs import replace
+
+from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.snapshot import (
+    NOTHING_MOVED,
+    ContainerSnapshot,
+    ExecSnapshot,
+    SandboxSnapshot,
+    SandboxStatus,
+    StreamPositions,
+)
 from pyshim.model.task import ExitStatus, Status, Stdio
-from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.schema import (
+    KEY,
+    SandboxState,
+    ShimRecord,
+    container_to_json,
+    execs_to_json,
+    head_to_json,
+    kata_to_json,
+    sandbox_to_json,
+)
 
 SHIM = ShimRecord(pid=4711, start_ticks=99, socket="unix:///run/containerd/s/abc", namespace="k8s.io")
 LEDGER = (
@@ -21,6 +42,12 @@ def container(name: str, end: ExitStatus | None = None) -> ContainerSnapshot:
         stdio=Stdio(stdin="", stdout="/fifo/out", stderr="", terminal=True),
         exit=end,
         rootfs=HostPath(f"/bundles/{name}/rootfs"),
+        moved=NOTHING_MOVED,
+        execs=(),
+        annotations={},
+        resources={},
+        device_maps=(),
+        mounts=(),
     )
 
 
@@ -48,3 +75,83 @@ def state(*containers: ContainerSnapshot, planned: bool = True) -> SandboxState:
         snapshot=snapshot(*containers) if planned else None,
         ledger=LEDGER,
     )
+
+
+def everything() -> SandboxState:
+    """The state of a pod with everything: an entry of each kind, each kind of device, a bridge, execs, exits."""
+    run = ExecSnapshot(
+        exec_id=ExecId("e1"),
+        status=Status.CREATED,
+        stdio=Stdio(stdin="/in", stdout="/out", stderr="", terminal=False),
+        exit=None,
+        moved=StreamPositions(stdin=1, stdout=2, stderr=3),
+        spec={"args": ["true"]},
+    )
+    c1 = replace(
+        container("c1"),
+        execs=(run,),
+        annotations={"a": "b"},
+        resources={"cpu": {"shares": 2}},
+        device_maps=({"ID": "blk-1", "ContainerPath": "/dev/data"},),
+        mounts=(
+            {"Source": "/srv", "Destination": "/data", "Type": "bind", "Options": ["rbind", "ro"], "ReadOnly": True},
+        ),
+    )
+    c2 = container("c2", ExitStatus(status=137, exited_at_ns=1_700_000_000_000_000_001))
+    pair = {
+        "ID": "net0",
+        "TAPIface": {"Name": "tap0_kata"},
+        "VirtIface": {"Name": "eth0", "HardAddr": "02:00:00:00:00:01"},
+        "NetInterworkingModel": 2,
+    }
+    planned = replace(
+        snapshot(c1, c2),
+        hypervisor={
+            "UUID": "u-1",
+            "APISocket": "/run/vc/vm/sb1/qmp.sock",
+            "Bridges": [{"DeviceAddr": {"2": "blk-1"}, "Type": "pci", "ID": "pci-bridge-0", "Addr": 2}],
+            "HotpluggedVCPUs": [{"ID": "cpu-1"}],
+            "HotpluggedMemory": 512,
+            "BlockIndexMap": {"0": "blk-1"},
+            "VirtiofsDaemonPid": 11,
+        },
+        devices=(
+            {
+                "ID": "blk-1",
+                "Type": "block",
+                "DevType": "b",
+                "DriverOptions": {"block-driver": "virtio-scsi"},
+                "RefCount": 2,
+                "BlockDrive": {"File": "/dev/loop1", "Format": "raw", "ID": "blk-1", "SCSIAddr": "0:0"},
+            },
+            {"ID": "vu-1", "Type": "vhost-user-blk-pci", "VhostUserDev": {"DevID": "vu-1", "SocketPath": "/store/s"}},
+            {"ID": "vfio-1", "Type": "vfio", "VFIODevs": [{"ID": "vfio-1", "BDF": "0000:01:00.0"}]},
+        ),
+        endpoints=(
+            {"Type": "virtual", "Veth": {"NetPair": pair}},
+            {"Type": "macvlan", "Macvlan": {"NetPair": pair}},
+            {"Type": "physical", "Physical": {"BDF": "0000:02:00.0", "Driver": "ixgbe"}},
+        ),
+        cgroups={
+            "SandboxCgroupOnly": True,
+            "Groups": [{"Role": "sandbox", "Path": "/pod1/kata_sb1", "Roots": ["/sys/fs/cgroup"]}],
+        },
+        owner=ContainerId("c1"),
+        sandbox_config={"SharePidNs": True, "SandboxBindMounts": ["/etc/ssl"]},
+        failure="qemu exited with status 1",
+        trace={"began_ns": 1},
+    )
+    entries = tuple(
+        LedgerEntry(kind=kind, key=f"/run/vc/vm/sb1/{kind.value}", detail={"pid": 7, "program": "/usr/bin/qemu"})
+        for kind in ResourceKind
+    )
+    return replace(state(), snapshot=planned, ledger=entries)
+
+
+def written(state: SandboxState) -> Any:
+    """The document of the state, as JSON has it."""
+    own: dict[str, object] = {**head_to_json(state), "Snapshot": None}
+    if state.snapshot is not None:
+        containers = [{**container_to_json(each), "Execs": execs_to_json(each)} for each in state.snapshot.containers]
+        own["Snapshot"] = {**sandbox_to_json(state.snapshot), "Containers": containers}
+    return json.loads(json.dumps({**kata_to_json(state.snapshot), KEY: own}))

@@ -2,16 +2,17 @@
 
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import state as some_state
+from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.state.elsewhere import claimed_elsewhere, had_by_nobody_else, pinned_elsewhere
+from pyshim.state import elsewhere
+from pyshim.state.elsewhere import claimed_elsewhere, held_by_no_other, pinned_elsewhere
 from pyshim.state.store import StateStore
+from tests.unit.state.states import state as some_state
 
 
 def _keep(root: Path, sandbox_id: str, pinned: Mapping[str, int]) -> None:
@@ -65,20 +66,23 @@ def test_what_one_sandbox_alone_may_have_is_its_own_alive_or_not(tmp_path: Path)
         StateStore(root=str(tmp_path)).save(replace(some_state(), sandbox_id=sandbox_id, ledger=ledger))  # type: ignore[arg-type]
 
     refusal = r"take vfio '0000:41:08\.0': sandbox 'dead' has it \(hint: .*'pyshim cleanup dead'\)"
-    with pytest.raises(FailedPrecondition, match=refusal), had_by_nobody_else("new", card, str(tmp_path)):
+    with pytest.raises(FailedPrecondition, match=refusal), held_by_no_other("new", card, str(tmp_path)):
         pass
     for sandbox_id, key in (("dead", card.key), ("new", "0000:41:08.1")):
-        with had_by_nobody_else(sandbox_id, replace(card, key=key), str(tmp_path)):
+        with held_by_no_other(sandbox_id, replace(card, key=key), str(tmp_path)):
             pass
 
 
-def test_who_cannot_wait_for_a_shim_that_decides_for_long_is_told_so(tmp_path: Path) -> None:
+def test_a_shim_that_decides_for_too_long_is_an_error_of_the_one_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "_SHORT_WAIT_S", 0.1)
     card = LedgerEntry(kind=ResourceKind.VFIO, key="0000:41:08.0")
 
     with (
         pinned_elsewhere("one", str(tmp_path)),
         pytest.raises(DeadlineExceeded, match=r"take vfio '0000:41:08\.0': other shims decide for too long"),
-        had_by_nobody_else("two", card, str(tmp_path)),
+        held_by_no_other("two", card, str(tmp_path)),
     ):
         pass
 

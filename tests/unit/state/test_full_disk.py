@@ -16,7 +16,7 @@ pytestmark = pytest.mark.root
 _PRELUDE = """
 import json, os, sys
 sys.path[:0] = [{project!r}, {here!r}]
-from states import container, snapshot, state, SHIM
+from tests.unit.state.states import container, snapshot, state, SHIM
 from pyshim.model.errors import ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.ids import SandboxId
@@ -95,7 +95,10 @@ import asyncio
 records.ledger.acquire(entry("/a"))
 records.ledger.acquire(entry("/b"))
 full()
-asyncio.run(records.ledger.release(entry("/a")))  # a strike-out that cannot be written fails nobody
+async def strike_out():
+    await records.ledger.release(entry("/a"))
+    await asyncio.sleep(0.1)  # by then it was to be written; that it cannot be fails no call
+asyncio.run(strike_out())
 stale = [one.key for one in store.load("sb1").ledger]
 os.unlink(top + "/filler")
 records.save(snapshot(container("c1")))

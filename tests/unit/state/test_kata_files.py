@@ -1,18 +1,19 @@
 """Files of Kata's Go runtime are read, and ours are what its reader expects."""
 
 import json
-from dataclasses import replace
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from states import container, state
+from msgspec.structs import replace
 
-from pyshim.state.json_fields import StateDamaged
+from pyshim.state.errors import NotOurState, StateDamaged
 from pyshim.state.kata import completed, kata_container, kata_container_from_json, kata_from_json
 from pyshim.state.kata_shape import CONTAINER_STATE, SANDBOX_STATE, filled
-from pyshim.state.schema import KEY, NotOurState, state_from_json, state_to_json
+from pyshim.state.schema import KEY, state_from_json
 from pyshim.state.store import StateStore
+from tests.unit.state.states import container, everything, state, written
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "state"
 
@@ -47,12 +48,38 @@ def test_the_sample_has_every_key_that_we_know() -> None:
     assert golden("kata-go-container.json").keys() == CONTAINER_STATE.keys()
 
 
+@pytest.mark.parametrize("parent", ["pcie.0", 0], ids=["Kata 4.0 and later", "before"])
+def test_the_parent_of_a_bridge_is_read_in_both_its_forms(parent: object) -> None:
+    document = golden("kata-go-sandbox.json")
+    bridge = {"DeviceAddr": {"2": "d1"}, "Type": "pci", "ID": "pci-bridge-0", "Addr": 2, "ParentID": parent}
+    document["HypervisorState"]["Bridges"] = [bridge]
+
+    found = kata_from_json(document, "persist.json")
+
+    assert found["HypervisorState"]["Bridges"] == [{**bridge, "ParentAddr": 0}]
+
+
+def test_the_state_of_a_pod_with_everything_is_the_golden_file(tmp_path: Path) -> None:
+    """Kata 4.x's Go runtime decodes each of its keys: the parent of a bridge is a string."""
+    store = StateStore(root=str(tmp_path))
+    store.save(everything())
+    found = json.loads((tmp_path / "sb1/persist.json").read_text())
+
+    if os.environ.get("PYSHIM_UPDATE_GOLDEN"):
+        (GOLDEN / "pyshim-3.json").write_text(json.dumps(found, indent=1) + "\n")
+    assert found == golden("pyshim-3.json")
+    assert found["HypervisorState"]["Bridges"][0]["ParentID"] == ""
+    del found[KEY]
+    assert kata_from_json(found, "ours") == found
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [
         ("d['HypervisorState']['Pid'] = '1'", "HypervisorState.Pid"),
         ("d['Devices'][0]['ColdPlug'] = 1", r"Devices\[0\].ColdPlug"),
         ("d['Config']['ContainerConfigs'][0]['Annotations'] = []", "Annotations"),
+        ("d['HypervisorState']['Bridges'] = [{'ParentID': []}]", "ParentID is not a string"),
         ("d['Network'] = None", "Network is not an object"),
     ],
 )
@@ -80,7 +107,7 @@ def test_the_go_runtimes_state_is_not_taken_for_ours(tmp_path: Path) -> None:
 
 
 def test_what_we_write_is_what_a_strict_reader_of_katas_expects() -> None:
-    document = state_to_json(state(container("c1")))
+    document = written(state(container("c1")))
     del document[KEY]
 
     assert filled(document, SANDBOX_STATE, "") == document
@@ -93,9 +120,7 @@ def test_what_we_write_is_what_a_strict_reader_of_katas_expects() -> None:
 def test_which_disk_has_which_index_is_katas_set_of_indices() -> None:
     found = state(container("c1"))
     assert found.snapshot is not None
-    document = state_to_json(
-        replace(found, snapshot=replace(found.snapshot, hypervisor={"BlockIndexMap": {"0": "disk-a"}}))
-    )
+    document = written(replace(found, snapshot=replace(found.snapshot, hypervisor={"BlockIndexMap": {"0": "disk-a"}})))
 
     assert document["HypervisorState"]["BlockIndexMap"] == {"0": {}}  # type: ignore[index]
 
@@ -112,8 +137,8 @@ def test_a_state_of_version_1_is_migrated_with_all_it_held() -> None:
     assert found.snapshot.containers[1].exit is not None
     assert found.snapshot.owner == "app"
     assert found.snapshot.hypervisor["UUID"] == "u-1"
-    again = state_to_json(found)
-    assert again[KEY]["Version"] == 2  # type: ignore[index]
+    again = written(found)
+    assert again[KEY]["Version"] == 3  # type: ignore[index]
     assert state_from_json(again, "again") == replace(found, snapshot=completed(found.snapshot))
 
 
@@ -127,7 +152,7 @@ def test_a_state_of_version_1_without_a_plan_is_migrated() -> None:
 
 
 @pytest.mark.parametrize("version", [0, -1])
-def test_a_version_nobody_wrote_is_damage(version: int) -> None:
+def test_an_unknown_version_is_damage(version: int) -> None:
     document = golden("pyshim-1.json")
     document[KEY]["Version"] = version
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from states import SHIM, container, snapshot
 
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.state.records import SandboxRecords
+from pyshim.state.records import STRIKE_OUT_WITHIN_S, SandboxRecords
 from pyshim.state.store import StateStore
+from tests.fakes.clock import run_fast_forward
+from tests.unit.state.states import SHIM, container, snapshot
 
 
 def mount(key: str) -> LedgerEntry:
@@ -55,7 +56,7 @@ def on_disk(store: StateStore) -> list[str]:
     return [entry.key for entry in store.load("sb1").ledger]
 
 
-def test_an_intent_is_on_disk_before_anybody_acts_on_it(records: SandboxRecords, store: StateStore) -> None:
+def test_an_intent_is_on_disk_before_its_effect(records: SandboxRecords, store: StateStore) -> None:
     records.ledger.acquire(mount("/a"))
     records.ledger.acquire(mount("/b"))
 
@@ -75,8 +76,8 @@ def test_several_intents_are_on_disk_in_their_order_by_one_write(
     assert writes == [["/a", "/b", "/c", "/d"]]
 
 
-def test_what_nobody_else_may_have_comes_alone(records: SandboxRecords) -> None:
-    """Whoever asks for more at once is told so, wherever among them it stands."""
+def test_an_exclusive_entry_is_acquired_alone(records: SandboxRecords) -> None:
+    """More at once is refused, wherever among them it stands."""
     with pytest.raises(AssertionError):
         records.ledger.acquire(mount("/a"), LedgerEntry(kind=ResourceKind.VFIO, key="0000:00:01.0"))
 
@@ -110,11 +111,106 @@ def test_a_resource_is_struck_out_only_after_it_is_gone(records: SandboxRecords,
     seen: list[list[str]] = []
     undo.before = lambda: seen.append(on_disk(store))
 
-    asyncio.run(records.ledger.release(mount("/a")))
+    run_fast_forward(released(records, mount("/a")))
 
     assert seen == [["/a"]]
     assert on_disk(store) == []
     assert undo.undone == [mount("/a")]
+
+
+async def released(records: SandboxRecords, *entries: LedgerEntry) -> None:
+    """The entries are released, and the time has passed after which that is on disk."""
+    for entry in entries:
+        await records.ledger.release(entry)
+    await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
+
+
+def counted(store: StateStore, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The ledger as each write from now on leaves it."""
+    writes: list[list[str]] = []
+    save = store.save
+    monkeypatch.setattr(store, "save", lambda state: (save(state), writes.append(on_disk(store))))
+    return writes
+
+
+def test_strike_outs_share_one_write(
+    records: SandboxRecords, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.ledger.acquire(*(mount(f"/{number}") for number in range(100)))
+    writes = counted(store, monkeypatch)
+
+    run_fast_forward(released(records, *(mount(f"/{number}") for number in range(1, 100))))
+
+    assert writes == [["/0"]]
+
+
+def test_the_next_write_takes_strike_outs_along(
+    records: SandboxRecords, store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.ledger.acquire(mount("/a"), mount("/b"))
+    writes = counted(store, monkeypatch)
+
+    async def body() -> None:
+        await records.ledger.release(mount("/a"))
+        records.save(snapshot())
+        await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
+
+    run_fast_forward(body())
+
+    assert writes == [["/b"]]
+
+
+def test_the_shims_end_between_undo_and_strike_out_leaves_the_entry_on_disk(
+    records: SandboxRecords, store: StateStore, undo: Undo
+) -> None:
+    """The next undo of it finds nothing, which is success."""
+    records.ledger.acquire(mount("/a"), mount("/b"))
+    pid = os.fork()
+    if pid == 0:
+
+        async def body() -> None:
+            await records.ledger.release(mount("/b"))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        asyncio.run(body())
+    os.waitpid(pid, 0)
+
+    assert on_disk(store) == ["/a", "/b"]
+
+
+def test_what_another_sandbox_may_take_next_is_struck_out_at_once(records: SandboxRecords, store: StateStore) -> None:
+    function = LedgerEntry(kind=ResourceKind.VFIO, key="0000:00:01.0")
+    records.save(snapshot())
+    records.ledger.acquire(function)
+
+    asyncio.run(records.ledger.release(function))
+
+    assert on_disk(store) == []
+
+
+def test_strike_outs_are_on_disk_when_the_state_is_kept_at_the_end(records: SandboxRecords, store: StateStore) -> None:
+    records.ledger.acquire(mount("/a"), mount("/b"))
+
+    async def body() -> None:
+        await records.ledger.release(mount("/b"))
+        records.remove()
+
+    asyncio.run(body())
+
+    assert on_disk(store) == ["/a"]
+
+
+def test_no_strike_out_is_written_after_the_end(records: SandboxRecords, store: StateStore) -> None:
+    records.ledger.acquire(mount("/a"))
+
+    async def body() -> None:
+        await records.ledger.release(mount("/a"))
+        records.remove()
+        await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
+
+    run_fast_forward(body())
+
+    assert store.sandbox_ids() == ()
 
 
 def test_releasing_twice_undoes_once(records: SandboxRecords, undo: Undo) -> None:
@@ -166,7 +262,7 @@ def test_a_strike_out_that_cannot_be_written_does_not_fail_the_release(
     records.ledger.acquire(mount("/a"))
     os.mkdir(f"{store.root}/sb1/.persist.json~")
 
-    asyncio.run(records.ledger.release(mount("/a")))
+    run_fast_forward(released(records, mount("/a")))
 
     assert records.ledger.entries() == ()
     assert on_disk(store) == ["/a"]

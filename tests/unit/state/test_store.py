@@ -1,23 +1,23 @@
-"""States and the register on disk: read as written, whole or refused, nobody else's."""
+"""States and the register on disk: read as written, whole or refused, never another's."""
 
 import json
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from states import container, state
+from msgspec.structs import replace
 
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.ids import ExecId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.snapshot import ExecSnapshot, StreamPositions
 from pyshim.model.task import ExitStatus, Status, Stdio
-from pyshim.state.json_fields import StateDamaged
+from pyshim.state.errors import NotOurState, StateDamaged, StateTooNew
 from pyshim.state.kata import completed
-from pyshim.state.schema import KEY, NotOurState, SandboxState, ShimRecord, StateTooNew, state_to_json
+from pyshim.state.schema import CHECKSUM, KEY, SandboxState, ShimRecord
 from pyshim.state.store import MAX_BYTES, StateStore
+from tests.unit.state.states import container, state, written
 
 
 @pytest.fixture
@@ -37,8 +37,11 @@ def test_no_sandbox_or_container_has_the_name_of_a_file_written_aside(tmp_path: 
 
 
 def document(store: StateStore) -> dict:  # type: ignore[type-arg]
+    """What the file says, without its checksum."""
     with open(f"{store.root}/sb1/persist.json", encoding="utf-8") as file:
-        return json.load(file)  # type: ignore[no-any-return]
+        found = json.load(file)
+    assert len(found[KEY].pop(CHECKSUM)) == 64
+    return found  # type: ignore[no-any-return]
 
 
 def rewrite(store: StateStore, text: str | bytes) -> None:
@@ -124,7 +127,7 @@ def test_a_ledger_of_an_unchanged_snapshot_is_written_beside_it(store: StateStor
 
     store.save(replace(had, ledger=(*had.ledger, entry)))
 
-    assert document(store) == state_to_json(replace(had, ledger=(*had.ledger, entry)))
+    assert document(store) == written(replace(had, ledger=(*had.ledger, entry)))
     assert store.load("sb1").ledger == (*had.ledger, entry)
 
 
@@ -163,14 +166,14 @@ def test_an_exec_changes_our_key_alone(store: StateStore) -> None:
         status=Status.RUNNING,
         stdio=Stdio(stdin="", stdout="/fifo/e1", stderr="", terminal=False),
         exit=None,
-        moved=StreamPositions(stdout=7),
+        moved=StreamPositions(stdin=0, stdout=7, stderr=0),
         spec={},
     )
-    wanted = state(replace(container("c1"), execs=(one,), moved=StreamPositions(stdin=3)))
+    wanted = state(replace(container("c1"), execs=(one,), moved=StreamPositions(stdin=3, stdout=0, stderr=0)))
 
     store.save(wanted)
 
-    assert document(store) == state_to_json(wanted)
+    assert document(store) == written(wanted)
     assert {key: value for key, value in document(store).items() if key != KEY} == katas
     assert store.load("sb1").snapshot == completed(wanted.snapshot)  # type: ignore[arg-type]
     assert os.stat(f"{store.root}/sb1/c1/persist.json").st_ino == had
@@ -184,7 +187,7 @@ def test_what_kata_tells_is_written_again_when_it_changes(store: StateStore) -> 
 
     store.save(wanted)
 
-    assert document(store) == state_to_json(wanted)
+    assert document(store) == written(wanted)
     assert document(store)["HypervisorState"]["Pid"] == 13
     with open(f"{store.root}/sb1/c1/persist.json", encoding="utf-8") as file:
         assert json.load(file)["Process"]["Pid"] == 13
@@ -214,7 +217,7 @@ def test_containers_files_that_could_not_be_written_are_tried_again(store: State
     assert Path(f"{store.root}/sb1/c1/persist.json").exists()
 
 
-def test_nobody_else_can_read_it(store: StateStore) -> None:
+def test_only_its_owner_can_read_it(store: StateStore) -> None:
     before = os.umask(0)
     try:
         store.save(state(container("c1")))
@@ -281,7 +284,7 @@ def test_katas_own_keys_may_be_missing(store: StateStore) -> None:
         pytest.param(b"\xff\xfe", "not JSON", id="not text"),
         pytest.param(b"[" * 100_000, "not JSON", id="nested without end"),
         pytest.param(b"[]", "not a JSON object", id="a list"),
-        pytest.param(b'{"PersistVersion": 2, "Pyshim": 3}', "not a JSON object", id="our key is no object"),
+        pytest.param(b'{"PersistVersion": 2, "Pyshim": 3}', "Pyshim is not an object", id="our key is no object"),
         pytest.param(damaged("del p['Ledger']"), "Ledger", id="no ledger"),
         pytest.param(damaged("p['Ledger'] = {}"), "Ledger is not a list", id="ledger is no list"),
         pytest.param(damaged("p['Ledger'][0]['Kind'] = 'moon'"), "unknown kind 'moon'", id="unknown kind"),
@@ -289,7 +292,7 @@ def test_katas_own_keys_may_be_missing(store: StateStore) -> None:
         pytest.param(damaged("p['Shim']['Pid'] = '1'"), "Pid is not a whole number", id="pid is a string"),
         pytest.param(damaged("p['Shim']['Pid'] = True"), "Pid is not a whole number", id="pid is a truth"),
         pytest.param(damaged("p['SandboxID'] = 'other'"), "state of 'other'", id="somebody else's"),
-        pytest.param(damaged("del d['PersistVersion']"), "PersistVersion is not there", id="no version"),
+        pytest.param(damaged("del d['PersistVersion']"), "PersistVersion is missing", id="no version"),
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_file_and_place(store: StateStore, body: bytes, text: str) -> None:
@@ -302,16 +305,16 @@ def test_a_damaged_file_is_an_error_that_names_file_and_place(store: StateStore,
     assert "sb1/persist.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["d['PersistVersion'] = 3", "p['Version'] = 3"])
+@pytest.mark.parametrize("change", ["d['PersistVersion'] = 3", "p['Version'] = 4"])
 def test_a_newer_version_is_refused(store: StateStore, change: str) -> None:
     store.save(state())
     rewrite(store, damaged(change))
 
-    with pytest.raises(StateTooNew, match="reads up to 2/2"):
+    with pytest.raises(StateTooNew, match="reads up to 2/3"):
         store.load("sb1")
 
 
-def test_katas_own_state_is_told_apart_from_a_damaged_one(store: StateStore) -> None:
+def test_katas_own_state_is_distinguished_from_a_damaged_one(store: StateStore) -> None:
     store.save(state())
     rewrite(store, b'{"PersistVersion": 2, "State": "running"}')
 

@@ -1,7 +1,7 @@
 """SandboxRpc for tests: containers in a dictionary, every call recorded, failures on demand."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pyshim.model.errors import AlreadyExists, NotFound
@@ -33,11 +33,9 @@ class FakeSandboxes:
         self.exited = asyncio.Event()
         self.wait_cancelled = asyncio.Event()
         self.empty = False
-        self.when_called: Callable[[], None] = lambda: None
 
     def _enter(self, method: str, container_id: ContainerId, *arguments: Any) -> None:
         self.calls.append((method, container_id, *arguments))
-        self.when_called()
         if method in self.failures:
             raise self.failures[method]
         if container_id not in self.created:

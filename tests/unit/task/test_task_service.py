@@ -17,7 +17,7 @@ from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_v2_pb2,
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.task import CreateTask, ExecTask, RootfsMount, RuntimeOptions, Stdio
 from pyshim.task.service import SERVICES, TaskService
-from pyshim.ttrpc import Code, DeadlineExceeded, RemoteError
+from pyshim.ttrpc import CallTimedOut, Code, RemoteError
 
 
 def json_any(url: str, value: object) -> AnyMessage:
@@ -314,7 +314,7 @@ def test_wait_answers_everybody_while_other_calls_go_on() -> None:
 def test_wait_ends_with_its_callers_deadline() -> None:
     async def test() -> None:
         async with bench() as b:
-            with pytest.raises((DeadlineExceeded, RemoteError)) as caught:
+            with pytest.raises((CallTimedOut, RemoteError)) as caught:
                 await b.call("Wait", task_v2_pb2.WaitRequest(id="c1"), timeout_s=0.05)
 
             assert caught.value.code == Code.DEADLINE_EXCEEDED
@@ -335,7 +335,7 @@ def test_delete_answers_pid_and_exit() -> None:
     run(test())
 
 
-@pytest.mark.parametrize(("container_id", "task_pid"), [("c1", PID), ("unknown", 0)])
+@pytest.mark.parametrize(("container_id", "task_pid"), [("c1", PID), ("unknown", 0), ("", 0)])
 def test_connect_always_names_the_shim(container_id: str, task_pid: int) -> None:
     async def test() -> None:
         async with bench() as b:

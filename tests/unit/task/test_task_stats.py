@@ -1,10 +1,10 @@
 """Statistics of either kind of guest, in the message of either kind of host."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from fake_sandboxes import some_stats
+from msgspec.structs import replace
 
 from protos.cgroups import v1_pb2, v2_pb2
 from pyshim.model.host_facts import CgroupMode

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from ttrpc_peers import frame, kinds, only, request
 
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
-from pyshim.ttrpc.events import DataReceived, RequestReceived, ResponseReceived, StreamFailed
-from pyshim.ttrpc.framing import DATA, FLAG_NO_DATA, FLAG_REMOTE_CLOSED, FLAG_REMOTE_OPEN, REQUEST, RESPONSE
+from pyshim.ttrpc.events import RequestReceived, ResponseReceived, StreamFailed
+from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
 from pyshim.ttrpc.messages import decode_response
 from pyshim.ttrpc.status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
 
@@ -53,7 +51,7 @@ def test_request_reaches_the_server_whole() -> None:
 
     _, data = client.send_request("s.S", "M", b"payload", timeout_ns=7, metadata=[("a", "b"), ("a", "c")])
 
-    expected = RequestReceived(1, "s.S", "M", b"payload", 7, (("a", "b"), ("a", "c")), 0)
+    expected = RequestReceived(1, "s.S", "M", b"payload", 7, (("a", "b"), ("a", "c")))
     assert server.receive_data(data) == [expected]
 
 
@@ -88,41 +86,9 @@ def test_error_without_a_code_is_unknown_and_never_success() -> None:
     assert decode_response(server.send_error(1, 0, "odd")[10:]).code == Code.UNKNOWN
 
 
-def test_bidirectional_stream() -> None:
-    client, server = ClientConnection(), ServerConnection()
-    stream_id, opening = client.send_request("s", "m", b"", flags=FLAG_REMOTE_OPEN)
-    assert only(server.receive_data(opening)).remote_open  # type: ignore[attr-defined]
-
-    upward = client.send_data(stream_id, b"1") + client.send_data(stream_id, b"")
-    upward += client.send_data(stream_id, None, close=True)
-
-    assert server.receive_data(upward) == [
-        DataReceived(1, b"1"),
-        DataReceived(1, b""),
-        DataReceived(1, None, True),
-    ]
-    downward = server.send_data(stream_id, b"one") + server.send_data(stream_id, None, close=True)
-    assert client.receive_data(downward) == [DataReceived(1, b"one"), DataReceived(1, None, True)]
-
-
-def test_closing_frame_golden_bytes() -> None:
-    client = ClientConnection()
-    client.send_request("s", "m", b"", flags=FLAG_REMOTE_OPEN)
-
-    assert client.send_data(1, None, close=True) == bytes.fromhex("00000000 00000001 03 05")
-
-
-def test_stream_of_a_client_that_sends_no_data_is_flagged_remote_closed() -> None:
-    client = ClientConnection()
-
-    _, data = client.send_request("s", "m", b"", flags=FLAG_REMOTE_CLOSED)
-
-    assert data[8:10] == bytes((REQUEST, FLAG_REMOTE_CLOSED))
-
-
 def server_with_request(**options: int) -> ServerConnection:
     server = ServerConnection(**options)
-    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
+    server.receive_data(request(1))
     return server
 
 
@@ -133,20 +99,16 @@ def test_a_stream_is_answered_once() -> None:
     for again in (
         lambda: server.send_response(1),
         lambda: server.send_error(1, 5, ""),
-        lambda: server.send_data(1, b""),
     ):
         with pytest.raises(LocalProtocolError):
             again()
 
 
-@pytest.mark.parametrize("send", [ServerConnection.send_response, ServerConnection.send_data], ids=["response", "data"])
-def test_sender_refuses_what_exceeds_the_limit_and_the_stream_stays(
-    send: Callable[[ServerConnection, int, bytes], bytes],
-) -> None:
+def test_sender_refuses_what_exceeds_the_limit_and_the_stream_stays() -> None:
     server = server_with_request(max_message_bytes=100)
 
     with pytest.raises(MessageTooLarge):
-        send(server, 1, bytes(101))
+        server.send_response(1, bytes(101))
     assert server.is_open(1)
 
 
@@ -170,13 +132,6 @@ def test_stream_ids_end_at_32_bits() -> None:
     assert client.send_request("s", "m", b"")[0] == 0xFFFFFFFF
     with pytest.raises(LocalProtocolError):
         client.send_request("s", "m", b"")
-
-
-def test_closing_frame_with_a_message_is_not_sent() -> None:
-    server = server_with_request()
-
-    with pytest.raises(LocalProtocolError):
-        server.send_data(1, b"x", close=True)
 
 
 def test_late_reply_of_a_forgotten_call_is_dropped() -> None:
@@ -254,14 +209,14 @@ CONVERSATION = (
     + frame(4, REQUEST, 0, b"even")
     + frame(5, REQUEST, 0, b"\xff")
     + frame(7, REQUEST, 0, bytes(600))
-    + frame(3, DATA, FLAG_REMOTE_CLOSED | FLAG_NO_DATA)
+    + frame(3, DATA, 5)
     + request(9, timeout_ns=10**9)
 )
 
 
 def test_server_events_do_not_depend_on_where_the_transcript_is_split() -> None:
     whole = ServerConnection(max_message_bytes=500).receive_data(CONVERSATION)
-    assert kinds(whole).count("RequestRefused") == 4
+    assert kinds(whole).count("RequestRefused") == 5
 
     for cut in range(len(CONVERSATION) + 1):
         server = ServerConnection(max_message_bytes=500)
@@ -275,17 +230,37 @@ def test_client_events_do_not_depend_on_where_the_transcript_is_split() -> None:
         + frame(9, RESPONSE, 0)
         + frame(5, RESPONSE, 0, bytes(600))
         + frame(7, RESPONSE, 0, bytes.fromhex("0a08 0805 1204676f6e65"))
-        + frame(3, DATA, FLAG_REMOTE_CLOSED | FLAG_NO_DATA)
+        + frame(3, RESPONSE, 0)
     )
 
     def events(cut: int) -> list[str]:
         client = ClientConnection(max_message_bytes=500)
-        for flags in (0, FLAG_REMOTE_OPEN, 0, 0):
-            client.send_request("s", "m", b"", flags=flags)
+        for _ in range(4):
+            client.send_request("s", "m", b"")
         return list(map(repr, client.receive_data(transcript[:cut]) + client.receive_data(transcript[cut:])))
 
     whole = events(0)
-    assert len(whole) == 5
+    assert len(whole) == 4
 
     for cut in range(len(transcript) + 1):
         assert events(cut) == whole
+
+
+def test_a_reply_above_the_calls_own_limit_fails_that_call_and_is_not_held() -> None:
+    client = ClientConnection()
+    stream_id, _ = client.send_request("s", "m", b"", max_reply_bytes=100)
+    other, _ = client.send_request("s", "m", b"")
+
+    events = client.receive_data(HEADER.pack(101, stream_id, RESPONSE, 0))
+    assert [type(event).__name__ for event in events] == ["StreamFailed"]
+    assert "reply of 101 bytes exceeds the limit of 100" in str(events[0].error)
+    assert client.buffered_bytes == 0
+
+    events = client.receive_data(bytes(101) + HEADER.pack(102, other, RESPONSE, 0) + b"\x12\x64" + bytes(100))
+    assert [(event.stream_id, len(event.payload)) for event in events] == [(other, 100)]
+
+
+def test_nothing_of_a_reply_to_no_call_is_held() -> None:
+    client = ClientConnection()
+    client.receive_data(HEADER.pack(MAX_MESSAGE_BYTES, 7, RESPONSE, 0))
+    assert client.buffered_bytes == 0

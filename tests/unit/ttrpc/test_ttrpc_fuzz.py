@@ -13,8 +13,8 @@ from ttrpc_peers import RawPeer, echo, frame, request, run
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.events import RequestRefused
-from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, HEADER, REQUEST, RESPONSE
-from pyshim.ttrpc.handlers import CallContext, ServerStream, StreamHandler
+from pyshim.ttrpc.framing import DATA, HEADER, REQUEST, RESPONSE
+from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import TtrpcError
 
@@ -26,7 +26,7 @@ frames = st.builds(frame, ids, types, flags, st.binary(max_size=60))
 requests = st.builds(
     request,
     ids,
-    st.sampled_from(["Echo", "Stream", "Fail", "Other"]),
+    st.sampled_from(["Echo", "Fail", "Other"]),
     st.binary(max_size=60),
     service=st.sampled_from(["demo", "other"]),
     timeout_ns=st.sampled_from([0, 0, 0, 1, -1, 2**63 - 1, -(2**63)]),
@@ -62,15 +62,15 @@ def test_server_core_takes_any_bytes_in_any_chunks(data: bytes, cuts: list[int])
 @given(sequences, st.lists(st.integers(0, 10_000), max_size=5))
 def test_client_core_takes_any_bytes_and_reports_each_stream_once(data: bytes, cuts: list[int]) -> None:
     core = ClientConnection(max_message_bytes=LIMIT)
-    for stream_flags in (0, 0, FLAG_REMOTE_OPEN, 1):
-        core.send_request("s", "m", b"", flags=stream_flags)
+    for _ in range(4):
+        core.send_request("s", "m", b"")
     ended = []
 
     for chunk in chunks(data, cuts):
         for event in core.receive_data(chunk):
             assert event.stream_id in {1, 3, 5, 7}
-            if not core.is_open(event.stream_id) and getattr(event, "closed", True):
-                ended.append(event.stream_id)
+            assert not core.is_open(event.stream_id)
+            ended.append(event.stream_id)
         assert core.buffered_bytes <= LIMIT + HEADER.size
 
     assert len(ended) == len(set(ended))
@@ -81,18 +81,7 @@ async def fail(payload: bytes, call: CallContext) -> bytes:
     raise TtrpcError(5, "gone")
 
 
-async def both_ways(stream: ServerStream, call: CallContext) -> None:
-    async for message in stream:
-        await stream.send(message)
-
-
-SERVICES = {
-    "demo": {
-        "Echo": echo,
-        "Fail": fail,
-        "Stream": StreamHandler(both_ways, client_streams=True, server_streams=True, cancel_on_timeout=True),
-    }
-}
+SERVICES = {"demo": {"Echo": echo, "Fail": fail}}
 slow = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -150,17 +139,11 @@ def test_client_survives_any_bytes_and_every_call_ends(data: bytes) -> None:
         client = await Client.connect_socket(ours, max_message_bytes=LIMIT)
         peer = RawPeer(theirs)
         calls = [asyncio.create_task(client.call("demo", "Echo", b"", timeout_s=None)) for _ in range(3)]
-        async with client.stream("demo", "Stream", client_streams=True, server_streams=True) as stream:
-            await peer.frame()
-            await peer.send(data)
-            peer.close()
-            for result in await asyncio.gather(*calls, return_exceptions=True):
-                assert isinstance(result, bytes | TtrpcError)
-            try:
-                async for message in stream:
-                    assert len(message) <= LIMIT
-            except TtrpcError:
-                pass
+        await peer.frame()
+        await peer.send(data)
+        peer.close()
+        for result in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(result, bytes | TtrpcError)
         assert client._calls == {}
         await client.closed()
 

@@ -71,7 +71,7 @@ class Gone(Exception):
         pytest.param(bytes(5 << 20), Code.RESOURCE_EXHAUSTED, None, id="over the limit"),
     ],
 )
-def test_what_goes_wrong_is_told_and_the_connection_lives_on(outcome: object, code: int, message: str | None) -> None:
+def test_an_error_is_answered_and_the_connection_lives_on(outcome: object, code: int, message: str | None) -> None:
     def fail(payload: bytes, call: CallContext) -> bytes:
         if isinstance(outcome, Exception):
             raise outcome

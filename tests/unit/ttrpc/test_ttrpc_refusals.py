@@ -6,7 +6,7 @@ import pytest
 from ttrpc_peers import frame, kinds, only, refusal, request
 
 from pyshim.ttrpc.connection import ServerConnection
-from pyshim.ttrpc.framing import DATA, FLAG_NO_DATA, FLAG_REMOTE_CLOSED, FLAG_REMOTE_OPEN, REQUEST, RESPONSE
+from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, REQUEST, RESPONSE
 from pyshim.ttrpc.status import Code, LocalProtocolError
 
 
@@ -50,17 +50,19 @@ def test_oversize_request_is_exhausted_and_the_connection_goes_on() -> None:
     assert kinds(events[1:]) == ["RequestReceived"]
 
 
-def test_oversize_data_ends_its_stream_only() -> None:
-    server = ServerConnection(max_message_bytes=100)
-    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN) + request(3))
+@pytest.mark.parametrize("flags", [FLAG_REMOTE_OPEN, FLAG_REMOTE_OPEN | 1, 0xFF])
+def test_a_request_that_announces_a_stream_is_not_implemented_and_its_data_is_dropped(flags: int) -> None:
+    server = ServerConnection()
 
-    assert refusal(server.receive_data(frame(1, DATA, 0, bytes(101)))) == (
-        1,
-        Code.RESOURCE_EXHAUSTED,
-        "message of 101 bytes exceeds the limit of 100",
-        True,
-    )
-    assert server.is_open(3)
+    refused = refusal(server.receive_data(request(1, flags=flags)))
+
+    assert refused == (1, Code.UNIMPLEMENTED, "open stream 1: streaming is not implemented", False)
+    assert server.receive_data(frame(1, DATA, 0, b"x") + frame(1, DATA, 5)) == []
+    assert kinds(server.receive_data(request(3))) == ["RequestReceived"]
+
+
+def test_a_request_that_says_no_data_follows_is_a_unary_call() -> None:
+    assert kinds(ServerConnection().receive_data(request(1, flags=1))) == ["RequestReceived"]
 
 
 def test_more_open_streams_than_allowed_are_exhausted() -> None:
@@ -93,32 +95,21 @@ def test_data_for_a_stream_that_never_was_is_invalid() -> None:
 
 def test_data_that_crossed_with_the_final_answer_is_dropped() -> None:
     server = ServerConnection()
-    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
+    server.receive_data(request(1))
     server.send_error(1, Code.ABORTED, "enough")
 
     assert server.receive_data(frame(1, DATA, 0, b"late")) == []
 
 
-@pytest.mark.parametrize(
-    "opening",
-    [
-        pytest.param(request(1), id="unary"),
-        pytest.param(request(1, flags=FLAG_REMOTE_CLOSED), id="server stream"),
-        pytest.param(
-            request(1, flags=FLAG_REMOTE_OPEN) + frame(1, DATA, FLAG_REMOTE_CLOSED | FLAG_NO_DATA),
-            id="closed client stream",
-        ),
-    ],
-)
-def test_data_after_the_client_closed_its_side_is_invalid(opening: bytes) -> None:
+@pytest.mark.parametrize("size", [1, 5 << 20])
+def test_data_on_a_unary_call_is_invalid_and_ends_it(size: int) -> None:
     server = ServerConnection()
-    server.receive_data(opening)
+    server.receive_data(request(1) + request(3))
 
-    assert refusal(server.receive_data(frame(1, DATA, 0, b"x")))[1::2] == (Code.INVALID_ARGUMENT, True)
-
-
-def test_closing_frame_of_a_client_must_not_carry_data() -> None:
-    server = ServerConnection()
-    server.receive_data(request(1, flags=FLAG_REMOTE_OPEN))
-
-    assert refusal(server.receive_data(frame(1, DATA, FLAG_REMOTE_CLOSED, b"x")))[1::2] == (3, True)
+    assert refusal(server.receive_data(frame(1, DATA, 0, bytes(size)))) == (
+        1,
+        Code.INVALID_ARGUMENT,
+        "data on stream 1: the client had closed its side",
+        True,
+    )
+    assert server.is_open(3)

@@ -276,7 +276,7 @@ def test_dropped_connection_cancels_a_handler_that_only_waits() -> None:
 def test_peer_of_ttrpc_1_1_sees_only_requests_and_responses() -> None:
     async def main() -> None:
         async with raw_server(DEMO) as (_, peer):
-            await peer.send(request(1, payload=b"a", flags=0) + request(3, payload=b"b", flags=0xF8))
+            await peer.send(request(1, payload=b"a", flags=0) + request(3, payload=b"b", flags=0xF9))
             frames = [await peer.frame(), await peer.frame()]
             assert frames == [(1, RESPONSE, 0, b"\x12\x01a"), (3, RESPONSE, 0, b"\x12\x01b")]
 
@@ -294,10 +294,12 @@ def test_request_and_its_own_refusal_in_one_read_are_answered_once() -> None:
     run(main)
 
 
-def test_data_for_a_unary_method_opened_as_a_stream_is_ignored() -> None:
+def test_a_stream_is_refused_and_the_connection_goes_on() -> None:
     async def main() -> None:
         async with raw_server(DEMO) as (_, peer):
             await peer.send(request(1, payload=b"p", flags=FLAG_REMOTE_OPEN) + frame(1, DATA, 0, b"x"))
-            assert await peer.frame() == (1, RESPONSE, 0, b"\x12\x01p")
+            assert await code_of(peer) == (1, Code.UNIMPLEMENTED, "open stream 1: streaming is not implemented")
+            await peer.send(request(3, payload=b"p"))
+            assert await peer.frame() == (3, RESPONSE, 0, b"\x12\x01p")
 
     run(main)

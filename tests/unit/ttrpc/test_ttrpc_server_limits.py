@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 from ttrpc_peers import DEMO, code_of, echo, raw_server, request, run, served
 
 from pyshim.ttrpc.framing import HEADER, REQUEST, RESPONSE
 from pyshim.ttrpc.handlers import CallContext
+from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import Code, RemoteError
 
 
@@ -145,5 +147,26 @@ def test_peer_that_does_not_read_is_not_read_from_and_costs_bounded_memory() -> 
                     received = await peer.frame()
                     assert received is not None
                     answered += 1
+
+    run(main)
+
+
+def test_connections_beyond_the_bound_are_closed_at_once() -> None:
+    async def main() -> None:
+        server = Server(services=DEMO, max_connections=2)
+        pairs = [socket.socketpair() for _ in range(3)]
+        tasks = [asyncio.ensure_future(server.serve_connection(theirs)) for _, theirs in pairs]
+        await asyncio.sleep(0)
+        assert server.connections == 2
+        assert pairs[2][0].recv(1) == b""
+        pairs[0][0].close()
+        await tasks[0]
+        again, theirs = socket.socketpair()
+        tasks.append(asyncio.ensure_future(server.serve_connection(theirs)))
+        await asyncio.sleep(0)
+        assert server.connections == 2
+        for ours in (pairs[1][0], pairs[2][0], again):
+            ours.close()
+        await asyncio.gather(*tasks)
 
     run(main)

@@ -12,14 +12,13 @@ import pytest
 
 from pyshim.ttrpc.client import Client
 from pyshim.ttrpc.events import Event, RequestRefused
-from pyshim.ttrpc.framing import FLAG_NO_DATA, FLAG_REMOTE_CLOSED, HEADER, REQUEST, RESPONSE, FrameReader
+from pyshim.ttrpc.framing import HEADER, REQUEST, RESPONSE, FrameReader
 from pyshim.ttrpc.handlers import CallContext, Handler
 from pyshim.ttrpc.messages import Request, decode_request, decode_response, request_around
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import RemoteError
 from tests.fakes.clock import run_fast_forward
 
-END = FLAG_REMOTE_CLOSED | FLAG_NO_DATA
 _Result = TypeVar("_Result")
 
 

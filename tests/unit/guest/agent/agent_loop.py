@@ -1,22 +1,19 @@
-"""Coroutines on the guest agent's own loop, from outside it."""
+"""Tests that are coroutines, on a loop whose clock does not wait."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
-from guest.agent.runtime.loop import Loop, Promise
+from tests.fakes.clock import run_fast_forward
 
-
-def run(loop: Loop, coro: Coroutine[Promise, None, Any]) -> Any:
-    task = loop.spawn("test", coro)
-    loop.run_until(lambda: task.result.done)
-    if task.result.error is not None:
-        raise task.result.error
-    return task.result.value
+P = ParamSpec("P")
 
 
-def turns(loop: Loop, count: int = 5) -> None:
-    for _ in range(count):
-        loop.call_later(0.001, lambda: None)  # a turn waits for the next event: let there be one
-        loop.turn()
+def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        run_fast_forward(test(*args, **kwargs))
+
+    return run

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 from guest_agent_client import AgentClient, HostedAgent, unused_id
 
-from guest.agent.runtime.loop import Loop
 from protos.agent import agent_pb2
 
 
@@ -36,7 +35,7 @@ def client(hosted_agent: HostedAgent) -> Iterator[AgentClient]:
 
 @pytest.fixture
 def cid(client: AgentClient) -> str:
-    """The id of a container that nobody else has."""
+    """The id of a container that no other test has."""
     return unused_id()
 
 
@@ -47,10 +46,3 @@ def sleeper(hosted_agent: HostedAgent, client: AgentClient) -> str:
     client.create(hosted_agent.spec(["sleep", "1000"]), name)
     client.start(name)
     return name
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    loop = Loop()
-    yield loop
-    loop._epoll.close()

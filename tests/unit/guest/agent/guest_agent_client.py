@@ -184,7 +184,8 @@ class HostedAgent:
     `root` is a busybox root file system, `cgroup` the agent's own cgroup, which it sees as the root one.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *words: str) -> None:
+        """`words` are further ones of its command line."""
         self.folder = folder
         self.root = folder / "rootfs"
         make_rootfs(self.root)
@@ -194,10 +195,10 @@ class HostedAgent:
         self._log = (folder / "agent.log").open("wb")
         unshare = ["unshare", *(f"--{kind}" for kind in ("cgroup", "mount", "pid", "net", "uts", "ipc", "fork"))]
         unshare += ["--mount-proc", "--kill-child"]
-        program = [sys.executable, "-I", "-S", str(REPOSITORY / "guest/agent/__main__.py")]
-        # crun as in an emulated guest, since elsewhere it is only started as any other program is.
-        settings = [f"agent.server_addr=unix://{self._address}", "agent.log=debug", "agent.crun_fixed_addresses=true"]
+        program = ["env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-P", "-m", "guest.agent"]
+        settings = [f"agent.server_addr=unix://{self._address}", "agent.log=debug"]
         argv = ["sh", "-ec", _ENTER, str(self.cgroup), *unshare, "sh", "-ec", _PREPARE, "sh", *program, *settings]
+        argv += ["agent.hotplug_timeout=1", *words]
         self.process = subprocess.Popen(argv, stderr=self._log, stdin=subprocess.DEVNULL)
         self._clients: list[AgentClient] = []
 
@@ -284,7 +285,7 @@ class HostedAgent:
 
 
 def unused_id() -> str:
-    """The id of a container that nobody else has."""
+    """The id of a container that no other test has."""
     return next(_names)
 
 

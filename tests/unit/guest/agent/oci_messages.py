@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from guest.agent.wire.codec import Message as M
+from protos.agent import oci_pb2 as pb
 
 
-def a_spec(**linux: Any) -> M:
-    return M(
-        "Spec",
+def a_spec(**linux: Any) -> pb.Spec:
+    return pb.Spec(
         Version="1.1.0",
-        Process=M("Process", Args=["a"], Cwd="/w", User=M("User", UID=3, GID=4)),
-        Root=M("Root", Path="/r"),
-        Linux=M("Linux", **linux),
+        Process=pb.Process(Args=["a"], Cwd="/w", User=pb.User(UID=3, GID=4)),
+        Root=pb.Root(Path="/r"),
+        Linux=pb.Linux(**linux),
     )

@@ -106,6 +106,18 @@ def test_seccomp_rule_answers_with_its_errno(hosted_agent: HostedAgent, client: 
     assert b"No space left on device" in client.read_all(cid)
 
 
+def test_a_spec_of_a_version_that_crun_does_not_know_runs(
+    hosted_agent: HostedAgent, client: AgentClient, cid: str
+) -> None:
+    """containerd 2.0 writes 1.2.0 and its successors later ones, of which Debian 12's crun refuses each."""
+    spec = hosted_agent.spec(["echo", "up"])
+    spec.Version = "1.3.0"
+    client.create(spec, cid)
+    client.start(cid)
+
+    assert client.read_all(cid) == b"up\n"
+
+
 def test_bind_mount_of_a_storage_is_seen_read_only(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
     source = hosted_agent.folder / "volume"
     source.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Encrypted disks: what the kernel is told. `integration/test_no_shared_fs.py` shows that it does it, in a real VM."""
+"""Encrypted disks: the table that the kernel gets. `integration/test_no_shared_fs.py` uses one in a real VM."""
 
 from __future__ import annotations
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from agent_loop import in_a_loop
 from oci_messages import a_spec
 
 from guest.agent.errors import InvalidArgument
 from guest.agent.net import links
 from guest.agent.storage import block, devices
-from guest.agent.wire.codec import Message as M
+from guest.agent.storage.hotplug import Hotplug
+from protos.agent import oci_pb2
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,27 @@ def test_a_function_behind_a_bridge_is_found_by_its_secondary_bus(tmp_path: Path
     assert block.pci_folder(str(tmp_path), "03/01") is None
 
 
+@in_a_loop
+async def test_a_scsi_disk_is_looked_for_by_a_controller_that_comes_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block, "SYS", str(tmp_path))
+    monkeypatch.setattr(block, "is_block", lambda _path: True)
+    waiting = asyncio.create_task(block.find_block_device(Hotplug(3.0), "scsi", "0:5"))
+    await asyncio.sleep(0.5)
+    scan = tmp_path / "class/scsi_host/host2/scan"
+    scan.parent.mkdir(parents=True)
+    await asyncio.sleep(0.3)  # the kernel makes the host's directory first and its attributes later
+    assert not waiting.done()
+    scan.touch()
+
+    await asyncio.sleep(0.5)
+    assert scan.read_text() == "0 0 5"
+    (tmp_path / "class/scsi_device/2:0:0:5/device/block/sdb").mkdir(parents=True)
+
+    assert await waiting == "/dev/sdb"
+
+
 def test_an_interface_is_found_under_its_virtio_device(tmp_path: Path) -> None:
     (tmp_path / "virtio3/net/eth7").mkdir(parents=True)
 
@@ -52,12 +76,11 @@ def test_an_interface_is_found_under_its_virtio_device(tmp_path: Path) -> None:
 
 def test_device_numbers_and_their_cgroup_rules_change_together() -> None:
     message = a_spec(
-        Devices=[M("LinuxDevice", Path="/dev/x", Type="b", Major=8, Minor=1)],
-        Resources=M(
-            "LinuxResources",
+        Devices=[oci_pb2.LinuxDevice(Path="/dev/x", Type="b", Major=8, Minor=1)],
+        Resources=oci_pb2.LinuxResources(
             Devices=[
-                M("LinuxDeviceCgroup", Allow=True, Type="b", Major=8, Minor=1),
-                M("LinuxDeviceCgroup", Allow=True, Type="c", Major=8, Minor=1),
+                oci_pb2.LinuxDeviceCgroup(Allow=True, Type="b", Major=8, Minor=1),
+                oci_pb2.LinuxDeviceCgroup(Allow=True, Type="c", Major=8, Minor=1),
             ],
         ),
     )

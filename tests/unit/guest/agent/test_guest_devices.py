@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_loop import in_a_loop
 from guest_agent_client import AgentClient, CallError, HostedAgent, inside, unused_id
 
-from guest.agent.agent import Agent
-from guest.agent.container.cdi import expanded, parse_visible, wait_for_edits
+from guest.agent.container.cdi import NamedDevices, expanded, parse_visible
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from guest.agent.settings import parse
 from guest.agent.storage.passthrough import bind_function, full_address, functions_of, rewrite_env
-from guest.agent.wire.codec import Message
-from protos.agent import oci_pb2
+from protos.agent import agent_pb2, oci_pb2
 from pyshim.cdi import Cache, InvalidName
 from pyshim.ttrpc import Code
 
@@ -135,18 +134,24 @@ def test_a_node_that_the_guest_does_not_have_leaves_no_container(
     client.remove(cid)
 
 
-def test_a_kind_that_never_comes_is_given_up() -> None:
-    agent = Agent(parse(["agent.cdi_timeout=0"]))
-    spec = Message("Spec")
-    spec.Annotations["cdi.k8s.io/vfio1"] = "never.org/a=0,never.org/a=1"
-    task = agent.loop.spawn("wait", wait_for_edits(agent, "c1", spec))
+@in_a_loop
+async def test_a_kind_that_never_comes_is_given_up() -> None:
+    spec = oci_pb2.Spec(Annotations={"cdi.k8s.io/vfio1": "never.org/a=0,never.org/a=1"})
 
-    agent.loop.run_until(lambda: task.result.done)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await NamedDevices(timeout_s=100, reads_environment=False).wait_for_edits("c1", spec)
 
-    assert isinstance(task.result.error, DeadlineExceeded)
-    assert "container 'c1': resolve cdi devices: no spec defines 'never.org/a=0', 'never.org/a=1'" in str(
-        task.result.error
-    )
+    missing = "container 'c1': resolve cdi devices: no spec defines 'never.org/a=0', 'never.org/a=1', after 100 s"
+    assert missing in str(caught.value)
+
+
+@pytest.mark.parametrize(("reads", "expected"), [(True, "v/gpu=1"), (False, "")])
+def test_a_container_chooses_by_its_environment_where_it_may(reads: bool, expected: str) -> None:
+    env = ["VISIBLE_CDI_DEVICES=v/gpu=0", "A=b", "VISIBLE_CDI_DEVICES=v/gpu=1", "VISIBLE_CDI_DEVICES_X=no"]
+    spec = oci_pb2.Spec(Process=oci_pb2.Process(Env=env))
+    named = NamedDevices(timeout_s=1, reads_environment=reads)
+
+    assert (named._visible(spec), named.are_asked_for(spec)) == (expected, reads)
 
 
 # Settings and pure parts
@@ -230,7 +235,7 @@ def test_a_variable_with_an_address_that_was_not_passed_through() -> None:
 
 
 def test_the_functions_of_a_device_message() -> None:
-    device = Message("Device", container_path="/dev/vfio/7", options=["65:00.0=1d/00", "0000:65:00.1=1e/00"])
+    device = agent_pb2.Device(container_path="/dev/vfio/7", options=["65:00.0=1d/00", "0000:65:00.1=1e/00"])
 
     assert functions_of(device) == [("0000:65:00.0", "1d/00"), ("0000:65:00.1", "1e/00")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from guest_agent_client import AgentClient, CallError, HostedAgent, run, until
+from guest_agent_client import AgentClient, CallError, HostedAgent, until
 
 from protos.agent import agent_pb2, oci_pb2
 from pyshim.ttrpc import Code
@@ -100,13 +100,3 @@ def test_many_execs_leave_no_file_descriptor_behind(
         client.close_stdin(sleeper, name)
 
     until(lambda: hosted_agent.open_fds() <= before, "the agent has more open than before")
-
-
-def test_only_crun_has_fixed_addresses_not_what_it_starts(
-    hosted_agent: HostedAgent, client: AgentClient, sleeper: str
-) -> None:
-    show = "cat /proc/self/personality"
-    client.execute(sleeper, "e1", ["sh", "-c", show])
-
-    assert run(hosted_agent, client, show) == (0, b"00000000\n", b"")
-    assert client.read_all(sleeper, "e1") == b"00000000\n"

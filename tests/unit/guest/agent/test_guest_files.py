@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from guest.agent.errors import InvalidArgument
-from guest.agent.storage import files, ownership, watch
-from guest.agent.wire.codec import Message as M
+from guest.agent.files import remove_tree
+from guest.agent.storage import copy_file as files
+from guest.agent.storage import ownership, watch
+from protos.agent import agent_pb2
 
 
-def chunk(share: Path, path: str, data: bytes = b"x", **fields: Any) -> M:
+def chunk(share: Path, path: str, data: bytes = b"x", **fields: Any) -> agent_pb2.CopyFileRequest:
     values = {"file_size": len(data), "file_mode": 0o100644, "dir_mode": 0o755, "uid": os.getuid(), "gid": os.getgid()}
-    return M("CopyFileRequest", path=f"{share}/{path}", data=data, **(values | fields))
+    return agent_pb2.CopyFileRequest(path=f"{share}/{path}", data=data, **(values | fields))
 
 
 @pytest.mark.parametrize("link", ["/etc", "../../outside", "../share/../outside"])
@@ -95,7 +97,7 @@ def test_removing_a_tree_does_not_follow_symlinks(tmp_path: Path) -> None:
     (tree / "a/b").mkdir(parents=True)
     (tree / "a/link").symlink_to(outside)
 
-    files.remove_tree(str(tree))
+    remove_tree(str(tree))
 
     assert not tree.exists()
     assert (outside / "kept").exists()
@@ -129,7 +131,7 @@ def test_a_volumes_group_is_set_all_the_way_down_and_read_only_adds_no_write(tmp
     (tmp_path / "d/f").chmod(0o600)
     (tmp_path / "l").symlink_to("/nowhere")
 
-    ownership.set_group(str(tmp_path), M("FSGroup", group_id=4242), read_only=True)
+    ownership.set_group(str(tmp_path), agent_pb2.FSGroup(group_id=4242), read_only=True)
 
     modes = {path: (tmp_path / path).lstat() for path in ("d", "d/f", "l")}
     assert {found.st_gid for found in modes.values()} == {4242}

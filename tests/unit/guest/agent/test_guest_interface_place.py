@@ -15,9 +15,9 @@ PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from guest.agent.net import links
-from guest.agent.wire.codec import Message
-address = Message("IPAddress", family=0, address="10.9.8.7", mask="24")
-links.update_interface(Message("Interface", name="eth0", hwAddr="{NEW}", mtu=1400, IPAddresses=[address]), "card")
+from protos.agent.types_pb2 import Interface, IPAddress
+address = IPAddress(address="10.9.8.7", mask="24")
+links.update_interface(Interface(name="eth0", hwAddr="{NEW}", mtu=1400, IPAddresses=[address]), "card")
 """
 
 

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
+from guest.agent import mounts
 from guest.agent.errors import Internal
-from guest.agent.storage import mounts
 
 
 @pytest.mark.parametrize("refusals", [0, 1, 3])
@@ -25,7 +25,7 @@ def test_mount_is_tried_again_while_the_driver_is_not_there_yet(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("error", "tries"), [(errno.ENODEV, 4), (errno.EINVAL, 1)], ids=["unknown", "refused"])
-def test_a_driver_nobody_has_and_other_errors_are_reported(
+def test_an_unknown_driver_and_other_errors_are_reported(
     monkeypatch: pytest.MonkeyPatch, error: int, tries: int
 ) -> None:
     calls: list[str] = []

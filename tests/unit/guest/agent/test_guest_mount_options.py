@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from guest.agent import mounts
+from guest.agent import syscalls as sys
 from guest.agent.errors import InvalidArgument
-from guest.agent.storage import mounts, table
-from guest.agent.storage import syscalls as sys
+from guest.agent.storage import table
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from guest.agent.errors import InvalidArgument
 from guest.agent.net import links, netlink
-from guest.agent.wire.codec import Message as M
+from protos.agent import types_pb2
 
 
 def test_an_attribute_is_padded_but_its_length_is_not() -> None:
@@ -30,16 +32,16 @@ def test_messages_in_a_datagram_are_told_apart() -> None:
 
 
 def test_a_default_route_has_no_destination_and_a_gateway() -> None:
-    body = links.route_body(M("Route", gateway="10.0.0.1", device="eth0"), 7)
+    body = links.route_body(types_pb2.Route(gateway="10.0.0.1", device="eth0"), 7)
 
     found = netlink.parse_attributes(body[netlink.ROUTE.size :])
     assert found == {netlink.RTA_OIF: b"\x07\0\0\0", netlink.RTA_GATEWAY: bytes([10, 0, 0, 1])}
-    assert netlink.ROUTE.unpack_from(body)[:2] == (netlink.AF_INET, 0)
+    assert netlink.ROUTE.unpack_from(body)[:2] == (socket.AF_INET, 0)
 
 
 def test_a_route_of_mixed_families_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="address family"):
-        links.route_body(M("Route", dest="fd00::/8", gateway="10.0.0.1"), 1)
+        links.route_body(types_pb2.Route(dest="fd00::/8", gateway="10.0.0.1"), 1)
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0", "10.0.0.256", "fd00::zz", "10.0.0.1 "])

@@ -1,4 +1,4 @@
-"""Peers that send a real guest agent nonsense, too much, or never read: refused, and nobody else goes unserved."""
+"""Peers that send a real guest agent nonsense, too much, or never read: refused, and all others are served."""
 
 from __future__ import annotations
 

@@ -2,129 +2,219 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
+import select
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
-from agent_loop import run, turns
+from agent_loop import in_a_loop
+from guest_agent_client import PATIENCE_S, cgroup2_root, remove_cgroup
 
 from guest.agent.errors import FailedPrecondition
-from guest.agent.runtime.loop import Loop, Task
-from guest.agent.runtime.streams import Sink, Source
+from guest.agent.streams import News, Sink, Source
 
 
-@pytest.fixture
-def pipe(loop: Loop) -> Iterator[tuple[Source, Sink]]:
+@asynccontextmanager
+async def a_pipe() -> AsyncIterator[tuple[Source, Sink]]:
     read_fd, write_fd = os.pipe()
-    source, sink = Source(loop, read_fd), Sink(loop, write_fd)
-    yield source, sink
-    source.close()
-    sink.close()
+    source, sink = Source(read_fd), Sink(write_fd)
+    try:
+        yield source, sink
+    finally:
+        source.close()
+        sink.close()
 
 
-def test_a_read_waits_for_data_and_ends_empty_for_ever(loop: Loop, pipe: tuple[Source, Sink]) -> None:
-    source, sink = pipe
-    reading = loop.spawn("r", source.read(10))
-    turns(loop)
-    assert not reading.result.done
-
-    run(loop, sink.write(b"hello"))
-    loop.run_until(lambda: reading.result.done)
-    sink.close()
-
-    assert reading.result.value == b"hello"
-    assert [run(loop, source.read(10)) for _ in range(2)] == [b"", b""]
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0.001)
 
 
-def test_a_write_larger_than_the_pipe_waits_for_a_reader_and_keeps_order(loop: Loop, pipe: tuple[Source, Sink]) -> None:
-    source, sink = pipe
-    first = loop.spawn("w1", sink.write(b"a" * 200_000))
-    second = loop.spawn("w2", sink.write(b"b"))
-    finishing = loop.spawn("f", sink.finish())
-    turns(loop)
-    assert not first.result.done
+@in_a_loop
+async def test_a_read_waits_for_data_and_ends_empty_for_ever() -> None:
+    async with a_pipe() as (source, sink):
+        reading = asyncio.create_task(source.read(10))
+        await turns()
+        assert not reading.done()
 
-    async def read_all() -> bytes:
+        await sink.write(b"hello")
+        assert await reading == b"hello"
+        sink.close()
+
+        assert [await source.read(10) for _ in range(2)] == [b"", b""]
+
+
+@in_a_loop
+async def test_a_write_larger_than_the_pipe_waits_for_a_reader_and_keeps_order() -> None:
+    async with a_pipe() as (source, sink):
+        first = asyncio.create_task(sink.write(b"a" * 200_000))
+        second = asyncio.create_task(sink.write(b"b"))
+        finishing = asyncio.create_task(sink.finish())
+        await turns()
+        assert not first.done()
+
         data = b""
         while chunk := await source.read(65536):
             data += chunk
-        return data
 
-    assert run(loop, read_all()) == b"a" * 200_000 + b"b"
-    assert second.result.done
-    assert finishing.result.done
+        assert data == b"a" * 200_000 + b"b"
+        await asyncio.gather(first, second, finishing)
 
 
-def test_closing_a_source_ends_a_waiting_read(loop: Loop, pipe: tuple[Source, Sink]) -> None:
-    source, _sink = pipe
-    reading = loop.spawn("r", source.read(10))
-    turns(loop)
+@in_a_loop
+async def test_closing_a_source_ends_a_waiting_read() -> None:
+    async with a_pipe() as (source, _sink):
+        reading = asyncio.create_task(source.read(10))
+        await turns()
 
-    source.close()
-    loop.run_until(lambda: reading.result.done)
+        source.close()
 
-    assert reading.result.value == b""
-
-
-def test_a_cancelled_read_leaves_the_next_one_its_bytes(loop: Loop, pipe: tuple[Source, Sink]) -> None:
-    source, sink = pipe
-    given_up = loop.spawn("r", source.read(10))
-    turns(loop)
-    given_up.cancel()
-    turns(loop)
-
-    run(loop, sink.write(b"x"))
-
-    assert run(loop, source.read(10)) == b"x"
+        assert await reading == b""
 
 
-def test_after_the_exit_a_silent_stream_ends_although_someone_holds_it_open(
-    loop: Loop, pipe: tuple[Source, Sink]
-) -> None:
-    source, sink = pipe
-    run(loop, sink.write(b"last words"))
-    source.process_exited()
+@in_a_loop
+async def test_a_cancelled_read_leaves_the_next_one_its_bytes() -> None:
+    async with a_pipe() as (source, sink):
+        given_up = asyncio.create_task(source.read(10))
+        await turns()
+        given_up.cancel()
+        await turns()
 
-    assert run(loop, source.read(100)) == b"last words"
-    assert run(loop, source.read(100)) == b""
+        await sink.write(b"x")
 
-
-def test_the_exit_ends_a_read_that_was_waiting_before(loop: Loop, pipe: tuple[Source, Sink]) -> None:
-    source, _sink = pipe
-    reading = loop.spawn("r", source.read(10))
-    turns(loop)
-
-    source.process_exited()
-    loop.run_until(lambda: reading.result.done)
-
-    assert reading.result.value == b""
+        assert await source.read(10) == b"x"
 
 
-def test_a_write_without_a_reader_is_refused(loop: Loop, pipe: tuple[Source, Sink]) -> None:
-    source, sink = pipe
-    source.close()
+@in_a_loop
+async def test_a_read_cancelled_when_the_bytes_are_there_already_leaves_them() -> None:
+    async with a_pipe() as (source, sink):
+        given_up = asyncio.create_task(source.read(10))
+        await turns()
 
-    with pytest.raises(FailedPrecondition, match="closed"):
-        run(loop, sink.write(b"x"))
-    assert sink.closed
+        await sink.write(b"x")
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
 
-
-def test_closing_a_sink_ends_a_blocked_write(loop: Loop, pipe: tuple[Source, Sink]) -> None:
-    _source, sink = pipe
-    writing: Task = loop.spawn("w", sink.write(bytes(1 << 20)))
-    turns(loop)
-
-    sink.close()
-    loop.run_until(lambda: writing.result.done)
-
-    assert isinstance(writing.result.error, FailedPrecondition)
+        assert await source.read(10) == b"x"
 
 
-def test_a_terminals_hangup_is_its_end(loop: Loop) -> None:
+@in_a_loop
+async def test_after_the_exit_a_silent_stream_ends_although_someone_holds_it_open() -> None:
+    async with a_pipe() as (source, sink):
+        await sink.write(b"last words")
+        source.process_exited()
+
+        assert await source.read(100) == b"last words"
+        assert await source.read(100) == b""
+
+
+@in_a_loop
+async def test_the_exit_ends_a_read_that_was_waiting_before() -> None:
+    async with a_pipe() as (source, _sink):
+        reading = asyncio.create_task(source.read(10))
+        await turns()
+
+        source.process_exited()
+
+        assert await reading == b""
+
+
+@in_a_loop
+async def test_what_comes_within_the_time_after_the_exit_is_read() -> None:
+    async with a_pipe() as (source, sink):
+        reading = asyncio.create_task(source.read(10))
+        source.process_exited()
+        await turns()
+
+        await sink.write(b"late")
+
+        assert await reading == b"late"
+
+
+@in_a_loop
+async def test_a_write_without_a_reader_is_refused() -> None:
+    async with a_pipe() as (source, sink):
+        source.close()
+
+        with pytest.raises(FailedPrecondition, match="closed"):
+            await sink.write(b"x")
+        assert sink.closed
+
+
+@in_a_loop
+async def test_closing_a_sink_ends_a_blocked_write() -> None:
+    async with a_pipe() as (_source, sink):
+        writing = asyncio.create_task(sink.write(bytes(1 << 20)))
+        await turns()
+
+        sink.close()
+
+        with pytest.raises(FailedPrecondition):
+            await writing
+
+
+@in_a_loop
+async def test_a_terminals_hangup_is_its_end() -> None:
     master, slave = os.openpty()
-    source = Source(loop, master)
+    source = Source(master)
     os.write(slave, b"bye")
     os.close(slave)
 
-    assert run(loop, source.read(100)) == b"bye"
-    assert run(loop, source.read(100)) == b""
+    assert await source.read(100) == b"bye"
+    assert await source.read(100) == b""
+
+
+@in_a_loop
+async def test_news_of_a_file_come_once_each_though_its_state_lasts() -> None:
+    ours, theirs = socket.socketpair()
+    seen: list[int] = []
+    news = News(ours.fileno(), select.EPOLLIN, lambda: seen.append(1))
+    with ours, theirs:
+        for number in range(1, 3):
+            theirs.send(b"x")  # never read
+            await turns(20)
+            assert len(seen) == number
+        news.close()
+        theirs.send(b"x")
+        await turns()
+    news.close()
+
+    assert len(seen) == 2
+
+
+@pytest.mark.root
+def test_a_kernel_file_that_changes_is_news() -> None:
+    """As `memory.events` of a container's cgroup is, for which this machine may have no controller."""
+    group = cgroup2_root() / f"guest-news-test-{os.getpid()}"
+    group.mkdir()
+
+    async def changes() -> list[str]:
+        seen: list[str] = []
+        arrived = asyncio.Event()
+        with (group / "cgroup.events").open("rb", buffering=0) as file:
+
+            def look() -> None:
+                populated = os.pread(file.fileno(), 100, 0).split()[1].decode()
+                if seen[-1] != populated:
+                    seen.append(populated)
+                    arrived.set()
+
+            seen.append(os.pread(file.fileno(), 100, 0).split()[1].decode())
+            news = News(file.fileno(), select.EPOLLPRI, look)
+            (group / "cgroup.procs").write_text(str(sleeper.pid))
+            await asyncio.wait_for(arrived.wait(), PATIENCE_S)
+            arrived.clear()
+            sleeper.kill()
+            await asyncio.wait_for(arrived.wait(), PATIENCE_S)
+            news.close()
+        return seen
+
+    try:
+        with subprocess.Popen(["sleep", "1000"]) as sleeper:
+            assert asyncio.run(changes()) == ["0", "1", "0"]
+    finally:
+        remove_cgroup(group)

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from guest_agent_client import CallError, HostedAgent
 
-from guest.agent.pull import pause_root
+from guest.agent.pull.__main__ import open_source
+from guest.agent.pull.images import pause_root
 from guest.agent.pull.layers import make_image
 from guest.agent.pull.registry import get
-from guest.agent.pull.source import PullError, Reference, image_of, open_source
+from guest.agent.pull.source import PullError, Reference, image_of
+from protos.agent import agent_pb2
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -108,6 +111,19 @@ def test_a_name_is_taken_apart(name: str, repository: str, version: str) -> None
 def test_what_is_no_name_is_refused(name: str) -> None:
     with pytest.raises(PullError, match="is no name of an image"):
         Reference(name)
+
+
+@pytest.mark.root
+def test_a_pull_leaves_root_and_working_directory_as_they_were(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    layout.publish(layout.image(layer(entry("a", b"a"))))
+    before = [os.stat(place) for place in ("/", ".")]
+
+    made(layout, tmp_path)
+
+    assert all(os.path.samestat(was, os.stat(place)) for was, place in zip(before, ("/", "."), strict=True))
 
 
 @pytest.mark.root
@@ -273,7 +289,7 @@ class Answers(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[str]:
     made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=made.serve_forever)
+    thread = threading.Thread(target=made.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{made.server_port}"
     made.shutdown()
@@ -340,3 +356,30 @@ def test_the_pause_containers_root_is_made_once_and_can_run(tmp_path: Path) -> N
     assert os.access(f"{root}/pause", os.X_OK)
     assert os.readlink(f"{root}/bin/sh") == "busybox"
     assert os.access(f"{root}/bin/sleep", os.X_OK)
+
+
+@pytest.mark.root
+def test_a_container_runs_on_a_root_that_the_agent_has_pulled(layout: Layout, tmp_path: Path) -> None:
+    busybox = Path("/bin/busybox").read_bytes()
+    folders = [folder(name) for name in ("bin", "dev", "proc", "sys")]
+    layout.publish(layout.image(layer(*folders, entry("bin/echo", busybox, mode=0o755))))
+    agent = HostedAgent(tmp_path, f"agent.image_source={layout.source}")
+    try:
+        client = agent.connect()
+        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s"))
+        for name, image in (("one", NAME), ("two", NAME), ("gone", "no/such:image")):
+            root = f"/run/kata-containers/{name}/rootfs"
+            storage = agent_pb2.Storage(driver="image_guest_pull", source=image, mount_point=root)
+            spec = agent.spec(["echo", name])
+            spec.Root.Path = root
+            del spec.Mounts[:]
+            if name == "gone":
+                with pytest.raises(CallError, match=f"pull image 'no/such:image' from '{layout.source}': .* has no"):
+                    client.create(spec, name, storages=[storage])
+            else:
+                client.create(spec, name, storages=[storage])
+                client.start(name)
+                assert client.read_all(name) == f"{name}\n".encode()
+        assert agent.log().count("pulling image") == 2, "once for each image"
+    finally:
+        agent.stop()

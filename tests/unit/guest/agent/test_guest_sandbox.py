@@ -85,8 +85,8 @@ def test_guest_hooks_run_around_a_container(tmp_path: Path) -> None:
         agent.stop()
 
 
-def test_a_hook_need_not_read_what_it_is_told(tmp_path: Path) -> None:
-    """The state on its stdin, here more than a pipe holds. Whoever writes to it must outlive the reader."""
+def test_a_hook_need_not_read_its_stdin(tmp_path: Path) -> None:
+    """The state on its stdin, here more than a pipe holds. The writer must outlive the reader."""
     folder = tmp_path / "hooks" / "poststop"
     folder.mkdir(parents=True)
     hook = folder / "deaf"
@@ -200,6 +200,7 @@ def test_details_name_agent_handlers_and_init(client: AgentClient) -> None:
     assert {"virtio-fs", "overlayfs", "ephemeral", "local", "blk"} <= set(details.storage_handlers)
 
 
+@pytest.mark.slow
 def test_cpus_that_never_come_are_counted_in_the_error(client: AgentClient) -> None:
     present = len(os.sched_getaffinity(1))
     client.call("OnlineCPUMem", agent_pb2.OnlineCPUMemRequest(nb_cpus=1, cpu_only=True))

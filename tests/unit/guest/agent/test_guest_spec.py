@@ -10,10 +10,10 @@ from oci_messages import a_spec
 
 from guest.agent.container import spec, users
 from guest.agent.errors import InvalidArgument
-from guest.agent.wire.codec import Message as M
+from protos.agent import agent_pb2, oci_pb2
 
 
-def config_of(message: M, **fields: Any) -> Any:
+def config_of(message: oci_pb2.Spec, **fields: Any) -> Any:
     given: dict[str, Any] = {"rootfs": "/b/rootfs", "cgroup": "/g", "pid_namespace": "", "hooks": {}}
     given |= {"online_cpus": "0-3", "limits_devices": True}
     return spec.oci_config(message, **(given | fields))
@@ -27,12 +27,19 @@ def test_the_bundles_root_and_cgroup_replace_the_specs() -> None:
 
     assert config["root"] == {"path": "/b/rootfs", "readonly": False}
     assert config["linux"]["cgroupsPath"] == "/g"
-    assert config["ociVersion"] == "1.1.0"
+
+
+@pytest.mark.parametrize("version", ["", "1.0.2", "1.1.0", "1.2.0", "1.3.0", "nonsense"])
+def test_crun_is_given_the_version_it_knows_whatever_the_callers(version: str) -> None:
+    message = a_spec()
+    message.Version = version
+
+    assert config_of(message)["ociVersion"] == "1.0.2"
 
 
 def test_namespaces_lose_host_paths_and_those_that_are_the_pods() -> None:
     kinds = ("network", "ipc", "uts", "mount", "pid", "user")
-    given = [M("LinuxNamespace", Type=kind, Path=f"/proc/1/ns/{kind}") for kind in kinds]
+    given = [oci_pb2.LinuxNamespace(Type=kind, Path=f"/proc/1/ns/{kind}") for kind in kinds]
 
     config = config_of(a_spec(Namespaces=given))
 
@@ -47,23 +54,22 @@ def test_a_shared_pid_namespace_is_joined() -> None:
 
 def test_annotations_that_give_crun_orders_are_dropped() -> None:
     message = a_spec()
-    message._values["Annotations"] = {"run.oci.hooks.stdout": "/etc/x", "io.kubernetes.x": "y"}
+    message.Annotations.update({"run.oci.hooks.stdout": "/etc/x", "io.kubernetes.x": "y"})
 
     assert config_of(message)["annotations"] == {"io.kubernetes.x": "y"}
 
 
 def test_host_security_labels_are_dropped() -> None:
-    process = M("Process", Args=["a"], ApparmorProfile="docker-default", SelinuxLabel="x:y:z")
+    process = oci_pb2.Process(Args=["a"], ApparmorProfile="docker-default", SelinuxLabel="x:y:z")
 
     assert not {"apparmorProfile", "selinuxLabel"} & set(spec.oci_process(process))
 
 
 def test_limits_without_a_file_in_cgroup_v2_and_zeros_are_left_out() -> None:
-    resources = M(
-        "LinuxResources",
-        Memory=M("LinuxMemory", Limit=100, Swap=-1, Kernel=5, Swappiness=60, DisableOOMKiller=True),
-        CPU=M("LinuxCPU", Shares=2, RealtimeRuntime=5, Cpus="2-9"),
-        Network=M("LinuxNetwork", ClassID=4),
+    resources = oci_pb2.LinuxResources(
+        Memory=oci_pb2.LinuxMemory(Limit=100, Swap=-1, Kernel=5, Swappiness=60, DisableOOMKiller=True),
+        CPU=oci_pb2.LinuxCPU(Shares=2, RealtimeRuntime=5, Cpus="2-9"),
+        Network=oci_pb2.LinuxNetwork(ClassID=4),
     )
 
     assert spec.oci_resources(resources, "0-3") == {
@@ -73,11 +79,11 @@ def test_limits_without_a_file_in_cgroup_v2_and_zeros_are_left_out() -> None:
 
 
 def test_a_cpuset_the_guest_has_nothing_of_is_left_out() -> None:
-    assert spec.oci_resources(M("LinuxResources", CPU=M("LinuxCPU", Cpus="8-9")), "0-3") == {}
+    assert spec.oci_resources(oci_pb2.LinuxResources(CPU=oci_pb2.LinuxCPU(Cpus="8-9")), "0-3") == {}
 
 
 def test_without_device_rules_only_the_specs_devices_are_allowed() -> None:
-    device = M("LinuxDevice", Path="/dev/x", Type="b", Major=254, Minor=16)
+    device = oci_pb2.LinuxDevice(Path="/dev/x", Type="b", Major=254, Minor=16)
 
     rules = config_of(a_spec(Devices=[device]))["linux"]["resources"]["devices"]
 
@@ -108,19 +114,19 @@ def test_without_device_rules_only_the_specs_devices_are_allowed() -> None:
     ids=["all", "any by -1", "one", "any minor", "minor 0"],
 )
 def test_a_device_rule_keeps_its_meaning(rule: dict[str, Any], expected: dict[str, Any]) -> None:
-    message = a_spec(Resources=M("LinuxResources", Devices=[M("LinuxDeviceCgroup", **rule)]))
+    message = a_spec(Resources=oci_pb2.LinuxResources(Devices=[oci_pb2.LinuxDeviceCgroup(**rule)]))
 
     assert config_of(message)["linux"]["resources"]["devices"] == [expected]
 
 
 def test_seccomp_keeps_arguments_and_tells_errno_zero_from_none() -> None:
-    argument = M("LinuxSeccompArg", Index=1, Value=2, ValueTwo=3, Op="SCMP_CMP_EQ")
+    argument = oci_pb2.LinuxSeccompArg(Index=1, Value=2, ValueTwo=3, Op="SCMP_CMP_EQ")
     rules = [
-        M("LinuxSyscall", Names=["x"], Action="SCMP_ACT_ERRNO", errnoret=0, Args=[argument]),
-        M("LinuxSyscall", Names=["y"], Action="SCMP_ACT_ALLOW"),
+        oci_pb2.LinuxSyscall(Names=["x"], Action="SCMP_ACT_ERRNO", errnoret=0, Args=[argument]),
+        oci_pb2.LinuxSyscall(Names=["y"], Action="SCMP_ACT_ALLOW"),
     ]
 
-    found = config_of(a_spec(Seccomp=M("LinuxSeccomp", DefaultAction="SCMP_ACT_LOG", Syscalls=rules)))["linux"][
+    found = config_of(a_spec(Seccomp=oci_pb2.LinuxSeccomp(DefaultAction="SCMP_ACT_LOG", Syscalls=rules)))["linux"][
         "seccomp"
     ]
 
@@ -170,17 +176,17 @@ def test_a_passwd_that_is_a_symlink_out_of_the_root_is_not_followed(tmp_path: Pa
     root = tmp_path / "root"
     (root / "etc").mkdir(parents=True)
     (root / "etc/passwd").symlink_to(outside)
-    user = M("User")
+    user = oci_pb2.User()
 
     with pytest.raises(InvalidArgument, match="'app'"):
-        users.apply_string_user(user, M("StringUser", uid="app"), str(root))
+        users.apply_string_user(user, agent_pb2.StringUser(uid="app"), str(root))
 
 
 def test_numbers_need_no_passwd_and_groups_are_looked_up(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/group").write_text("wheel:x:10:\n")
-    user = M("User", UID=1, AdditionalGids=[5])
+    user = oci_pb2.User(UID=1, AdditionalGids=[5])
 
-    users.apply_string_user(user, M("StringUser", uid="99", gid="wheel", additionalGids=["wheel"]), str(tmp_path))
+    users.apply_string_user(user, agent_pb2.StringUser(uid="99", gid="wheel", additionalGids=["wheel"]), str(tmp_path))
 
     assert (user.UID, user.GID, user.AdditionalGids) == (99, 10, [5, 10])

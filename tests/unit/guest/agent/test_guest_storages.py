@@ -175,6 +175,26 @@ def test_an_ephemeral_mount_is_resized_in_place(hosted_agent: HostedAgent, clien
     assert inside(hosted_agent, "/run/grow/kept").read_text() == "x"
 
 
+def test_watched_volumes_can_be_where_kata_wants_them(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+    """In a directory of the share, which the guest cannot write: kata-agent mounts a file system of its own there."""
+    watchable = "/run/kata-containers/shared/containers/watchable"
+    storages = []
+    for number in range(2):
+        source = hosted_agent.folder / f"config-{cid}-{number}"
+        source.mkdir()
+        (source / "key").write_text(f"value {number}")
+        target = f"{watchable}/{cid}-{number}"
+        storages.append(agent_pb2.Storage(driver="watchable-bind", source=str(source), mount_point=target))
+
+    client.create(hosted_agent.spec(["true"]), cid, storages=storages)
+
+    assert mounts_of(hosted_agent)[watchable][0] == "tmpfs"
+    found = [inside(hosted_agent, f"{storage.mount_point}/key").read_text() for storage in storages]
+    assert found == ["value 0", "value 1"]
+    client.remove(cid)
+    assert list(inside(hosted_agent, watchable).iterdir()) == []
+
+
 def test_a_watched_directory_follows_its_source_by_whole_updates(
     hosted_agent: HostedAgent, client: AgentClient, cid: str
 ) -> None:

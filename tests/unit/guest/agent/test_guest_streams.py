@@ -52,7 +52,7 @@ def test_output_written_just_before_exit_is_complete_after_the_exit_is_known(
     assert client.read(cid) == b""
 
 
-def test_a_writer_is_held_back_while_nobody_reads(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
+def test_a_writer_is_held_back_without_a_reader(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
     client.create(hosted_agent.spec(["sh", "-c", "head -c 1000000 /dev/zero; echo done >&2"]), cid)
     client.start(cid)
     finished = client.send("ReadStderr", agent_pb2.ReadStreamRequest(container_id=cid, len=100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -13,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from guest.forwarder import fork, material, pump, serve
-from guest.forwarder.pump import Pump
+from guest.forwarder import forward, material
 from integration.remote.certificates import Authority
 
 NAME = "podvm-test"
@@ -29,36 +29,36 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def context(authority: Authority) -> ssl.SSLContext:
     server = authority.server(NAME)
-    return serve.server_context(material.Keys(server.certificate, server.key, authority.certificate))
+    return forward.server_context(material.Keys(server.certificate, server.key, authority.certificate))
 
 
 class Forwarded:
-    """A pump at work: `net` is the client's end, `agent` the agent's; `asked` counts connections to the agent."""
+    """A connection at work: `net` is the client's end, `agent` the agent's; `asked` counts connections to the agent."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
-        self.net, inner = socket.socketpair()
+        self.net, self._inner = socket.socketpair()
         self.agent, self._plain = socket.socketpair()
         self.asked = 0
         self.error: Exception | None = None
         self.may_connect = threading.Event()
         self.may_connect.set()
-        self._pump = Pump(inner, context)
+        self._context = context
         self.thread = threading.Thread(target=self._run)
         for sock in (self.net, self.agent):
             sock.settimeout(60)
 
     def client(self, authority: Authority) -> ssl.SSLSocket:
-        """The client's end, once it and the pump have agreed."""
+        """The client's end, after its part of the handshake."""
         return authority.client_context().wrap_socket(self.net, server_hostname=NAME)
 
-    def _connect(self) -> socket.socket:
+    async def _connect(self) -> socket.socket:
         self.asked += 1
-        self.may_connect.wait(60)
+        await asyncio.to_thread(self.may_connect.wait, 60)
         return self._plain
 
     def _run(self) -> None:
         try:
-            self._pump.run(self._connect)
+            asyncio.run(forward.forward_connection(self._inner, self._context, self._connect))
         except OSError as error:
             self.error = error
 
@@ -110,8 +110,8 @@ def test_every_byte_arrives_in_both_directions_at_once(authority: Authority, con
 def test_what_came_at_once_arrives_although_nothing_more_comes(
     authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is more than the pump decrypts in one go, and the agent takes that at once: no event wakes it for the rest."""
-    monkeypatch.setattr(pump, "_FULL_BYTES", 1)
+    """It is more than is decrypted at once, and the agent takes all of it: no event wakes the loop for the rest."""
+    monkeypatch.setattr(forward, "_PIECE_BYTES", 1000)
     data = os.urandom(100_000)
     with forwarded(context) as pair:
         client = pair.client(authority)
@@ -124,7 +124,7 @@ def test_what_came_at_once_arrives_although_nothing_more_comes(
 def test_what_came_at_once_arrives_before_the_clients_end(
     authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pump, "_FULL_BYTES", 1)
+    monkeypatch.setattr(forward, "_PIECE_BYTES", 1000)
     data = os.urandom(100_000)
     with forwarded(context) as pair:
         client = pair.client(authority)
@@ -156,7 +156,7 @@ def test_the_clients_end_reaches_the_agent_after_its_last_bytes(authority: Autho
 def test_what_the_client_said_arrives_although_it_has_gone_before_the_agents_words(
     authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pump, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(forward, "_PIECE_BYTES", 1000)
     data = os.urandom(50_000)
     with forwarded(context) as pair:
         pair.may_connect.clear()
@@ -212,62 +212,81 @@ def test_bytes_that_are_no_tls_end_the_connection(context: ssl.SSLContext) -> No
         assert isinstance(pair.error, ssl.SSLError)
 
 
-class Over(Exception):
-    """Ends what otherwise goes on for ever."""
+def test_what_the_agent_said_last_reaches_a_client_that_goes_on_talking(
+    authority: Authority, context: ssl.SSLContext
+) -> None:
+    with forwarded(context) as pair:
+        pair.may_connect.clear()
+        client = pair.client(authority)
+        client.sendall(b"more")
+        pair.agent.sendall(b"the last words")
+        pair.agent.close()  # nothing can be written to it, and there is something to be read
+        pair.may_connect.set()
+
+        assert read_exactly(client, 100) == b"the last words"
+        client.close()
+
+
+def test_a_silent_client_is_given_up(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "_HANDSHAKE_S", 0.05)
+    with forwarded(context) as pair:
+        pair.thread.join(60)
+
+        assert str(pair.error) == "finish the TLS handshake: the client is silent"
+
+
+@contextmanager
+def serving(listener: socket.socket, agent: str, context: ssl.SSLContext) -> Iterator[None]:
+    """`forward` at work on a loop in another thread."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(forward.forward(listener, agent, context))
+    thread = threading.Thread(target=loop.run_until_complete, args=(asyncio.wait([task]),))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(60)
+        loop.close()
 
 
 def test_one_connection_that_cannot_be_served_is_not_the_end_of_all(
-    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+    authority: Authority, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Any process of a container can take the guest's last pid for a moment; nobody else can reach the agent."""
-    forks = iter([OSError(errno.EAGAIN, "no more processes"), Over()])
-    accepts = iter([OSError(errno.EMFILE, "too many files"), None, None])
+    """Any process of a container can take the guest's memory for a moment; there is no other way to the agent."""
+    accept, failures = asyncio.SelectorEventLoop.sock_accept, [OSError(errno.EMFILE, "too many files")]
 
-    def fork() -> int:
-        raise next(forks)
+    async def failing(self: asyncio.SelectorEventLoop, sock: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return await accept(self, sock)
 
-    class Listener:
-        def accept(self) -> tuple[socket.socket, tuple[str, int]]:
-            if (error := next(accepts)) is not None:
-                raise error
-            ours, theirs = socket.socketpair()
-            clients.append(ours)
-            served.append(theirs)
-            return theirs, ("10.0.2.2", 1)
-
-    clients: list[socket.socket] = []
-    served: list[socket.socket] = []
-    monkeypatch.setattr(os, "fork", fork)
-    monkeypatch.setattr(serve, "_REST_S", 0.0)
-
-    with pytest.raises(Over):
-        serve.forward(Listener(), "/none", context)  # type: ignore[arg-type]
-
-    assert clients[0].recv(1) == b"", "refused, not left waiting"
-    for sock in (*clients, *served):
-        sock.close()
-
-
-@pytest.mark.parametrize(
-    ("command_line", "found"),
-    [
-        ("quiet forwarder.port=15150 agent.server_addr=unix:///run/a.sock", (15150, "", "/run/a.sock")),
-        (
-            "forwarder.address=10.0.2.15/24 forwarder.port=1 agent.server_addr=unix:///a",
-            (1, "10.0.2.15/24", "/a"),
-        ),
-        ("agent.server_addr=unix:///run/a.sock", None),
-        ("forwarder.port=15150", None),
-        ("forwarder.port=0 agent.server_addr=unix:///a", None),
-        ("forwarder.port=65536 agent.server_addr=unix:///a", None),
-        ("forwarder.port=x agent.server_addr=unix:///a", None),
-        ("forwarder.port=15150 agent.server_addr=vsock://-1:1024", None),
-    ],
-)
-def test_the_command_line_decides_about_the_forwarder(command_line: str, found: tuple[int, str, str] | None) -> None:
-    words = fork.parse(command_line)
-
-    assert (words and (words.port, words.address, words.agent)) == found
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", failing)
+    monkeypatch.setattr(forward, "_REST_S", 0.0)
+    monkeypatch.setattr(forward, "MAX_CONNECTIONS", 2)
+    agent = socket.socket(socket.AF_UNIX)
+    agent.bind(str(tmp_path / "agent.sock"))
+    agent.listen()
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = listener.getsockname()
+    with agent, listener, serving(listener, str(tmp_path / "agent.sock"), context):
+        silent = [socket.create_connection(address) for _ in range(2)]
+        refused = socket.create_connection(address)
+        assert refused.recv(1) == b"", "refused, not left waiting"
+        for one in (*silent, refused):
+            one.close()
+        client = None
+        while client is None:
+            raw = socket.create_connection(address)
+            try:  # the places of the silent ones are free in a moment
+                client = authority.client_context().wrap_socket(raw, server_hostname=NAME)
+            except OSError:
+                raw.close()
+        client.sendall(b"hello")
+        plain, _ = agent.accept()
+        assert read_exactly(plain, 5) == b"hello"
+        client.close()
+        plain.close()
 
 
 def test_a_disk_is_found_by_its_serial_number(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import VmConfig
 from hypervisors.remote.vm import RemoteVm
-from pyshim.host.release import release
+from pyshim.cleanup.release import release
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.remote_vms import RemoteServiceConfig
+from pyshim.model.vm import VmConfig
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import FakeRemoteService
 from tests.fakes.vm_config import vm_config
@@ -27,6 +27,13 @@ SHORT_S = 0.3
 def service(tmp_path: Path) -> Iterator[FakeRemoteService]:
     with FakeRemoteService(str(tmp_path)) as service:
         yield service
+
+
+@pytest.fixture(autouse=True)
+def graves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's tombstones are."""
+    monkeypatch.setattr("pyshim.cleanup.lost_vms.LOST_VMS", f"{tmp_path}/lost-vms")
+    return tmp_path / "lost-vms"
 
 
 @pytest.fixture

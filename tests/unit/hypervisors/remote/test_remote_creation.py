@@ -3,11 +3,11 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hypervisors.remote.vm import RemoteVm
 from protos import hypervisor_pb2 as pb

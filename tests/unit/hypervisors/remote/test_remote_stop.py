@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from hypervisors.remote.vm import RemoteVm
+from pyshim.cleanup.lost_vms import lost_vms
 from pyshim.model.errors import (
     DeadlineExceeded,
     FailedPrecondition,
@@ -120,3 +121,44 @@ def test_a_service_that_stays_away_leaves_the_vm_on_record(service: FakeRemoteSe
     run(scenario)
 
     assert held_state(ledger) == "known"
+
+
+def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
+    service: FakeRemoteService, ledger: FakeLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger, on_lost=told.append)
+        await vm.create(config(service))
+        await vm.start()
+        service.crash()
+        service.open()  # restarted: it knows of nothing
+        await vm.stop()
+
+    run(scenario)
+
+    assert told == [VM]
+    assert [lost.id for lost in lost_vms()] == [VM]
+    assert ledger.history[-2][1].detail["state"] == "lost"
+    assert ledger.held == {}
+    assert [record.levelname for record in caplog.records if "lost" in record.message] == ["WARNING"]
+
+
+@pytest.mark.parametrize("method", ["CreateVM", "StartVM"])
+def test_a_vm_whose_start_was_never_sent_is_not_lost(
+    service: FakeRemoteService, ledger: FakeLedger, method: str
+) -> None:
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger, doubt_s=0)
+        if method == "StartVM":
+            await vm.create(config(service))
+        service.crash()
+        with pytest.raises(Unavailable):
+            await (vm.start() if method == "StartVM" else vm.create(config(service)))
+        service.open()
+        await vm.stop()
+
+    run(scenario)
+
+    assert (lost_vms(), ledger.held) == ((), {})

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hypervisors.base import VmExitKind
 from hypervisors.remote.vm import RemoteVm
 from protos import hypervisor_pb2 as pb
 from pyshim.model.errors import (
@@ -20,6 +19,7 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import LedgerEntry
+from pyshim.model.vm import VmExitKind
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import Call, FakeRemoteService, after
@@ -76,7 +76,7 @@ def test_the_intent_is_in_the_ledger_before_the_vm_is_asked_for(service: FakeRem
 
     live(service, ledger)
 
-    assert seen == [None, "asked", "known", "known"]
+    assert seen == [None, "asked", "started", "started"]
     assert [(verb, entry.detail["state"]) for verb, entry in ledger.history][-2:] == [
         ("acquire", "stopped"),
         ("release", "stopped"),
@@ -204,7 +204,7 @@ def test_an_agent_socket_that_listens_is_taken(service: FakeRemoteService, ledge
     os.unlink(service.agent_path)
 
 
-def test_the_entry_says_what_whoever_cleans_up_needs(service: FakeRemoteService, ledger: FakeLedger) -> None:
+def test_the_entry_says_what_a_clean_up_needs(service: FakeRemoteService, ledger: FakeLedger) -> None:
     async def scenario() -> None:
         vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, late_s=10)
         await vm.create(config(service))

@@ -1,0 +1,278 @@
+"""Our shim and another one beside each other, on the stand-in of `remote_stub.py`, driven by the same calls.
+
+Both read the same configuration file and get the same specs. A round takes each measurement of one shim and at once of
+the other; who is first alternates. Each round is saved when it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from bench.ground import PROJECT
+from bench.measures import PYKATA, Ground, cpu_s, memory_of
+from bench.remote_stub import SOCKET
+from bench.stub_pods import options, wait_until_idle
+from bench.stub_whole_pods import Pod, spec_of
+from integration.framework import oci, shim_config
+from integration.framework.direct import direct_shim, wait_until_gone
+from integration.framework.runtime import Runtime
+from integration.framework.waiting import eventually
+
+_SYSLOG = Path("/dev/log")
+_IDLE_S = 0.3
+"""A daemon that used no CPU time for so long has nothing left to do."""
+_MANY = 10
+_EXECS = 5
+_NETNS = "bench"
+"""A network namespace for all pods: a remote VM is refused in the host's."""
+_PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contestant:
+    """One column of the table."""
+
+    title: str
+    runtime: Runtime
+    forked: bool = False
+
+
+TITLES = {
+    "start_wall": "`start`",
+    "start_cpu": "`start`, CPU time",
+    "idle_cpu": "the daemon until it is idle, CPU time",
+    "sandbox_wall": "Create and Start of a sandbox",
+    "sandbox_cpu": "of it the shim's CPU time",
+    "container_wall": "Create and Start of a container",
+    "container_cpu": "of it the shim's CPU time",
+    "exec_wall": "an exec, from Exec to Delete",
+    "exec_cpu": "of it the shim's CPU time",
+    "gone_wall": "Kill, Wait and Delete of a container",
+    "end_wall": "Kill, Wait and Delete of the sandbox",
+    "end_cpu": "of it the shim's CPU time",
+    "pss": "an idle shim with a container, PSS",
+    "many_pss": f"{_MANY} of them, PSS each",
+}
+"""The rows of the table, by series. A series of PSS is in MiB, every other one in seconds, shown in ms."""
+Samples = dict[str, list[float]]
+
+
+def runtime_of(program: Path) -> Runtime:
+    """The name containerd finds `program` under. Raises ValueError unless it is `containerd-shim-NAME-VERSION`."""
+    words = program.name.split("-")
+    if len(words) != 4 or words[:2] != ["containerd", "shim"] or not all(words):
+        raise ValueError(f"use {str(program)!r} as a shim: its name is not containerd-shim-NAME-VERSION")
+    return Runtime(name=f"io.containerd.{words[2]}.{words[3]}")
+
+
+def measure(
+    ground: Ground, peer: Runtime, rounds: int, saved: Path, progress: Callable[[str], None]
+) -> dict[str, Samples]:
+    """Samples by column and row. Each round's are appended to `saved`, one JSON object a line."""
+    contestants = (
+        Contestant(title="forked", runtime=PYKATA, forked=True),
+        Contestant(title="executed", runtime=PYKATA),
+        Contestant(title=_PEER, runtime=peer),
+    )
+    found: dict[str, Samples] = {each.title: defaultdict(list) for each in contestants}
+    with _syslog(), _stub(ground) as config:
+        ground = replace(ground, config=config)
+        for number in range(rounds + 1):
+            progress(f"round {number} of {rounds}" if number else "warm-up round")
+            taken: dict[str, Samples] = {}
+            for each in contestants if number % 2 else reversed(contestants):
+                with ground.zygote() if each.forked else nullcontext():
+                    taken[each.title] = _round(ground, each.runtime)
+            if not number:
+                continue
+            with saved.open("a") as file:
+                file.write(json.dumps(taken) + "\n")
+            for title, samples in taken.items():
+                for kind, values in samples.items():
+                    found[title][kind].append(median(values))
+    return found
+
+
+def as_markdown(found: dict[str, Samples], peer: str, facts: dict[str, str], note: str) -> str:
+    """The table, with what it was measured on."""
+    lines = [
+        "# Beside another shim",
+        "",
+        f'Made by `make bench BENCH="--peer {peer}"`; see [bench](../__init__.py).',
+        "",
+    ]
+    lines += [f"- {key}: {value}" for key, value in facts.items()]
+    lines += [f"- {note}"] if note else []
+    lines += ["", f"| what | forked shim | executed shim | {peer} | forked to it | executed to it |"]
+    lines += ["|---|---:|---:|---:|---:|---:|"]
+    for series, title in TITLES.items():
+        scale, unit = (1, "MiB") if series.endswith("pss") else (1000, "ms")
+        columns = {column: samples[series] for column, samples in found.items()}
+        shown = [f"{median(values) * scale:.3g} {unit}" for values in columns.values()]
+        ratios = [
+            f"{median(ours / theirs for ours, theirs in zip(columns[column], columns[_PEER], strict=True)):.2f}"
+            for column in ("forked", "executed")
+        ]
+        lines.append(f"| {title} | {' | '.join(shown)} | {' | '.join(ratios)} |")
+    lines += ["", "A ratio is the median of its rounds' ratios, so that slow drift cancels out. Less is better."]
+    return "\n".join(lines) + "\n"
+
+
+def _round(ground: Ground, runtime: Runtime) -> Samples:
+    samples: Samples = defaultdict(list)
+    with _pod(ground, runtime, "one", samples) as pod:
+        with _timed(samples, "container", pod.pid):
+            _begin(pod, "one-c")
+        for _ in range(_EXECS):
+            with _timed(samples, "exec", pod.pid):
+                pod.exec("one-c")
+        wait_until_idle(pod.pid, _IDLE_S)
+        samples["pss"].append(memory_of(pod.pid).pss_mib)
+        with _timed(samples, "gone", pod.pid):
+            _end(pod, "one-c")
+        with _timed(samples, "end", pod.pid):
+            _end(pod, "one")
+    with ExitStack() as end:
+        pods = [end.enter_context(_pod(ground, runtime, f"many{number}", defaultdict(list))) for number in range(_MANY)]
+        for each in pods:
+            _begin(each, f"{each.shim.container}-c")
+            end.callback(_end, each, f"{each.shim.container}-c")
+        for each in pods:
+            wait_until_idle(each.pid, _IDLE_S)
+        samples["many_pss"].append(sum(memory_of(each.pid).pss_mib for each in pods) / _MANY)
+    return samples
+
+
+@contextmanager
+def _timed(samples: Samples, what: str, pid: int) -> Iterator[None]:
+    """Wall time of the block, and the daemon's CPU time in it, are samples."""
+    began_s, cpu_began_s = time.monotonic(), cpu_s(pid)
+    yield
+    samples[f"{what}_wall"].append(time.monotonic() - began_s)
+    samples[f"{what}_cpu"].append(cpu_s(pid) - cpu_began_s)
+
+
+def _begin(pod: Pod, name: str) -> None:
+    """A container of the pod runs; its output goes to /dev/null."""
+    bundle = pod.ground.directory / name
+    (bundle / "rootfs").mkdir(parents=True, exist_ok=True)
+    oci.write(_spec(name, pod.shim.container, "container"), bundle)
+    pod.call("Create", id=name, bundle=str(bundle), options=options(pod.ground.config))
+    pod.call("Start", id=name)
+
+
+def _end(pod: Pod, name: str) -> None:
+    """The task has ended and is deleted."""
+    pod.call("Kill", id=name, signal=9, all=True)
+    pod.call("Wait", id=name)
+    _patiently(lambda: pod.call("Delete", id=name))
+    shutil.rmtree(pod.ground.directory / name, ignore_errors=name == pod.shim.container)
+
+
+@contextmanager
+def _pod(ground: Ground, runtime: Runtime, name: str, samples: Samples) -> Iterator[Pod]:
+    """A pod without containers."""
+    bundle = ground.directory / name
+    with direct_shim(runtime, ground.binaries, name, bundle, _spec(name, name, "sandbox")) as shim:
+        began_s, cpu_began_s = time.monotonic(), _children_cpu_s()
+        shim.start()
+        samples["start_wall"].append(time.monotonic() - began_s)
+        samples["start_cpu"].append(_children_cpu_s() - cpu_began_s)
+        # A forked daemon gets its own command line after `start` has ended.
+        (daemon,) = eventually(lambda: runtime.shims(name), what=f"the daemon of {name!r} is there")
+        wait_until_idle(daemon.pid, _IDLE_S)
+        samples["idle_cpu"].append(cpu_s(daemon.pid))
+        pod = Pod(ground, shim, daemon.pid)
+        with _timed(samples, "sandbox", pod.pid):
+            pod.call("Create", bundle=str(bundle), options=options(ground.config))
+            pod.call("Start")
+        yield pod
+    wait_until_gone(shim)
+    Path(shim.socket_path).unlink(missing_ok=True)  # Kata's Go shim leaves it
+    shutil.rmtree(bundle, ignore_errors=True)
+
+
+def _patiently(call: Callable[[], None]) -> None:
+    """The call has been answered well. Kata's Delete fails as `not ready or stopped` right after Wait."""
+    for _ in range(50):
+        try:
+            call()
+        except Exception as error:
+            if "ready or stopped" not in str(error):
+                raise
+            time.sleep(0.01)
+        else:
+            return
+    raise TimeoutError("delete task: still not stopped")
+
+
+def _spec(name: str, sandbox: str, kind: str) -> oci.Spec:
+    spec = spec_of(name, sandbox, kind)
+    spec["linux"]["namespaces"][-1] = {"type": "network", "path": f"/run/netns/{_NETNS}"}
+    if kind == "container":
+        spec["annotations"]["io.kubernetes.cri.image-name"] = "bench.example/busybox:1"
+    return spec
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@contextmanager
+def _stub(ground: Ground) -> Iterator[Path]:
+    """The stand-in listens; gives the configuration file of all shims."""
+    directory = ground.directory / "remote"
+    directory.mkdir()
+    sock = directory / SOCKET
+    config = shim_config.variant(directory, shim_config.SHIPPED_REMOTE, remote_hypervisor_socket=sock)
+    argv = [sys.executable, "-m", "bench.remote_stub", str(directory)]
+    subprocess.run(["ip", "netns", "add", _NETNS], check=True)
+    process = subprocess.Popen(argv, cwd=PROJECT, stdin=subprocess.DEVNULL)
+    try:
+        eventually(sock.exists, what="the stand-in for a remote hypervisor listens")
+        yield config
+    finally:
+        process.terminate()
+        process.wait()
+        subprocess.run(["ip", "netns", "delete", _NETNS], check=True)
+
+
+@contextmanager
+def _syslog() -> Iterator[None]:
+    """Something listens on /dev/log, without which Kata's Go shim does not start."""
+    if _SYSLOG.exists():
+        yield
+        return
+    path = Path(os.path.realpath(_SYSLOG))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(path))
+        reader = threading.Thread(target=_read_until_empty, args=(sock,), name="syslog")
+        reader.start()
+        try:
+            yield
+        finally:
+            path.unlink()
+            sock.shutdown(socket.SHUT_RD)
+            reader.join()
+
+
+def _read_until_empty(sock: socket.socket) -> None:
+    """What comes is thrown away, until an empty message or the end."""
+    while sock.recv(1 << 16):
+        pass

@@ -1,0 +1,61 @@
+"""Small files and trees of files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+
+def read_text(path: str) -> str:
+    """The whole file, as UTF-8; bytes that are none become lone surrogates. Raises OSError."""
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()
+
+
+def write_text(path: str, text: str) -> None:
+    """The existing file (of /proc or /sys, mostly) was given `text` in one write(2). Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode("utf-8", "surrogateescape"))
+    finally:
+        os.close(fd)
+
+
+def names_in(folder: str) -> list[str]:
+    """The sorted names in `folder`; none when it is not there or cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def remove_file(path: str) -> None:
+    """`path` is gone."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_tree(path: str) -> None:
+    """`path` and all in it is gone, up to mount points: what is mounted inside is left alone, with its parents."""
+    try:
+        before = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(before.st_mode):
+        os.unlink(path)
+        return
+    _empty(path, before.st_dev)
+    with suppress(OSError):  # a mount point is left in it
+        os.rmdir(path)
+
+
+def _empty(path: str, device: int) -> None:
+    with os.scandir(path) as entries:
+        for entry in list(entries):
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+            elif entry.stat(follow_symlinks=False).st_dev == device:
+                _empty(entry.path, device)
+                with suppress(OSError):  # a bind mount of the same file system, or the parent of a mount point
+                    os.rmdir(entry.path)

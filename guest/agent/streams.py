@@ -1,0 +1,150 @@
+"""A process's stdio as the calls see it, and news of a file descriptor.
+
+Not asyncio's streams: nothing is buffered here. The kernel's pipe is the buffer, so a read that is given up takes no
+bytes along, a written byte is in the pipe, and back-pressure is the kernel's. End of stream is empty data, again and
+again, as kata-agent answers it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import select
+from collections.abc import Callable
+
+from guest.agent.errors import FailedPrecondition
+
+# Seconds. After a process is gone only its surviving children can still write. kata-agent gives them the same time
+# before it says "end".
+_LINGER_S = 0.5
+
+
+class Source:
+    """The read end of a process's stdout or stderr, or a terminal's master. Owns `fd`."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._lock = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._exited = False
+        self.at_end = False
+
+    async def read(self, size: int) -> bytes:
+        """Up to `size` bytes as soon as there are any; b"" at the end. Concurrent readers are served in order, each its
+        own bytes.
+        """
+        async with self._lock:
+            while not self.at_end:
+                try:
+                    data = os.read(self._fd, size)
+                except BlockingIOError:
+                    await self._wait()
+                    continue
+                except OSError as error:
+                    if error.errno != errno.EIO:  # EIO: a terminal whose last user is gone
+                        raise
+                    data = b""
+                if data:
+                    return data
+                self.close()
+            return b""
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._news.clear()
+        loop.add_reader(self._fd, self._news.set)
+        try:
+            async with asyncio.timeout(_LINGER_S if self._exited else None):
+                await self._news.wait()
+        except TimeoutError:
+            self.close()
+        finally:
+            if not self.at_end:
+                loop.remove_reader(self._fd)
+
+    def process_exited(self) -> None:
+        """From now on a read that finds nothing for half a second is the end, even if someone keeps the pipe open."""
+        self._exited = True
+        self._news.set()  # who waits now looks again, and then waits for no longer than that
+
+    def close(self) -> None:
+        """The stream is at its end for every reader; idempotent."""
+        if not self.at_end:
+            self.at_end = True
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._news.set()
+
+
+class Sink:
+    """The write end of a process's stdin, or a terminal's master. Owns `fd`."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._lock = asyncio.Lock()
+        self._news = asyncio.Event()
+        self.closed = False
+
+    async def write(self, data: bytes) -> None:
+        """All of `data` is in the pipe; concurrent writes keep their order. FailedPrecondition: the reader is gone."""
+        async with self._lock:
+            view = memoryview(data)
+            while view:
+                if self.closed:
+                    raise FailedPrecondition("write stdin: it is closed")
+                try:
+                    view = view[os.write(self._fd, view) :]
+                except BlockingIOError:
+                    await self._wait()
+                except OSError as error:
+                    if error.errno not in (errno.EPIPE, errno.EIO):
+                        raise
+                    self.close()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._news.clear()
+        loop.add_writer(self._fd, self._news.set)
+        try:
+            await self._news.wait()
+        finally:
+            if not self.closed:
+                loop.remove_writer(self._fd)
+
+    async def finish(self) -> None:
+        """Closed after every write asked for before this call has reached the pipe."""
+        async with self._lock:
+            self.close()
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().remove_writer(self._fd)
+            os.close(self._fd)
+            self._news.set()
+
+
+class News:
+    """`callback` runs each time the kernel announces `events` (of epoll) about `fd`, once for each announcement.
+
+    asyncio's own readers are called for as long as a state lasts, which some files never leave: a virtio-serial port
+    without a host is hung up all the time. Reading those is for `callback`. `fd` stays the caller's.
+    """
+
+    def __init__(self, fd: int, events: int, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._epoll = select.epoll()
+        self._epoll.register(fd, events | select.EPOLLET)
+        asyncio.get_running_loop().add_reader(self._epoll, self._announced)
+
+    def _announced(self) -> None:
+        self._epoll.poll(0)
+        self._callback()
+
+    def close(self) -> None:
+        if not self._epoll.closed:
+            asyncio.get_running_loop().remove_reader(self._epoll)
+            self._epoll.close()

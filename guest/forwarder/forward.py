@@ -1,0 +1,193 @@
+"""Connections of a listener, copied to the agent's unix socket and back. One that hangs holds up no other.
+
+TLS is OpenSSL's on a non-blocking socket, waited for by the loop, and not asyncio's: that closes a connection whose
+handshake has failed without the alert that tells the client why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from guest.forwarder.material import Keys
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_CONNECTIONS = 64
+_PIECE_BYTES = 256 << 10
+# Seconds that a client gets to finish its handshake.
+_HANDSHAKE_S = 60.0
+# The agent may not listen yet: how long it is waited for, and how often it is tried.
+_AGENT_WITHIN_S = 150.0
+_AGAIN_S = 0.05
+# After a failed accept: a guest that has no memory or file left may have one again soon.
+_REST_S = 0.5
+
+
+def server_context(keys: Keys) -> ssl.SSLContext:
+    """TLS 1.2 or newer for clients with a certificate of the given authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.load_verify_locations(cadata=keys.client_authority)
+    # The library reads them from a file only: this one has no name, and no room on any disk.
+    with open(os.memfd_create("keys"), "w", encoding="ascii") as file:
+        file.write(f"{keys.certificate}\n{keys.key}")
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    return context
+
+
+async def forward(listener: socket.socket, agent: str, context: ssl.SSLContext) -> None:
+    """Every connection of `listener` is forwarded to the unix socket `agent`, at most MAX_CONNECTIONS at once."""
+    listener.setblocking(False)
+    running = 0
+
+    def ended(_task: asyncio.Task[None]) -> None:
+        nonlocal running
+        running -= 1
+
+    async with asyncio.TaskGroup() as connections:
+        while True:
+            try:
+                connection, address = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:
+                log.warning("connection not accepted", extra={"error": error})
+                await asyncio.sleep(_REST_S)
+                continue
+            if running >= MAX_CONNECTIONS:
+                log.warning("connection refused: too many", extra={"client": address[0]})
+                connection.close()
+                continue
+            running += 1
+            work = _serve(connection, agent, context, address[0])
+            connections.create_task(work, name=f"forward {address[0]}").add_done_callback(ended)
+
+
+async def _serve(connection: socket.socket, agent: str, context: ssl.SSLContext, client: str) -> None:
+    try:
+        await forward_connection(connection, context, lambda: connected_agent(agent))
+    except OSError as error:  # of TLS too
+        log.info("connection ended", extra={"client": client, "error": error})
+    except Exception:  # a bug that one connection meets must not end the others
+        log.exception("connection crashed", extra={"client": client})
+
+
+async def forward_connection(
+    connection: socket.socket, context: ssl.SSLContext, connect: Callable[[], Awaitable[socket.socket]]
+) -> None:
+    """All is copied that came from either side before it ended, and both are closed.
+
+    `connect` makes the plain side, and is called only for a client that has shown who it is. Raises OSError, which
+    ssl.SSLError is.
+    """
+    connection.setblocking(False)
+    tls = context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    with tls:
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                await _retried(tls, tls.do_handshake)
+        except TimeoutError:
+            raise TimeoutError("finish the TLS handshake: the client is silent") from None
+        with await connect() as plain:
+            plain.setblocking(False)
+            inward = asyncio.create_task(_to_agent(tls, plain))
+            outward = asyncio.create_task(_to_client(plain, tls))
+            try:
+                await asyncio.wait((inward, outward), return_when=asyncio.FIRST_COMPLETED)
+                # A side that takes no more may have said something before it went: that is for the other task to find.
+                if inward.done() and not inward.result():
+                    await outward
+                elif outward.done() and not outward.result():
+                    await inward
+            finally:
+                inward.cancel()
+                outward.cancel()
+                await asyncio.gather(inward, outward, return_exceptions=True)
+
+
+async def _to_agent(tls: ssl.SSLSocket, plain: socket.socket) -> bool:
+    """Whether the agent has all that the client said before its end; False when the agent takes no more."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            data = await _retried(tls, lambda: tls.recv(_PIECE_BYTES))
+        except ConnectionError:
+            return True
+        if not data:
+            return True
+        try:
+            await loop.sock_sendall(plain, data)
+        except ConnectionError:
+            return False
+
+
+async def _to_client(plain: socket.socket, tls: ssl.SSLSocket) -> bool:
+    """Whether the client has all that the agent said before its end, and the goodbye; False when it takes no more."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            data = await loop.sock_recv(plain, _PIECE_BYTES)
+        except ConnectionError:
+            data = b""
+        try:
+            if not data:
+                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):  # the client's own is not waited for
+                    tls.unwrap()
+                return True
+            view = memoryview(data)
+            while view:
+                view = view[await _retried(tls, partial(tls.send, view), writes=True) :]
+        except OSError:
+            return False
+
+
+async def _retried(tls: ssl.SSLSocket, step: Callable[[], T], *, writes: bool = False) -> T:
+    """The result of `step`, once the socket lets it read, or with `writes` write, as much as it needs.
+
+    The other direction, which TLS without renegotiation hardly ever needs, is tried again a little later: the loop has
+    one waiter for each direction of a socket.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return step()
+        except ssl.SSLWantReadError:
+            is_expected = not writes
+        except ssl.SSLWantWriteError:
+            is_expected = writes
+        if not is_expected:
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        ready = asyncio.Event()
+        (loop.add_writer if writes else loop.add_reader)(tls, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            (loop.remove_writer if writes else loop.remove_reader)(tls)
+
+
+async def connected_agent(path: str, within_s: float = _AGENT_WITHIN_S) -> socket.socket:
+    """A connection to the agent, which may not listen yet. Raises OSError after `within_s`."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(path)
+        except OSError:
+            sock.close()
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        return sock

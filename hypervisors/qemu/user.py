@@ -1,0 +1,117 @@
+"""The user a QEMU runs as: one of its own for each sandbox, so that a guest in QEMU's hands reaches no other sandbox.
+
+The VM's directory is the record of who has which user: its group is that user's. It is made before QEMU and removed
+after it, by the shim or from its ledger, so a user is free exactly when no VM has it.
+"""
+
+import fcntl
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+
+from pyshim.host.fds import OwnedFd
+from pyshim.host.processes.launch import User, become
+from pyshim.host.processes.own_thread import in_own_thread
+from pyshim.model.errors import ResourceExhausted
+from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import VfioDevice, VmConfig
+
+COUNT = 65536
+"""Users of the range, far more than a node has pods: the first tried is chosen by the sandbox's id, so that a user is
+seldom the one of a pod that ended a moment ago."""
+KVM = "/dev/kvm"
+
+
+def needs_root(config: VmConfig) -> str:
+    """What of the configuration QEMU can only do as root, in words for a person; empty for nothing."""
+    if config.is_privileged:
+        return "privileged_vmm is set"
+    if config.guard is not None:
+        return "a confidential guest needs the host's encryption devices"
+    if config.pci.hot_plug is not None or any(isinstance(placed.device, VfioDevice) for placed in config.pci.placed):
+        return "VFIO devices, or a port for them (hot_plug_vfio), need /dev/vfio"
+    if config.opens_sockets:
+        return "connecting again to vhost-user programs (vhost_user_reconnect_timeout_sec) needs their sockets"
+    return ""
+
+
+def lacks_users(config: VmConfig, *, proc: str = "/proc/self") -> str:
+    """Why the range of users cannot be used here, in words for a person; empty where it can.
+
+    In a user namespace only some ids exist. Source: user_namespaces(7), "User and group ID mappings".
+    """
+    last = config.first_user_id + COUNT - 1
+    for name in ("uid_map", "gid_map"):
+        with open(f"{proc}/{name}") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+        if not any(first <= config.first_user_id and last < first + count for first, _, count in ranges):
+            return f"the shim's user namespace lacks ids {config.first_user_id} to {last}"
+    return ""
+
+
+async def reserve_user(config: VmConfig) -> User:
+    """A user that no other VM has, until the VM's directory is removed; QEMU's own files are its group's.
+
+    The directory exists. Raises ResourceExhausted, OSError.
+    """
+    return await in_own_thread(_reserve, config)
+
+
+def _reserve(config: VmConfig) -> User:
+    parent = os.path.dirname(config.vm_dir)
+    with OwnedFd(os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as everyone:
+        fcntl.flock(everyone.fileno(), fcntl.LOCK_EX)
+        taken = set(_groups_below(everyone.fileno()))
+        start = zlib.crc32(config.sandbox_id.encode())
+        tried = (config.first_user_id + (start + step) % COUNT for step in range(COUNT))
+        user_id = next((number for number in tried if number not in taken), None)
+        if user_id is None:
+            raise ResourceExhausted(f"choose user of vm {config.sandbox_id!r}: all {COUNT} are taken")
+        os.chown(config.vm_dir, -1, user_id)
+    return User(id=user_id, group_ids=_groups(config))
+
+
+def _groups_below(directory_fd: int) -> Iterator[int]:
+    """The group of each entry; VMs that end meanwhile take theirs away."""
+    for name in os.listdir(directory_fd):
+        with suppress(FileNotFoundError):
+            yield os.stat(name, dir_fd=directory_fd, follow_symlinks=False).st_gid
+
+
+def _groups(config: VmConfig) -> tuple[int, ...]:
+    """The group that may use KVM, where it is one: QEMU opens the device by its name."""
+    if config.cpu.accelerator is not Accelerator.KVM:
+        return ()
+    found = os.stat(KVM)
+    return (found.st_gid,) if found.st_gid and found.st_mode & 0o060 == 0o060 else ()
+
+
+def hand_over(config: VmConfig, user: User) -> None:
+    """QEMU reaches what the shim has made for it in the VM's directory; it can make and remove nothing there."""
+    os.chmod(config.vm_dir, 0o710)
+    for path, mode in ((config.share.socket_path if config.share else "", 0o660), (config.initdata, 0o640)):
+        if path:
+            os.chown(path, -1, user.id)
+            os.chmod(path, mode)
+
+
+async def out_of_reach(config: VmConfig, user: User) -> str:
+    """The first file of the configuration that this user cannot open; empty for none."""
+    boot = config.boot
+    wanted = {config.hypervisor_path: os.X_OK}
+    for path in (boot.kernel, boot.initrd, boot.image, boot.firmware, config.initdata, config.entropy_source):
+        if path:
+            wanted[path] = os.R_OK
+    wanted |= {disk.path: os.R_OK for disk in config.extensions}
+    wanted |= {device.socket_path: os.R_OK | os.W_OK for device in config.vhost_user_nics}
+    if config.share is not None:
+        wanted[config.share.socket_path] = os.R_OK | os.W_OK
+    if config.cpu.accelerator is Accelerator.KVM:
+        wanted[KVM] = os.R_OK | os.W_OK
+    return await in_own_thread(_first_denied, user, wanted)
+
+
+def _first_denied(user: User, wanted: dict[str, int]) -> str:
+    become(user)
+    return next((path for path, mode in wanted.items() if not os.access(path, mode)), "")

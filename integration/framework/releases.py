@@ -1,0 +1,162 @@
+"""The releases of containerd that the tests can run, and what differs between them for a test.
+
+CONTAINERD chooses one by its generation: `CONTAINERD=2.3 make integration`. Without it the tests run Debian's.
+`python -m integration.framework.releases` builds the chosen one from the Go module proxy; later runs find it built.
+The build needs a network, so it happens outside the enclosure. Nothing but this module asks which release it is.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CHOICE = "CONTAINERD"
+PROJECT = Path(__file__).resolve().parents[2]
+CACHE = PROJECT / ".build" / "cache" / "containerd"
+_PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2")
+# Snapshotters that no test uses and that need C libraries.
+_TAGS = "no_btrfs,no_devmapper,no_zfs"
+_DEBIAN = Path("/usr/bin")
+_NRI = "io.containerd.nri.v1.nri"
+_CRI_1, _CRI_2_RUNTIME, _CRI_2_IMAGES = (
+    "io.containerd.grpc.v1.cri",
+    "io.containerd.cri.v1.runtime",
+    "io.containerd.cri.v1.images",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """One containerd, by the first two numbers of its version."""
+
+    generation: str
+    version: str = ""
+    """As the Go module proxy names it; "" for the distribution's package."""
+
+    @property
+    def is_built(self) -> bool:
+        """Built from source, so it has to be built before a test can run it."""
+        return bool(self.version)
+
+    @property
+    def programs(self) -> Path:
+        """The directory of containerd, ctr and runc's shim."""
+        return CACHE / self.version if self.is_built else _DEBIAN
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(map(int, self.generation.split(".")))
+
+    @property
+    def module(self) -> str:
+        """The Go module."""
+        return "github.com/containerd/containerd" + ("/v2" if self.numbers >= (2,) else "")
+
+    @property
+    def config_version(self) -> int:
+        return 3 if self.numbers >= (2,) else 2
+
+    @property
+    def cri_plugins(self) -> tuple[str, ...]:
+        """The plugins that are to be disabled where no test asks for CRI."""
+        nri = (_NRI,) if self.numbers >= (1, 7) else ()
+        return (_CRI_1, *nri) if self.numbers < (2,) else (_CRI_1, _CRI_2_RUNTIME, _CRI_2_IMAGES, *nri)
+
+    @property
+    def drop_in(self) -> Path:
+        """The shipped configuration of the runtime handler."""
+        name = "containerd-2.x-pykata.toml" if self.numbers >= (2,) else "containerd-1.x-pykata.toml"
+        return PROJECT / "configs" / "containerd" / name
+
+    @property
+    def task_api(self) -> int:
+        """The version of the Task API that `start` answers to it."""
+        return 3 if self.numbers >= (2, 3) else 2
+
+    @property
+    def has_sandbox_api(self) -> bool:
+        """A runtime handler may ask for it by `sandboxer`."""
+        return self.numbers >= (2,)
+
+    @property
+    def cri_table(self) -> str:
+        """The table of the configuration that holds `containerd.runtimes`."""
+        return f'plugins."{_CRI_1 if self.numbers < (2,) else _CRI_2_RUNTIME}"'
+
+    def cri_config(self, *, sandbox_image: str, cni: Path) -> str:
+        """The pause image, CNI's directories `bin` and `net.d` below `cni`, and no NRI: its socket's path is fixed."""
+        table = f'[{self.cri_table}.cni]\n  conf_dir = "{cni}/net.d"\n'
+        if self.numbers < (2,):
+            return f'[{self.cri_table}]\n  sandbox_image = "{sandbox_image}"\n{table}  bin_dir = "{cni}/bin"\n'
+        image = f'[plugins."{_CRI_2_IMAGES}".pinned_images]\n  sandbox = "{sandbox_image}"\n'
+        key = f'bin_dirs = ["{cni}/bin"]' if self.numbers >= (2, 1) else f'bin_dir = "{cni}/bin"'
+        return f'{image}{table}  {key}\n[plugins."{_NRI}"]\n  disable = true\n'
+
+
+RELEASES = {
+    release.generation: release
+    for release in (
+        Release(generation="1.6"),
+        Release(generation="1.7", version="v1.7.34"),
+        Release(generation="2.1", version="v2.1.9"),
+        Release(generation="2.3", version="v2.3.4"),
+    )
+}
+
+
+def chosen() -> Release:
+    """The release that CONTAINERD names. Raises ValueError with the names that are known."""
+    name = os.environ.get(CHOICE) or next(iter(RELEASES))
+    if name not in RELEASES:
+        raise ValueError(f"choose containerd {name!r}: {CHOICE} is one of {', '.join(RELEASES)}")
+    return RELEASES[name]
+
+
+def build(release: Release) -> None:
+    """The programs of `release` are in its directory. Raises OSError saying what failed.
+
+    The Go client fetches and checks the modules. It builds from a module of its own that requires containerd, because
+    `go install` refuses modules whose go.mod excludes something, as those of 1.7 and 2.1 do.
+    """
+    if not release.is_built or release.programs.exists():
+        return
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if release.programs.exists():
+            return
+        if shutil.which("go") is None:
+            raise FileNotFoundError(f"build containerd {release.version}: no program 'go' (hint: install Go)")
+        work = CACHE / f".{release.version}"
+        shutil.rmtree(work, ignore_errors=True)
+        (work / "bin").mkdir(parents=True)
+        packages = [f"{release.module}/cmd/{name}" for name in _PROGRAMS]
+        print(f"==> building containerd {release.version} (some minutes, once)", flush=True)
+        run_go(work, "mod", "init", "pyshim.test/containerd")
+        run_go(work, "get", *(f"{package}@{release.version}" for package in packages))
+        run_go(work, "build", "-trimpath", "-tags", _TAGS, "-o", "bin/", *packages)
+        (work / "bin").rename(release.programs)
+        shutil.rmtree(work)
+
+
+def run_go(directory: Path, *words: str) -> str:
+    """What `go WORDS` printed. Raises ChildProcessError with the end of its messages when it fails."""
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+    done = subprocess.run(["go", *words], cwd=directory, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = "\n".join(line for line in done.stderr.splitlines() if not re.match("go: (downloading|added) ", line))
+        raise ChildProcessError(f"go {words[0]}: exit code {done.returncode}: {said[-4000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        build(chosen())
+    except (OSError, ValueError) as error:
+        sys.exit(f"releases: {error}")

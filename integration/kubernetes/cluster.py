@@ -1,0 +1,345 @@
+"""A cluster of one node: etcd, kube-apiserver, kubelet and containerd with the shipped drop-in, in the enclosure.
+
+There is no scheduler and no controller: pods name their node, and are what the tests create. Programs write where they
+always do; /var/lib and /var/log are private to the enclosure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from integration.framework import cri_session
+from integration.framework.cri import CRI_IMAGE, Cri
+from integration.framework.waiting import eventually
+from protos.cri import v1_pb2 as pb
+
+from . import peers
+
+PROJECT = Path(__file__).resolve().parents[2]
+GROUND = Path("/run/pyshim-integration/kubernetes")
+NODE = "node1"
+_ADDRESS = "192.0.2.10"
+"""Of a link of the enclosure's own (RFC 5737): the kubelet wants a node address that is no loopback."""
+_SERVER = "https://127.0.0.1:6443"
+_TOKEN = "test"
+_ETCD = "http://127.0.0.1:2379"
+_RUNTIME_CLASS = PROJECT / "configs" / "kubernetes" / "runtimeclass-pykata.yaml"
+_KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "c", "cluster": {"server": _SERVER, "insecure-skip-tls-verify": True}}],
+    "users": [{"name": "u", "user": {"token": _TOKEN}}],
+    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    "current-context": "x",
+}
+_KUBELET = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "containerRuntimeEndpoint": f"unix://{cri_session.STATE}/containerd.sock",
+    "cgroupDriver": "cgroupfs",
+    "failSwapOn": False,
+    "failCgroupV1": False,
+    "registerWithTaints": [],
+    # The disk of a test machine may be nearly full: that is not what is tested.
+    "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
+    "volumePluginDir": f"{GROUND}/volume-plugins",
+    "featureGates": {},
+}
+# The kubelet sets these for the whole machine.
+_SYSCTLS = (
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+)
+
+
+class Refused(Exception):
+    """The API server's answer to a request it does not take."""
+
+
+class Cluster:
+    """The API server's client, and the node's containerd."""
+
+    def __init__(self, cri: Cri) -> None:
+        self.cri = cri
+        self.warnings: list[str] = []
+        """Those of the last call's answer."""
+        self._tls = ssl.create_default_context()
+        self._tls.check_hostname = False
+        self._tls.verify_mode = ssl.CERT_NONE
+
+    def call(
+        self, method: str, path: str, body: Any = None, kind: str = "application/json", within_s: float = 60
+    ) -> Any:
+        """The answer as an object, or as text where it is none. Raises Refused with the server's message."""
+        request = urllib.request.Request(
+            f"{_SERVER}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {_TOKEN}", "Content-Type": kind},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=within_s, context=self._tls) as reply:
+                self.warnings = reply.headers.get_all("Warning", [])
+                text = reply.read().decode(errors="replace")
+                return json.loads(text) if "json" in reply.headers["Content-Type"] else text
+        except urllib.error.HTTPError as error:
+            raise Refused(error.read().decode(errors="replace")) from error
+
+    def create(self, kind: str, value: Mapping[str, Any]) -> Any:
+        """`kind` is the plural in a path of the namespace `default`."""
+        return self.call("POST", f"/api/v1/namespaces/default/{kind}", value)
+
+    def pod(self, name: str) -> Any:
+        return self.call("GET", f"/api/v1/namespaces/default/pods/{name}")
+
+    def log(self, pod: str, container: str = "main") -> str:
+        return str(self.call("GET", f"/api/v1/namespaces/default/pods/{pod}/log?container={container}"))
+
+    def events(self, pod: str) -> list[tuple[str, str]]:
+        """Reason and message of each event of the pod, oldest first."""
+        listed = self.call("GET", f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={pod}")
+        return [(item["reason"], item.get("message", "")) for item in listed["items"]]
+
+    def event(self, pod: str, reason: str) -> str:
+        """The message of the pod's first event of that reason, once there is one."""
+        return eventually(
+            lambda: next((text or " " for found, text in self.events(pod) if found == reason), ""),
+            what=lambda: f"an event {reason} of pod {pod}; there are {self.events(pod)}",
+        )
+
+    def phase(self, pod: str, *phases: str) -> Any:
+        """The pod, once it is in one of the phases."""
+
+        def reached() -> Any:
+            found = self.pod(pod)
+            return found if found["status"]["phase"] in phases else None
+
+        return eventually(
+            reached,
+            what=lambda: f"pod {pod} is {' or '.join(phases)}: {self.pod(pod)['status']}; {self.events(pod)}",
+            within_s=250,
+            every_s=0.3,
+        )
+
+    def stats(self) -> Any:
+        """The kubelet's own summary."""
+        return self.call("GET", f"/api/v1/nodes/{NODE}/proxy/stats/summary")
+
+    def delete(self, pod: str, grace_s: int | None = None) -> None:
+        """The pod is gone from the API, so the kubelet has ended all of it. A pod that is not there is fine."""
+        query = "" if grace_s is None else f"?gracePeriodSeconds={grace_s}"
+        with contextlib.suppress(Refused):
+            self.call("DELETE", f"/api/v1/namespaces/default/pods/{pod}{query}")
+        eventually(lambda: not self._exists(pod), what=f"pod {pod} is gone", within_s=150, every_s=0.3)
+
+    def remove_ended_sandboxes(self) -> None:
+        """What the kubelet does once a minute with the sandboxes of pods that are gone."""
+        for sandbox in self.cri.call("ListPodSandbox").items:
+            if sandbox.state == pb.SANDBOX_NOTREADY:
+                self.cri.call("RemovePodSandbox", pod_sandbox_id=sandbox.id)
+
+    def _exists(self, pod: str) -> bool:
+        try:
+            self.pod(pod)
+        except Refused:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def running(self, name: str, *containers: Mapping[str, Any], **spec: Any) -> Iterator[str]:
+        """A pod of the class `pykata` for the block; `containers` and `spec` as `manifest` takes them."""
+        self.create("pods", manifest(name, *containers, **spec))
+        try:
+            yield name
+        finally:
+            self.delete(name, 1)
+
+
+def container(script: str, name: str = "main", **more: Any) -> dict[str, Any]:
+    """A container that runs a line of shell."""
+    return {
+        "name": name,
+        "image": CRI_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", script],
+        **more,
+    }
+
+
+def manifest(name: str, *containers: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
+    """A pod on the node; a key of `spec` replaces what is usual in these tests."""
+    usual = {
+        "nodeName": NODE,
+        "runtimeClassName": "pykata",
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+    }
+    metadata = {"name": name, "labels": {"app": name}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {**usual, "containers": list(containers), **spec},
+    }
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[Cluster]:
+    """A node that is ready and has the RuntimeClass, until the end of the block."""
+    with contextlib.ExitStack() as stack:
+        GROUND.mkdir(parents=True)
+        stack.enter_context(_machine())
+        cri = stack.enter_context(cri_session.cri_daemon(PROJECT / "bin"))
+        _write_keys()
+        stack.enter_context(_daemon("etcd", *_etcd()))
+        stack.enter_context(_daemon(str(peers.PROGRAMS / "kube-apiserver"), *_api_server()))
+        made = Cluster(cri)
+        eventually(lambda: _is_ready(made), what=lambda: f"the API server answers: {_log_end('kube-apiserver')}")
+        made.call("POST", "/apis/node.k8s.io/v1/runtimeclasses", yaml.safe_load(_RUNTIME_CLASS.read_text()))
+        stack.enter_context(_daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet()))
+        eventually(lambda: _node_is_ready(made), what=lambda: f"the node is ready: {_log_end('kubelet')}", within_s=200)
+        yield made
+
+
+@contextlib.contextmanager
+def _machine() -> Iterator[None]:
+    """A link with the node's address, a private /var/log, the directories that a node's first pods make and that stay.
+
+    The machine's settings are put back at the end.
+    """
+    before = {name: Path("/proc/sys", name).read_text() for name in _SYSCTLS}
+    subprocess.run(["mount", "-t", "tmpfs", "logs", "/var/log"], check=True)
+    subprocess.run(["ip", "link", "add", NODE, "type", "bridge"], check=True)
+    subprocess.run(["ip", "address", "add", f"{_ADDRESS}/24", "dev", NODE], check=True)
+    subprocess.run(["ip", "link", "set", NODE, "up"], check=True)
+    Path("/run/containerd").mkdir(exist_ok=True)
+    for hierarchy in Path("/sys/fs/cgroup").iterdir():
+        for quality in ("besteffort", "burstable"):
+            (hierarchy / "kubepods" / quality).mkdir(parents=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", NODE], check=True)
+        subprocess.run(["umount", "/var/log"], check=True)
+        for name, value in before.items():
+            Path("/proc/sys", name).write_text(value)
+
+
+@contextlib.contextmanager
+def _daemon(program: str, *arguments: str) -> Iterator[None]:
+    log = GROUND / f"{Path(program).name}.log"
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [program, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(), cwd=GROUND
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.defpath + ":/usr/sbin:/sbin", "HOME": "/root"}
+
+
+def _log_end(name: str) -> str:
+    return (GROUND / f"{name}.log").read_text(errors="replace")[-3000:]
+
+
+def _write_keys() -> None:
+    """A token, the key pair of service accounts, and the kubelet's files."""
+    (GROUND / "tokens.csv").write_text(f'{_TOKEN},admin,1,"system:masters"\n')
+    subprocess.run(["openssl", "genrsa", "-out", GROUND / "sa.key", "2048"], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "rsa", "-in", GROUND / "sa.key", "-pubout", "-out", GROUND / "sa.pub"],
+        check=True,
+        capture_output=True,
+    )
+    (GROUND / "kubeconfig").write_text(json.dumps(_KUBECONFIG))
+    (GROUND / "kubelet.yaml").write_text(json.dumps(_KUBELET))
+
+
+def _etcd() -> list[str]:
+    peer = "http://127.0.0.1:2380"
+    return [
+        f"--data-dir={GROUND}/etcd",
+        f"--listen-client-urls={_ETCD}",
+        f"--advertise-client-urls={_ETCD}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+    ]
+
+
+def _api_server() -> list[str]:
+    return [
+        f"--etcd-servers={_ETCD}",
+        "--secure-port=6443",
+        f"--advertise-address={_ADDRESS}",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--cert-dir={GROUND}/api-server",
+        f"--token-auth-file={GROUND}/tokens.csv",
+        "--authorization-mode=AlwaysAllow",
+        "--service-cluster-ip-range=10.96.0.0/24",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={GROUND}/sa.pub",
+        f"--service-account-signing-key-file={GROUND}/sa.key",
+        # No controller makes service accounts here.
+        "--disable-admission-plugins=ServiceAccount",
+    ]
+
+
+def _kubelet() -> list[str]:
+    return [
+        f"--config={GROUND}/kubelet.yaml",
+        f"--kubeconfig={GROUND}/kubeconfig",
+        f"--hostname-override={NODE}",
+        f"--node-ip={_ADDRESS}",
+        f"--cert-dir={GROUND}/kubelet-certificates",
+    ]
+
+
+def _is_ready(cluster: Cluster) -> bool:
+    try:
+        return bool(cluster.call("GET", "/readyz", within_s=5) == "ok")
+    except (OSError, Refused):
+        return False
+
+
+def _node_is_ready(cluster: Cluster) -> bool:
+    try:
+        node = cluster.call("GET", f"/api/v1/nodes/{NODE}", within_s=5)
+    except (OSError, Refused):
+        return False
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+
+
+def missing() -> list[str]:
+    """What these tests need and this machine lacks."""
+    found = [name for name in ("etcd", "openssl") if shutil.which(name) is None]
+    return found + [str(peers.PROGRAMS / name) for name in peers.NAMES if not (peers.PROGRAMS / name).exists()]

@@ -1,0 +1,50 @@
+"""One cluster for the session; each test must leave neither pod nor VM."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from integration.framework import evidence
+from integration.framework.leaks import HostState, assert_nothing_left
+
+from . import cluster as clusters
+from . import peers
+from .cluster import GROUND, Cluster, cluster
+
+collect_ignore_glob = [] if peers.are_chosen() else ["test_*.py"]
+
+
+def pytest_configure() -> None:
+    if peers.are_chosen() and (missing := clusters.missing()):
+        pytest.exit(f"tests with a kubelet need {', '.join(missing)} (hint: `make kubelet`)", returncode=2)
+
+
+@pytest.fixture(scope="session")
+def kube() -> Iterator[Cluster]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True, scope="module")
+def module_leaves_nothing() -> None:
+    """In place of the one for tests without a cluster, whose containerd these do not need."""
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(kube: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    """No pod, sandbox, VM, mount or socket is left; what the kubelet keeps for itself is not looked at."""
+    ignored = (GROUND.parent,)
+    before, failed = HostState.look(ignored), request.session.testsfailed
+    yield
+    if request.session.testsfailed != failed:
+        directory = evidence.directory_for(clusters.PROJECT / ".build" / "integration" / "kubelet", request.node.nodeid)
+        directory.mkdir(parents=True, exist_ok=True)
+        for log in GROUND.glob("*.log"):
+            shutil.copy(log, directory)
+        shutil.copy(kube.cri.daemon.directories.log, directory)
+    kube.remove_ended_sandboxes()
+    assert kube.cri.sandboxes() == []
+    assert_nothing_left(before, ignored)

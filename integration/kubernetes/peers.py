@@ -1,0 +1,82 @@
+"""kubelet and kube-apiserver, built once by the Go client from the module proxy; etcd is the distribution's.
+
+`python -m integration.kubernetes.peers` builds them, outside the enclosure, which has no network. The tests of this
+directory are collected where KUBELET is set, which `make kubelet` does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from integration.framework.containerd import missing_programs
+from integration.framework.releases import run_go
+
+VERSION = "v1.34.4"
+_STAGING = VERSION.replace("v1.", "v0.", 1)
+"""The version under which the modules that kubernetes keeps in its own tree are published."""
+CACHE = Path(__file__).resolve().parents[2] / ".build" / "cache" / "kubernetes"
+PROGRAMS = CACHE / VERSION
+NAMES = ("kubelet", "kube-apiserver")
+_TOOLS = """\
+//go:build tools
+
+package tools
+
+import (
+{imports}
+)
+"""
+_STAGED = re.compile(r"^\s*(k8s\.io/\S+) => \./staging/", re.MULTILINE)
+
+
+def are_chosen() -> bool:
+    return bool(os.environ.get("KUBELET"))
+
+
+def build() -> None:
+    """The programs are in PROGRAMS. Raises OSError saying what failed.
+
+    The go.mod of kubernetes replaces some thirty modules by directories of its own tree. A module that requires
+    kubernetes has to replace them by their published versions.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if PROGRAMS.exists():
+            return
+        if missing := missing_programs("go"):
+            raise FileNotFoundError(f"build kubelet {VERSION}: no program {missing[0]!r} (hint: install Go)")
+        work = CACHE / f".{VERSION}"
+        shutil.rmtree(work, ignore_errors=True)
+        (work / "bin").mkdir(parents=True)
+        packages = [f"k8s.io/kubernetes/cmd/{name}" for name in NAMES]
+        print(f"==> building {' and '.join(NAMES)} {VERSION} (a quarter of an hour, once)", flush=True)
+        found = json.loads(run_go(work, "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}"))
+        theirs = Path(found["GoMod"]).read_text()
+        staged = "\n".join(f"\t{name} => {name} {_STAGING}" for name in _STAGED.findall(theirs))
+        go_line = re.findall(r"^go .*$", theirs, re.MULTILINE)[0]
+        (work / "go.mod").write_text(
+            f"module pyshim.test/kubernetes\n\n{go_line}\n\nrequire k8s.io/kubernetes {VERSION}\n\n"
+            f"replace (\n{staged}\n)\n"
+        )
+        (work / "tools.go").write_text(_TOOLS.format(imports="\n".join(f'\t_ "{package}"' for package in packages)))
+        run_go(work, "mod", "tidy", "-e")
+        major, minor = VERSION[1:].split(".")[:2]
+        stamp = {"gitVersion": VERSION, "gitMajor": major, "gitMinor": minor}
+        flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in stamp.items())
+        run_go(work, "build", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", "bin/", *packages)
+        (work / "bin").rename(PROGRAMS)
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    try:
+        build()
+    except OSError as error:
+        sys.exit(f"peers: {error}")

@@ -1,0 +1,279 @@
+"""Pods of many kinds through a real kubelet, and what each must come to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from integration.framework.waiting import eventually
+
+from .cluster import Cluster, Refused, container, manifest
+
+pytestmark = pytest.mark.vm
+
+SLEEP = "exec sleep 100000"
+READY_AFTER_2 = {"exec": {"command": ["test", "-e", "/tmp/up"]}, "periodSeconds": 1}
+
+
+def limits(cpu: str, memory: str) -> dict[str, Any]:
+    return {"resources": {"limits": {"cpu": cpu, "memory": memory}}}
+
+
+def status(pod: Any, name: str = "main", kind: str = "containerStatuses") -> Any:
+    return next(each for each in pod["status"][kind] if each["name"] == name)
+
+
+def is_ready(pod: Any) -> bool:
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", ()))
+
+
+def ready(kube: Cluster, name: str) -> Any:
+    kube.phase(name, "Running")
+
+    def look() -> Any:
+        found = kube.pod(name)
+        return found if is_ready(found) else None
+
+    return eventually(look, what=lambda: f"pod {name} is ready: {kube.pod(name)['status']}", every_s=0.3)
+
+
+ENDS = {
+    "exit-0": (container("echo done"), "Succeeded", {"exitCode": 0, "reason": "Completed"}),
+    "exit-7": (container("exit 7"), "Failed", {"exitCode": 7, "reason": "Error"}),
+    "no-program": (container("", command=["/no/such"]), "Failed", {"exitCode": 128, "reason": "StartError"}),
+    "out-of-memory": (
+        container("tail /dev/zero", **limits("500m", "64Mi")),
+        "Failed",
+        {"exitCode": 137, "reason": "OOMKilled"},
+    ),
+    "message": (
+        container("echo because >/dev/termination-log; exit 3"),
+        "Failed",
+        {"exitCode": 3, "message": "because\n"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(ENDS))
+def test_a_pods_end_is_what_kubernetes_users_expect(kube: Cluster, name: str) -> None:
+    spec, phase, terminated = ENDS[name]
+    with kube.running(name, spec):
+        pod = kube.phase(name, "Succeeded", "Failed")
+
+    found = status(pod)["state"]["terminated"]
+    assert (pod["status"]["phase"], {key: found.get(key) for key in terminated}) == (phase, terminated)
+
+
+def test_volumes_environment_and_identity(kube: Cluster) -> None:
+    kube.create("configmaps", {"metadata": {"name": "words"}, "data": {"key": "from-map"}})
+    kube.create("secrets", {"metadata": {"name": "hidden"}, "stringData": {"key": "from-secret"}})
+    mounts = [
+        {"name": name, "mountPath": f"/v/{name}"} for name in ("words", "hidden", "both", "labels", "disk", "memory")
+    ]
+    script = (
+        "cat /v/words/key /v/hidden/key /v/both/a /v/both/b /v/labels/app; echo; echo $FROM_MAP $NODE; id -u; id -G; "
+        "touch /v/disk/x /v/memory/x && stat -c %g /v/disk/x; stat -f -c %T /v/memory; "
+        "touch /x 2>/dev/null || echo read-only"
+    )
+    main = container(
+        script,
+        volumeMounts=mounts,
+        env=[
+            {"name": "FROM_MAP", "valueFrom": {"configMapKeyRef": {"name": "words", "key": "key"}}},
+            {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        ],
+        securityContext={"readOnlyRootFilesystem": True},
+    )
+    projected = [
+        {"configMap": {"name": "words", "items": [{"key": "key", "path": "a"}]}},
+        {"secret": {"name": "hidden", "items": [{"key": "key", "path": "b"}]}},
+    ]
+    volumes = [
+        {"name": "words", "configMap": {"name": "words"}},
+        {"name": "hidden", "secret": {"secretName": "hidden"}},
+        {"name": "both", "projected": {"sources": projected}},
+        {
+            "name": "labels",
+            "downwardAPI": {"items": [{"path": "app", "fieldRef": {"fieldPath": "metadata.labels['app']"}}]},
+        },
+        {"name": "disk", "emptyDir": {}},
+        {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
+    ]
+    security = {"runAsUser": 1000, "runAsGroup": 1000, "fsGroup": 3000, "supplementalGroups": [4000]}
+    try:
+        with kube.running("kinds", main, volumes=volumes, securityContext=security):
+            pod = kube.phase("kinds", "Succeeded", "Failed")
+            lines = kube.log("kinds").splitlines()
+    finally:
+        kube.call("DELETE", "/api/v1/namespaces/default/configmaps/words")
+        kube.call("DELETE", "/api/v1/namespaces/default/secrets/hidden")
+
+    assert pod["status"]["phase"] == "Succeeded", lines
+    assert lines[0] == "from-mapfrom-secretfrom-mapfrom-secretkinds"
+    assert lines[1:3] == ["from-map node1", "1000"]
+    # 50 is a group of that user in the image's /etc/group: supplementalGroupsPolicy is Merge by default.
+    assert set(lines[3].split()) == {"1000", "3000", "4000", "50"}
+    assert lines[4:] == ["3000", "tmpfs", "read-only"]
+
+
+def test_init_containers_sidecars_and_shared_volumes(kube: Cluster) -> None:
+    shared: dict[str, Any] = {"volumeMounts": [{"name": "shared", "mountPath": "/shared"}]}
+    inits = [
+        container("echo first >/shared/order", "first", **shared),
+        container(
+            "echo sidecar >>/shared/order; touch /shared/up; trap 'exit 0' TERM; sleep 100000 & wait",
+            "sidecar",
+            restartPolicy="Always",
+            startupProbe={"exec": {"command": ["test", "-e", "/shared/up"]}, "periodSeconds": 1},
+            **shared,
+        ),
+    ]
+    main = container("cat /shared/order", **shared)
+    with kube.running("ordered", main, initContainers=inits, volumes=[{"name": "shared", "emptyDir": {}}]):
+        pod = kube.phase("ordered", "Succeeded", "Failed")
+        assert kube.log("ordered") == "first\nsidecar\n"
+
+    assert pod["status"]["phase"] == "Succeeded"
+    assert status(pod, "first", "initContainerStatuses")["state"]["terminated"]["exitCode"] == 0
+
+
+def test_a_pods_life(kube: Cluster) -> None:
+    """Probes, hooks, restarts, statistics, a resize and a debug container, in one VM."""
+    main = container(
+        "trap 'exit 0' TERM; while :; do sleep 0.2; done",
+        readinessProbe={"exec": {"command": ["test", "-e", "/tmp/started"]}, "periodSeconds": 1},
+        lifecycle={"postStart": {"exec": {"command": ["touch", "/tmp/started"]}}},
+        resources={"requests": {"cpu": "250m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "128Mi"}},
+    )
+    failing = container(
+        SLEEP,
+        "failing",
+        livenessProbe={
+            "exec": {"command": ["test", "!", "-e", "/proc/self/exe"]},
+            "periodSeconds": 1,
+            "failureThreshold": 1,
+        },
+        terminationGracePeriodSeconds=1,
+    )
+    failing.pop("terminationGracePeriodSeconds")
+    with kube.running("life", main, failing, restartPolicy="Always"):
+        kube.phase("life", "Running")
+        eventually(lambda: status(kube.pod("life"))["ready"], what="the main container is ready")
+        eventually(
+            lambda: status(kube.pod("life"), "failing")["restartCount"] >= 1,
+            what=lambda: f"the container whose probe fails is restarted: {kube.events('life')}",
+        )
+        assert "Liveness probe failed" in kube.event("life", "Unhealthy")
+
+        eventually(lambda: _memory_of(kube, "life") > 64 << 20, what="the summary has the memory of the pod's VM")
+
+        resized = {"resources": {"limits": {"cpu": "300m", "memory": "128Mi"}, "requests": {"cpu": "200m"}}}
+        patch = {"spec": {"containers": [{"name": "main", **resized}]}}
+        kube.call(
+            "PATCH", "/api/v1/namespaces/default/pods/life/resize", patch, "application/strategic-merge-patch+json"
+        )
+        eventually(
+            lambda: status(kube.pod("life"))["resources"]["limits"]["cpu"] == "300m",
+            what=lambda: f"the container is resized: {kube.pod('life')['status']}",
+        )
+        assert status(kube.pod("life"))["restartCount"] == 0
+
+        debug = container("ps", "debug", resources=None)
+        patch = {"spec": {"ephemeralContainers": [debug]}}
+        kube.call(
+            "PATCH",
+            "/api/v1/namespaces/default/pods/life/ephemeralcontainers",
+            patch,
+            "application/strategic-merge-patch+json",
+        )
+        eventually(
+            lambda: "terminated" in _ephemeral(kube.pod("life"), "debug").get("state", {}),
+            what=lambda: f"the debug container ran: {kube.pod('life')['status']}; {kube.events('life')}",
+        )
+        assert "ps" in kube.log("life", "debug")
+
+
+def _memory_of(kube: Cluster, name: str) -> int:
+    pods = kube.stats()["pods"]
+    return next(
+        (each.get("memory", {}).get("workingSetBytes", 0) for each in pods if each["podRef"]["name"] == name), 0
+    )
+
+
+def _ephemeral(pod: Any, name: str) -> Any:
+    return next((each for each in pod["status"].get("ephemeralContainerStatuses", ()) if each["name"] == name), {})
+
+
+def test_the_vm_is_as_large_as_the_pods_limits(kube: Cluster) -> None:
+    script = "nproc; awk '/MemTotal/ {print $2}' /proc/meminfo"
+    with kube.running("sized", container(script, **limits("1", "256Mi"))):
+        kube.phase("sized", "Succeeded", "Failed")
+        processors, memory_kib = map(int, kube.log("sized").split())
+
+    assert processors == 2  # 1 and the overhead of 0.25, rounded up once
+    assert 256 <= memory_kib / 1024 <= 256 + 112
+
+
+REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], str, str]] = {
+    "host-network": (
+        lambda: manifest("host-network", container(SLEEP), hostNetwork=True),
+        "FailedCreatePodSandBox",
+        "hostNetwork",
+    ),
+    "unknown-annotation": (
+        lambda: _annotated("unknown-annotation", {"io.katacontainers.config.hypervisor.no_such_key": "1"}),
+        "FailedCreatePodSandBox",
+        "no_such_key",
+    ),
+    "too-large": (
+        lambda: manifest("too-large", container(SLEEP, **limits("64", "64Mi"))),
+        "OutOfcpu",
+        "cpu",
+    ),
+}
+
+
+def _annotated(name: str, annotations: dict[str, str]) -> dict[str, Any]:
+    pod = manifest(name, container(SLEEP))
+    pod["metadata"]["annotations"] = annotations
+    return pod
+
+
+@pytest.mark.parametrize("name", list(REFUSALS))
+def test_a_pod_that_cannot_be_has_an_event_that_says_why(kube: Cluster, name: str) -> None:
+    pod, reason, text = REFUSALS[name]
+    kube.create("pods", pod())
+    try:
+        assert text in kube.event(name, reason)
+    finally:
+        kube.delete(name, 0)
+
+
+def test_events_of_one_refusal_merge(kube: Cluster) -> None:
+    kube.create("pods", manifest("again", container(SLEEP), hostNetwork=True))
+    try:
+        listed = "/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=again"
+
+        def refusals() -> list[Any]:
+            items = kube.call("GET", listed)["items"]
+            return [each for each in items if each["reason"] == "FailedCreatePodSandBox"]
+
+        eventually(lambda: sum(each.get("count") or 1 for each in refusals()) >= 2, what="it was tried twice")
+        # containerd 2.x names the sandbox, which is another one each time; the rest is ours.
+        ours = {re.sub("[0-9a-f]{64}", "ID", each["message"]) for each in refusals()}
+        assert len(ours) == 1, ours
+    finally:
+        kube.delete("again", 0)
+
+
+def test_the_runtime_class_adds_its_overhead(kube: Cluster) -> None:
+    created = kube.create("pods", manifest("overhead", container("true")))
+    try:
+        assert created["spec"]["overhead"] == {"cpu": "250m", "memory": "320Mi"}
+    finally:
+        kube.delete("overhead", 0)
+    with pytest.raises(Refused, match="RuntimeClass"):
+        kube.create("pods", manifest("classless", container("true"), runtimeClassName="no-such-class"))

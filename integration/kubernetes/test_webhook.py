@@ -1,0 +1,113 @@
+"""The admission webhook behind a real API server: what it writes, what it warns of, what it denies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from integration.framework.waiting import eventually
+
+from .cluster import GROUND, PROJECT, Cluster, Refused, container, manifest
+
+pytestmark = pytest.mark.vm
+
+PYSHIM = (str(PROJECT / "bin" / "pyshim"), "webhook")
+SHIPPED = PROJECT / "configs" / "configuration-qemu.toml"
+PODS = "/api/v1/namespaces/default/pods"
+MEMORY = "io.katacontainers.config.hypervisor.default_memory"
+
+
+@pytest.fixture(scope="module")
+def webhook(kube: Cluster) -> Iterator[None]:
+    """It serves on the node, and the API server knows it by what `pyshim webhook manifests` printed."""
+    files = GROUND / "webhook"
+    of_class = f"--class=pykata={SHIPPED}"
+    words = ["--url=https://127.0.0.1:8443", f"--tls-dir={files}", of_class]
+    printed = subprocess.run([*PYSHIM, "manifests", *words], check=True, capture_output=True, text=True).stdout
+    words = ["--listen=127.0.0.1:8443", f"--certificate={files}/tls.crt", f"--key={files}/tls.key", of_class]
+    with (GROUND / "webhook.log").open("wb") as log:
+        server = subprocess.Popen([*PYSHIM, "serve", *words], stdout=log, stderr=log)
+    made = []
+    try:
+        for value in yaml.safe_load_all(printed):
+            plural = f"/apis/{value['apiVersion']}/{value['kind'].lower()}s"
+            kube.call("POST", plural, value)
+            made.append(f"{plural}/{value['metadata']['name']}")
+        assert len(made) == 2, printed
+        # The API server learns of its webhooks a moment later, and the webhook is asked once it listens.
+        pod = manifest("probe", container("true"), hostNetwork=True)
+        eventually(lambda: _is_denied(kube, pod), what=lambda: f"the webhook answers: {_log()}")
+        yield
+    finally:
+        for path in made:
+            kube.call("DELETE", path)
+        eventually(
+            lambda: not _is_denied(kube, manifest("probe", container("true"), hostNetwork=True)), what="it is gone"
+        )
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 0, _log()
+
+
+def _log() -> str:
+    return Path(GROUND / "webhook.log").read_text()[-2000:]
+
+
+def _is_denied(kube: Cluster, pod: Any) -> bool:
+    try:
+        kube.call("POST", f"{PODS}?dryRun=All", pod)
+    except Refused:
+        return True
+    return False
+
+
+def requests_only(script: str) -> dict[str, Any]:
+    return container(script, resources={"requests": {"cpu": "500m", "memory": "700Mi"}})
+
+
+def test_a_pod_without_limits_gets_a_vm_for_its_requests(kube: Cluster, webhook: None) -> None:
+    tried = kube.call("POST", f"{PODS}?dryRun=All", manifest("asked", requests_only("true")))
+    with kube.running("asked", requests_only("awk '/MemTotal/ {print $2}' /proc/meminfo")):
+        pod = kube.phase("asked", "Succeeded", "Failed")
+        memory_kib = int(kube.log("asked"))
+
+    written = pod["metadata"]["annotations"]
+    assert tried["metadata"]["annotations"] == written
+    # The kernel keeps a part for itself before it counts.
+    assert int(written[MEMORY]) * 0.85 < memory_kib / 1024 <= int(written[MEMORY])
+    assert memory_kib / 1024 >= 700
+
+
+def test_a_pod_whose_limits_say_it_all_is_left_alone(kube: Cluster, webhook: None) -> None:
+    both = {"cpu": "500m", "memory": "256Mi"}
+    made = kube.call(
+        "POST", f"{PODS}?dryRun=All", manifest("plain", container("true", resources={"limits": both, "requests": both}))
+    )
+
+    assert "annotations" not in made["metadata"]
+    assert kube.warnings == []
+
+
+def test_what_does_not_fit_is_a_warning(kube: Cluster, webhook: None) -> None:
+    unequal = {"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "1Gi"}}
+    kube.call("POST", f"{PODS}?dryRun=All", manifest("unequal", container("true", resources=unequal)))
+
+    assert any("pyshim" in each and "memory" in each for each in kube.warnings), kube.warnings
+
+
+def test_what_no_node_could_start_is_denied(kube: Cluster, webhook: None) -> None:
+    with pytest.raises(Refused, match="hostNetwork"):
+        kube.create("pods", manifest("denied", container("true"), hostNetwork=True))
+
+
+def test_pods_of_other_classes_are_not_looked_at(kube: Cluster, webhook: None) -> None:
+    made = kube.call(
+        "POST", f"{PODS}?dryRun=All", manifest("other", container("true"), hostNetwork=True, runtimeClassName=None)
+    )
+
+    assert made["spec"]["hostNetwork"] is True

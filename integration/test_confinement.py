@@ -1,0 +1,102 @@
+"""What the programs that serve a guest may do, by the kernel's word on a running pod: docs/SECURITY.md's table."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from .framework import processes
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.processes import Process
+from .framework.runtime import Runtime
+
+pytestmark = pytest.mark.vm
+
+CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, IPC_LOCK, MKNOD, SETFCAP = 0, 1, 3, 4, 6, 7, 14, 27, 31
+"""Source: linux/capability.h."""
+FILE_SERVER = {CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, MKNOD, SETFCAP}
+FILTERED = "2"
+"""Field `Seccomp` of proc(5)."""
+VMM_USERS = range(1879048192, 1879048192 + 65536)
+KNOWN_FILES = re.compile(
+    r"(socket|pipe|anon_inode|/memfd):|/dev/(null|kvm|urandom|net/tun|vhost-net|vhost-vsock)$|.*/\.build/guest[^/]*/[^/]+$"
+)
+"""What a QEMU of a pod without disks has open."""
+
+
+def status(process: Process) -> dict[str, str]:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def open_files(process: Process) -> list[str]:
+    return [os.readlink(fd) for fd in Path(f"/proc/{process.pid}/fd").iterdir()]
+
+
+def may_use_kvm() -> bool:
+    found = Path("/dev/kvm").stat()
+    return found.st_mode & 0o006 == 0o006 or (found.st_gid != 0 and found.st_mode & 0o060 == 0o060)
+
+
+def reaches_its_files(vmm: Process) -> bool:
+    """A user without rights can enter the directories of this checkout, and use KVM where that is used."""
+    kernel = Path(vmm.command[vmm.command.index("-kernel") + 1])
+    modes = [bool(directory.stat().st_mode & 0o001) for directory in kernel.parents]
+    if any("accel=kvm" in word for word in vmm.command):
+        modes.append(may_use_kvm())
+    return all(modes)
+
+
+def capabilities(process: Process) -> set[int]:
+    """All it has or could ever get."""
+    found = status(process)
+    bits = int(found["CapEff"], 16) | int(found["CapPrm"], 16) | int(found["CapInh"], 16)
+    return {number for number in range(64) if bits >> number & 1}
+
+
+def is_apart(process: Process, namespace: str) -> bool:
+    """It is in another namespace of the kind than the host's programs."""
+    return os.readlink(f"/proc/{process.pid}/ns/{namespace}") != os.readlink(f"/proc/self/ns/{namespace}")
+
+
+def serving(found: list[Process]) -> Process:
+    """Of virtiofsd's two processes the one that answers the guest, which is the other's child."""
+    pids = {process.pid for process in found}
+    return next((process for process in found if process.parent in pids), found[0])
+
+
+def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
+    ctr: Ctr, runtime: Runtime, name: str
+) -> None:
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    (vmm,) = runtime.vmms(name)
+    virtiofsd = serving([p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]])
+    vsock_programs = runtime.vsock_programs(name)
+
+    assert (status(vmm)["NoNewPrivs"], status(vmm)["Seccomp"]) == ("1", FILTERED)
+    kept = set() if reaches_its_files(vmm) else {DAC_OVERRIDE, IPC_LOCK}
+    assert capabilities(vmm) == kept
+    assert int(status(vmm)["CapBnd"], 16) == sum(1 << number for number in kept)
+    (user,) = {int(word) for ids in ("Uid", "Gid") for word in status(vmm)[ids].split()}
+    assert user in (VMM_USERS if reaches_its_files(vmm) else {0})
+    directory = os.stat(f"/run/vc/vm/{name}")
+    assert (directory.st_uid, directory.st_mode & 0o777) == (0, 0o710)
+    assert directory.st_gid == user or not user
+    assert [path for path in open_files(vmm) if not KNOWN_FILES.match(path)] == []
+
+    assert (status(virtiofsd)["NoNewPrivs"], status(virtiofsd)["Seccomp"]) == ("1", FILTERED)
+    assert capabilities(virtiofsd) <= FILE_SERVER
+    assert [kind for kind in ("mnt", "net", "pid") if not is_apart(virtiofsd, kind)] == []
+    seen = os.listdir(f"/proc/{virtiofsd.pid}/root")
+    assert name in seen
+    assert [entry for entry in seen if not entry.startswith((name, "watchable"))] == [], "it sees what is shared only"
+
+    assert len(vsock_programs) == runtime.has_vsock_program
+    for program in vsock_programs:
+        assert status(program)["NoNewPrivs"] == "1"
+        assert capabilities(program) == set()
+        assert int(status(program)["CapBnd"], 16) == 0

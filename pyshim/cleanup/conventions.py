@@ -1,0 +1,120 @@
+"""Finds a sandbox of ours on the host when its state cannot be read: by directories, cgroups and processes.
+
+Kata's shims use the same directories and also name their VMM `sandbox-<id>`, so a name alone proves nothing. A process
+is ours when its executable, and not only its command line, is what the name says, it runs as our user, and it lives in
+our pid namespace: what runs in a container of this node, a nested node's VMs among them, is that container's, and a
+another user can give a process any command line, to have us remove what that user cannot.
+"""
+
+import os
+
+from pyshim.host.mounts.table import mounted_below
+from pyshim.host.processes import identity as processes
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.resources.network.host.link_search import NETNS_ROOT, our_taps
+
+# The places of plan/share.py and plan/sandbox.py; a test compares them.
+SHARED_ROOT = "/run/kata-containers/shared/sandboxes"
+VM_ROOT = "/run/vc/vm"
+CGROUP_ROOT = "/sys/fs/cgroup"
+VMM_NAME = "sandbox-"
+"""What `-name` of a VMM begins with, before the sandbox's id."""
+VMM_WORD = "chardev=qmp0,mode=control"
+"""A word every VMM of ours has in its command line and Kata's has not; a test asks the builder of it."""
+_PROGRAMS = ("qemu", "kvm", "virtiofsd", "vhost-device-vsock")
+_MAX_CGROUP_DEPTH = 12
+"""Levels below the root in which cgroups are looked for: the kubelet's pods are about five deep."""
+
+
+class Places:
+    """The roots to look below; others than the real ones are for tests."""
+
+    def __init__(
+        self,
+        *,
+        vm_root: str = VM_ROOT,
+        shared_root: str = SHARED_ROOT,
+        cgroup_root: str = CGROUP_ROOT,
+        vmm_name: str = VMM_NAME,
+        netns_root: str = NETNS_ROOT,
+    ) -> None:
+        self.vm_root = vm_root
+        self.shared_root = shared_root
+        self.cgroup_root = cgroup_root
+        self.vmm_name = vmm_name
+        self.netns_root = netns_root
+
+
+def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = False) -> tuple[LedgerEntry, ...]:
+    """What is there of the sandbox now, as its ledger would have it: to be undone from the end.
+
+    `thorough` costs a walk through all cgroups and a look into every pod's network namespace.
+    """
+    vm_dir, shared_dir = f"{places.vm_root}/{sandbox_id}", f"{places.shared_root}/{sandbox_id}"
+    entries = [
+        LedgerEntry(kind=ResourceKind.DIRECTORY, key=path) for path in (vm_dir, shared_dir) if os.path.lexists(path)
+    ]
+    if thorough:
+        entries += _cgroups_of(sandbox_id, places.cgroup_root)
+        entries += _links_of(sandbox_id, places.netns_root)
+    # Innermost first is the order of undoing.
+    entries += [LedgerEntry(kind=ResourceKind.MOUNT, key=point) for point in reversed(mounted_below(shared_dir))]
+    for process in _processes_of(sandbox_id, (f"{vm_dir}/", f"{shared_dir}/"), places):
+        program = processes.executable(process)
+        detail: dict[str, str | int] = {"program": program, "pid": process.pid, "start_ticks": process.start_ticks}
+        entries.append(LedgerEntry(kind=ResourceKind.PROCESS, key=processes.program_name(process), detail=detail))
+    return tuple(entries)
+
+
+def _links_of(sandbox_id: str, root: str) -> list[LedgerEntry]:
+    """Taps that bear the sandbox's name, and the filters that wire them to the pod's links."""
+    entries = []
+    for tap in our_taps(root):
+        if tap.owner == sandbox_id:
+            wired = ((ResourceKind.INGRESS, tap.link),) if tap.link else ()
+            for kind, name in ((ResourceKind.LINK, tap.name), *wired):
+                entries.append(LedgerEntry(kind=kind, key=name, detail={"netns": tap.netns}))
+    return entries
+
+
+def _processes_of(sandbox_id: str, words: tuple[str, ...], places: Places) -> list[processes.ProcessRef]:
+    """The VMM, virtiofsd and vsock program: of those names, with the sandbox's directories, or name, as words."""
+    found = {process for word in words for process in processes.find_by_argument(word) if _is_known_program(process)}
+    found.update(process for name, process in named_vmms(places) if name == sandbox_id)
+    return sorted(found)
+
+
+def named_vmms(places: Places) -> tuple[tuple[str, processes.ProcessRef], ...]:
+    """Sandbox id and process of every VMM that our builder of command lines has named."""
+    found = []
+    for process in processes.find_by_argument(VMM_WORD):
+        words = processes.arguments(process.pid)
+        name = words[words.index("-name") + 1] if "-name" in words[:-1] else ""
+        sandbox_id = name.removeprefix(places.vmm_name).partition(",")[0]
+        if name.startswith(places.vmm_name) and sandbox_id and _is_known_program(process):
+            found.append((sandbox_id, process))
+    return tuple(found)
+
+
+def _is_known_program(process: processes.ProcessRef) -> bool:
+    return (
+        processes.program_name(process).startswith(_PROGRAMS)
+        and processes.is_in_our_namespace(process)
+        and processes.is_of_our_user(process)
+    )
+
+
+def _cgroups_of(sandbox_id: str, root: str) -> list[LedgerEntry]:
+    """Cgroups with the names Kata gives a sandbox's: `kata_<id>`, `kata_overhead/<id>`, their systemd scopes."""
+    names = {f"kata_{sandbox_id}", f"cri-containerd-{sandbox_id}.scope", f"kata-overhead-{sandbox_id}.scope"}
+    found = []
+    for directory, below, _ in os.walk(root, followlinks=False):
+        for name in below:
+            if name in names or (name == sandbox_id and os.path.basename(directory) in _PARENTS):
+                found.append(LedgerEntry(kind=ResourceKind.CGROUP, key=f"{directory}/{name}"))
+        if directory.count("/") - root.count("/") >= _MAX_CGROUP_DEPTH:
+            below.clear()
+    return found
+
+
+_PARENTS = frozenset({"kata_overhead", "kata_sandboxed_pod"})

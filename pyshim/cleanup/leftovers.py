@@ -1,0 +1,319 @@
+"""Undoes what a sandbox has left on the host, by its state, when no shim serves it any more.
+
+Part of `delete`, which imports it only when there is a state.
+"""
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from pyshim.cleanup.belonging import belongs_to
+from pyshim.cleanup.conventions import Places, conventional_ledger
+from pyshim.cleanup.dead_socket import remove_dead_socket
+from pyshim.cleanup.release import TIMEOUT_S, release_all
+from pyshim.cleanup.remote_vms import are_stopped, hold_s, in_background, remote_vms
+from pyshim.host.processes import identity as processes
+from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
+from pyshim.model.ledger import LedgerEntry
+from pyshim.model.snapshot import ContainerSnapshot
+from pyshim.start.address import socket_name
+from pyshim.state.errors import NotOurState, StateDamaged
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
+
+EXIT_WAIT_S = 1.0
+"""Seconds for a daemon to exit by itself, as it does at the normal end of every sandbox."""
+TERM_WAIT_S = 1.0
+"""Seconds for a daemon to obey SIGTERM, of the four that `delete` has."""
+HELD_PAUSE_S = 1.0
+"""Seconds between two looks at a shim that ends its remote VM, which takes minutes."""
+REST_S = 60.0
+"""Seconds for a shim whose remote VM is gone to undo the rest and exit."""
+_ONE_UNDO_S = 1.5
+"""Seconds for one entry, so that one that hangs leaves time for the others."""
+_LOCK_PAUSE_S = 0.02
+"""Seconds between two attempts to lock."""
+_SOCKET_NAME_CHARS = 64
+"""Characters of the name of a shim's socket, a SHA-256 (`start/address.py`)."""
+
+
+def clean_sandbox(
+    sandbox_id: str,
+    container_id: str,
+    *,
+    address: str,
+    namespace: str,
+    state_root: str,
+    deadline: float,
+    errors: list[str],
+    register: str | None = None,
+    places: Places | None = None,
+) -> tuple[int, ContainerSnapshot | None]:
+    """What no shim serves of the sandbox is gone, except for what `errors` then says. Returns pid and record, if known.
+
+    A sandbox of that name in another namespace, or of another containerd (`address` is the caller's), is another
+    sandbox: the state's path has neither.
+    With a living daemon nothing is touched, unless the container is the sandbox's own: then containerd has given up the
+    whole sandbox, and a daemon that still holds resources after a grace is ended first.
+    """
+    store = StateStore(root=state_root, register=register)
+    places = places or Places()
+    pid, container = 0, None
+    with locked(store.directory(sandbox_id), deadline) as lock:
+        try:
+            state = store.load(sandbox_id)
+            if not _is_callers(state.shim, sandbox_id, address, namespace):
+                return pid, container
+            pid, container = _known(state, container_id)
+            if _is_served(state.shim) and container_id != sandbox_id:
+                return pid, container
+            _end_daemon(
+                state.shim,
+                deadline,
+                holds=lambda: bool(store.load(sandbox_id).ledger),
+                may_kill=are_stopped(remote := remote_vms(state.ledger)),
+            )
+            if remote and _is_served(state.shim):
+                _outlive_in_background(
+                    store, sandbox_id, state.shim, remote, deadline, errors, places, alone=lock.is_held
+                )
+            else:
+                _undo_all(store, sandbox_id, deadline, errors, places, background=lock.is_held)
+        except (StateDamaged, NotFound) as error:
+            shim = store.entered(sandbox_id)
+            is_callers = shim is None or _is_callers(shim, sandbox_id, address, namespace)
+            if container_id != sandbox_id or not is_callers:
+                return pid, container
+            if shim is not None:
+                # A daemon at its normal end removes its state first and the entry right after.
+                _end_daemon(shim, deadline, holds=lambda: store.entered(sandbox_id) is not None)
+            if shim is not None or isinstance(error, StateDamaged):
+                errors.extend(_clean_unread(store, sandbox_id, str(error), deadline, places))
+        except NotOurState:
+            # Kata's own, with which we have nothing to do.
+            pass
+        except ShimError as error:
+            errors.append(str(error))
+    return pid, container
+
+
+def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places: Places | None = None) -> list[str]:
+    """Errors for what could not be undone of a sandbox whose shim is gone; else nothing of it is left, nor its state.
+
+    Raises StateTooNew, NotOurState.
+    """
+    errors: list[str] = []
+    places = places or Places()
+    with locked(store.directory(sandbox_id), deadline):
+        try:
+            _undo_all(store, sandbox_id, deadline, errors, places, is_gone=True)
+        except (StateDamaged, NotFound) as error:
+            errors = _clean_unread(store, sandbox_id, str(error), deadline, places)
+    return errors
+
+
+def _is_callers(shim: ShimRecord, sandbox_id: str, address: str, namespace: str) -> bool:
+    """The shim's socket is the one `start` claimed for this containerd, namespace and sandbox."""
+    if shim.namespace != namespace:
+        return False
+    claimed = os.path.basename(shim.socket)
+    if not address or len(claimed) != _SOCKET_NAME_CHARS:
+        return True
+    return claimed == socket_name(address, namespace, sandbox_id)
+
+
+class locked:
+    """Holds the lock on a sandbox's state, or goes on without when it cannot be had: cleaning twice is harmless.
+
+    A pod whose shim dies gets one `delete` per container at the same moment.
+    """
+
+    def __init__(self, directory: str, deadline: float) -> None:
+        self._directory = directory
+        self._deadline = deadline
+        self._fd = -1
+        self.is_held = False
+
+    def __enter__(self) -> "locked":
+        try:
+            self._fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return self
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.is_held = True
+                return self
+            except OSError:
+                if time.monotonic() >= self._deadline - _ONE_UNDO_S:
+                    return self
+                time.sleep(_LOCK_PAUSE_S)
+
+    def __exit__(self, *_error: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def _known(state: SandboxState, container_id: str) -> tuple[int, ContainerSnapshot | None]:
+    if state.snapshot is None:
+        return 0, None
+    containers = {str(container.container_id): container for container in state.snapshot.containers}
+    return state.snapshot.vmm_pid, containers.get(container_id)
+
+
+def _is_served(shim: ShimRecord) -> bool:
+    return processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks))
+
+
+def _end_daemon(shim: ShimRecord, deadline: float, *, holds: Callable[[], bool], may_kill: bool = True) -> None:
+    """The daemon has ended, or holds nothing any more; without `may_kill` it has been asked to end.
+
+    At the normal end it has stopped the VM already and exits by itself; where other containers' tasks are still to be
+    deleted it lives on, without resources, and is left alone.
+    """
+    daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
+    # Asked first as well: a number that can be no pid is an error to pidfd_open.
+    if not processes.is_alive(daemon) or not _can_be_shim(shim):
+        return
+    with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
+        if _gone_within(fd, EXIT_WAIT_S):
+            return
+        if not holds():
+            return
+        ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, float("inf")))
+        for signal_number, wait_s in ways if may_kill else ways[:1]:
+            signal.pidfd_send_signal(fd, signal_number)
+            if _gone_within(fd, min(wait_s, deadline - time.monotonic())):
+                return
+
+
+def _can_be_shim(shim: ShimRecord) -> bool:
+    """The process is of our user and pid namespace, and a Python program, as every shim of ours is."""
+    process = processes.ProcessRef(shim.pid, shim.start_ticks)
+    return (
+        shim.pid_namespace in (0, processes.our_pid_namespace())
+        and processes.is_in_our_namespace(process)
+        and processes.is_of_our_user(process)
+        and os.path.basename(processes.executable(process)).startswith("python")
+    )
+
+
+def _outlive_in_background(
+    store: StateStore,
+    sandbox_id: str,
+    shim: ShimRecord,
+    remote: tuple[LedgerEntry, ...],
+    deadline: float,
+    errors: list[str],
+    places: Places,
+    *,
+    alone: bool,
+) -> None:
+    """A process of its own waits for a shim that was asked to end its VM, and ends both when the shim never will."""
+    if not alone:  # another process has the lock, most likely one that waits already
+        print(f"remote vm '{remote[0].key}': shim {shim.pid} waits for its end", file=sys.stderr)
+        return
+
+    def outlive(errors: list[str]) -> None:
+        _wait_or_kill(store, sandbox_id, shim, max(map(hold_s, remote)))
+        with contextlib.suppress(NotFound):  # as a shim that came to its end leaves it
+            state = store.load(sandbox_id)
+            until = time.monotonic() + TIMEOUT_S * len(state.ledger)
+            check = belongs_to(sandbox_id, places, store.root)
+            held = release_all(state.ledger, deadline=until, errors=errors, check=check, patient=True)
+            _keep(store, sandbox_id, replace(state, ledger=held), is_gone=True)
+
+    if pid := in_background(outlive, f"wait for shim {shim.pid} of sandbox {sandbox_id!r}", deadline, errors):
+        print(f"remote vm '{remote[0].key}': process {pid} waits for shim {shim.pid} to end it", file=sys.stderr)
+
+
+def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: float) -> None:
+    """The shim has ended: by itself, or killed after `hold_s`, or soon after its VM was stopped."""
+    daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
+    until = time.monotonic() + hold_s
+    with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
+        while not _gone_within(fd, HELD_PAUSE_S) and (now := time.monotonic()) < until:
+            with contextlib.suppress(ShimError):  # NotFound: it has undone everything and only has to exit
+                if not are_stopped(remote_vms(store.load(sandbox_id).ledger)):
+                    continue
+            until = min(until, now + REST_S)
+        # One that is stuck in the kernel dies later, and does nothing any more.
+        with contextlib.suppress(DeadlineExceeded):
+            if _can_be_shim(shim):
+                processes.kill(daemon, time.monotonic() + TIMEOUT_S)
+
+
+def _gone_within(pidfd: int, wait_s: float) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(max(0.0, wait_s) * 1000))
+
+
+def _undo_all(
+    store: StateStore,
+    sandbox_id: str,
+    deadline: float,
+    errors: list[str],
+    places: Places,
+    *,
+    is_gone: bool = False,
+    background: bool = False,
+) -> None:
+    """The ledger on disk is undone from its end; what could not be undone stays in it, for the next attempt.
+
+    Remote VMs are ended by a process of their own, which may outlive us, with `background`; else not at all.
+    """
+    state = store.load(sandbox_id)
+    remote = remote_vms(state.ledger)
+    if remote and not background and not is_gone:
+        return  # another process has the lock, most likely the one that waits for their end
+    local = tuple(entry for entry in state.ledger if entry not in remote)
+    check = belongs_to(sandbox_id, places, store.root)
+    held = release_all(local, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors, check=check)
+    if held != local or not remote:
+        _keep(store, sandbox_id, replace(state, ledger=(*held, *remote)), is_gone)
+    if remote and background:
+
+        def end(errors: list[str]) -> None:
+            now = time.monotonic()
+            if not release_all(remote, deadline=now, one_timeout_s=0, errors=errors, check=check, patient=True):
+                _keep(store, sandbox_id, replace(state, ledger=held), is_gone)
+
+        if pid := in_background(end, f"end remote vm {remote[0].key!r}", deadline, errors):
+            print(f"remote vm '{remote[0].key}': process {pid} waits for its end", file=sys.stderr)
+    elif remote:
+        errors += [f"release remote-vm {entry.key!r}: its end may take minutes" for entry in remote]
+
+
+def _keep(store: StateStore, sandbox_id: str, state: SandboxState, is_gone: bool) -> None:
+    """The state has what is still held; without any it is gone, unless its shim still serves."""
+    if state.ledger:
+        store.save(state)
+    elif is_gone or not _is_served(state.shim):
+        remove_dead_socket(state.shim.socket)
+        store.remove(sandbox_id)
+
+
+def _clean_unread(store: StateStore, sandbox_id: str, reason: str, deadline: float, places: Places) -> list[str]:
+    """Errors for what could not be cleaned of a sandbox whose state cannot be read: it is found by its names.
+
+    The damaged state is removed last, so that a failure leaves a trace.
+    """
+    errors: list[str] = []
+    try:
+        ledger = conventional_ledger(sandbox_id, places)
+        check = belongs_to(sandbox_id, places, store.root)
+        if not release_all(ledger, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors, check=check):
+            store.remove(sandbox_id)
+    except OSError as error:
+        errors.append(f"look for remains: {error.strerror} ({error.filename})")
+    except ShimError as error:
+        errors.append(str(error))
+    return [f"clean sandbox {sandbox_id!r} ({reason}): {error}" for error in errors]

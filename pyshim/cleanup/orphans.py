@@ -1,0 +1,135 @@
+"""Sandboxes whose shim is gone: found by their states, by the register, and by what runs under their name.
+
+What could be another runtime's, or a living shim's, is spared, with a reason.
+"""
+
+import time
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from pyshim.cleanup.belonging import belongs_to, is_foreign
+from pyshim.cleanup.conventions import Places, conventional_ledger, named_vmms
+from pyshim.cleanup.dead_socket import remove_dead_socket
+from pyshim.cleanup.leftovers import locked
+from pyshim.cleanup.release import release_all
+from pyshim.cleanup.remote_vms import remote_vms
+from pyshim.host.processes import identity as processes
+from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.ledger import LedgerEntry
+from pyshim.state.errors import NotOurState, StateDamaged, StateTooNew
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
+
+ONE_SANDBOX_S = 60.0
+"""Seconds for all entries of one sandbox but its remote VMs."""
+
+
+class Orphan(NamedTuple):
+    """A sandbox of ours without a living shim."""
+
+    sandbox_id: str
+    known_by: str
+    shim: ShimRecord | None
+    state: SandboxState | None
+    ledger: tuple[LedgerEntry, ...]
+    """What is to be undone, from the end."""
+
+
+class Spared(NamedTuple):
+    """A sandbox that is not to be touched, and why."""
+
+    sandbox_id: str
+    reason: str
+    is_served: bool
+
+
+def candidates(store: StateStore, places: Places) -> tuple[str, ...]:
+    """Every id that has a state here, an entry in the register, or a VMM that bears it; sorted."""
+    vmms = (sandbox_id for sandbox_id, _ in named_vmms(places))
+    return tuple(sorted({*store.sandbox_ids(), *store.entered_ids(), *vmms}))
+
+
+def judged(store: StateStore, sandbox_id: str, places: Places) -> Orphan | Spared | None:
+    """Whether the sandbox is an orphan of ours; None when nothing is there that was ours."""
+    known_by, state, shim = "its state", None, None
+    try:
+        state = store.load(sandbox_id)
+        shim = state.shim
+    except NotOurState:
+        return Spared(sandbox_id, "its state is another runtime's", is_served=False)
+    except StateTooNew as error:
+        return Spared(sandbox_id, str(error), is_served=False)
+    except (NotFound, StateDamaged) as error:
+        shim = store.entered(sandbox_id)
+        is_ours = isinstance(error, StateDamaged) and store.names_us(sandbox_id)
+        known_by = f"the register ({error})" if shim is not None else f"the remains of its state ({error})"
+        if shim is None and not is_ours:
+            return _by_its_vmm(sandbox_id, str(error), places, was_found=isinstance(error, StateDamaged))
+    except ShimError as error:
+        return Spared(sandbox_id, str(error), is_served=False)
+    if shim is not None and shim.pid_namespace not in (0, processes.our_pid_namespace()):
+        return Spared(
+            sandbox_id, f"shim {shim.pid} is of another pid namespace and cannot be seen here", is_served=False
+        )
+    if shim is not None and processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks)):
+        return Spared(sandbox_id, f"shim {shim.pid} of namespace {shim.namespace!r} serves it", is_served=True)
+    if shim is None and (guardian := _guardian(sandbox_id, places)):
+        return Spared(sandbox_id, f"process {guardian} looks like its shim", is_served=True)
+    ledger = state.ledger if state is not None else conventional_ledger(sandbox_id, places, thorough=True)
+    return Orphan(sandbox_id, known_by, shim, state, ledger)
+
+
+def _by_its_vmm(sandbox_id: str, reason: str, places: Places, *, was_found: bool) -> Orphan | Spared | None:
+    """The judgement when nothing written says whose the sandbox is, by a VMM with a command line of ours."""
+    if not any(name == sandbox_id for name, _ in named_vmms(places)):
+        return Spared(sandbox_id, f"nothing shows whose it is: {reason}", is_served=False) if was_found else None
+    if guardian := _guardian(sandbox_id, places):
+        return Spared(sandbox_id, f"process {guardian} looks like its shim", is_served=True)
+    ledger = conventional_ledger(sandbox_id, places, thorough=True)
+    return Orphan(sandbox_id, f"its VMM ({reason})", None, None, ledger)
+
+
+def _guardian(sandbox_id: str, places: Places) -> int:
+    """The parent of the sandbox's VMM while that may be its shim, which nothing names: a Python program; else 0."""
+    for name, vmm in named_vmms(places):
+        parent = processes.parent(vmm.pid)
+        ticks = processes.start_ticks(parent) if name == sandbox_id and parent > 1 else None
+        if ticks is not None and processes.program_name(processes.ProcessRef(parent, ticks)).startswith("python"):
+            return parent
+    return 0
+
+
+def clean_orphan(
+    store: StateStore, sandbox_id: str, places: Places
+) -> tuple[Orphan | Spared | None, tuple[LedgerEntry, ...], list[str]]:
+    """The judgement, made again under the state's lock; of an orphan, what could not be undone, and why."""
+    errors: list[str] = []
+    deadline = time.monotonic() + ONE_SANDBOX_S
+    with locked(store.directory(sandbox_id), deadline) as lock:
+        found = judged(store, sandbox_id, places)
+        if not isinstance(found, Orphan):
+            return found, (), errors
+        if found.state is not None and not lock.is_held and (remote := remote_vms(found.ledger)):
+            # StopVM is under way for minutes; a second one meets a service in the middle of the first.
+            reason = f"another process cleans it, and ends remote vm '{remote[0].key}'"
+            return Spared(sandbox_id, reason, is_served=False), (), errors
+        check = belongs_to(sandbox_id, places, store.root)
+        held = release_all(found.ledger, deadline=deadline, errors=errors, check=check, patient=True)
+        # What is not the sandbox's has been told, and is not kept: every later run would fail on it.
+        kept = tuple(entry for entry in held if not is_foreign(entry, check))
+        if not kept:
+            _forget(store, found, errors)
+        elif found.state is not None:
+            store.save(replace(found.state, ledger=kept))
+    return found, held, errors
+
+
+def _forget(store: StateStore, found: Orphan, errors: list[str]) -> None:
+    """Nothing of the sandbox is recorded any more; its state goes last."""
+    if found.shim is not None:
+        remove_dead_socket(found.shim.socket)
+    try:
+        store.remove(found.sandbox_id)
+    except ShimError as error:
+        errors.append(str(error))

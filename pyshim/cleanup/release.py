@@ -1,0 +1,181 @@
+"""The one undo of each kind of ledger entry. Every undo is idempotent: what is already gone is success.
+
+Synchronous and with few imports: the daemon runs it in a thread, `delete` in an interpreter that has a few seconds.
+Nothing here trusts that the process which made the resource finished making it.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from typing import TypedDict
+
+from pyshim.cleanup.remote_vms import patience_s, stop_remote_vm
+from pyshim.host.files import remove_tree
+from pyshim.host.mounts.table import unmount_all, unmount_beneath
+from pyshim.host.processes import identity as processes
+from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.resources.cgroups.host.removal import remove_cgroup
+from pyshim.resources.devices.host.vfio import rebind
+from pyshim.resources.network.host.link_removal import delete_ingress, delete_link, delete_qdisc
+
+TIMEOUT_S = 5.0
+"""Seconds that one undo may wait for the kernel: for a process to die, for a cgroup to become empty."""
+
+
+class _Namespace(TypedDict):
+    netns: str
+    inode: int
+
+
+def release(entry: LedgerEntry, *, timeout_s: float = TIMEOUT_S) -> None:
+    """The resource is gone. Raises ShimError naming kind and key when it is not."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        _UNDO[entry.kind](entry, deadline)
+    except OSError as error:
+        cause = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename and error.filename != entry.key else ""
+        raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: {cause}{where}") from error
+
+
+def release_all(
+    ledger: tuple[LedgerEntry, ...],
+    *,
+    deadline: float,
+    one_timeout_s: float = TIMEOUT_S,
+    errors: list[str],
+    check: Callable[[LedgerEntry], None],
+    patient: bool = False,
+) -> tuple[LedgerEntry, ...]:
+    """Every entry was undone, the last first; those that could not be are returned in their order, `errors` says why.
+
+    For a ledger whose shim is gone. `check` raises ShimError for an entry that must be left alone. `deadline` (of the
+    monotonic clock) is for all of them, but for remote VMs when `patient`: the end of one takes as long as it takes.
+    """
+    held: list[LedgerEntry] = []
+    for entry in reversed(ledger):
+        began = time.monotonic()
+        left_s = min(deadline - began, one_timeout_s)
+        is_awaited = patient and entry.kind is ResourceKind.REMOTE_VM
+        if is_awaited:
+            left_s = patience_s(entry)
+        if left_s <= 0:
+            errors.append(f"release {entry.kind.value} {entry.key!r}: no time left")
+            held.append(entry)
+            continue
+        try:
+            check(entry)
+            release(entry, timeout_s=left_s)
+        except Exception as error:
+            # Any error of an entry that makes no sense: those before it must still be undone.
+            told = isinstance(error, ShimError)
+            errors.append(str(error) if told else f"release {entry.kind.value} {entry.key!r}: {error!r}")
+            held.append(entry)
+        if is_awaited:
+            deadline += time.monotonic() - began
+    return tuple(reversed(held))
+
+
+def _release_directory(entry: LedgerEntry, _deadline: float) -> None:
+    remove_tree(entry.key)
+
+
+def _release_socket(entry: LedgerEntry, _deadline: float) -> None:
+    _unlink(entry.key, stat.S_ISSOCK, "not a socket")
+
+
+def _release_file(entry: LedgerEntry, _deadline: float) -> None:
+    _unlink(entry.key, stat.S_ISREG, "not a regular file")
+
+
+def _unlink(path: str, is_kind: Callable[[int], bool], problem: str) -> None:
+    """Nothing is at `path`. Raises OSError when something else is: it is not what we made."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if not is_kind(os.lstat(path).st_mode):
+            raise OSError(errno.EINVAL, problem, path)
+        os.unlink(path)
+
+
+def _release_mount(entry: LedgerEntry, _deadline: float) -> None:
+    beneath = entry.detail.get("beneath")
+    if isinstance(beneath, str) and beneath:
+        unmount_beneath(beneath, entry.key)
+    else:
+        unmount_all(entry.key)
+
+
+def _release_process(entry: LedgerEntry, deadline: float) -> None:
+    pid, ticks = entry.detail.get("pid"), entry.detail.get("start_ticks")
+    program = entry.detail.get("program")
+    if not isinstance(program, str) or not program:
+        raise FailedPrecondition(f"release process {entry.key!r}: the entry names no program")
+    if isinstance(pid, int) and isinstance(ticks, int):
+        # A program that is a wrapper has become another one by now, with the same arguments.
+        known = processes.ProcessRef(pid, ticks)
+        if processes.is_alive(known) and (processes.runs(known, program) or _has_argument(known, entry.key)):
+            processes.kill_family(known, deadline)
+        return
+    # The shim died between starting it and writing the pid down.
+    for process in processes.find_by_argument(entry.key):
+        if processes.runs(process, program):
+            processes.kill_family(process, deadline)
+
+
+def _has_argument(process: processes.ProcessRef, text: str) -> bool:
+    return any(text in word for word in processes.arguments(process.pid))
+
+
+def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
+
+    # With roots the key is a path in each of these hierarchies, without it is a directory.
+    for root in str(entry.detail.get("roots", "")).split(":"):
+        remove_cgroup(root + entry.key, deadline)
+
+
+def _namespace_of(entry: LedgerEntry) -> "_Namespace":
+    inode = entry.detail.get("netns_inode")
+    return {"netns": str(entry.detail.get("netns", "")), "inode": inode if isinstance(inode, int) else 0}
+
+
+def _release_link(entry: LedgerEntry, _deadline: float) -> None:
+
+    delete_link(entry.key, **_namespace_of(entry))
+
+
+def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
+
+    delete_ingress(entry.key, **_namespace_of(entry))
+
+
+def _release_qdisc(entry: LedgerEntry, _deadline: float) -> None:
+
+    delete_qdisc(entry.key, **_namespace_of(entry))
+
+
+def _release_netns(entry: LedgerEntry, deadline: float) -> None:
+    unmount_all(entry.key)
+    _release_file(entry, deadline)
+
+
+def _release_vfio(entry: LedgerEntry, _deadline: float) -> None:
+    rebind(entry.key, str(entry.detail.get("driver", "")), str(entry.detail.get("override", "")))
+
+
+_UNDO: dict[ResourceKind, Callable[[LedgerEntry, float], None]] = {
+    ResourceKind.DIRECTORY: _release_directory,
+    ResourceKind.SOCKET: _release_socket,
+    ResourceKind.FILE: _release_file,
+    ResourceKind.MOUNT: _release_mount,
+    ResourceKind.PROCESS: _release_process,
+    ResourceKind.CGROUP: _release_cgroup,
+    ResourceKind.LINK: _release_link,
+    ResourceKind.INGRESS: _release_ingress,
+    ResourceKind.QDISC: _release_qdisc,
+    ResourceKind.NETNS: _release_netns,
+    ResourceKind.REMOTE_VM: stop_remote_vm,
+    ResourceKind.VFIO: _release_vfio,
+}

@@ -1,0 +1,181 @@
+"""The configuration's reference, written from the table the shim itself reads by: it cannot say anything else."""
+
+import textwrap
+from collections.abc import Iterator
+
+from pyshim.config.annotations import PATH_LISTS
+from pyshim.config.catalogue import GROUPS, KEYS
+from pyshim.config.deadlines import DEADLINES, Deadline
+from pyshim.config.hashes import HASHED_ASSETS
+from pyshim.config.keys import Alias, Dialect, Key, Table, Verdict, document_table
+from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
+from pyshim.config.sources import DEFAULT_PATHS, MAX_CONFIG_BYTES
+from pyshim.config.values import toml_value
+
+_INTRODUCTION = """\
+# Configuration
+
+<!-- Written by `pyshim config reference`; change the key table in pyshim/config/, not this file. -->
+
+pyshim reads Kata Containers' configuration files, those of the Go runtime and those of the Rust runtime, unchanged.
+Keys that only differ in name or table between the two are accepted in both places. Two commands explain a file:
+
+- `pyshim config check [FILE]` says for each key what becomes of it, with file and line; it exits 1 when no
+  sandbox starts with the file on this host (`--elsewhere`: on a host that has the files it names).
+- `pyshim config show [FILE]` prints the effective configuration and the origin of every value;
+  `--annotation NAME=VALUE` shows what a pod's annotation would make of it.
+
+## Which file is read
+
+1. The file that containerd's runtime handler names (`ConfigPath`), or the text it holds (`config_body`).
+2. `KATA_CONF_FILE` from the shim's environment, if it names one of the paths below.
+3. The first of these that exists:
+{paths}
+4. The file shipped with pyshim.
+
+Symbolic links of the file are resolved. Beside the resolved file, `config.d/*.toml` are read on top of it in the order
+of their names: tables merge, values and whole lists replace. Other names in `config.d` are not read. No file may be
+larger than {limit} bytes. The file is read when a sandbox starts; running sandboxes keep what they have.
+
+## What becomes of a key
+
+- **honoured**: the code acts on it.
+- **no effect**: accepted and checked, but without effect, for the reason given. A value other than the default is a
+  warning at each sandbox's start.
+- **refused**: only the default is accepted. Anything else asks for safety or devices that pyshim does not offer yet,
+  so no sandbox starts with it.
+- **removed**, **unknown**: a warning at each sandbox's start, with the nearest known name.
+
+A value of the wrong type or out of range is an error that names key, file and line. Numbers are exact: `0.1` is a
+tenth. Two spellings of one key with different values in one file are an error; a drop-in's overrides the file's.
+A path that starts with a dot is relative to the file.
+
+"""
+
+_ANNOTATIONS = """\
+## Annotations
+
+A pod's annotation overrides the file, with the same types and ranges. containerd passes annotations on only when its
+configuration allows it: `pod_annotations = ["io.katacontainers.*"]` of the runtime handler.
+
+- Names under `io.katacontainers.config.hypervisor.` need the file's permission: an expression of `enable_annotations`
+  must match the rest of the name. As in Kata it may match any part of it (`path` enables `jailer_path`, too), unless
+  `annotation_match = "anchored"`, as in the shipped files. An annotation that is not enabled is an error, and no
+  sandbox starts.
+- Names under `io.katacontainers.config.runtime.` and `io.katacontainers.config.agent.` need no permission.
+- A path must exist, and match the list named below or be the file's own. In the lists `*` does not match a slash.
+- Booleans are `true` or `false`; lists are JSON or comma-separated; memory is in MiB or has a unit (`2 GiB`).
+- Parameters in `kernel_params` replace those of the same name in the file and leave the others.
+- An unknown name under `io.katacontainers.config.hypervisor.` is an error, any other under `io.katacontainers.` a
+  warning.
+
+| annotation | key | paths from |
+|---|---|---|
+"""
+
+_DEADLINES = """
+## Deadlines
+
+How long a neighbour is waited for before it counts as hung. [REMOTE.md](REMOTE.md) has those of VMs that are made
+elsewhere.
+
+| until then must have come | seconds | otherwise |
+|---|---|---|
+"""
+
+_HASHES = """
+### Hashes of files
+
+A pod can demand that a file is the one it expects: the annotation holds its SHA-512 in hexadecimal digits, and the
+sandbox does not start with another. `io.katacontainers.asset_hash_type` may say `sha512`, the only type.
+
+| annotation | file of |
+|---|---|
+"""
+_TOML_WIDTH = 116
+
+
+def markdown() -> str:
+    """docs/CONFIGURATION.md."""
+    paths = "\n".join(f"   - `{path}`" for path in DEFAULT_PATHS)
+    text = _INTRODUCTION.format(paths=paths, limit=MAX_CONFIG_BYTES)
+    for title, keys in GROUPS:
+        text += f"## {title}: `[{document_table(keys[0].table)}]`\n\n"
+        text += "| key | holds | default | what it decides | here |\n|---|---|---|---|---|\n"
+        text += "".join(_row(key) for key in keys) + "\n"
+    text += _ANNOTATIONS
+    text += "".join(
+        f"| `{name}` | `{key.dotted}` | {f'`{PATH_LISTS[key.name]}`' if key.name in PATH_LISTS else ''} |\n"
+        for key in KEYS
+        for name in key.annotations
+    )
+    text += _HASHES
+    text += "".join(
+        f"| `io.katacontainers.config.hypervisor.{name}` | `{key}` |\n" for name, key in HASHED_ASSETS.items()
+    )
+    text += _DEADLINES + "".join(_deadline(each) for each in DEADLINES)
+    return text + "\n## Removed\n\n" + "".join(_removed())
+
+
+def commented_toml() -> str:
+    """configs/configuration-reference.toml: every key at its default, explained."""
+    lines = [
+        "# Every key, at its default, with what it decides. Written by `pyshim config reference --toml`.",
+        "# A reference, not a configuration: it names no kernel and no image. Start from configuration-qemu.toml.",
+    ]
+    for table in Table:
+        lines += ["", f"[{document_table(table)}]"]
+        for title, keys in GROUPS:
+            rows = [key for key in keys if key.table is table]
+            if rows:
+                lines += ["", f"## {title}"]
+            for key in rows:
+                lines += ["", *_comment(key), f"{key.name} = {toml_value(key.default)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(key: Key) -> str:
+    name = f"`{key.name}`" + ("" if key.dialect is Dialect.KATA else f"<br>({key.dialect})")
+    name += "".join(f"<br>also `{_spelled(key, alias)}`" for alias in key.aliases)
+    here = f"**{key.verdict}**" + (f": {key.why}" if key.why else "")
+    cells = (name, _holds(key), f"`{toml_value(key.default)}`", key.meaning, here)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _deadline(each: Deadline) -> str:
+    key = next((key for key in KEYS if (key.table, key.name) == (each.table, each.key)), None)
+    seconds = f"{each.seconds:g}" if key is None else f"`{key.name}`, {float(key.default):g} by default"
+    return f"| {each.waits_for} | {seconds} | {each.then} |\n"
+
+
+def _comment(key: Key) -> Iterator[str]:
+    yield from _wrapped(key.meaning)
+    yield from _wrapped(f"{_holds(key)}." + "".join(f" Also {_spelled(key, alias)}." for alias in key.aliases))
+    if key.dialect is not Dialect.KATA:
+        yield f"# A key of {key.dialect}'s."
+    if key.verdict is Verdict.NO_EFFECT:
+        yield from _wrapped(f"NO EFFECT: {key.why}.")
+    elif key.verdict is Verdict.REFUSED:
+        yield from _wrapped(f"REFUSED unless it is the default: {key.why}.")
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    return (f"# {line}" for line in textwrap.wrap(text, _TOML_WIDTH, break_long_words=False))
+
+
+def _holds(key: Key) -> str:
+    text = key.kind.type_name + (f", {key.kind.allowed}" if key.kind.allowed else "")
+    return text + (f" ({key.kind.unit})" if key.kind.unit else "")
+
+
+def _spelled(key: Key, alias: Alias) -> str:
+    name = alias.name if alias.table is key.table else f"[{document_table(alias.table)}] {alias.name}"
+    unit = f" in {alias.kind.unit}" if alias.kind is not key.kind else ""
+    return name + unit
+
+
+def _removed() -> Iterator[str]:
+    for (table, name), instead in REMOVED.items():
+        yield f"- `{document_table(table)}.{name}`: {instead}\n"
+    for name, instead in REMOVED_TABLES.items():
+        yield f"- `[{name}]`: {instead}\n"

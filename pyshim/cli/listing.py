@@ -1,0 +1,40 @@
+"""`pyshim list`: the sandboxes of this node, with the sizes of their VMs and what they use."""
+
+import sys
+import time
+
+import click
+
+from pyshim.cli.output import examples, json_option, print_json, print_table
+from pyshim.cli.sandbox import state_dir_option
+from pyshim.cli.sandboxes import HEADINGS, NUMBERS, UsageMeter, document, row, sandboxes
+
+SAMPLE_S = 0.3
+"""Seconds over which the use of CPUs is measured."""
+
+
+@click.command(epilog=examples("pyshim list", "pyshim list --json | jq -r '.[] | select(.health != \"ok\").id'"))
+@click.argument("prefix", metavar="[SANDBOX]", default="")
+@state_dir_option
+@json_option
+def command(prefix: str, state_dir: str, as_json: bool) -> int:
+    """List the sandboxes of this node, or those whose ids begin with SANDBOX.
+
+    ASKED is what their containers ask for, VM what the virtual machine has, both CPUs and memory. CPU, in percent of
+    one CPU, and MEMORY are what shim, VMM and file server use now. HEALTH comes from states and processes: no shim and
+    no guest is asked.
+    """
+    found = sandboxes(state_dir, prefix=prefix)
+    meter = UsageMeter()
+    if found:
+        meter.look(found)
+        time.sleep(SAMPLE_S)
+    usage = meter.look(found)
+    now_ns = time.time_ns()
+    if as_json:
+        print_json([document(each, usage[each.id], now_ns=now_ns) for each in found])
+        return 0
+    whole = not sys.stdout.isatty()
+    rows = [row(each, usage[each.id], now_ns=now_ns, whole_ids=whole) for each in found]
+    print_table(HEADINGS, rows, right=NUMBERS, wrap="HEALTH")
+    return 0

@@ -1,0 +1,69 @@
+"""Undo of a creation that failed, or of an object that has ended: steps in the reverse order of their making."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from pyshim.concurrency.deadlines import UNDO_S, within
+from pyshim.concurrency.tasks import to_the_end
+from pyshim.model.errors import ShimError
+from pyshim.model.ledger import Ledger, LedgerEntry
+
+log = logging.getLogger("pyshim.concurrency.undo")
+
+
+class _Step(NamedTuple):
+    take: Callable[[], Awaitable[None]]
+    limit_s: float
+
+
+class Undo:
+    """Steps that undo something, each idempotent, pushed before or as soon as there may be something to undo."""
+
+    def __init__(self, of: str) -> None:
+        self._of = of
+        self._steps: list[_Step] = []
+
+    def push(self, step: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self.push_for(UNDO_S, step, *args)
+
+    def push_for(self, limit_s: float, step: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """As `push`, for a step that may take `limit_s`."""
+        self._steps.append(_Step(partial(step, *args), limit_s))
+
+    def acquire(self, ledger: Ledger, *entries: LedgerEntry) -> None:
+        """The intents are in the ledger, and their releases among the steps."""
+        if entries:
+            ledger.acquire(*entries)
+        for entry in entries:
+            self.push(ledger.release, entry)
+
+    async def run(self) -> Exception | None:
+        """Every step was tried, last first, also when the caller is cancelled; what failed stays for the next run.
+
+        The first failure is returned, not raised: it must never hide the error that made the undo necessary.
+        """
+        return await to_the_end(self._run())
+
+    async def _run(self) -> Exception | None:
+        failed: list[tuple[_Step, Exception]] = []
+        while self._steps:
+            step = self._steps.pop()
+            try:
+                async with within(step.limit_s, _described(step.take)):
+                    await step.take()
+            except Exception as exc:  # the other steps must clean the host even after an unforeseen error
+                bug = None if isinstance(exc, ShimError) else exc
+                log.warning("undo failed", extra={"of": self._of, "error": str(exc)}, exc_info=bug)
+                failed.append((step, exc))
+        self._steps.extend(step for step, _ in reversed(failed))
+        return failed[0][1] if failed else None
+
+
+def _described(step: Callable[[], Awaitable[None]]) -> str:
+    """`release mount '/run/...'`, `stop`: for the step's deadline."""
+    call = step.func if isinstance(step, partial) else step
+    name = getattr(call, "__name__", "step").strip("_").replace("_", " ")
+    entry = next((arg for arg in getattr(step, "args", ()) if isinstance(arg, LedgerEntry)), None)
+    return f"{name} {entry.kind.value} '{entry.key}'" if entry is not None else f"{name} in undo"

@@ -1,0 +1,250 @@
+"""Files and trees of files: listed, read in pieces, removed, replaced whole.
+
+Trees may be written by a pod while the shim works on them. Names are resolved beneath the root and links are never
+followed: the shim reads and removes nothing outside. The root of what is read is the kubelet's or the operator's choice
+and may be a link.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pyshim.host import syscalls
+from pyshim.model.copies import TreeEntry
+from pyshim.model.errors import FailedPrecondition, ResourceExhausted
+
+MAX_ENTRIES = 20_000
+MAX_TREE_BYTES = 512 << 20
+"""Bytes of the guest's memory that one copy may take: a larger volume is no configuration and wants another way in."""
+MAX_DEPTH = 64
+_OPEN_LEVELS = 32
+"""Directories open at once while a tree is removed: far below the usual limit of 1024 descriptors."""
+_MAX_PASSES = 4096
+"""Passes over one tree, each of which takes _OPEN_LEVELS levels away: a pod may add to the tree meanwhile."""
+ASIDE = "~"
+"""The end of the name of a file that `replace_file` is writing; the name begins with a dot."""
+_BENEATH = syscalls.RESOLVE_NO_SYMLINKS | syscalls.RESOLVE_BENEATH
+
+
+def list_tree(root: str) -> tuple[TreeEntry, ...]:
+    """The root first, each directory before what is in it. Raises OSError, ResourceExhausted for a tree too large.
+
+    Sockets, devices and FIFOs are left out, as is what goes away meanwhile.
+    """
+    entries: list[TreeEntry] = []
+    total_bytes = 0
+    for entry in _walk(root):
+        total_bytes += entry.size_bytes
+        if len(entries) >= MAX_ENTRIES or total_bytes > MAX_TREE_BYTES:
+            raise ResourceExhausted(
+                f"copy '{root}' into the guest: more than {MAX_ENTRIES} files or {MAX_TREE_BYTES >> 20} MiB"
+            )
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _walk(root: str) -> Iterator[TreeEntry]:
+    fd = os.open(root, os.O_PATH | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        yield _entry("", status, "")
+        if stat.S_ISDIR(status.st_mode):
+            yield from _below(fd, "", 0)
+    finally:
+        os.close(fd)
+
+
+def _below(parent: int, prefix: str, depth: int) -> Iterator[TreeEntry]:
+    """What is in the directory `parent` (an O_PATH descriptor), in the order of names."""
+    if depth >= MAX_DEPTH:
+        raise ResourceExhausted(f"copy '{prefix}' into the guest: directories are nested more than {MAX_DEPTH} deep")
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        names = sorted(os.listdir(readable))
+    finally:
+        os.close(readable)
+    for name in names:
+        try:
+            fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        except FileNotFoundError:
+            continue
+        try:
+            status = os.fstat(fd)
+            path = f"{prefix}{name}"
+            if stat.S_ISLNK(status.st_mode):
+                yield _entry(path, status, os.readlink("", dir_fd=fd))
+            elif stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
+                yield _entry(path, status, "")
+            if stat.S_ISDIR(status.st_mode):
+                yield from _below(fd, f"{path}/", depth + 1)
+        finally:
+            os.close(fd)
+
+
+def _entry(path: str, status: os.stat_result, target: str) -> TreeEntry:
+    return TreeEntry(
+        path=path,
+        mode=status.st_mode,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        size_bytes=status.st_size if stat.S_ISREG(status.st_mode) else 0,
+        target=target,
+        changed_ns=status.st_mtime_ns,
+    )
+
+
+def read_piece(root: str, path: str, offset: int, length: int) -> bytes:
+    """`length` bytes of the regular file `path` beneath `root` (empty: the root itself), fewer at its end."""
+    with open(_opened(root, path), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FailedPrecondition(f"read '{root}/{path}': no longer a regular file")
+        data = b""
+        while len(data) < length and (more := os.pread(file.fileno(), length - len(data), offset + len(data))):
+            data += more
+        return data
+
+
+def _opened(root: str, path: str) -> int:
+    # Non-blocking, so that a FIFO in a file's place is refused instead of waited for.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    if not path:
+        return os.open(root, flags)
+    root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return syscalls.openat2(root_fd, path, flags, resolve=_BENEATH)
+    finally:
+        os.close(root_fd)
+
+
+def remove_tree(path: str) -> None:
+    """`path` and everything below it is gone; a path that does not exist is success.
+
+    Never follows a symbolic link and never enters a mount point, bind mounts of the same file system included (openat2,
+    RESOLVE_NO_XDEV): what is still mounted there is not ours. Raises OSError EBUSY naming that mount
+    point. A `path` that is a link or a file is unlinked.
+    """
+    above, name = os.path.split(path.rstrip("/"))
+    if not name:
+        raise OSError(errno.EINVAL, "refused to remove the root directory", path)
+    try:
+        above_fd = os.open(above or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        top = _unlinked_or_opened(above_fd, name, path)
+        if top is None:
+            return
+        try:
+            _empty(top, path)
+        finally:
+            os.close(top)
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(name, dir_fd=above_fd)
+    finally:
+        os.close(above_fd)
+
+
+def _unlinked_or_opened(above_fd: int, name: str, path: str) -> int | None:
+    """A descriptor of the directory `name`, or None when it was something else and is gone."""
+    try:
+        os.unlink(name, dir_fd=above_fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise OSError(errno.EBUSY, "something is still mounted there", path) from None
+        if error.errno not in (errno.EISDIR, errno.EPERM):
+            raise
+    else:
+        return None
+    try:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+        return syscalls.openat2(above_fd, name, flags, resolve=_BENEATH | syscalls.RESOLVE_NO_XDEV)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise OSError(errno.EBUSY, "something is still mounted there", path) from None
+        raise
+
+
+class _Level(NamedTuple):
+    """A directory that is being emptied."""
+
+    fd: int
+    name: str
+    path: str
+    names: Iterator[str]
+
+
+def _empty(top: int, path: str) -> None:
+    """Nothing is in the directory `top`, unless names are added all the time."""
+    moved: dict[str, str] = {}
+    for _ in range(_MAX_PASSES):
+        count = len(moved)
+        _empty_once(top, path, moved)
+        if len(moved) == count:
+            return
+
+
+def _empty_once(top: int, path: str, moved: dict[str, str]) -> None:
+    """As `_empty`, but directories deeper than _OPEN_LEVELS are moved into `top` and added to `moved`.
+
+    Without recursion, and with few descriptors, however deep the tree is.
+    """
+    levels = [_Level(top, "", path, iter(os.listdir(top)))]
+    try:
+        while levels:
+            level = levels[-1]
+            name = next(level.names, None)
+            if name is None:
+                levels.pop()
+                if levels:
+                    os.close(level.fd)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rmdir(level.name, dir_fd=levels[-1].fd)
+                continue
+            where = (moved.get(name) if level.fd == top else None) or f"{level.path}/{name}"
+            below = _unlinked_or_opened(level.fd, name, where)
+            if below is None:
+                continue
+            if len(levels) < _OPEN_LEVELS:
+                levels.append(_Level(below, name, where, iter(os.listdir(below))))
+                continue
+            os.close(below)
+            aside = f".removed-{os.getpid()}-{len(moved)}"
+            os.rename(name, aside, src_dir_fd=level.fd, dst_dir_fd=top)
+            moved[aside] = where
+    finally:
+        for level in levels[1:]:
+            os.close(level.fd)
+
+
+def replace_file(path: str, content: bytes, *, mode: int, durable: bool, many_writers: bool = False) -> None:
+    """The file holds `content` and has exactly `mode`; when this raises, it is as it was. Raises OSError.
+
+    `durable`: after a power cut, too, it holds the one or the other; without, it may be empty then, which is enough for
+    what a reboot loses anyway or can be made again. `many_writers`: other processes may replace it at the same
+    time. Each then writes aside under a name of its own, which stays when it is killed meanwhile.
+    """
+    directory, name = os.path.split(path)
+    aside = f"{directory}/.{name}{f'.{os.getpid()}' if many_writers else ''}{ASIDE}"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            os.fchmod(fd, mode)
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(aside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise

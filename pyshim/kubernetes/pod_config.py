@@ -1,0 +1,20 @@
+"""The configuration that a pod's annotations leave of its node's file."""
+
+from collections.abc import Mapping
+
+from pyshim.config.load import for_pod, refuse_unsupported, typed
+from pyshim.config.sources import Source
+from pyshim.model.config import Config
+
+PASSED_ON = "io.katacontainers."
+"""Annotations that reach the shim: `pod_annotations` of the container runtime."""
+
+
+def pod_config(source: Source, annotations: Mapping[str, str]) -> Config:
+    """As the shim has it for a pod with these annotations. Raises ShimError where the shim refuses them."""
+    passed = {name: text for name, text in annotations.items() if name.startswith(PASSED_ON)}
+    # Which files a node has is for the node to say.
+    effective = for_pod(source, passed, exists=lambda _path: True)
+    config = typed(effective)
+    refuse_unsupported(effective)
+    return config

@@ -1,0 +1,131 @@
+"""A pod as Kubernetes counts it: the aggregation the scheduler and the kubelet share, on exact numbers.
+
+Source: Kubernetes, component-helpers/resource (PodRequests, PodLimits) and the API server's defaults for a pod. What
+kubelet tells the container runtime of it (`sandbox_annotations`) and what it writes into the pod's cgroup
+(`cgroup_limits`) follow from the same figures.
+"""
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+import msgspec
+
+CPU, MEMORY, HUGEPAGES = "cpu", "memory", "hugepages-"
+PERIOD_US = 100_000
+_MIN_QUOTA_US = 1000
+_MIN_SHARES, _SHARES_PER_CPU = 2, 1024
+
+Amounts = Mapping[str, Fraction]
+"""Resource name -> amount, CPUs or bytes."""
+
+
+class PodContainer(msgspec.Struct, frozen=True, kw_only=True):
+    """`requests` are the API server's: where a limit has no request, the limit is the request."""
+
+    name: str
+    requests: Amounts
+    limits: Amounts
+    restartable: bool = False
+    """An init container that goes on running beside the others: a sidecar."""
+
+
+class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a pod's spec decides its size."""
+
+    containers: tuple[PodContainer, ...]
+    init_containers: tuple[PodContainer, ...]
+    requests: Amounts
+    """Of the pod as a whole; a resource named here replaces the containers' sum."""
+    limits: Amounts
+    overhead: Amounts
+    """The RuntimeClass's podFixed."""
+
+    def effective_requests(self) -> dict[str, Fraction]:
+        """Without the overhead. Pod-level requests that are missing where there are pod-level limits get a default."""
+        summed = aggregate(self, "requests")
+        found = {**summed, **_pod_level(self.requests)}
+        for name, limit in _pod_level(self.limits).items():
+            if name not in self.requests and (name not in summed or name.startswith(HUGEPAGES)):
+                found[name] = limit
+        return found
+
+    def effective_limits(self) -> dict[str, Fraction]:
+        """Without the overhead. A container without a limit adds nothing: the sum is then no limit of the pod."""
+        return {**aggregate(self, "limits"), **_pod_level(self.limits)}
+
+    def reserved(self) -> dict[str, Fraction]:
+        """What the scheduler takes off a node: requests + overhead."""
+        return _plus(self.effective_requests(), self.overhead)
+
+    def unlimited(self, name: str) -> tuple[str, ...]:
+        """Containers that have no limit of `name`, where the pod as a whole has none either."""
+        if self.limits.get(name):
+            return ()
+        return tuple(each.name for each in (*self.init_containers, *self.containers) if not each.limits.get(name))
+
+    def cgroup_limit(self, name: str) -> Fraction | None:
+        """The pod cgroup's: limits + overhead, when every container has one; None is no limit.
+
+        Source: kubelet's ResourceConfigForPod.
+        """
+        limit = self.effective_limits().get(name, Fraction(0))
+        return None if self.unlimited(name) or not limit else limit + self.overhead.get(name, Fraction(0))
+
+    def sandbox_annotations(self) -> dict[str, str]:
+        """What containerd writes on the sandbox from kubelet's figures: all a shim knows of the pod's size."""
+        requests, limits = self.effective_requests(), self.effective_limits()
+        milli_limit = _ceil(limits.get(CPU, Fraction(0)) * 1000)
+        milli_request = _ceil(requests.get(CPU, Fraction(0)) * 1000)
+        quota = max(_MIN_QUOTA_US, milli_limit * PERIOD_US // 1000) if milli_limit else 0
+        prefix = "io.kubernetes.cri.sandbox-"
+        return {
+            f"{prefix}cpu-period": str(PERIOD_US),
+            f"{prefix}cpu-quota": str(quota),
+            f"{prefix}cpu-shares": str(max(_MIN_SHARES, milli_request * _SHARES_PER_CPU // 1000)),
+            f"{prefix}memory": str(_ceil(limits.get(MEMORY, Fraction(0)))),
+        }
+
+
+def aggregate(pod: PodSizing, kind: str) -> dict[str, Fraction]:
+    """max(all containers together with the sidecars, the worst moment of starting up), resource by resource.
+
+    Init containers run one after another, each beside the sidecars started before it.
+    """
+    together: dict[str, Fraction] = {}
+    for container in pod.containers:
+        together = _plus(together, _amounts(container, kind))
+    sidecars: dict[str, Fraction] = {}
+    starting: dict[str, Fraction] = {}
+    for container in pod.init_containers:
+        now = _plus(sidecars, _amounts(container, kind))
+        if container.restartable:
+            together = _plus(together, _amounts(container, kind))
+            sidecars = now
+        starting = _greatest(starting, now)
+    return _greatest(together, starting)
+
+
+def with_defaults(requests: Amounts, limits: Amounts) -> dict[str, Fraction]:
+    """A container's requests after the API server: a limit without a request is requested."""
+    return {**limits, **requests}
+
+
+def _amounts(container: PodContainer, kind: str) -> Amounts:
+    return container.requests if kind == "requests" else container.limits
+
+
+def _pod_level(amounts: Amounts) -> dict[str, Fraction]:
+    """Only these may stand at the level of the pod."""
+    return {name: amount for name, amount in amounts.items() if name in (CPU, MEMORY) or name.startswith(HUGEPAGES)}
+
+
+def _plus(left: Amounts, right: Amounts) -> dict[str, Fraction]:
+    return {name: left.get(name, Fraction(0)) + right.get(name, Fraction(0)) for name in {**left, **right}}
+
+
+def _greatest(left: Amounts, right: Amounts) -> dict[str, Fraction]:
+    return {name: max(left.get(name, Fraction(0)), right.get(name, Fraction(0))) for name in {**left, **right}}
+
+
+def _ceil(value: Fraction) -> int:
+    return -(-value.numerator // value.denominator)

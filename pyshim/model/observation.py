@@ -1,0 +1,40 @@
+"""What a pod tells about itself at one moment, for metrics."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pyshim.model.trace import Span
+
+MONITOR_SOCKET = "shim-monitor.sock"
+"""The name of the socket in a sandbox's directory of state, by which Kata's own programs find it."""
+
+
+class VmSize(msgspec.Struct, frozen=True, kw_only=True):
+    """One dimension of a VM: vCPUs, or MiB of memory."""
+
+    requested: float
+    """By the pod, the configuration's base included."""
+    booted: int
+    current: int
+    limit: int
+    """What it may grow to."""
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    vmm_pid: int
+    """0 where no VMM runs on this host."""
+    virtiofsd_pid: int
+    """0 without one."""
+    vcpus: VmSize
+    memory_mib: VmSize
+    containers: int
+    ledger: Mapping[str, int]
+    """Entries by kind."""
+    spans: tuple[Span, ...]
+    streams: Mapping[tuple[str, str], int]
+    """Bytes that a container's init process has moved, by container and stream."""
+    oom_kills: Mapping[str, int]
+    """By container."""
+    missed_checks: int
+    """Health checks that the guest's agent did not pass."""

@@ -1,0 +1,350 @@
+"""What the sandbox room needs of its neighbours: the guest's agent, the host, the event publisher."""
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from pyshim.model.agent_address import AgentAddress
+from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
+from pyshim.model.copies import CopiedPiece, TreeEntry
+from pyshim.model.events import TaskEvent
+from pyshim.model.guest import (
+    AgentDetails,
+    GuestContainer,
+    GuestSandbox,
+    NetworkInterface,
+    NetworkNeighbour,
+    NetworkRoute,
+)
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.mounts import HostMount
+from pyshim.model.network import DirectNetwork, RateLimits
+from pyshim.model.observation import Observation
+from pyshim.model.snapshot import SandboxSnapshot
+from pyshim.model.stats import ContainerStats
+from pyshim.model.task import Stdio
+from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
+from pyshim.model.volumes import SourceFacts, VirtiofsdPlan, VolumeStats
+
+
+class ContainerAgent(Protocol):
+    """The agent's calls about one container. Every call raises ShimError (code as the agent gave it) or AgentGone;
+    `exec_id` is the container id for the init process, as kata-agent has it."""
+
+    async def create_container(self, container: GuestContainer, timeout_s: float) -> None: ...
+    async def start_container(self, container_id: str) -> None: ...
+    async def remove_container(self, container_id: str, timeout_s: int) -> None: ...
+    async def exec_process(self, container_id: str, exec_id: str, process: Mapping[str, Any]) -> None: ...
+    async def signal_process(self, container_id: str, exec_id: str, signal: int) -> None:
+        """An empty `exec_id` signals every process of the container."""
+
+    async def wait_process(self, container_id: str, exec_id: str, within_s: float | None = None) -> int:
+        """The exit status (code, or 128 + signal), once it has ended. kata-agent then forgets process and output.
+
+        With `within_s` the agent waits no longer than that: DeadlineExceeded, and nothing has changed.
+        """
+
+    async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None: ...
+    async def stats_container(self, container_id: str) -> ContainerStats: ...
+    async def pause_container(self, container_id: str) -> None: ...
+    async def resume_container(self, container_id: str) -> None: ...
+    async def write_stdin(self, container_id: str, exec_id: str, data: bytes | memoryview) -> int: ...
+    async def read_stdout(self, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview:
+        """The next chunk; empty at end of stream."""
+
+    async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview: ...
+    async def close_stdin(self, container_id: str, exec_id: str) -> None: ...
+    async def copy_file(self, piece: CopiedPiece) -> None: ...
+    async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None: ...
+
+
+class Agent(ContainerAgent, Protocol):
+    """The guest's agent: its containers and the sandbox. `None` as a timeout means until the connection ends."""
+
+    async def check(self, timeout_s: float) -> None:
+        """It answers. Raises DeadlineExceeded when it does not, Unavailable when it says that it does not serve."""
+
+    async def set_policy(self, policy: str) -> None: ...
+    async def create_sandbox(self, sandbox: GuestSandbox) -> None: ...
+    async def destroy_sandbox(self) -> None: ...
+    async def guest_details(self) -> AgentDetails: ...
+    async def metrics(self) -> str:
+        """The guest's metrics, in Prometheus' text format."""
+
+    async def iptables(self, *, ipv6: bool) -> bytes: ...
+    async def set_iptables(self, data: bytes, *, ipv6: bool) -> None: ...
+    async def update_interface(self, interface: NetworkInterface) -> None: ...
+    async def update_routes(self, routes: tuple[NetworkRoute, ...]) -> None: ...
+    async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None: ...
+    async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None: ...
+    async def volume_stats(self, guest_path: str) -> VolumeStats: ...
+    async def resize_volume(self, guest_path: str, size_bytes: int) -> None: ...
+    async def next_oom_event(self) -> str:
+        """The id of the next container that met an OOM kill; no deadline."""
+
+    async def gone(self) -> str:
+        """Why the connection ended, once it has."""
+
+    async def close(self) -> None: ...
+
+
+class AgentConnector(Protocol):
+    async def connect(self, address: AgentAddress, timeout_s: float) -> Agent:
+        """An agent that has answered its health check; raises DeadlineExceeded or Unavailable naming the address."""
+
+
+class InputStream(Protocol):
+    """Host end of a process's stdin."""
+
+    async def read(self) -> bytes:
+        """The next bytes of the client; empty once every writer has closed and CloseIO was called."""
+
+    def close_io(self) -> None:
+        """CloseIO: our own write handle is closed, so that EOF follows the bytes already written. Idempotent."""
+
+    async def close(self) -> None: ...
+
+
+class OutputStream(Protocol):
+    """Host end of a process's stdout or stderr."""
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """All of `data` is with the reader; a slow reader makes this wait (back-pressure)."""
+
+    async def finish(self) -> None:
+        """Closed, and the reader has taken all that was written; a reader that stands still is waited for a second."""
+
+    async def close(self) -> None: ...
+
+
+class ProcessStreams(Protocol):
+    @property
+    def stdin(self) -> InputStream | None: ...
+    @property
+    def stdout(self) -> OutputStream | None: ...
+    @property
+    def stderr(self) -> OutputStream | None: ...
+
+    async def close(self) -> None:
+        """All streams closed, log programs ended; idempotent."""
+
+
+class Virtiofsd(Protocol):
+    pid: int
+
+    async def wait(self) -> str:
+        """How it ended, with its last words, once it has."""
+
+    async def stop(self) -> None:
+        """The daemon and its socket are gone. Idempotent."""
+
+
+class Cgroups(Protocol):
+    """The host's cgroups (`resources/cgroups/host`). Every call raises ShimError naming the cgroup."""
+
+    def roots(self, group: Group) -> tuple[str, ...]: ...
+    async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]: ...
+    async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]: ...
+    async def start_scope(self, scope: Scope) -> None: ...
+    async def join(self, group: Group, pids: Iterable[int]) -> None: ...
+    async def join_threads(self, group: Group, tids: Iterable[int]) -> None: ...
+    async def leave(self, groups: tuple[Group, ...]) -> None: ...
+    async def apply(self, group: Group, settings: Iterable[GroupSetting]) -> Mapping[GroupSetting, str]: ...
+    async def allowed(self, group: Group, name: str) -> str: ...
+    async def oom(self, group: Group) -> HostOom | None: ...
+    async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]: ...
+    async def pin(self, tid: int, cpus: Iterable[int]) -> str: ...
+
+
+class PinnedElsewhere(Protocol):
+    """Held until our own pins are on disk."""
+
+    taken: Mapping[int, str]
+    """The sandbox that pins each CPU."""
+
+    def __enter__(self) -> "PinnedElsewhere": ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Host(Protocol):
+    """All contact with Linux that orchestration needs. Every method raises ShimError naming the object."""
+
+    async def read_bytes(self, path: str, max_bytes: int) -> bytes:
+        """The file's content; NotFound when missing, InvalidArgument when larger than `max_bytes`."""
+
+    async def source_facts(self, path: str, vhost_user_store: str) -> SourceFacts:
+        """What `path` is, links followed; MISSING rather than an error when it is not there.
+
+        With `vhost_user_store`, block devices with numbers of that store are its disks.
+        """
+
+    async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
+        """Those of the paths below which something is mounted."""
+
+    def cgroups(self, mode: CgroupMode) -> Cgroups:
+        """One sandbox's host cgroups."""
+
+    async def make_directory(self, path: str, mode: int) -> None: ...
+    async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
+        """Directories, files and links of a host tree, the root first, each directory before what is in it."""
+
+    async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
+        """A piece of a file beneath `root`, which no link leads out of; fewer bytes at its end."""
+
+    async def make_disk_file(self, path: str, size_bytes: int) -> None:
+        """A new sparse file of that size; what was there before is replaced."""
+
+    async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
+        """A new file with that content; what was there before is replaced."""
+
+    async def disk_bytes(self, path: str) -> int:
+        """The size of a block device or file."""
+
+    async def mount(self, mount: HostMount) -> None: ...
+    async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> Virtiofsd: ...
+    async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> ProcessStreams: ...
+    async def release(self, entry: LedgerEntry) -> None: ...
+
+
+class Publisher(Protocol):
+    def publish(self, event: TaskEvent) -> None:
+        """The event is queued; events leave in the order of these calls. Never blocks, never raises."""
+
+
+class Records(Protocol):
+    """The sandbox's persisted state: snapshots replace each other, the ledger is part of it."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def held(self) -> Mapping[str, int]:
+        """Entries of the ledger by kind."""
+
+    def pins(self) -> PinnedElsewhere:
+        """Which CPUs other sandboxes pin; this shim alone decides until it is closed. Blocks for a moment."""
+
+    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:
+        """Within it, the sandbox of each of the cgroups that another one's ledger has, and no other shim decides.
+
+        None, at once, while another shim decides. Entering it raises ShimError.
+        """
+
+    def save(self, snapshot: SandboxSnapshot) -> None:
+        """The snapshot is on disk, whole. Raises ShimError naming the file."""
+
+    def remove(self) -> None:
+        """Nothing of the sandbox is on disk, unless something is still held. Idempotent, never raises."""
+
+
+class DoorConnection(Protocol):
+    """One connection made to a loopback address of the pod's namespace on the host. Calls raise Unavailable."""
+
+    port: int
+
+    async def read(self) -> bytes:
+        """The next bytes; empty once the other side has said all."""
+
+    async def write(self, data: bytes) -> None: ...
+    def reset(self) -> None:
+        """Gone, and the other side sees a reset. Nothing happens once it is closed."""
+
+    def close(self) -> None: ...
+
+
+class Door(Protocol):
+    """Where connections to the loopback addresses of the pod's namespace arrive, whatever their port."""
+
+    async def accept(self) -> DoorConnection:
+        """The next one. Raises Unavailable once closed."""
+
+    async def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """The pod's network on the host side: taps behind the VM's devices, and what the guest must be told, as it was at
+    the last look at the namespace."""
+
+    nics: tuple[NicDevice, ...]
+    interfaces: tuple[NetworkInterface, ...]
+    routes: tuple[NetworkRoute, ...]
+    neighbours: tuple[NetworkNeighbour, ...]
+    vhost_user_nics: tuple[VhostUserNic, ...]
+
+    @property
+    def functions(self) -> Mapping[str, VfioDevice]:
+        """Devices of the host that are interfaces of the pod, by the MAC they have in the guest."""
+
+    @property
+    def door(self) -> Door | None:
+        """Port-forward's way in; None on a host that has none."""
+
+    def close_taps(self) -> None:
+        """Our copies of the tap fds are closed; the VMM has its own. Idempotent."""
+
+    async def changed(self) -> None:
+        """The namespace is other than at the last look; no deadline. Raises Unavailable once the watch has ended."""
+
+    async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:
+        """A new look: new links are wired. Their devices, and the ids of devices whose link is gone.
+
+        The taps are open until `close_taps`. A link that cannot be wired is logged, and is as it was.
+        """
+
+    async def detach(self, nic_id: str) -> None:
+        """The device's link and tap are as if they had never been wired. Idempotent."""
+
+    def unwatch(self) -> None:
+        """Changes are of no interest. Idempotent."""
+
+    async def disconnect(self) -> None:
+        """The namespace is as CNI left it. Idempotent, and fine when the namespace is already gone."""
+
+
+class MonitorRpc(Protocol):
+    """What the monitor socket asks of a pod. Every call but `observe` and `agent_url` raises ShimError."""
+
+    def observe(self) -> Observation: ...
+    def agent_url(self) -> str: ...
+    async def guest_metrics(self) -> str:
+        """Prometheus' text format, as the guest says it: not to be trusted, but bounded in time and size."""
+
+    async def iptables(self, *, ipv6: bool) -> bytes: ...
+    async def set_iptables(self, data: bytes, *, ipv6: bool) -> None: ...
+    async def set_policy(self, policy: str) -> None: ...
+    async def volume_stats(self, volume_path: str) -> VolumeStats: ...
+    async def resize_volume(self, volume_path: str, size_bytes: int) -> None: ...
+
+
+class MonitorServer(Protocol):
+    """What asks `MonitorRpc` for those who connect to a socket."""
+
+    async def close(self) -> None: ...
+
+
+class NetworkConnector(Protocol):
+    async def connect(
+        self,
+        netns_path: str,
+        model: str,
+        queues: int,
+        ledger: Ledger,
+        *,
+        vhost_net: bool,
+        rates: RateLimits,
+        pass_physical: bool,
+        iommufd: bool,
+    ) -> Network:
+        """Every endpoint of the namespace is wired to a tap; nothing is left behind on error.
+
+        With `vhost_net` each queue gets a vhost-net descriptor where the host has any. With `pass_physical` links that
+        are PCI functions are taken from their drivers instead, with `iommufd` so that they have nodes of their own.
+        """
+
+    async def connect_direct(
+        self, netns_path: str | None, direct: DirectNetwork, ledger: Ledger, *, iommufd: bool
+    ) -> Network:
+        """The devices of `direct` and no others, ready to be given away; nothing is left behind on error.
+
+        Of the namespace, if the pod has one, only the loopback is of interest.
+        """

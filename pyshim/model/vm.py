@@ -1,0 +1,372 @@
+"""What a VM is made of, what its driver can do, how it ends: the nouns every hypervisor driver speaks in."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from pyshim.model.confidential import Guard
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import Accelerator
+from pyshim.model.remote_vms import RemoteServiceConfig
+
+
+class MemoryBacking(StrEnum):
+    """Where guest RAM lives. Only the shared kinds work with virtio-fs."""
+
+    PRIVATE = "private"
+    SHARED_MEMFD = "shared-memfd"
+    SHARED_FILE = "shared-file"
+    HUGEPAGES = "hugepages"
+
+
+class ImageDriver(StrEnum):
+    VIRTIO_BLK = "virtio-blk"
+    PMEM = "pmem"
+
+
+class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the guest boots: kernel and parameters, and a root image, an initrd, or both (initrd as its loader)."""
+
+    kernel: str
+    kernel_params: tuple[str, ...]
+    initrd: str | None
+    image: str | None
+    image_driver: ImageDriver
+    firmware: str | None
+
+
+class CpuConfig(msgspec.Struct, frozen=True, kw_only=True):
+    accelerator: Accelerator
+    model: str
+    """QEMU's -cpu text, features included."""
+    boot_vcpus: int
+    max_vcpus: int
+
+
+class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    boot_mib: int
+    max_mib: int
+    """0 or equal to `boot_mib`: no hotplug offered."""
+    slots: int
+    backing: MemoryBacking
+    prealloc: bool
+    virtio_mem: bool
+    """Grow, and shrink again, by one virtio-mem device of `max_mib - boot_mib` instead of DIMMs in `slots`."""
+    reclaim: bool = False
+    """A balloon device takes the pages the guest reports as free, and the host has them back."""
+    host_nodes: tuple[int, ...] = ()
+    """The host's NUMA nodes that all of it comes from, if there is room; empty: from anywhere."""
+
+
+class ShareDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtio-fs device: `socket_path` is where virtiofsd already listens."""
+
+    tag: str
+    socket_path: str
+    queue_size: int
+
+
+class VsockChannel(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent over vhost-vsock; the driver picks a free CID and reports it in `agent_address`."""
+
+    port: int
+
+
+class SerialChannel(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent over one virtio-serial port named `port_name`; the host end is the unix socket `socket_path`."""
+
+    port_name: str
+    socket_path: str
+
+
+class VhostUserVsockChannel(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent over a vsock device that a program of the host serves, in memory the guest shares.
+
+    The driver starts the program, vhost-device-vsock, for this VM, and ends it.
+    """
+
+    port: int
+    program: str
+    device_path: str
+    """Unix socket of the device, for the VMM."""
+    socket_path: str
+    """Unix socket where a connection asks for one of the guest's ports: `HvsockAddress`."""
+
+
+AgentChannel = VsockChannel | SerialChannel | VhostUserVsockChannel
+
+
+class NicDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtio-net device on tap queues. The fds stay the caller's: the VMM has copies after `create` or `plug`."""
+
+    id: str
+    mac: str
+    tap_fds: tuple[int, ...]
+    vhost_fds: tuple[int, ...]
+    mtu: int
+
+
+class VhostUserNic(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtio-net device served by who listens at `socket_path`, in memory the guest shares. 0: default size."""
+
+    id: str
+    mac: str
+    socket_path: str
+    queues: int
+    queue_size: int
+    mtu: int
+
+
+class DiskBus(StrEnum):
+    """What a disk is to the guest: a device of its own, or one of the disks behind a SCSI controller."""
+
+    VIRTIO_BLK = "virtio-blk"
+    VIRTIO_SCSI = "virtio-scsi"
+
+
+class DiskAio(StrEnum):
+    """How the VMM reads and writes; NATIVE works only with `DiskCache.direct`."""
+
+    IO_URING = "io_uring"
+    NATIVE = "native"
+    THREADS = "threads"
+
+
+class DiskCache(msgspec.Struct, frozen=True, kw_only=True):
+    direct: bool
+    """Bypass the host page cache (O_DIRECT)."""
+    no_flush: bool
+    """The guest's flushes are ignored: fast, and gone with the host."""
+
+
+class DiskTuning(msgspec.Struct, frozen=True, kw_only=True):
+    """How disks work, the same for all disks of one sandbox."""
+
+    bus: DiskBus
+    aio: DiskAio
+    """IO_URING falls back to threads where the host's kernel offers none."""
+    cache: DiskCache
+    logical_block_bytes: int
+    physical_block_bytes: int
+    queues: int
+    queue_size: int
+    """0 for any of the last four: the VMM's default. Queues: of each virtio-blk disk."""
+
+
+class ScsiController(msgspec.Struct, frozen=True, kw_only=True):
+    """A virtio-scsi controller, there from the start, for all SCSI disks of the VM. 0: the VMM's default."""
+
+    queues: int
+    queue_size: int
+    iothread: str
+    """Name of the I/O thread that serves its disks; empty: the VMM's main loop."""
+
+
+class VhostUserBackend(msgspec.Struct, frozen=True, kw_only=True):
+    """A program on the host that serves a disk out of the guest's memory, which has to be of a shared kind."""
+
+    reconnect_s: int
+    """Seconds between attempts to reach it again when it has gone; 0: none are made."""
+
+
+class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk backed by a host block device or file. Holds nothing of the host but what the VMM has open."""
+
+    id: str
+    path: str
+    """The device or file; with `vhost_user` the socket where its program listens."""
+    read_only: bool
+    discard: bool
+    """What the guest trims is given back to the host's file or device."""
+    serial: str
+    """What the guest reads as serial number; empty for none. Cut to 20 characters, virtio's limit."""
+    iothread: str
+    """Name of the I/O thread that serves it, made when first named; empty: the VMM's main loop. A SCSI disk is served
+    by its controller's."""
+    tuning: DiskTuning
+    vhost_user: VhostUserBackend | None = None
+    """Who serves it, if not the VMM. Cache, AIO, serial number and write protection are then the program's."""
+
+
+class PortKind(StrEnum):
+    """Where a PCI device is put; the values are those of Kata's `hot_plug_vfio` and `cold_plug_vfio`."""
+
+    ROOT = "root-port"
+    SWITCH = "switch-port"
+    BRIDGE = "bridge-port"
+
+
+class VfioDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One function of the host, bound to a VFIO driver, for the VM alone."""
+
+    id: str
+    host_address: str
+    """Domain, bus, slot, function: `0000:65:00.0`."""
+    iommufd: bool
+    """Through /dev/iommu and the function's own node instead of its IOMMU group's."""
+    vendor_id: str = ""
+    device_id: str = ""
+    """As sysfs has them (`0x10de`); the guest must see these. Empty: whatever the device says."""
+
+
+class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device model of the VMM's own where a passed-through one would be, on hosts that have none to give."""
+
+    id: str
+    model: str
+    """The VMM's name for it, such as QEMU's `edu`."""
+    properties: Mapping[str, str | int | bool] = msgspec.field(default_factory=dict)
+
+
+PciDevice = VfioDevice | EmulatedDevice
+
+
+class PciPort(msgspec.Struct, frozen=True, kw_only=True):
+    """A PCIe port that takes one device, at slot 0 behind it."""
+
+    id: str
+    """The VMM's name for it, and for the bus behind it."""
+    kind: PortKind
+    bus: str
+    slot: int
+    """Where the port itself sits."""
+    pci_path: str
+    """The port's own guest PCI path."""
+
+
+class PlacedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    device: PciDevice
+    bus: str
+    slot: int
+    pci_path: str
+    """Where the guest finds it: slots from the root bus down."""
+
+
+class PciLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """The ports of a VM and the devices it boots with; `resources/devices/plan/pci_topology.py` decides it."""
+
+    ports: tuple[PciPort, ...] = ()
+    placed: tuple[PlacedDevice, ...] = ()
+    hot_plug: PortKind | None = None
+    """Where further devices go while it runs; None: nowhere."""
+    iommu: bool = False
+    """The guest can put devices into domains of their own: what a container needs to drive one itself."""
+
+
+Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice
+
+
+class GuestLocation(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the guest finds a plugged device."""
+
+    pci_path: str
+    """Slots from the root bus down, e.g. `02/01`; of a SCSI disk, its controller's."""
+    scsi_address: str = ""
+    """`ID:LUN` of a SCSI disk, else empty."""
+
+
+class ExtensionDisk(msgspec.Struct, frozen=True, kw_only=True):
+    """A read-only disk that extends the guest's image; the guest finds it by the serial number `extension-NAME`."""
+
+    name: str
+    path: str
+
+
+class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One VM, decided: every field has its final value."""
+
+    sandbox_id: str
+    uuid: str
+    """Also how a sweeper recognises the VMM process without a pid."""
+    vm_dir: str
+    hypervisor_path: str
+    machine_type: str
+    machine_options: tuple[str, ...]
+    boot: BootConfig
+    cpu: CpuConfig
+    memory: MemoryConfig
+    share: ShareDevice | None
+    agent_channel: AgentChannel | None
+    """None: the service that makes the VM says where its agent answers."""
+    nics: tuple[NicDevice, ...]
+    bridges: int
+    """PCI bridges for hotplug."""
+    scsi: ScsiController | None
+    """None: the VM takes no SCSI disks."""
+    entropy_source: str
+    """The file the guest's random number device reads; empty for no such device."""
+    guard: Guard | None
+    """What keeps the host out of the guest; None for a plain VM."""
+    initdata: str
+    """A file the guest reads as a small disk: the document its owner had measured. Empty for none."""
+    seccomp_sandbox: str
+    """QEMU's -sandbox text; empty for none."""
+    netns_path: str | None
+    """Network namespace the VMM runs in."""
+    extra_monitor: str
+    """A second monitor for people: `hmp`, `qmp` or `qmp-pretty`; empty for none."""
+    nested: bool
+    debug: bool
+    start_timeout_s: float
+    pci: PciLayout = PciLayout()
+    extensions: tuple[ExtensionDisk, ...] = ()
+    vhost_user_nics: tuple[VhostUserNic, ...] = ()
+    stop_timeout_s: float = 10.0
+    """How long `stop` is waited for."""
+    is_privileged: bool = False
+    """The VMM, and a vsock program, keep the shim's capabilities."""
+    first_user_id: int = 0
+    """Of the users that VMMs run as, each sandbox's as another; 0: as root."""
+    opens_sockets: bool = False
+    """While it runs, the VMM itself connects to programs that serve disks, whose sockets may be root's."""
+    remote: RemoteServiceConfig | None = None
+    """Set: the VM is made elsewhere, and what describes a VMM of this host is empty."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver can do for this configuration; asked before acting."""
+
+    share_fs: bool
+    block_hotplug: bool
+    network_hotplug: bool
+    cpu_hotplug: bool
+    memory_hotplug: bool
+    pause: bool
+    pci_hotplug: bool = False
+    """Takes VFIO and emulated PCI devices while it runs."""
+    tells_end: bool = True
+    """`wait` answers when the VM ends by itself, not only when it was stopped."""
+
+
+class VmExitKind(StrEnum):
+    REQUESTED = "requested"
+    GUEST_SHUTDOWN = "guest-shutdown"
+    GUEST_PANIC = "guest-panic"
+    VMM_DIED = "vmm-died"
+
+
+class VmExit(msgspec.Struct, frozen=True, kw_only=True):
+    kind: VmExitKind
+    reason: str
+    """One sentence for the user, the VMM's own words and the last console lines included."""
+
+
+def split_params(text: str) -> tuple[str, ...]:
+    """The parameters of a kernel command line; double quotes protect spaces, as in the kernel's own parser."""
+    words: list[str] = []
+    word = ""
+    quoted = False
+    for char in text:
+        if char == '"':
+            quoted = not quoted
+            word += char
+        elif char.isspace() and not quoted:
+            if word:
+                words.append(word)
+            word = ""
+        else:
+            word += char
+    if quoted:
+        raise InvalidArgument(f"read kernel_params {text[:200]!r}: a double quote is not closed")
+    return (*words, word) if word else tuple(words)

@@ -1,0 +1,151 @@
+"""The paths of the monitor socket, which are Kata's, and what each of them answers.
+
+`kata-runtime` and CSI drivers rely on the words: `direct-volume stats` gives the agent's answer as JSON, `resize` takes
+{"VolumePath", "Size"}, `iptables` and `ip6tables` take and give the text of iptables-restore and iptables-save,
+`policy` takes the text of a policy.
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from pyshim.model.decoding import decoded
+from pyshim.model.durations import Durations
+from pyshim.model.errors import InvalidArgument, NotFound, ShimError
+from pyshim.model.seams import MonitorRpc
+from pyshim.model.volumes import VolumeStats
+from pyshim.monitor.exposition import CONTENT_TYPE, text_of
+from pyshim.monitor.guest_text import judged_text
+from pyshim.monitor.shim_metrics import guest_family, shim_families
+from pyshim.monitor.socket import Reply, Request
+
+log = logging.getLogger("pyshim.monitor")
+
+GUEST_PREFIXES = ("kata_agent_", "kata_guest_")
+Handler = Callable[[Request], Awaitable[Reply]]
+
+
+class ShimAnswers:
+    """What the monitor socket of one pod answers."""
+
+    def __init__(self, pod: MonitorRpc, *, calls: Durations, agent_calls: Durations) -> None:
+        """`calls` are containerd's to the shim, `agent_calls` the shim's to the agent."""
+        self._pod = pod
+        self._calls = calls
+        self._agent_calls = agent_calls
+        self._paths: Mapping[str, Mapping[str, Handler]] = {
+            "/metrics": {"GET": self._metrics},
+            "/agent-url": {"GET": self._agent_url},
+            "/direct-volume/stats": {"GET": self._volume_stats},
+            "/direct-volume/resize": {"POST": self._resize_volume},
+            "/iptables": {"GET": self._iptables, "PUT": self._set_iptables},
+            "/ip6tables": {"GET": self._iptables, "PUT": self._set_iptables},
+            "/policy": {"PUT": self._set_policy},
+        }
+
+    async def answer(self, request: Request) -> Reply:
+        """The reply to any request; an error has its status and its words."""
+        path = urlsplit(request.target).path
+        methods = self._paths.get(path)
+        if methods is None:
+            return Reply(HTTPStatus.NOT_FOUND, b"no such path")
+        handler = methods.get(request.method)
+        if handler is None:
+            allow = ", ".join(methods)
+            return Reply(HTTPStatus.METHOD_NOT_ALLOWED, f"want {allow}".encode(), allow=allow)
+        try:
+            return await handler(request)
+        except ShimError as error:
+            log.info("monitor request failed", extra={"path": path, "error": str(error)})
+            return Reply(_status(error), str(error).encode())
+        except Exception as error:  # the edge: a broken answer must not take the connection's task along
+            log.error("monitor request failed unexpectedly", extra={"path": path}, exc_info=error)
+            return Reply(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__.encode())
+
+    async def _metrics(self, _: Request) -> Reply:
+        """All that can be told: a guest that does not answer, or answers nonsense, is named in a comment."""
+        try:
+            # In a thread: of a guest that says as much as it may, this takes some 50 ms.
+            guest, problem = await asyncio.to_thread(judged_text, await self._pod.guest_metrics(), GUEST_PREFIXES)
+        except ShimError as error:
+            guest, problem = "", str(error)
+        families = shim_families(
+            calls=self._calls.all(), agent_calls=self._agent_calls.all(), pod=self._pod.observe(), pid=os.getpid()
+        )
+        text = text_of([*families, guest_family(not problem)])
+        if problem:
+            text += f"# pyshim: {' '.join(problem.split())}\n"
+        return Reply(HTTPStatus.OK, (text + guest).encode(errors="replace"), CONTENT_TYPE)
+
+    async def _agent_url(self, _: Request) -> Reply:
+        return Reply(HTTPStatus.OK, self._pod.agent_url().encode())
+
+    async def _volume_stats(self, request: Request) -> Reply:
+        paths = parse_qs(urlsplit(request.target).query).get("path", [])
+        if len(paths) != 1:
+            raise InvalidArgument("read monitor request: parameter 'path' is missing")
+        return Reply(HTTPStatus.OK, stats_json(await self._pod.volume_stats(paths[0])), "application/json")
+
+    async def _resize_volume(self, request: Request) -> Reply:
+        wanted = resize_request(request.body)
+        await self._pod.resize_volume(wanted.volume_path, wanted.size)
+        return Reply(HTTPStatus.OK)
+
+    async def _iptables(self, request: Request) -> Reply:
+        return Reply(HTTPStatus.OK, await self._pod.iptables(ipv6=_is_ipv6(request)))
+
+    async def _set_iptables(self, request: Request) -> Reply:
+        await self._pod.set_iptables(request.body, ipv6=_is_ipv6(request))
+        return Reply(HTTPStatus.OK)
+
+    async def _set_policy(self, request: Request) -> Reply:
+        try:
+            policy = request.body.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgument(f"read monitor request: the policy is no UTF-8 text: {error}") from error
+        await self._pod.set_policy(policy)
+        return Reply(HTTPStatus.OK)
+
+
+def _is_ipv6(request: Request) -> bool:
+    return urlsplit(request.target).path == "/ip6tables"
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    volume_path: str
+    size: int
+
+
+def resize_request(body: bytes) -> Resize:
+    """Raises InvalidArgument naming what is wrong."""
+    try:
+        raw = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"read monitor request: not JSON: {error}") from error
+    return decoded(raw, Resize, lambda problem: InvalidArgument(f"read monitor request: {problem}"))
+
+
+def stats_json(stats: VolumeStats) -> bytes:
+    """The agent's VolumeStatsResponse as Go prints it: members of value zero are left out."""
+    usages = [
+        {"available": item.available, "total": item.total, "used": item.used, "unit": item.unit}
+        for item in stats.usages
+    ]
+    condition = {"abnormal": stats.abnormal, "message": stats.message}
+    raw = {
+        "usage": [{key: value for key, value in usage.items() if value} for usage in usages],
+        "volume_condition": {key: value for key, value in condition.items() if value},
+    }
+    return json.dumps(raw, separators=(",", ":")).encode()
+
+
+def _status(error: ShimError) -> HTTPStatus:
+    if isinstance(error, NotFound):
+        return HTTPStatus.NOT_FOUND
+    return HTTPStatus.BAD_REQUEST if isinstance(error, InvalidArgument) else HTTPStatus.INTERNAL_SERVER_ERROR

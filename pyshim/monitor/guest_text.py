@@ -1,0 +1,155 @@
+"""Metrics that another program wrote, judged: a guest says what it likes, and one bad line spoils a whole scrape.
+
+What is kept is grouped by family, as the text format wants it, and free of time stamps and of the labels by which
+sandboxes are told apart: no guest can write into another one's metrics.
+Source of the grammar: prometheus.io, "Exposition formats", text format 0.0.4.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+MAX_SAMPLES = 10_000
+"""Samples of one sandbox. kata-agent sends about 1,000 for a guest of two CPUs, and 10 more for each CPU."""
+RESERVED = frozenset({"sandbox_id", "cri_uid", "cri_name", "cri_namespace"})
+"""Labels that the node's endpoint sets."""
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+_LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="(?:[^"\\\n]|\\["\\n])*"'
+_SAMPLE = re.compile(
+    rf"({_NAME})(?:\{{((?:{_LABEL}(?:,|(?=\}})))*)\}})? +([+-]?(?:[0-9.]+(?:[eE][+-]?[0-9]+)?|Inf|NaN))(?: +-?[0-9]+)?"
+)
+_LABELS = re.compile(rf"{_LABEL}(?:,|$)")
+_SIMPLE = frozenset({"gauge", "counter", "untyped"})
+_SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+_RENAMED = ("process_", "go_")
+"""Names of agents that leave their prefix to the runtime."""
+
+
+class TextFamily:
+    """The lines of one name: `head` are HELP and TYPE, `samples` (name, labels, value), the labels as text."""
+
+    __slots__ = ("help", "kind", "name", "samples")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.help = ""
+        self.kind = "untyped"
+        self.samples: dict[tuple[str, str], str] = {}
+
+    def lines(self, more_labels: str = "") -> list[str]:
+        """The samples' lines, each with `more_labels` before its own."""
+        found = []
+        for (name, labels), value in self.samples.items():
+            both = f"{more_labels},{labels}" if more_labels and labels else more_labels or labels
+            found.append(f"{name}{{{both}}} {value}" if both else f"{name} {value}")
+        return found
+
+    def head(self) -> list[str]:
+        help_lines = [f"# HELP {self.name} {self.help}"] if self.help else []
+        return [*help_lines, f"# TYPE {self.name} {self.kind}"]
+
+
+class Judged(NamedTuple):
+    families: Mapping[str, TextFamily]
+    problem: str
+    """What was left out, and why; empty when nothing was."""
+
+
+def judged(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most: int = MAX_SAMPLES) -> Judged:
+    """The families whose names begin with one of `prefixes`, with `most` samples in all.
+
+    Without `composed` there are neither histograms nor summaries, whose samples would have to fit together.
+    """
+    suffixes = _SUFFIXES if composed else {}
+    families: dict[str, TextFamily] = {}
+    owners: dict[str, TextFamily] = {}
+    bad, first_bad, samples = 0, "", 0
+    for line in text.split("\n"):
+        if not line:
+            continue
+        if line[0] == "#":
+            _describe(line, prefixes, families, owners, suffixes)
+            continue
+        match = _SAMPLE.fullmatch(line.strip())
+        name = _renamed(match[1]) if match else ""
+        if match is None or not name.startswith(prefixes) or not _is_number(match[4]):
+            bad += 1
+            first_bad = first_bad or line
+            continue
+        if samples >= most:
+            return Judged(families, f"more than {most} samples: the others are left out")
+        samples += 1
+        family = owners.get(name)
+        if family is None:
+            family = owners[name] = families[name] = TextFamily(name)
+        family.samples.setdefault((name, _allowed((match[2] or "").rstrip(","))), match[4])
+    return Judged(families, f"{bad} lines are left out, the first is {first_bad[:80]!r}" if bad else "")
+
+
+def judged_text(text: str, prefixes: tuple[str, ...]) -> tuple[str, str]:
+    """`judged`, as text again, and the problem."""
+    families, problem = judged(text, prefixes)
+    return merged([("", families)]), problem
+
+
+def merged(parts: Iterable[tuple[str, Mapping[str, TextFamily]]]) -> str:
+    """One text of the families of several sources, each with more labels for its samples, as `labels_text` gives them.
+
+    Families of one name stand together. Their description is the first source's; a source that gives the name another
+    type is left out of it.
+    """
+    chosen: dict[str, TextFamily] = {}
+    lines: dict[str, list[str]] = {}
+    for more_labels, families in parts:
+        for name, family in families.items():
+            if family.samples and chosen.setdefault(name, family).kind == family.kind:
+                lines.setdefault(name, []).extend(family.lines(more_labels))
+    text = [line for name, found in lines.items() for line in (*chosen[name].head(), *found)]
+    return "".join(f"{line}\n" for line in text)
+
+
+def _describe(
+    line: str,
+    prefixes: tuple[str, ...],
+    families: dict[str, TextFamily],
+    owners: dict[str, TextFamily],
+    suffixes: Mapping[str, tuple[str, ...]],
+) -> None:
+    """HELP and TYPE count when they come before the first sample; other comments say nothing."""
+    words = line.split(None, 3)
+    if len(words) < 4 or words[0] != "#" or words[1] not in ("HELP", "TYPE"):
+        return
+    name = _renamed(words[2])
+    if not re.fullmatch(_NAME, name) or not name.startswith(prefixes) or (name in owners and name not in families):
+        return
+    family = families.setdefault(name, TextFamily(name))
+    owners[name] = family
+    if family.samples:
+        return
+    if words[1] == "HELP":
+        family.help = "".join(char for char in words[3] if char.isprintable())[:200].replace("\\", "")
+    elif words[3] in _SIMPLE or words[3] in suffixes:
+        family.kind = words[3]
+        for suffix in suffixes.get(words[3], ()):
+            owners.setdefault(name + suffix, family)
+
+
+def _renamed(name: str) -> str:
+    return f"kata_agent_{name}" if name.startswith(_RENAMED) else name
+
+
+def _allowed(labels: str) -> str:
+    """The labels without reserved ones and without repetitions."""
+    names = [match[1] for match in _LABELS.finditer(labels)]
+    if RESERVED.isdisjoint(names) and len(set(names)) == len(names):
+        return labels
+    first = {match[1]: match[0].rstrip(",") for match in reversed(list(_LABELS.finditer(labels)))}
+    return ",".join(first[name] for name in dict.fromkeys(names) if name not in RESERVED)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""What one shim's `/metrics` tells: Kata's metrics of shim, VMM and virtiofsd, and pyshim's own."""
+
+from collections.abc import Mapping
+
+from pyshim.model.durations import BOUNDS_MS, Duration
+from pyshim.model.observation import Observation, VmSize
+from pyshim.model.trace import Span
+from pyshim.monitor.exposition import Family, Sample, gauge, gauges
+from pyshim.monitor.processes import netdev_family, own_families, process_families
+
+
+def shim_families(
+    *,
+    calls: Mapping[str, Duration],
+    agent_calls: Mapping[str, Duration],
+    pod: Observation,
+    pid: int,
+    proc_root: str = "/proc",
+) -> list[Family]:
+    """`calls` are containerd's to this shim, whose process is `pid`; `agent_calls` are the shim's to the agent."""
+    found = [
+        durations_family("kata_shim_rpc_durations_histogram_milliseconds", "Time of containerd's calls.", calls),
+        *process_families(pid, "kata_shim", "the shim", proc_root),
+        *own_families("kata_shim", proc_root),
+        durations_family(
+            "kata_shim_agent_rpc_durations_histogram_milliseconds", "Time of calls to the agent.", agent_calls
+        ),
+    ]
+    if pod.vmm_pid:
+        found += process_families(pod.vmm_pid, "kata_hypervisor", "the VMM", proc_root)
+        found.append(netdev_family(pod.vmm_pid, "kata_hypervisor_netdev", proc_root))
+    if pod.virtiofsd_pid:
+        found += process_families(pod.virtiofsd_pid, "kata_virtiofsd", "virtiofsd", proc_root)
+    return found + _own(pod)
+
+
+def _own(pod: Observation) -> list[Family]:
+    return [
+        _size("pyshim_vm_vcpus", "vCPUs of the VM.", pod.vcpus, 1),
+        _size("pyshim_vm_memory_bytes", "Memory of the VM in bytes.", pod.memory_mib, 1 << 20),
+        gauges(
+            "pyshim_start_phase_seconds",
+            "Time of each step from Create to the first output, of the pod's first container.",
+            "phase",
+            phases(pod.spans),
+        ),
+        gauge("pyshim_containers", "Containers of the pod, the sandbox's included.", pod.containers),
+        gauges("pyshim_ledger_entries", "Host resources that the sandbox holds.", "kind", pod.ledger),
+        Family(
+            "pyshim_stream_bytes_total",
+            "counter",
+            "Bytes of a container's first process that have reached their reader.",
+            tuple(
+                Sample({"container": name, "stream": stream}, moved) for (name, stream), moved in pod.streams.items()
+            ),
+        ),
+        Family(
+            "pyshim_oom_kills_total",
+            "counter",
+            "Out-of-memory kills in a container.",
+            tuple(Sample({"container": name}, kills) for name, kills in pod.oom_kills.items()),
+        ),
+        Family(
+            "pyshim_health_checks_missed_total",
+            "counter",
+            "Health checks that the agent did not pass; after three in a row the sandbox ends.",
+            (Sample({}, pod.missed_checks),),
+        ),
+    ]
+
+
+def guest_family(is_whole: bool) -> Family:
+    return gauge(
+        "pyshim_guest_metrics_whole", "1 when the guest's metrics are all here, 0 when some are missing.", int(is_whole)
+    )
+
+
+def durations_family(name: str, help_text: str, calls: Mapping[str, Duration], label: str = "action") -> Family:
+    """A histogram with Kata's buckets, one for each action; an action "" has no label."""
+    samples: list[Sample] = []
+    for action, took in calls.items():
+        labels = {label: action} if action else {}
+        total = 0
+        for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), took.counts, strict=True):
+            total += count
+            samples.append(Sample({**labels, "le": bound}, total, "_bucket"))
+        samples += [Sample(labels, took.sum_ms, "_sum"), Sample(labels, total, "_count")]
+    return Family(name, "histogram", help_text, tuple(samples))
+
+
+def phases(spans: tuple[Span, ...]) -> dict[str, float]:
+    """Seconds by step: of each name the first that has ended; an id in the name is left out."""
+    found: dict[str, float] = {}
+    for span in spans:
+        if span.end_ns:
+            name = span.name.partition(" ")[0] if span.parent < 0 else span.name
+            found.setdefault(name, max(span.end_ns - span.start_ns, 0) / 1e9)
+    return found
+
+
+def _size(name: str, help_text: str, size: VmSize, unit: int) -> Family:
+    return gauges(
+        name,
+        help_text,
+        "size",
+        {
+            "requested": size.requested * unit,
+            "booted": size.booted * unit,
+            "current": size.current * unit,
+            "limit": size.limit * unit,
+        },
+    )

@@ -1,0 +1,150 @@
+"""The monitor socket as an HTTP server: one request for each connection, all of it bounded in time and size.
+
+Only the shim's own user can connect. An HTTP library would be loaded into every shim (see the room's `__init__`); what
+is needed of HTTP is a head, a body of known length and one reply.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import NamedTuple
+
+log = logging.getLogger("pyshim.monitor")
+
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds for a client to send its request, and as many to take the reply."""
+MAX_CLIENTS = 16
+"""Connections at a time: kata-monitor, `pyshim monitor`, a CSI driver and some operators."""
+_MAX_HEAD_BYTES = 64 * 1024
+MAX_BODY_BYTES = 2 << 20
+"""Bytes of a request's body: a policy or a table of iptables rules, which has to fit into one ttrpc message."""
+
+
+class Request(NamedTuple):
+    method: str
+    target: str
+    body: bytes
+
+
+class Reply(NamedTuple):
+    status: HTTPStatus
+    body: bytes = b""
+    content_type: str = "text/plain; charset=utf-8"
+    allow: str = ""
+    """The methods that the path has, where the request's is not among them."""
+
+
+Answer = Callable[[Request], Awaitable[Reply]]
+"""Never raises but CancelledError."""
+
+
+class MonitorSocket:
+    """Serves `path` until `close`."""
+
+    def __init__(self, path: str, answer: Answer, *, address_file: str = "") -> None:
+        """`address_file` will hold the socket's address, as Kata's `monitor_address` in the bundle does."""
+        self._path = path
+        self._address_file = address_file
+        self._answer = answer
+        self._clients = 0
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """The socket takes connections of its owner. Raises OSError."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            # The mode of an unbound socket is its file's (unix(7)): there is no moment in which others could connect.
+            os.fchmod(listener.fileno(), 0o600)
+            listener.bind(self._path)
+            if self._address_file:
+                _write(self._address_file, f"unix://{self._path}")
+            self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=_MAX_HEAD_BYTES)
+        except BaseException:
+            listener.close()
+            raise
+
+    async def close(self) -> None:
+        """The socket accepts no connection any more. Idempotent; the ledger's entry removes the file."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._clients += 1
+        try:
+            reply = await self._reply(reader, writer)
+            writer.write(_head(reply) + reply.body)
+            writer.transport.set_write_buffer_limits(0)  # `drain` then waits until all has left
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                await writer.drain()
+        except (OSError, TimeoutError) as error:
+            log.debug("monitor client lost", extra={"error": str(error) or type(error).__name__})
+            writer.transport.abort()
+        finally:
+            self._clients -= 1
+            writer.close()
+
+    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Reply:
+        if self._clients > MAX_CLIENTS:
+            return Reply(HTTPStatus.SERVICE_UNAVAILABLE, b"too many clients")
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request = await _read(reader, writer)
+        except _BodyTooLarge as error:
+            return Reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, str(error).encode())
+        except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            return Reply(HTTPStatus.BAD_REQUEST, str(error).encode())
+        return await self._answer(request)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)
+
+
+class _BodyTooLarge(Exception):
+    pass
+
+
+def _head(reply: Reply) -> bytes:
+    lines = [
+        f"HTTP/1.1 {reply.status.value} {reply.status.phrase}",
+        f"Content-Type: {reply.content_type}",
+        f"Content-Length: {len(reply.body)}",
+        *([f"Allow: {reply.allow}"] if reply.allow else []),
+        "Connection: close",
+    ]
+    return "".join(f"{line}\r\n" for line in (*lines, "")).encode()
+
+
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request:
+    """Raises ValueError naming what is wrong with the request, _BodyTooLarge."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.split("\r\n")
+    words = first.split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise ValueError("no HTTP/1 request line")
+    length, waits = 0, False
+    for line in lines:
+        name, _, value = line.partition(":")
+        match name.strip().lower():
+            case "content-length":
+                # Longer numbers are not turned into integers: that takes time with the square of their length.
+                length = int(value) if value.strip().isdecimal() and len(value) < 20 else -1
+            case "transfer-encoding":
+                raise ValueError("a body needs a Content-Length")
+            case "expect":
+                waits = value.strip().lower() == "100-continue"
+    if length < 0:
+        raise ValueError("Content-Length is no number of bytes")
+    if length > MAX_BODY_BYTES:
+        raise _BodyTooLarge(f"a body may have {MAX_BODY_BYTES} bytes")
+    if waits:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return Request(words[0], words[1], await reader.readexactly(length))

@@ -1,0 +1,44 @@
+"""A marked block of ours in a text file of somebody else's: put in, found, taken out again, byte by byte. Pure."""
+
+_BEGIN = "# begin pyshim: written by `pyshim install`, removed by `pyshim uninstall`"
+_CUT = ". The line before had no end"
+_END = "# end pyshim\n"
+
+
+def block_in(text: str) -> str | None:
+    """What the block holds; None without one. Raises ValueError for a block that does not end."""
+    block = _marked(text)
+    return None if block is None else block.partition("\n")[2].removesuffix(_END)
+
+
+def with_block(text: str, body: str, *, first: bool) -> str:
+    """`text`, which has no block, with one that holds `body`: before all else, or after it."""
+    if first:
+        return f"{_BEGIN}\n{body}{_END}{text}"
+    cut = text != "" and not text.endswith("\n")
+    return f"{text}{chr(10) if cut else ''}{_BEGIN}{_CUT if cut else ''}\n{body}{_END}"
+
+
+def without_block(text: str) -> str:
+    """What `with_block` was given, with what was added around the block since.
+
+    Raises ValueError for a block that does not end.
+    """
+    block = _marked(text)
+    if block is None:
+        return text
+    before, _, after = text.partition(block)
+    if block.startswith(_BEGIN + _CUT) and not after:  # else somebody has added lines since
+        before = before.removesuffix("\n")
+    return before + after
+
+
+def _marked(text: str) -> str | None:
+    """The block with its marks."""
+    start = text.find(_BEGIN)
+    if start < 0:
+        return None
+    end = text.find(_END, start)
+    if end < 0:
+        raise ValueError(f"a line {_BEGIN!r} has no line {_END.strip()!r} after it")
+    return text[start : end + len(_END)]

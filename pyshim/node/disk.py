@@ -1,0 +1,71 @@
+"""The node's files, as an installation reads and changes them, below a root that is mostly `/`."""
+
+import os
+import shutil
+import stat
+
+from pyshim.host.files import replace_file
+from pyshim.model.errors import FailedPrecondition
+
+Found = tuple[bytes, int] | str | None
+"""A file's content and mode, a link's target, or nothing."""
+
+
+class Disk:
+    """Paths are those on the node: absolute, and `root` goes before them. Calls raise OSError."""
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = root.rstrip("/")
+
+    def at(self, path: str) -> str:
+        return self.root + path
+
+    def read(self, path: str) -> Found:
+        """What is at `path`. Raises FailedPrecondition for a directory, a device or the like."""
+        try:
+            mode = os.lstat(self.at(path)).st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if stat.S_ISLNK(mode):
+            return os.readlink(self.at(path))
+        if not stat.S_ISREG(mode):
+            raise FailedPrecondition(f"read '{path}': it is neither a file nor a link")
+        with open(self.at(path), "rb") as file:
+            return file.read(), stat.S_IMODE(mode)
+
+    def names(self, path: str) -> list[str]:
+        """What is in a directory; nothing when there is none."""
+        try:
+            return sorted(os.listdir(self.at(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(self.at(path))
+
+    # ---- changes
+
+    def write(self, path: str, found: Found) -> None:
+        """`path` is what `read` would then give: replaced whole, or gone."""
+        there = self.at(path)
+        if found is None:
+            os.unlink(there)
+        elif isinstance(found, str):
+            aside = f"{there}.{os.getpid()}~"
+            os.symlink(found, aside)
+            os.rename(aside, there)
+        else:
+            replace_file(there, found[0], mode=found[1], durable=True)
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(self.at(path), 0o755)
+
+    def remove_directory(self, path: str) -> None:
+        """An empty one."""
+        os.rmdir(self.at(path))
+
+    def move(self, source: str, target: str) -> None:
+        os.rename(self.at(source), self.at(target))
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(self.at(path), ignore_errors=False)

@@ -1,0 +1,134 @@
+"""The node's containerd: version, configuration, restart; and which processes use a release."""
+
+import fcntl
+import os
+import re
+import shutil
+import socket as sockets
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from pyshim.host.processes.identity import arguments, find_by_argument
+from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.node.drop_ins import runtimes_in
+
+CONFIG = "/etc/containerd/config.toml"
+SOCKET = "/run/containerd/containerd.sock"
+_COMMAND_S = 60.0
+
+
+def find() -> str | None:
+    """The program."""
+    return shutil.which("containerd")
+
+
+def version(program: str) -> tuple[int, int]:
+    """Raises FailedPrecondition when its words are not understood."""
+    said = _run([program, "--version"])
+    found = re.search(r"\bv?(\d+)\.(\d+)\.\d+", said)
+    if found is None:
+        raise FailedPrecondition(f"ask '{program}' for its version: {said.strip()[:200]!r} is not understood")
+    return int(found[1]), int(found[2])
+
+
+def effective(program: str, config: str) -> dict[str, Any]:
+    """The configuration as containerd reads it, imported files included. Raises FailedPrecondition with its words."""
+    try:
+        return tomllib.loads(_run([program, "--config", config, "config", "dump"]))
+    except tomllib.TOMLDecodeError as error:
+        raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
+
+
+def effective_runtimes(document: dict[str, Any]) -> frozenset[str]:
+    return frozenset(runtimes_in(document))
+
+
+def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: frozenset[str]) -> None:
+    """Raises FailedPrecondition unless `wanted` handlers are there, and all that were there `before`."""
+    lacking = sorted((before | wanted) - effective_runtimes(document))
+    if lacking:
+        raise FailedPrecondition(f"configure containerd: with the new files it has no runtime {', '.join(lacking)}")
+
+
+def require_answer(socket: str) -> None:
+    """Raises Unavailable where no containerd listens."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
+        connection.settimeout(5)
+        try:
+            connection.connect(socket)
+        except OSError as error:
+            raise Unavailable(
+                f"connect to containerd at '{socket}': {error.strerror or error} (hint: is it running?)"
+            ) from error
+
+
+def reload_units() -> None:
+    """systemd knows units that came or went; nothing happens where it does not run."""
+    if os.path.isdir("/run/systemd/system"):
+        _run(["systemctl", "daemon-reload"])
+
+
+_UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
+
+
+def restart_units(*, also_stopped: bool) -> None:
+    """The units that run are of the files that are there now; with `also_stopped` those that a boot would start run.
+
+    A zygote keeps the release it was started from, and its forks outlive it.
+    """
+    if os.path.isdir("/run/systemd/system"):
+        _run(["systemctl", "restart" if also_stopped else "try-restart", *_UNITS])
+
+
+def stop_units() -> None:
+    if os.path.isdir("/run/systemd/system"):
+        _run(["systemctl", "stop", *_UNITS])
+
+
+def restart() -> None:
+    """containerd runs anew; pods run on. Raises FailedPrecondition with systemd's words."""
+    _run(["systemctl", "restart", "containerd"])
+
+
+def running_of(directory: str) -> tuple[int, ...]:
+    """Processes whose command line names `directory`: shims and VMs of that release."""
+    return tuple(process.pid for process in find_by_argument(f"{directory}/"))
+
+
+def is_zygote(pid: int) -> bool:
+    """Whether the process is a zygote; its forks have the command line of what they have become."""
+    return arguments(pid)[-1:] == ("zygote",)
+
+
+def end(pid: int, number: int) -> None:
+    """The process has the signal, if it still is there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@contextmanager
+def lock(root: str) -> Iterator[None]:
+    """No other installation changes this node meanwhile. Raises FailedPrecondition when one does."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise FailedPrecondition("change the installation: another 'pyshim' does so now") from error
+    finally:
+        os.close(fd)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FailedPrecondition(f"run '{' '.join(command)}': {error}") from error
+    if done.returncode != 0:
+        raise FailedPrecondition(
+            f"run '{' '.join(command)}': exit code {done.returncode}: {done.stderr.strip()[-1500:]}"
+        )
+    return done.stdout

@@ -1,0 +1,380 @@
+"""One container: its host mounts, its init and exec processes, its end.
+
+A container exists from the moment the agent has created it; `create` leaves nothing behind when it fails. The init's
+exit is published after every exec's (they live in its pid namespace, so they are dead by then), and nothing but its
+deletion after it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from pyshim.concurrency.undo import Undo
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError
+from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, TaskResumed, TaskStarted
+from pyshim.model.guest import GuestContainer
+from pyshim.model.ids import ExecId, HostPath
+from pyshim.model.oci import OciSpec
+from pyshim.model.seams import ProcessStreams
+from pyshim.model.stats import ContainerStats
+from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
+from pyshim.model.trace import span
+from pyshim.pod.plan.container import with_disks
+from pyshim.pod.plan.guest_spec import guest_process, guest_resources
+from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
+from pyshim.pod.services import ContainerServices
+from pyshim.resources.plan import ContainerPlan
+from pyshim.resources.volumes.live import make_mounts
+
+log = logging.getLogger("pyshim.pod.container")
+
+# The kubelet gives Delete ten seconds: these and the streams' CLOSE_DRAIN_S are its parts.
+KILL_CREATED_WAIT_S = 2.0
+REMOVE_TIMEOUT_S = 3
+EXEC_EXIT_WAIT_S = 5.0
+EXIT_START_FAILED = 128
+"""containerd's StartError status."""
+
+
+class ContainerListener(Protocol):
+    """Is called after the change; never raises."""
+
+    def init_started(self) -> None: ...
+    def init_exited(self, container: "Container") -> None: ...
+    def container_changed(self) -> None: ...
+    def execs_changed(self, container: "Container") -> None:
+        """An exec was added, or has started, ended or gone."""
+
+
+class Container:
+    def __init__(
+        self,
+        *,
+        request: CreateTask,
+        plan: ContainerPlan,
+        spec: OciSpec,
+        resources: Mapping[str, Any],
+        pid: int,
+        services: ContainerServices,
+        listener: ContainerListener,
+    ) -> None:
+        """`resources` is what of the spec's counts for the size of the VM."""
+        self.id = request.container_id
+        self.request = request
+        self.pid = pid
+        self._plan = plan
+        self._spec = spec
+        self._resources = resources
+        self._services = services
+        self._agent = services.agent
+        self._publisher = services.publisher
+        self._listener = listener
+        self._init: Process | None = None
+        self._execs: dict[ExecId, Process] = {}
+        self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
+        self._undo = Undo(f"container '{self.id}'")
+        self.oom_kills = 0
+        self.is_insisted = False
+        """A KILL of the init is being insisted on (`killing.py`)."""
+
+    @property
+    def plan(self) -> ContainerPlan:
+        return self._plan
+
+    def execs(self) -> tuple[tuple[Process, Mapping[str, Any]], ...]:
+        """Every added process, with its OCI process object while it was not started."""
+        return tuple((process, self._exec_specs.get(exec_id, {})) for exec_id, process in self._execs.items())
+
+    @property
+    def rootfs(self) -> HostPath:
+        """The root file system's place on the host."""
+        return self._plan.rootfs
+
+    @property
+    def init(self) -> Process:
+        assert self._init is not None, "create() makes the init process"
+        return self._init
+
+    def process(self, exec_id: ExecId | None) -> Process:
+        if exec_id is None:
+            return self.init
+        process = self._execs.get(exec_id)
+        if process is None:
+            raise NotFound(f"find exec '{exec_id}' of container '{self.id}': no such exec")
+        return process
+
+    def processes(self) -> tuple[ProcessInfo, ...]:
+        """Every process that has not ended; the init always, so that a reload never takes the task for leaked."""
+        running = [exec_id for exec_id, process in self._execs.items() if process.status is Status.RUNNING]
+        return (
+            ProcessInfo(pid=self.pid, exec_id=None),
+            *(ProcessInfo(pid=self.pid, exec_id=exec_id) for exec_id in running),
+        )
+
+    async def create(self, timeout_s: float) -> None:
+        """The container waits in the guest to be started; nothing of it is left when this raises."""
+        try:
+            self._init = await self._make(timeout_s)
+        except BaseException:
+            await self._undo.run()
+            raise
+        self._services.tasks.supervise(f"wait/{self.id}", self._watch_init())
+
+    async def _make(self, timeout_s: float) -> Process:
+        services = self._services
+        await make_mounts(self._plan, host=services.host, ledger=services.ledger, undo=self._undo)
+        with span("open streams"):
+            streams = await self._open_streams(self.request.stdio, self.id)
+        self._undo.push(streams.close)
+        self._undo.push(services.devices.detach, self.id)
+        guest = await services.devices.attach(await self._with_disks(), self._spec)
+        self._undo.push(services.resizer.leave, self.id)
+        await services.resizer.join(self.id, self._resources)
+        copies = services.attachments.copies
+        for volume in self._plan.copies:
+            self._undo.push(copies.detach, volume, self.id)
+            await copies.attach(volume, self.id, self._agent)
+        self._undo.push(self._remove_from_guest)  # before the call: the guest may carry out what we gave up
+        with span("create container in guest"):
+            await self._agent.create_container(guest, timeout_s)
+        return self._new_process(None, self.request.stdio, streams)
+
+    async def _open_streams(self, stdio: Stdio, process_id: str) -> ProcessStreams:
+        return await self._services.host.open_streams(stdio, namespace=self._services.namespace, process_id=process_id)
+
+    def _new_process(self, exec_id: ExecId | None, stdio: Stdio, streams: ProcessStreams | None) -> Process:
+        return Process(
+            container=self.request,
+            exec_id=exec_id,
+            pid=self.pid,
+            stdio=stdio,
+            streams=streams,
+            services=self._services,
+        )
+
+    async def _with_disks(self) -> GuestContainer:
+        """The guest's part of the plan, its disks plugged into the VM and named by their places in it."""
+        attachments = self._services.attachments
+        plugged = []
+        for use in self._plan.disks:
+            if use.make_bytes:
+                plugged.append((use, await attachments.attach_made(use.disk, use.make_bytes)))
+                continue
+            self._undo.push(attachments.detach, use.disk.id, self.id)
+            plugged.append((use, await attachments.attach(use.disk, self.id, use.direct)))
+        return with_disks(self._plan.guest, plugged)
+
+    async def start(self, exec_id: ExecId | None) -> int:
+        """The process runs. When it cannot be started its exit is latched, so that a Wait issued before returns."""
+        process = self.process(exec_id)
+        async with process.lock:
+            process.require(Status.CREATED, verb="start")
+            if exec_id is None:
+                await self._start_init(process)
+            else:
+                await self._start_exec(process, exec_id)
+        if exec_id is None and process.status is Status.RUNNING:
+            self._listener.init_started()
+        else:
+            self._changed(process)
+        return process.pid
+
+    async def _start_init(self, process: Process) -> None:
+        try:
+            await self._agent.start_container(self.id)
+        except ShimError as exc:
+            await self._fail_start(process, exc)
+            raise
+        process.become(Status.RUNNING)
+        process.start_streams()
+        self._publisher.publish(TaskStarted(container_id=self.id, pid=process.pid))
+
+    async def _start_exec(self, process: Process, exec_id: ExecId) -> None:
+        try:
+            self._require_running(f"start exec '{exec_id}'")
+            process.adopt(await self._open_streams(process.stdio, exec_id))
+            self._require_running(f"start exec '{exec_id}'")  # a log program may have taken its time to start
+            await self._agent.exec_process(self.id, exec_id, self._exec_specs.pop(exec_id))
+            if self.init.exit is not None:  # it ended meanwhile, and nothing may follow its exit
+                self._require_running(f"start exec '{exec_id}'")
+        except ShimError as exc:
+            await self._fail_start(process, exc)
+            raise
+        process.become(Status.RUNNING)
+        process.start_streams()
+        self._publisher.publish(ExecStarted(container_id=self.id, exec_id=exec_id, pid=process.pid))
+        self._services.tasks.supervise(f"wait/{process.label}", self._watch_exec(process))
+
+    def _require_running(self, action: str) -> None:
+        if self.init.status is not Status.RUNNING:
+            raise FailedPrecondition(f"{action}: container '{self.id}' is {self.init.status.name.lower()}")
+
+    async def _fail_start(self, process: Process, cause: ShimError) -> None:
+        """Waiters see an exit and readers an end of stream: a client waits for both before it reports the error."""
+        self._end(process, EXIT_SANDBOX_LOST if isinstance(cause, AgentGone) else EXIT_START_FAILED)
+        try:
+            await process.close_streams()
+        except ShimError as exc:  # the cause is what the caller must read
+            log.warning("close streams after a failed start", extra={"of": process.label, "error": str(exc)})
+
+    def add_exec(self, request: ExecTask) -> None:
+        """The exec is known; `start` opens its streams and runs it, as runc's shim does.
+
+        ctr copies its input as soon as the FIFO has a reader, but can send CloseIO only after the reply to Exec: with a
+        reader before that, the end of a short input is lost.
+        """
+        exec_id = request.exec_id
+        self._require_running(f"add exec '{exec_id}'")
+        if exec_id in self._execs:
+            raise AlreadyExists(f"add exec '{exec_id}': container '{self.id}' already has it")
+        self._exec_specs[exec_id] = guest_process(request.process, terminal=request.stdio.terminal)
+        self._execs[exec_id] = self._new_process(exec_id, request.stdio, None)
+        self._publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
+        self._listener.execs_changed(self)
+
+    async def delete_exec(self, exec_id: ExecId) -> ExitStatus:
+        process = self.process(exec_id)
+        async with process.lock:
+            process.require(Status.CREATED, Status.STOPPED, verb="delete")
+            self._end(process, 0)
+            await process.close_streams()
+            if self._execs.get(exec_id) is process:  # else another Delete was faster, and the id may be in use again
+                del self._execs[exec_id]
+                self._exec_specs.pop(exec_id, None)
+                self._listener.execs_changed(self)
+        return await process.wait()
+
+    async def delete(self) -> ExitStatus:
+        """Nothing of the container is left on the host, and its guest was asked to forget it.
+
+        Raises FailedPrecondition while it runs, and what an undo raised: then the call can be repeated.
+        """
+        process = self.init
+        if process.status is Status.CREATED:
+            await self._kill_created(process)  # outside the lock: the exit's watcher needs it
+        async with process.lock:
+            process.require(Status.STOPPED, verb="delete")
+            execs = tuple(self._execs.values())
+            self._execs.clear()
+            for each in execs:
+                self._end(each, EXIT_KILLED)  # those that were never started: a Wait may be open
+            closing = (each.close_streams() for each in (*execs, process))
+            for failure in await asyncio.gather(*closing, return_exceptions=True):
+                if failure is not None:  # the undo closes the init's once more, and must not be kept from the rest
+                    log.warning("close streams", extra={"container": self.id, "error": str(failure)})
+            if error := await self._undo.run():
+                raise error
+        return await process.wait()
+
+    async def _kill_created(self, process: Process) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILL_CREATED_WAIT_S):
+                try:
+                    await process.kill(SIGKILL, all_processes=False)
+                except ShimError as exc:
+                    log.debug("kill before delete", extra={"container": self.id, "error": str(exc)})
+                await process.wait()
+        self._end(process, EXIT_KILLED)
+
+    async def pause(self) -> None:
+        """The container's processes are frozen; pausing what is paused is refused, like resuming what runs."""
+        async with self.init.lock:
+            self.init.become(Status.PAUSING)
+            try:
+                await self._agent.pause_container(self.id)
+            except ShimError:
+                if self.init.status is Status.PAUSING:
+                    self.init.become(Status.RUNNING)
+                raise
+            self.init.become(Status.PAUSED)  # refused when the sandbox was lost meanwhile
+            self._publisher.publish(TaskPaused(container_id=self.id))
+        self._listener.container_changed()
+
+    async def resume(self) -> None:
+        async with self.init.lock:
+            self.init.require(Status.PAUSED, verb="resume")
+            await self._agent.resume_container(self.id)
+            self.init.become(Status.RUNNING)
+            self._publisher.publish(TaskResumed(container_id=self.id))
+        self._listener.container_changed()
+
+    async def update(self, resources: Mapping[str, Any]) -> None:
+        self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="update")
+
+        async def apply(after: Mapping[str, Any]) -> None:
+            await self._agent.update_container(self.id, guest_resources(after))
+
+        await self._services.resizer.update(self.id, resources, apply)
+
+    async def stats(self) -> ContainerStats:
+        """What it uses; of one that has ended, as long as the guest has it: containerd asks then why it did."""
+        stats = await self._agent.stats_container(self.id)
+        return replace(stats, oom_kills=self.oom_kills)
+
+    def end_all(self, status: int) -> None:
+        """Every process that had not ended has ended with `status`, execs first: the guest is gone."""
+        for process in (*self._execs.values(), self.init):
+            self._end(process, status)
+
+    def end_by_force(self) -> None:
+        """The shim reports every process as ended by KILL, which the guest did not carry out."""
+        self.end_all(EXIT_KILLED)
+        self._listener.init_exited(self)
+
+    def end_exec_by_force(self, process: Process) -> None:
+        """The shim reports the exec as ended by KILL, which the guest did not carry out."""
+        self._end(process, EXIT_KILLED)
+
+    async def _watch_init(self) -> None:
+        process = self.init
+        status = await process.watch_exit()
+        async with process.lock:  # a start in flight publishes its event first
+            await self._wait_for_execs()
+            await self._services.resizer.leave(self.id)
+            self._end(process, status)
+        self._listener.init_exited(self)
+
+    async def _wait_for_execs(self) -> None:
+        """No exec runs any more; one of which the guest says nothing went with its pid namespace."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXEC_EXIT_WAIT_S):
+                while running := self._running_execs():
+                    await running[0].wait()
+        for process in self._running_execs():
+            self._end(process, EXIT_KILLED)
+
+    def _running_execs(self) -> list[Process]:
+        return [process for process in self._execs.values() if process.status is Status.RUNNING]
+
+    async def _watch_exec(self, process: Process) -> None:
+        status = await process.watch_exit()
+        async with process.lock:
+            self._end(process, status)
+
+    def _end(self, process: Process, status: int) -> None:
+        ended_before_start = process.status is Status.CREATED and process.exec_id is not None
+        exit_status = process.latch_exit(status)
+        if exit_status is None or ended_before_start:
+            return
+        self._publisher.publish(
+            TaskExited(container_id=self.id, process_id=process.guest_id, pid=process.pid, exit=exit_status)
+        )
+        self._changed(process)
+
+    def _changed(self, process: Process) -> None:
+        if process.exec_id is None:
+            self._listener.container_changed()
+        else:
+            self._listener.execs_changed(self)
+
+    async def _remove_from_guest(self) -> None:
+        """The guest was asked; one that refuses or says nothing must not keep the container on the host for ever."""
+        try:
+            await self._agent.remove_container(self.id, REMOVE_TIMEOUT_S)
+        except ShimError as exc:
+            level = logging.DEBUG if isinstance(exc, AgentGone | NotFound) else logging.WARNING
+            log.log(level, "remove from guest", extra={"container": self.id, "error": str(exc)})

@@ -1,0 +1,48 @@
+"""What a pod is given: every neighbour it acts through, so that a test can give it others."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from hypervisors.base import Hypervisor
+from pyshim.model.capacity import CapacityFacts, CapacityQuestion
+from pyshim.model.config import Config
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import Ledger
+from pyshim.model.seams import (
+    AgentConnector,
+    Host,
+    MonitorRpc,
+    MonitorServer,
+    NetworkConnector,
+    Publisher,
+    Records,
+)
+from pyshim.model.task import RuntimeOptions
+from pyshim.resources.devices.live import FindDevices, no_devices
+
+
+class HypervisorFactory(Protocol):
+    def __call__(self, ledger: Ledger, name: str) -> Hypervisor:
+        """The driver of that name: `qemu` or `remote`."""
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """The pod's neighbours, built once by the composition root."""
+
+    host: Host
+    load_config: Callable[[RuntimeOptions | None, Mapping[str, str]], Awaitable[Config]]
+    host_facts: Callable[[], Awaitable[HostFacts]]
+    capacity: Callable[[CapacityQuestion], Awaitable[CapacityFacts]]
+    hypervisor_factory: HypervisorFactory
+    connector_factory: Callable[[Config], AgentConnector]
+    network_connector: NetworkConnector
+    publisher: Publisher
+    open_records: Callable[[SandboxId], Awaitable[Records]]
+    clock_ns: Callable[[], int]
+    new_uuid: Callable[[], str]
+    serve_monitor: Callable[[str, MonitorRpc], Awaitable[MonitorServer]]
+    """Opens the monitor socket at the path. Raises ShimError."""
+    find_devices: FindDevices = no_devices

@@ -1,0 +1,129 @@
+"""Signals to a container's processes, and what becomes of a KILL that the guest does not carry out.
+
+A guest that hangs or lies must not keep its pod. The KILL of the process the sandbox ends with is the end of the VM,
+whether the guest takes part or not. The KILL of another container ends the VM when the agent does not answer any more,
+or when the exit is not final within EXIT_S: the kubelet kills a pod's containers before its sandbox, and otherwise
+could never remove the pod. An exec that does not end after a KILL is reported as ended; nothing else ends with it.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from pyshim.concurrency.tasks import TaskOwner, cancel_all
+from pyshim.model.errors import DeadlineExceeded
+from pyshim.model.task import Status
+from pyshim.pod.container import Container
+from pyshim.pod.process import SIGKILL, Process
+from pyshim.pod.sandbox import Sandbox
+
+log = logging.getLogger("pyshim.pod.killing")
+
+END_S = 10.0
+"""Seconds for the end of the sandbox's own process after its KILL; the VM would end with it anyway."""
+EXIT_S = 30.0
+"""Seconds for the exit of any other process after its KILL: a busy guest writes back what the process had open."""
+REPLY_S = 10.0
+"""Seconds for the agent's reply to a signal, before it is asked whether it is there at all."""
+CHECK_S = 10.0
+"""Seconds for its reply to that. A signal that is merely slow has the usual time of a call."""
+
+
+class GuestHangs(DeadlineExceeded):
+    """The agent answers neither a signal nor a health check."""
+
+
+async def signal_init(
+    container: Container, sandbox: Sandbox, signal: int, *, all_processes: bool, owner: bool, tasks: TaskOwner
+) -> None:
+    """The init was signalled. After a KILL its exit is final within END_S of the `owner`, EXIT_S of another container.
+
+    Raises what `Process.kill` raises, GuestHangs among it; for a KILL that is met by the container's end, and the
+    sandbox's, instead.
+    """
+    kills = signal == SIGKILL and container.init.exit is None
+    if kills and not container.is_insisted:
+        container.is_insisted = True
+        tasks.supervise(f"kill/{container.id}", _insist(container, sandbox, owner=owner))
+    try:
+        await _signal(container.init, sandbox, signal, all_processes=all_processes)
+    except GuestHangs as exc:
+        if not kills:
+            raise
+        container.end_by_force()
+        if not owner:
+            sandbox.give_up(str(exc))
+
+
+async def _signal(process: Process, sandbox: Sandbox, signal: int, *, all_processes: bool) -> None:
+    """The agent has taken the signal, or the process has ended meanwhile."""
+    async with _running(process.kill(signal, all_processes=all_processes)) as sent, _running(process.wait()) as ended:
+        await _first(sent, ended, within_s=REPLY_S)
+        if _unanswered(sent) and not ended.done():
+            async with _running(sandbox.agent.check(CHECK_S)) as checked:
+                await _first(ended, checked, *({sent} if not sent.done() else ()))
+                silent = checked.done() and isinstance(checked.exception(), DeadlineExceeded)
+                if silent and _unanswered(sent) and not ended.done():
+                    raise GuestHangs(
+                        f"signal process '{process.label}': the guest hangs: its agent answers neither this nor, "
+                        f"within {CHECK_S:g} s, a health check"
+                    )
+            await _first(sent, ended)
+        if not (ended.done() and _unanswered(sent)):
+            sent.result()
+
+
+def _unanswered(call: asyncio.Future[Any]) -> bool:
+    return not call.done() or isinstance(call.exception(), DeadlineExceeded)
+
+
+async def signal_exec(
+    container: Container, process: Process, signal: int, *, all_processes: bool, tasks: TaskOwner
+) -> None:
+    """The exec was signalled. After a KILL its exit is final within EXIT_S, whatever the guest does."""
+    kills = signal == SIGKILL and process.status is Status.RUNNING
+    await process.kill(signal, all_processes=all_processes)
+    if kills and process.exit is None:
+        tasks.supervise(f"kill/{process.label}", _insist_exec(container, process))
+
+
+async def _insist(container: Container, sandbox: Sandbox, *, owner: bool) -> None:
+    limit_s = END_S if owner else EXIT_S
+    if await _ends(container.init, limit_s):
+        return
+    log.warning("killed container ended without its guest", extra={"container": container.id, "waited_s": limit_s})
+    container.end_by_force()
+    if not owner:
+        sandbox.give_up(f"the guest has not ended '{container.id}' within {limit_s:g} s after a KILL")
+
+
+async def _insist_exec(container: Container, process: Process) -> None:
+    if not await _ends(process, EXIT_S):
+        log.warning("killed exec ended without its guest", extra={"of": process.label, "waited_s": EXIT_S})
+        container.end_exec_by_force(process)
+
+
+async def _ends(process: Process, limit_s: float) -> bool:
+    """Whether the exit is final within `limit_s`."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await process.wait()
+            return True
+    return False
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Future[Any]]:
+    """`work` as a task that has ended when the block is left."""
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        await cancel_all(task)
+
+
+async def _first(*tasks: asyncio.Future[Any], within_s: float | None = None) -> None:
+    """One of them is done, or the time is over."""
+    await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)

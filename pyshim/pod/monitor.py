@@ -1,0 +1,72 @@
+"""What the monitor socket asks of a pod (`seams.MonitorRpc`)."""
+
+from collections.abc import Collection
+
+from pyshim.model.observation import Observation, VmSize
+from pyshim.model.seams import Records
+from pyshim.model.trace import Trace
+from pyshim.model.volumes import VolumeStats
+from pyshim.pod.container import Container
+from pyshim.pod.sandbox import Sandbox
+
+
+class PodMonitor:
+    """Of `sandbox`, with the pod's `containers` as they are when it is asked."""
+
+    def __init__(self, sandbox: Sandbox, *, containers: Collection[Container], records: Records, trace: Trace) -> None:
+        self._sandbox = sandbox
+        self._containers = containers
+        self._records = records
+        self._trace = trace
+
+    def observe(self) -> Observation:
+        sandbox = self._sandbox
+        vm, record = sandbox.plan.vm, sandbox.resizer.record
+        streams: dict[tuple[str, str], int] = {}
+        for container in self._containers:
+            moved = container.init.moved
+            for stream in ("stdin", "stdout", "stderr"):
+                streams[container.id, stream] = getattr(moved, stream)
+        return Observation(
+            vmm_pid=sandbox.hypervisor.pid,
+            virtiofsd_pid=sandbox.virtiofsd_pid,
+            vcpus=VmSize(
+                requested=float(record.vcpus.exact),
+                booted=vm.cpu.boot_vcpus,
+                current=sandbox.resizer.vcpus,
+                limit=vm.cpu.max_vcpus,
+            ),
+            memory_mib=VmSize(
+                requested=float(record.memory_mib.exact),
+                booted=vm.memory.boot_mib,
+                current=sandbox.resizer.memory_mib,
+                limit=vm.memory.max_mib or vm.memory.boot_mib,
+            ),
+            containers=len(self._containers),
+            ledger=self._records.held,
+            spans=tuple(self._trace.spans),
+            streams=streams,
+            oom_kills={container.id: container.oom_kills for container in self._containers},
+            missed_checks=sandbox.health.missed,
+        )
+
+    def agent_url(self) -> str:
+        return str(self._sandbox.hypervisor.agent_address)
+
+    async def guest_metrics(self) -> str:
+        return await self._sandbox.agent.metrics()
+
+    async def iptables(self, *, ipv6: bool) -> bytes:
+        return await self._sandbox.agent.iptables(ipv6=ipv6)
+
+    async def set_iptables(self, data: bytes, *, ipv6: bool) -> None:
+        await self._sandbox.agent.set_iptables(data, ipv6=ipv6)
+
+    async def set_policy(self, policy: str) -> None:
+        await self._sandbox.agent.set_policy(policy)
+
+    async def volume_stats(self, volume_path: str) -> VolumeStats:
+        return await self._sandbox.direct_volumes.stats(volume_path)
+
+    async def resize_volume(self, volume_path: str, size_bytes: int) -> None:
+        await self._sandbox.direct_volumes.resize(volume_path, size_bytes)

@@ -1,0 +1,161 @@
+"""A pod's sandbox container, played by the shim: no image of it and no process for it in the guest.
+
+What the pause container does for runc (hold the pod's namespaces, be killed when the pod ends) the VM does here, so
+the guest is spared its image, its container and its process. One thing it cannot do: be the first process of a pid
+namespace that the pod's containers share. When one of them asks for that, the container is made in the guest after all,
+before theirs: kata-agent's rule is that the first container's pid namespace is the shared one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.concurrency.tasks import TaskOwner
+from pyshim.concurrency.undo import Undo
+from pyshim.model.copies import CopiedPiece
+from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimError
+from pyshim.model.guest import GuestContainer
+from pyshim.model.ledger import Ledger
+from pyshim.model.seams import ContainerAgent, Host
+from pyshim.model.stats import BlockIoStats, ContainerStats, CpuStats, MemoryStats, MemoryUse
+from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
+from pyshim.resources.plan import ContainerPlan
+from pyshim.resources.volumes.copying import VolumeCopies
+from pyshim.resources.volumes.live import make_mounts
+
+log = logging.getLogger("pyshim.pod.pause")
+
+REMOVE_TIMEOUT_S = 3
+_ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}
+"""What ends Kubernetes' pause program, and its status: it exits 0 on SIGINT and SIGTERM and ignores all others."""
+_NOTHING = MemoryUse(usage_bytes=0, max_usage_bytes=0, failures=0, limit_bytes=0)
+_NO_STATS = ContainerStats(
+    cpu=CpuStats(total_ns=0, user_ns=0, kernel_ns=0, per_cpu_ns=(), periods=0, throttled_periods=0, throttled_ns=0),
+    memory=MemoryStats(cache_bytes=0, usage=_NOTHING, swap=_NOTHING, kernel=_NOTHING, detail={}),
+    pids_current=0,
+    pids_limit=0,
+    block_io=BlockIoStats(
+        service_bytes=(), serviced=(), queued=(), service_time=(), wait_time=(), merged=(), time=(), sectors=()
+    ),
+    hugetlb=(),
+    interfaces=(),
+)
+
+
+class PauseAgent:
+    """Answers for the sandbox container as the guest's agent would; `plan` is what it would be with its image."""
+
+    def __init__(
+        self, *, plan: ContainerPlan, agent: ContainerAgent, host: Host, ledger: Ledger, tasks: TaskOwner
+    ) -> None:
+        self._plan = plan
+        self._id = plan.container_id
+        self._agent = agent
+        self._host = host
+        self._ledger = ledger
+        self._tasks = tasks
+        self._entering = asyncio.Lock()
+        self._in_guest = False
+        self._undo = Undo(f"sandbox container '{self._id}'")
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_in_guest(self) -> bool:
+        return self._in_guest
+
+    async def enter_guest(self, timeout_s: float) -> None:
+        """The container runs in the guest, its image shared. Idempotent; nothing of it is left when this raises."""
+        async with self._entering:
+            if self._in_guest:
+                return
+            try:
+                await self._make(timeout_s)
+            except BaseException:
+                await self._undo.run()
+                raise
+            self._in_guest = True
+        log.info("sandbox container made for a shared pid namespace", extra={"container": self._id})
+        self._tasks.supervise(f"wait/pause/{self._id}", self._watch())
+
+    async def _make(self, timeout_s: float) -> None:
+        await make_mounts(self._plan, host=self._host, ledger=self._ledger, undo=self._undo)
+        copies = VolumeCopies(host=self._host, tasks=self._tasks)
+        for volume in self._plan.copies:
+            self._undo.push(copies.detach, volume, self._id)
+            await copies.attach(volume, self._id, self._agent)
+        self._undo.push(self._remove_from_guest)
+        await self._agent.create_container(self._plan.guest, timeout_s)
+        await self._agent.start_container(self._id)
+
+    async def _remove_from_guest(self) -> None:
+        try:
+            await self._agent.remove_container(self._id, REMOVE_TIMEOUT_S)
+        except (AgentGone, NotFound) as exc:
+            log.debug("sandbox container already gone", extra={"container": self._id, "error": str(exc)})
+
+    async def _watch(self) -> None:
+        try:
+            self._end(await self._agent.wait_process(self._id, self._id))
+        except ShimError as exc:
+            log.debug("wait for sandbox container", extra={"container": self._id, "error": str(exc)})
+            self._end(EXIT_SANDBOX_LOST)
+
+    def _end(self, status: int) -> None:
+        if not self._exit.done():
+            self._exit.set_result(status)
+
+    # ---- the agent's calls
+
+    async def create_container(self, container: GuestContainer, timeout_s: float) -> None:
+        """Nothing to make yet."""
+
+    async def start_container(self, container_id: str) -> None:
+        """Nothing to start yet."""
+
+    async def remove_container(self, container_id: str, timeout_s: int) -> None:
+        self._end(EXIT_KILLED)
+        if error := await self._undo.run():
+            raise error
+
+    async def signal_process(self, container_id: str, exec_id: str, signal: int) -> None:
+        if self._in_guest:
+            await self._agent.signal_process(container_id, exec_id, signal)
+        elif signal in _ENDS:
+            self._end(_ENDS[signal])
+
+    async def wait_process(self, container_id: str, exec_id: str, within_s: float | None = None) -> int:
+        return await asyncio.shield(self._exit)
+
+    async def exec_process(self, container_id: str, exec_id: str, process: Mapping[str, Any]) -> None:
+        raise FailedPrecondition(f"exec '{exec_id}' in '{container_id}': a pod's sandbox container runs no programs")
+
+    async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None:
+        """Nothing runs that could be limited."""
+
+    async def stats_container(self, container_id: str) -> ContainerStats:
+        return _NO_STATS
+
+    async def pause_container(self, container_id: str) -> None:
+        """Nothing runs that could be frozen."""
+
+    async def resume_container(self, container_id: str) -> None:
+        """Nothing was frozen."""
+
+    async def write_stdin(self, container_id: str, exec_id: str, data: bytes | memoryview) -> int:
+        return len(data)
+
+    async def read_stdout(self, container_id: str, exec_id: str, max_bytes: int) -> bytes:
+        return b""
+
+    async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes:
+        return b""
+
+    async def close_stdin(self, container_id: str, exec_id: str) -> None:
+        """No process reads it."""
+
+    async def copy_file(self, piece: CopiedPiece) -> None:
+        """It has no volumes."""
+
+    async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None:
+        """It has none."""

@@ -1,0 +1,208 @@
+"""The plan of one container: what the host mounts into the share, what the agent mounts, the spec it runs."""
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.guest import GuestContainer, GuestDevice
+from pyshim.model.ids import ContainerId, HostPath
+from pyshim.model.mounts import HostMount, SourceKind, TargetKind
+from pyshim.model.oci import OciDevice, OciSpec
+from pyshim.model.task import RootfsMount
+from pyshim.model.vm import GuestLocation
+from pyshim.model.volumes import SourceFacts
+from pyshim.pod.plan.guest_spec import guest_spec
+from pyshim.resources.plan import ContainerPlan
+from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, DiskUse, block_volume, disk_storage
+from pyshim.resources.volumes.plan.disks import digest, disk, guest_address, guest_driver
+from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
+from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR, SharePlan
+from pyshim.resources.volumes.plan.volumes import volumes_plan
+
+
+def container_plan(
+    *,
+    container_id: ContainerId,
+    bundle: HostPath,
+    rootfs: tuple[RootfsMount, ...],
+    spec: OciSpec,
+    config: Config,
+    share: SharePlan,
+    sources: Mapping[str, SourceFacts],
+    hostname: str,
+    sysctls: Mapping[str, str],
+    terminal: bool,
+    disk_rootfs: bool = True,
+) -> ContainerPlan:
+    """The plan; `sources` holds the facts of every path in `volume_sources(spec)`.
+
+    With `disk_rootfs`, and where the configuration allows it, a root file system on a block device or in an image file
+    is plugged as a disk instead of being mounted on the host.
+
+    Raises InvalidArgument or FailedPrecondition naming the mount.
+    """
+    host_rootfs = rootfs_path(bundle, spec, has_mounts=bool(rootfs))
+    volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
+    disks = (*volumes.disks, *_device_disks(spec, config, sources))
+    pulled = root_pulled_in_guest(rootfs, spec, config, container_id)
+    root_disk = _root_disk(rootfs, config, container_id) if disk_rootfs and not pulled else None
+    root = pulled or (root_disk.storage if root_disk else None)
+    root_mounts = () if root else (_root_share(host_rootfs, container_id, share),)
+    return ContainerPlan(
+        container_id=container_id,
+        rootfs=host_rootfs,
+        rootfs_mounts=() if root else tuple(rootfs_mount(mount, host_rootfs) for mount in rootfs),
+        share_mounts=(*root_mounts, *volumes.host_mounts),
+        share_points=(
+            *((HostPath(f"{share.mounts_dir}/{container_id}"),) if root_mounts else ()),
+            *(mount.target for mount in volumes.host_mounts),
+        ),
+        disks=(root_disk, *disks) if root_disk else disks,
+        copies=volumes.copies,
+        guest=GuestContainer(
+            container_id=container_id,
+            spec=guest_spec(
+                spec,
+                root_path=root.mount_point if root else f"{GUEST_SHARED_DIR}/{container_id}/rootfs",
+                mounts=volumes.mounts,
+                seccomp=not config.runtime.disable_guest_seccomp,
+                hostname=hostname,
+                sysctls=sysctls,
+                terminal=terminal,
+                devices=[_guest_device_node(device, spec) for device in spec.devices if device.type in ("c", "u", "b")],
+            ),
+            storages=(*((pulled,) if pulled else ()), *volumes.storages),
+            devices=(),
+            # A path is the sandbox's namespace on the host, or that of a container in it: the guest has one for all.
+            shared_pid_namespace=bool(spec.namespace_path("pid")),
+        ),
+    )
+
+
+def _root_share(host_rootfs: HostPath, container_id: ContainerId, share: SharePlan) -> HostMount:
+    if share.virtiofsd is None:
+        raise FailedPrecondition(
+            f"create container '{container_id}': shared_fs = \"none\" leaves no way to its root file system: it has to "
+            "be on a disk (a block snapshotter) or pulled in the guest (experimental_force_guest_pull)"
+        )
+    return HostMount(
+        type="bind",
+        source=host_rootfs,
+        target=HostPath(f"{share.mounts_dir}/{container_id}/rootfs"),
+        target_kind=TargetKind.DIRECTORY,
+        options=("rbind", "rslave"),
+        propagation=None,
+        beneath=share.mounts_dir,
+    )
+
+
+def without_image(plan: ContainerPlan) -> ContainerPlan:
+    """`plan` of a container that exists on the host by name only: nothing to mount, share or plug."""
+    return replace(plan, rootfs_mounts=(), share_mounts=(), share_points=(), disks=(), copies=())
+
+
+def with_disks(guest: GuestContainer, plugged: Sequence[tuple[DiskUse, GuestLocation]]) -> GuestContainer:
+    """`guest` with what plugged disks add to it: storages, mounted before its others, and devices."""
+    storages, devices = [], []
+    for use, location in plugged:
+        driver, address = guest_driver(location), guest_address(location)
+        if use.storage is not None:
+            storages.append(replace(use.storage, driver=driver, source=address))
+        else:
+            devices.append(
+                GuestDevice(id=address, type=driver, vm_path="", container_path=use.container_path, options=())
+            )
+    return replace(guest, storages=(*storages, *guest.storages), devices=(*guest.devices, *devices))
+
+
+def _root_disk(rootfs: tuple[RootfsMount, ...], config: Config, container_id: ContainerId) -> DiskUse | None:
+    """The disk of a root file system that is one file system on one block device, or in one image file.
+
+    That is what containerd's devmapper and blockfile snapshotters give: `ext4` or `xfs` of a device, or of a file with
+    the option `loop`.
+    """
+    if len(rootfs) != 1 or config.hypervisor.disable_block_device_use:
+        return None
+    mount = rootfs[0]
+    if mount.type not in DISK_TYPES or not mount.source.startswith("/") or mount.target.strip("/"):
+        return None
+    return DiskUse(
+        disk=disk(
+            config,
+            device_id=f"root-{digest(container_id)}",
+            path=mount.source,
+            read_only="ro" in mount.options,
+            discard="discard" in mount.options,
+        ),
+        storage=disk_storage(mount.type, mount.options, f"/run/kata-containers/{container_id}/rootfs"),
+        container_path="",
+    )
+
+
+def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPath:
+    """The root file system on the host: `<bundle>/rootfs` when containerd gave mounts, else the spec's `root.path`.
+
+    A relative path is relative to the bundle (OCI config.md, "root") and must stay below it.
+    """
+    if has_mounts:
+        return HostPath(f"{bundle}/rootfs")
+    if spec.root_path.startswith("/"):
+        return HostPath(posixpath.normpath(spec.root_path))
+    path = posixpath.normpath(f"{bundle}/{spec.root_path}")
+    if not path.startswith(f"{posixpath.normpath(bundle)}/"):
+        raise InvalidArgument(f"read spec '{bundle}/config.json': root.path {spec.root_path!r} leaves the bundle")
+    return HostPath(path)
+
+
+def rootfs_mount(mount: RootfsMount, host_rootfs: HostPath) -> HostMount:
+    """One mount of Create.rootfs; its `target`, if any, is a path below the root file system."""
+    target = host_rootfs
+    if mount.target.strip("/"):
+        target = HostPath(posixpath.normpath(f"{host_rootfs}/{mount.target}"))
+        if not target.startswith(f"{host_rootfs}/"):
+            raise InvalidArgument(f"mount '{mount.source}': target {mount.target!r} leaves the root file system")
+    return HostMount(
+        type=mount.type,
+        source=mount.source,
+        target=target,
+        target_kind=TargetKind.DIRECTORY,
+        options=mount.options,
+        propagation=None,
+        beneath=host_rootfs if target != host_rootfs else None,
+    )
+
+
+def _device_disks(spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts]) -> tuple[DiskUse, ...]:
+    """The block devices of linux.devices, found on the host by number: the path is the container's name for it."""
+    found = []
+    for device in spec.devices:
+        if device.type != "b":
+            continue
+        facts = sources[f"/dev/block/{device.major}:{device.minor}"]
+        if facts.kind is not SourceKind.BLOCK:
+            raise FailedPrecondition(
+                f"add device '{device.path}': the host has no block device {device.major}:{device.minor}"
+            )
+        volume = block_volume(config, facts, read_only=_is_read_only(device, spec))
+        found.append(DiskUse(disk=volume, storage=None, container_path=device.path))
+    return tuple(found)
+
+
+def _is_read_only(device: OciDevice, spec: OciSpec) -> bool:
+    """A device is read-only when a device rule names it without the write access."""
+    resources = (spec.raw.get("linux") or {}).get("resources") or {}
+    for rule in resources.get("devices") or []:
+        if rule.get("allow") and rule.get("major") == device.major and rule.get("minor") == device.minor:
+            return "w" not in rule.get("access", "rwm")
+    return False
+
+
+def _guest_device_node(device: OciDevice, spec: OciSpec) -> Mapping[str, Any]:
+    for raw in (spec.raw.get("linux") or {}).get("devices") or []:
+        if raw.get("path") == device.path:
+            return dict(raw)
+    raise InvalidArgument(f"read spec: device {device.path!r} is not in linux.devices")

@@ -1,0 +1,94 @@
+"""What the shim tells the guest's agent of a sandbox, before there is any container in it. Pure."""
+
+from collections.abc import Mapping
+
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.guest import GuestSandbox, KernelModule, Storage
+from pyshim.model.ids import GuestPath, SandboxId
+from pyshim.model.oci import OciSpec
+from pyshim.model.vm import split_params
+from pyshim.model.volumes import SourceFacts
+from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG
+
+DEFAULT_SHM_BYTES = 64 * 1024 * 1024
+_MAX_HOSTNAME = 64
+"""__NEW_UTS_LEN: what sethostname(2) takes."""
+_UNNAMED_LENGTH = 12
+"""A host name must not be empty: without one it is the head of the id, as docker has it."""
+_UNITS = {"k": 1 << 10, "K": 1 << 10, "m": 1 << 20, "M": 1 << 20, "g": 1 << 30, "G": 1 << 30}
+_MOST_DIGITS = 12
+_SHARED = Storage(
+    driver="virtio-fs",
+    driver_options=(),
+    source=SHARE_TAG,
+    fs_type="virtiofs",
+    options=("nodev",),
+    mount_point=GUEST_SHARED_DIR,
+)
+
+
+def guest_sandbox(
+    sandbox_id: SandboxId, spec: OciSpec, config: Config, sources: Mapping[str, SourceFacts], dns: tuple[str, ...]
+) -> GuestSandbox:
+    """The sandbox in the guest; `sources` has the facts of the mounts, `dns` the lines of the pod's resolv.conf.
+
+    Raises InvalidArgument.
+    """
+    return GuestSandbox(
+        sandbox_id=sandbox_id,
+        hostname=(spec.hostname or sandbox_id[:_UNNAMED_LENGTH])[:_MAX_HOSTNAME],
+        dns=dns,
+        storages=(
+            *((_SHARED,) if config.hypervisor.shared_fs != "none" else ()),
+            Storage(
+                driver="ephemeral",
+                driver_options=(),
+                source="shm",
+                fs_type="tmpfs",
+                options=("noexec", "nosuid", "nodev", "mode=1777", f"size={_shm_bytes(spec, sources)}"),
+                mount_point=GuestPath(f"{GUEST_SANDBOX_DIR}/shm"),
+            ),
+        ),
+        shared_pid_namespace=False,
+        guest_hook_path=config.hypervisor.guest_hook_path,
+        kernel_modules=tuple(_kernel_module(text) for text in config.agent.kernel_modules),
+    )
+
+
+def resolv_conf(spec: OciSpec) -> str:
+    """The host's file that the sandbox's spec has on /etc/resolv.conf; empty for none."""
+    return next((m.source for m in spec.mounts if m.destination == "/etc/resolv.conf" and m.is_bind), "")
+
+
+def dns_lines(text: bytes) -> tuple[str, ...]:
+    """What the agent writes into the guest's resolv.conf."""
+    return tuple(line for line in text.decode("utf-8", "replace").splitlines() if line.strip())
+
+
+def pod_sysctls(spec: OciSpec) -> Mapping[str, str]:
+    """Kernel settings the spec asks for; `parse_spec` has checked that they are strings."""
+    return dict((spec.raw.get("linux") or {}).get("sysctl") or {})
+
+
+def _shm_bytes(spec: OciSpec, sources: Mapping[str, SourceFacts]) -> int:
+    """The size of the tmpfs the spec has on /dev/shm, its own or one of the host's; else 64 MiB (the kubelet's)."""
+    for mount in spec.mounts:
+        if mount.destination != "/dev/shm":
+            continue
+        facts = sources.get(mount.source)
+        if mount.is_bind and facts is not None and facts.fs_type == "tmpfs" and facts.size_bytes:
+            return facts.size_bytes
+        for option in mount.options:
+            name, _, value = option.partition("=")
+            number, unit = (value[:-1], _UNITS[value[-1]]) if value[-1:] in _UNITS else (value, 1)
+            if name == "size" and len(number) <= _MOST_DIGITS and number.isascii() and number.isdecimal():
+                return int(number) * unit
+    return DEFAULT_SHM_BYTES
+
+
+def _kernel_module(text: str) -> KernelModule:
+    words = split_params(text)
+    if not words:
+        raise InvalidArgument(f"read kernel_modules: {text!r} names no module")
+    return KernelModule(name=words[0], parameters=words[1:])

@@ -1,0 +1,99 @@
+"""The OCI spec as the guest gets it: what only means something on the host is taken out.
+
+Source: what Kata's runtime removes before CreateContainer; kata-agent refuses or misreads some of it otherwise.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.oci import OciMount, OciSpec
+
+_LEFT_TO_THE_AGENT = frozenset({"cgroup", "network", "time", "user", "pid"})
+"""Host objects, and the pid namespace: kata-agent adds one itself, the sandbox's or a new one."""
+_THE_PODS = ("ipc", "uts")
+"""Namespaces that are the pod's, made by the agent, also where the spec means the host's: the host's are out of reach,
+and the guest's own have no host name."""
+_CDI_PREFIX = "cdi.k8s.io/"
+MAX_DEPTH = 100
+"""Objects and lists in each other; the OCI runtime-spec itself needs about ten."""
+
+
+def guest_spec(
+    spec: OciSpec,
+    *,
+    root_path: str,
+    mounts: Sequence[OciMount],
+    seccomp: bool,
+    hostname: str,
+    sysctls: Mapping[str, str],
+    terminal: bool,
+    devices: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """A new JSON object for the agent: `root_path` and `mounts` are guest paths; the input stays as it was.
+
+    Limits on CPU time and memory stay (they hold inside the guest); cpusets, pids, block I/O, network and device rules
+    go, since they name host objects. Namespace paths go: the guest has its own. `sysctls` are the pod's.
+    """
+    raw: dict[str, Any] = _copied(dict(spec.raw))
+    raw["root"] = {**raw["root"], "path": root_path}
+    raw["mounts"] = [
+        {"destination": m.destination, "type": m.type, "source": m.source, "options": list(m.options)} for m in mounts
+    ]
+    raw.pop("hooks", None)
+    raw["hostname"] = hostname
+    raw["annotations"] = {
+        key: value for key, value in (raw.get("annotations") or {}).items() if not key.startswith(_CDI_PREFIX)
+    }
+    raw["process"] = guest_process(raw["process"], terminal=terminal)
+    linux = dict(raw.get("linux") or {})
+    if not seccomp:
+        linux.pop("seccomp", None)
+    for key in ("intelRdt", "mountLabel", "uidMappings", "gidMappings"):
+        linux.pop(key, None)
+    linux["namespaces"] = [
+        {"type": kind}
+        for kind in dict.fromkeys((*(namespace.type for namespace in spec.namespaces), *_THE_PODS))
+        if kind not in _LEFT_TO_THE_AGENT
+    ]
+    if sysctls:
+        linux["sysctl"] = {**sysctls, **(linux.get("sysctl") or {})}
+    linux["resources"] = guest_resources(linux.get("resources") or {})
+    linux["devices"] = [dict(device) for device in devices]
+    raw["linux"] = linux
+    return raw
+
+
+def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, Any]:
+    """An init's or exec's `process` for the agent; `terminal` is what the client asked for, whatever the spec says.
+
+    Labels and profiles of the host's security modules go: kata-agent refuses a label its own kernel has no use for.
+    """
+    kept = {key: value for key, value in process.items() if key not in ("apparmorProfile", "selinuxLabel")}
+    return {**_copied(kept), "terminal": terminal}
+
+
+def guest_resources(resources: Mapping[str, Any]) -> dict[str, Any]:
+    """The limits that hold inside the guest: CPU time and weight, memory, huge pages."""
+    kept: dict[str, Any] = {}
+    cpu = {key: value for key, value in (resources.get("cpu") or {}).items() if key not in ("cpus", "mems")}
+    if cpu:
+        kept["cpu"] = cpu
+    for key in ("memory", "hugepageLimits", "unified"):
+        if resources.get(key):
+            kept[key] = _copied(resources[key])
+    return kept
+
+
+def _copied(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """A JSON value of our own, down to its leaves: without what `copy.deepcopy` does for objects that meet again.
+
+    Raises InvalidArgument when it is nested deeper than `depth`.
+    """
+    if not isinstance(value, dict | list):
+        return value
+    if not depth:
+        raise InvalidArgument(f"read spec: nested more than {MAX_DEPTH} deep")
+    if isinstance(value, dict):
+        return {key: _copied(below, depth - 1) for key, below in value.items()}
+    return [_copied(below, depth - 1) for below in value]

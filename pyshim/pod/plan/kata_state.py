@@ -1,0 +1,120 @@
+"""Plans in the terms of Kata's state file: its Mount, DeviceMap, DeviceState, Endpoint and SandboxConfig objects. Pure.
+
+A zero value need not be said; the writer of the file knows every key.
+"""
+
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.model.guest import NetworkInterface
+from pyshim.model.ids import GuestPath
+from pyshim.model.network import NetworkModel
+from pyshim.model.vm import BlockDevice, GuestLocation, NicDevice, VhostUserBackend
+from pyshim.resources.plan import ContainerPlan, SandboxPlan
+
+_MODELS = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
+"""Kata's NetInterworkingModel; 0 is the default, which is the tc filter too."""
+_VHOST_USER_BLK = "vhost-user-blk-pci"
+_ENDPOINTS = {"macvlan": "Macvlan", "ipvlan": "IPVlan"}
+
+
+def kata_mounts(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
+    """The container's volumes: what of the host is where in the container, and by what way it gets there."""
+    shared = {posixpath.basename(mount.target): mount for mount in plan.share_mounts}
+    disks = {use.storage.mount_point: use.disk.id for use in plan.disks if use.storage is not None}
+    found = []
+    for mount in plan.guest.spec.get("mounts") or ():
+        source, options = mount.get("source") or "", list(mount.get("options") or ())
+        host = shared.get(posixpath.basename(source))
+        found.append(
+            {
+                "Source": host.source if host is not None else source,
+                "Destination": mount.get("destination") or "",
+                "Type": mount.get("type") or "",
+                "HostPath": host.target if host is not None else "",
+                "BlockDeviceID": disks.get(GuestPath(source), ""),
+                "Options": options,
+                "ReadOnly": "ro" in options,
+            }
+        )
+    return tuple(found)
+
+
+def kata_device_maps(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
+    """The container's device nodes that are disks of the VM."""
+    return tuple({"ID": use.disk.id, "ContainerPath": use.container_path} for use in plan.disks if use.container_path)
+
+
+def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mapping[str, object]:
+    """A disk in the VM. Kata's PCIPath has no form of its own in JSON, so the driver's options tell it."""
+    every: dict[str, object] = {
+        "ID": disk.id,
+        "DevType": "b",
+        "DriverOptions": {"block-driver": disk.tuning.bus.value, "pci-path": location.pci_path},
+        "RefCount": users,
+        "AttachCount": 1,
+    }
+    if disk.vhost_user is not None:
+        return every | _served(disk, disk.vhost_user)
+    return every | {
+        "Type": "block",
+        "BlockDrive": {
+            "File": disk.path,
+            "Format": "raw",
+            "ID": disk.id,
+            "SCSIAddr": location.scsi_address,
+            "ReadOnly": disk.read_only,
+            "DiscardUnmap": disk.discard,
+        },
+    }
+
+
+def _served(disk: BlockDevice, program: VhostUserBackend) -> dict[str, object]:
+    """What a disk of another program has of its own, under Kata's name of its type."""
+    return {
+        "Type": _VHOST_USER_BLK,
+        "VhostUserDev": {
+            "DevID": disk.id,
+            "SocketPath": disk.path,
+            "Type": _VHOST_USER_BLK,
+            "QueueSize": disk.tuning.queue_size,
+            "ReconnectTime": program.reconnect_s,
+        },
+    }
+
+
+def kata_endpoint(nic: NicDevice, interfaces: tuple[NetworkInterface, ...], model: str) -> Mapping[str, object]:
+    """A network card and the link of the namespace that it stands for, which has the same MAC."""
+    interface = next((one for one in interfaces if one.mac == nic.mac), None)
+    name, kind = (interface.name, interface.type) if interface is not None else ("", "")
+    pair = {
+        "ID": nic.id,
+        "TAPIface": {"Name": nic.id},
+        "VirtIface": {"Name": name, "HardAddr": nic.mac},
+        "NetInterworkingModel": kata_model(model),
+    }
+    return {"Type": kind or "virtual", _ENDPOINTS.get(kind, "Veth"): {"NetPair": pair}}
+
+
+def kata_model(model: str) -> int:
+    return _MODELS.get(NetworkModel(model), 0) if model in _MODELS else 0
+
+
+def kata_sandbox_config(plan: SandboxPlan) -> Mapping[str, Any]:
+    """SandboxConfig, without what the state tells by itself."""
+    runtime = plan.config.runtime
+    return {
+        "NetworkConfig": {
+            "NetworkID": plan.netns_path or "",
+            "NetworkCreated": False,
+            "DisableNewNetwork": not plan.netns_path,
+            "InterworkingModel": kata_model(runtime.internetworking_model),
+        },
+        "SharePidNs": plan.guest.shared_pid_namespace,
+        "SandboxCgroupOnly": runtime.sandbox_cgroup_only,
+        "DisableGuestSeccomp": runtime.disable_guest_seccomp,
+        "EnableVCPUsPinning": runtime.enable_vcpus_pinning,
+        "SandboxBindMounts": list(runtime.sandbox_bind_mounts),
+        "GuestSeLinuxLabel": runtime.guest_selinux_label,
+    }

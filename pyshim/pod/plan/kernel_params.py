@@ -1,0 +1,143 @@
+"""The guest kernel's command line, in Kata's order: platform, root, console, verbosity, agent, then the operator's own.
+
+Source: the parameters Kata's Go runtime passes on x86; a parameter of the operator replaces ours of the same name.
+"""
+
+import math
+from collections.abc import Mapping
+
+from pyshim.model.config import AGENT_CDH_API_TIMEOUT_S, AGENT_LAUNCH_PROCESS_TIMEOUT_S, Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.vm import split_params
+from pyshim.pod.plan.verity import check_verity, root_device
+from pyshim.resources.sizing.plan import is_resizable
+
+SERIAL_AGENT_PORT = "org.pykata.agent.0"
+
+X86_PARAMS = (
+    "tsc=reliable",
+    "no_timer_check",
+    "rcupdate.rcu_expedited=1",
+    "i8042.direct=1",
+    "i8042.dumbkbd=1",
+    "i8042.nopnp=1",
+    "i8042.noaux=1",
+    "noreplace-smp",
+    "reboot=k",
+    "cryptomgr.notests",
+    "net.ifnames=0",
+    "pci=lastbus=0",
+)
+_SYSTEMD_PARAMS = (
+    "systemd.unit=kata-containers.target",
+    "systemd.mask=systemd-networkd.service",
+    "systemd.mask=systemd-networkd.socket",
+)
+_ONLINE_AT_ONCE = "memhp_default_state=online"
+"""Added memory is used as soon as the guest's kernel finds it, which can be after the agent was asked to put it online;
+and virtio-mem stops at 1 GiB that was not put online.
+Source: the kernel's admin-guide/mm/memory-hotplug.rst and drivers/virtio/virtio_mem.c (offline_threshold)."""
+_MOVABLE = "memory_hotplug.online_policy=auto-movable"
+"""Most added memory is kept for pages that can move: only their memory can be given back. Source: as above."""
+_FASTEST_KHZ = 5_000_000
+_ROOT_FLAGS = {"ext4": "data=ordered,errors=remount-ro", "xfs": "", "erofs": "", "squashfs": ""}
+
+
+def kernel_params(
+    config: Config, *, max_vcpus: int, root_on_pmem: bool, serial_agent: bool, emulated: bool, tsc_khz: int = 0
+) -> tuple[str, ...]:
+    """The parameters of one guest, final and in order. Raises InvalidArgument for an unknown root file system type.
+
+    `tsc_khz` is the rate of the host's time stamp counter, if that is known.
+    """
+    hypervisor = config.hypervisor
+    params = [*X86_PARAMS, *(_emulated_clock(tsc_khz, hypervisor.kernel_hz) if emulated else ())]
+    if hypervisor.image and hypervisor.kernel_verity_params:
+        params += verity_params(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
+    elif hypervisor.image:
+        params += _root_params(hypervisor.rootfs_type, root_on_pmem)
+    # Until the virtio console's driver is there, a panic is only heard on the serial port every VM has.
+    params += ["earlyprintk=ttyS0,115200", "console=hvc0", "debug" if hypervisor.enable_debug else "quiet"]
+    if hypervisor.image:
+        params += [f"systemd.show_status={'true' if hypervisor.enable_debug else 'false'}", *_SYSTEMD_PARAMS]
+    params.append("panic=1")
+    if not hypervisor.confidential_guest:  # measured with the rest, and not known in advance
+        params.append(f"nr_cpus={max_vcpus}")
+    params.append("selinux=0")
+    if hypervisor.enable_iommu:
+        params += ["intel_iommu=on", "iommu=pt"]
+    if is_resizable(config):
+        params.append(_ONLINE_AT_ONCE)
+        params += [_MOVABLE] if hypervisor.enable_virtio_mem else []
+    if hypervisor.block_device_driver == "virtio-scsi":
+        params.append("scsi_mod.scan=none")
+    if serial_agent:
+        params.append(f"agent.server_addr=serial:///dev/virtio-ports/{SERIAL_AGENT_PORT}")
+    params.append(f"agent.hotplug_timeout={config.agent.hotplug_timeout_s}")
+    if config.agent.enable_debug:
+        params.append("agent.log=debug")
+    if config.agent.visible_cdi_devices:
+        params.append("agent.visible_cdi_devices=true")
+    if config.agent.debug_console_enabled:
+        params += ["agent.debug_console", "agent.debug_console_vport=1026"]
+    for name, seconds, default_s in (
+        ("cdh_api_timeout", config.agent.cdh_api_timeout_s, AGENT_CDH_API_TIMEOUT_S),
+        ("launch_process_timeout", config.agent.launch_process_timeout_s, AGENT_LAUNCH_PROCESS_TIMEOUT_S),
+    ):
+        if seconds != default_s:
+            params.append(f"agent.{name}={math.ceil(seconds)}")
+    for image in hypervisor.guest_extension_images:
+        params.append(_extension(image))
+    own = split_params(hypervisor.kernel_params)
+    replaced = {_name(param) for param in own}
+    return tuple(param for param in params if _name(param) not in replaced) + own
+
+
+def _emulated_clock(tsc_khz: int, kernel_hz: int) -> tuple[str, ...]:
+    """The rate of an emulated CPU's time stamp counter, which QEMU hands through from the host; 0: unknown.
+
+    - tsc_early_khz: without it the kernel measures the rate for some milliseconds against a timer that QEMU emulates.
+      The result is wrong when the host lets QEMU wait meanwhile, and tsc=reliable keeps it for good: a later result
+      counts only when it differs by less than one percent. Source: the kernel's arch/x86/kernel/tsc.c.
+    - lpj: ticks of the counter in one tick of the timer; the kernel makes short delays by it. Without it every CPU but
+      the first measures it when it comes online, and spins meanwhile together with the first: seconds, and many on a
+      crowded host. No one value fits every kernel: that for fewer timer ticks a second makes the delays of others too
+      long, and above 17 GHz far too short, as lpj has 32 bits. Source: init/calibrate.c and arch/x86/lib/delay.c.
+    """
+    lpj = (tsc_khz or _FASTEST_KHZ) * 1000 // kernel_hz if kernel_hz else 0
+    return (*((f"lpj={lpj}",) if lpj else ()), *((f"tsc_early_khz={tsc_khz}",) if tsc_khz else ()))
+
+
+def _extension(image: Mapping[str, str]) -> str:
+    """Has the guest mount the extension; without verity, the parameter has no value.
+
+    Source: Kata's Rust runtime, whose guest starts the mount by this parameter's name.
+    """
+    name = f"kata.extension.{image['name']}.verity_params"
+    verity = image.get("verity_params", "").strip()
+    if verity:
+        check_verity(verity, f"guest_extension_images of '{image['name']}'")
+    return f"{name}={verity}" if verity else name
+
+
+def _root_params(fs_type: str, on_pmem: bool) -> tuple[str, ...]:
+    device = "/dev/pmem0p1" if on_pmem else "/dev/vda1"
+    return _root(device, fs_type, dax=on_pmem)
+
+
+def verity_params(text: str, fs_type: str, *, on_pmem: bool) -> tuple[str, ...]:
+    """A root every block of which is checked against `text`, Kata's kernel_verity_params. No dax: it has no blocks."""
+    data, hashes = ("/dev/pmem0p1", "/dev/pmem0p2") if on_pmem else ("/dev/vda1", "/dev/vda2")
+    return (root_device(text, data=data, hashes=hashes), *_root("/dev/dm-0", fs_type, dax=False))
+
+
+def _root(device: str, fs_type: str, *, dax: bool) -> tuple[str, ...]:
+    if fs_type not in _ROOT_FLAGS:
+        known = ", ".join(sorted(_ROOT_FLAGS))
+        raise InvalidArgument(f"read rootfs_type {fs_type!r}: not one of {known}")
+    flags = ",".join(part for part in ("dax" if dax else "", _ROOT_FLAGS[fs_type]) if part)
+    return (f"root={device}", f"rootfstype={fs_type}", *((f"rootflags={flags}",) if flags else ()), "ro")
+
+
+def _name(param: str) -> str:
+    return param.partition("=")[0]

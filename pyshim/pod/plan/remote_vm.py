@@ -1,0 +1,147 @@
+"""A VM that a service outside this node makes: what the shim tells the service of it. Pure.
+
+The protocol has no fields for a VM's description; all of it is annotations. Their keys are Kata's, and a cloud adaptor
+chooses the instance by them: by `machine_type` when it is set, else by GPUs, vCPUs and memory, else its own default.
+"""
+
+from collections.abc import Mapping
+
+from pyshim.model.confidential import Initdata
+from pyshim.model.config import Config
+from pyshim.model.devices import PodDevices
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.host_facts import Accelerator
+from pyshim.model.ids import SandboxId
+from pyshim.model.oci import OciSpec
+from pyshim.model.remote_vms import RemoteServiceConfig
+from pyshim.model.vm import BootConfig, CpuConfig, ImageDriver, MemoryBacking, MemoryConfig, VmConfig
+from pyshim.resources.devices.plan.devices import check_kind_table, pod_of
+from pyshim.resources.devices.plan.remote import PREFIX, remote_devices
+from pyshim.resources.sizing.plan import SizingRecord
+
+POD_NAME, POD_NAMESPACE, POD_UID = (f"io.kubernetes.cri.sandbox-{word}" for word in ("name", "namespace", "uid"))
+NO_POD_NAMESPACE = "default"
+LEAST_STOP_TIMEOUT_S = 600.0
+"""A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
+_MARGIN_S = 90.0
+"""For answers that come late, and for a service that is away for a moment."""
+
+
+def remote_netns_path(spec: OciSpec) -> str | None:
+    """The pod's network namespace, which the service wires to the VM; None for a fresh one that the service makes.
+
+    Raises FailedPrecondition for a pod in the host's network.
+    """
+    path = spec.namespace_path("network")
+    if path is None:
+        raise FailedPrecondition("start remote vm: the pod is in the host's network, where no vm elsewhere can be")
+    return None if path in ("", "/proc/0/ns/net") else path
+
+
+def remote_vm(
+    *,
+    sandbox_id: SandboxId,
+    uuid: str,
+    vm_dir: str,
+    spec: OciSpec,
+    config: Config,
+    sizing: SizingRecord,
+    netns_path: str | None,
+    initdata: Initdata | None,
+    devices: PodDevices,
+) -> VmConfig:
+    """The VM. Raises InvalidArgument naming key and file; Unimplemented for devices no remote guest can have."""
+    service = _service(
+        config,
+        {
+            **_annotations(sandbox_id, spec, config, sizing, initdata),
+            **_device_annotations(config, devices),
+        },
+    )
+    most_s = service.timeout_s + service.stop_timeout_s + _MARGIN_S
+    vcpus, memory_mib = sizing.vcpus.granted, sizing.memory_mib.granted
+    return VmConfig(
+        sandbox_id=sandbox_id,
+        uuid=uuid,
+        vm_dir=vm_dir,
+        hypervisor_path="",
+        machine_type=config.hypervisor.machine_type,
+        machine_options=(),
+        boot=BootConfig(
+            kernel="", kernel_params=(), initrd=None, image=None, image_driver=ImageDriver.VIRTIO_BLK, firmware=None
+        ),
+        # The service decides what runs it.
+        cpu=CpuConfig(accelerator=Accelerator.KVM, model="", boot_vcpus=vcpus, max_vcpus=vcpus),
+        memory=MemoryConfig(
+            boot_mib=memory_mib,
+            max_mib=memory_mib,
+            slots=0,
+            backing=MemoryBacking.PRIVATE,
+            prealloc=False,
+            virtio_mem=False,
+        ),
+        share=None,
+        agent_channel=None,
+        nics=(),
+        bridges=0,
+        scsi=None,
+        entropy_source="",
+        guard=None,
+        initdata="",
+        seccomp_sandbox="",
+        netns_path=netns_path,
+        extra_monitor="",
+        nested=False,
+        debug=config.hypervisor.enable_debug,
+        # The driver has the deadlines of each call, and what it does after one has passed takes its time.
+        start_timeout_s=most_s,
+        stop_timeout_s=most_s,
+        remote=service,
+    )
+
+
+def _service(config: Config, annotations: Mapping[str, str]) -> RemoteServiceConfig:
+    hypervisor = config.hypervisor
+    path, timeout_s = hypervisor.remote_hypervisor_socket, hypervisor.remote_hypervisor_timeout_s
+    if not path.startswith("/"):
+        raise InvalidArgument(f"read remote_hypervisor_socket in '{config.source}': {path!r} is not an absolute path")
+    return RemoteServiceConfig(
+        socket_path=path,
+        annotations=annotations,
+        timeout_s=timeout_s,
+        stop_timeout_s=max(timeout_s, LEAST_STOP_TIMEOUT_S),
+    )
+
+
+def _annotations(
+    sandbox_id: SandboxId, spec: OciSpec, config: Config, sizing: SizingRecord, initdata: Initdata | None
+) -> dict[str, str]:
+    """What is not about devices: every key is there, empty when nothing is asked for, as Kata's runtimes have it."""
+    hypervisor = config.hypervisor
+    name, namespace = pod_of(spec.annotations)
+    # A container without a pod stands for one: cloud adaptors refuse a VM of no name.
+    told = {
+        POD_NAME: name or sandbox_id,
+        POD_NAMESPACE: namespace or NO_POD_NAMESPACE,
+        f"{PREFIX}machine_type": hypervisor.machine_type,
+        f"{PREFIX}image": hypervisor.image,
+        # A whole number: cloud adaptors read "1.5" as nothing.
+        f"{PREFIX}default_vcpus": str(sizing.vcpus.granted),
+        f"{PREFIX}default_memory": str(sizing.memory_mib.granted),
+        f"{PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
+    }
+    uid = spec.annotations.get(POD_UID, "")
+    return {**told, POD_UID: uid} if uid else told
+
+
+def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str]:
+    """GPUs by number and model, and which container was given which; of the empty ones only Kata's own keys."""
+    hypervisor = config.hypervisor
+    check_kind_table(config.runtime.vfio_device_kinds, config.source)
+    found = remote_devices(
+        devices,
+        config.runtime.vfio_device_kinds,
+        gpus=hypervisor.default_gpus,
+        gpu_model=hypervisor.default_gpu_model,
+    )
+    return {key: value for key, value in found.annotations.items() if value or key.startswith(PREFIX)}

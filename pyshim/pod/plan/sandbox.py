@@ -1,0 +1,343 @@
+"""The plan of one sandbox: its VM, its share, what the shim tells the agent; `pod/sandbox.py` carries it out."""
+
+from collections.abc import Mapping
+
+from pyshim.model.agent_address import AGENT_VSOCK_PORT
+from pyshim.model.capacity import CapacityFacts
+from pyshim.model.confidential import Guard, Initdata
+from pyshim.model.config import Config
+from pyshim.model.devices import PodDevices
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.host_facts import Accelerator, HostFacts, elsewhere
+from pyshim.model.ids import SandboxId
+from pyshim.model.kind import ContainerKind
+from pyshim.model.oci import OciSpec
+from pyshim.model.vm import (
+    AgentChannel,
+    BootConfig,
+    CpuConfig,
+    ExtensionDisk,
+    ImageDriver,
+    MemoryConfig,
+    PciLayout,
+    SerialChannel,
+    ShareDevice,
+    VhostUserVsockChannel,
+    VmConfig,
+    VsockChannel,
+)
+from pyshim.model.volumes import SourceFacts
+from pyshim.pod.plan.guest_sandbox import guest_sandbox, pod_sysctls
+from pyshim.pod.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
+from pyshim.pod.plan.remote_vm import remote_netns_path, remote_vm
+from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
+from pyshim.resources.confidential.plan.guard import cpu_model, guard_of
+from pyshim.resources.confidential.plan.initdata import decode
+from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, check_kind_table, device_layout, memory_nodes
+from pyshim.resources.plan import SandboxPlan
+from pyshim.resources.sizing.plan import (
+    Headroom,
+    SizingRecord,
+    boot_size,
+    capacity_check,
+    headroom,
+    is_resizable,
+    static_size,
+    workload,
+)
+from pyshim.resources.sizing.plan.capacity import memory_backing
+from pyshim.resources.volumes.plan.disks import scsi_controller
+from pyshim.resources.volumes.plan.share import SHARE_TAG, SharePlan, no_share, share_plan
+
+VM_ROOT = "/run/vc/vm"
+EMULATED_BOOT_S = 60.0
+"""The time an emulated guest has to boot where `dial_timeout` is below `KVM_BOOT_S`. Measured: 5 s on an idle host,
+above 30 s on a crowded one."""
+KVM_BOOT_S = 10.0
+"""A `dial_timeout` below this is meant for KVM: the files of Kata's Rust runtime say 3 s."""
+_NO_DEVICES = PodDevices()
+_MAX_BRIDGES = 5
+EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
+"""The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
+
+No MTRRs: they mean nothing to emulated memory, and for each CPU that comes online the kernel stops all others,
+spinning, to set them."""
+
+
+def sandbox_plan(
+    *,
+    sandbox_id: SandboxId,
+    kind: ContainerKind,
+    uuid: str,
+    spec: OciSpec,
+    config: Config,
+    host: HostFacts,
+    capacity: CapacityFacts,
+    sources: Mapping[str, SourceFacts],
+    devices: PodDevices = _NO_DEVICES,
+    dns: tuple[str, ...] = (),
+) -> SandboxPlan:
+    """The plan of the sandbox that `spec` opens; `sources` has the facts of its mounts, `dns` its resolv.conf's lines.
+
+    Raises InvalidArgument or FailedPrecondition naming key and file.
+    """
+    remote = config.is_remote
+    if not remote:
+        _check(config)
+    initdata = _initdata(config)
+    guard = None if remote else guard_of(config, host, initdata)
+    sizing = _sized(kind, spec, config, host, capacity)
+    vm_dir = f"{VM_ROOT}/{sandbox_id}"
+    if not remote:
+        _check_network(kind, spec, config)
+    netns_path = remote_netns_path(spec) if remote else _netns_path(spec, config)
+    share = _share(sandbox_id, vm_dir, config)
+    if remote:
+        vm = remote_vm(
+            sandbox_id=sandbox_id,
+            uuid=uuid,
+            vm_dir=vm_dir,
+            spec=spec,
+            config=config,
+            sizing=sizing,
+            netns_path=netns_path,
+            initdata=initdata,
+            devices=devices,
+        )
+    else:
+        vm = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard, initdata, devices)
+    return SandboxPlan(
+        sandbox_id=sandbox_id,
+        kind=kind,
+        config=config,
+        vm=vm,
+        share=share,
+        guest=guest_sandbox(sandbox_id, spec, config, sources, dns),
+        sizing=sizing,
+        initdata=initdata if vm.initdata else None,
+        cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
+        netns_path=netns_path,
+        devices=devices,
+        sysctls=pod_sysctls(spec),
+        agent_timeout_s=_agent_timeout_s(config, vm.cpu.accelerator),
+    )
+
+
+def _agent_timeout_s(config: Config, accelerator: Accelerator) -> float:
+    asked_s = config.agent.dial_timeout_s
+    return EMULATED_BOOT_S if accelerator is Accelerator.TCG and asked_s < KVM_BOOT_S else asked_s
+
+
+def _pci(config: Config, devices: PodDevices, guard: Guard | None) -> PciLayout:
+    check_kind_table(config.runtime.vfio_device_kinds, config.source)
+    shared = next((node.path for node in devices.nodes() if not node.iommufd), "")
+    if guard and shared:
+        raise FailedPrecondition(f"pass '{shared}' through: a confidential guest takes devices through iommufd only")
+    return device_layout(config, devices)
+
+
+def _sized(
+    kind: ContainerKind, spec: OciSpec, config: Config, host: HostFacts, capacity: CapacityFacts
+) -> SizingRecord:
+    """The size the VM boots with; one that follows its containers starts at the defaults."""
+    if config.is_remote:
+        return static_size(config, elsewhere(host), workload(kind, spec.annotations, spec.raw))
+    if is_resizable(config):
+        sizing = boot_size(config, host)
+    else:
+        sizing = static_size(config, host, workload(kind, spec.annotations, spec.raw))
+    return sizing.with_warnings(*capacity_check(sizing, config, host, capacity))
+
+
+def _vm(
+    sandbox_id: SandboxId,
+    uuid: str,
+    vm_dir: str,
+    config: Config,
+    host: HostFacts,
+    sizing: SizingRecord,
+    share: SharePlan,
+    netns_path: str | None,
+    guard: Guard | None,
+    initdata: Initdata | None,
+    devices: PodDevices,
+) -> VmConfig:
+    hypervisor = config.hypervisor
+    room = headroom(config, host, sizing)
+    return VmConfig(
+        sandbox_id=sandbox_id,
+        uuid=uuid,
+        vm_dir=vm_dir,
+        hypervisor_path=hypervisor.path,
+        machine_type=hypervisor.machine_type,
+        machine_options=tuple(part for part in hypervisor.machine_accelerators.split(",") if part),
+        boot=_boot(config, host, room),
+        cpu=_cpu(config, host, sizing, room, guard),
+        memory=_memory(config, sizing, room, devices),
+        share=ShareDevice(
+            tag=SHARE_TAG, socket_path=share.virtiofsd.listen_path, queue_size=hypervisor.virtio_fs_queue_size
+        )
+        if share.virtiofsd
+        else None,
+        agent_channel=agent_channel(config, host, vm_dir),
+        nics=(),
+        bridges=min(hypervisor.default_bridges, _MAX_BRIDGES),
+        scsi=scsi_controller(config),
+        # A confidential guest takes no randomness from the host.
+        entropy_source="" if guard else hypervisor.entropy_source,
+        guard=guard,
+        initdata=f"{vm_dir}/initdata.img" if initdata else "",
+        seccomp_sandbox=hypervisor.seccompsandbox,
+        netns_path=netns_path,
+        extra_monitor=hypervisor.extra_monitor_socket or ("hmp" if hypervisor.enable_debug else ""),
+        nested=host.nested and not hypervisor.disable_nesting_checks,
+        debug=hypervisor.enable_debug,
+        start_timeout_s=max(hypervisor.start_timeout_s, PASSING_TIMEOUT_S if devices.devices else 0.0),
+        pci=_pci(config, devices, guard),
+        is_privileged=hypervisor.privileged_vmm,
+        first_user_id=hypervisor.rootless_first_id if hypervisor.rootless else 0,
+        opens_sockets=hypervisor.enable_vhost_user_store and hypervisor.vhost_user_reconnect_timeout_s > 0,
+        extensions=tuple(
+            ExtensionDisk(name=image["name"], path=image["path"]) for image in hypervisor.guest_extension_images
+        ),
+    )
+
+
+def accelerator(config: Config, host: HostFacts) -> Accelerator:
+    """`auto` is kvm where it was proved usable, else tcg. Raises FailedPrecondition when kvm is demanded in vain."""
+    wanted = config.hypervisor.accelerator
+    match wanted:
+        case "auto":
+            return Accelerator.KVM if host.kvm_usable else Accelerator.TCG
+        case "kvm" if host.kvm_usable:
+            return Accelerator.KVM
+        case "kvm":
+            raise FailedPrecondition(f"start vm: accelerator \"kvm\" in '{config.source}': {host.kvm_reason}")
+        case "tcg":
+            return Accelerator.TCG
+    raise InvalidArgument(f"read accelerator in '{config.source}': {wanted!r} is not one of auto, kvm, tcg")
+
+
+def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
+    """vhost-vsock where the host has it, else one virtio-serial port; or what `use_vsock` demands."""
+    wanted = config.hypervisor.use_vsock
+    if wanted == "vhost-user":
+        return VhostUserVsockChannel(
+            port=AGENT_VSOCK_PORT,
+            program=config.hypervisor.vhost_user_vsock_daemon,
+            device_path=f"{vm_dir}/vhost-vsock.sock",
+            socket_path=f"{vm_dir}/vsock.sock",
+        )
+    if wanted == "true" and not host.vhost_vsock:
+        raise FailedPrecondition(f"start vm: use_vsock = true in '{config.source}': /dev/vhost-vsock cannot be opened")
+    if wanted == "true" or (wanted == "auto" and host.vhost_vsock):
+        return VsockChannel(port=AGENT_VSOCK_PORT)
+    return SerialChannel(port_name=SERIAL_AGENT_PORT, socket_path=f"{vm_dir}/agent.sock")
+
+
+def _check(config: Config) -> None:
+    hypervisor = config.hypervisor
+    for key, value in (("path", hypervisor.path), ("kernel", hypervisor.kernel)):
+        if not value.startswith("/"):
+            raise InvalidArgument(f"read {key} in {config.origin(key)}: {value!r} is not an absolute path")
+    if not hypervisor.image and not hypervisor.initrd:
+        raise InvalidArgument(f"read '{config.source}': neither image nor initrd is set: the guest has no root")
+    if hypervisor.shared_fs not in ("virtio-fs", "none"):
+        raise FailedPrecondition(
+            f"read shared_fs in {config.origin('shared_fs')}: {hypervisor.shared_fs!r} is not supported,"
+            ' only "virtio-fs" and "none"'
+        )
+
+
+def _initdata(config: Config) -> Initdata | None:
+    if not config.hypervisor.initdata:
+        return None
+
+    return decode(config.hypervisor.initdata, f"cc_init_data, or initdata in '{config.source}'")
+
+
+def _share(sandbox_id: SandboxId, vm_dir: str, config: Config) -> SharePlan:
+    hypervisor = config.hypervisor
+    if hypervisor.shared_fs == "none":
+        return no_share(sandbox_id)
+    return share_plan(
+        sandbox_id=sandbox_id,
+        vm_dir=vm_dir,
+        binary=hypervisor.virtio_fs_daemon,
+        cache=hypervisor.virtio_fs_cache,
+        extra_args=hypervisor.virtio_fs_extra_args,
+        debug=hypervisor.enable_debug,
+        bind_mounts=config.runtime.sandbox_bind_mounts,
+    )
+
+
+def _boot(config: Config, host: HostFacts, room: Headroom) -> BootConfig:
+    hypervisor = config.hypervisor
+    use_pmem = (
+        bool(hypervisor.image)
+        and not hypervisor.disable_image_nvdimm
+        and not hypervisor.confidential_guest
+        and hypervisor.machine_type != "microvm"
+    )
+    serial = isinstance(agent_channel(config, host, ""), SerialChannel)
+    return BootConfig(
+        kernel=hypervisor.kernel,
+        kernel_params=kernel_params(
+            config,
+            max_vcpus=room.max_vcpus,
+            root_on_pmem=use_pmem,
+            serial_agent=serial,
+            emulated=accelerator(config, host) is Accelerator.TCG,
+            tsc_khz=host.tsc_khz,
+        ),
+        initrd=hypervisor.initrd or None,
+        image=hypervisor.image or None,
+        image_driver=ImageDriver.PMEM if use_pmem else ImageDriver.VIRTIO_BLK,
+        firmware=hypervisor.firmware or None,
+    )
+
+
+def _cpu(config: Config, host: HostFacts, sizing: SizingRecord, room: Headroom, guard: Guard | None) -> CpuConfig:
+    hypervisor = config.hypervisor
+    chosen = accelerator(config, host)
+    usual = cpu_model(guard) if guard else "host" if chosen is Accelerator.KVM else EMULATED_CPU
+    model = hypervisor.cpu_model or usual
+    features = hypervisor.cpu_features if chosen is Accelerator.KVM else ""
+    return CpuConfig(
+        accelerator=chosen,
+        model=f"{model},{features}" if features else model,
+        boot_vcpus=sizing.vcpus.granted,
+        max_vcpus=room.max_vcpus,
+    )
+
+
+def _memory(config: Config, sizing: SizingRecord, room: Headroom, devices: PodDevices) -> MemoryConfig:
+    hypervisor = config.hypervisor
+    return MemoryConfig(
+        boot_mib=sizing.memory_mib.granted,
+        max_mib=room.max_memory_mib,
+        slots=room.memory_slots,
+        backing=memory_backing(hypervisor),
+        prealloc=hypervisor.enable_mem_prealloc or hypervisor.enable_hugepages,
+        virtio_mem=hypervisor.enable_virtio_mem and is_resizable(config),
+        reclaim=hypervisor.reclaim_guest_freed_memory,
+        host_nodes=memory_nodes(devices),
+    )
+
+
+def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
+    """A VM has no part in the host's network: a pod that counts on it would run, and nothing would reach it."""
+    of_host = bool(spec.namespaces) and spec.namespace_path("network") is None
+    if kind is ContainerKind.POD_SANDBOX and of_host and not config.runtime.allow_host_network:
+        raise InvalidArgument(
+            f"start sandbox: hostNetwork is true, and a VM cannot have the host's network"
+            f" (hint: allow_host_network = true in '{config.source}' starts such pods with a loopback only)"
+        )
+
+
+def _netns_path(spec: OciSpec, config: Config) -> str | None:
+    """The namespace CNI prepared. A namespace without a path is a fresh one: a pod without network."""
+    path = spec.namespace_path("network")
+    if not path or config.runtime.disable_new_netns or path == "/proc/0/ns/net":
+        return None
+    return path

@@ -1,0 +1,466 @@
+"""All that one shim serves: a sandbox and its containers, by the calls of the Task API.
+
+Work belongs to the pod, not to the call that asked for it: ttrpc has no cancel and callers repeat themselves, so
+Create and Delete run as tasks of the pod and repeated calls join the one under way. State changes happen between
+awaits; no lock spans the pod, so State answers while a VM boots.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
+from pyshim.model.ids import ContainerId, ExecId
+from pyshim.model.kind import ContainerKind, Placement, placement
+from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.seams import ContainerAgent
+from pyshim.model.stats import ContainerStats
+from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
+from pyshim.model.trace import Trace, step
+from pyshim.pod.container import Container
+from pyshim.pod.environment import Environment
+from pyshim.pod.killing import signal_exec, signal_init
+from pyshim.pod.monitor import PodMonitor
+from pyshim.pod.pause import PauseAgent
+from pyshim.pod.plan.container import container_plan, without_image
+from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
+from pyshim.pod.plan.sandbox import sandbox_plan
+from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
+from pyshim.pod.sandbox import Sandbox
+from pyshim.pod.services import ContainerServices
+from pyshim.pod.snapshot import SavedState, sandbox_snapshot
+from pyshim.resources.devices.live import log_found
+from pyshim.resources.devices.plan.devices import sandbox_question
+from pyshim.resources.plan import ContainerPlan
+from pyshim.resources.sizing.plan.capacity import capacity_question
+from pyshim.resources.volumes.live import volume_facts
+
+log = logging.getLogger("pyshim.pod.pod")
+
+MAX_RESOLV_CONF_BYTES = 64 * 1024
+
+
+class _Creation(NamedTuple):
+    request: CreateTask
+    task: asyncio.Task[int]
+
+
+class Pod:
+    def __init__(self, *, identity: Identity, environment: Environment) -> None:
+        self._identity = identity
+        self._env = environment
+        self._tasks = TaskOwner()
+        self._sandbox: Sandbox | None = None
+        self._saved: SavedState | None = None
+        self._containers: dict[ContainerId, Container] = {}
+        self._creating: dict[ContainerId, _Creation] = {}
+        self._deleting: dict[ContainerId, asyncio.Task[tuple[int, ExitStatus]]] = {}
+        self._closing = False
+        self._trace = Trace(environment.clock_ns, on_mark=self._save)
+        self._pause: PauseAgent | None = None
+        self._owner: ContainerId | None = None
+        """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
+        self._first: ContainerId | None = None
+        """The first container of this pod in the guest; its pid namespace is the one that the agent can share."""
+
+    # ---- Create
+
+    async def create(self, request: CreateTask) -> int:
+        """The pid for containerd; a repeated call while the first still works gets the first one's answer."""
+        container_id = request.container_id
+        action = f"create container '{container_id}'"
+        if self._closing:
+            raise Unavailable(f"{action}: the shim is ending")
+        if container_id in self._containers:
+            raise AlreadyExists(f"{action}: it already exists")
+        creation = self._creating.get(container_id)
+        if creation is None:
+            task = self._tasks.spawn(
+                f"create/{container_id}", self._trace.of(f"create {container_id}", self._create(request))
+            )
+            creation = self._creating[container_id] = _Creation(request, task)
+            task.add_done_callback(lambda _: self._creation_ended(container_id))
+        return await joined(creation.task, action)
+
+    def _creation_ended(self, container_id: ContainerId) -> None:
+        del self._creating[container_id]
+        self._settle()
+
+    async def _create(self, request: CreateTask) -> int:
+        container_id = request.container_id
+        where = f"{request.bundle}/config.json"
+        spec = parse_spec(await self._env.host.read_bytes(where, MAX_SPEC_BYTES), where)
+        place = placement(spec.annotations, container_id)
+        if place.kind is ContainerKind.POD_CONTAINER:
+            container = await self._create_container(request, spec, self._joined(place, container_id))
+        else:
+            container = await self._create_owner(request, spec, place)
+        self._containers[container_id] = container
+        self._env.publisher.publish(TaskCreated(container_id=container_id, request=request, pid=container.pid))
+        return container.pid
+
+    async def _create_owner(self, request: CreateTask, spec: OciSpec, place: Placement) -> Container:
+        """The sandbox and the container it ends with; neither is left when this raises."""
+        if self._owner is not None or self._sandbox is not None:
+            other = self._sandbox.plan.sandbox_id if self._sandbox else self._owner
+            raise FailedPrecondition(f"create sandbox '{place.sandbox_id}': this shim already runs '{other}'")
+        self._owner = request.container_id
+        try:
+            return await self._create_container(request, spec, await self._start_sandbox(request, spec, place))
+        except BaseException:
+            self._owner = None
+            await self._end_sandbox()
+            raise
+
+    async def _start_sandbox(self, request: CreateTask, spec: OciSpec, place: Placement) -> Sandbox:
+        config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
+        facts = await step("probe host", self._env.host_facts())
+        devices = await step("find devices", self._env.find_devices(sandbox_question(place.kind, spec, config)))
+        log_found(devices, place.sandbox_id)
+        plan = sandbox_plan(
+            sandbox_id=place.sandbox_id,
+            kind=place.kind,
+            uuid=self._env.new_uuid(),
+            spec=spec,
+            config=config,
+            host=facts,
+            capacity=await self._env.capacity(capacity_question(config, spec.cgroups_path)),
+            sources=await volume_facts(self._env.host, spec, config),
+            devices=devices,
+            dns=await self._dns(spec),
+        )
+        records = await self._env.open_records(place.sandbox_id)
+        sandbox = Sandbox(
+            plan=plan,
+            host_facts=facts,
+            environment=self._env,
+            records=records,
+            tasks=self._tasks,
+            listener=self,
+        )
+        self._sandbox = sandbox
+        self._saved = SavedState(
+            records, self._trace, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._trace)
+        )
+        self._saved.save()
+        await sandbox.start(
+            PodMonitor(sandbox, containers=self._containers.values(), records=records, trace=self._trace)
+        )
+        return sandbox
+
+    async def _dns(self, spec: OciSpec) -> tuple[str, ...]:
+        """The lines of the pod's resolv.conf: the guest itself needs them where it pulls images."""
+        path = resolv_conf(spec)
+        try:
+            return dns_lines(await self._env.host.read_bytes(path, MAX_RESOLV_CONF_BYTES)) if path else ()
+        except ShimError as error:
+            log.warning("no dns for the guest", extra={"error": str(error)})
+            return ()
+
+    def _joined(self, place: Placement, container_id: ContainerId) -> Sandbox:
+        sandbox = self._sandbox
+        if sandbox is None or sandbox.plan.sandbox_id != place.sandbox_id:
+            raise NotFound(f"create container '{container_id}': no sandbox '{place.sandbox_id}' in this shim")
+        return sandbox
+
+    async def _create_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> Container:
+        assert self._saved is not None, "a sandbox has its records"
+        ledger = self._saved.records.ledger
+        plan = await self._plan_container(request, spec, sandbox)
+        agent: ContainerAgent = sandbox.agent
+        resources = (spec.raw.get("linux") or {}).get("resources") or {}
+        if request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX:
+            agent = self._pause = PauseAgent(
+                plan=plan, agent=agent, host=self._env.host, ledger=ledger, tasks=self._tasks
+            )
+            plan, resources = without_image(plan), {}
+        elif plan.guest.shared_pid_namespace:
+            await self._share_pid_namespace(request.container_id, sandbox)
+        services = ContainerServices(
+            namespace=self._identity.namespace,
+            agent=agent,
+            host=self._env.host,
+            ledger=ledger,
+            attachments=sandbox.attachments,
+            devices=sandbox.devices,
+            resizer=sandbox.resizer,
+            publisher=self._env.publisher,
+            tasks=self._tasks,
+            clock_ns=self._env.clock_ns,
+        )
+        container = Container(
+            request=request,
+            plan=plan,
+            spec=spec,
+            resources=resources,
+            pid=sandbox.pid,
+            services=services,
+            listener=self,
+        )
+        try:
+            await container.create(sandbox.plan.config.runtime.create_container_timeout_s)
+        except AgentGone as exc:
+            raise Unavailable(f"create container '{request.container_id}': {await sandbox.loss(str(exc))}") from exc
+        if self._first is None and agent is not self._pause:
+            self._first = request.container_id
+        sandbox.has_container(request.container_id)
+        self._saved.save_soon()
+        return container
+
+    async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> None:
+        """The pid namespace that the guest's agent shares is the one the container is to join.
+
+        In a pod that shares its processes it is the sandbox container's. This container enters the guest before the
+        first of the others, so that the namespace outlives each of them. In another pod the container is a debug
+        container, which joins the processes of one other. containerd names that one by its pid on the host, which all
+        tasks of a pod have in common, and the agent can share the namespace of the first container only. Raises
+        FailedPrecondition where the one that is meant may not be the first.
+        """
+        if self._pause is None or self._pause.is_in_guest:
+            return
+        if self._containers.keys() <= {self._owner}:
+            await self._pause.enter_guest(sandbox.plan.config.runtime.create_container_timeout_s)
+            return
+        targets = [
+            other.id
+            for other in self._containers.values()
+            if other.id != self._owner
+            and not other.plan.guest.shared_pid_namespace
+            and other.init.status is not Status.STOPPED
+        ]
+        if targets != [self._first]:
+            raise FailedPrecondition(
+                f"create container '{container_id}': it is to join the processes of another container, which the "
+                "guest's agent can do in a pod of one container only (hint: set shareProcessNamespace in the pod, or "
+                "debug without a target)"
+            )
+
+    async def _plan_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> ContainerPlan:
+        return container_plan(
+            container_id=request.container_id,
+            bundle=request.bundle,
+            rootfs=request.rootfs,
+            spec=spec,
+            config=sandbox.plan.config,
+            share=sandbox.plan.share,
+            sources=await volume_facts(self._env.host, spec, sandbox.plan.config),
+            hostname=spec.hostname or sandbox.plan.guest.hostname,
+            sysctls=sandbox.plan.sysctls,
+            terminal=request.stdio.terminal,
+            disk_rootfs=request.container_id != self._owner or sandbox.plan.kind is not ContainerKind.POD_SANDBOX,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """No container is there, coming or going, and no VM."""
+        return not (self._containers or self._creating or self._deleting or self._sandbox)
+
+    # ---- calls on what exists
+
+    async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int:
+        name = "" if exec_id else f"start {container_id}"
+        return await self._trace.of(name, self._find(container_id).start(exec_id))
+
+    def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
+        """The process as it is; UNKNOWN while its container is being created."""
+        creation = self._creating.get(container_id)
+        if creation is not None and exec_id is None:
+            return ProcessState.being_created(creation.request, self._sandbox.pid if self._sandbox else 0)
+        container = self._find(container_id)
+        state = container.process(exec_id).state()
+        if exec_id is not None and state.status is Status.RUNNING and container.init.status is Status.PAUSED:
+            return replace(state, status=Status.PAUSED)
+        return state
+
+    def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
+        return self._find(container_id).processes()
+
+    async def pause(self, container_id: ContainerId) -> None:
+        await self._find(container_id).pause()
+
+    async def resume(self, container_id: ContainerId) -> None:
+        await self._find(container_id).resume()
+
+    async def kill(self, container_id: ContainerId, exec_id: ExecId | None, signal: int, all_processes: bool) -> None:
+        container, sandbox = self._find(container_id), self._sandbox
+        if sandbox is None:
+            await container.process(exec_id).kill(signal, all_processes=all_processes)
+            return
+        if exec_id is not None:
+            process = container.process(exec_id)
+            await signal_exec(container, process, signal, all_processes=all_processes, tasks=self._tasks)
+            return
+        owner = container_id == self._owner
+        await signal_init(container, sandbox, signal, all_processes=all_processes, owner=owner, tasks=self._tasks)
+
+    async def exec(self, request: ExecTask) -> None:
+        self._find(request.container_id).add_exec(request)
+
+    async def resize_pty(self, container_id: ContainerId, exec_id: ExecId | None, width: int, height: int) -> None:
+        await self._find(container_id).process(exec_id).resize(width, height)
+
+    async def close_io(self, container_id: ContainerId, exec_id: ExecId | None) -> None:
+        self._find(container_id).process(exec_id).close_io()
+
+    async def update(
+        self, container_id: ContainerId, resources: Mapping[str, Any], annotations: Mapping[str, str]
+    ) -> None:
+        await self._find(container_id).update(resources)
+
+    async def wait(self, container_id: ContainerId, exec_id: ExecId | None) -> ExitStatus:
+        return await self._find(container_id).process(exec_id).wait()
+
+    async def stats(self, container_id: ContainerId) -> ContainerStats:
+        return await self._find(container_id).stats()
+
+    def connect(self, container_id: ContainerId) -> int:
+        container = self._containers.get(container_id)
+        return container.pid if container else 0
+
+    # ---- the end
+
+    async def delete(self, container_id: ContainerId, exec_id: ExecId | None) -> tuple[int, ExitStatus]:
+        """The process (and with the init, the container) is gone; repeated calls join the one under way.
+
+        With the container that the sandbox ends with, VM, mounts and network are gone, too. The cgroups are removed
+        after the reply. Until then they are in the ledger: Shutdown waits for it, and `delete` does it if the shim is
+        killed.
+        """
+        if exec_id is not None:
+            container = self._find(container_id)
+            return container.pid, await container.delete_exec(exec_id)
+        await self._abandon_creation(container_id)
+        task = self._deleting.get(container_id)
+        if task is None:
+            task = self._tasks.spawn(f"delete/{container_id}", self._delete(self._find(container_id)))
+            self._deleting[container_id] = task
+            task.add_done_callback(lambda _: self._deleting.pop(container_id, None))
+        return await joined(task, f"delete container '{container_id}'")
+
+    async def _delete(self, container: Container) -> tuple[int, ExitStatus]:
+        exit_status = await container.delete()
+        if container.id == self._owner:
+            self._owner = None
+            if self._sandbox is not None:
+                await self._sandbox.stop()
+                self._tasks.supervise(f"end/{container.id}", self._end_sandbox())
+        self._containers.pop(container.id, None)
+        self._settle()
+        if self._containers:
+            self._save()
+        self._env.publisher.publish(TaskDeleted(container_id=container.id, pid=container.pid, exit=exit_status))
+        return container.pid, exit_status
+
+    async def shutdown(self, now: bool) -> bool:
+        """True when nothing is left to serve: the shim may end once its reply has left.
+
+        containerd asks after every task it has deleted, while others of the pod may run or be under way.
+        """
+        if not now and (self._containers or self._creating or self._deleting):
+            return False
+        await self.close()
+        return True
+
+    async def close(self) -> None:
+        """Everything is ended and gone, whatever state it was in, and nothing new begins. Idempotent."""
+        self._closing = True
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        for container in self._containers.values():
+            container.end_all(EXIT_KILLED)
+        await asyncio.gather(*(self._abandon_creation(container_id) for container_id in tuple(self._creating)))
+        await self._end_sandbox()
+        self._owner = None
+        if self._deleting:
+            await asyncio.wait(self._deleting.values())
+        await asyncio.gather(*(self._forget(container) for container in tuple(self._containers.values())))
+        await self._tasks.close()
+        self._settle()
+
+    async def _forget(self, container: Container) -> None:
+        try:
+            await container.delete()
+        except Exception as exc:  # whatever it meets, the shim ends
+            log.warning("delete container at shutdown", extra={"container": container.id, "error": str(exc)})
+        self._containers.pop(container.id, None)
+
+    async def _abandon_creation(self, container_id: ContainerId) -> None:
+        """A creation under way is undone: its caller gave up and asks for the end."""
+        creation = self._creating.get(container_id)
+        if creation is not None:
+            creation.task.cancel()
+            await asyncio.wait([creation.task])
+
+    async def _end_sandbox(self, agent_gone: bool = False) -> None:
+        """Nothing of the sandbox is left on the host but its state, which goes with the last container."""
+        if (sandbox := self._sandbox) is None:
+            return
+        await sandbox.stop(agent_gone)
+        await sandbox.leave()
+        self._settle()
+        if self._saved is not None:
+            # A Delete mostly removes the state right after: then nothing is written.
+            self._saved.save_soon()
+
+    def _settle(self) -> None:
+        """The state goes with the last container and the sandbox: until then its ledger names what is to be undone."""
+        if self._containers or self._creating or (self._sandbox is not None and not self._sandbox.has_left):
+            return
+        self._sandbox = None
+        if self._saved is not None:
+            saved, self._saved = self._saved, None
+            saved.remove()
+
+    # ---- what happens by itself (ContainerListener, SandboxListener)
+
+    def init_started(self) -> None:
+        if self._saved is not None:
+            self._saved.save_soon()
+
+    def container_changed(self) -> None:
+        self._save()
+
+    def execs_changed(self, container: Container) -> None:
+        if self._saved is not None:
+            self._saved.save_execs(container)
+
+    def sandbox_changed(self) -> None:
+        self._save()
+
+    def init_exited(self, container: Container) -> None:
+        """The sandbox ends with its owner: the VM goes as soon as the exit is published, not when Delete comes."""
+        if container.id != self._owner or self._sandbox is None:
+            return
+        for other in self._containers.values():
+            if other.id != container.id:
+                other.end_all(EXIT_KILLED)
+        self._tasks.supervise(f"stop/{container.id}", self._end_sandbox(container.init.agent_gone))
+
+    def sandbox_lost(self, reason: str) -> None:
+        for container in self._containers.values():
+            container.end_all(EXIT_SANDBOX_LOST)
+        if self._sandbox is not None:
+            self._save()
+            self._tasks.supervise("stop/lost", self._end_sandbox())
+
+    def container_met_oom(self, container_id: str) -> None:
+        if (container := self._containers.get(ContainerId(container_id))) is not None:
+            container.oom_kills += 1
+            self._env.publisher.publish(TaskOom(container_id=container.id))
+
+    def _find(self, container_id: ContainerId) -> Container:
+        container = self._containers.get(container_id)
+        if container is None:
+            raise NotFound(f"find container '{container_id}': no such container in this shim")
+        return container
+
+    def _save(self) -> None:
+        """The state on disk is this moment's."""
+        if self._saved is not None:
+            self._saved.save()

@@ -1,0 +1,354 @@
+"""One process of a container, init or exec: its status, its streams, its latched exit.
+
+Ordering rules, each with a test named after it:
+- the exit is latched once and final before any waiter, State or event can see it;
+- output is complete before the exit is latched (bounded: a grandchild that holds the pipe does not hold the exit);
+- a start is published before the exit even when the process dies during Start.
+
+When WaitProcess is sent. kata-agent forgets a process when it answers WaitProcess, with all output that was not read by
+then. So the call is sent once both outputs have ended, as Kata's shim does. A child that inherits an output keeps it
+open after the process has ended; then three things lead to the exit:
+
+- kata-agent ends the reads that wait at the moment of the exit, so one output ends although the child holds both. From
+  HELD_S after that the shim asks, with a limit of ASK_S in the guest, so that an output is at risk only during ASK_S:
+  the process may also have closed one output by itself (`exec 2>&1`) and live on. The pauses double.
+- After a KILL the process has ended. Its output is read until it stands still, KILLED_DRAIN_S at most.
+- `end_by_force` of the container, if the guest does not tell the exit after a KILL (`killing.py`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+from pyshim.concurrency.deadlines import within
+from pyshim.concurrency.stdio import Progress, pump_input, pump_output
+from pyshim.concurrency.tasks import cancel_all
+from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, NotFound, ShimError
+from pyshim.model.ids import ExecId
+from pyshim.model.seams import InputStream, ProcessStreams
+from pyshim.model.snapshot import StreamPositions
+from pyshim.model.task import CreateTask, ExitStatus, ProcessState, Status, Stdio, can_become
+from pyshim.pod.services import ContainerServices
+
+log = logging.getLogger("pyshim.pod.process")
+
+SIGKILL = 9
+HELD_S = 2.7
+"""Seconds from the end of one output to the first question for the exit; no whole number, since programs sleep for
+whole seconds before they print. containerd's runc shim needs as long for a child that holds the pipe."""
+HELD_MAX_S = 600.0
+"""Longest pause between two such questions, in seconds."""
+ASK_S = 0.1
+"""Seconds the agent may wait for the exit when it is asked while an output is open: several round trips."""
+DRAIN_IDLE_S = 3.0
+"""Seconds without a moved byte after which the output of an ended process counts as complete: a guest on a crowded node
+may need one to answer a read that has data."""
+READER_PATIENCE_S = 10.0
+"""The same while a reader is slow to take what there is; containerd's runc shim waits as long."""
+KILLED_DRAIN_S = 8.0
+"""Seconds for all output after a KILL, whether it moves or not; less than the limits of `killing.py`."""
+CLOSE_DRAIN_S = 4.0
+"""Seconds for output that still moves at Delete: the kubelet gives Delete ten seconds for everything."""
+STREAMS_S = 5.0
+"""For a log program to end after its input has; it is killed after one second."""
+EXIT_SANDBOX_LOST = 255
+EXIT_KILLED = 137
+
+
+class Process:
+    """An init, which is in the guest and has its streams; or an exec, which gets both at its start."""
+
+    def __init__(
+        self,
+        *,
+        container: CreateTask,
+        exec_id: ExecId | None,
+        pid: int,
+        stdio: Stdio,
+        streams: ProcessStreams | None,
+        services: ContainerServices,
+    ) -> None:
+        self.container_id = container.container_id
+        self.exec_id = exec_id
+        self.pid = pid
+        self.stdio = stdio
+        self.status = Status.CREATED
+        self.exit: ExitStatus | None = None
+        self.agent_gone = False
+        """The guest was lost while this process ran: its exit is not known."""
+        self.lock = asyncio.Lock()
+        self._bundle = container.bundle
+        self._streams = streams
+        self._input_closed = False
+        self._agent = services.agent
+        self._tasks = services.tasks
+        self._clock_ns = services.clock_ns
+        self._exited = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Set when the streams start and when a signal may have ended the process; cleared by the exit's watcher."""
+        self._killed_at: float | None = None
+        """Loop time of the KILL that the agent took last."""
+        self._told: int | None = None
+        """The status that the guest has told, before the exit is latched. Open outputs may end with an error then."""
+        self._progress = Progress(asyncio.get_running_loop().time)
+        self._outputs: list[asyncio.Task[None]] = []
+        self._input: asyncio.Task[None] | None = None
+        self._resize: asyncio.Task[None] | None = None
+        self._wanted_size: tuple[int, int] | None = None
+
+    def adopt(self, streams: ProcessStreams) -> None:
+        """The process owns these streams."""
+        self._streams = streams
+        if self._input_closed:
+            self.close_io()
+
+    @property
+    def guest_id(self) -> str:
+        """The agent's name of the process: kata-agent knows an init by its container's id."""
+        return self.exec_id or self.container_id
+
+    @property
+    def label(self) -> str:
+        """For errors and task names."""
+        return f"{self.container_id}/{self.exec_id}" if self.exec_id else self.container_id
+
+    def state(self) -> ProcessState:
+        return ProcessState(
+            container_id=self.container_id,
+            exec_id=self.exec_id,
+            bundle=self._bundle,
+            pid=self.pid,
+            status=self.status,
+            stdio=self.stdio,
+            exit=self.exit,
+        )
+
+    @property
+    def moved(self) -> StreamPositions:
+        """What has reached its reader, by stream."""
+        progress = self._progress
+        return StreamPositions(stdin=progress.stdin_bytes, stdout=progress.stdout_bytes, stderr=progress.stderr_bytes)
+
+    def _count_stdout(self, count: int) -> None:
+        self._progress.stdout_bytes += count
+
+    def _count_stderr(self, count: int) -> None:
+        self._progress.stderr_bytes += count
+
+    def become(self, status: Status) -> None:
+        """The status is `status`. Raises FailedPrecondition when the lifecycle has no such step."""
+        if not can_become(self.status, status):
+            raise FailedPrecondition(
+                f"change process '{self.label}' to {status.name.lower()}: it is {self.status.name.lower()}"
+            )
+        self.status = status
+
+    def require(self, *allowed: Status, verb: str) -> None:
+        if self.status not in allowed:
+            raise FailedPrecondition(f"{verb} process '{self.label}': it is {self.status.name.lower()}")
+
+    def start_streams(self) -> None:
+        """Bytes flow; called once the process exists in the guest."""
+        agent, streams = self._agent, self._streams
+        assert streams is not None, "streams are open before the process runs"
+
+        async def stdout(max_bytes: int) -> bytes | memoryview:
+            return await agent.read_stdout(self.container_id, self.guest_id, max_bytes)
+
+        async def stderr(max_bytes: int) -> bytes | memoryview:
+            return await agent.read_stderr(self.container_id, self.guest_id, max_bytes)
+
+        self._outputs.append(
+            self._pump("stdout", partial(pump_output, stdout, streams.stdout, self._progress, count=self._count_stdout))
+        )
+        if not self.stdio.terminal:
+            self._outputs.append(
+                self._pump(
+                    "stderr", partial(pump_output, stderr, streams.stderr, self._progress, count=self._count_stderr)
+                )
+            )
+        self._input = self._pump("stdin", partial(self._feed_input, streams.stdin))
+        self._changed.set()
+        if self._wanted_size is not None:
+            self._resize = self._pump("resize", partial(self._set_size, *self._wanted_size))
+
+    async def _feed_input(self, stream: InputStream | None) -> None:
+        agent = self._agent
+
+        async def write(data: memoryview) -> int:
+            written = await agent.write_stdin(self.container_id, self.guest_id, data)
+            self._progress.stdin_bytes += written
+            return written
+
+        if stream is not None:
+            await pump_input(stream, write)
+        if not self.stdio.terminal:  # kata-agent would close the terminal itself, which hangs up on the process
+            await agent.close_stdin(self.container_id, self.guest_id)
+
+    def _pump(self, name: str, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        return self._tasks.spawn(f"{name}/{self.label}", self._reported(name, work))
+
+    async def _reported(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """`work` has ended. Its failure is logged: as an error when output is lost by it."""
+        try:
+            await work()
+        except ShimError as exc:
+            is_output = name in ("stdout", "stderr")
+            is_expected = self._told is not None or self.exit is not None or isinstance(exc, AgentGone)
+            level = logging.ERROR if is_output and not is_expected else logging.DEBUG
+            log.log(level, "stream broke", extra={"of": self.label, "stream": name, "error": str(exc)})
+
+    async def wait(self) -> ExitStatus:
+        """The exit status, once final; returns at once when it is."""
+        await self._exited.wait()
+        assert self.exit is not None
+        return self.exit
+
+    async def watch_exit(self) -> int:
+        """The status the guest reports for this process, its output complete or given up.
+
+        255 when the agent is lost first: how the process ended is not known. Returns early once the exit is latched.
+        """
+        asking = asyncio.ensure_future(self._exit_status())
+        latched = asyncio.ensure_future(self._exited.wait())
+        try:
+            await asyncio.wait([asking, latched], return_when=asyncio.FIRST_COMPLETED)
+            return asking.result() if asking.done() else EXIT_SANDBOX_LOST
+        except AgentGone:
+            self.agent_gone = True
+            return EXIT_SANDBOX_LOST
+        except ShimError as exc:
+            log.warning("wait failed", extra={"of": self.label, "error": str(exc)})
+            return EXIT_SANDBOX_LOST
+        finally:
+            await cancel_all(asking, latched)
+
+    async def _exit_status(self) -> int:
+        await self._changed.wait()
+        async with self.lock:  # a start under way ends first: then its output flows
+            self._changed.clear()
+        now = asyncio.get_running_loop().time
+        pause_s, asked_at = HELD_S, None
+        while self._killed_at is None and not self._is_output_over():
+            pending = self._open_outputs()
+            if self._outputs and len(pending) == len(self._outputs):
+                await self._wait_for_change(pending, None)
+                continue
+            asked_at = now() if asked_at is None else asked_at
+            if await self._wait_for_change(pending, asked_at + pause_s - now()):
+                continue
+            if not self._progress.blocked_writes or self._progress.idle_s >= READER_PATIENCE_S:
+                with suppress(DeadlineExceeded):
+                    return await self._ask(ASK_S)
+            asked_at, pause_s = now(), min(2 * pause_s, HELD_MAX_S)
+        if self._killed_at is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._killed_at + KILLED_DRAIN_S):
+                    await self._drain_until_idle(self._killed_at)
+        return await self._ask(None)
+
+    def _is_output_over(self) -> bool:
+        """Whether the process was started and all its output has reached the client."""
+        return bool(self._outputs) and not self._open_outputs()
+
+    def _open_outputs(self) -> set[asyncio.Task[None]]:
+        return {task for task in self._outputs if not task.done()}
+
+    async def _wait_for_change(self, outputs: set[asyncio.Task[None]], limit_s: float | None) -> bool:
+        """Whether an output has ended or a KILL was taken within the limit."""
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            done, _ = await asyncio.wait([*outputs, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_all(changed)
+        self._changed.clear()
+        return bool(done)
+
+    async def _ask(self, limit_s: float | None) -> int:
+        """The exit status. Raises DeadlineExceeded when the process has not ended within `limit_s`."""
+        status = await self._agent.wait_process(self.container_id, self.guest_id, limit_s)
+        self._told = status
+        return status
+
+    async def _drain_until_idle(self, since: float = 0.0) -> None:
+        """No output is open, or none has moved, after the loop's time `since`, for as long as `_patience_s` says."""
+        now = asyncio.get_running_loop().time
+        while pending := self._open_outputs():
+            moves = self._progress.moves
+            idle_s = min(self._progress.idle_s, now() - since)
+            done, _ = await asyncio.wait(pending, timeout=max(0, self._patience_s - idle_s))
+            if not done and self._progress.moves == moves:
+                return
+
+    @property
+    def _patience_s(self) -> float:
+        """How long an ended process's streams may stand still: a slow reader gets more than a held-open pipe."""
+        return READER_PATIENCE_S if self._progress.blocked_writes else DRAIN_IDLE_S
+
+    def latch_exit(self, status: int) -> ExitStatus | None:
+        """The exit is final and every waiter awake; None when it already was.
+
+        `status` stands for a process of which the guest has told nothing.
+        """
+        if self.exit is not None:
+            return None
+        if self._told is not None:
+            status = self._told
+        self.exit = ExitStatus(status=status, exited_at_ns=self._clock_ns())
+        self.status = Status.STOPPED
+        self._exited.set()
+        return self.exit
+
+    async def kill(self, signal: int, *, all_processes: bool) -> None:
+        if self.exit is not None:
+            raise NotFound(f"signal process '{self.label}': it has already exited")
+        if self.exec_id is not None and self.status is Status.CREATED:
+            raise FailedPrecondition(f"signal process '{self.label}': it was never started")
+        try:
+            await self._agent.signal_process(self.container_id, "" if all_processes else self.guest_id, signal)
+        except ShimError as exc:
+            # The guest has seen the end before the shim has: the same answer as after the exit.
+            if isinstance(exc, NotFound) or self._told is not None or self.exit is not None:
+                raise NotFound(f"signal process '{self.label}': it has already exited") from exc
+            raise
+        if signal == SIGKILL:
+            self._killed_at = asyncio.get_running_loop().time()
+        if signal == SIGKILL or self.status is Status.CREATED:
+            self._changed.set()
+
+    async def resize(self, width: int, height: int) -> None:
+        if self.exit is not None:
+            raise FailedPrecondition(f"resize terminal of '{self.label}': the process has exited")
+        if not self.stdio.terminal:
+            return
+        if self.status is Status.CREATED:  # there may be no terminal in the guest yet
+            self._wanted_size = (width, height)
+        else:
+            await self._set_size(width, height)
+
+    async def _set_size(self, width: int, height: int) -> None:
+        await self._agent.resize_terminal(self.container_id, self.guest_id, rows=height, columns=width)
+
+    def close_io(self) -> None:
+        """EOF follows the bytes already written to stdin. Idempotent; fine without stdin, and before the start."""
+        self._input_closed = True
+        if self._streams is not None and self._streams.stdin is not None:
+            self._streams.stdin.close_io()
+
+    async def close_streams(self) -> None:
+        """No stream of this process is open. Idempotent. Raises DeadlineExceeded when one does not close.
+
+        Output that still moves, or waits for a slow reader, gets CLOSE_DRAIN_S. A pipe that a child of the process
+        holds open is cut: containerd's drain_exec_sync_io_timeout says how long it is read before Delete.
+        """
+        if not all(task.done() for task in self._outputs):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_DRAIN_S):
+                    await self._drain_until_idle()
+        tasks = (*self._outputs, self._input, self._resize)
+        await cancel_all(*(task for task in tasks if task is not None and not task.done()))
+        if self._streams is not None:
+            async with within(STREAMS_S, f"close streams of '{self.label}'"):
+                await self._streams.close()

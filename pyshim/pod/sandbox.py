@@ -1,0 +1,357 @@
+"""One VM and all in it, from the first host directory to nothing left.
+
+`start` carries out the plan; every step pushes its undo, which `stop` and `leave` run, or `start` itself when it fails.
+`stop` undoes what others wait for: VM, mounts, network. `leave` undoes the rest, the cgroups: the kernel takes 10 to 20
+ms to let a process out of one, and Delete is answered before. After `start`, watchers wait for an unwanted end: the
+VMM's exit, virtiofsd's, the agent connection's, and, of a VM elsewhere, the agent's silence. Whichever comes first
+gives the reason, and `sandbox_lost` is called once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from pyshim.concurrency.tasks import TaskOwner, cancel_all, to_the_end, together
+from pyshim.concurrency.undo import Undo
+from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import ContainerId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.observation import MONITOR_SOCKET
+from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
+from pyshim.model.trace import span, step, traced
+from pyshim.pod.environment import Environment
+from pyshim.pod.health import HealthChecks
+from pyshim.pod.services import SandboxListener
+from pyshim.resources.cgroups.live import SandboxCgroups
+from pyshim.resources.devices.live import container_devices
+from pyshim.resources.devices.vm_devices import VmDevices
+from pyshim.resources.network.live import SandboxNetwork
+from pyshim.resources.plan import SandboxPlan
+from pyshim.resources.services import SandboxServices
+from pyshim.resources.sizing.live import Resizer
+from pyshim.resources.volumes.attachments import Attachments
+from pyshim.resources.volumes.direct_volumes import DirectVolumes
+from pyshim.resources.volumes.live import make_share
+
+log = logging.getLogger("pyshim.pod")
+T = TypeVar("T")
+
+STATE_ROOT = "/run/vc/sbs"
+DESTROY_TIMEOUT_S = 3.0
+LOST_REASON_WAIT_S = 0.5
+OOM_PAUSE_S = 0.1
+"""Seconds between two reports to containerd: a guest may report as many OOM kills as it likes."""
+
+
+class Sandbox:
+    def __init__(
+        self,
+        *,
+        plan: SandboxPlan,
+        host_facts: HostFacts,
+        environment: Environment,
+        records: Records,
+        tasks: TaskOwner,
+        listener: SandboxListener,
+    ) -> None:
+        self.plan = plan
+        self._host = environment.host
+        self._connector = environment.connector_factory(plan.config)
+        self._tasks = tasks
+        self._listener = listener
+        self._undo = Undo(f"sandbox '{plan.sandbox_id}'")
+        self._undo_last = Undo(f"cgroups of sandbox '{plan.sandbox_id}'")
+        self.hypervisor = environment.hypervisor_factory(records.ledger, plan.config.hypervisor_name)
+        self.cgroups = SandboxCgroups(
+            plan=plan,
+            host=self._host.cgroups(plan.cgroups.mode),
+            records=records,
+            hypervisor=self.hypervisor,
+            on_change=listener.sandbox_changed,
+        )
+        self.resizer = Resizer(
+            plan=plan,
+            host=host_facts,
+            hypervisor=self.hypervisor,
+            agent=lambda: self.agent,
+            tasks=tasks,
+            on_change=listener.sandbox_changed,
+            fit=self.cgroups.fit,
+        )
+        services = SandboxServices(
+            plan=plan,
+            host=self._host,
+            ledger=records.ledger,
+            undo=self._undo,
+            tasks=tasks,
+            vm_devices=VmDevices(self.hypervisor, allow=self.cgroups.allow),
+            on_change=listener.sandbox_changed,
+        )
+        self.direct_volumes = DirectVolumes(services, agent=lambda: self.agent, attachments=lambda: self.attachments)
+        self.attachments = Attachments(services, announce=self.direct_volumes.announce)
+        self.devices = container_devices(services, find=environment.find_devices)
+        self.network = SandboxNetwork(services, environment.network_connector)
+        self.health = HealthChecks()
+        self._services = services
+        self._serve_monitor = environment.serve_monitor
+        self._agent: Agent | None = None
+        self._virtiofsd: Virtiofsd | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._stop_lock = asyncio.Lock()
+        self._leave_lock = asyncio.Lock()
+        self._pid = 0
+        self.failure = ""
+        self.is_stopped = False
+        """`stop` has done its work."""
+        self.has_left = False
+        """`leave` has done its work: nothing of the sandbox is left on the host but its state."""
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def virtiofsd_pid(self) -> int:
+        """virtiofsd's pid, also after it has gone; 0 before it runs."""
+        return self._virtiofsd.pid if self._virtiofsd is not None else 0
+
+    @property
+    def pid(self) -> int:
+        """The VMM's pid, also after it has gone: containerd keeps using the number it was given.
+
+        A VM that is not on this host has none: then it is the shim's, as with Kata.
+        """
+        return self._pid
+
+    @property
+    def agent(self) -> Agent:
+        """The guest's agent. Raises Unavailable with the reason once the sandbox is lost or stopped."""
+        if self._agent is None or self._stopping:
+            raise Unavailable(f"use sandbox '{self.plan.sandbox_id}': {self.failure or 'its vm is not running'}")
+        return self._agent
+
+    async def start(self, monitor: MonitorRpc) -> None:
+        """The VM runs, its agent has the sandbox, and `monitor` is served; nothing is left when this raises."""
+        _log_sizing(self.plan)
+        try:
+            self._agent = await self._start(monitor)
+        except BaseException:
+            await self._undo.run()
+            await self._undo_last.run()
+            raise
+        self._watch(self._agent)
+
+    async def _start(self, monitor: MonitorRpc) -> Agent:
+        self._undo_last.push(self.cgroups.leave)
+        # The kernel takes its time to move a process. The share needs none; whatever does is started after the move.
+        await together(step("enter cgroups", self.cgroups.enter()), make_share(self._services))
+        await together(self.network.connect(), self._start_virtiofsd())
+        await self._boot()
+        await self._open_monitor(monitor)  # the guest boots meanwhile
+        agent = await self._or_lost(self._reach_guest())
+        self.network.serve(agent)
+        return agent
+
+    async def _open_monitor(self, monitor: MonitorRpc) -> None:
+        """The monitor socket answers. A pod runs without one, too: a failure is logged."""
+        path = monitor_path(self.plan.sandbox_id)
+        self._services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
+        try:
+            server = await self._serve_monitor(path, monitor)
+        except ShimError as exc:
+            log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
+        else:
+            self._undo.push(server.close)
+
+    def has_container(self, container_id: ContainerId) -> None:
+        """The pod has this container now."""
+        self.network.has_container(container_id)
+
+    async def loss(self, otherwise: str) -> str:
+        """Why the sandbox was lost, if that shows up soon; `otherwise` when it does not."""
+        if not self.failure and not self._stopping:
+            await asyncio.wait([self._lost], timeout=2 * LOST_REASON_WAIT_S)
+        return self.failure or otherwise
+
+    async def stop(self, agent_gone: bool = False) -> None:
+        """The VM is gone, and of the sandbox nothing is left on the host but its cgroups, which `leave` removes.
+
+        `agent_gone`: the caller has lost the agent, so why is to be known before the VM ends by our own hand.
+
+        Idempotent, callers share it. What could not be undone is logged and stays in the ledger.
+        """
+        if agent_gone:
+            await self.loss("")
+        self._stopping = True
+        await to_the_end(self._stop())
+
+    async def _stop(self) -> None:
+        async with self._stop_lock:
+            await cancel_all(*self._watchers)
+            self._watchers.clear()
+            if self._agent is not None and not self.failure and not self.is_stopped:
+                await self._ask_guest_to_end(self._agent)
+            await self._undo.run()
+            self.is_stopped = True
+
+    async def leave(self) -> None:
+        """After `stop`: the shim is out of the sandbox's cgroups, and they are gone. Idempotent, callers share it."""
+        await to_the_end(self._leave())
+
+    async def _leave(self) -> None:
+        async with self._leave_lock:
+            await self._undo_last.run()
+            self.has_left = True
+
+    async def _start_virtiofsd(self) -> None:
+        if self.plan.share.virtiofsd is None:
+            return
+        with span("start virtiofsd"):
+            self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._services.ledger)
+        self._undo.push(self._virtiofsd.stop)
+
+    async def _boot(self) -> None:
+        self._undo.push_for(self.plan.vm.stop_timeout_s, self.hypervisor.stop)
+        try:
+            async with self.cgroups.birth_of_vmm():
+                await together(
+                    step("start vmm", self.hypervisor.create(self.network.vm)),
+                    step("allow devices", self.cgroups.allow_nodes()),
+                )
+        finally:
+            self.network.close_taps()
+        self._pid = self.hypervisor.pid or self.cgroups.own_pid
+        await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)
+        await self.hypervisor.start()
+
+    async def _reach_guest(self) -> Agent:
+        agent = await self._reach_agent()
+        await self._set_up_guest(agent)
+        return agent
+
+    @traced("wait for agent")
+    async def _reach_agent(self) -> Agent:
+        timeout_s = self.plan.agent_timeout_s
+        try:
+            return await self._connect_agent(timeout_s)
+        except DeadlineExceeded as exc:
+            tail = self.hypervisor.console_tail()
+            raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc
+
+    async def _connect_agent(self, timeout_s: float) -> Agent:
+        """Its undo is pushed here: a caller cancelled at the very end of the connect would never see the agent."""
+        agent = await self._connector.connect(self.hypervisor.agent_address, timeout_s)
+        self._undo.push(agent.close)
+        return agent
+
+    @traced("set up guest")
+    async def _set_up_guest(self, agent: Agent) -> None:
+        if policy := self.plan.config.agent.policy:
+            await agent.set_policy(policy)  # first of all: the agent judges every other call by it
+        await self.network.set_up(agent)
+        await agent.create_sandbox(self.plan.guest)
+
+    async def _or_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, or Unavailable with the reason as soon as the VM or virtiofsd dies under it."""
+        wanted = asyncio.ensure_future(work)
+        lost = asyncio.ensure_future(self._first_loss())
+        try:
+            await asyncio.wait([wanted, lost], return_when=asyncio.FIRST_COMPLETED)
+            if wanted.done() and wanted.exception() is None:
+                return wanted.result()
+            if not lost.done():  # a failed call is often the first sign of a dying vm, whose reason explains more
+                await asyncio.wait([lost], timeout=LOST_REASON_WAIT_S)
+            if lost.done():
+                cause = wanted.exception() if wanted.done() else None
+                raise Unavailable(f"start vm '{self.plan.sandbox_id}': {lost.result()}") from cause
+            return wanted.result()
+        finally:
+            await cancel_all(wanted, lost)
+
+    async def _first_loss(self) -> str:
+        ends = [asyncio.ensure_future(self._vm_end())]
+        if self._virtiofsd is not None:
+            ends.append(asyncio.ensure_future(self._virtiofsd_end()))
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not ends[0].done():  # virtiofsd ends with its VM and is mostly noticed first: the VM's reason explains
+                await asyncio.wait(ends[:1], timeout=LOST_REASON_WAIT_S)
+            return next(end for end in ends if end.done()).result()
+        finally:
+            await cancel_all(*ends)
+
+    async def _vm_end(self) -> str:
+        return await self.cgroups.explain(await self.hypervisor.wait())
+
+    async def _virtiofsd_end(self) -> str:
+        assert self._virtiofsd is not None, "virtiofsd starts before the vm"
+        return await self.cgroups.explain_virtiofsd(await self._virtiofsd.wait())
+
+    def _watch(self, agent: Agent) -> None:
+        sandbox_id = self.plan.sandbox_id
+        ends = [("vm", self._vm_end), ("agent", agent.gone)]
+        if self._virtiofsd is not None:
+            ends.append(("virtiofsd", self._virtiofsd_end))
+        if not self.hypervisor.capabilities().tells_end:
+            ends.append(("health", partial(self.health.unanswered, agent)))
+        for name, end in ends:
+            self._watchers.append(self._tasks.supervise(f"watch/{name}/{sandbox_id}", self._watch_end(name, end)))
+        self._watchers.append(self._tasks.supervise(f"watch/oom/{sandbox_id}", self._watch_oom(agent)))
+
+    async def _watch_end(self, name: str, end: Callable[[], Awaitable[str]]) -> None:
+        reason = await end()
+        if name != "vm":
+            reason = await self._better_reason(name, reason)
+        self._lose(name, reason)
+
+    def give_up(self, reason: str) -> None:
+        """The sandbox is lost, as if its VM had ended: nothing can be had of the guest any more. Idempotent."""
+        self._lose("kill", reason)
+
+    def _lose(self, watcher: str, reason: str) -> None:
+        if self._stopping or self.failure:
+            return
+        self.failure = reason
+        self._lost.set_result(None)
+        log.error("sandbox lost", extra={"sandbox": self.plan.sandbox_id, "watcher": watcher, "error": reason})
+        self._listener.sandbox_lost(reason)
+
+    async def _better_reason(self, name: str, reason: str) -> str:
+        """What else is lost is mostly the echo of a dead VM: the VMM's own words explain more, if they come soon."""
+        try:
+            async with asyncio.timeout(LOST_REASON_WAIT_S):
+                return await self._vm_end()
+        except TimeoutError:
+            return f"the agent's connection ended: {reason}" if name == "agent" else reason
+
+    async def _watch_oom(self, agent: Agent) -> None:
+        while True:
+            try:
+                container_id = await agent.next_oom_event()
+            except ShimError as exc:
+                log.debug("no more oom events", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
+                return
+            self._listener.container_met_oom(container_id)
+            await asyncio.sleep(OOM_PAUSE_S)
+
+    async def _ask_guest_to_end(self, agent: Agent) -> None:
+        """The agent has flushed and unmounted what it can; a guest that does not answer in time is simply ended."""
+        try:
+            async with asyncio.timeout(DESTROY_TIMEOUT_S):
+                await agent.destroy_sandbox()
+        except (ShimError, TimeoutError) as exc:
+            log.debug("destroy sandbox", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
+
+
+def monitor_path(sandbox_id: str) -> str:
+    """Kata's place, by which its own programs find the socket."""
+    return f"{STATE_ROOT}/{sandbox_id}/{MONITOR_SOCKET}"
+
+
+def _log_sizing(plan: SandboxPlan) -> None:
+    sizing = plan.sizing
+    explained = {"vcpus": sizing.vcpus.explain("vCPU"), "memory": sizing.memory_mib.explain("MiB")}
+    log.info("sizing", extra={"sandbox": plan.sandbox_id, **explained})
+    for warning in sizing.warnings:
+        log.warning("capacity", extra={"sandbox": plan.sandbox_id, "problem": warning})

@@ -1,0 +1,39 @@
+"""What a container and its processes are made with, and what a sandbox reports."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from pyshim.concurrency.tasks import TaskOwner
+from pyshim.model.ledger import Ledger
+from pyshim.model.seams import ContainerAgent, Host, Publisher
+from pyshim.resources.devices.live import ContainerDevices
+from pyshim.resources.sizing.live import Resizer
+from pyshim.resources.volumes.attachments import Attachments
+
+
+class ContainerServices(msgspec.Struct, frozen=True, kw_only=True):
+    """The neighbours of a container, and the resources of its sandbox that it shares."""
+
+    namespace: str
+    """containerd's, for log programs."""
+    agent: ContainerAgent
+    host: Host
+    ledger: Ledger
+    attachments: Attachments
+    devices: ContainerDevices
+    resizer: Resizer
+    publisher: Publisher
+    tasks: TaskOwner
+    clock_ns: Callable[[], int]
+
+
+class SandboxListener(Protocol):
+    """Is called after the change; never raises."""
+
+    def sandbox_lost(self, reason: str) -> None:
+        """Called once, unless the sandbox was asked to stop."""
+
+    def container_met_oom(self, container_id: str) -> None: ...
+    def sandbox_changed(self) -> None: ...

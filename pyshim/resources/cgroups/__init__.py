@@ -1,0 +1,1 @@
+"""The sandbox's control groups on the host."""

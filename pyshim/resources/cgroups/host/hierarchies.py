@@ -1,0 +1,159 @@
+"""Where the cgroup hierarchies are mounted, and what all versions have in common: reading, writing, moving."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import FailedPrecondition
+
+UNLIMITED_FROM = 1 << 62
+"""v1 has no word for "no limit": it shows the largest page count, in bytes."""
+_READ_LIMIT = 1 << 20
+_READ_BYTES = 1 << 14
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+class Hierarchy(msgspec.Struct, frozen=True):
+    """One mounted hierarchy; `controllers` is empty for v2's."""
+
+    mount_point: str
+    controllers: tuple[str, ...]
+
+
+def mounted(proc_root: str = "/proc") -> tuple[Hierarchy, ...]:
+    """Every cgroup hierarchy this process sees, each once; named ones without controllers (systemd's) left out.
+
+    Of a v1 mount's options only the controllers are of interest. Source: proc(5), mountinfo.
+    """
+    known = _known_controllers(proc_root)
+    found: dict[tuple[str, ...], Hierarchy] = {}
+    with open(f"{proc_root}/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            left, _, right = line.partition(" - ")
+            fields = right.split()
+            if not fields or fields[0] not in ("cgroup", "cgroup2"):
+                continue
+            options = fields[-1].split(",")
+            controllers = tuple(option for option in options if option in known) if fields[0] == "cgroup" else ()
+            if fields[0] == "cgroup" and not controllers:
+                continue
+            place = _ESCAPE.sub(lambda octal: chr(int(octal[1], 8)), left.split()[4])
+            found.setdefault(controllers, Hierarchy(place, controllers))
+    return tuple(found.values())
+
+
+def _known_controllers(proc_root: str) -> frozenset[str]:
+    with open(f"{proc_root}/cgroups", encoding="ascii", errors="replace") as file:
+        return frozenset(line.split()[0] for line in file if line.strip() and not line.startswith("#"))
+
+
+def place_of(pid: int | str, controllers: tuple[str, ...], proc_root: str = "/proc") -> str:
+    """The cgroup of a process from the root of the hierarchy; empty when it is gone or outside of what we see."""
+    return places_of(pid, proc_root).get(frozenset(controllers), "")
+
+
+def places_of(pid: int | str, proc_root: str = "/proc") -> Mapping[frozenset[str], str]:
+    """`place_of` for every hierarchy, by its controllers."""
+    places = {}
+    for line in filter(None, os.fsdecode(_content(f"{proc_root}/{pid}/cgroup")).split("\n")):
+        _, names, path = line.split(":", 2)
+        places[frozenset(filter(None, names.split(",")))] = "" if path.startswith("/..") else path
+    return places
+
+
+def read(path: str) -> str:
+    """The file's text; empty when it cannot be read."""
+    return _content(path).decode("ascii", "replace")
+
+
+def _content(path: str) -> bytes:
+    """The first MiB; nothing when it cannot be read. A pod reads a hundred such files: no buffers and no codec."""
+    content = b""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            while len(content) < _READ_LIMIT and (part := os.read(fd, _READ_BYTES)):
+                content += part
+        finally:
+            os.close(fd)
+    except OSError:
+        return b""
+    return content
+
+
+def number(path: str) -> int | None:
+    """The file's number; None when it has none, or says that there is no limit."""
+    text = read(path).strip()
+    return int(text) if text.isdecimal() and int(text) < UNLIMITED_FROM else None
+
+
+def keyed(path: str, key: str) -> int:
+    """The value of a `key value` line; 0 when there is none."""
+    for line in read(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.strip().isdecimal():
+            return int(value)
+    return 0
+
+
+def write(path: str, text: str) -> None:
+    """The kernel took `text` in one write(2). Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def members(directory: str) -> tuple[int, ...]:
+    return tuple(int(line) for line in read(f"{directory}/cgroup.procs").split() if line.isdecimal())
+
+
+def make_directory(path: str) -> None:
+    """The cgroup exists. Raises FailedPrecondition naming it."""
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        if os.path.isdir(path):
+            return
+        raise FailedPrecondition(f"make cgroup {path!r}: a file of this name is there") from None
+    except OSError as error:
+        hint = " (hint: no more cgroups are allowed here)" if error.errno in _FULL else ""
+        raise FailedPrecondition(f"make cgroup {path!r}: {describe_os_error(error)}{hint}") from error
+
+
+_FULL = frozenset({11, 12, 28})
+"""EAGAIN is cgroup.max.descendants, ENOMEM and ENOSPC are the kernel's own ends."""
+
+
+def move(directory: str, file: str, number: int) -> None:
+    """The process (`cgroup.procs`) or thread is in the cgroup. Raises FailedPrecondition; one that is gone is fine."""
+    try:
+        write(f"{directory}/{file}", str(number))
+    except ProcessLookupError:
+        return
+    except OSError as error:
+        raise FailedPrecondition(f"move {number} into cgroup {directory!r}: {describe_os_error(error)}") from error
+
+
+def own_children(directory: str) -> Iterator[int]:
+    """This process and its children, of those in the cgroup."""
+    for pid in members(directory):
+        if pid == os.getpid() or _parent_of(pid) == os.getpid():
+            yield pid
+
+
+def _parent_of(pid: int) -> int:
+    fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def upwards(path: str) -> Iterator[str]:
+    """`path` and every cgroup above it, the root as an empty text."""
+    while path not in ("", "/"):
+        yield path
+        path = path.rpartition("/")[0]
+    yield ""

@@ -1,0 +1,145 @@
+"""The host's cgroups as one sandbox uses them: the version's own edge, called from threads; the seam `Cgroups`."""
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+
+from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
+from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
+from pyshim.model.host_facts import CgroupMode
+from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
+from pyshim.resources.cgroups.host.systemd_scope import start_scope
+from pyshim.resources.cgroups.host.v1 import CgroupsV1
+from pyshim.resources.cgroups.host.v2 import CgroupsV2
+
+
+def _paths(groups: tuple[Group, ...]) -> str:
+    return ", ".join(repr(group.path) for group in groups)
+
+
+class LinuxCgroups:
+    """One sandbox's. Every method raises ShimError naming the cgroup."""
+
+    def __init__(self, mode: CgroupMode, hierarchies: tuple[cgroup_mounts.Hierarchy, ...]) -> None:
+        self._tree = CgroupsV2(hierarchies) if mode is CgroupMode.V2 else CgroupsV1(hierarchies)
+
+    def roots(self, group: Group) -> tuple[str, ...]:
+        """The mount points below which `group.path` is, or will be."""
+        return self._tree.roots(group)
+
+    @within_s(READ_S, lambda self, groups: f"look into cgroups {_paths(groups)}")
+    async def occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
+        """By its path, a process that is in the group or below it, this one excepted. A group with none is left out."""
+        return await asyncio.to_thread(self._occupants, groups)
+
+    def _occupants(self, groups: tuple[Group, ...]) -> Mapping[str, int]:
+        return {group.path: pid for group in groups if (pid := self._occupant(group))}
+
+    def _occupant(self, group: Group) -> int:
+        for root in self._tree.roots(group):
+            for directory, _, _ in os.walk(root + group.path):
+                for pid in cgroup_mounts.members(directory):
+                    if pid != os.getpid():
+                        return pid
+        return 0
+
+    @within_s(CHANGE_S, lambda self, groups: f"make cgroups {_paths(groups)}")
+    async def make(self, groups: tuple[Group, ...]) -> tuple[str, ...]:
+        """They are there; notes say what they lack."""
+        notes: list[str] = []
+
+        def make() -> None:
+            for group in groups:
+                notes.extend(self._tree.make(group))
+
+        await thread_to_the_end(make)
+        return tuple(notes)
+
+    @within_s(CHANGE_S, "start scope '{scope.unit}'")
+    async def start_scope(self, scope: Scope) -> None:
+        """The unit runs with this process in it. Raises ShimError when systemd refuses or says nothing."""
+        await thread_to_the_end(start_scope, scope, os.getpid())
+
+    @within_s(CHANGE_S, "join cgroup '{group.path}'")
+    async def join(self, group: Group, pids: Iterable[int]) -> None:
+        def join() -> None:
+            for pid in pids:
+                self._tree.join(group, pid)
+
+        await thread_to_the_end(join)
+
+    @within_s(CHANGE_S, "move threads into cgroup '{group.path}'")
+    async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
+        """The threads are in the group, where the hierarchy keeps threads apart from their process."""
+
+        def join() -> None:
+            for tid in tids:
+                self._tree.join_thread(group, tid)
+
+        await thread_to_the_end(join)
+
+    @within_s(CHANGE_S, "leave cgroups")
+    async def leave(self, groups: tuple[Group, ...]) -> None:
+        """This process and its children are in none of the groups."""
+
+        def leave() -> None:
+            for group in groups:
+                self._tree.leave(group)
+
+        await thread_to_the_end(leave)
+
+    @within_s(CHANGE_S, "set limits of cgroup '{group.path}'")
+    async def apply(self, group: Group, settings: Iterable[GroupSetting]) -> Mapping[GroupSetting, str]:
+        """Every setting was tried, in order; those the kernel did not take, each with the reason."""
+        failed: dict[GroupSetting, str] = {}
+
+        def apply() -> None:
+            for setting in settings:
+                if problem := self._tree.apply(group, setting):
+                    failed[setting] = problem
+
+        await thread_to_the_end(apply)
+        return failed
+
+    @within_s(READ_S, "read cpuset.{name} of cgroup '{group.path}'")
+    async def allowed(self, group: Group, name: str) -> str:
+        """`cpus` or `mems` the cgroup above has, as a list; empty when that is not known."""
+        return await asyncio.to_thread(self._tree.allowed, group, name)
+
+    @within_s(READ_S, "read oom counters of cgroup '{group.path}'")
+    async def oom(self, group: Group) -> HostOom | None:
+        return await asyncio.to_thread(self._tree.oom, group)
+
+    @within_s(READ_S, "look at device nodes")
+    async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """(rule, path) that allows each device there is; VFIO groups by their major, which covers later ones."""
+        return await asyncio.to_thread(_device_rules, tuple(paths))
+
+    @within_s(CHANGE_S, "pin thread {tid}")
+    async def pin(self, tid: int, cpus: Iterable[int]) -> str:
+        """The thread runs on these CPUs only. The reason when the kernel refuses."""
+        try:
+            os.sched_setaffinity(tid, cpus)
+        except ProcessLookupError:
+            return ""
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+
+def _device_rules(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            kind = {stat.S_IFBLK: "b", stat.S_IFCHR: "c"}.get(stat.S_IFMT(status.st_mode))
+            if kind:
+                found[f"{kind} {os.major(status.st_rdev)}:{os.minor(status.st_rdev)} rwm"] = path
+    for line in cgroup_mounts.read("/proc/devices").splitlines():
+        words = line.split()
+        if len(words) == 2 and words[1] in ("vfio", "vfio-dev"):
+            found[f"c {words[0]}:* rwm"] = words[1]
+    return tuple(found.items())

@@ -1,0 +1,104 @@
+"""cgroup v1: a directory in each hierarchy, threads placed one by one. Also what a hybrid host's controllers are in."""
+
+import os
+from collections.abc import Iterator
+
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.cgroups import Group, GroupSetting, HostOom
+from pyshim.model.errors import FailedPrecondition
+from pyshim.resources.cgroups.host import hierarchies as kernel
+
+_THREADED = ("cpu", "cpuacct", "cpuset")
+"""Where a thread can be apart from its process with an effect. Memory follows the owner of the address space."""
+
+
+class CgroupsV1:
+    def __init__(self, hierarchies: tuple[kernel.Hierarchy, ...]) -> None:
+        self._hierarchies = tuple(each for each in hierarchies if each.controllers)
+        # Read now: systemd moves this process before it joins anything by itself.
+        places = kernel.places_of(os.getpid())
+        self._origin = {each.mount_point: places.get(frozenset(each.controllers), "") for each in self._hierarchies}
+        """The cgroup this process came from, by hierarchy."""
+
+    def roots(self, group: Group) -> tuple[str, ...]:
+        """The mount points of the hierarchies that hold the group."""
+        return tuple(each.mount_point for each in self._of(group))
+
+    def _of(self, group: Group, only: tuple[str, ...] = ()) -> Iterator[kernel.Hierarchy]:
+        for each in self._hierarchies:
+            if group.controllers and not set(group.controllers) & set(each.controllers):
+                continue
+            if not only or set(only) & set(each.controllers):
+                yield each
+
+    def make(self, group: Group) -> tuple[str, ...]:
+        """The group is there, fit to take processes. Raises FailedPrecondition naming the directory; no notes."""
+        for each in self._of(group):
+            path = each.mount_point
+            for name in group.path.strip("/").split("/"):
+                above, path = path, f"{path}/{name}"
+                kernel.make_directory(path)
+                if "cpuset" in each.controllers:
+                    _inherit_cpuset(path, above)
+        return ()
+
+    def join(self, group: Group, pid: int) -> None:
+        for each in self._of(group):
+            kernel.move(each.mount_point + group.path, "cgroup.procs", pid)
+
+    def join_thread(self, group: Group, tid: int) -> None:
+        for each in self._of(group, _THREADED):
+            kernel.move(each.mount_point + group.path, "tasks", tid)
+
+    def leave(self, group: Group) -> None:
+        """This process and its children are where this process came from, or in the nearest cgroup above that is."""
+        for each in self._of(group):
+            origin = self._origin.get(each.mount_point, "")
+            back = f"{each.mount_point}{origin}" if origin else ""
+            for pid in kernel.own_children(each.mount_point + group.path):
+                kernel.move(back if os.path.isdir(back) else each.mount_point, "cgroup.procs", pid)
+
+    def apply(self, group: Group, setting: GroupSetting) -> str:
+        """What kept the setting from being made; empty when it was."""
+        each = next((each for each in self._of(group) if setting.controller in each.controllers), None)
+        if each is None:
+            return f"controller {setting.controller} is not mounted"
+        directory = each.mount_point + group.path
+        value = setting.value
+        if not value:  # v1 has no word for "as above"
+            value = kernel.read(f"{os.path.dirname(directory)}/{setting.file}").strip()
+        try:
+            kernel.write(f"{directory}/{setting.file}", value)
+        except OSError as error:
+            return describe_os_error(error)
+        return ""
+
+    def allowed(self, group: Group, name: str) -> str:
+        """The list of `cpus` or `mems` of the cgroup above; empty where there is no such controller."""
+        each = next(self._of(group, ("cpuset",)), None)
+        above = group.path.rpartition("/")[0]
+        return kernel.read(f"{each.mount_point}{above}/cpuset.{name}").strip() if each else ""
+
+    def oom(self, group: Group) -> HostOom | None:
+        """Whether the OOM killer took a process of the group, and whose limit was met."""
+        each = next(self._of(group, ("memory",)), None)
+        if each is None or not kernel.keyed(f"{each.mount_point}{group.path}/memory.oom_control", "oom_kill"):
+            return None
+        met: list[tuple[int, str]] = []
+        for path in kernel.upwards(group.path):
+            limit = kernel.number(f"{each.mount_point}{path}/memory.limit_in_bytes")
+            if limit is not None and kernel.number(f"{each.mount_point}{path}/memory.failcnt"):
+                met.append((limit, path or "/"))
+        limit_bytes, limited_by = min(met, default=(0, ""))
+        return HostOom(limited_by=limited_by, limit_bytes=limit_bytes)
+
+
+def _inherit_cpuset(path: str, above: str) -> None:
+    """A new v1 cpuset is empty and takes nobody; one that is set is left alone. Source: cpuset(7)."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        if kernel.read(f"{path}/{name}").strip():
+            continue
+        try:
+            kernel.write(f"{path}/{name}", kernel.read(f"{above}/{name}").strip())
+        except OSError as error:
+            raise FailedPrecondition(f"write '{path}/{name}': {describe_os_error(error)}") from error

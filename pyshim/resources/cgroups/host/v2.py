@@ -1,0 +1,127 @@
+"""cgroup v2: one directory per group, controllers enabled from above, vCPU threads in a threaded cgroup."""
+
+import errno
+import os
+from collections.abc import Iterator
+
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.cgroups import Group, GroupSetting, HostOom
+from pyshim.resources.cgroups.host import hierarchies as kernel
+
+_WANTED = ("cpu", "cpuset", "io", "memory", "pids")
+_THREADED = ("cpu", "cpuset")
+
+
+class CgroupsV2:
+    def __init__(self, hierarchies: tuple[kernel.Hierarchy, ...]) -> None:
+        self._root = next((each.mount_point for each in hierarchies if not each.controllers), "/sys/fs/cgroup")
+        # Read now: systemd moves this process before it joins anything by itself.
+        self._origin = kernel.place_of(os.getpid(), ())
+
+    def roots(self, group: Group) -> tuple[str, ...]:
+        return (self._root,)
+
+    def make(self, group: Group) -> tuple[str, ...]:
+        """The group is there. Raises FailedPrecondition; notes say which controllers it could not be given, and why."""
+        if group.threaded:
+            return self._make_threaded(group)
+        notes: dict[str, str] = {}
+        path = self._root
+        for name in group.path.strip("/").split("/"):
+            for controller, problem in _enable(path, _WANTED, occupied=_is_occupied(path)):
+                notes.setdefault(controller, f"no controller {controller} below '{path}': {problem}")
+            path = f"{path}/{name}"
+            kernel.make_directory(path)
+        has = kernel.read(f"{path}/cgroup.controllers").split()
+        return tuple(note for controller, note in notes.items() if controller not in has)
+
+    def _make_threaded(self, group: Group) -> tuple[str, ...]:
+        """As far as the hierarchy permits; where it does not, vCPU threads stay with their process."""
+        directory = self._root + group.path
+        kernel.make_directory(directory)
+        try:
+            # First threaded, then the controllers: the cgroup above has processes, which only threaded ones may share.
+            kernel.write(f"{directory}/cgroup.type", "threaded")
+        except OSError as error:
+            return (f"vCPU threads are not apart: '{group.path}' cannot be threaded: {describe_os_error(error)}",)
+        above = os.path.dirname(directory)
+        return tuple(
+            f"no controller {controller} for vCPU threads: {problem}"
+            for controller, problem in _enable(above, _THREADED, occupied=False)
+        )
+
+    def join(self, group: Group, pid: int) -> None:
+        kernel.move(self._root + group.path, "cgroup.procs", pid)
+
+    def join_thread(self, group: Group, tid: int) -> None:
+        if kernel.read(f"{self._root}{group.path}/cgroup.type").strip() == "threaded":
+            kernel.move(self._root + group.path, "cgroup.threads", tid)
+
+    def leave(self, group: Group) -> None:
+        """This process and its children are where this process came from, or in the nearest cgroup that takes them."""
+        if group.threaded:
+            return
+        above = tuple(kernel.upwards(group.path.rpartition("/")[0]))
+        for pid in kernel.own_children(self._root + group.path):
+            for place in (self._origin.rstrip("/"), *above):
+                try:
+                    kernel.write(f"{self._root}{place}/cgroup.procs", str(pid))
+                    break
+                except ProcessLookupError:
+                    break
+                except OSError:
+                    continue  # it has controllers for cgroups below it, or is gone: the next one above
+
+    def apply(self, group: Group, setting: GroupSetting) -> str:
+        directory = self._root + group.path
+        try:
+            # A set in use cannot be emptied again: "as above" is what is above now.
+            value = setting.value or self.allowed(group, setting.file.rpartition(".")[2])
+            kernel.write(f"{directory}/{setting.file}", value)
+        except FileNotFoundError:
+            return f"the cgroup has no controller {setting.controller}"
+        except OSError as error:
+            if error.errno == errno.EACCES and not os.path.exists(f"{directory}/{setting.file}"):
+                return f"the cgroup has no controller {setting.controller}"
+            return describe_os_error(error)
+        return ""
+
+    def allowed(self, group: Group, name: str) -> str:
+        for path in kernel.upwards(group.path.rpartition("/")[0]):
+            if text := kernel.read(f"{self._root}{path}/cpuset.{name}.effective").strip():
+                return text
+        return ""
+
+    def oom(self, group: Group) -> HostOom | None:
+        if not kernel.keyed(f"{self._root}{group.path}/memory.events", "oom_kill"):
+            return None
+        for path in kernel.upwards(group.path):
+            if kernel.keyed(f"{self._root}{path}/memory.events.local", "oom"):
+                limit = kernel.number(f"{self._root}{path}/memory.max")
+                return HostOom(limited_by=path or "/", limit_bytes=limit or 0)
+        return HostOom(limited_by="", limit_bytes=0)
+
+
+def _is_occupied(directory: str) -> bool:
+    """It has processes of its own. The kernel would still take cpu and cpuset there, by making all below it threaded:
+    then no process could be moved in. The root alone may have both, and has no type."""
+    return os.path.exists(f"{directory}/cgroup.type") and bool(kernel.members(directory))
+
+
+def _enable(directory: str, wanted: tuple[str, ...], *, occupied: bool) -> Iterator[tuple[str, str]]:
+    """The wanted controllers are enabled for the cgroups below; yields those that are not, each with the reason."""
+    there = kernel.read(f"{directory}/cgroup.controllers").split()
+    enabled = kernel.read(f"{directory}/cgroup.subtree_control").split()
+    for controller in wanted:
+        if controller in enabled:
+            continue
+        if controller not in there:
+            yield controller, "it is not there"
+            continue
+        if occupied:
+            yield controller, "processes are in the cgroup itself"
+            continue
+        try:
+            kernel.write(f"{directory}/cgroup.subtree_control", f"+{controller}")
+        except OSError as error:
+            yield controller, describe_os_error(error)

@@ -1,0 +1,349 @@
+"""The host cgroups of one sandbox, from before its first process to after its last.
+
+Order: the shim joins, so that whatever it starts is counted from its first page; virtiofsd and the VMM are its
+children. The vCPU threads are placed while the guest is still stopped, and again after each hotplug. At the end the
+shim leaves, and what is left in the cgroups goes with them.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from hypervisors.base import Hypervisor
+from pyshim.concurrency.tasks import to_the_end, together
+from pyshim.model.cgroups import Group, GroupSetting, Member, Role
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.seams import Cgroups, PinnedElsewhere
+from pyshim.model.vm import Device, VmExit, VmExitKind
+from pyshim.resources.cgroups.plan.pinning import Pinning, pinning
+from pyshim.resources.cgroups.plan.settings import (
+    DEVICE_NODES,
+    allowed_device,
+    checked_cpuset,
+    cpuset_settings,
+    cpuset_union,
+    device_settings,
+    limit_settings,
+)
+from pyshim.resources.plan import SandboxPlan
+from pyshim.resources.sizing.plan import SizingRecord
+from pyshim.resources.sizing.plan.workload import cpu_set
+
+log = logging.getLogger("pyshim.resources.cgroups.live")
+
+MIB = 1024 * 1024
+CLAIM_S = 10.0
+"""For other shims' turns, each of which takes some milliseconds."""
+CLAIM_PAUSE_S = 0.005
+Resources = Mapping[str, Any]
+_NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
+
+
+class CgroupRecords(Protocol):
+    """The sandbox's records, as far as they tell what is taken (`seams.Records`). Calls raise ShimError."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+    def pins(self) -> PinnedElsewhere: ...
+    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]: ...
+
+
+class SandboxCgroups:
+    """`saved()` is what is true of them, for the state on disk."""
+
+    def __init__(
+        self,
+        *,
+        plan: SandboxPlan,
+        host: Cgroups,
+        records: CgroupRecords,
+        hypervisor: Hypervisor,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._config = plan.config
+        self._sandbox_id = plan.sandbox_id
+        self._plan = plan.cgroups
+        self._host = host
+        self._records = records
+        self._ledger = records.ledger
+        self._hypervisor = hypervisor
+        self.own_pid = os.getpid()
+        """The shim's."""
+        self._on_change = on_change
+        self._record = plan.sizing
+        self._entries: list[LedgerEntry] = []
+        self._settings: dict[tuple[Role, str, str], GroupSetting] = {}
+        self._notes: dict[str, None] = dict.fromkeys(self._plan.notes)
+        self._threads: tuple[int, ...] = ()
+        self._pids: dict[Member, int] = {}
+        self._pinning = _NOT_PINNED
+        self._lock = asyncio.Lock()
+        self._left = False
+
+    # ---- before and while the VM starts
+
+    async def enter(self) -> None:
+        """The cgroups are there with their limits, and the shim is where it belongs; `leave` takes all of it back."""
+        plan = self._plan
+        if not plan.groups:
+            return
+        # Before they are ours by the ledger: a process in a cgroup of ours is killed at its end.
+        for path, pid in (await self._host.occupants(plan.groups)).items():
+            raise FailedPrecondition(
+                f"make cgroup '{path}': process {pid} is in it: another sandbox has the same cgroupsPath"
+            )
+        await self._claim()
+        if plan.scope is not None:
+            await self._host.start_scope(plan.scope)
+        self._note(await self._host.make(plan.groups))
+        await self._apply(limit_settings(plan, self._config, self._record))
+        await self._join(Member.SHIM, self.own_pid)
+
+    async def _claim(self) -> None:
+        """The cgroups are in our ledger and in no other: an undo kills the processes in them."""
+        paths = [group.path for group in self._plan.groups]
+        until = asyncio.get_running_loop().time() + CLAIM_S
+        while True:
+            with self._records.claims(paths) as others:
+                if others is not None:
+                    self._claim_unless(others)
+                    return
+            if asyncio.get_running_loop().time() > until:
+                raise DeadlineExceeded(f"claim cgroup '{paths[0]}': other shims decide for more than {CLAIM_S:g} s")
+            await asyncio.sleep(CLAIM_PAUSE_S)
+
+    def _claim_unless(self, taken: Mapping[str, str]) -> None:
+        for path, other in taken.items():
+            raise FailedPrecondition(
+                f"make cgroup '{path}': sandbox '{other}' has it: another sandbox has the same cgroupsPath "
+                f"(hint: if its shim is gone, 'pyshim cleanup {other}')"
+            )
+        entries = [
+            LedgerEntry(kind=ResourceKind.CGROUP, key=group.path, detail={"roots": ":".join(self._host.roots(group))})
+            for group in self._plan.groups
+        ]
+        self._ledger.acquire(*entries)
+        self._entries += entries
+
+    @contextlib.asynccontextmanager
+    async def birth_of_vmm(self) -> AsyncIterator[None]:
+        """What the shim starts meanwhile is in the VMM's cgroup from its first page; then the shim is back in its own.
+
+        v2 never moves a page's charge to another cgroup.
+        """
+        members = self._plan.members
+        apart = bool(self._plan.groups) and members[Member.VMM] is not members[Member.SHIM]
+        if apart:
+            await self._host.join(self._group(members[Member.VMM]), (self.own_pid,))
+        try:
+            yield
+        finally:
+            if apart:
+                await self._join(Member.SHIM, self.own_pid)
+
+    async def allow_nodes(self) -> None:
+        """Whoever is in the cgroup for devices may open what a VMM needs and no more; nobody is yet.
+
+        The pod's functions are bound to VFIO by now, so that its groups are known.
+        """
+        if self._plan.group(Role.DEVICES) is not None:
+            rules = await self._host.device_rules(DEVICE_NODES)
+            await self._apply((*device_settings(self._plan), *(allowed_device(rule, what) for rule, what in rules)))
+
+    async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
+        """All that serves the guest is bound by `allow_nodes`; the vCPU threads are where they belong.
+
+        The guest has not run yet.
+        """
+        if not self._plan.groups:
+            return
+        self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
+        if self._plan.group(Role.DEVICES) is not None:
+            # The VMM answers while the kernel moves it.
+            programs = filter(None, (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids))
+            await together(self._host.join(self._group(Role.DEVICES), programs), self._place_vcpus())
+        else:
+            await self._place_vcpus()
+
+    async def allow(self, device: Device) -> None:
+        """The VMM may open the device it is about to be given."""
+        path = getattr(device, "path", "")
+        if self._plan.group(Role.DEVICES) is not None:
+            rules = await self._host.device_rules((path,) if path else ())
+            await self._apply(tuple(allowed_device(rule, what) for rule, what in rules))
+
+    # ---- while it runs
+
+    async def fit(self, containers: Iterable[Resources], record: SizingRecord) -> None:
+        """CPU sets, limits and thread places follow the containers and the VM's size.
+
+        Raises InvalidArgument for a CPU set this host, or the pod's cgroup, does not have.
+        """
+        if not self._plan.groups:
+            return
+        # What asks for nothing at all is a pod's own sandbox container, which does no work.
+        containers = tuple(each for each in containers if each)
+        async with self._lock:
+            if self._left:
+                return
+            had, same_size = self.saved(), record is self._record
+            self._record = record
+            cpus, mems = cpuset_union(containers, "cpus"), cpuset_union(containers, "mems")
+            await self._check_sets(cpus, mems)
+            if cpus or mems or self._has_sets():
+                await self._apply(cpuset_settings(self._plan, cpus, mems))
+            await self._apply(limit_settings(self._plan, self._config, record))
+            if not same_size or not self._threads:
+                await self._place_vcpus()
+            await self._pin(cpus)
+            if self.saved() != had:
+                self._on_change()
+
+    async def _check_sets(self, cpus: frozenset[int], mems: frozenset[int]) -> None:
+        group = self._group(Role.SANDBOX)
+        for wanted, name, what in ((cpus, "cpus", "CPUs"), (mems, "mems", "memory nodes")):
+            if wanted and (allowed := await self._host.allowed(group, name)):
+                checked_cpuset(wanted, cpu_set(allowed, f"cpuset.{name}"), what, group.path)
+
+    def _has_sets(self) -> bool:
+        return any(setting.controller == "cpuset" for setting in self._settings.values())
+
+    async def _place_vcpus(self) -> None:
+        had = self._threads
+        try:
+            self._threads = await self._hypervisor.vcpu_thread_ids()
+        except ShimError as exc:
+            log.debug("list vCPU threads", extra={"sandbox": self._sandbox_id, "error": str(exc)})
+            return
+        role = self._plan.members[Member.VCPUS]
+        if role is not self._plan.members[Member.VMM]:
+            await self._host.join_threads(self._group(role), [tid for tid in self._threads if tid not in had])
+
+    async def _pin(self, cpus: frozenset[int]) -> None:
+        if not self._config.runtime.enable_vcpus_pinning:
+            return
+        had = self._pinning
+        await to_the_end(self._decide_pinning(cpus))  # who is cancelled between lock and release would keep the lock
+        pairs = self._pinning.pairs
+        if not pairs and not had.pairs:
+            return
+        anywhere = cpus or await self._all_cpus()
+        for vcpu, tid in enumerate(self._threads):
+            if problem := await self._host.pin(tid, (pairs[vcpu],) if vcpu in pairs else anywhere):
+                self._note((f"vCPU {vcpu} is not where it is pinned to: {problem}",))
+
+    async def _decide_pinning(self, cpus: frozenset[int]) -> None:
+        had = self._pinning
+        with await asyncio.to_thread(self._records.pins) as elsewhere:
+            self._pinning = pinning(
+                vcpus=len(self._threads), base=self._record.vcpus.base, cpus=cpus, taken=elsewhere.taken
+            )
+            if self._pinning != had:
+                log.info("vCPU pinning", extra={"sandbox": self._sandbox_id, "reason": self._pinning.reason})
+                self._on_change()  # on disk before the next shim looks
+
+    async def _all_cpus(self) -> frozenset[int]:
+        return cpu_set(await self._host.allowed(self._group(Role.SANDBOX), "cpus"), "cpuset.cpus")
+
+    # ---- the end
+
+    async def explain(self, end: VmExit) -> str:
+        """Why the VM ended, the host's OOM killer told apart from a VMM that died by itself and from the guest."""
+        if end.kind is not VmExitKind.VMM_DIED or not self._plan.groups:
+            return end.reason
+        return await self._with_oom(Member.VMM, "the VMM", end.reason)
+
+    async def explain_virtiofsd(self, reason: str) -> str:
+        return await self._with_oom(Member.VIRTIOFSD, "virtiofsd", reason) if self._plan.groups else reason
+
+    async def _with_oom(self, member: Member, name: str, reason: str) -> str:
+        group = self._group(self._plan.members[member])
+        try:
+            oom = await self._host.oom(group)
+        except ShimError as exc:
+            log.debug("read oom counters", extra={"sandbox": self._sandbox_id, "error": str(exc)})
+            return reason
+        if oom is None:
+            return reason
+        if not oom.limited_by:
+            return f"the host ran out of memory and its OOM killer ended {name}: {reason}"
+        limit = f" of {oom.limit_bytes // MIB} MiB" if oom.limit_bytes else ""
+        return f"the host's OOM killer ended {name}, as cgroup '{oom.limited_by}' met its memory limit{limit}: {reason}"
+
+    async def leave(self) -> None:
+        """The shim is out, the cgroups are gone and struck out of the ledger. Idempotent."""
+        if not self._entries:
+            return
+        async with self._lock:
+            self._left = True
+        try:
+            await self._host.leave(self._plan.groups)
+        finally:
+            while self._entries:
+                await self._ledger.release(self._entries[-1])
+                self._entries.pop()
+
+    # ---- what is known
+
+    def saved(self) -> Mapping[str, object]:
+        """A JSON object; numbers of processes are those it was left with."""
+        plan = self._plan
+        if not plan.groups:
+            return {"Mode": str(plan.mode), "Notes": list(self._notes)}
+        return {
+            "Mode": str(plan.mode),
+            "SandboxCgroupOnly": self._config.runtime.sandbox_cgroup_only,
+            "Unit": plan.scope.unit if plan.scope is not None else "",
+            "Groups": [
+                {"Role": str(group.role), "Path": group.path, "Roots": list(self._host.roots(group))}
+                for group in plan.groups
+            ],
+            "Members": {str(member): str(role) for member, role in plan.members.items()},
+            "Pids": {str(member): pid for member, pid in self._pids.items()},
+            "VcpuThreads": list(self._threads),
+            "Settings": [
+                {"Role": str(each.role), "File": each.file, "Value": each.value, "Source": each.source}
+                for each in self._settings.values()
+            ],
+            "Pinned": {str(vcpu): cpu for vcpu, cpu in self._pinning.pairs.items()},
+            "Pinning": self._pinning.reason,
+            "Notes": list(self._notes),
+        }
+
+    # ---- pieces
+
+    async def _join(self, member: Member, pid: int) -> None:
+        self._pids[member] = pid
+        await self._host.join(self._group(self._plan.members[member]), (pid,))
+
+    async def _apply(self, settings: Iterable[GroupSetting]) -> None:
+        """Each is written, or noted with the reason; raises FailedPrecondition for one that must not be missing."""
+        settings = tuple(settings)
+        for role in dict.fromkeys(setting.role for setting in settings):
+            group = self._group(role)
+            failed = await self._host.apply(group, [setting for setting in settings if setting.role is role])
+            for setting, problem in failed.items():
+                text = f"set {setting.file} of '{group.path}' to '{setting.value}': {problem}"
+                if setting.required:
+                    raise FailedPrecondition(text)
+                self._note((text,))
+            for setting in settings:
+                if setting.role is role and setting not in failed:
+                    repeated = setting.value if setting.controller == "devices" else ""
+                    self._settings[role, setting.file, repeated] = setting
+
+    def _note(self, notes: Iterable[str]) -> None:
+        for note in notes:
+            if note not in self._notes:
+                log.warning("cgroups", extra={"sandbox": self._sandbox_id, "problem": note})
+                self._notes[note] = None
+
+    def _group(self, role: Role) -> Group:
+        group = self._plan.group(role)
+        assert group is not None, f"the plan has a cgroup for its {role}"
+        return group

@@ -1,0 +1,140 @@
+"""Which host cgroups a sandbox has and who goes where: from `cgroupsPath`, the configuration and the host's version.
+
+Names are Kata's: the last element of `cgroupsPath` with the prefix `kata_`, below the pod's cgroup, and
+`/kata_overhead/<sandbox>`. With `sandbox_cgroup_only` all of a sandbox is in the first. Without, the first holds what
+runs the pod's work, the vCPUs, and the second the rest:
+
+- v1 places threads one by one, so it is exactly so for CPU time. Memory always counts where the whole process is, as
+  v1 charges the owner of an address space: guest RAM is in the overhead cgroup.
+- v2 keeps all threads of a process in one domain, so the whole VMM is in the pod's cgroup, its memory with it, and the
+  vCPU threads in a threaded cgroup below that; shim and virtiofsd are in the overhead cgroup.
+
+A systemd path (`slice:prefix:name`) is the scope `prefix-name.scope`, asked of systemd only with
+`sandbox_cgroup_only`: a scope lives as long as a process is in it.
+
+Sources: the kernel's admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rst "Threads"; systemd.scope(5).
+"""
+
+import posixpath
+import re
+
+from msgspec.structs import replace
+
+from pyshim.model.cgroups import CgroupPlan, Group, Member, Role, Scope
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.ids import SandboxId
+
+OVERHEAD_PARENT = "/kata_overhead"
+_PREFIX = "kata_"
+_RELATIVE_PARENT = "/vc"
+_DEFAULT_SLICE = "system.slice"
+_MAX_NAME_BYTES = 255
+"""NAME_MAX: an element of a path in the cgroup file systems."""
+# What systemd takes as the name of a unit; systemd.unit(5).
+_UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+", re.ASCII)
+
+
+def cgroup_plan(*, sandbox_id: SandboxId, cgroups_path: str, config: Config, host: HostFacts) -> CgroupPlan:
+    """The plan. Raises InvalidArgument naming `cgroupsPath` when it is none of the forms the field has."""
+    path, scope = sandbox_cgroup(cgroups_path, sandbox_id)
+    only = config.runtime.sandbox_cgroup_only
+    notes: list[str] = []
+    if host.cgroup_mode is CgroupMode.NONE:
+        return CgroupPlan(
+            mode=host.cgroup_mode, groups=(), members={}, scope=None, notes=("this host has no cgroups mounted",)
+        )
+    if scope is not None and not (host.systemd and only):
+        why = "sandbox_cgroup_only is false" if host.systemd else "systemd does not run"
+        notes.append(f"no systemd unit, only the directory of '{scope.unit}': {why}")
+        scope = None
+    v2 = host.cgroup_mode is CgroupMode.V2
+    if scope is not None and v2:
+        scope = replace(scope, devices=_SCOPE_DEVICES)
+    groups = [Group(role=Role.SANDBOX, path=path)]
+    if not only:
+        groups.append(Group(role=Role.OVERHEAD, path=f"{OVERHEAD_PARENT}/{sandbox_id}"))
+        if not v2:
+            notes.append("cgroup v1 charges memory to whole processes: guest RAM counts in the overhead cgroup")
+    if v2:
+        notes.append("no device rules: cgroup v2 has them only as eBPF programs" if scope is None else _DEVICES_BY_UNIT)
+        groups.append(Group(role=Role.VCPUS, path=f"{path}/vcpus", threaded=True))
+    else:
+        holder = groups[-1].path
+        groups.append(Group(role=Role.DEVICES, path=f"{holder}/vmm", controllers=("devices",)))
+    rest = Role.SANDBOX if only else Role.OVERHEAD
+    members = {
+        Member.SHIM: rest,
+        Member.VIRTIOFSD: rest,
+        Member.VMM: Role.SANDBOX if v2 else rest,
+        Member.VCPUS: Role.VCPUS if v2 else Role.SANDBOX,
+    }
+    return CgroupPlan(mode=host.cgroup_mode, groups=tuple(groups), members=members, scope=scope, notes=tuple(notes))
+
+
+# systemd's `closed` adds null, zero, full, random, urandom. The shim mounts block devices of any kind for its guest.
+_SCOPE_DEVICES = (
+    *("/dev/tty", "/dev/console", "/dev/ptmx", "char-pts", "/dev/net/tun", "/dev/kvm", "/dev/mshv", "/dev/fuse"),
+    *("/dev/vhost-net", "/dev/vhost-vsock", "/dev/vfio/vfio", "char-vfio", "/dev/iommu", "/dev/userfaultfd"),
+    *("/dev/sev", "/dev/sgx_vepc", "/dev/loop-control", "/dev/mapper/control", "block-*"),
+)
+_DEVICES_BY_UNIT = "device rules are systemd's: DevicePolicy and DeviceAllow of the scope"
+
+
+def sandbox_cgroup(cgroups_path: str, sandbox_id: str) -> tuple[str, Scope | None]:
+    """The sandbox's own cgroup from the root of a hierarchy, and the systemd unit when the path has that form.
+
+    A path, absolute or not (then below /vc), or `slice:prefix:name`. Raises InvalidArgument.
+    """
+    if ":" in cgroups_path and not cgroups_path.startswith("/"):
+        return _scope(cgroups_path)
+    if not cgroups_path:
+        return f"{_RELATIVE_PARENT}/{_PREFIX}{sandbox_id}", None
+    absolute = cgroups_path.startswith("/")
+    # Normalised as an absolute path: no `..` leads out of the hierarchy.
+    path = posixpath.normpath("/" + cgroups_path.lstrip("/"))
+    parent, name = posixpath.split(path)
+    if not name:
+        raise _wrong(cgroups_path, "it names the root of the hierarchy")
+    if not absolute:
+        parent = f"{_RELATIVE_PARENT}{parent}".rstrip("/")
+    result = posixpath.join(parent, _PREFIX + name)
+    if "\n" in result:
+        raise _wrong(cgroups_path, "a cgroup's name has no line breaks")
+    if any(len(element.encode()) > _MAX_NAME_BYTES for element in result.split("/")):
+        raise _wrong(cgroups_path, f"an element of it is longer than {_MAX_NAME_BYTES} bytes")
+    return result, None
+
+
+def _scope(cgroups_path: str) -> tuple[str, Scope]:
+    parts = cgroups_path.split(":")
+    if len(parts) != 3 or not all(parts[1:]):
+        raise _wrong(cgroups_path, "it is neither a path nor slice:prefix:name")
+    slice_name, prefix, name = parts[0] or _DEFAULT_SLICE, parts[1], parts[2]
+    unit = f"{prefix}-{name}.scope"
+    if not _is_slice(slice_name):
+        raise _wrong(cgroups_path, f"{slice_name!r} is no name of a slice")
+    if not _UNIT.fullmatch(unit) or len(unit) > _MAX_NAME_BYTES:
+        raise _wrong(cgroups_path, f"{unit!r} is no name of a unit")
+    path = f"{slice_directory(slice_name)}/{unit}"
+    return path, Scope(unit=unit, slice=slice_name, description=f"virtual machine of {name}", devices=())
+
+
+def _is_slice(name: str) -> bool:
+    if name == "-.slice":
+        return True
+    stem = name.removesuffix(".slice")
+    return stem != name and _UNIT.fullmatch(stem) is not None and ":" not in stem and all(stem.split("-"))
+
+
+def slice_directory(name: str) -> str:
+    """`/a.slice/a-b.slice` for `a-b.slice`, empty for the root slice. Source: systemd.slice(5)."""
+    if name == "-.slice":
+        return ""
+    words = name.removesuffix(".slice").split("-")
+    return "".join("/" + "-".join(words[: count + 1]) + ".slice" for count in range(len(words)))
+
+
+def _wrong(cgroups_path: str, why: str) -> InvalidArgument:
+    return InvalidArgument(f"read spec: linux.cgroupsPath {cgroups_path[:300]!r}: {why}")

@@ -1,0 +1,187 @@
+"""What is written into a sandbox's host cgroups: limits from its size, CPU sets from its containers, device rules.
+
+Kata sets no limit of its own and leaves it to the pod's cgroup, where there is one. With `sandbox_cgroup_limits` the
+sandbox is held to what its sizing record says plus what the VMM and its servers need. Values are given in cgroup v2's
+words and spelled for v1 here. Sources: the kernel's admin-guide/cgroup-v2.rst, admin-guide/cgroup-v1/, scheduler/
+sched-bwc.rst.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from pyshim.model.cgroups import CgroupPlan, GroupSetting, Member, Role
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import CgroupMode
+from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
+from pyshim.resources.sizing.plan.record import SizingRecord, decimal
+from pyshim.resources.sizing.plan.workload import MIB, cpu_set
+
+PERIOD_US = 100_000
+HOST_SIDE_CPUS = Fraction(1)
+"""What QEMU's own threads, virtiofsd and the shim may use together while the vCPUs use all of theirs."""
+_SHARES_PER_CPU, _MIN_SHARES, _MAX_SHARES = 1024, 2, 262_144
+_LEAST_QUOTA_US = 1000
+
+# Kata's list: what a VMM may open while it runs.
+_DEVICE_RULES = (
+    ("c *:* m", "mknod"),
+    ("b *:* m", "mknod"),
+    ("c 1:3 rwm", "null"),
+    ("c 1:5 rwm", "zero"),
+    ("c 1:7 rwm", "full"),
+    ("c 1:8 rwm", "random"),
+    ("c 1:9 rwm", "urandom"),
+    ("c 5:0 rwm", "tty"),
+    ("c 5:1 rwm", "console"),
+    ("c 5:2 rwm", "ptmx"),
+    ("c 136:* rwm", "pts"),
+    ("c 10:200 rwm", "net/tun"),
+    ("c 10:232 rwm", "kvm"),
+    ("c 10:238 rwm", "vhost-net"),
+    ("c 10:241 rwm", "vhost-vsock"),
+    ("c 10:196 rwm", "vfio/vfio"),
+)
+DEVICE_NODES = ("/dev/mshv", "/dev/iommu", "/dev/userfaultfd", "/dev/sev", "/dev/sgx_vepc")
+"""Devices whose numbers the host chooses: allowed by the number they have."""
+
+
+def limit_settings(plan: CgroupPlan, config: Config, record: SizingRecord) -> tuple[GroupSetting, ...]:
+    """The limits of each cgroup; none unless `sandbox_cgroup_limits`."""
+    if not config.runtime.sandbox_cgroup_limits or not plan.groups:
+        return ()
+    cpus = min(record.vcpus.exact, Fraction(record.vcpus.granted))
+    ram_mib = 0 if config.hypervisor.enable_hugepages else record.memory_mib.granted
+    vcpus_text = f"{decimal(cpus)} CPUs of the sizing record"
+    host_text = f"{decimal(HOST_SIDE_CPUS)} CPU for the VMM's own work"
+    found: list[GroupSetting] = []
+    for group in plan.groups:
+        inside = frozenset(member for member, role in plan.members.items() if role is group.role)
+        if group.role is Role.SANDBOX and plan.members[Member.VCPUS] is Role.VCPUS:
+            inside |= {Member.VCPUS}
+        if not inside or group.role is Role.DEVICES:
+            continue
+        has_vcpus, has_others = Member.VCPUS in inside, bool(inside - {Member.VCPUS})
+        quota = (cpus if has_vcpus else Fraction(0)) + (HOST_SIDE_CPUS if has_others else Fraction(0))
+        source = " + ".join([vcpus_text] * has_vcpus + [host_text] * has_others)
+        found += _cpu(plan.mode, group.role, quota, source)
+        if has_others and group.role is not Role.VCPUS:
+            found += _memory(plan.mode, group.role, ram_mib if Member.VMM in inside else 0)
+            found += _io(plan.mode, group.role, quota, source)
+    return tuple(found)
+
+
+def _cpu(mode: CgroupMode, role: Role, cpus: Fraction, source: str) -> Iterable[GroupSetting]:
+    quota_us = max(math.ceil(cpus * PERIOD_US), _LEAST_QUOTA_US)
+    shares = _shares(cpus)
+    if mode is CgroupMode.V2:
+        values = {"cpu.max": f"{quota_us} {PERIOD_US}", "cpu.weight": str(_weight(shares))}
+    else:
+        # The period first: the kernel checks the pair at each write.
+        values = {
+            "cpu.cfs_period_us": str(PERIOD_US),
+            "cpu.cfs_quota_us": str(quota_us),
+            "cpu.shares": str(shares),
+        }
+    for file, value in values.items():
+        yield GroupSetting(role=role, controller="cpu", file=file, value=value, source=source, required=True)
+
+
+def _memory(mode: CgroupMode, role: Role, ram_mib: int) -> Iterable[GroupSetting]:
+    """From `high` on the kernel reclaims; `max` is where it kills. Between them is room for the host side to double."""
+    high, most = (ram_mib + HOST_SIDE_MIB) * MIB, (ram_mib + 2 * HOST_SIDE_MIB) * MIB
+    ram = f"{ram_mib} MiB of guest RAM + " if ram_mib else ""
+    names = (
+        ("memory.high", "memory.max")
+        if mode is CgroupMode.V2
+        else ("memory.soft_limit_in_bytes", "memory.limit_in_bytes")
+    )
+    for file, value, factor in ((names[0], high, ""), (names[1], most, "2 x ")):
+        source = f"{ram}{factor}{HOST_SIDE_MIB} MiB for the VMM and its servers"
+        yield GroupSetting(role=role, controller="memory", file=file, value=str(value), source=source, required=True)
+
+
+def _io(mode: CgroupMode, role: Role, cpus: Fraction, source: str) -> Iterable[GroupSetting]:
+    """In proportion to the CPUs. Not required: only some I/O schedulers have weights."""
+    file, controller = ("io.weight", "io") if mode is CgroupMode.V2 else ("blkio.bfq.weight", "blkio")
+    weight = max(1, min(1000, round(100 * cpus)))
+    yield GroupSetting(
+        role=role, controller=controller, file=file, value=str(weight), source=f"in proportion to {source}"
+    )
+
+
+def _shares(cpus: Fraction) -> int:
+    return max(_MIN_SHARES, min(_MAX_SHARES, math.floor(cpus * _SHARES_PER_CPU)))
+
+
+def _weight(shares: int) -> int:
+    """v2's weight of v1's shares, as the field converts them. Source: runc libcontainer, ConvertCPUSharesToCgroupV2."""
+    return 1 + ((shares - _MIN_SHARES) * 9999) // (_MAX_SHARES - _MIN_SHARES)
+
+
+def cpuset_union(resources: Iterable[Mapping[str, Any]], member: str) -> frozenset[int]:
+    """The CPUs (`cpus`) or memory nodes (`mems`) of all containers together; empty for no restriction.
+
+    A container without a set may use all of them, and so may then the sandbox. Raises InvalidArgument.
+    """
+    union: set[int] = set()
+    for each in resources:
+        text = (each.get("cpu") or {}).get(member) or ""
+        found = cpu_set(text, f"linux.resources.cpu.{member}")
+        if not found:
+            return frozenset()
+        union |= found
+    return frozenset(union)
+
+
+def cpuset_text(numbers: Iterable[int]) -> str:
+    """`0-2,5`. Source: cpuset(7), "List format"."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def checked_cpuset(wanted: frozenset[int], allowed: frozenset[int], what: str, cgroup: str) -> None:
+    """Raises InvalidArgument when `wanted` names what the cgroup above the sandbox does not have."""
+    if extra := wanted - allowed:
+        raise InvalidArgument(
+            f"set cpuset of '{cgroup}': {what} {cpuset_text(extra)} of '{cpuset_text(wanted)}' are not there: "
+            f"the cgroup above has {cpuset_text(allowed) or 'none'}"
+        )
+
+
+def cpuset_settings(plan: CgroupPlan, cpus: frozenset[int], mems: frozenset[int]) -> tuple[GroupSetting, ...]:
+    """The sandbox cgroup's sets; what is not restricted is as the cgroup above has it (empty value)."""
+    if not plan.groups:
+        return ()
+    return tuple(
+        GroupSetting(
+            role=Role.SANDBOX,
+            controller="cpuset",
+            file=f"cpuset.{name}",
+            value=cpuset_text(numbers),
+            source=f"union of the containers' {name}" if numbers else "not restricted: as the cgroup above",
+            required=bool(numbers),
+        )
+        for name, numbers in (("cpus", cpus), ("mems", mems))
+    )
+
+
+def device_settings(plan: CgroupPlan) -> tuple[GroupSetting, ...]:
+    """v1: everything denied, then the list of what a VMM needs allowed."""
+    if plan.group(Role.DEVICES) is None:
+        return ()
+    deny = GroupSetting(
+        role=Role.DEVICES, controller="devices", file="devices.deny", value="a", source="all but what follows"
+    )
+    return (deny, *(allowed_device(rule, source) for rule, source in _DEVICE_RULES))
+
+
+def allowed_device(rule: str, source: str) -> GroupSetting:
+    return GroupSetting(role=Role.DEVICES, controller="devices", file="devices.allow", value=rule, source=source)

@@ -1,0 +1,1 @@
+"""Confidential guests: which guard, what the host offers, the owner's initdata."""

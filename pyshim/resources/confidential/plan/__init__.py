@@ -1,0 +1,1 @@
+"""Pure: the guard of a VM and the initdata document."""

@@ -1,0 +1,244 @@
+"""The devices passed through to one sandbox, and which of its containers have them.
+
+Cold plugged devices are in the VM from the start. Further devices of a container are plugged when it is created and
+unplugged when it is deleted.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from pyshim.concurrency.tasks import TaskOwner, to_the_end
+from pyshim.model.config import Config
+from pyshim.model.devices import DeviceQuestion, FoundDevice, PodDevices
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.guest import GuestContainer
+from pyshim.model.ids import ContainerId
+from pyshim.model.kind import ContainerKind, placement
+from pyshim.model.oci import OciSpec
+from pyshim.model.vm import VfioDevice
+from pyshim.resources.devices.plan.devices import (
+    GUEST_KERNEL,
+    container_name,
+    container_question,
+    inner_names,
+    kata_vfio_device,
+    passed_nodes,
+    remote_question,
+    vfio_devices,
+    with_passed,
+)
+from pyshim.resources.devices.plan.env import guest_env
+from pyshim.resources.devices.plan.remote import own_names, remote_devices, with_names, without_gpu_count
+from pyshim.resources.devices.vm_devices import VmDevices
+from pyshim.resources.plan import SandboxPlan
+from pyshim.resources.services import SandboxServices
+
+log = logging.getLogger("pyshim.pod.devices")
+
+UNPLUG_WAIT_S = 2.0
+"""Seconds that a Delete waits for the guest to release a device."""
+
+FindDevices = Callable[[DeviceQuestion], Awaitable[PodDevices]]
+
+
+async def no_devices(question: DeviceQuestion) -> PodDevices:
+    """The answer where no source of devices is configured. Raises FailedPrecondition for a question that needs one."""
+    if not question.is_empty:
+        raise FailedPrecondition("find devices: nobody to ask")
+    return PodDevices()
+
+
+def log_found(found: PodDevices, sandbox_id: str) -> None:
+    """The log has every device with its origin, and the placement that the kubelet chose."""
+    for device in found.devices:
+        request = device.request
+        name = request.name or device.nodes[0].path
+        fields = {"device": name, "origin": request.origin, "container": request.container}
+        log.info("device found", extra={"sandbox": sandbox_id, **fields})
+        if device.left_out:
+            what = {"device": name, "left_out": ", ".join(device.left_out)}
+            log.warning("of a device's spec only VFIO nodes and variables count", extra={"sandbox": sandbox_id, **what})
+    for container, cpus in found.cpu_ids.items():
+        log.info("exclusive cpus", extra={"sandbox": sandbox_id, "container": container, "cpus": str(cpus)})
+    for container, sizes in found.memory.items():
+        log.info("memory kept on nodes", extra={"sandbox": sandbox_id, "container": container, "bytes": str(sizes)})
+
+
+class ContainerDevices(Protocol):
+    async def attach(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
+        """`guest` with the devices that are its own. To be undone by `detach`, also when this raises."""
+
+    def saved(self) -> tuple[Mapping[str, object], ...]:
+        """What is passed through from this host, in the words of Kata's state."""
+
+    async def detach(self, container_id: str) -> None:
+        """The devices that only this container had have left the VM, or are about to."""
+
+
+class PassedDevices:
+    def __init__(self, *, plan: SandboxPlan, vm_devices: VmDevices, tasks: TaskOwner, find: FindDevices) -> None:
+        self._config: Config = plan.config
+        self._sandbox_id = plan.sandbox_id
+        self._vm_devices = vm_devices
+        self._tasks = tasks
+        self._find = find
+        self._found: list[FoundDevice] = list(plan.devices.devices)
+        self._known = plan.devices
+        self._paths = {placed.device.id: placed.pci_path for placed in plan.vm.pci.placed}
+        self._hot: dict[str, set[str]] = {}
+        """The containers that have each hot plugged device; none has one the guest did not let go of."""
+        # What a container's devices are called in the guest depends on all that is in the VM by then.
+        self._lock = asyncio.Lock()
+        # One per device: a guest that keeps one holds up only who wants the same one.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def attach(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
+        """`guest` with the devices that are its own, hot plugged where they are not there yet.
+
+        To be undone by `detach`, also when this raises.
+        """
+        if placement(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
+            return guest  # the pause container uses no device
+        question = container_question(spec, self._config, self._known)
+        name = container_name(spec.annotations)
+        mine = [device for device in self._known.devices if name and device.request.container == name]
+        nodes = {device.path for device in spec.devices}
+        if question.is_empty and not mine and not any(node.path in nodes for node in self._known.nodes()):
+            return guest
+        new = await self._find(question)
+        log_found(new, self._sandbox_id)
+        devices = vfio_devices(new.nodes())
+        async with self._held(devices), self._lock:
+            await self._plug(guest.container_id, devices)
+            self._found += new.devices
+            wanted = {node.path for device in (*mine, *new.devices) for node in device.nodes} | nodes
+            everything = passed_nodes(self._found, self._paths)
+            own = [passed for passed in everything if passed.node.path in wanted]
+            names = inner_names(everything, self._config.runtime.vfio_device_kinds)
+        mode = self._config.runtime.vfio_mode
+        for passed in own:
+            inner = names[passed.node.path] if mode == GUEST_KERNEL else ()
+            fields = {"container": guest.container_id, "device": passed.node.path, "inner": ",".join(inner)}
+            log.info("device given", extra={"sandbox": self._sandbox_id, **fields})
+        given = [text for device in (*mine, *new.devices) for text in device.env]
+        env, left_out = guest_env(given, own, names if mode == GUEST_KERNEL else {})
+        if left_out:
+            fields = {"container": guest.container_id, "variables": ",".join(left_out)}
+            log.info("variables name devices of the host, left out", extra={"sandbox": self._sandbox_id, **fields})
+        return with_passed(guest, own, names, env, mode)
+
+    @asynccontextmanager
+    async def _held(self, devices: tuple[VfioDevice, ...]) -> AsyncIterator[None]:
+        """Until the block is left none of `devices` begins to leave the VM; one that was on its way out has gone."""
+        async with AsyncExitStack() as locks:
+            for device_id in sorted(device.id for device in devices):  # two that want the same ones: in the same order
+                await locks.enter_async_context(self._lock_of(device_id))
+                if self._hot.get(device_id) == set():
+                    # The guest was asked to let go of it and has not yet: it may at any moment.
+                    await to_the_end(self._unplug(device_id))
+            yield
+
+    async def _plug(self, container_id: str, devices: tuple[VfioDevice, ...]) -> None:
+        """Each of `devices` is in the VM; the container counts for each that was not there from the start."""
+        for device in devices:
+            if device.id in self._paths:
+                if device.id in self._hot:
+                    self._hot[device.id].add(container_id)
+                continue
+            if not self._vm_devices.capabilities().pci_hotplug:
+                raise FailedPrecondition(
+                    f"pass {device.host_address} through: it is not among the devices the vm was made with, and"
+                    f" hot_plug_vfio in '{self._config.source}' is \"no-port\""
+                )
+            # To the end: the undo of a Create that is cancelled meanwhile must know whether the device is plugged.
+            await to_the_end(self._plug_one(container_id, device))
+
+    def _lock_of(self, device_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(device_id, asyncio.Lock())
+
+    async def _plug_one(self, container_id: str, device: VfioDevice) -> None:
+        location = await self._vm_devices.plug(device)
+        self._paths[device.id] = location.pci_path
+        self._hot[device.id] = {container_id}
+
+    def saved(self) -> tuple[Mapping[str, object], ...]:
+        """Every node whose functions are all in the VM, in the words of Kata's state."""
+        there = [device for device in self._found if self._is_in_vm(device)]
+        return tuple(
+            kata_vfio_device(passed, cold=not any(each.address in self._hot for each in passed.node.functions))
+            for passed in passed_nodes(there, self._paths)
+        )
+
+    def _is_in_vm(self, device: FoundDevice) -> bool:
+        return all(each.address in self._paths for node in device.nodes for each in node.functions)
+
+    async def detach(self, container_id: str) -> None:
+        """What was plugged for the container leaves the VM, unless another has it as well.
+
+        A guest that takes its time does not hold up the caller.
+        """
+        if any(container_id in users for users in self._hot.values()):
+            task = self._tasks.supervise(f"unplug/{container_id}", self._detach(container_id))
+            await asyncio.wait([task], timeout=UNPLUG_WAIT_S)
+
+    async def _detach(self, container_id: str) -> None:
+        for device_id in [device_id for device_id, users in self._hot.items() if container_id in users]:
+            async with self._lock_of(device_id):
+                await self._detach_one(container_id, device_id)
+
+    async def _detach_one(self, container_id: str, device_id: str) -> None:
+        users = self._hot.get(device_id, set())
+        if container_id not in users:
+            return
+        users.discard(container_id)
+        if users:
+            return
+        try:
+            await self._unplug(device_id)
+        except ShimError as error:  # a vm that has gone took it along; one that keeps it keeps its place
+            log.debug("unplug device", extra={"device": device_id, "error": str(error)})
+
+    async def _unplug(self, device_id: str) -> None:
+        with suppress(NotFound):
+            await self._vm_devices.unplug(device_id)
+        del self._hot[device_id]
+        self._paths.pop(device_id, None)
+        self._found = [device for device in self._found if self._is_in_vm(device)]
+
+
+class RemoteVmDevices:
+    """The devices of a remote VM, which was chosen because it has them. Each container gets its own by name."""
+
+    def __init__(self, *, plan: SandboxPlan, find: FindDevices) -> None:
+        self._sandbox_id = plan.sandbox_id
+        self._known = plan.devices
+        self._names = remote_devices(plan.devices, plan.config.runtime.vfio_device_kinds).names
+        self._find = find
+
+    async def attach(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
+        guest = without_gpu_count(guest, self._known)
+        if placement(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
+            return guest  # the pause container uses no device
+        asked = await self._find(remote_question(spec))
+        inner = own_names(self._known, self._names, container_name(spec.annotations), asked)
+        if inner:
+            fields = {"container": guest.container_id, "inner": ",".join(inner)}
+            log.info("devices given", extra={"sandbox": self._sandbox_id, **fields})
+        return with_names(guest, inner)
+
+    def saved(self) -> tuple[Mapping[str, object], ...]:
+        return ()
+
+    async def detach(self, container_id: str) -> None:
+        """Nothing: devices stay with the VM."""
+
+
+def container_devices(services: SandboxServices, *, find: FindDevices) -> ContainerDevices:
+    """The devices of the sandbox's VM."""
+    if services.plan.config.is_remote:
+        return RemoteVmDevices(plan=services.plan, find=find)
+    return PassedDevices(plan=services.plan, vm_devices=services.vm_devices, tasks=services.tasks, find=find)

@@ -1,0 +1,163 @@
+"""Where each PCI device of a VM sits: ports, slots, and the path by which the guest finds it. Pure.
+
+    pcie.0   01                whatever the machine places by itself (as also between bridges and ports)
+             02 ...            pci-bridge-0 ...: disks and NICs added later, devices of `bridge-port` from slot 1 up
+             ... 1e            root ports rp0 ..., and last swrp0, the root port of the switch, if there is one
+             1f                the machine's own chip set
+
+Root ports sit at the end of the root bus, in their order, so that their slots are known whatever else the VM has; a
+device is at slot 0 behind its port. Sorted by guest path, devices are in the order of their ports.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind, VfioDevice
+
+MAX_PORTS = 16
+"""Of each kind; Kata's limit."""
+FIRST_BRIDGE_SLOT = 2
+BRIDGE_SLOTS = 30
+"""Of one PCI bridge: 1 to 30."""
+_END_OF_ROOT_BUS = 0x1F
+ROOT_BUS = "pcie.0"
+SWITCH_ROOT, SWITCH_UP = "swrp0", "swup0"
+
+
+class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the configuration says about ports; a count of 0 means as many as are needed."""
+
+    cold_plug: PortKind | None
+    hot_plug: PortKind | None
+    root_ports: int
+    switch_ports: int
+    bridges: int
+
+
+def port_kind(text: str) -> PortKind | None:
+    """The value of `cold_plug_vfio` or `hot_plug_vfio`; None for `no-port`."""
+    return None if text == "no-port" else PortKind(text)
+
+
+def pci_layout(request: PortRequest, devices: Sequence[PciDevice], *, where: str, later: int = 0) -> PciLayout:
+    """Ports as asked for or needed, and `devices`, cold plugged, on the first of them, in their order.
+
+    `later` is how many will be hot plugged for certain. Raises ResourceExhausted when there are more devices than
+    places, FailedPrecondition when devices may not be cold plugged, InvalidArgument for a request that no machine can
+    have; `where` is the configuration's name.
+    """
+    if request.cold_plug and request.hot_plug:
+        raise InvalidArgument(f"read '{where}': cold_plug_vfio and hot_plug_vfio exclude each other")
+    if devices and request.cold_plug is None:
+        raise FailedPrecondition(f"plug {devices[0].id!r}: cold_plug_vfio in '{where}' is \"no-port\"")
+    names = [device.id for device in devices]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidArgument(f"plug {twice!r}: asked for twice")
+    ports = _ports(request, len(devices), later, where)
+    return PciLayout(ports=ports, placed=_placed(request, ports, devices, where), hot_plug=request.hot_plug)
+
+
+def _ports(request: PortRequest, devices: int, later: int, where: str) -> tuple[PciPort, ...]:
+    wanted = {PortKind.ROOT: request.root_ports, PortKind.SWITCH: request.switch_ports}
+    for kind in (request.cold_plug, request.hot_plug):
+        # One spare port where devices may come without notice.
+        needed = devices if kind is request.cold_plug else later + 1
+        if kind in wanted and not wanted[kind]:
+            wanted[kind] = needed
+    for kind, key in ((PortKind.ROOT, "pcie_root_port"), (PortKind.SWITCH, "pcie_switch_port")):
+        if wanted[kind] > MAX_PORTS:
+            raise ResourceExhausted(f"place {wanted[kind]} devices: at most {MAX_PORTS} ports ({key} in '{where}')")
+    roots, switches = wanted[PortKind.ROOT], wanted[PortKind.SWITCH]
+    first = _END_OF_ROOT_BUS - roots - (1 if switches else 0)
+    ports = tuple(
+        PciPort(id=f"rp{index}", kind=PortKind.ROOT, bus=ROOT_BUS, slot=first + index, pci_path=f"{first + index:02x}")
+        for index in range(roots)
+    )
+    return ports + tuple(
+        PciPort(
+            id=f"swdp{index}",
+            kind=PortKind.SWITCH,
+            bus=SWITCH_UP,
+            slot=index,
+            pci_path=f"{_END_OF_ROOT_BUS - 1:02x}/00/{index:02x}",
+        )
+        for index in range(switches)
+    )
+
+
+def _placed(
+    request: PortRequest, ports: tuple[PciPort, ...], devices: Sequence[PciDevice], where: str
+) -> tuple[PlacedDevice, ...]:
+    kind = request.cold_plug
+    if kind is PortKind.BRIDGE:
+        return _behind_bridges(request, devices, where)
+    places = [port for port in ports if port.kind is kind]
+    if len(devices) > len(places):
+        key = "pcie_root_port" if kind is PortKind.ROOT else "pcie_switch_port"
+        raise ResourceExhausted(
+            f"place {len(devices)} devices: {key} = {len(places)} in '{where}' gives fewer ports; 0 means as many as"
+            " are needed"
+        )
+    return tuple(
+        PlacedDevice(device=device, bus=port.id, slot=0, pci_path=f"{port.pci_path}/00")
+        for device, port in zip(devices, places, strict=False)
+    )
+
+
+def _behind_bridges(request: PortRequest, devices: Sequence[PciDevice], where: str) -> tuple[PlacedDevice, ...]:
+    places = request.bridges * BRIDGE_SLOTS
+    if len(devices) > places:
+        raise ResourceExhausted(
+            f"place {len(devices)} devices: default_bridges = {request.bridges} in '{where}' gives {places} slots"
+        )
+    placed = []
+    for index, device in enumerate(devices):
+        bridge, slot = index // BRIDGE_SLOTS, index % BRIDGE_SLOTS + 1
+        placed.append(
+            PlacedDevice(
+                device=device,
+                bus=f"pci-bridge-{bridge}",
+                slot=slot,
+                pci_path=f"{FIRST_BRIDGE_SLOT + bridge:02x}/{slot:02x}",
+            )
+        )
+    return tuple(placed)
+
+
+def topology_lines(layout: PciLayout, bridges: int) -> tuple[str, ...]:
+    """The tree as a person reads it: slot, name, and of a device what it is on the host and its guest path."""
+    behind: dict[str, list[str]] = {}
+    for placed in layout.placed:
+        behind.setdefault(placed.bus, []).append(f"{placed.slot:02x} {_title(placed.device)}, path {placed.pci_path}")
+    top = [(f"{FIRST_BRIDGE_SLOT + index:02x} pci-bridge-{index}", f"pci-bridge-{index}") for index in range(bridges)]
+    top += [(f"{port.slot:02x} {port.id}, root port", port.id) for port in layout.ports if port.kind is PortKind.ROOT]
+    tree: list[_Node] = [(title, [(line, []) for line in behind.get(bus, [])]) for title, bus in top]
+    switch = [port for port in layout.ports if port.kind is PortKind.SWITCH]
+    if switch:
+        down: list[_Node] = [
+            (f"{port.slot:02x} {port.id}, downstream port", [(line, []) for line in behind.get(port.id, [])])
+            for port in switch
+        ]
+        up: _Node = (f"00 {SWITCH_UP}, upstream port", down)
+        tree.append((f"{_END_OF_ROOT_BUS - 1:02x} {SWITCH_ROOT}, root port", [up]))
+    return (ROOT_BUS, *_drawn(tree, ""))
+
+
+_Node = tuple[str, list["_Node"]]
+
+
+def _drawn(nodes: list[_Node], indent: str) -> list[str]:
+    lines = []
+    for index, (title, children) in enumerate(nodes):
+        is_last = index + 1 == len(nodes)
+        lines.append(f"{indent}{'└─' if is_last else '├─'} {title}")
+        lines += _drawn(children, indent + ("   " if is_last else "│  "))
+    return lines
+
+
+def _title(device: PciDevice) -> str:
+    what = f"host {device.host_address}" if isinstance(device, VfioDevice) else device.model
+    return f"{device.id} ({what})"

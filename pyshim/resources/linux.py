@@ -1,0 +1,214 @@
+"""The host as orchestration sees it (`model/seams.py`, Host): blocking work in threads, streams on the loop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import stat
+from collections.abc import Callable, Collection
+from typing import ParamSpec, TypeVar
+
+from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
+from pyshim.concurrency.threads import ended, thread_to_the_end
+from pyshim.host.fds import OwnedFd
+from pyshim.host.files import list_tree, read_piece
+from pyshim.host.mounts.mounting import perform_mount
+from pyshim.host.mounts.table import with_mounts_below
+from pyshim.host.processes.children import Children
+from pyshim.host.streams.opening import Streams, open_streams
+from pyshim.model.copies import TreeEntry
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.mounts import HostMount
+from pyshim.model.task import Stdio
+from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
+from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
+from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+from pyshim.resources.volumes.host.sources import source_facts
+from pyshim.resources.volumes.host.virtiofsd import VirtiofsdProcess, start_virtiofsd
+from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
+
+log = logging.getLogger("pyshim.host")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LinuxHost:
+    """Implements the seam `Host` on this machine. Every method raises ShimError naming the object."""
+
+    def __init__(self, *, children: Children, release: Callable[[LedgerEntry], None]) -> None:
+        self._children = children
+        self._release = release
+        self._flavours = VirtiofsdFlavours(children)
+        self._hierarchies: tuple[Hierarchy, ...] = ()
+        """Where cgroups are mounted; empty before the first look."""
+        self._stuck: dict[str, asyncio.Future[None]] = {}
+        """Changes that were given up and may still happen, by path."""
+
+    @within_s(READ_S, "read '{path}'")
+    async def read_bytes(self, path: str, max_bytes: int) -> bytes:
+        """The file's content. Raises NotFound when missing, InvalidArgument when larger or no regular file."""
+        try:
+            return await asyncio.to_thread(_read_bytes, path, max_bytes)
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFound(f"read {path!r}: no such file") from None
+        except OSError as error:
+            raise FailedPrecondition(f"read {path!r}: {error.strerror}") from error
+
+    @within_s(READ_S, "look at '{path}'")
+    async def source_facts(self, path: str, vhost_user_store: str) -> "SourceFacts":
+        """What `path` is, links followed; see `sources.source_facts`."""
+
+        return await asyncio.to_thread(source_facts, path, vhost_user_store)
+
+    @within_s(READ_S, "look at mounts")
+    async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
+        """Those of the paths below which something is mounted; see `table.with_mounts_below`."""
+        return await _reading("/proc/self/mountinfo", with_mounts_below, paths)
+
+    def cgroups(self, mode: CgroupMode) -> LinuxCgroups:
+        """One sandbox's host cgroups; see `cgroups.LinuxCgroups`."""
+        try:
+            return LinuxCgroups(mode, self._cgroup_mounts())
+        except OSError as error:
+            raise FailedPrecondition(f"find cgroup mounts: {error.strerror}") from error
+
+    def _cgroup_mounts(self) -> tuple[Hierarchy, ...]:
+        if not self._hierarchies:
+            self._hierarchies = mounted()
+        return self._hierarchies
+
+    @within_s(CHANGE_S, "make directory '{path}'")
+    async def make_directory(self, path: str, mode: int) -> None:
+        """The directory exists with exactly `mode`; those above it were made with 0755 where missing.
+
+        For those of ours below /run, which is memory: no thread, whose start takes longer than all of this.
+        """
+        try:
+            _make_directory(path, mode)
+        except OSError as error:
+            raise FailedPrecondition(f"make directory {path!r}: {error.strerror}") from error
+
+    @within_s(CHANGE_S, "list '{root}'")
+    async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
+        """Directories, files and links of a host tree; see `files.list_tree`."""
+        return await _reading(root, list_tree, root)
+
+    @within_s(READ_S, "read '{root}/{path}'")
+    async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
+        """A piece of a file beneath `root`; see `files.read_piece`."""
+        return await _reading(f"{root}/{path}" if path else root, read_piece, root, path, offset, length)
+
+    @within_s(CHANGE_S, "make disk '{path}'")
+    async def make_disk_file(self, path: str, size_bytes: int) -> None:
+        """A new sparse file of that size; what was there before is replaced."""
+
+        def make() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.truncate(fd, size_bytes)
+            finally:
+                os.close(fd)
+
+        try:
+            await thread_to_the_end(make)
+        except OSError as error:
+            raise FailedPrecondition(f"make disk {path!r}: {error.strerror}") from error
+
+    @within_s(CHANGE_S, "write '{path}'")
+    async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
+        """A new file with that content; what was there before is replaced."""
+
+        def write() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+                file.write(content)
+                os.fchmod(file.fileno(), mode)
+
+        try:
+            await thread_to_the_end(write)
+        except OSError as error:
+            raise FailedPrecondition(f"write {path!r}: {error.strerror}") from error
+
+    @within_s(READ_S, "measure '{path}'")
+    async def disk_bytes(self, path: str) -> int:
+        """The size of a block device or file."""
+
+        def measure() -> int:
+            with OwnedFd(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)) as fd:
+                return os.lseek(fd.fileno(), 0, os.SEEK_END)
+
+        try:
+            return await asyncio.to_thread(measure)
+        except OSError as error:
+            raise FailedPrecondition(f"measure {path!r}: {error.strerror}") from error
+
+    @within_s(CHANGE_S, "mount '{mount.source}' on '{mount.target}'")
+    async def mount(self, mount: HostMount) -> None:
+        """The mount is in place, or nothing is; see `mounts.perform_mount`."""
+        await self._change(mount.target, perform_mount, mount)
+
+    @within_s(CHANGE_S, "start virtiofsd '{plan.binary}'")
+    async def start_virtiofsd(self, plan: "VirtiofsdPlan", ledger: Ledger) -> VirtiofsdProcess:
+        """virtiofsd runs and its socket takes connections; see `virtiofsd.start_virtiofsd`."""
+        return await start_virtiofsd(plan, ledger, self._children, flavours=self._flavours)
+
+    @within_s(CHANGE_S, "open streams of '{process_id}'")
+    async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> Streams:
+        """The process's streams are open; see `streams.open_streams`."""
+        return await open_streams(stdio, namespace=namespace, process_id=process_id, children=self._children)
+
+    @within_s(CHANGE_S, "release {entry.kind.value} '{entry.key}'")
+    async def release(self, entry: LedgerEntry) -> None:
+        """The resource is gone; see `cleanup/release.py`.
+
+        Raises FailedPrecondition while it may still be in the making: the ledger must not forget it.
+        """
+        if entry.key in self._stuck:
+            raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: a change of it has never ended")
+        await self._change(entry.key, self._release, entry)
+
+    async def _change(self, path: str, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        work = asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs))
+        try:
+            await ended(work)
+        finally:
+            if not work.done():
+                log.error("change given up", extra={"path": path})
+                self._stuck[path] = work
+                work.add_done_callback(lambda _: self._stuck.pop(path, None))
+
+
+async def _reading(what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return await asyncio.to_thread(function, *args, **kwargs)
+    except FileNotFoundError:
+        raise NotFound(f"read {what!r}: no such file") from None
+    except OSError as error:
+        raise FailedPrecondition(f"read {what!r}: {error.strerror}") from error
+
+
+def _read_bytes(path: str, max_bytes: int) -> bytes:
+    # Non-blocking, so that a FIFO in a file's place is refused instead of waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise InvalidArgument(f"read {path!r}: not a regular file")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise InvalidArgument(f"read {path!r}: larger than {max_bytes} bytes")
+    return content
+
+
+def _make_directory(path: str, mode: int) -> None:
+    os.makedirs(os.path.dirname(path) or "/", mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+    os.chmod(path, mode)

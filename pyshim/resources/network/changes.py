@@ -1,0 +1,157 @@
+"""Interfaces that come and go while the pod runs: VM and guest follow the pod's network namespace.
+
+A plugin may add an interface to a pod whose sandbox has long been started, and a runtime may set the network up only
+after it has created the sandbox. The kernel tells of it; nothing here wakes up by itself.
+"""
+
+import asyncio
+import logging
+
+from msgspec.structs import replace
+
+from pyshim.concurrency.tasks import cancel_all
+from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.guest import NetworkInterface, NetworkRoute
+from pyshim.model.seams import Agent, Network
+from pyshim.model.vm import NicDevice
+from pyshim.resources.services import SandboxServices
+
+log = logging.getLogger("pyshim.pod.network")
+
+SETTLE_S = 0.3
+"""Seconds: a plugin makes a link, then addresses, then routes; one look is for all of them."""
+RETRIES_S = (2.0, 10.0)
+"""Pauses before another look after one that failed, or while a guest keeps an interface that is gone: a host that could
+not start a child may be able to by then, and a guest may let go."""
+
+
+class NetworkChanges:
+    """Follows from `start` to `close`."""
+
+    def __init__(self, services: SandboxServices, *, network: Network, agent: Agent) -> None:
+        """The guest has been told what `network` says now."""
+        self._services = services
+        self._sandbox_id = services.plan.sandbox_id
+        self._network = network
+        self._agent = agent
+        self._task: asyncio.Task[None] | None = None
+        self._told: dict[str, NetworkInterface] = {interface.mac: interface for interface in network.interfaces}
+        self._told_routes: tuple[NetworkRoute, ...] = network.routes
+        self._told_neighbours = set(network.neighbours)
+        self._paths: dict[str, str] = {}
+        """Where the guest finds each device plugged since, by MAC."""
+        self._leaving: dict[str, None] = {}
+        """Devices that the guest was asked to let go of and has not, in the order of asking."""
+
+    def start(self) -> None:
+        self._task = self._services.tasks.supervise(f"network/{self._sandbox_id}", self._follow())
+
+    async def close(self) -> None:
+        """Nothing is followed any more, and no change is half made. Idempotent."""
+        if self._task is not None:
+            await cancel_all(self._task)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._network.changed()
+            except ShimError as exc:
+                log.debug("no more following", extra={"sandbox": self._sandbox_id, "error": str(exc)})
+                return
+            for pause_s in (SETTLE_S, *RETRIES_S):
+                await asyncio.sleep(pause_s)
+                try:
+                    await self._catch_up()
+                except ShimError as exc:
+                    self._log_failure("follow network", "", exc)
+                else:
+                    if not self._leaving:
+                        break
+            # Whatever is still to be done after the last try: the next change is another occasion.
+
+    async def _catch_up(self) -> None:
+        try:
+            added, gone = await self._network.follow()
+            earlier = tuple(nic_id for nic_id in self._leaving if nic_id not in gone)
+            for nic_id in gone:
+                await self._remove(nic_id)
+            macs = {nic.mac: nic for nic in added if await self._add(nic)}
+        finally:
+            self._network.close_taps()
+        await self._tell_interfaces(macs)
+        await self._tell_routes()
+        self._services.on_change()
+        for nic_id in earlier:  # the last: a guest that still keeps one takes its time to say so
+            await self._remove(nic_id)
+        if earlier:
+            self._services.on_change()
+
+    async def _add(self, nic: NicDevice) -> bool:
+        try:
+            location = await self._services.vm_devices.plug(nic)
+        except ShimError as exc:
+            self._log_failure("plug interface", nic.id, exc)
+            await self._drop(nic.id)
+            return False
+        self._paths[nic.mac] = location.pci_path
+        extra = {"sandbox": self._sandbox_id, "device": nic.id, "mac": nic.mac, "at": location.pci_path}
+        log.info("interface plugged", extra=extra)
+        return True
+
+    async def _remove(self, nic_id: str) -> None:
+        """The guest has lost the interface, or will be asked again to let go of it.
+
+        One that the VM was made with stays, without a link behind it.
+        """
+        try:
+            await self._services.vm_devices.unplug(nic_id)
+        except NotFound:
+            self._leaving.pop(nic_id, None)
+            log.warning("interface without a link", extra={"sandbox": self._sandbox_id, "device": nic_id})
+            return
+        except ShimError as exc:
+            self._log_failure("unplug interface", nic_id, exc)
+            self._leaving[nic_id] = None
+            return
+        self._leaving.pop(nic_id, None)
+        log.info("interface unplugged", extra={"sandbox": self._sandbox_id, "device": nic_id})
+        await self._drop(nic_id)
+
+    async def _drop(self, nic_id: str) -> None:
+        """What stays of one interface keeps no other from the VM; it is gone with the sandbox at the latest."""
+        try:
+            await self._network.detach(nic_id)
+        except ShimError as exc:
+            self._log_failure("drop interface", nic_id, exc)
+
+    async def _tell_interfaces(self, added: dict[str, NicDevice]) -> None:
+        now = {item.mac: replace(item, device_path=self._paths.get(item.mac, "")) for item in self._network.interfaces}
+        for mac in self._told.keys() - now.keys():
+            del self._told[mac]
+            self._paths.pop(mac, None)
+        for mac, interface in now.items():
+            if self._told.get(mac) == interface:
+                continue
+            try:
+                await self._agent.update_interface(interface)
+            except ShimError as exc:
+                self._log_failure("set up interface", interface.name, exc)
+                if mac in added:
+                    await self._remove(added[mac].id)
+                continue
+            self._told[mac] = interface
+
+    async def _tell_routes(self) -> None:
+        """All of them at once: kata-agent takes away those it is not told."""
+        routes = self._network.routes
+        if routes and routes != self._told_routes:
+            await self._agent.update_routes(routes)
+            self._told_routes = routes
+        self._told_neighbours &= set(self._network.neighbours)
+        new = tuple(item for item in self._network.neighbours if item not in self._told_neighbours)
+        if new:
+            await self._agent.add_neighbours(new)
+            self._told_neighbours.update(new)
+
+    def _log_failure(self, what: str, about: str, exc: ShimError) -> None:
+        log.error(what, extra={"sandbox": self._sandbox_id, "device": about, "error": str(exc)})

@@ -1,0 +1,125 @@
+"""How a sandbox gets its network on the host: from a namespace, or from a file that describes devices instead."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, within_s
+from pyshim.host.processes.children import Children
+from pyshim.model.errors import InvalidArgument, ShimError
+from pyshim.model.ledger import Ledger
+from pyshim.model.network import NetworkModel, RateLimits, network_model
+from pyshim.resources.network.host.direct import HostDirectNetwork
+from pyshim.resources.network.host.functions import NetworkFunctions
+from pyshim.resources.network.host.messages import MAX_FDS
+from pyshim.resources.network.host.pod_network import HostNetwork, Plan, Wiring
+from pyshim.resources.network.host.session import PodNamespace
+from pyshim.resources.network.plan.network import network_plan
+
+if TYPE_CHECKING:
+    from pyshim.model.network import DirectNetwork
+
+log = logging.getLogger("pyshim.resources.network.host")
+
+TIMEOUT_S = 30.0
+"""For everything in the namespace together; a healthy host needs a fraction of a second."""
+
+
+class HostNetworkConnector:
+    """Implements the seam `NetworkConnector`."""
+
+    def __init__(
+        self,
+        *,
+        children: Children,
+        plan: Plan = network_plan,
+        owner: str = "",
+        timeout_s: float = TIMEOUT_S,
+        functions: Callable[..., NetworkFunctions] = NetworkFunctions,
+    ) -> None:
+        """`owner` is the sandbox: taps bear its name, so that they can be assigned without a ledger."""
+        self._functions = functions
+        self._owner = owner
+        self._children = children
+        self._plan = plan
+        self._timeout_s = timeout_s
+
+    @within_s(CHANGE_S + MARGIN_S, "connect network namespace '{netns_path}'")
+    async def connect(
+        self,
+        netns_path: str,
+        model: str,
+        queues: int,
+        ledger: Ledger,
+        *,
+        vhost_net: bool,
+        rates: RateLimits,
+        pass_physical: bool = False,
+        iommufd: bool = False,
+    ) -> HostNetwork:
+        """Every endpoint of the namespace is wired to a tap of `queues` queues; nothing is left behind on error.
+
+        With `pass_physical` a link that is a PCI function is taken from its driver instead. A namespace with nothing
+        but loopback gives a network without devices. Raises NotFound or InvalidArgument for the path, Unimplemented or
+        FailedPrecondition for a link that cannot be connected, DeadlineExceeded.
+        """
+        if queues < 1:
+            raise InvalidArgument(f"connect network namespace {netns_path!r}: {queues} queues")
+        if queues > MAX_FDS:
+            log.warning("queues limited", extra={"netns": netns_path, "wanted": queues, "limit": MAX_FDS})
+        wiring = Wiring(
+            model=network_model(model),
+            queues=min(queues, MAX_FDS),
+            vhost_net=vhost_net,
+            rates=rates,
+            pass_physical=pass_physical,
+        )
+        namespace = PodNamespace(self._children, netns_path, self._timeout_s)
+        network = HostNetwork(
+            ledger,
+            namespace,
+            wiring,
+            owner=self._owner,
+            functions=self._functions(ledger, iommufd=iommufd),
+        )
+        if wiring.model is NetworkModel.NONE:
+            return network
+
+        async def undo() -> None:
+            await _undone(network, netns_path)
+
+        async with namespace.session(undo) as session:
+            await network.connect(session, self._plan)
+            await network.open_door(session)
+        interfaces = len(network.nics) + len(network.functions)
+        log.info("network connected", extra={"netns": netns_path, "interfaces": interfaces})
+        return network
+
+    @within_s(CHANGE_S + MARGIN_S, "connect directly attached network")
+    async def connect_direct(
+        self, netns_path: str | None, direct: "DirectNetwork", ledger: Ledger, *, iommufd: bool = False
+    ) -> HostDirectNetwork:
+        """The functions that `direct` names are VFIO's; of the namespace, if any, only the loopback is of interest.
+
+        Nothing is left behind on error. Raises NotFound or FailedPrecondition naming the function, and what `connect`
+        does for the path.
+        """
+        network = HostDirectNetwork(direct, self._functions(ledger, iommufd=iommufd))
+        try:
+            await network.bind_functions()
+            if netns_path is not None:
+                async with PodNamespace(self._children, netns_path, self._timeout_s).session() as session:
+                    await network.open_door(session, netns_path)
+        except BaseException:
+            await _undone(network, netns_path or "")
+            raise
+        log.info("network connected", extra={"direct": len(direct.interfaces)})
+        return network
+
+
+async def _undone(network: HostNetwork | HostDirectNetwork, netns_path: str) -> None:
+    """As much as possible is undone; what fails stays in the ledger, and the first error stays the caller's."""
+    try:
+        await network.disconnect()
+    except ShimError as error:
+        log.warning("undo of the network failed", extra={"netns": netns_path, "error": str(error)})

@@ -1,0 +1,85 @@
+"""Network cards of the host that a VM is given whole: taken from their drivers for as long as the sandbox lives."""
+
+import asyncio
+import logging
+
+from pyshim.host.processes.own_thread import in_own_thread
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.vm import VfioDevice
+from pyshim.resources.devices.host import vfio
+from pyshim.resources.network.host.held import Held
+
+log = logging.getLogger("pyshim.resources.network.host")
+
+BINDING_WAIT_S = 8.0
+"""What an undo waits for a driver to let go of a card; shorter than what an undo has."""
+
+
+class NetworkFunctions:
+    """PCI functions of one sandbox. Owns the bindings made here until `unbind`."""
+
+    def __init__(
+        self, ledger: Ledger, *, iommufd: bool, sys: str = "/sys", write: vfio.Write = vfio.write_file
+    ) -> None:
+        """`iommufd`: they are opened through nodes of their own rather than their IOMMU groups'."""
+        self._iommufd = iommufd
+        self._sys = sys
+        self._write = write
+        self._bound = Held(ledger)
+        self._binding: asyncio.Future[str] | None = None
+
+    async def bind(self, address: str) -> VfioDevice:
+        """The function is VFIO's; if another driver had it, it goes back there in the end.
+
+        Raises NotFound or FailedPrecondition, naming function and driver, or the sandbox that has it, and then nothing
+        is bound for good.
+        """
+        if not self._iommufd:
+            vfio.check_beside(address, sys=self._sys)
+        # Before a look at its driver: another sandbox may be giving it back. In the words of one that needs no undo.
+        self._bound.acquire(_entry(address, vfio.DRIVER))
+        if not vfio.is_vfio(former := vfio.driver_of(address, sys=self._sys)):
+            await self._bind(address, former)
+        path = vfio.node_of(address, iommufd=self._iommufd, sys=self._sys)
+        (function,) = (each for each in vfio.vfio_node(path, sys=self._sys).functions if each.address == address)
+        return VfioDevice(
+            id=address,
+            host_address=address,
+            iommufd=self._iommufd,
+            vendor_id=function.vendor,
+            device_id=function.device,
+        )
+
+    async def _bind(self, address: str, former: str) -> None:
+        vfio.check_network_function(address, sys=self._sys)
+        self._bound.replace(_entry(address, former, vfio.override_of(address, sys=self._sys)))
+        # A driver lets go of a card in its own time, and the thread goes on when its caller gives up.
+        self._binding = asyncio.ensure_future(in_own_thread(vfio.bind, address, sys=self._sys, write=self._write))
+        await asyncio.shield(self._binding)
+        log.info("network function bound", extra={"function": address, "driver": former or "none"})
+
+    async def unbind(self) -> None:
+        """Each has the driver it had. Idempotent; raises the first ShimError after having tried everything.
+
+        Raises FailedPrecondition, and nothing is touched, while one is still being bound.
+        """
+        await self._bound_or_failed()
+        await self._bound.release(self._bound.entries)
+
+    async def _bound_or_failed(self) -> None:
+        """No thread binds anything any more: it would undo the undo."""
+        if self._binding is None:
+            return
+        done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)
+        if not done:
+            raise FailedPrecondition(f"give back {self._bound.entries[-1].key}: its driver has not let go of it yet")
+        self._binding.exception()  # the caller of `bind` had it, or has given up
+        self._binding = None
+
+
+def _entry(address: str, former: str, override: str = "") -> LedgerEntry:
+    detail = {"driver": former}
+    if override not in ("", vfio.DRIVER):
+        detail["override"] = override
+    return LedgerEntry(kind=ResourceKind.VFIO, key=address, detail=detail)

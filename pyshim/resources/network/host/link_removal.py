@@ -1,0 +1,116 @@
+"""Deleting an interface or an ingress qdisc, in any network namespace, over a bare rtnetlink socket.
+
+pyroute2 makes links (it costs a good part of a second to import); unmaking one takes a message of forty bytes, and
+`delete` has no time for that import. Source: rtnetlink(7), linux/rtnetlink.h, linux/pkt_sched.h.
+"""
+
+import errno
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from pyshim.host import syscalls
+from pyshim.resources.network.host.rtnetlink import ATTRIBUTE, HEADER, IFLA_IFNAME, RTM_DELLINK
+
+_NLM_F_REQUEST = 1
+_NLM_F_ACK = 4
+_NLMSG_ERROR = 2
+_RTM_DELQDISC = 37
+_TC_H_INGRESS, _TC_H_ROOT = 0xFFFFFFF1, 0xFFFFFFFF
+RATE_LIMIT_HANDLE = 0x70790000
+"""Of the root qdiscs that limit a rate, so that ours can be told from anybody else's."""
+_IFINFO = struct.Struct("=BxHiII")
+_TCMSG = struct.Struct("=BxxxiIII")
+_ANSWER_TIMEOUT_S = 2
+
+
+def delete_link(name: str, *, netns: str, inode: int = 0) -> None:
+    """No interface `name` exists in the namespace ("": this process's own). Raises OSError.
+
+    With `inode`, only in the namespace of that inode; at a `netns` that leads to another by now nothing is touched.
+    """
+    text = os.fsencode(name) + b"\0"
+    attribute = ATTRIBUTE.pack(ATTRIBUTE.size + len(text), IFLA_IFNAME) + text
+    body = _IFINFO.pack(0, 0, 0, 0, 0) + attribute + bytes(-len(attribute) % 4)
+    _request((netns, inode), name, RTM_DELLINK, lambda _index: body)
+
+
+def delete_ingress(name: str, *, netns: str, inode: int = 0) -> None:
+    """The interface has no ingress qdisc any more, or does not exist; `inode` as above. Raises OSError."""
+    _request((netns, inode), name, _RTM_DELQDISC, lambda index: _TCMSG.pack(0, index, 0, _TC_H_INGRESS, 0))
+
+
+def delete_qdisc(name: str, *, netns: str, inode: int = 0) -> None:
+    """The interface's root qdisc is none of ours, or it does not exist; `inode` as above. Raises OSError."""
+
+    def body(index: int) -> bytes:
+        return _TCMSG.pack(0, index, RATE_LIMIT_HANDLE, _TC_H_ROOT, 0)
+
+    # EINVAL: it has one of another handle.
+    _request((netns, inode), name, _RTM_DELQDISC, body, errno.EINVAL)
+
+
+def _request(place: tuple[str, int], name: str, kind: int, body: Callable[[int], bytes], *fine: int) -> None:
+    opened = _open_in(*place, name)
+    if opened is None:
+        return
+    connection, index = opened
+    try:
+        payload = body(index)
+        connection.settimeout(_ANSWER_TIMEOUT_S)
+        connection.send(HEADER.pack(HEADER.size + len(payload), kind, _NLM_F_REQUEST | _NLM_F_ACK, 1, 0) + payload)
+        answer = connection.recv(65536)
+    finally:
+        connection.close()
+    _, answer_kind, _, _, _ = HEADER.unpack_from(answer)
+    if answer_kind != _NLMSG_ERROR:
+        raise OSError(errno.EPROTO, "rtnetlink answered with something else than an acknowledgement", name)
+    number = -struct.unpack_from("=i", answer, HEADER.size)[0]
+    if number not in (0, errno.ENODEV, errno.ENOENT, *fine):
+        raise OSError(number, os.strerror(number), name)
+
+
+def _open_in(netns: str, inode: int, name: str) -> tuple[socket.socket, int] | None:
+    """A route socket of that namespace and the interface's index there; None when either is gone.
+
+    A socket stays in the namespace it was made in, so only its making needs a thread that has gone there and ends.
+    """
+    found: list[tuple[socket.socket, int]] = []
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            if netns:
+                _enter(netns, inode)
+            index = socket.if_nametoindex(name)
+            found.append((socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE), index))
+        except Exception as error:  # the caller's: a thread's own would be lost, and the link taken for gone
+            # if_nametoindex says "no such interface" without a number.
+            if not isinstance(error, OSError) or error.errno not in (None, errno.ENODEV, errno.ENXIO, errno.ENOENT):
+                failures.append(error)
+
+    thread = threading.Thread(target=work, name=f"netns {netns}")
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return found[0] if found else None
+
+
+def _enter(netns: str, inode: int) -> None:
+    """This thread is in `netns`. Raises FileNotFoundError when that namespace is not at that path (any more)."""
+    fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if inode and os.fstat(fd).st_ino != inode:
+            # The path leads to another's by now, perhaps to the host's own.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
+        syscalls.setns(fd, syscalls.CLONE_NEWNET)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            # A plain file: the namespace that was bound here has been unmounted, and its links went with it.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns) from error
+        raise
+    finally:
+        os.close(fd)

@@ -1,0 +1,208 @@
+"""The pod's network namespace over rtnetlink: what is in it, and the wiring of a link to a tap.
+
+Only the short-lived child imports this: pyroute2 takes a tenth of a second and twenty megabytes that the shim, which
+lives as long as the pod, has no use for.
+"""
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from pyroute2.iproute.linux import IPRoute
+from pyroute2.netlink.exceptions import NetlinkDumpInterrupted, NetlinkError
+
+from pyshim.model.network import AddressReport, LinkReport, NeighbourReport, NetworkScan, RouteReport
+from pyshim.resources.network.host.link_removal import RATE_LIMIT_HANDLE
+
+T = TypeVar("T")
+
+_AF_INET = 2
+_AF_INET6 = 10
+_ETH_P_ALL = 0x0003
+_INGRESS_HANDLE = 0xFFFF0000
+_INGRESS_KINDS = frozenset({"ingress", "clsact"})
+_ADDR_GEN_MODE_NONE = 1
+_FRAME_HEADERS_BYTES = 18
+_QUEUE_BYTES = 65536
+_MAX_U32 = 0xFFFFFFFF
+_NEWS_GROUPS = 0x1 | 0x10 | 0x40 | 0x100 | 0x400
+"""RTMGRP_LINK, _IPV4_IFADDR, _IPV4_ROUTE, _IPV6_IFADDR, _IPV6_ROUTE."""
+_DUMP_ATTEMPTS = 5
+_BUSY_ATTEMPTS = 5
+_BUSY_PAUSE_S = 0.01
+
+__all__ = ["IPRoute", "NetlinkError", "limit_rate", "make_macvtap", "open_news", "redirect", "scan", "start_tap"]
+
+
+def scan(rtnl: IPRoute) -> NetworkScan:
+    """Everything in the namespace that the plan may ask for. A link that goes away meanwhile may be half in it."""
+    ingress = {
+        int(message["index"]): str(message.get_attr("TCA_KIND"))
+        for message in _dump(rtnl.get_qdiscs)
+        if message.get_attr("TCA_KIND") in _INGRESS_KINDS
+    }
+    # Links after their qdiscs and before what refers to them: whatever names a link that is gone is ignored later.
+    links = tuple(_link(message, ingress) for message in _dump(rtnl.get_links))
+    return NetworkScan(
+        links=links,
+        addresses=tuple(_address(message) for message in _dump(rtnl.get_addr)),
+        routes=tuple(
+            _route(message)
+            for family in (_AF_INET, _AF_INET6)
+            for message in _dump(partial(rtnl.get_routes, family=family))
+        ),
+        neighbours=tuple(
+            _neighbour(message)
+            for message in _dump(rtnl.get_neighbours)
+            if message["family"] in (_AF_INET, _AF_INET6) and message.get_attr("NDA_DST")
+        ),
+    )
+
+
+def _dump(ask: Callable[[], Iterable[T]]) -> tuple[T, ...]:
+    """A consistent answer: the kernel says when something changed in the middle of one."""
+    for _ in range(_DUMP_ATTEMPTS - 1):
+        with suppress(NetlinkDumpInterrupted):
+            return tuple(ask())
+    return tuple(ask())
+
+
+def _link(message: Any, ingress: dict[int, str]) -> LinkReport:
+    index = int(message["index"])
+    info = message.get_attr("IFLA_LINKINFO")
+    return LinkReport(
+        index=index,
+        name=message.get_attr("IFLA_IFNAME"),
+        kind=(info.get_attr("IFLA_INFO_KIND") if info else None) or "",
+        hardware_type=message["ifi_type"],
+        mac=message.get_attr("IFLA_ADDRESS") or "",
+        mtu=message.get_attr("IFLA_MTU") or 0,
+        flags=message["flags"],
+        bus=message.get_attr("IFLA_PARENT_DEV_BUS_NAME") or "",
+        device=message.get_attr("IFLA_PARENT_DEV_NAME") or "",
+        ingress_qdisc=ingress.get(index, ""),
+    )
+
+
+def _address(message: Any) -> AddressReport:
+    other = message.get_attr("IFA_ADDRESS")
+    local = message.get_attr("IFA_LOCAL") or other
+    return AddressReport(
+        index=message["index"],
+        address=local,
+        prefix_length=message["prefixlen"],
+        peer=other if other and other != local else "",
+    )
+
+
+def _route(message: Any) -> RouteReport:
+    destination = message.get_attr("RTA_DST")
+    metrics = message.get_attr("RTA_METRICS")
+    beyond = ""
+    if message.get_attr("RTA_MULTIPATH"):
+        beyond = "several next hops"
+    elif message.get_attr("RTA_VIA"):
+        beyond = "a gateway of another family"
+    elif message.get_attr("RTA_ENCAP"):
+        beyond = "an encapsulation"
+    return RouteReport(
+        index=message.get_attr("RTA_OIF") or 0,
+        family=6 if message["family"] == _AF_INET6 else 4,
+        destination=f"{destination}/{message['dst_len']}" if destination and message["dst_len"] else "",
+        gateway=message.get_attr("RTA_GATEWAY") or "",
+        source=message.get_attr("RTA_PREFSRC") or "",
+        table=message.get_attr("RTA_TABLE") or message["table"],
+        protocol=message["proto"],
+        scope=message["scope"],
+        type=message["type"],
+        flags=message["flags"],
+        metric=message.get_attr("RTA_PRIORITY") or 0,
+        mtu=(metrics.get_attr("RTAX_MTU") if metrics else None) or 0,
+        beyond=beyond,
+    )
+
+
+def _neighbour(message: Any) -> NeighbourReport:
+    return NeighbourReport(
+        index=message["ifindex"],
+        address=message.get_attr("NDA_DST"),
+        mac=message.get_attr("NDA_LLADDR") or "",
+        state=message["state"],
+        flags=message["flags"],
+    )
+
+
+def open_news() -> int:
+    """A socket that hears of links, addresses and routes of this namespace as they change; the fd is the caller's."""
+    flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE) as news:
+        news.bind((0, _NEWS_GROUPS))
+        return news.detach()
+
+
+def start_tap(rtnl: IPRoute, name: str, mtu: int, alias: str) -> int:
+    """The tap is up, as large as its link, and says nothing of its own; its index."""
+    (message,) = rtnl.get_links(ifname=name)
+    index = int(message["index"])
+    with suppress(NetlinkError):
+        # No IPv6 address for the host's end: what the guest hears must come from the link. A kernel without IPv6
+        # refuses, and has nothing to keep quiet.
+        quiet = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", _ADDR_GEN_MODE_NONE]]}]]}
+        rtnl.link("set", index=index, IFLA_AF_SPEC=quiet)
+    rtnl.link("set", index=index, mtu=mtu, ifalias=alias)
+    rtnl.link("set", index=index, state="up")
+    return index
+
+
+def make_macvtap(rtnl: IPRoute, name: str, link_index: int) -> None:
+    """The macvtap `name` gets every frame of the link, whose address it shares; the link's own stack sees none.
+
+    `passthru` is the one mode that asks nothing of the link: its address and its IP addresses stay, and one deletion
+    undoes all. The kernel refuses with EBUSY or EINVAL a link that somebody else already takes frames from.
+    """
+    rtnl.link("add", ifname=name, kind="macvtap", link=link_index, macvtap_mode="passthru")
+
+
+def redirect(rtnl: IPRoute, tap_index: int, link_index: int) -> None:
+    """Every frame that arrives at the link leaves by the tap, and the reverse; the host's own stack sees none."""
+    for index in (tap_index, link_index):
+        _add_ingress(rtnl, index)
+    for source, target in ((link_index, tap_index), (tap_index, link_index)):
+        rtnl.tc(
+            "add-filter",
+            "u32",
+            source,
+            parent=_INGRESS_HANDLE,
+            protocol=_ETH_P_ALL,
+            target=0,
+            keys=["0x0/0x0+0"],
+            action={"kind": "mirred", "direction": "egress", "action": "redirect", "ifindex": target},
+        )
+
+
+def limit_rate(rtnl: IPRoute, index: int, bits_s: int, mtu: int) -> None:
+    """The interface sends no more than that, in bursts of 10 ms or one frame; what waits longer than 50 ms is dropped.
+
+    The kernel refuses with EEXIST where somebody else has chosen how the interface sends.
+    """
+    bytes_s = bits_s // 8
+    burst = max(bytes_s // 100, mtu + _FRAME_HEADERS_BYTES)
+    limit = min(burst + max(bytes_s // 20, _QUEUE_BYTES), _MAX_U32)
+    rtnl.tc("add", "tbf", index, RATE_LIMIT_HANDLE, rate=bytes_s, burst=burst, limit=limit)
+
+
+def _add_ingress(rtnl: IPRoute, index: int) -> None:
+    """The kernel answers EBUSY while it is still taking down a former one; that passes."""
+    for attempt in range(1, _BUSY_ATTEMPTS + 1):
+        try:
+            rtnl.tc("add", "ingress", index)
+        except NetlinkError as error:
+            if error.code != errno.EBUSY or attempt == _BUSY_ATTEMPTS:
+                raise
+            time.sleep(attempt * _BUSY_PAUSE_S)
+        else:
+            return

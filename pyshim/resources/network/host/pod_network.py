@@ -1,0 +1,311 @@
+"""The pod's network on the host: a child in the pod's namespace finds and wires its links, the shim keeps the taps.
+
+The shim stays in the host's namespace. It asks for the links, calls `plan/network.py`, writes each resource into the
+ledger and only then has it made, so a crash between any two steps leaves nothing that the ledger does not name. All of
+this is one session with one child: no other sandbox changes the namespace between the look and the wiring.
+"""
+
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from pyshim.host.fds import OwnedFd
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import (
+    FailedPrecondition,
+    Internal,
+    ShimError,
+    Unavailable,
+    Unimplemented,
+)
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.network import (
+    NetworkModel,
+    NetworkScan,
+    RateLimits,
+)
+from pyshim.resources.network.host.functions import NetworkFunctions
+from pyshim.resources.network.host.held import Held
+from pyshim.resources.network.host.link_search import tap_alias
+from pyshim.resources.network.host.loopback_door import LoopbackDoor
+from pyshim.resources.network.host.session import NetworkSession, PodNamespace, StepFailed
+from pyshim.resources.network.host.taps import open_vhost_net
+from pyshim.resources.network.host.watch import Watch
+from pyshim.resources.network.plan.network import changed_plan
+
+if TYPE_CHECKING:
+    from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
+    from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
+    from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan
+
+log = logging.getLogger("pyshim.resources.network.host")
+
+
+class Plan(Protocol):
+    """`pyshim.resources.network.plan.network.network_plan`."""
+
+    def __call__(self, scan: NetworkScan, model: NetworkModel, *, pass_physical: bool) -> "NetworkPlan": ...
+
+
+class Wiring(msgspec.Struct, frozen=True, kw_only=True):
+    """How each endpoint of one pod is wired."""
+
+    model: NetworkModel
+    queues: int
+    vhost_net: bool
+    rates: RateLimits
+    pass_physical: bool = False
+    """Links that are PCI functions of the host are handed to the VM instead."""
+
+
+class HostNetwork:
+    """Implements the seam `Network`. Owns the taps' descriptors until `close_taps`, the wiring until `disconnect`."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        namespace: PodNamespace,
+        wiring: Wiring,
+        *,
+        owner: str,
+        functions: NetworkFunctions,
+    ) -> None:
+        self.nics: tuple[NicDevice, ...] = ()
+        self.interfaces: tuple[NetworkInterface, ...] = ()
+        self.routes: tuple[NetworkRoute, ...] = ()
+        self.neighbours: tuple[NetworkNeighbour, ...] = ()
+        self.vhost_user_nics: tuple[VhostUserNic, ...] = ()
+        self.functions: dict[str, VfioDevice] = {}
+        self.door: LoopbackDoor | None = None
+        self.model = wiring.model
+        self._wiring = wiring
+        self._owner = owner
+        self._namespace = namespace
+        self._functions = functions
+        self._watch: Watch | None = None
+        self._endpoints: tuple[EndpointPlan, ...] = ()
+        self._next_number = 0
+        self._made: dict[str, EndpointPlan] = {}
+        """By the device's id: those that hold something, though their link may be gone."""
+        self._handed: dict[str, str] = {}
+        """The names, by MAC, of links that are PCI functions."""
+        self._taps: dict[str, int] = {}
+        """Their indices by name."""
+        self._fds: list[OwnedFd] = []
+        self._held = Held(ledger)
+
+    def close_taps(self) -> None:
+        """Our copies of the descriptors are closed; the VMM has its own. Idempotent."""
+        while self._fds:
+            self._fds.pop().close()
+
+    async def disconnect(self) -> None:
+        """The namespace is as CNI left it. Idempotent; raises the first ShimError after having tried everything."""
+        self.close_taps()
+        if self.door is not None:
+            await self.door.close()
+        self.unwatch()
+        try:
+            await self._functions.unbind()
+        finally:
+            await self._held.release(self._held.entries)
+
+    # ---- the first look
+
+    async def connect(self, session: NetworkSession, plan: Plan) -> None:
+        """Every endpoint is wired; on an error, what was made until then is still held."""
+        _, fds = await session.ask("watch for changes", {"do": "watch"})
+        self._watch = Watch(*fds)  # before the scan: what changes meanwhile is news
+        scan = await _scan(session, self._namespace.path)
+        found = plan(scan, self.model, pass_physical=self._wiring.pass_physical)
+        self._log_left_out(found)
+        self._adopt(found)
+        for endpoint in found.endpoints:
+            self.nics += (await self._wire(session, endpoint),)
+        for physical in found.physical:  # the last: with its driver a link leaves the namespace
+            self.functions[physical.mac] = await self._functions.bind(physical.address)
+
+    async def open_door(self, session: NetworkSession) -> None:
+        """Connections to the namespace's loopback come to `door`; on a host that cannot steer them it stays None."""
+        self.door = await opened_door(session, self._namespace.path)
+
+    def _adopt(self, plan: "NetworkPlan") -> None:
+        self._endpoints = plan.endpoints
+        self._next_number += sum(endpoint.id not in self._made for endpoint in plan.endpoints)
+        # What was handed over whole is in the namespace no more; all that is known of it is known already.
+        handed = {mac: name for mac, name in self._handed.items() if mac in self.functions}
+        names = frozenset(handed.values())
+        self.interfaces = (*(item for item in self.interfaces if item.mac in handed), *plan.interfaces)
+        self.routes = (*(item for item in self.routes if item.device in names), *plan.routes)
+        self.neighbours = (*(item for item in self.neighbours if item.device in names), *plan.neighbours)
+        self._handed |= {physical.mac: physical.link_name for physical in plan.physical}
+
+    def _log_left_out(self, plan: "NetworkPlan") -> None:
+        for sentence in plan.left_out:
+            log.warning("not told to the guest", extra={"netns": self._namespace.path, "what": sentence})
+
+    # ---- later ones
+
+    async def changed(self) -> None:
+        """Something in the namespace is other than at the last look. Raises Unavailable once disconnected."""
+        if self._watch is None:
+            raise Unavailable("watch network namespace: it is not connected")
+        await self._watch.changed()
+
+    def unwatch(self) -> None:
+        """`changed` is not called any more, and the kernel reports nothing. Idempotent."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+    async def follow(self) -> tuple[tuple["NicDevice", ...], tuple[str, ...]]:
+        """New links are wired: their devices, and the ids of devices whose link is gone.
+
+        The attributes are those of now. A new link that cannot be wired is logged and left as it was found. Raises
+        ShimError when there could be no look at all.
+        """
+        before = {endpoint.id: endpoint for endpoint in self._endpoints}
+        known = self._endpoints
+
+        async def undo() -> None:
+            await self._forget_look(known)
+
+        async with self._namespace.session(undo) as session:
+            if self._watch is not None:
+                self._watch.forget()
+            found = changed_plan(await _scan(session, self._namespace.path), self.model, known, first=self._next_number)
+            self._log_left_out(found)
+            self._adopt(found)
+            added = []
+            for endpoint in found.endpoints:
+                earlier = before.pop(endpoint.id, None)
+                if earlier is None:
+                    added += await self._wired_or_dropped(session, endpoint)
+                elif earlier.link_name != endpoint.link_name:
+                    self._renamed(endpoint)
+        self.nics = (*(nic for nic in self.nics if nic.id not in before), *added)
+        return tuple(added), tuple(before)
+
+    async def _forget_look(self, known: tuple["EndpointPlan", ...]) -> None:
+        """`known` endpoints are all there are again, so that the next look finds what this one has not brought to an
+        end. What cannot be undone stays in the ledger.
+        """
+        new = {endpoint.id for endpoint in self._endpoints} - {endpoint.id for endpoint in known}
+        self._endpoints = known
+        for nic_id in new:
+            try:
+                await self.detach(nic_id)
+            except ShimError as error:
+                log.warning("undo of a link failed", extra={"netns": self._namespace.path, "error": str(error)})
+
+    async def _wired_or_dropped(self, session: NetworkSession, endpoint: "EndpointPlan") -> list["NicDevice"]:
+        try:
+            return [await self._wire(session, endpoint)]
+        except ShimError as error:
+            extra = {"netns": self._namespace.path, "link": endpoint.link_name, "error": str(error)}
+            log.warning("link not connected", extra=extra)
+            await self.detach(endpoint.id)
+            return []
+
+    async def detach(self, nic_id: str) -> None:
+        """Nothing of us is left on the device's link, and the guest need not be told of it. Idempotent.
+
+        The next look finds a link that is still there anew.
+        """
+        endpoint = self._made.pop(nic_id, None)
+        if endpoint is None:
+            return
+        self.nics = tuple(nic for nic in self.nics if nic.id != nic_id)
+        keys = {endpoint.tap_name}
+        if endpoint in self._endpoints:
+            self._endpoints = tuple(item for item in self._endpoints if item.id != nic_id)
+            self.interfaces = tuple(item for item in self.interfaces if item.mac != endpoint.mac)
+            self.routes = tuple(item for item in self.routes if item.device != endpoint.link_name)
+            self.neighbours = tuple(item for item in self.neighbours if item.device != endpoint.link_name)
+        if all(item.link_name != endpoint.link_name for item in self._endpoints):
+            keys.add(endpoint.link_name)  # else a link made anew has the name, and our qdiscs, by now
+        await self._held.release(entry for entry in self._held.entries if entry.key in keys)
+
+    # ---- one endpoint
+
+    async def _wire(self, session: NetworkSession, endpoint: "EndpointPlan") -> "NicDevice":
+        self._made[endpoint.id] = endpoint
+        taps = await self._make_tap(session, endpoint)
+        await self._limit_rates(session, endpoint)
+        vhosts = self._open_vhost(endpoint) if self._wiring.vhost_net else ()
+        return endpoint.device(taps, vhosts)
+
+    async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan") -> tuple[int, ...]:
+        """The queues behind which the VM will be, connected to the endpoint's link."""
+        name, link, queues = endpoint.tap_name, endpoint.link_name, self._wiring.queues
+        self._hold(ResourceKind.LINK, name)
+        kind = "macvtap" if self.model is NetworkModel.MACVTAP else "tap"
+        question = {"do": kind, "name": name, "link": endpoint.link_index, "mtu": endpoint.mtu, "queues": queues}
+        question["alias"] = tap_alias(self._owner, link if self.model is NetworkModel.TCFILTER else "")
+        self._taps[name], fds = await session.ask(f"make {kind} {name!r} for link {link!r}", question)
+        self._fds += fds
+        if len(fds) != queues:
+            raise Internal(f"make {kind} {name!r}: {len(fds)} queues came, {queues} were wanted")
+        if self.model is NetworkModel.TCFILTER:
+            self._hold(ResourceKind.INGRESS, link)
+            question = {"do": "redirect", "tap": self._taps[name], "link": endpoint.link_index}
+            await session.ask(f"redirect link {link!r} to tap {name!r}", question)
+        return tuple(fd.fileno() for fd in fds)
+
+    async def _limit_rates(self, session: NetworkSession, endpoint: "EndpointPlan") -> None:
+        """What the guest receives leaves by the tap, what it sends by the link."""
+        name, link, rates = endpoint.tap_name, endpoint.link_name, self._wiring.rates
+        if rates.received and self.model is NetworkModel.MACVTAP:
+            raise Unimplemented(f"limit what link {link!r} receives: a macvtap has no queue for it (hint: 'tcfilter')")
+        if rates.received:
+            await self._limit(session, name, self._taps[name], rates.received, endpoint.mtu)
+        if rates.sent:
+            self._hold(ResourceKind.QDISC, link)
+            await self._limit(session, link, endpoint.link_index, rates.sent, endpoint.mtu)
+
+    async def _limit(self, session: NetworkSession, name: str, index: int, bits_s: int, mtu: int) -> None:
+        question = {"do": "limit", "index": index, "bits_s": bits_s, "mtu": mtu}
+        await session.ask(f"limit what link {name!r} sends to {bits_s} bit/s", question)
+
+    def _open_vhost(self, endpoint: "EndpointPlan") -> tuple[int, ...]:
+        try:
+            numbers = open_vhost_net(self._wiring.queues)
+        except OSError as error:
+            raise FailedPrecondition(f"open vhost-net for {endpoint.tap_name!r}: {describe_os_error(error)}") from error
+        self._fds += [OwnedFd(number) for number in numbers]
+        return numbers
+
+    def _renamed(self, endpoint: "EndpointPlan") -> None:
+        """What undoes our work on the link goes by the name it has now."""
+        self._made[endpoint.id] = endpoint
+        if self.model is NetworkModel.TCFILTER:
+            self._hold(ResourceKind.INGRESS, endpoint.link_name)
+        if self._wiring.rates.sent:
+            self._hold(ResourceKind.QDISC, endpoint.link_name)
+
+    def _hold(self, kind: ResourceKind, name: str) -> None:
+        # A path like /proc/PID/ns/net leads elsewhere once the pid is another's: the inode tells.
+        detail: dict[str, str | int] = {"netns": self._namespace.path, "netns_inode": self._namespace.inode}
+        self._held.acquire(LedgerEntry(kind=kind, key=name, detail=detail))
+
+
+async def opened_door(session: NetworkSession, netns_path: str) -> LoopbackDoor | None:
+    """Where connections to the namespace's loopback come; None on a host that cannot steer them."""
+    try:
+        _, fds = await session.ask("redirect loopback connections by nftables", {"do": "steer"})
+    except StepFailed as error:
+        extra = {"netns": netns_path, "error": str(error), "hint": "it needs Linux 5.12 with nf_tables and nft_redir"}
+        log.warning("port-forward is not possible", extra=extra)
+        return None
+    if len(fds) != 2:
+        raise Internal(f"redirect loopback connections by nftables: {len(fds)} descriptors came, 2 were wanted")
+    return LoopbackDoor(*fds)
+
+
+async def _scan(session: NetworkSession, netns_path: str) -> NetworkScan:
+    report, _ = await session.ask("scan links", {"do": "scan"})
+    try:
+        return msgspec.convert(report, NetworkScan)
+    except msgspec.ValidationError as error:
+        raise Internal(f"scan links in network namespace {netns_path!r}: malformed report: {error}") from error

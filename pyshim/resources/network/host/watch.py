@@ -1,0 +1,90 @@
+"""News of a pod's network namespace: a route socket that the child made there, read on the shim's loop.
+
+Nothing is asked and nothing is polled: the kernel tells of changes, and of those that concern no interface or route the
+guest has been told of, or could be, nobody is woken further. Source: rtnetlink(7), linux/rtnetlink.h.
+"""
+
+import asyncio
+import errno
+import os
+import re
+import socket
+import struct
+
+from pyshim.host.fds import OwnedFd
+from pyshim.model.errors import Unavailable
+from pyshim.resources.network.host.rtnetlink import IFINFO_BYTES, IFLA_IFNAME, RTM_DELLINK, attributes, messages
+
+_RTM_NEWADDR, _RTM_DELADDR, _RTM_NEWROUTE, _RTM_DELROUTE = 20, 21, 24, 25
+_RT_SCOPE_LINK = 253
+_RT_TABLE_MAIN = 254
+_RTPROT_KERNEL = 2
+_RTN_UNICAST = 1
+_OUR_TAP = re.compile(rb"tap[0-9]{1,9}_kata")
+_ADDRESS = struct.Struct("=BBBBi")
+_ROUTE = struct.Struct("=BBBBBBBBI")
+_READ_BYTES = 1 << 16
+
+
+class Watch:
+    """Owns the socket, which `netlink.open_news` made in the namespace."""
+
+    def __init__(self, news: OwnedFd) -> None:
+        self._news = socket.socket(fileno=news.steal())
+        self._news.setblocking(False)  # the descriptor does not block; the object has to know
+
+    async def changed(self) -> None:
+        """Something has happened that a new look at the namespace may make something of. Raises Unavailable."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data, (sender, _groups) = await loop.sock_recvfrom(self._news, _READ_BYTES)
+            except OSError as error:
+                if error.errno == errno.ENOBUFS:
+                    return  # more has happened than the kernel could keep
+                cause = os.strerror(error.errno or 0).lower()
+                raise Unavailable(f"watch network namespace: {cause}") from error
+            # Whoever shares the namespace can send to the socket; only the kernel is believed.
+            if sender == 0 and is_news(data):
+                return
+
+    def forget(self) -> None:
+        """What has happened until now is known."""
+        while True:
+            try:
+                self._news.recv(_READ_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    return
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._news.close()
+
+
+def is_news(data: bytes) -> bool:
+    """Whether a message is about a link that is gone, an address that a guest would have, or a route somebody set.
+
+    A link that comes is none until it has an address. What the kernel makes by itself as a link goes up, the guest's
+    kernel makes for itself. A tap of ours that is gone is none either: it goes when a link could not be connected, and
+    that link would be tried again at once, for ever.
+    """
+    return any(_concerns_guest(kind, body) for kind, body in messages(data))
+
+
+def _concerns_guest(kind: int, body: bytes) -> bool:
+    if kind in (_RTM_NEWADDR, _RTM_DELADDR) and len(body) >= _ADDRESS.size:
+        scope: int = _ADDRESS.unpack_from(body)[3]
+        return scope < _RT_SCOPE_LINK
+    if kind in (_RTM_NEWROUTE, _RTM_DELROUTE) and len(body) >= _ROUTE.size:
+        _, _, _, _, table, protocol, _, route_type, _ = _ROUTE.unpack_from(body)
+        return (table, route_type) == (_RT_TABLE_MAIN, _RTN_UNICAST) and protocol != _RTPROT_KERNEL
+    return kind == RTM_DELLINK and not _OUR_TAP.fullmatch(_link_name(body))
+
+
+def _link_name(body: bytes) -> bytes:
+    """The name in a message about a link; empty when it has none."""
+    names = (text for kind, text in attributes(body[IFINFO_BYTES:]) if kind == IFLA_IFNAME)
+    return next(names, b"").rstrip(b"\0")

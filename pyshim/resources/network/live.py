@@ -1,0 +1,149 @@
+"""The pod's network in one sandbox: connected on the host, handed to the VM, told to the guest.
+
+The order is the sandbox's: `connect` before the VM is made, `close_taps` once it has its own descriptors, `set_up`
+before anything runs in the guest, `serve` after.
+"""
+
+from msgspec.structs import replace
+
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.ids import ContainerId
+from pyshim.model.kind import ContainerKind
+from pyshim.model.network import DirectNetwork, rate_limits
+from pyshim.model.seams import Agent, Network, NetworkConnector
+from pyshim.model.trace import traced
+from pyshim.resources.devices.plan.devices import is_enabled
+from pyshim.resources.network.changes import NetworkChanges
+from pyshim.resources.network.plan.direct import direct_network
+from pyshim.resources.network.plan.network import vm_with_network
+from pyshim.resources.network.port_forward import PortForward
+from pyshim.resources.services import SandboxServices
+
+MAX_DIRECT_FILE_BYTES = 1 << 20
+
+
+class SandboxNetwork:
+    def __init__(self, services: SandboxServices, connector: NetworkConnector) -> None:
+        self.connected: Network | None = None
+        """None for a pod without a network of its own."""
+        self.vm = services.plan.vm
+        """The VM as planned, with its network devices once they are connected."""
+        self._plan = services.plan
+        self._services = services
+        self._connector = connector
+        self._forward: PortForward | None = None
+
+    @traced("connect network")
+    async def connect(self) -> None:
+        plan = self._plan
+        model = plan.config.runtime.internetworking_model
+        direct = await self._direct()
+        if direct is not None:
+            network = await self._connector.connect_direct(
+                plan.netns_path, direct, self._services.ledger, iommufd=plan.vm.guard is not None
+            )
+        elif plan.netns_path is None or model == "none":
+            return
+        else:
+            network = await self._connect_namespace(plan.netns_path, model)
+        self._services.undo.push(network.disconnect)
+        self.connected = network
+        self.vm = vm_with_network(
+            plan, nics=network.nics, vhost_user_nics=network.vhost_user_nics, functions=network.functions
+        )
+
+    async def _connect_namespace(self, netns_path: str, model: str) -> Network:
+        hypervisor = self._plan.config.hypervisor
+        return await self._connector.connect(
+            netns_path,
+            model,
+            hypervisor.network_queues or self._plan.vm.cpu.boot_vcpus,
+            self._services.ledger,
+            vhost_net=not hypervisor.disable_vhost_net,
+            rates=rate_limits(
+                received=hypervisor.rx_rate_limiter_max_rate,
+                sent=hypervisor.tx_rate_limiter_max_rate,
+            ),
+            pass_physical=hypervisor.cold_plug_vfio != "no-port",
+            iommufd=self._plan.vm.guard is not None,
+        )
+
+    async def _direct(self) -> "DirectNetwork | None":
+        """The devices that a file names for this sandbox: they come instead of the namespace's. None without a file."""
+        plan = self._plan
+        path = f"{plan.config.runtime.dan_conf}/{plan.sandbox_id}.json"
+        try:
+            content = await self._services.host.read_bytes(path, MAX_DIRECT_FILE_BYTES)
+        except NotFound:
+            return None
+
+        queues = plan.config.hypervisor.network_queues or 1
+        direct = direct_network(content, path, sandbox_id=plan.sandbox_id, queues=queues)
+        if direct.functions and not is_enabled(plan.config):
+            address = next(iter(direct.functions.values()))
+            raise FailedPrecondition(
+                f"pass '{address}' of '{path}' through: cold_plug_vfio and hot_plug_vfio in '{plan.config.source}' are"
+                ' "no-port"'
+            )
+        return direct
+
+    def close_taps(self) -> None:
+        """Our copies of the descriptors are closed; the VMM has its own. Idempotent."""
+        if self.connected is not None:
+            self.connected.close_taps()
+
+    async def set_up(self, agent: Agent) -> None:
+        """The guest has its interfaces, routes and neighbours."""
+        network = self.connected
+        if network is None:
+            return
+        paths = await self._paths(network)
+        for interface in network.interfaces:
+            await agent.update_interface(replace(interface, device_path=paths.get(interface.mac, "")))
+        if network.routes:
+            await agent.update_routes(network.routes)
+        if network.neighbours:
+            await agent.add_neighbours(network.neighbours)
+
+    async def _paths(self, network: Network) -> dict[str, str]:
+        """Where the guest finds each function, by MAC; those that could not be there from the start are by now."""
+        placed = {item.device.id: item.pci_path for item in self.vm.pci.placed}
+        paths = {}
+        for mac, function in network.functions.items():
+            if function.id not in placed:
+                placed[function.id] = (await self._services.vm_devices.plug(function)).pci_path
+            paths[mac] = placed[function.id]
+        return paths
+
+    def serve(self, agent: Agent) -> None:
+        """Connections to the loopback of the pod's namespace are answered by the guest, which also gets interfaces that
+        come later.
+        """
+        network = self.connected
+        if network is None:
+            return
+        self._follow(network, agent)
+        if network.door is not None:
+            self._forward = PortForward(
+                plan=self._plan,
+                door=network.door,
+                agent=agent,
+                host=self._services.host,
+                tasks=self._services.tasks,
+            )
+            self._forward.start()
+            self._services.undo.push(self._forward.close)
+
+    def _follow(self, network: Network, agent: Agent) -> None:
+        if not self._services.vm_devices.capabilities().network_hotplug:
+            network.unwatch()
+            return
+        changes = NetworkChanges(self._services, network=network, agent=agent)
+        changes.start()
+        self._services.undo.push(changes.close)
+
+    def has_container(self, container_id: ContainerId) -> None:
+        """The pod has this container now: unless it is the pause container, it may listen on ports."""
+        pause = self._plan.kind is ContainerKind.POD_SANDBOX and str(container_id) == str(self._plan.sandbox_id)
+        if self._forward is not None and not pause:
+            self._forward.has_listeners = True

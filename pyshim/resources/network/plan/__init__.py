@@ -1,0 +1,1 @@
+"""Pure: endpoints, taps, rates, directly attached devices, the relay of port-forward. Read `network.py` first."""

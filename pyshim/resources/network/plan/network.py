@@ -1,0 +1,324 @@
+"""How a pod's network is wired: which links become devices of the VM, and what the shim tells the guest. Pure.
+
+Rules that follow Kata's runtimes, so that one CNI configuration gives one guest: loopback and links without an address
+are no endpoints; endpoints are ordered by name; routes the kernel made by itself are left for the guest's kernel to
+make again; only permanent neighbours are passed on.
+"""
+
+import ipaddress
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
+from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
+from pyshim.model.network import AddressReport, LinkReport, NetworkModel, NetworkScan, RouteReport
+from pyshim.model.vm import MemoryBacking, NicDevice, VfioDevice, VhostUserNic, VmConfig
+from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
+from pyshim.resources.plan import SandboxPlan
+
+# linux/if.h, linux/if_arp.h, linux/rtnetlink.h, linux/neighbour.h
+IFF_LOOPBACK = 0x8
+IFF_NOARP = 0x80
+ARPHRD_ETHER = 1
+RT_TABLE_MAIN = 254
+RTN_UNICAST = 1
+RTPROT_KERNEL = 2
+RT_SCOPE_LINK = 253
+RTM_F_CLONED = 0x200
+RTNH_F_ONLINK = 0x4
+NUD_PERMANENT = 0x80
+
+# Link kind -> the type Kata's agent is told. An unnamed kind is a driver that registers none.
+_ENDPOINT_TYPES = {
+    "veth": "virtual",
+    "": "virtual",
+    "macvlan": "macvlan",
+    "macvtap": "macvtap",
+    "ipvlan": "ipvlan",
+    "vlan": "vlan",
+    "tun": "tuntap",
+    "bridge": "bridge",
+}
+
+
+_SHARES_A_DEVICE = frozenset({"macvlan", "macvtap", "ipvlan"})
+
+
+class EndpointPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One interface of the pod: the link CNI made, and the tap that carries its frames to the VM."""
+
+    id: str
+    link_index: int
+    link_name: str
+    tap_name: str
+    mac: str
+    mtu: int
+
+    def device(self, tap_fds: tuple[int, ...], vhost_fds: tuple[int, ...]) -> NicDevice:
+        """The VM's device. The guest uses the link's own MAC: the other side of the link expects no other."""
+        return NicDevice(id=self.id, mac=self.mac, tap_fds=tap_fds, vhost_fds=vhost_fds, mtu=self.mtu)
+
+
+class PhysicalEndpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """An interface of the pod that is a PCI function of the host, handed to the VM as it is."""
+
+    link_name: str
+    mac: str
+    address: str
+    """PCI address on the host."""
+
+
+class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
+    endpoints: tuple[EndpointPlan, ...]
+    physical: tuple[PhysicalEndpoint, ...]
+    interfaces: tuple[NetworkInterface, ...]
+    routes: tuple[NetworkRoute, ...]
+    neighbours: tuple[NetworkNeighbour, ...]
+    left_out: tuple[str, ...]
+    """What the pod has and its guest does not get, one sentence each, for the log: routes it cannot be told, and links
+    that came later and cannot be wired."""
+
+
+def network_plan(
+    scan: NetworkScan, model: NetworkModel = NetworkModel.TCFILTER, *, pass_physical: bool = False
+) -> NetworkPlan:
+    """What to wire and what to tell the guest; with `pass_physical` the host's own devices are handed over.
+
+    Raises ShimError naming the first link that cannot be wired.
+    """
+    links: list[LinkReport] = []
+    for link in _candidates(scan):
+        _check_link(link, model, beside=links, pass_physical=pass_physical)
+        links.append(link)
+    wired = [link for link in links if link.bus != "pci"]
+    return _plan(scan, links, tuple(_endpoints(wired, _taken(scan), first=0)), left_out=())
+
+
+def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[EndpointPlan], *, first: int) -> NetworkPlan:
+    """The plan of a namespace where `wired` endpoints are in use: those whose link is still there stay as they are.
+
+    New ones are numbered from `first` on. A new link that cannot be wired is left out: the pod runs without it already.
+    """
+    known = {endpoint.link_index: endpoint for endpoint in wired}
+    candidates = _candidates(scan)
+    links = [link for link in candidates if _is_same(link, known.get(link.index))]
+    stay = tuple(replace(known[link.index], link_name=link.name) for link in links)
+    new: list[LinkReport] = []
+    left_out: list[str] = []
+    for link in candidates:
+        if link in links:
+            continue
+        try:
+            _check_link(link, model, beside=(*links, *new))
+        except ShimError as error:
+            left_out.append(str(error))
+        else:
+            new.append(link)
+    endpoints = (*stay, *_endpoints(new, _taken(scan), first=first))
+    return _plan(scan, sorted((*links, *new), key=_by_name), endpoints, left_out=tuple(left_out))
+
+
+def _is_same(link: LinkReport, endpoint: EndpointPlan | None) -> bool:
+    """Whether `endpoint` was made of this link, which may have another name by now."""
+    return endpoint is not None and link.mac == endpoint.mac
+
+
+def _taken(scan: NetworkScan) -> set[str]:
+    return {link.name for link in scan.links}
+
+
+def _plan(
+    scan: NetworkScan, links: Sequence[LinkReport], endpoints: tuple[EndpointPlan, ...], left_out: tuple[str, ...]
+) -> NetworkPlan:
+    names = {link.index: link.name for link in links}
+    addresses = {link.index: [item for item in scan.addresses if item.index == link.index] for link in links}
+    routes, untold = _routes(scan.routes, names)
+    return NetworkPlan(
+        endpoints=endpoints,
+        physical=tuple(
+            PhysicalEndpoint(link_name=link.name, mac=link.mac, address=link.device)
+            for link in links
+            if link.bus == "pci"
+        ),
+        interfaces=tuple(_interface(link, addresses[link.index]) for link in links),
+        routes=(*_peer_routes(addresses, names), *routes),
+        neighbours=tuple(
+            NetworkNeighbour(
+                address=item.address, device=names[item.index], mac=item.mac, state=item.state, flags=item.flags
+            )
+            for item in scan.neighbours
+            if item.index in names and item.state == NUD_PERMANENT and item.mac
+        ),
+        left_out=(*left_out, *untold),
+    )
+
+
+def _candidates(scan: NetworkScan) -> list[LinkReport]:
+    """Links with an address, by name."""
+    addressed = {address.index for address in scan.addresses}
+    links = (link for link in scan.links if link.index in addressed and not link.flags & IFF_LOOPBACK)
+    return sorted(links, key=_by_name)
+
+
+def _by_name(link: LinkReport) -> str:
+    return link.name
+
+
+def _check_link(
+    link: LinkReport, model: NetworkModel, *, beside: Sequence[LinkReport], pass_physical: bool = False
+) -> None:
+    """Raises ShimError unless the link can be wired, `beside` those that are."""
+    _check_kind(link, pass_physical)
+    if model is NetworkModel.MACVTAP:
+        _check_carries_macvtap(link)
+    for other in beside:
+        if other.mac.lower() == link.mac.lower():
+            # The agent finds an interface by its MAC and would configure one of them twice.
+            raise InvalidArgument(f"connect links {other.name!r} and {link.name!r}: both have the MAC {link.mac}")
+
+
+def _check_kind(link: LinkReport, pass_physical: bool) -> None:
+    subject = f"connect link {link.name!r}"
+    if not link.name.isprintable():
+        raise InvalidArgument(f"{subject}: a guest cannot be told such a name")
+    if link.bus == "pci" and not pass_physical:
+        raise FailedPrecondition(
+            f"{subject}: a physical device, to be handed to the VM when that is made"
+            ' (hint: cold_plug_vfio is "no-port", or the VM runs already)'
+        )
+    if link.hardware_type != ARPHRD_ETHER or not link.mac:
+        raise Unimplemented(f"{subject}: a {link.kind or 'link'} without Ethernet frames cannot reach a VM")
+    if link.kind not in _ENDPOINT_TYPES:
+        known = ", ".join(kind for kind in _ENDPOINT_TYPES if kind)
+        raise Unimplemented(f"{subject}: kind {link.kind!r} is not one of {known}")
+    if link.ingress_qdisc:
+        raise FailedPrecondition(
+            f"{subject}: it has {'an' if link.ingress_qdisc == 'ingress' else 'a'} {link.ingress_qdisc} qdisc already "
+            "(hint: another sandbox in this namespace, or a CNI plugin that filters inside the pod)"
+        )
+
+
+def _check_carries_macvtap(link: LinkReport) -> None:
+    """A macvtap on these would not be on the link but on the device below, past whatever separates the pod from it."""
+    if link.kind in _SHARES_A_DEVICE:
+        raise Unimplemented(f"connect link {link.name!r}: a {link.kind} carries no macvtap (hint: 'tcfilter' does)")
+
+
+def _endpoints(links: list[LinkReport], taken: set[str], *, first: int) -> Iterator[EndpointPlan]:
+    number = first
+    for position, link in enumerate(links, start=first):
+        while f"tap{number}_kata" in taken:
+            number += 1
+        yield EndpointPlan(
+            id=f"network-{position}",
+            link_index=link.index,
+            link_name=link.name,
+            tap_name=f"tap{number}_kata",
+            mac=link.mac,
+            mtu=link.mtu,
+        )
+        number += 1
+
+
+def _interface(link: LinkReport, addresses: list[AddressReport]) -> NetworkInterface:
+    return NetworkInterface(
+        name=link.name,
+        addresses=tuple(
+            NetworkAddress(address=item.address, prefix_length=_full_length(item) if item.peer else item.prefix_length)
+            for item in addresses
+            if not _is_made_by_guest(item)
+        ),
+        mtu=link.mtu,
+        mac=link.mac,
+        flags=link.flags & IFF_NOARP,
+        type="physical" if link.bus == "pci" else _ENDPOINT_TYPES[link.kind],
+        device_path="",
+    )
+
+
+def _is_made_by_guest(item: AddressReport) -> bool:
+    """IPv6 link-local: the guest's kernel makes it from the MAC, as the host's did; a second add would collide."""
+    address = ipaddress.ip_address(item.address)
+    return address.is_loopback or (address.version == 6 and address.is_link_local)
+
+
+def _full_length(item: AddressReport) -> int:
+    return ipaddress.ip_address(item.address).max_prefixlen
+
+
+def _peer_routes(addresses: dict[int, list[AddressReport]], names: dict[int, str]) -> Iterator[NetworkRoute]:
+    """The route a point-to-point address implies; the agent's addresses have no peer, so it must be said."""
+    for index, items in addresses.items():
+        for item in items:
+            if item.peer:
+                network = ipaddress.ip_network((item.peer, item.prefix_length), strict=False)
+                yield NetworkRoute(
+                    destination=str(network),
+                    gateway="",
+                    device=names[index],
+                    source="",
+                    scope=RT_SCOPE_LINK if network.version == 4 else 0,
+                    family=network.version,
+                    flags=0,
+                    mtu=0,
+                )
+
+
+def _routes(reports: tuple[RouteReport, ...], names: dict[int, str]) -> tuple[list[NetworkRoute], tuple[str, ...]]:
+    """By metric, as the agent knows none: of two routes to one destination the guest keeps the first it is given."""
+    wanted = [report for report in reports if _is_for_guest(report)]
+    wanted.sort(key=lambda report: report.metric)
+    left_out = tuple(
+        f"route to {report.destination or 'default'}: {report.beyond}" for report in wanted if report.beyond
+    )
+    told = [
+        NetworkRoute(
+            destination=report.destination,
+            gateway=report.gateway,
+            device=names[report.index],
+            source=report.source,
+            scope=report.scope,
+            family=report.family,
+            # The other bits of rtnh_flags are the host kernel's findings (dead, linkdown, offloaded), not a wish.
+            flags=report.flags & RTNH_F_ONLINK,
+            mtu=report.mtu,
+        )
+        for report in wanted
+        if report.index in names and not report.beyond
+    ]
+    return told, left_out
+
+
+def _is_for_guest(report: RouteReport) -> bool:
+    return (
+        report.table == RT_TABLE_MAIN
+        and report.type == RTN_UNICAST
+        and report.protocol != RTPROT_KERNEL
+        and not report.flags & RTM_F_CLONED
+    )
+
+
+def vm_with_network(
+    plan: SandboxPlan,
+    *,
+    nics: tuple[NicDevice, ...],
+    vhost_user_nics: tuple[VhostUserNic, ...],
+    functions: Mapping[str, VfioDevice],
+) -> VmConfig:
+    """The planned VM with its network devices; functions that are to be hot plugged have a port waiting for them.
+
+    Raises FailedPrecondition for a confidential guest that would have to share its memory, and what `pci_layout` does.
+    """
+    vm = replace(plan.vm, nics=nics, vhost_user_nics=vhost_user_nics)
+    if vhost_user_nics and vm.guard is not None:
+        raise FailedPrecondition(
+            f"connect '{vhost_user_nics[0].socket_path}': a confidential guest shares no memory with the host"
+        )
+    if vhost_user_nics and vm.memory.backing is MemoryBacking.PRIVATE:
+        vm = replace(vm, memory=replace(vm.memory, backing=MemoryBacking.SHARED_MEMFD))
+    if functions:
+        pci = device_layout(plan.config, plan.devices, tuple(functions.values()))
+        vm = replace(vm, pci=pci, start_timeout_s=PASSING_TIMEOUT_S)
+    return vm

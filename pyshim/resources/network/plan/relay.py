@@ -1,0 +1,84 @@
+"""The container that carries forwarded connections inside the guest: one program, no images, no rights.
+
+The program is `guest/relay/relay.c`, built by the set-up; the shim copies it into the share.
+
+Like every container of the pod it lives in the guest's one network namespace, so its loopback is theirs. It is made
+through the calls any kata-agent answers, with the first connection.
+"""
+
+import msgspec
+
+import pyshim
+from pyshim.model.guest import GuestContainer
+from pyshim.model.ids import HostPath, SandboxId
+from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR, SharePlan
+
+BUILT_PROGRAM = HostPath(f"{pyshim.__file__.rsplit('/', 2)[0]}/.build/guest/relay")
+MAX_PROGRAM_BYTES = 16 << 20
+"""A static program of some 40 lines has 0.7 MiB with glibc."""
+_PROGRAM = "/relay"
+_NOBODY = 65534
+
+
+class RelayPlan(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: str
+    directories: tuple[HostPath, ...]
+    """To be made in order, in the share; they go with it."""
+    program_path: HostPath
+    """To be made in the share, a copy of BUILT_PROGRAM."""
+    guest: GuestContainer
+
+
+def relay_plan(sandbox_id: SandboxId, share: SharePlan) -> RelayPlan:
+    container_id = f"{sandbox_id}-portforward"
+    home = f"{share.mounts_dir}/{container_id}"
+    root = f"{home}/rootfs"
+    return RelayPlan(
+        container_id=container_id,
+        # The guest sees the share read-only, so what its runtime mounts on must be there.
+        directories=tuple(map(HostPath, (home, root, f"{root}/proc", f"{root}/dev"))),
+        program_path=HostPath(f"{root}{_PROGRAM}"),
+        guest=GuestContainer(
+            container_id=container_id,
+            spec={
+                "ociVersion": "1.0.2",
+                "root": {"path": f"{GUEST_SHARED_DIR}/{container_id}/rootfs", "readonly": True},
+                "process": relay_process(None),
+                "mounts": [
+                    {
+                        "destination": "/proc",
+                        "type": "proc",
+                        "source": "proc",
+                        "options": ["nosuid", "noexec", "nodev"],
+                    },
+                    {
+                        "destination": "/dev",
+                        "type": "tmpfs",
+                        "source": "tmpfs",
+                        "options": ["nosuid", "strictatime", "mode=755", "size=64k"],
+                    },
+                ],
+                "linux": {
+                    "cgroupsPath": f"/{container_id}",
+                    "namespaces": [{"type": kind} for kind in ("mount", "ipc", "uts")],
+                    "resources": {},
+                },
+            },
+            storages=(),
+            devices=(),
+            shared_pid_namespace=False,
+        ),
+    )
+
+
+def relay_process(port: int | None) -> dict[str, object]:
+    """The `process` of an OCI spec: one connection to `port`, or without one what holds the container open."""
+    return {
+        "terminal": False,
+        "user": {"uid": _NOBODY, "gid": _NOBODY},
+        "args": [_PROGRAM] if port is None else [_PROGRAM, str(port)],
+        "env": [],
+        "cwd": "/",
+        "capabilities": {},
+        "noNewPrivileges": True,
+    }

@@ -1,0 +1,184 @@
+"""Port-forward: what is dialled on the pod's loopback on the host is answered by the guest's loopback.
+
+containerd enters the pod's network namespace and dials `localhost:<port>` there, but the pod's programs listen in the
+VM. So the namespace's loopback connections come to a door (`host/loopback_door.py`), and one program in the guest
+carries each of them over the streams that every agent offers. Until the first connection the guest has nothing of it.
+"""
+
+import asyncio
+import itertools
+import logging
+from contextlib import suppress
+
+from pyshim.concurrency.deadlines import within
+from pyshim.concurrency.stdio import Progress
+from pyshim.concurrency.tasks import TaskOwner, cancel_all
+from pyshim.model.errors import AgentGone, Internal, NotFound, ShimError, Unavailable
+from pyshim.model.seams import ContainerAgent, Door, DoorConnection, Host
+from pyshim.resources.network.plan.relay import RelayPlan, relay_plan, relay_process
+from pyshim.resources.plan import SandboxPlan
+
+log = logging.getLogger("pyshim.resources.network.port_forward")
+
+_READ_BYTES = 256 * 1024
+
+MAX_CONNECTIONS = 64
+"""Each is a process in the guest; more are reset."""
+LINGER_S = 10.0
+"""After the client has said all, silence of the listener this long ends the connection; containerd waits 1 s."""
+REMOVE_TIMEOUT_S = 3
+END_TIMEOUT_S = 3.0
+"""For the guest to see to the end of a connection's program: the pod's own end waits for it."""
+_KILL = 9
+
+
+class PortForward:
+    """Serves one pod's door from `start` to `close`. Owns the connections, not the door."""
+
+    def __init__(
+        self,
+        *,
+        plan: "SandboxPlan",
+        door: Door,
+        agent: ContainerAgent,
+        host: Host,
+        tasks: TaskOwner,
+        linger_s: float = LINGER_S,
+    ) -> None:
+        self.has_listeners = False
+        """Whether any container may listen yet. Before, nothing is carried: the guest's first container must be one of
+        the pod's, since kata-agent takes the first one's pid namespace for the one they share."""
+        self._plan = plan
+        self._door = door
+        self._agent = agent
+        self._host = host
+        self._tasks = tasks
+        self._linger_s = linger_s
+        self._name = f"forward/{plan.sandbox_id}"
+        self._serving: asyncio.Task[None] | None = None
+        self._carrying: set[asyncio.Task[None]] = set()
+        self._relay: RelayPlan | None = None
+        self._making = asyncio.Lock()
+        self._serial = itertools.count(1)
+
+    def start(self) -> None:
+        self._serving = self._tasks.supervise(self._name, self._serve())
+
+    async def close(self) -> None:
+        """No connection is carried any more, and none waits. Idempotent."""
+        await cancel_all(*self._carrying, *([self._serving] if self._serving else []))
+        await self._door.close()
+
+    async def _serve(self) -> None:
+        while True:
+            try:
+                connection = await self._door.accept()
+            except Unavailable as exc:
+                log.debug("no more forwarding", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+                return
+            if not self.has_listeners or len(self._carrying) >= MAX_CONNECTIONS:
+                connection.reset()
+                continue
+            number = next(self._serial)
+            task = self._tasks.supervise(f"{self._name}/{number}", self._carry(connection, f"forward-{number}"))
+            self._carrying.add(task)
+            task.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, connection: DoorConnection, exec_id: str) -> None:
+        """The connection has had its answer, or the reset that a port without a listener gives."""
+        try:
+            status = await self._relayed(connection, exec_id)
+            if status == 0:
+                connection.close()
+            else:
+                extra = {"sandbox": self._plan.sandbox_id, "port": connection.port, "errno": status}
+                log.info("nobody listens in the guest", extra=extra)
+        except Unavailable as exc:
+            log.debug("forwarded connection ended", extra={"port": connection.port, "error": str(exc)})
+        except ShimError as exc:
+            log.warning("forward port", extra={"port": connection.port, "error": str(exc)})
+        finally:
+            connection.reset()
+
+    async def _relayed(self, connection: DoorConnection, exec_id: str) -> int:
+        """The exit status of the program that carried it."""
+
+        container_id = await self._container()
+        await self._agent.exec_process(container_id, exec_id, relay_process(connection.port))
+        progress = Progress()
+        send = self._send(connection, container_id, exec_id, progress)
+        sending = self._tasks.spawn(f"{self._name}/{exec_id}/in", send)
+        try:
+            while data := await self._read(container_id, exec_id):
+                await connection.write(data)
+                progress.moves += 1
+            return await self._agent.wait_process(container_id, exec_id)
+        except BaseException:
+            with suppress(ShimError):
+                async with within(END_TIMEOUT_S, f"end '{exec_id}' in guest"):
+                    await self._end(container_id, exec_id)
+            raise
+        finally:
+            await cancel_all(sending)
+
+    async def _read(self, container_id: str, exec_id: str) -> bytes:
+        """What the listener said; empty at its end, which kata-agent tells by an error."""
+        try:
+            return bytes(await self._agent.read_stdout(container_id, exec_id, _READ_BYTES))
+        except AgentGone:
+            raise
+        except ShimError as exc:
+            log.debug("forwarded output ended", extra={"exec": exec_id, "error": str(exc)})
+            return b""
+
+    async def _send(self, connection: DoorConnection, container_id: str, exec_id: str, progress: Progress) -> None:
+        """All the client says is with the listener, then its end; a listener silent for too long after is given up."""
+        try:
+            while data := await connection.read():
+                view = memoryview(data)
+                while view:
+                    written = await self._agent.write_stdin(container_id, exec_id, view)
+                    if not 0 < written <= len(view):
+                        raise Internal(f"write stdin: the agent took {written} of {len(view)} bytes")
+                    view = view[written:]
+            await self._agent.close_stdin(container_id, exec_id)
+            seen = -1
+            while seen != progress.moves:
+                seen = progress.moves
+                await asyncio.sleep(self._linger_s)
+        except Unavailable as exc:
+            log.debug("client of a forwarded port is gone", extra={"exec": exec_id, "error": str(exc)})
+        await self._agent.signal_process(container_id, exec_id, _KILL)
+
+    async def _end(self, container_id: str, exec_id: str) -> None:
+        """The guest has no such process any more: kata-agent forgets one when its end is asked for."""
+        await self._agent.signal_process(container_id, exec_id, _KILL)
+        await self._agent.wait_process(container_id, exec_id)
+
+    async def _container(self) -> str:
+        """The id of the container that carries connections, which runs."""
+        async with self._making:
+            if self._relay is None:
+                self._relay = await self._make()
+            return self._relay.container_id
+
+    async def _make(self) -> "RelayPlan":
+        from pyshim.resources.network.plan.relay import BUILT_PROGRAM, MAX_PROGRAM_BYTES
+
+        relay = relay_plan(self._plan.sandbox_id, self._plan.share)
+        try:
+            program = await self._host.read_bytes(BUILT_PROGRAM, MAX_PROGRAM_BYTES)
+        except NotFound as exc:
+            raise NotFound(f"{exc} (hint: 'make setup' builds the program that forwards ports)") from exc
+        for path in relay.directories:
+            await self._host.make_directory(path, 0o755)
+        await self._host.write_bytes(relay.program_path, program, 0o755)
+        await self._agent.create_container(relay.guest, self._plan.config.runtime.create_container_timeout_s)
+        try:
+            await self._agent.start_container(relay.container_id)
+        except BaseException:
+            with suppress(ShimError):
+                await self._agent.remove_container(relay.container_id, REMOVE_TIMEOUT_S)
+            raise
+        log.info("port-forward made ready in the guest", extra={"container": relay.container_id})
+        return relay

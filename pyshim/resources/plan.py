@@ -1,0 +1,60 @@
+"""The plans of one sandbox and of one container: built by `pod/plan`, carried out by the parts of a pod."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pyshim.model.cgroups import CgroupPlan
+from pyshim.model.confidential import Initdata
+from pyshim.model.config import Config
+from pyshim.model.copies import VolumeCopy
+from pyshim.model.devices import PodDevices
+from pyshim.model.guest import GuestContainer, GuestSandbox
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.kind import ContainerKind
+from pyshim.model.mounts import HostMount
+from pyshim.model.vm import (
+    VmConfig,
+)
+from pyshim.resources.sizing.plan import (
+    SizingRecord,
+)
+from pyshim.resources.volumes.plan.disk_volumes import DiskUse
+from pyshim.resources.volumes.plan.share import SharePlan
+
+
+class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
+    sandbox_id: SandboxId
+    kind: ContainerKind
+    config: Config
+    vm: VmConfig
+    share: SharePlan
+    guest: GuestSandbox
+    sizing: SizingRecord
+    initdata: Initdata | None
+    """What is shown to the guest as a disk."""
+    cgroups: CgroupPlan
+    netns_path: str | None
+    """The pod's network namespace on the host; None when the pod has no network of its own."""
+    devices: PodDevices
+    """What of the host is passed through from the start."""
+    sysctls: Mapping[str, str]
+    """Kernel settings of the pod, which each container's creation makes sure of."""
+    agent_timeout_s: float
+    """Until the guest's agent must have answered for the first time."""
+
+
+class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    container_id: ContainerId
+    rootfs: HostPath
+    rootfs_mounts: tuple[HostMount, ...]
+    """Create.rootfs on `<bundle>/rootfs`, in order."""
+    share_mounts: tuple[HostMount, ...]
+    """The root file system and each volume, bound into the share."""
+    share_points: tuple[HostPath, ...]
+    """What the targets of `share_mounts` leave in the share once unmounted."""
+    disks: tuple[DiskUse, ...]
+    copies: tuple[VolumeCopy, ...]
+    """Host files the guest has copies of, where it shares none with the host."""
+    guest: GuestContainer
+    """Complete but for what `disks` add: storages and devices whose places in the guest are known once plugged."""

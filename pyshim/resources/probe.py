@@ -1,0 +1,136 @@
+"""What this host can do, asked once per shim: `probe_host` reads, opens and closes, and changes nothing."""
+
+import fcntl
+import os
+from collections.abc import Callable
+
+from pyshim.host.fds import OwnedFd, open_error
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.resources.confidential.host import QUOTE_SOCKET, probe_tee
+
+_KVM_CREATE_VM = 0xAE01
+_VIRTUALISATION_FLAGS = frozenset({"vmx", "svm"})
+_KHZ_PER_BOGOMIPS = 500
+"""The kernel counts two instructions a loop and, where the time stamp counter has a constant rate, takes one tick of it
+for a loop. Source: arch/x86/kernel/tsc.c (lpj_fine), arch/x86/kernel/cpu/proc.c.
+"""
+_PLAUSIBLE_KHZ = range(100_000, 10_000_001)
+
+
+def create_kvm_vm(kvm_fd: int) -> int:
+    """The fd of a new, empty VM. Source: the kernel's Documentation/virt/kvm/api.rst, 4.2."""
+    return fcntl.ioctl(kvm_fd, _KVM_CREATE_VM, 0)
+
+
+def probe_host(
+    *,
+    proc_root: str = "/proc",
+    sys_root: str = "/sys",
+    dev_root: str = "/dev",
+    run_root: str = "/run",
+    create_vm: Callable[[int], int] = create_kvm_vm,
+) -> HostFacts:
+    """The facts decisions are made on. A file that cannot be read means "no", never an error."""
+    cpuinfo = _read(f"{proc_root}/cpuinfo")
+    flags = frozenset(_field(cpuinfo, "flags").split())
+    kvm_usable, kvm_reason = _probe_kvm(flags, f"{dev_root}/kvm", create_vm)
+    return HostFacts(
+        cpu_count=_cpu_count(proc_root, sys_root),
+        memory_mib=_memory_mib(proc_root),
+        cpu_flags=flags,
+        kvm_usable=kvm_usable,
+        kvm_reason=kvm_reason,
+        vhost_vsock=open_error(f"{dev_root}/vhost-vsock") is None,
+        vhost_net=open_error(f"{dev_root}/vhost-net") is None,
+        nested="hypervisor" in flags,
+        cgroup_mode=_cgroup_mode(sys_root),
+        # The test systemd itself documents: sd_booted(3).
+        systemd=os.path.isdir(f"{run_root}/systemd/system"),
+        tee=probe_tee(
+            sys_root=sys_root, dev_root=dev_root, quote_socket=f"{run_root}{QUOTE_SOCKET.removeprefix('/run')}"
+        ),
+        tsc_khz=_tsc_khz(cpuinfo, flags),
+    )
+
+
+def _probe_kvm(flags: frozenset[str], device: str, create_vm: Callable[[int], int]) -> tuple[bool, str]:
+    """Usable or not, and why. Flags first: a paravirtual kvm module offers a device on which stock kernels hang."""
+    if not flags & _VIRTUALISATION_FLAGS:
+        return False, "the CPU shows neither vmx nor svm"
+    try:
+        with OwnedFd(os.open(device, os.O_RDWR | os.O_CLOEXEC)) as kvm:
+            try:
+                OwnedFd(create_vm(kvm.fileno())).close()
+            except OSError as error:
+                return False, f"create a VM on {device!r}: {describe_os_error(error)}"
+    except OSError as error:
+        return False, f"open {device!r}: {describe_os_error(error)}"
+    flag = " and ".join(sorted(flags & _VIRTUALISATION_FLAGS))
+    return True, f"the CPU shows {flag} and {device!r} makes VMs"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _field(text: str, name: str) -> str:
+    """The value of the first `name: value` line."""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def _tsc_khz(cpuinfo: str, flags: frozenset[str]) -> int:
+    """The rate of the time stamp counter, to 5 kHz; 0 when the host does not say it.
+
+    `bogomips` is the one place of /proc and /sys that has it: `cpu MHz` is what the CPU runs at now.
+    """
+    if "constant_tsc" not in flags:
+        return 0
+    try:
+        khz = round(float(_field(cpuinfo, "bogomips")) * _KHZ_PER_BOGOMIPS)
+    except (ValueError, OverflowError):
+        return 0
+    return khz if khz in _PLAUSIBLE_KHZ else 0
+
+
+def _cpu_count(proc_root: str, sys_root: str) -> int:
+    """CPUs that are online and that this process may use; at least 1."""
+    online = _cpu_list(_read(f"{sys_root}/devices/system/cpu/online"))
+    allowed = _cpu_list(_field(_read(f"{proc_root}/self/status"), "Cpus_allowed_list"))
+    usable = online & allowed if online and allowed else online | allowed
+    return max(1, len(usable))
+
+
+def _cpu_list(text: str) -> frozenset[int]:
+    """`0-2,5` as a set; a malformed part counts for nothing."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def _memory_mib(proc_root: str) -> int:
+    words = _field(_read(f"{proc_root}/meminfo"), "MemTotal").split()
+    return int(words[0]) // 1024 if words and words[0].isdecimal() else 0
+
+
+def _cgroup_mode(sys_root: str) -> CgroupMode:
+    """V2 only when the root is the unified tree; a hybrid host keeps its controllers in v1."""
+    root = f"{sys_root}/fs/cgroup"
+    if os.path.exists(f"{root}/cgroup.controllers"):
+        return CgroupMode.V2
+    try:
+        trees = sorted(os.listdir(root))
+    except OSError:
+        return CgroupMode.NONE
+    return CgroupMode.V1 if any(os.path.exists(f"{root}/{tree}/cgroup.procs") for tree in trees) else CgroupMode.NONE

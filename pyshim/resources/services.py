@@ -1,0 +1,28 @@
+"""What the resources of one sandbox work with while it lives."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from pyshim.concurrency.tasks import TaskOwner
+from pyshim.concurrency.undo import Undo
+from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.seams import Host
+from pyshim.resources.devices.vm_devices import VmDevices
+from pyshim.resources.plan import SandboxPlan
+
+
+class SandboxServices(msgspec.Struct, frozen=True, kw_only=True):
+    plan: SandboxPlan
+    host: Host
+    ledger: Ledger
+    undo: Undo
+    """Runs at the sandbox's end."""
+    tasks: TaskOwner
+    vm_devices: VmDevices
+    on_change: Callable[[], None]
+    """Called after anything that belongs into the persisted state has changed."""
+
+    def hold(self, *entries: LedgerEntry) -> None:
+        """The intents are in the ledger; what they name is released at the sandbox's end."""
+        self.undo.acquire(self.ledger, *entries)

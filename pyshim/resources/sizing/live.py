@@ -1,0 +1,303 @@
+"""The size of one sandbox's VM while its containers come, go and are updated.
+
+One lock serialises every change. What a caller waits for is growth: a container is not created, and a limit not raised,
+before the guest has what they need. Shrinking follows by itself, in a task of the sandbox, and may fall short: then it
+only warns. Where the VM keeps its size (`is_resizable`) the containers' demands are still known, so that an update
+beyond what the VM has is refused rather than written into a cgroup that could never get it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from hypervisors.base import Hypervisor
+from pyshim.concurrency.tasks import TaskOwner, to_the_end
+from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import ContainerId
+from pyshim.model.seams import Agent
+from pyshim.resources.plan import SandboxPlan
+from pyshim.resources.sizing.plan import Dimension, SizingRecord, is_resizable
+from pyshim.resources.sizing.plan.resize import (
+    Demand,
+    ResizePlan,
+    VmSize,
+    check_static_update,
+    demand,
+    merged,
+    resize_plan,
+)
+
+log = logging.getLogger("pyshim.resources.sizing.live")
+
+MIB = 1024 * 1024
+_NO_BLOCKS = 1
+"""Stands for the memory block of a guest that has none; its memory then stays as it is."""
+Resources = Mapping[str, Any]
+
+
+class Resizer:
+    """`record` is the newest sizing decision; `on_change` is called after it has changed.
+
+    `fit` is given the containers' resources and the record whenever either has changed: the host's cgroups follow.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: SandboxPlan,
+        host: HostFacts,
+        hypervisor: Hypervisor,
+        agent: Callable[[], Agent],
+        tasks: TaskOwner,
+        on_change: Callable[[], None],
+        fit: Callable[[Iterable[Resources], SizingRecord], Awaitable[None]],
+    ) -> None:
+        self._plan = plan
+        self._host = host
+        self._hypervisor = hypervisor
+        self._agent = agent
+        self._tasks = tasks
+        self._on_change = on_change
+        self._fit = fit
+        self._dynamic = is_resizable(plan.config)
+        self._lock = asyncio.Lock()
+        self._asked: dict[ContainerId, Resources] = {}
+        self._block_mib = 0
+        self._dimms = 0
+        self.record: SizingRecord = plan.sizing
+        self.vcpus = plan.vm.cpu.boot_vcpus
+        self.memory_mib = plan.vm.memory.boot_mib
+
+    async def join(self, container_id: ContainerId, resources: Resources) -> None:
+        """The VM has room for the container; when this raises it counts for nothing and what was added goes again."""
+        async with self._lock:
+            demand(container_id, resources)  # refused before it counts
+            self._asked[container_id] = resources
+            if self._dynamic:
+                await self._grow_or_restore(container_id, None)
+            await self._fit_or_restore(container_id, None)
+
+    def asked(self, container_id: ContainerId) -> Resources:
+        """The resources the container counts with; empty when it does not count."""
+        return self._asked.get(container_id, {})
+
+    async def leave(self, container_id: ContainerId) -> None:
+        """The container asks for nothing any more; the VM shrinks soon. Idempotent."""
+        if self._asked.pop(container_id, None) is not None:
+            self._shrink_soon()
+
+    async def update(
+        self, container_id: ContainerId, update: Resources, apply: Callable[[Resources], Awaitable[None]]
+    ) -> None:
+        """`apply` was given the container's resources after `update`, once the VM had what they ask for.
+
+        Raises FailedPrecondition beyond what a VM of static size has, before anything has changed: the kubelet repeats
+        such an update every second. Raises what growing or `apply` raise; then the container asks for what it asked
+        before.
+        """
+        async with self._lock:
+            before = self._asked.get(container_id)
+            if before is None:
+                raise FailedPrecondition(f"update container '{container_id}': it has ended")
+            after = _after(before, update)
+            demands = self._demands()
+            wanted = [demand(each.name, after) if each.name == container_id else each for each in demands]
+            if not self._dynamic:
+                check_static_update(self._size(), demands, wanted)
+            self._asked[container_id] = after
+            try:
+                if self._dynamic:
+                    await self._grow_or_restore(container_id, before)
+                await self._fit_or_restore(container_id, before)
+                try:
+                    await apply(after)
+                except BaseException:
+                    self._restore(container_id, before)
+                    raise
+            finally:
+                self._on_change()  # also after a failure: the VM may have grown
+        self._shrink_soon()
+
+    def _demands(self) -> list[Demand]:
+        return [demand(container_id, resources) for container_id, resources in self._asked.items()]
+
+    async def _grow_or_restore(self, container_id: ContainerId, before: Resources | None) -> None:
+        try:
+            await to_the_end(self._grow())  # QEMU does not take half a command back
+        except BaseException:
+            self._restore(container_id, before)
+            raise
+
+    async def _fit_or_restore(self, container_id: ContainerId, before: Resources | None) -> None:
+        try:
+            await self._fit(self._asked.values(), self.record)
+        except BaseException:
+            self._restore(container_id, before)
+            raise
+
+    def _restore(self, container_id: ContainerId, before: Resources | None) -> None:
+        """The container counts as it did; one that ended meanwhile stays ended."""
+        if before is None:
+            self._asked.pop(container_id, None)
+        elif container_id in self._asked:
+            self._asked[container_id] = before
+        self._shrink_soon()
+
+    # ---- growing and shrinking, under the lock
+
+    async def _grow(self) -> None:
+        """The VM has at least what its containers ask for, as far as its limits go, and the guest uses it."""
+        plan = await self._decide()
+        had = self.vcpus, self.memory_mib
+        if plan.vcpus > self.vcpus or any(step_mib > self.memory_mib for step_mib in plan.memory_steps_mib):
+            # The limits first: memory that is set aside is charged, and met by the OOM killer, as it is plugged.
+            await self._fit(self._asked.values(), _larger(plan.record, self.record))
+        try:
+            if plan.vcpus > self.vcpus:
+                self.vcpus = await self._hypervisor.resize_vcpus(plan.vcpus)
+            for step_mib in plan.memory_steps_mib:
+                if step_mib > self.memory_mib:
+                    await self._grow_memory(step_mib)
+            if (self.vcpus, self.memory_mib) != had:
+                await self._agent().online_cpu_memory(self.vcpus, cpu_only=self.memory_mib == had[1])
+        except ShimError:
+            await self._take_stock()
+            raise
+        self._keep(plan.record)
+
+    async def _grow_memory(self, step_mib: int) -> None:
+        """One step, used by the guest before the next: it may need its pages to describe the next one's."""
+        before_mib = self.memory_mib
+        self.memory_mib = await self._hypervisor.resize_memory(step_mib)
+        if self.memory_mib != before_mib and not self._plan.vm.memory.virtio_mem:
+            self._dimms += 1
+            await self._agent().online_cpu_memory(self.vcpus, cpu_only=False)
+
+    def _shrink_soon(self) -> None:
+        self._tasks.supervise(f"shrink/{self._plan.sandbox_id}", self._shrink())
+
+    async def _shrink(self) -> None:
+        """In steps, as the guest gives back: between them a container that needs more gets the lock."""
+        more = True
+        while more:
+            async with self._lock:
+                more = self._dynamic and await self._shrink_vm()
+                try:
+                    await self._fit(self._asked.values(), self.record)
+                except ShimError as exc:
+                    log.debug("fit cgroups", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+
+    async def _shrink_vm(self) -> bool:
+        """Whether the guest has given back some of what it should, and still has more."""
+        had_mib = self.memory_mib
+        try:
+            plan = await self._decide()
+            try:
+                if plan.vcpus < self.vcpus:
+                    self.vcpus = await self._hypervisor.resize_vcpus(plan.vcpus)
+                for step_mib in plan.memory_steps_mib:
+                    if step_mib < self.memory_mib:
+                        self.memory_mib = await self._hypervisor.resize_memory(step_mib)
+            except ShimError:
+                await self._take_stock()
+                raise
+        except ShimError as exc:
+            level = logging.DEBUG if isinstance(exc, Unavailable) else logging.WARNING  # an ended VM keeps nothing
+            log.log(level, "shrink vm", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+            return False
+        kept = ((plan.vcpus, self.vcpus, "vCPUs"), (plan.record.memory_mib.granted, self.memory_mib, "MiB"))
+        too_much = [f"{has} {unit} kept, {wanted} wanted" for wanted, has, unit in kept if has > wanted]
+        if too_much and self.memory_mib < had_mib:
+            self._keep(plan.record)
+            return True
+        self._keep(plan.record.with_warnings(*too_much))
+        return False
+
+    async def _take_stock(self) -> None:
+        """The sizes are the VM's after a change that went wrong half-way; added memory was taken back if it can be."""
+        try:
+            self.vcpus = len(await self._hypervisor.vcpu_thread_ids())
+            self.memory_mib = await self._hypervisor.resize_memory(self.memory_mib)
+        except ShimError as exc:
+            log.debug("measure vm", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
+
+    async def _decide(self) -> ResizePlan:
+        if not self._block_mib:
+            details = await self._agent().guest_details()
+            self._block_mib = details.memory_block_bytes // MIB or _NO_BLOCKS
+        return resize_plan(self._size(), self._demands(), self._plan.config, self._host)
+
+    def _size(self) -> VmSize:
+        cpu, memory = self._plan.vm.cpu, self._plan.vm.memory
+        can_grow = self._hypervisor.capabilities().memory_hotplug and self._block_mib != _NO_BLOCKS
+        return VmSize(
+            boot_vcpus=cpu.boot_vcpus,
+            vcpus=self.vcpus,
+            max_vcpus=cpu.max_vcpus,
+            boot_memory_mib=memory.boot_mib,
+            memory_mib=self.memory_mib,
+            max_memory_mib=max(memory.max_mib, memory.boot_mib) if can_grow else memory.boot_mib,
+            block_mib=self._block_mib or _NO_BLOCKS,
+            free_slots=max(0, memory.slots - self._dimms),
+            virtio_mem=memory.virtio_mem,
+        )
+
+    def _keep(self, decided: SizingRecord) -> None:
+        """The record says what the VM has, where that is not what was decided; news is logged and persisted."""
+        record = replace(
+            decided,
+            vcpus=_had(decided.vcpus, self.vcpus),
+            memory_mib=_had(decided.memory_mib, self.memory_mib),
+        )
+        if record == self.record:
+            return
+        for warning in _new(record.warnings, self.record.warnings):
+            log.warning("sizing", extra={"sandbox": self._plan.sandbox_id, "problem": warning})
+        self.record = record
+        log.info(
+            "sizing",
+            extra={
+                "sandbox": self._plan.sandbox_id,
+                "vcpus": record.vcpus.explain("vCPU"),
+                "memory": record.memory_mib.explain("MiB"),
+            },
+        )
+        self._on_change()
+
+
+def _larger(one: SizingRecord, other: SizingRecord) -> SizingRecord:
+    """`one`, with the larger of both in each dimension."""
+    return replace(
+        one,
+        vcpus=max(one.vcpus, other.vcpus, key=lambda each: each.granted),
+        memory_mib=max(one.memory_mib, other.memory_mib, key=lambda each: each.granted),
+    )
+
+
+def _had(decided: Dimension, granted: int) -> Dimension:
+    if decided.granted == granted:
+        return decided
+    reason = "what is not taken away" if granted > decided.granted else "what could be added"
+    return replace(decided, granted=granted, limited_by=reason)
+
+
+def _new(warnings: Iterable[str], known: Iterable[str]) -> tuple[str, ...]:
+    old = frozenset(known)
+    return tuple(warning for warning in warnings if warning not in old)
+
+
+def _after(before: Resources, update: Resources) -> dict[str, Any]:
+    """All resources after `update`: Kata's rule for what sizes a VM, and the same for every other member."""
+    result = merged(before, update)
+    for group, members in update.items():
+        if isinstance(members, Mapping):
+            had = result.get(group)
+            changed = {name: value for name, value in members.items() if value}
+            result[group] = {**(had if isinstance(had, Mapping) else {}), **changed}
+        elif members:
+            result[group] = members
+    return result

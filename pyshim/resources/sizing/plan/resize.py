@@ -1,0 +1,223 @@
+"""How a running VM changes when its containers come, go or are updated; and what an update may ask of one that cannot.
+
+Target = default + sum over the containers that have not stopped, exact to the end (Kata's rule). A container without a
+quota counts its CPU set only when no container has one: the kubelet gives such containers every CPU that is not
+reserved for another.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.host_facts import HostFacts
+from pyshim.resources.sizing.plan.record import SizingRecord, decimal, dimension
+from pyshim.resources.sizing.plan.static import DYNAMIC, LEAST_VCPUS, memory_limit, vcpus_limit
+from pyshim.resources.sizing.plan.workload import (
+    MIB,
+    NO_CPU_LIMIT,
+    NO_MEMORY_LIMIT,
+    check_groups,
+    cpu_request,
+    memory_request,
+)
+
+MAX_GROWTH = 48
+"""A plugged DIMM is described in memory the guest already has: beyond this many times its size the guest runs out.
+Source: Kata's limit for one ACPI memory hotplug."""
+_UPDATED_CPU = ("period", "quota", "cpus", "mems", "shares")
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What one container asks for, figures of a limit it does not have being zero."""
+
+    name: str
+    vcpus: Fraction
+    cpus: frozenset[int]
+    memory_bytes: int
+    hugepage_bytes: int
+
+
+class VmSize(msgspec.Struct, frozen=True, kw_only=True):
+    """A running VM's size and what it can become."""
+
+    boot_vcpus: int
+    vcpus: int
+    max_vcpus: int
+    boot_memory_mib: int
+    memory_mib: int
+    max_memory_mib: int
+    block_mib: int
+    """The guest's memory block: all added memory is a multiple of it."""
+    free_slots: int
+    """DIMMs that can still be plugged; virtio-mem needs none."""
+    virtio_mem: bool
+
+
+class ResizePlan(msgspec.Struct, frozen=True, kw_only=True):
+    record: SizingRecord
+    """`granted` is what the VM will have; `warnings` what could not be done."""
+    vcpus: int
+    memory_steps_mib: tuple[int, ...]
+    """Sizes of the whole VM, in the order to go through; empty when it stays as it is."""
+
+
+def demand(name: str, resources: Mapping[str, Any]) -> Demand:
+    """One container's demand, from its OCI resources. Raises InvalidArgument naming the member that is wrong."""
+    check_groups(resources)
+    cpu = cpu_request(resources)
+    memory_bytes, hugepage_bytes = memory_request(resources)
+    return Demand(
+        name=name,
+        vcpus=cpu.by_quota or cpu.by_shares,
+        cpus=cpu.cpus,
+        memory_bytes=memory_bytes,
+        hugepage_bytes=hugepage_bytes,
+    )
+
+
+def merged(resources: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    """`resources` after an update, in which a member that is absent, empty or 0 means "as before" (Kata's rule).
+
+    Raises InvalidArgument for an update that is not made of groups.
+    """
+    check_groups(update)
+    result = dict(resources)
+    for group, names in (("cpu", _UPDATED_CPU), ("memory", ("limit",))):
+        changed = {name: value for name in names if (value := (update.get(group) or {}).get(name))}
+        if changed:
+            result[group] = {**(resources.get(group) or {}), **changed}
+    if update.get("hugepageLimits"):
+        result["hugepageLimits"] = update["hugepageLimits"]
+    return result
+
+
+def total_vcpus(demands: Iterable[Demand]) -> tuple[Fraction, str]:
+    """CPUs of all containers together, and what they were taken from."""
+    everyone = tuple(demands)
+    by_quota = sum((each.vcpus for each in everyone), Fraction(0))
+    if by_quota:
+        return by_quota, "quotas of the containers"
+    union = frozenset[int]().union(*(each.cpus for each in everyone))
+    return (Fraction(len(union)), "CPU sets of the containers") if union else (Fraction(0), NO_CPU_LIMIT)
+
+
+def total_memory_bytes(demands: Iterable[Demand]) -> int:
+    return sum(each.memory_bytes + each.hugepage_bytes for each in demands)
+
+
+def resize_plan(vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFacts) -> ResizePlan:
+    """What the VM becomes for `demands`: never below its boot size, never over its limits, which warn instead."""
+    record = _target(vm, demands, config, host)
+    memory_mib, more = _reachable_memory(vm, record.memory_mib.granted)
+    steps = _steps(vm, memory_mib)
+    if steps and not vm.virtio_mem and len(steps) > vm.free_slots:
+        steps = steps[: vm.free_slots]
+        memory_mib = steps[-1] if steps else vm.memory_mib
+    if memory_mib != record.memory_mib.granted:
+        limited = replace(record.memory_mib, granted=memory_mib, limited_by=_memory_reason(memory_mib, record))
+        record = replace(record, memory_mib=limited)
+    return ResizePlan(
+        record=record.with_warnings(*_limit_warnings(record), *more),
+        vcpus=record.vcpus.granted,
+        memory_steps_mib=steps,
+    )
+
+
+def check_static_update(vm: VmSize, before: Sequence[Demand], after: Sequence[Demand]) -> None:
+    """An update of a VM that is not resized: allowed up to what the VM has, and downwards always.
+
+    Raises FailedPrecondition with the numbers when the containers would together ask for more than there is.
+    """
+    had, want = total_vcpus(before)[0], total_vcpus(after)[0]
+    if want > vm.vcpus and want > had:
+        raise FailedPrecondition(
+            f"update {_changed(before, after)}: {decimal(want)} CPUs for all containers are more than the "
+            f"{vm.vcpus} vCPUs this sandbox was made with, and static_sandbox_resource_mgmt keeps its size"
+        )
+    had_bytes, want_bytes = total_memory_bytes(before), total_memory_bytes(after)
+    if want_bytes > vm.memory_mib * MIB and want_bytes > had_bytes:
+        raise FailedPrecondition(
+            f"update {_changed(before, after)}: {decimal(Fraction(want_bytes, MIB))} MiB for all containers are more "
+            f"than the {vm.memory_mib} MiB this sandbox was made with, and static_sandbox_resource_mgmt keeps its size"
+        )
+
+
+def _target(vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFacts) -> SizingRecord:
+    hypervisor = config.hypervisor
+    asked_vcpus, vcpus_source = total_vcpus(demands)
+    asked_bytes = total_memory_bytes(demands)
+    most_vcpus = _tighter(vcpus_limit(hypervisor, host), vm.max_vcpus)
+    most_mib = _tighter(memory_limit(hypervisor, host), vm.max_memory_mib)
+    vcpus = dimension(
+        base=hypervisor.default_vcpus,
+        base_source="default_vcpus",
+        requested=asked_vcpus,
+        requested_source=vcpus_source,
+        unit=1,
+        least=(max(LEAST_VCPUS, vm.boot_vcpus), "what the VM booted with"),
+        most=most_vcpus,
+    )
+    # Blocks are counted from the boot size: the guest's hotplug region starts on a block of its own.
+    added = dimension(
+        base=Fraction(hypervisor.default_memory_mib - vm.boot_memory_mib),
+        base_source="default_memory",
+        requested=Fraction(asked_bytes, MIB),
+        requested_source="limits of the containers" if asked_bytes else NO_MEMORY_LIMIT,
+        unit=vm.block_mib,
+        least=(0, "what the VM booted with"),
+        most=(max(0, most_mib[0] - vm.boot_memory_mib), most_mib[1]),
+    )
+    memory = replace(
+        added,
+        base=Fraction(hypervisor.default_memory_mib),
+        exact=added.exact + vm.boot_memory_mib,
+        rounded=added.rounded + vm.boot_memory_mib,
+        granted=added.granted + vm.boot_memory_mib,
+    )
+    return SizingRecord(policy=DYNAMIC, vcpus=vcpus, memory_mib=memory, warnings=())
+
+
+def _tighter(limit: tuple[int, str], vm_maximum: int) -> tuple[int, str]:
+    return limit if limit[0] <= vm_maximum else (vm_maximum, "what the VM was made for")
+
+
+def _reachable_memory(vm: VmSize, target_mib: int) -> tuple[int, tuple[str, ...]]:
+    if target_mib >= vm.memory_mib or vm.virtio_mem:
+        return target_mib, ()
+    return vm.memory_mib, (f"memory stays at {vm.memory_mib} MiB: DIMMs are not taken away",)
+
+
+def _steps(vm: VmSize, target_mib: int) -> tuple[int, ...]:
+    """Sizes on the way to `target_mib`; a growing VM takes at most MAX_GROWTH times its size at once (DIMMs only)."""
+    steps: list[int] = []
+    now = vm.memory_mib
+    while now != target_mib:
+        step = target_mib - now
+        if step > 0 and not vm.virtio_mem:
+            step = min(step, max(vm.block_mib, now * MAX_GROWTH // vm.block_mib * vm.block_mib))
+        now += step
+        steps.append(now)
+    return tuple(steps)
+
+
+def _memory_reason(memory_mib: int, record: SizingRecord) -> str:
+    return "DIMMs, which are not taken away" if memory_mib > record.memory_mib.granted else "memory slots"
+
+
+def _limit_warnings(record: SizingRecord) -> tuple[str, ...]:
+    return tuple(
+        f"{each.rounded} {unit} wanted, {each.granted} given: limited by {each.limited_by}"
+        for each, unit in ((record.vcpus, "vCPUs"), (record.memory_mib, "MiB"))
+        if each.granted < math.ceil(each.exact)
+    )
+
+
+def _changed(before: Sequence[Demand], after: Sequence[Demand]) -> str:
+    names = [each.name for each in after if each not in before]
+    return ", ".join(f"container '{name}'" for name in names) or "sandbox"

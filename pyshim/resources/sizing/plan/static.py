@@ -1,0 +1,161 @@
+"""The size a VM boots with: base plus workload for each dimension, one rounding, then the limits.
+
+Policy `sum` (Kata's Go runtime): `default_*` plus what the workload states. Policy `overhead` (Kata's runtime-rs, but
+dimension by dimension): `overhead_*` plus the workload where it states a limit, `default_*` where it states none.
+"""
+
+from fractions import Fraction
+
+import msgspec
+
+from pyshim.model.config import Config, HypervisorConfig
+from pyshim.model.host_facts import HostFacts
+from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, dimension
+from pyshim.resources.sizing.plan.workload import MIB, NO_CPU_LIMIT, NO_MEMORY_LIMIT, Workload
+
+SUM, OVERHEAD = "sum", "overhead"
+POLICIES = (SUM, OVERHEAD)
+DYNAMIC = "dynamic"
+LEAST_VCPUS = 1
+LEAST_MEMORY_MIB = 256
+"""The smallest VM Kata's Go runtime allows; a `default_memory` below it says that this guest boots with less."""
+LEAST_OVERHEAD_MEMORY_MIB = 128
+"""The smallest VM, MiB, where `overhead_memory` is the base: our guest runs a container in it, under emulation; less
+was not tried."""
+HUGEPAGE_MIB = 2
+"""x86-64's ordinary huge page; the capacity check refuses a VM that does not fit a larger default page."""
+_UNKNOWN = 1 << 40
+
+
+class Headroom(msgspec.Struct, frozen=True, kw_only=True):
+    """What a VM can grow to while it runs; equal to its boot size, and no slots, when it never will."""
+
+    max_vcpus: int
+    max_memory_mib: int
+    memory_slots: int
+
+
+def static_size(config: Config, host: HostFacts, request: Workload) -> SizingRecord:
+    """The size of a VM that is never resized, by `sizing_policy`."""
+    by_overhead = config.runtime.sizing_policy == OVERHEAD
+    hypervisor = config.hypervisor
+    cpu_overhead = by_overhead and request.vcpus > 0
+    memory_overhead = by_overhead and request.memory_bytes > 0
+    return SizingRecord(
+        policy=config.runtime.sizing_policy,
+        vcpus=_vcpus(
+            config,
+            host,
+            base=hypervisor.overhead_vcpus if cpu_overhead else hypervisor.default_vcpus,
+            base_source="overhead_vcpus" if cpu_overhead else "default_vcpus",
+            requested=request.vcpus,
+            requested_source=request.vcpus_source,
+        ),
+        memory_mib=_memory(
+            config,
+            host,
+            base_mib=hypervisor.overhead_memory_mib if memory_overhead else hypervisor.default_memory_mib,
+            base_source="overhead_memory" if memory_overhead else "default_memory",
+            least_mib=least_memory_mib(hypervisor, by_overhead=memory_overhead),
+            requested=Fraction(request.memory_bytes + request.hugepage_bytes, MIB),
+            requested_source=request.memory_source,
+        ),
+        warnings=(),
+    )
+
+
+def boot_size(config: Config, host: HostFacts) -> SizingRecord:
+    """The size a VM boots with when it is resized later: the defaults, whatever the policy."""
+    nothing = Workload(vcpus=Fraction(0), vcpus_source=NO_CPU_LIMIT, memory_bytes=0, memory_source=NO_MEMORY_LIMIT)
+    sized = static_size(config, host, nothing)
+    return SizingRecord(policy=DYNAMIC, vcpus=sized.vcpus, memory_mib=sized.memory_mib, warnings=())
+
+
+def is_resizable(config: Config) -> bool:
+    """The VM boots at the defaults and follows its containers; else it gets its size once, before it boots.
+
+    So it is for confidential guests, which cannot hotplug, and for microvm, which has no hotplug of CPUs and memory.
+    """
+    hypervisor = config.hypervisor
+    can_grow = not hypervisor.confidential_guest and hypervisor.machine_type != "microvm"
+    return can_grow and not config.runtime.static_sandbox_resource_mgmt
+
+
+def headroom(config: Config, host: HostFacts, record: SizingRecord) -> Headroom:
+    """How far the VM can grow; not at all where it is not resized."""
+    vcpus, memory_mib = record.vcpus.granted, record.memory_mib.granted
+    if not is_resizable(config):
+        return Headroom(max_vcpus=vcpus, max_memory_mib=memory_mib, memory_slots=0)
+    return Headroom(
+        max_vcpus=max(vcpus, maximum_vcpus(config.hypervisor, host)),
+        max_memory_mib=max(memory_mib, maximum_memory_mib(config.hypervisor, host)),
+        memory_slots=config.hypervisor.memory_slots,
+    )
+
+
+def maximum_vcpus(hypervisor: HypervisorConfig, host: HostFacts) -> int:
+    """`default_maxvcpus`, never above the host's CPUs (0 means those)."""
+    return min(hypervisor.default_maxvcpus or host.cpu_count, host.cpu_count)
+
+
+def maximum_memory_mib(hypervisor: HypervisorConfig, host: HostFacts) -> int:
+    """`default_maxmemory`, never above the host's memory (0 means that). No limit where neither is known."""
+    known = host.memory_mib or _UNKNOWN
+    return min(hypervisor.default_maxmemory_mib or known, known)
+
+
+def vcpus_limit(hypervisor: HypervisorConfig, host: HostFacts) -> tuple[int, str]:
+    """The most vCPUs a VM gets, and what says so."""
+    most = maximum_vcpus(hypervisor, host)
+    return most, "default_maxvcpus" if most == hypervisor.default_maxvcpus else "the host's CPUs"
+
+
+def memory_limit(hypervisor: HypervisorConfig, host: HostFacts) -> tuple[int, str]:
+    """The most MiB a VM gets, and what says so."""
+    most = maximum_memory_mib(hypervisor, host)
+    return most, "default_maxmemory" if most == hypervisor.default_maxmemory_mib else "the host's memory"
+
+
+def least_memory_mib(hypervisor: HypervisorConfig, *, by_overhead: bool) -> int:
+    """The memory of the smallest VM, whose base is `overhead_memory` or `default_memory`."""
+    return min(LEAST_OVERHEAD_MEMORY_MIB if by_overhead else LEAST_MEMORY_MIB, hypervisor.default_memory_mib)
+
+
+def memory_unit_mib(hypervisor: HypervisorConfig) -> int:
+    """Guest RAM is a multiple of this: one page of what backs it, in whole MiB."""
+    return HUGEPAGE_MIB if hypervisor.enable_hugepages else 1
+
+
+def _vcpus(
+    config: Config, host: HostFacts, *, base: Fraction, base_source: str, requested: Fraction, requested_source: str
+) -> Dimension:
+    return dimension(
+        base=base,
+        base_source=base_source,
+        requested=requested,
+        requested_source=requested_source,
+        unit=1,
+        least=(LEAST_VCPUS, "the smallest VM, 1 vCPU"),
+        most=vcpus_limit(config.hypervisor, host),
+    )
+
+
+def _memory(
+    config: Config,
+    host: HostFacts,
+    *,
+    base_mib: int,
+    base_source: str,
+    least_mib: int,
+    requested: Fraction,
+    requested_source: str,
+) -> Dimension:
+    return dimension(
+        base=Fraction(base_mib),
+        base_source=base_source,
+        requested=requested,
+        requested_source=requested_source,
+        unit=memory_unit_mib(config.hypervisor),
+        least=(least_mib, f"the smallest VM, {least_mib} MiB"),
+        most=memory_limit(config.hypervisor, host),
+    )

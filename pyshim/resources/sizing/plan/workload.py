@@ -1,0 +1,198 @@
+"""What a pod or a container asks for, as the container runtime tells it: quota, shares, CPU sets, memory, huge pages.
+
+A pod's sum reaches the shim as annotations of its sandbox (containerd and CRI-O write the same keys); a container's own
+figures are its spec's `linux.resources`. Sources: kubelet's sandbox resources, OCI runtime-spec config-linux.md.
+"""
+
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.kind import ContainerKind
+
+MIB = 1024 * 1024
+NO_CPU_LIMIT, NO_MEMORY_LIMIT = "no CPU limit", "no memory limit"
+DEFAULT_PERIOD_US = 100_000
+"""The kernel's period where a spec names none. Source: Documentation/scheduler/sched-bwc.rst."""
+_ANNOTATION = "io.kubernetes.cri.sandbox-"
+_UNLIMITED_FROM = 1 << 62
+"""Memory limits from here on mean "none": the kernel's page counter maximum and what stands for it in the field."""
+_MIN_SHARES = 2
+"""The least the kernel takes; kubelet gives it to a pod that requests no CPU. Source: kubelet MinShares."""
+_SHARES_PER_CPU = 1024
+_MAX_CPUS = 8192
+"""The kernel's largest NR_CPUS on x86-64."""
+_GROUPS = ("cpu", "memory", "pids", "blockIO", "network", "rdma", "unified")
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for; zero is "no limit stated". `*_source` says where each figure stands."""
+
+    vcpus: Fraction
+    vcpus_source: str
+    memory_bytes: int
+    memory_source: str
+    hugepage_bytes: int = 0
+    """Huge pages the guest sets aside: memory beside the limit, so it is added to it."""
+
+
+class CpuRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The CPU members of one set of resources, checked; 0 for one that is absent."""
+
+    quota_us: int
+    period_us: int
+    shares: int
+    cpus: frozenset[int]
+
+    @property
+    def by_quota(self) -> Fraction:
+        return Fraction(self.quota_us, self.period_us) if self.quota_us > 0 else Fraction(0)
+
+    @property
+    def by_shares(self) -> Fraction:
+        """CPUs behind the shares, only where the quota is switched off (-1): containers with CPUs of their own.
+
+        Kubelet gives floor(milliCPU * 1024 / 1000) shares; the one milliCPU figure that gives these is taken back.
+        Kata rounds up to whole CPUs here already; the two agree wherever the CPUs are whole, as exclusive ones are.
+        """
+        if self.quota_us >= 0 or self.shares <= _MIN_SHARES:
+            return Fraction(0)
+        return Fraction(-(-self.shares * 1000 // _SHARES_PER_CPU), 1000)
+
+
+def workload(kind: ContainerKind, annotations: Mapping[str, str], raw_spec: Mapping[str, Any]) -> Workload:
+    """The workload's request. Raises InvalidArgument naming the annotation or member that is wrong."""
+    if kind is ContainerKind.POD_SANDBOX:
+        return _pod_workload(annotations)
+    return container_workload((raw_spec.get("linux") or {}).get("resources") or {})
+
+
+def container_workload(resources: Mapping[str, Any]) -> Workload:
+    """One container's request, from its OCI resources. A CPU set counts only where there is no quota."""
+    cpu = cpu_request(resources)
+    memory_bytes, hugepage_bytes = memory_request(resources)
+    candidates = (
+        (cpu.by_quota, "linux.resources.cpu quota/period"),
+        (Fraction(len(cpu.cpus)), "linux.resources.cpu.cpus"),
+        (cpu.by_shares, "linux.resources.cpu.shares, quota off"),
+    )
+    vcpus, vcpus_source = next((found for found in candidates if found[0]), (Fraction(0), NO_CPU_LIMIT))
+    memory_source = "linux.resources.memory.limit" if memory_bytes else NO_MEMORY_LIMIT
+    return Workload(
+        vcpus=vcpus,
+        vcpus_source=vcpus_source,
+        memory_bytes=memory_bytes,
+        memory_source=f"{memory_source} + hugepageLimits" if hugepage_bytes else memory_source,
+        hugepage_bytes=hugepage_bytes,
+    )
+
+
+def check_groups(resources: Mapping[str, Any]) -> None:
+    """Every group of OCI resources is an object, whatever is in it. Raises InvalidArgument naming the one that is not.
+
+    For updates, which are merged group by group.
+    """
+    for name in _GROUPS:
+        _group(resources, name)
+
+
+def cpu_request(resources: Mapping[str, Any]) -> CpuRequest:
+    """The CPU part of OCI resources. A quota without a period has the kernel's. Raises InvalidArgument."""
+    members = _group(resources, "cpu")
+    period = _member(members, "cpu.period")
+    if period < 0:
+        raise InvalidArgument(f"read spec: linux.resources.cpu.period is negative: {period}")
+    return CpuRequest(
+        quota_us=_member(members, "cpu.quota"),
+        period_us=period or DEFAULT_PERIOD_US,
+        shares=_member(members, "cpu.shares"),
+        cpus=cpu_set(members.get("cpus") or "", "linux.resources.cpu.cpus"),
+    )
+
+
+def memory_request(resources: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of the memory limit and of all huge page limits; 0 for no limit. Raises InvalidArgument."""
+    limit = _limit(_member(_group(resources, "memory"), "memory.limit"))
+    pages = resources.get("hugepageLimits") or ()
+    if not isinstance(pages, list | tuple):
+        raise InvalidArgument("read spec: linux.resources.hugepageLimits is not a list")
+    hugepages = 0
+    for page in pages:
+        if not isinstance(page, Mapping):
+            raise InvalidArgument("read spec: linux.resources.hugepageLimits holds something that is not an object")
+        hugepages += _limit(_member(page, "hugepageLimits.limit"))
+    return limit, hugepages
+
+
+def cpu_set(text: object, where: str) -> frozenset[int]:
+    """`0-2,5` as a set. Raises InvalidArgument naming `where`. Source: cpuset(7), "List format"."""
+    if not isinstance(text, str):
+        raise InvalidArgument(f"read {where}: not a list of CPUs: {str(text)[:100]!r}")
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        first, dash, last = part.strip().partition("-")
+        if not part.strip():
+            continue
+        ends = (first, last if dash else first)
+        if not all(_WHOLE.fullmatch(end) and int(end) < _MAX_CPUS for end in ends):
+            raise InvalidArgument(f"read {where}: not a list of CPUs below {_MAX_CPUS}: {text[:100]!r}")
+        cpus.update(range(int(ends[0]), int(ends[1]) + 1))
+    return frozenset(cpus)
+
+
+def _pod_workload(annotations: Mapping[str, str]) -> Workload:
+    period = _annotation(annotations, "cpu-period")
+    quota = _annotation(annotations, "cpu-quota")
+    if quota > 0 and period <= 0:
+        raise InvalidArgument(f"read annotation '{_ANNOTATION}cpu-quota': {quota} without a period: there is no ratio")
+    cpu = CpuRequest(quota_us=quota, period_us=period, shares=_annotation(annotations, "cpu-shares"), cpus=frozenset())
+    memory_bytes = _limit(_annotation(annotations, "memory"))
+    candidates = (
+        (cpu.by_quota, f"annotations {_ANNOTATION}cpu-quota, -cpu-period"),
+        (cpu.by_shares, f"annotation {_ANNOTATION}cpu-shares, quota off"),
+    )
+    vcpus, vcpus_source = next((found for found in candidates if found[0]), (Fraction(0), NO_CPU_LIMIT))
+    return Workload(
+        vcpus=vcpus,
+        vcpus_source=vcpus_source,
+        memory_bytes=memory_bytes,
+        memory_source=f"annotation {_ANNOTATION}memory" if memory_bytes else NO_MEMORY_LIMIT,
+    )
+
+
+def _limit(value: int) -> int:
+    return value if 0 < value < _UNLIMITED_FROM else 0
+
+
+def _annotation(annotations: Mapping[str, str], name: str) -> int:
+    text = annotations.get(_ANNOTATION + name, "0")
+    if not _WHOLE.fullmatch(text):
+        raise InvalidArgument(f"read annotation '{_ANNOTATION}{name}': not a whole number: {text[:100]!r}")
+    return _in_range(int(text), f"annotation '{_ANNOTATION}{name}'")
+
+
+def _group(resources: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    group = resources.get(name) or {}
+    if not isinstance(group, Mapping):
+        raise InvalidArgument(f"read spec: linux.resources.{name} is not an object")
+    return group
+
+
+def _member(group: Mapping[str, Any], path: str) -> int:
+    value = group.get(path.rpartition(".")[2])
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgument(f"read spec: linux.resources.{path} is not a whole number: {str(value)[:100]!r}")
+    return _in_range(value, f"spec: linux.resources.{path}")
+
+
+def _in_range(value: int, where: str) -> int:
+    if not -(1 << 63) <= value < 1 << 64:
+        raise InvalidArgument(f"read {where}: out of range for 64 bits")
+    return value

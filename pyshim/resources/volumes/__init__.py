@@ -1,0 +1,1 @@
+"""Root file systems, volumes and the share: what the guest sees of the host's files and disks."""

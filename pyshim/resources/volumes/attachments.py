@@ -1,0 +1,143 @@
+"""The disks and copied volumes of a sandbox. Each disk is plugged once for all containers that use it, and unplugged
+with the last of them.
+
+A host device plugged twice would be two disks to the guest, and two mounts of one file system that know nothing of each
+other.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from weakref import WeakValueDictionary
+
+from pyshim.concurrency.tasks import to_the_end
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError, Unimplemented
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.vm import BlockDevice, GuestLocation
+from pyshim.model.volumes import DirectVolume
+from pyshim.resources.services import SandboxServices
+from pyshim.resources.volumes.copying import VolumeCopies
+
+log = logging.getLogger("pyshim.resources.volumes.attachments")
+
+UNPLUG_WAIT_S = 2.0
+"""What a Delete waits for a guest to let go of a disk."""
+_SANDBOX = ""
+"""The user of what stays until the sandbox ends: no container has this id."""
+
+
+class _Attached:
+    def __init__(self, disk: BlockDevice, location: GuestLocation) -> None:
+        self.disk = disk
+        self.location = location
+        self.direct: DirectVolume | None = None
+        self.users: set[str] = set()
+
+
+class Attachments:
+    def __init__(
+        self, services: SandboxServices, *, announce: Callable[[DirectVolume], Awaitable[None]] | None = None
+    ) -> None:
+        """`announce` lets a direct volume be asked about."""
+        self._announce = announce
+        self._services = services
+        self._vm_devices = services.vm_devices
+        self.copies = VolumeCopies(host=services.host, tasks=services.tasks)
+        self._attached: dict[str, _Attached] = {}
+        # One per disk: a guest that keeps one it was asked to let go of holds up no container with another.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def attach(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> GuestLocation:
+        """The disk is in the VM, for `user` among others; with `direct` it is that volume's.
+
+        Raises FailedPrecondition when it is there read-only and is now wanted for writing, and what `plug` raises; what
+        `unplug` raises for a disk that is on its way out.
+        """
+        async with self._lock_of(disk.id):
+            attached = self._attached.get(disk.id)
+            if attached is not None and not attached.users:
+                # The guest was asked to let go of it and has not yet: it may at any moment, under who gets it now.
+                await to_the_end(self._unplug(disk.id))
+                attached = None
+            if attached is None:
+                if not self._vm_devices.capabilities().block_hotplug:
+                    raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
+                if direct is not None and self._announce is not None:
+                    await self._announce(direct)
+                attached = await to_the_end(self._plug(disk, user, direct))
+            if attached.disk.read_only and not disk.read_only:
+                raise FailedPrecondition(
+                    f"attach '{disk.path}' for writing: another container of the pod has it read-only"
+                )
+            attached.users.add(user)
+            return attached.location
+
+    async def attach_made(self, disk: BlockDevice, size_bytes: int) -> GuestLocation:
+        """The disk is in the VM until the sandbox ends, on a file made for it, which goes with the sandbox."""
+        async with self._lock_of(disk.id):
+            attached = self._attached.get(disk.id)
+            if attached is None:
+                if not self._vm_devices.capabilities().block_hotplug:
+                    raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
+                self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=disk.path))
+                await self._services.host.make_disk_file(disk.path, size_bytes)
+                attached = await to_the_end(self._plug(disk, _SANDBOX))
+            attached.users.add(_SANDBOX)
+            return attached.location
+
+    def _lock_of(self, device_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(device_id, asyncio.Lock())
+
+    async def _plug(self, disk: BlockDevice, user: str, direct: DirectVolume | None = None) -> _Attached:
+        """The disk is in the VM for `user` at once: a create that is given up meanwhile has it to take back."""
+        attached = self._attached[disk.id] = _Attached(disk, await self._vm_devices.plug(disk))
+        attached.users.add(user)
+        attached.direct = direct
+        where = attached.location.scsi_address or attached.location.pci_path
+        log.info("disk attached", extra={"device": disk.id, "path": disk.path, "at": where})
+        return attached
+
+    async def detach(self, device_id: str, user: str) -> None:
+        """`user` no longer has the disk; with its last user it leaves the VM.
+
+        A guest that takes its time to let go does so without holding up the caller.
+        """
+        name = f"unplug/{user}/{device_id}"
+        await asyncio.wait([self._services.tasks.supervise(name, self._detach(device_id, user))], timeout=UNPLUG_WAIT_S)
+
+    async def _detach(self, device_id: str, user: str) -> None:
+        async with self._lock_of(device_id):
+            attached = self._attached.get(device_id)
+            if attached is None or user not in attached.users:
+                return
+            attached.users.discard(user)
+            if attached.users:
+                return
+            try:
+                await self._unplug(device_id)
+            except ShimError as exc:  # a VM that has gone took the disk along; one that keeps it may be asked again
+                log.debug("unplug disk", extra={"device": device_id, "error": str(exc)})
+
+    async def _unplug(self, device_id: str) -> None:
+        with suppress(NotFound):
+            await self._vm_devices.unplug(device_id)
+        del self._attached[device_id]
+
+    def all(self) -> tuple[tuple[BlockDevice, GuestLocation, int], ...]:
+        """Every disk in the VM, its place there, and how many use it."""
+        return tuple((one.disk, one.location, len(one.users)) for one in self._attached.values())
+
+    def direct_disk(self, volume_path: str) -> tuple[BlockDevice, DirectVolume]:
+        """The disk of a direct volume. Raises NotFound when no container of the sandbox has it."""
+        for attached in self._attached.values():
+            if attached.direct is not None and attached.direct.volume_path == volume_path:
+                return attached.disk, attached.direct
+        raise NotFound(f"find direct volume '{volume_path}': no container of the sandbox has it")
+
+    async def resize(self, device_id: str, size_bytes: int) -> None:
+        """The guest sees the disk's new size. Raises NotFound without such a disk."""
+        async with self._lock_of(device_id):
+            if device_id not in self._attached:
+                raise NotFound(f"resize disk '{device_id}': the sandbox has no such disk")
+            await self._vm_devices.resize_disk(device_id, size_bytes)

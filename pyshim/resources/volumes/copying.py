@@ -1,0 +1,158 @@
+"""Volumes where guest and host share no files: copied when a container needs them, and again when the kubelet rewrites
+them.
+
+One copy serves all containers of the pod. The agent can make and replace files but not remove them: a file that is gone
+on the host is emptied in the guest, a link is left to dangle. The kubelet publishes a new version of a volume by
+replacing one link, `..data`; so does the copy, after everything the link leads to is complete.
+"""
+
+import asyncio
+import logging
+
+from pyshim.concurrency.tasks import TaskOwner
+from pyshim.model.copies import CopiedPiece, TreeEntry, VolumeCopy
+from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.ids import GuestPath
+from pyshim.model.seams import ContainerAgent, Host
+
+log = logging.getLogger("pyshim.resources.volumes.copying")
+
+PIECE_BYTES = 1 << 20
+FOLLOW_PAUSE_S = 2.0
+"""Between two looks at a volume the kubelet rewrites: as often as kata-agent looks at the ones it can see."""
+_PARENT_MODE = 0o755
+Tree = dict[str, TreeEntry]
+
+
+class _Copy:
+    def __init__(self) -> None:
+        self.users: set[str] = set()
+        self.there: Tree = {}
+        """What the guest has."""
+        self.lock = asyncio.Lock()
+        self.follower: asyncio.Task[None] | None = None
+
+
+class VolumeCopies:
+    def __init__(self, *, host: Host, tasks: TaskOwner, follow_pause_s: float = FOLLOW_PAUSE_S) -> None:
+        self._host = host
+        self._tasks = tasks
+        self._follow_pause_s = follow_pause_s
+        self._copies: dict[GuestPath, _Copy] = {}
+
+    async def attach(self, volume: VolumeCopy, user: str, agent: ContainerAgent) -> None:
+        """The guest has the volume as it is now, and it is kept so while `user` has it. Raises ShimError naming it."""
+        copy = self._copies.setdefault(volume.guest_path, _Copy())
+        copy.users.add(user)
+        async with copy.lock:
+            await self._bring(volume, copy, agent)
+        if volume.follows and copy.follower is None:
+            name = f"follow/{volume.guest_path.rpartition('/')[2]}"
+            copy.follower = self._tasks.supervise(name, self._follow(volume, copy, agent))
+
+    async def detach(self, volume: VolumeCopy, user: str) -> None:
+        """`user` no longer has the volume; it is not followed after its last user. Idempotent."""
+        copy = self._copies.get(volume.guest_path)
+        if copy is None:
+            return
+        copy.users.discard(user)
+        if not copy.users and copy.follower is not None:
+            follower, copy.follower = copy.follower, None
+            follower.cancel()
+            await asyncio.wait([follower])
+
+    async def _follow(self, volume: VolumeCopy, copy: _Copy, agent: ContainerAgent) -> None:
+        while True:
+            await asyncio.sleep(self._follow_pause_s)
+            try:
+                async with copy.lock:
+                    await self._bring(volume, copy, agent)
+            except ShimError as exc:  # the kubelet was faster, or the guest has gone: the next look tells
+                log.debug("follow volume", extra={"source": volume.source, "error": str(exc)})
+
+    async def _bring(self, volume: VolumeCopy, copy: _Copy, agent: ContainerAgent) -> None:
+        """The guest's copy is the host's tree; only what differs from the last time is sent."""
+        wanted = {entry.path: entry for entry in await self._host.list_tree(volume.source)}
+        changed = [entry for path, entry in wanted.items() if copy.there.get(path) != entry]
+        if copy.there and changed:
+            log.info("volume changed", extra={"source": volume.source, "entries": len(changed)})
+        sender = _Sender(volume, self._host, agent)
+        for entry in _in_order(changed):
+            copy.there.pop(entry.path, None)  # until it is whole, what the guest has is not known
+            await sender.send(entry)
+            copy.there[entry.path] = entry
+        for entry in _owners_again(changed, wanted):
+            await sender.send(entry)
+        for path in [path for path in copy.there if path not in wanted]:
+            await sender.empty(copy.there[path])
+            del copy.there[path]
+
+
+def _in_order(entries: list[TreeEntry]) -> list[TreeEntry]:
+    """Directories and files first; then links, the kubelet's own (`..data`) before the names that lead through it."""
+    links = sorted((entry for entry in entries if entry.is_link), key=lambda entry: not _name(entry).startswith(".."))
+    return [*(entry for entry in entries if not entry.is_link), *links]
+
+
+def _owners_again(changed: list[TreeEntry], wanted: Tree) -> list[TreeEntry]:
+    """Directories an entry of another owner was put into: the agent may have made them its. The deepest first."""
+    parents = {}
+    for entry in changed:
+        parent = wanted.get(entry.path.rpartition("/")[0]) if entry.path else None
+        if parent is not None and (entry.uid, entry.gid) != (parent.uid, parent.gid):
+            parents[parent.path] = parent
+    return sorted(parents.values(), key=lambda entry: -len(entry.path))
+
+
+def _name(entry: TreeEntry) -> str:
+    return entry.path.rpartition("/")[2]
+
+
+class _Sender:
+    """The CopyFile calls of one volume's entries."""
+
+    def __init__(self, volume: VolumeCopy, host: Host, agent: ContainerAgent) -> None:
+        self._volume = volume
+        self._host = host
+        self._agent = agent
+
+    async def send(self, entry: TreeEntry) -> None:
+        if entry.is_link:
+            target = entry.target.encode("utf-8", "surrogateescape")
+            await self._piece(entry, len(target), 0, target)
+        elif entry.is_directory or not entry.size_bytes:
+            await self._piece(entry, 0, 0, b"")
+        else:
+            await self._send_content(entry)
+
+    async def _send_content(self, entry: TreeEntry) -> None:
+        offset = 0
+        while offset < entry.size_bytes:
+            length = min(PIECE_BYTES, entry.size_bytes - offset)
+            data = await self._host.read_piece(self._volume.source, entry.path, offset, length)
+            if len(data) < length:
+                raise FailedPrecondition(
+                    f"copy '{self._volume.source}/{entry.path}' into the guest: it became shorter meanwhile"
+                )
+            await self._piece(entry, entry.size_bytes, offset, data)
+            offset += length
+
+    async def empty(self, entry: TreeEntry) -> None:
+        """Nothing is left of the entry's content."""
+        if not entry.is_link and not entry.is_directory:
+            await self._piece(entry, 0, 0, b"")
+
+    async def _piece(self, entry: TreeEntry, size: int, offset: int, data: bytes) -> None:
+        path = f"{self._volume.guest_path}/{entry.path}" if entry.path else self._volume.guest_path
+        await self._agent.copy_file(
+            CopiedPiece(
+                path=GuestPath(path),
+                file_size=size,
+                file_mode=entry.mode,
+                dir_mode=_PARENT_MODE,
+                uid=entry.uid,
+                gid=entry.gid,
+                offset=offset,
+                data=data,
+            )
+        )

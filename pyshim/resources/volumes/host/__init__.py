@@ -1,0 +1,1 @@
+"""virtiofsd, and what a volume's source is on this machine."""

@@ -1,0 +1,211 @@
+"""virtiofsd, the Rust one or QEMU's C one, given a socket that already listens.
+
+Option tables: `virtiofsd --help` of 1.13 (Rust) and of QEMU 7.2 (C). Two traps of the C one decide the shape here:
+without `-o source=` it shares the host's root directory, and with `--syslog` its errors reach nobody.
+"""
+
+import logging
+import os
+
+import msgspec
+
+from pyshim.host.processes.children import Child, Children
+from pyshim.host.sockets import listening_socket
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.host_facts import VirtiofsdFlavour
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
+
+log = logging.getLogger("pyshim.resources.volumes.host.virtiofsd")
+
+LISTEN_FD = 3
+CACHE_MODES = ("never", "metadata", "auto", "always")
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+# What the plan decides; a user's extra argument must not change it behind our back.
+_OURS = frozenset({"--fd", "--socket-path", "--shared-dir", "--cache", "--daemonize", "--print-capabilities"})
+_OUR_SUBOPTIONS = frozenset({"source", "cache"})
+_HIDES_ERRORS = "--syslog"
+_TAKES_VALUE = frozenset(
+    {"--fd", "--socket-path", "--shared-dir", "--cache", "--tag", "--socket-group", "--thread-pool-size", "--sandbox"}
+    | {"--seccomp", "--rlimit-nofile", "--log-level", "--xattrmap", "--modcaps", "--inode-file-handles", "--uid-map"}
+    | {"--gid-map", "--translate-uid", "--translate-gid", "--migration-mode", "--migration-on-error", "-o"}
+)
+# Rust spelling -> the C one's `-o` spelling ("{}" takes the value).
+_AS_C_SUBOPTION = {
+    "--announce-submounts": "announce_submounts",
+    "--xattr": "xattr",
+    "--xattrmap": "xattrmap={}",
+    "--posix-acl": "posix_acl",
+    "--security-label": "security_label",
+    "--killpriv-v2": "killpriv_v2",
+    "--no-killpriv-v2": "no_killpriv_v2",
+    "--writeback": "writeback",
+    "--allow-direct-io": "allow_direct_io",
+    "--no-readdirplus": "no_readdirplus",
+    "--modcaps": "modcaps={}",
+    "--log-level": "log_level={}",
+    "--sandbox": "sandbox={}",
+}
+_C_LOG_LEVELS = {"error": "err", "warn": "warn", "info": "info", "debug": "debug", "trace": "debug"}
+_KEPT_FOR_C = frozenset({"--thread-pool-size", "--rlimit-nofile", "--socket-group"})
+
+
+class VirtiofsdCommand(msgspec.Struct, frozen=True):
+    argv: tuple[str, ...]
+    key: str
+    """The word of `argv` no other process has: what it shares."""
+    dropped: tuple[str, ...]
+    """Extra arguments this flavour has no word for, or that would undo a decision; to be told to the user."""
+
+
+def virtiofsd_command(plan: VirtiofsdPlan, flavour: VirtiofsdFlavour) -> VirtiofsdCommand:
+    """The argv for a socket that listens at LISTEN_FD; pure. Raises InvalidArgument for an unknown cache mode."""
+    cache = plan.cache or "auto"
+    if cache not in CACHE_MODES:
+        raise InvalidArgument(f"build virtiofsd command for {plan.shared_dir!r}: unknown cache mode {plan.cache!r}")
+    if flavour is VirtiofsdFlavour.RUST:
+        return _rust_command(plan, cache)
+    return _c_command(plan, cache)
+
+
+def _rust_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
+    key = f"--shared-dir={plan.shared_dir}"
+    argv = [plan.binary, f"--fd={LISTEN_FD}", key, f"--cache={cache}"]
+    if plan.debug:
+        argv.append("--log-level=debug")
+    dropped: list[str] = []
+    for option, value in _options(plan.extra_args):
+        if option in _OURS or option == _HIDES_ERRORS or (option == "-o" and _touches_ours(value)):
+            dropped.append(_spelled(option, value))
+        elif option == "-o":
+            argv += [option, value or ""]
+        else:
+            argv.append(_spelled(option, value))
+    return VirtiofsdCommand(tuple(argv), key, tuple(dropped))
+
+
+def _c_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
+    # It knows no "metadata"; "none" is the nearest that never shows stale data.
+    mode = {"never": "none", "metadata": "none"}.get(cache, cache)
+    key = f"source={_c_quoted(plan.shared_dir)}"
+    argv = [plan.binary, f"--fd={LISTEN_FD}", "-o", key, "-o", f"cache={mode}"]
+    dropped: list[str] = ["--cache=metadata"] if cache == "metadata" else []
+    if plan.debug:
+        argv += ["-o", "log_level=debug"]
+    for option, value in _options(plan.extra_args):
+        translated = _for_c(option, value)
+        if not translated:
+            dropped.append(_spelled(option, value))
+        argv += translated
+    return VirtiofsdCommand(tuple(argv), key, tuple(dropped))
+
+
+def _for_c(option: str, value: str | None) -> list[str]:
+    """The C spelling of one extra argument; empty when there is none."""
+    if option in _KEPT_FOR_C and value:
+        return [f"{option}={value}"]
+    if option == "-o" and value and not _touches_ours(value):
+        return ["-o", value]
+    if option == "--sandbox" and value not in ("namespace", "chroot"):
+        return []
+    if option == "--log-level":
+        value = _C_LOG_LEVELS.get(value or "")
+        if value is None:
+            return []
+    form = _AS_C_SUBOPTION.get(option)
+    if form is None or ("{}" in form) != (value is not None):
+        return []
+    return ["-o", form.format(_c_quoted(value) if value else "")]
+
+
+def _options(extra_args: tuple[str, ...]) -> list[tuple[str, str | None]]:
+    """(option, value) pairs, whether written `--a=b`, `--a b` or `-ob`."""
+    found: list[tuple[str, str | None]] = []
+    words = list(extra_args)
+    while words:
+        word = words.pop(0)
+        if word.startswith("--") and "=" in word:
+            option, _, value = word.partition("=")
+            found.append((option, value))
+        elif word.startswith("-o") and len(word) > 2:
+            found.append(("-o", word[2:]))
+        elif word in _TAKES_VALUE and words:
+            found.append((word, words.pop(0)))
+        else:
+            found.append((word, None))
+    return found
+
+
+def _touches_ours(suboptions: str | None) -> bool:
+    return any(part.partition("=")[0] in _OUR_SUBOPTIONS for part in (suboptions or "").split(","))
+
+
+def _spelled(option: str, value: str | None) -> str:
+    if value is None:
+        return option
+    return f"{option} {value}" if option == "-o" else f"{option}={value}"
+
+
+def _c_quoted(value: str) -> str:
+    """A value inside `-o`: libfuse's parser splits at commas unless escaped."""
+    return value.replace("\\", "\\\\").replace(",", "\\,")
+
+
+class VirtiofsdProcess:
+    """One running virtiofsd."""
+
+    def __init__(self, child: Child, shared_dir: str, *, ledger: Ledger, entries: tuple[LedgerEntry, ...]) -> None:
+        self._child = child
+        self._shared_dir = shared_dir
+        self._ledger = ledger
+        self._entries = entries
+        self.pid = child.pid
+
+    async def wait(self) -> str:
+        """How it ended, with its last words, once it has."""
+        await self._child.wait()
+        return f"virtiofsd of {self._shared_dir!r} ended: {self._child.describe_exit()}"
+
+    async def stop(self) -> None:
+        """The daemon and its socket are gone. Idempotent. It has nothing to flush: the host's files are the truth."""
+        await self._child.end()
+        for entry in self._entries:
+            await self._ledger.release(entry)
+
+
+async def start_virtiofsd(
+    plan: VirtiofsdPlan, ledger: Ledger, children: Children, *, flavours: VirtiofsdFlavours
+) -> VirtiofsdProcess:
+    """virtiofsd runs and its socket takes connections, from before the call returns.
+
+    Ledger: SOCKET `plan.listen_path`, and PROCESS under the word that names the share; both released again on error.
+    """
+    flavour = await flavours.of(plan.binary)
+    command = virtiofsd_command(plan, flavour)
+    _check_directory(plan.shared_dir)
+    for argument in command.dropped:
+        log.warning("virtiofsd argument dropped", extra={"argument": argument, "flavour": str(flavour)})
+    socket_entry = LedgerEntry(kind=ResourceKind.SOCKET, key=plan.listen_path)
+    ledger.acquire(socket_entry)
+    try:
+        with listening_socket(plan.listen_path) as listener:
+            child = await children.spawn(
+                command.argv,
+                env=_ENV,
+                fds={LISTEN_FD: listener.fileno()},
+                ledger=ledger,
+                ledger_key=command.key,
+            )
+    except BaseException:
+        await ledger.release(socket_entry)
+        raise
+    log.info("virtiofsd started", extra={"pid": child.pid, "shared_dir": plan.shared_dir})
+    process_entry = LedgerEntry(kind=ResourceKind.PROCESS, key=command.key)
+    return VirtiofsdProcess(child, plan.shared_dir, ledger=ledger, entries=(process_entry, socket_entry))
+
+
+def _check_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        raise FailedPrecondition(f"share directory {path!r}: not a directory")

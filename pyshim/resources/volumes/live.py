@@ -1,0 +1,79 @@
+"""The share of a sandbox and the volumes of its containers on the host.
+
+The share is made before the VM starts. A container's volumes are looked at before it is planned, and mounted before the
+guest is asked to create it.
+"""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from pyshim.concurrency.undo import Undo
+from pyshim.model.config import Config
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.mounts import SourceKind
+from pyshim.model.oci import OciSpec
+from pyshim.model.seams import Host
+from pyshim.model.trace import traced
+from pyshim.model.volumes import SourceFacts
+from pyshim.resources.plan import ContainerPlan
+from pyshim.resources.services import SandboxServices
+from pyshim.resources.volumes.plan.volumes import volume_sources
+
+
+async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str, SourceFacts]:
+    """The facts of every path in `volume_sources(spec)`.
+
+    Raises ShimError for a direct volume with a broken record and a vhost-user disk that no program serves.
+    """
+    store = config.hypervisor.vhost_user_store_path if config.hypervisor.enable_vhost_user_store else ""
+    facts = {source: await host.source_facts(source, store) for source in volume_sources(spec)}
+    read_only = {
+        mount.source
+        for mount in spec.mounts
+        if mount.is_read_only
+        and not mount.is_read_only_recursive
+        and (found := facts.get(mount.source)) is not None
+        and found.kind is SourceKind.DIRECTORY
+    }
+    if read_only:
+        below = await host.with_mounts_below(read_only)
+        facts.update({source: replace(facts[source], has_mounts_below=True) for source in below})
+    return facts
+
+
+@traced("make share")
+async def make_share(services: SandboxServices) -> None:
+    """The directories of VM and share are made, and the share's mounts; the sandbox's undo takes them back."""
+    plan, host = services.plan, services.host
+    share = plan.share
+    directories = (plan.vm.vm_dir, *((share.root,) if share.virtiofsd else ()))
+    services.hold(
+        *(LedgerEntry(kind=ResourceKind.DIRECTORY, key=path) for path in directories),
+        *(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in (*share.mounts, *share.bind_mounts)),
+    )
+    for path in directories:
+        await host.make_directory(path, 0o700)
+    if plan.initdata is not None:
+        from pyshim.resources.confidential.plan.initdata import disk_image  # few pods have any
+
+        await host.write_bytes(plan.vm.initdata, disk_image(plan.initdata), 0o600)
+    for mount in share.mounts:
+        await host.make_directory(mount.target, 0o700)
+        await host.mount(mount)
+    for path in share.directories:
+        await host.make_directory(path, 0o755)
+    for mount in share.bind_mounts:
+        await host.mount(mount)
+
+
+async def make_mounts(plan: ContainerPlan, *, host: Host, ledger: Ledger, undo: Undo) -> None:
+    """The root file system and what the container shares are mounted; `undo` takes back whatever of it was begun."""
+    undo.acquire(
+        ledger,
+        *(mount.intent() for mount in plan.rootfs_mounts),
+        *(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point) for point in plan.share_points),
+        *(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in plan.share_mounts),
+    )
+    for mount in (*plan.rootfs_mounts, *plan.share_mounts):
+        await host.mount(mount)

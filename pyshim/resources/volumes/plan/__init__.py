@@ -1,0 +1,1 @@
+"""Pure: what each mount of a spec becomes. Read `volumes.py` first."""

@@ -1,0 +1,87 @@
+"""Root file systems whose image is pulled inside the guest: asked for by the snapshotter, or by the configuration.
+
+Source: Kata's virtual volumes (a mount option that holds base64 of JSON) and its storage driver `image_guest_pull`.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
+from pyshim.model.guest import Storage
+from pyshim.model.ids import ContainerId, GuestPath
+from pyshim.model.kind import ContainerKind, placement
+from pyshim.model.oci import OciSpec
+from pyshim.model.task import RootfsMount
+
+DRIVER = "image_guest_pull"
+PAUSE = "pause"
+"""The name of a pod sandbox's image: whatever the guest holds a pod's namespaces with."""
+_OPTION = "io.katacontainers.volume="
+_IMAGE_NAMES = ("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName")
+_MAX_VOLUME_BYTES = 1 << 20
+
+
+def root_pulled_in_guest(
+    rootfs: tuple[RootfsMount, ...], spec: OciSpec, config: Config, container_id: ContainerId
+) -> Storage | None:
+    """The storage the guest makes the root of, None where it does not pull. Raises ShimError naming what is wrong."""
+    volume = _virtual_volume(rootfs, container_id)
+    if volume is None and not config.runtime.experimental_force_guest_pull:
+        return None
+    metadata: Mapping[str, str]
+    if placement(spec.annotations, container_id).kind is ContainerKind.POD_SANDBOX:
+        image, metadata = PAUSE, spec.annotations
+    elif volume is not None:
+        image, metadata = _volume_image(volume, container_id)
+    else:
+        image, metadata = _annotated_image(spec.annotations, container_id), spec.annotations
+    return Storage(
+        driver=DRIVER,
+        driver_options=(f"{DRIVER}={json.dumps({'metadata': dict(metadata)}, separators=(',', ':'), sort_keys=True)}",),
+        source=image,
+        fs_type="overlay",
+        options=(),
+        mount_point=GuestPath(f"/run/kata-containers/{container_id}/rootfs"),
+    )
+
+
+def _virtual_volume(rootfs: tuple[RootfsMount, ...], container_id: ContainerId) -> Mapping[str, Any] | None:
+    """What the snapshotter says of the root, if it speaks Kata's language."""
+    texts = [option for mount in rootfs for option in mount.options if option.startswith(_OPTION)]
+    if not texts:
+        return None
+    if len(texts) > 1 or len(texts[0]) > _MAX_VOLUME_BYTES:
+        raise InvalidArgument(f"create container '{container_id}': {len(texts)} volumes of its root, or one too large")
+    try:
+        volume = json.loads(base64.b64decode(texts[0].removeprefix(_OPTION), validate=True))
+    except (ValueError, RecursionError) as exc:
+        raise InvalidArgument(f"create container '{container_id}': its root's volume is not base64 of JSON") from exc
+    kind = volume.get("volume_type") if isinstance(volume, dict) else None
+    if kind != DRIVER:
+        raise Unimplemented(
+            f"create container '{container_id}': a root of volume type {str(kind)[:100]!r} is not supported, "
+            f"{DRIVER!r} is"
+        )
+    return dict(volume)
+
+
+def _volume_image(volume: Mapping[str, Any], container_id: ContainerId) -> tuple[str, Mapping[str, str]]:
+    image = volume.get("source")
+    pull = volume.get("image_pull") or {}
+    metadata = (pull.get("metadata") or {}) if isinstance(pull, dict) else None
+    if not isinstance(image, str) or not image or not isinstance(metadata, dict):
+        raise InvalidArgument(f"create container '{container_id}': its root's volume names no image")
+    return image, {str(key): str(value) for key, value in metadata.items()}
+
+
+def _annotated_image(annotations: Mapping[str, str], container_id: ContainerId) -> str:
+    for name in _IMAGE_NAMES:
+        if annotations.get(name):
+            return annotations[name]
+    raise FailedPrecondition(
+        f"create container '{container_id}': experimental_force_guest_pull needs the image's name in annotation "
+        f"{' or '.join(_IMAGE_NAMES)}"
+    )

@@ -1,0 +1,130 @@
+"""The shim's socket: the address of a group of containers, and which of several simultaneous starts serves it."""
+
+import errno
+import fcntl
+import os
+
+from pyshim.start.errors import BootstrapError, os_failure
+from pyshim.start.stdlib import sha256_digits, socket
+
+SOCKET_DIR = "/run/containerd/s"
+_MAX_PATH_BYTES = 107
+"""sun_path of Linux, less its NUL; containerd's socket_dir of 42 characters needs all of it."""
+_BACKLOG = 128
+
+
+def socket_path(socket_dir: str, containerd_address: str, namespace: str, group: str) -> str:
+    """The socket of `group`'s shim: a hash of everything that makes the group unique on this node.
+
+    The same arithmetic as containerd's own shims (sha256 of the cleaned joined path); containerd uses only what
+    `start` prints.
+    """
+    path = f"{socket_dir.rstrip('/')}/{socket_name(containerd_address, namespace, group)}"
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        raise BootstrapError(f"make socket {path!r}: the path is longer than {_MAX_PATH_BYTES} bytes")
+    return path
+
+
+def socket_name(containerd_address: str, namespace: str, group: str) -> str:
+    """The file name of `socket_path`: 64 hexadecimal digits."""
+    where = os.path.normpath("/".join((containerd_address, namespace, group)))
+    return sha256_digits(os.fsencode(where))
+
+
+def claim(path: str) -> socket.socket | None:
+    """The listening socket at `path`, ours from now on; None when a live shim listens there already.
+
+    Of any number of processes that claim the same path at the same time, one gets the socket and the others None: they
+    take turns under a lock on the directory, and a process that finds the name in use connects to it. A socket that
+    refuses was left by a dead shim and is replaced. A full backlog counts as alive.
+    """
+    directory = os.path.dirname(path)
+    try:
+        lock_fd = _open_directory(directory)
+    except OSError as error:
+        raise os_failure("open socket directory", directory, error) from error
+    try:
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        return _bind_or_yield(path)
+    except OSError as error:
+        raise os_failure("bind socket", path, error) from error
+    finally:
+        os.close(lock_fd)
+
+
+def abandon(listener: socket.socket, path: str) -> None:
+    """The name is removed, then the socket is closed: in the other order, a successor's name could be removed."""
+    try:
+        unlink(path)
+    finally:
+        listener.close()
+
+
+def _bind_or_yield(path: str) -> socket.socket | None:
+    listener = _new_socket()
+    try:
+        if not _bind(listener, path):
+            if _is_served(path):
+                listener.close()
+                return None
+            unlink(path)
+            if not _bind(listener, path):
+                raise OSError(errno.EADDRINUSE, "in use")
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _bind(listener: socket.socket, path: str) -> bool:
+    # By umask, not chmod: after bind and before chmod others could connect.
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    finally:
+        os.umask(before)
+    return True
+
+
+def _is_served(path: str) -> bool:
+    """Whether a connect succeeds. Does not wait: a Unix socket answers a non-blocking connect at once."""
+    probe = _new_socket()
+    try:
+        probe.setblocking(False)
+        probe.connect(path)
+    except OSError as error:
+        if error.errno == errno.EAGAIN:
+            return True
+        if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+            return False
+        raise
+    finally:
+        probe.close()
+    return True
+
+
+def unlink(path: str) -> None:
+    """No file has this name."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def _open_directory(path: str) -> int:
+    """A descriptor of the directory, which is made where it is missing."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        os.makedirs(path, mode=0o700, exist_ok=True)
+        return os.open(path, flags)
+
+
+def _new_socket() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

@@ -1,0 +1,97 @@
+"""The two ways containerd talks to `start`: the legacy one (1.6 to 2.2) and the bootstrap protocol (2.3 and later).
+
+Legacy: stdin holds the runtime options, one serialized `google.protobuf.Any`, or nothing; the answer is the bare
+address. Bootstrap: stdin holds `containerd.runtime.bootstrap.v1.BootstrapParams`, the answer is its `BootstrapResult`.
+The flags are the same in both. A legacy Any can parse as BootstrapParams (its type URL is then the instance id), so
+the parameters count only if they repeat the id and the namespace of the command line.
+
+The answer names the Task API that containerd is to use. `serve` offers versions 2 and 3 on the same socket. A caller of
+the bootstrap protocol gets 3, as every release that speaks it (2.3 and later) takes 3. Version 3 also means that one
+shim serves all tasks of a pod: containerd then calls neither `start` nor `delete` for the containers of a pod, only for
+its sandbox. A legacy caller gets the bare address, which every release takes for version 2: 1.6 and 1.7 know no other,
+and 2.0 to 2.2 cannot be told from 1.7.
+"""
+
+from pyshim.start.argv import Invocation
+from pyshim.start.wire import WireError, decode, encode, signed
+
+TASK_API_VERSION = 3
+"""For callers of the bootstrap protocol."""
+_LOG_LEVEL_DEBUG = -4
+_RUNC_OPTIONS = "containerd.runc.v1.Options"
+
+
+class Caller:
+    """What stdin says besides the flags; empty where it says nothing."""
+
+    __slots__ = ("bootstrap", "debug", "shim_cgroup", "socket_dir", "ttrpc_address")
+
+    def __init__(self) -> None:
+        self.bootstrap = False
+        """The answer is a BootstrapResult, not the bare address."""
+        self.debug = False
+        self.ttrpc_address = ""
+        self.socket_dir = ""
+        self.shim_cgroup = ""
+        """A cgroup below the hierarchy's root that the daemon has to join."""
+
+    def answer(self, address: str) -> bytes:
+        """The exact bytes for stdout."""
+        if not self.bootstrap:
+            return address.encode()
+        return encode((1, TASK_API_VERSION), (2, address), (3, "ttrpc"))
+
+
+def caller(stdin: bytes, call: Invocation) -> Caller:
+    """The sender of `stdin` for `call`. Bytes of neither dialect count as options that `start` does not use."""
+    said = Caller()
+    if not stdin:
+        return said
+    try:
+        fields = decode(stdin)
+    except WireError:
+        return said
+    if not _are_params_of(fields, call):
+        said.shim_cgroup = _shim_cgroup(fields)
+        return said
+    said.bootstrap = True
+    said.debug = any(number == 3 and isinstance(v, int) and signed(v) <= _LOG_LEVEL_DEBUG for number, v in fields)
+    said.ttrpc_address = _text(fields, 5)
+    said.socket_dir = _text(fields, 9)
+    for number, extension in fields:
+        if number == 8 and isinstance(extension, bytes):
+            said.shim_cgroup = _extension_cgroup(extension) or said.shim_cgroup
+    return said
+
+
+def _are_params_of(fields: list[tuple[int, int | bytes]], call: Invocation) -> bool:
+    return bool(call.id) and _text(fields, 1) == call.id and _text(fields, 2) == call.namespace
+
+
+def _text(fields: list[tuple[int, int | bytes]], wanted: int) -> str:
+    """The last string of field `wanted`, as protobuf merges repeats; empty when absent or not UTF-8."""
+    found = ""
+    for number, value in fields:
+        if number == wanted and isinstance(value, bytes):
+            try:
+                found = value.decode()
+            except UnicodeDecodeError:
+                return ""
+    return found
+
+
+def _extension_cgroup(extension: bytes) -> str:
+    try:
+        return next((_shim_cgroup(decode(v)) for n, v in decode(extension) if n == 1 and isinstance(v, bytes)), "")
+    except WireError:
+        return ""
+
+
+def _shim_cgroup(any_fields: list[tuple[int, int | bytes]]) -> str:
+    """`shim_cgroup` of runc's options, the only ones that `start` uses."""
+    if _text(any_fields, 1).rpartition("/")[2] != _RUNC_OPTIONS:
+        return ""
+    try:
+        return next((_text(decode(v), 3) for n, v in any_fields if n == 2 and isinstance(v, bytes)), "")
+    except WireError:
+        return ""

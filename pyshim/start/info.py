@@ -1,0 +1,38 @@
+"""`-info` and `-v`: the runtime's version and features, which containerd asks for before any container exists."""
+
+import os
+import sys
+
+import pyshim
+from pyshim.start.wire import encode
+
+RUNTIME = "io.containerd.pykata.v2"
+BINARY = "containerd-shim-pykata-v2"
+_FEATURES_URL = "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
+# The runtime-spec versions whose configurations are understood, and the words of bind mounts. containerd offers a pod
+# recursive read-only mounts where `rro` is listed. Idmapped mounts are not offered: containerd would turn them on.
+_FEATURES_JSON = (
+    '{"ociVersionMin":"1.0.0","ociVersionMax":"1.1.0","mountOptions":["bind","private","rbind","ro","rprivate","rro",'
+    '"rshared","rslave","rw","shared","slave"]}'
+)
+
+
+def runtime_info() -> bytes:
+    """`containerd.types.RuntimeInfo`."""
+    features = encode((1, _FEATURES_URL), (2, _FEATURES_JSON))
+    return encode((1, RUNTIME), (2, encode((1, pyshim.__version__))), (4, features))
+
+
+def version_text() -> str:
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"{BINARY}:\n  Version:  {pyshim.__version__}\n  Python:   {python}\n"
+
+
+def print_runtime_info() -> int:
+    os.write(1, runtime_info())
+    return 0
+
+
+def print_version() -> int:
+    os.write(1, version_text().encode())
+    return 0

@@ -1,0 +1,15 @@
+"""Why a state cannot be used."""
+
+from pyshim.model.errors import FailedPrecondition, Internal
+
+
+class StateDamaged(Internal):
+    """The file is not what we wrote: cut off, edited, or changed by the disk."""
+
+
+class StateTooNew(FailedPrecondition):
+    """A later version wrote the file; reading it by our rules could undo the wrong things."""
+
+
+class NotOurState(Internal):
+    """Another runtime wrote the file: Kata's own shim uses the same directory. We leave it alone."""

@@ -1,0 +1,337 @@
+"""One function for each parser: it reads bytes from outside and returns, or raises what the parser promises.
+
+Promised errors end here. Any other error is a finding.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from hypervisors.qemu.qmp import Monitor
+from protos.agent import agent_pb2
+from protos.kubelet import podresources_v1_pb2
+from pyshim.agent import translate as agent_translate
+from pyshim.cdi import CdiError, as_json, inject, parse_annotations, parse_spec
+from pyshim.cdi.files import document_of
+from pyshim.config.annotations import with_annotations
+from pyshim.config.effective import examine
+from pyshim.config.load import build_config, typed
+from pyshim.config.sources import read_source
+from pyshim.instances import InvalidTable, read_table
+from pyshim.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
+from pyshim.kubernetes.quantity import quantity
+from pyshim.kubernetes.webhook.review import Action, answer
+from pyshim.model import oci
+from pyshim.model.errors import InvalidArgument, ShimError
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.ids import ContainerId
+from pyshim.model.kind import placement
+from pyshim.model.task import RuntimeOptions
+from pyshim.model.trace import spans_from_json
+from pyshim.monitor.answers import GUEST_PREFIXES, resize_request
+from pyshim.monitor.guest_text import judged_text
+from pyshim.pod.plan.guest_spec import guest_spec
+from pyshim.pod.plan.verity import root_device
+from pyshim.resources.confidential.plan import initdata
+from pyshim.resources.devices.host import kubelet
+from pyshim.resources.sizing.plan.record import SizingRecord
+from pyshim.resources.volumes.host.sources import parse_mount_info
+from pyshim.start import argv, dialect, wire
+from pyshim.start import spec as start_spec
+from pyshim.start import zygote as zygote_link
+from pyshim.start.errors import BootstrapError
+from pyshim.state.kata import kata_container_from_json, kata_from_json
+from pyshim.state.schema import head_to_json, state_from_json
+from pyshim.task import translate, translate_stats
+from pyshim.ttrpc.connection import ClientConnection, ServerConnection
+from pyshim.ttrpc.messages import MalformedMessage, decode_request, decode_response
+from tests.fakes.clock import run_fast_forward
+from tests.fakes.qmp_peer import QmpPeer
+from tests.unit.kubernetes.webhook.reviews import pod_class
+
+CORPUS = Path(__file__).with_name("corpus")
+_HYPERVISOR = "io.katacontainers.config.hypervisor."
+_QUERIES = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
+_POD_CLASS = pod_class()
+
+
+def corpus(name: str) -> list[Path]:
+    """The inputs of a target."""
+    return sorted((CORPUS / name).iterdir())
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _with_file(data: bytes, read: Callable[[str], object]) -> None:
+    """`read` is called with the path of a file that holds `data`."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as file:
+        file.write(data)
+        file.flush()
+        read(file.name)
+
+
+def _configuration(data: bytes) -> None:
+    with suppress(ShimError):
+        build_config(read_source(RuntimeOptions(config_path="", config_body=data), {}))
+
+
+def _config_annotations(data: bytes) -> None:
+    """Lines of NAME=VALUE; a name without a slash is one of the hypervisor's keys."""
+    named = [line.partition("=") for line in _text(data).split("\n")]
+    annotations = {name if "/" in name or "." in name else _HYPERVISOR + name: value for name, _, value in named}
+    body = b'[hypervisor.qemu]\nenable_annotations = [".*"]\n'
+    with suppress(ShimError):
+        source = read_source(RuntimeOptions(config_path="", config_body=body), {})
+        typed(with_annotations(examine(source), annotations))
+
+
+def _oci_spec(data: bytes) -> None:
+    with suppress(ShimError):
+        spec = oci.parse_spec(data, "config.json")
+        placement(spec.annotations, ContainerId("c"))
+        raw = guest_spec(
+            spec, root_path="/r", mounts=(), seccomp=True, hostname="h", sysctls={}, terminal=False, devices=()
+        )
+        agent_translate.spec(raw, "container 'c'")
+
+
+def _state(data: bytes) -> None:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    with suppress(ShimError):
+        head_to_json(state_from_json(document, "persist.json"))
+
+
+def _kata_state(data: bytes) -> None:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    for read in (kata_from_json, kata_container_from_json):
+        with suppress(ShimError):
+            read(document, "persist.json")
+
+
+def _qmp(data: bytes) -> None:
+    """First line: the greeting, the usual one when empty. The rest is every answer; $ID in it is the request's id."""
+    greeting, _, answers = data.partition(b"\n")
+
+    def answer(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.send(answers.replace(b"$ID", json.dumps(request.get("id")).encode()))
+
+    async def talk() -> None:
+        peer = QmpPeer(dict.fromkeys(_QUERIES, answer), greeting=greeting + b"\n" if greeting else None)
+        monitor = Monitor(name="fuzz", on_event=lambda event: None)
+        try:
+            with suppress(ShimError):
+                await monitor.connect(peer.client, timeout_s=1)
+                for ask in (monitor.status, monitor.cpus, monitor.cpu_slots, monitor.memory_size):
+                    with suppress(ShimError):
+                        await ask()
+        finally:
+            await monitor.close()
+            await peer.close()
+
+    run_fast_forward(talk())
+
+
+def _ttrpc_server(data: bytes) -> None:
+    core = ServerConnection()
+    core.receive_data(data)
+    core.receive_eof()
+
+
+def _ttrpc_client(data: bytes) -> None:
+    core = ClientConnection()
+    for _ in range(3):
+        core.send_request("s", "m", b"")
+    core.receive_data(data)
+    core.receive_eof()
+
+
+def _ttrpc_messages(data: bytes) -> None:
+    for decode in (decode_request, decode_response):
+        with suppress(MalformedMessage):
+            decode(data)
+
+
+def _cdi(data: bytes) -> None:
+    with suppress(CdiError):
+        spec = parse_spec(document_of(data, "x.yaml"), "x.yaml")
+        assert parse_spec(as_json(spec), "again") == spec
+        for device in spec.devices:
+            with suppress(CdiError):
+                inject({"linux": {"namespaces": [{"type": "user"}]}}, device.container_edits)
+
+
+def _cdi_annotations(data: bytes) -> None:
+    name, _, value = _text(data).partition("\n")
+    with suppress(CdiError):
+        parse_annotations({f"cdi.k8s.io/{name}": value})
+
+
+def _initdata(data: bytes) -> None:
+    with suppress(ShimError):
+        initdata.encode(initdata.parse(data, "annotation"))
+    with suppress(ShimError):
+        initdata.decode(_text(data), "annotation")
+
+
+def _pod_resources(data: bytes) -> None:
+    with suppress(DecodeError, ShimError):
+        kubelet._read(podresources_v1_pb2.PodResources.FromString(data))
+
+
+def _manifest(data: bytes) -> None:
+    def read(path: str) -> None:
+        documents = read_documents(path)
+        for pod in pods_in(documents, path):
+            pod_sizing(pod, path, overhead_of(documents, pod.runtime_class, path))
+
+    with suppress(ShimError):
+        _with_file(data, read)
+
+
+def _admission_review(data: bytes) -> None:
+    for action in Action:
+        with suppress(InvalidArgument):
+            json.dumps(answer(data, {"pykata": _POD_CLASS}, action).document)
+
+
+def _quantity(data: bytes) -> None:
+    with suppress(ShimError):
+        quantity(_text(data), "x")
+
+
+def _sizing_record(data: bytes) -> None:
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    with suppress(ShimError):
+        record = SizingRecord.from_json(document, "record")
+        assert SizingRecord.from_json(record.as_json(), "again") == record
+
+
+def _monitor_request(data: bytes) -> None:
+    with suppress(ShimError):
+        resize_request(data)
+
+
+def _guest_metrics(data: bytes) -> None:
+    text, _ = judged_text(data.decode(errors="replace"), GUEST_PREFIXES)
+    assert judged_text(text, GUEST_PREFIXES) == (text, "")
+
+
+def _direct_volume(data: bytes) -> None:
+    with suppress(ShimError):
+        parse_mount_info(data, "/volume", "/record")
+
+
+def _trace(data: bytes) -> None:
+    with suppress(ValueError, RecursionError):
+        spans_from_json(json.loads(data))
+
+
+def _start_stdin(data: bytes) -> None:
+    call = argv.parse(["-namespace", "n", "-id", "i", "start"])
+    dialect.caller(data, call)
+    with suppress(wire.WireError):
+        wire.decode(data)
+
+
+def _start_words(data: bytes) -> None:
+    with suppress(BootstrapError):
+        argv.parse(_text(data).split("\n"))
+
+
+def _start_spec(data: bytes) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as bundle:
+        Path(bundle, "config.json").write_bytes(data)
+        with suppress(BootstrapError):
+            start_spec.group_id(bundle, "c1")
+
+
+def _zygote_request(data: bytes) -> None:
+    with suppress(ValueError):
+        zygote_link.decode(data)
+
+
+def _task_requests(data: bytes) -> None:
+    for read in (
+        translate.create_request,
+        translate.exec_request,
+        translate.update_request,
+        translate.kill_request,
+        translate.resize_request,
+        translate.shutdown_request,
+        translate.process_ref,
+    ):
+        with suppress(ShimError):
+            read(data)
+
+
+def _agent_replies(data: bytes) -> None:
+    with suppress(DecodeError):
+        agent_translate.agent_details(agent_pb2.GuestDetailsResponse.FromString(data))
+    with suppress(DecodeError):
+        agent_translate.volume_stats(agent_pb2.VolumeStatsResponse.FromString(data))
+    with suppress(DecodeError, ShimError):
+        stats = agent_translate.container_stats(agent_pb2.StatsContainerResponse.FromString(data))
+        for mode in CgroupMode:
+            translate_stats.metrics(stats, mode)
+    with suppress(DecodeError, ShimError):
+        agent_translate.stream_data(data)
+
+
+def _instances(data: bytes) -> None:
+    with suppress(InvalidTable):
+        _with_file(data, read_table)
+
+
+def _verity(data: bytes) -> None:
+    with suppress(ShimError):
+        root_device(_text(data), data="/dev/vda1", hashes="/dev/vda2")
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "agent-replies": _agent_replies,
+    "cdi": _cdi,
+    "cdi-annotations": _cdi_annotations,
+    "admission-review": _admission_review,
+    "config-annotations": _config_annotations,
+    "configuration": _configuration,
+    "direct-volume": _direct_volume,
+    "initdata": _initdata,
+    "instances": _instances,
+    "kata-state": _kata_state,
+    "manifest": _manifest,
+    "guest-metrics": _guest_metrics,
+    "monitor-request": _monitor_request,
+    "oci-spec": _oci_spec,
+    "pod-resources": _pod_resources,
+    "qmp": _qmp,
+    "quantity": _quantity,
+    "sizing-record": _sizing_record,
+    "start-spec": _start_spec,
+    "start-stdin": _start_stdin,
+    "start-words": _start_words,
+    "state": _state,
+    "task-requests": _task_requests,
+    "trace": _trace,
+    "ttrpc-client": _ttrpc_client,
+    "ttrpc-messages": _ttrpc_messages,
+    "ttrpc-server": _ttrpc_server,
+    "verity": _verity,
+    "zygote-request": _zygote_request,
+}

@@ -1,0 +1,414 @@
+"""Each undo on the real thing: whole, half made, already gone, and twice."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyshim.cleanup.release import release, release_all
+from pyshim.host import syscalls
+from pyshim.host.files import remove_tree
+from pyshim.host.mounts.table import mounted_below
+from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+
+Run = Callable[[Callable[[], None]], None]
+
+
+def entry(kind: ResourceKind, key: Path | str, **detail: str | int) -> LedgerEntry:
+    return LedgerEntry(kind=kind, key=str(key), detail=detail)
+
+
+def twice(found: LedgerEntry) -> None:
+    release(found)
+    release(found)
+
+
+# ---- directories and files
+
+
+def test_a_directory_goes_with_all_below_it_but_not_what_its_links_point_to(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").touch()
+    tree = tmp_path / "tree"
+    (tree / "a/b").mkdir(parents=True)
+    (tree / "a/file").write_text("x")
+    (tree / "a/link").symlink_to(outside)
+    (tree / "dangling").symlink_to("nowhere")
+    os.mkfifo(tree / "fifo")
+    (tree / "a/b").chmod(0)
+
+    twice(entry(ResourceKind.DIRECTORY, tree))
+
+    assert os.listdir(tmp_path) == ["outside"]
+    assert os.listdir(outside) == ["kept"]
+
+
+def test_a_link_in_a_directorys_place_is_removed_itself(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    twice(entry(ResourceKind.DIRECTORY, f"{tmp_path}/link/"))
+
+    assert os.listdir(tmp_path) == ["real"]
+
+
+def test_a_directory_whose_parent_is_gone_is_gone(tmp_path: Path) -> None:
+    twice(entry(ResourceKind.DIRECTORY, tmp_path / "no/such/place"))
+
+
+@pytest.mark.parametrize("path", ["/", "//"])
+def test_the_root_directory_is_refused(path: str) -> None:
+    with pytest.raises(OSError, match="refused"):
+        remove_tree(path)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("source", ["tmpfs", "bind", "file"])
+def test_what_is_mounted_in_a_directory_is_neither_emptied_nor_entered(
+    tmp_path: Path, in_private_mounts: Run, source: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("x")
+    point = tmp_path / "tree/sub/point"
+    (point.parent).mkdir(parents=True)
+
+    def body() -> None:
+        if source == "file":
+            point.touch()
+            syscalls.mount(str(precious / "data"), str(point), "", syscalls.MS_BIND)
+        elif source == "bind":
+            point.mkdir()
+            syscalls.mount(str(precious), str(point), "", syscalls.MS_BIND)
+        else:
+            point.mkdir()
+            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+            (point / "data").write_text("x")
+        found = entry(ResourceKind.DIRECTORY, tmp_path / "tree")
+
+        with pytest.raises(FailedPrecondition, match=rf"still mounted there \({point}\)"):
+            release(found)
+
+        assert (precious / "data").read_text() == "x"
+        assert source == "file" or (point / "data").read_text() == "x"
+        release(entry(ResourceKind.MOUNT, point))
+        release(found)
+        assert not (tmp_path / "tree").exists()
+
+    in_private_mounts(body)
+
+
+def a_socket(path: Path) -> Path:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+    return path
+
+
+def a_file(path: Path) -> Path:
+    path.touch()
+    return path
+
+
+@pytest.mark.parametrize(("kind", "make"), [(ResourceKind.SOCKET, a_socket), (ResourceKind.FILE, a_file)])
+def test_a_socket_and_a_file_are_unlinked(tmp_path: Path, kind: ResourceKind, make: Callable[[Path], Path]) -> None:
+    twice(entry(kind, make(tmp_path / "made")))
+    twice(entry(kind, tmp_path / "no/such"))
+
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "problem"),
+    [
+        (ResourceKind.SOCKET, a_file, "not a socket"),
+        (ResourceKind.SOCKET, lambda path: path.mkdir(), "not a socket"),
+        (ResourceKind.FILE, a_socket, "not a regular file"),
+        (ResourceKind.FILE, lambda path: path.symlink_to("/etc/passwd"), "not a regular file"),
+    ],
+)
+def test_what_is_no_socket_or_no_file_stays_and_the_error_names_kind_and_key(
+    tmp_path: Path, kind: ResourceKind, make: Callable[[Path], object], problem: str
+) -> None:
+    make(tmp_path / "other")
+
+    with pytest.raises(ShimError, match=rf"release {kind.value} '{tmp_path}/other': {problem}"):
+        release(entry(kind, tmp_path / "other"))
+
+    assert os.listdir(tmp_path) == ["other"]
+
+
+@pytest.mark.root
+def test_all_layers_of_a_mount_go(tmp_path: Path, in_private_mounts: Run) -> None:
+    def body() -> None:
+        for _ in range(2):
+            syscalls.mount("tmpfs", str(tmp_path), "tmpfs", 0)
+
+        twice(entry(ResourceKind.MOUNT, tmp_path))
+
+        assert mounted_below(str(tmp_path)) == ()
+
+    in_private_mounts(body)
+
+
+def test_a_mount_that_was_never_made_is_gone(tmp_path: Path) -> None:
+    twice(entry(ResourceKind.MOUNT, tmp_path))
+    twice(entry(ResourceKind.MOUNT, tmp_path / "nowhere"))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("trick", ["link out", "link beside", "gone", "file"])
+def test_a_guest_that_exchanges_a_directory_cannot_have_another_mount_detached(
+    tmp_path: Path, in_private_mounts: Run, trick: str
+) -> None:
+    rootfs, elsewhere = tmp_path / "rootfs", tmp_path / "elsewhere/b"
+    (rootfs / "a/b").mkdir(parents=True)
+    elsewhere.mkdir(parents=True)
+
+    def body() -> None:
+        for point in (rootfs / "a/b", elsewhere):
+            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+        # As seen from virtiofsd's mount namespace, where nothing is mounted there, a guest can do this.
+        (rootfs / "a").rename(rootfs / "z")
+        if trick == "link out":
+            (rootfs / "a").symlink_to(elsewhere.parent)
+        elif trick == "link beside":
+            (rootfs / "a").symlink_to("../elsewhere")
+        elif trick == "file":
+            (rootfs / "a").touch()
+
+        twice(entry(ResourceKind.MOUNT, rootfs / "a/b", beneath=str(rootfs)))
+
+        assert mounted_below(str(elsewhere)) == (str(elsewhere),)
+
+    in_private_mounts(body)
+
+
+@pytest.mark.root
+def test_a_mount_beneath_a_guests_root_goes_with_all_its_layers(tmp_path: Path, in_private_mounts: Run) -> None:
+    point = tmp_path / "rootfs/a/b"
+    point.mkdir(parents=True)
+
+    def body() -> None:
+        for _ in range(2):
+            syscalls.mount("tmpfs", str(point), "tmpfs", 0)
+
+        twice(entry(ResourceKind.MOUNT, point, beneath=str(tmp_path / "rootfs")))
+
+        assert mounted_below(str(tmp_path)) == ()
+
+    in_private_mounts(body)
+
+
+@pytest.mark.parametrize("key", ["root", "", "other/x", "root/../x"])
+def test_a_mount_that_is_not_below_its_root_is_an_error(tmp_path: Path, key: str) -> None:
+    (tmp_path / "root").mkdir()
+
+    with pytest.raises(FailedPrecondition, match="not a path below"):
+        release(entry(ResourceKind.MOUNT, tmp_path / key, beneath=str(tmp_path / "root")))
+
+
+# ---- processes
+
+
+# ---- cgroups
+
+
+def cgroup_roots() -> list[str]:
+    roots = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup/unified", "/sys/fs/cgroup")
+    return [root for root in roots if os.path.exists(f"{root}/cgroup.procs") and os.access(root, os.W_OK)]
+
+
+@pytest.fixture(params=cgroup_roots() or [pytest.param("", marks=pytest.mark.skip(reason="needs a cgroup hierarchy"))])
+def cgroup(request: pytest.FixtureRequest) -> Iterator[Path]:
+    path = Path(f"{request.param}/pyshim-test-{os.getpid()}")
+    path.mkdir()
+    yield path
+    for found in (path / "a/b", path / "a", path):
+        if found.exists():
+            found.rmdir()
+
+
+@pytest.mark.root
+def test_a_cgroup_goes_with_its_children_and_their_processes(cgroup: Path, sleeper: "subprocess.Popen[bytes]") -> None:
+    (cgroup / "a/b").mkdir(parents=True)
+    (cgroup / "a/b/cgroup.procs").write_text(str(sleeper.pid))
+
+    twice(entry(ResourceKind.CGROUP, cgroup))
+
+    assert not cgroup.exists()
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+@pytest.mark.root
+def test_a_cgroup_we_are_in_ourselves_is_left_first(cgroup: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+            release(entry(ResourceKind.CGROUP, cgroup))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+
+    assert status == 0
+    assert not cgroup.exists()
+
+
+@pytest.mark.root
+def test_init_is_moved_out_of_a_cgroup_instead_of_killed(cgroup: Path) -> None:
+    """Seen by those in a pid namespace of its own, whose pid 1 is a shell that must live to tell."""
+    script = (
+        "from pyshim.resources.cgroups.host.removal import remove_cgroup\n"
+        "import sys, time\n"
+        "open(sys.argv[1] + '/cgroup.procs', 'w').write('1')\n"
+        "remove_cgroup(sys.argv[1], time.monotonic() + 10)\n"
+    )
+    shell = '"$0" -c "$1" "$2"; echo "removal ended with $?"'
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", shell, sys.executable, script, str(cgroup)]
+
+    repository = Path(__file__).parents[3]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, cwd=repository)
+
+    assert done.stdout == "removal ended with 0\n", done.stderr
+    assert not cgroup.exists()
+
+
+# ---- network
+
+
+@pytest.fixture
+def netns(tmp_path: Path) -> Iterator[Path]:
+    """A bound network namespace with the tap `t0`, which has an ingress qdisc."""
+    path = tmp_path / "netns"
+    path.touch()
+    script = (
+        "ip link set lo up && ip tuntap add t0 mode tap && tc qdisc add dev t0 ingress"
+        f" && mount --bind /proc/self/ns/net {path}"
+    )
+    # Bound in our mount namespace: `nsenter` back into it through our own.
+    subprocess.run(["unshare", "-n", "sh", "-c", script], check=True)
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
+
+
+def in_netns(netns: Path, *command: str) -> str:
+    return subprocess.run(["nsenter", f"--net={netns}", *command], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.root
+def test_a_link_is_deleted_in_its_namespace(netns: Path) -> None:
+    before = os.readlink("/proc/self/ns/net")
+
+    twice(entry(ResourceKind.LINK, "t0", netns=str(netns)))
+
+    assert "t0" not in in_netns(netns, "ip", "link", "show")
+    assert "lo" in in_netns(netns, "ip", "link", "show")
+    assert os.readlink("/proc/self/ns/net") == before
+
+
+@pytest.mark.root
+def test_an_ingress_qdisc_is_deleted_and_the_link_stays(netns: Path) -> None:
+    assert "ingress" in in_netns(netns, "tc", "qdisc", "show", "dev", "t0")
+
+    twice(entry(ResourceKind.INGRESS, "t0", netns=str(netns)))
+
+    assert "ingress" not in in_netns(netns, "tc", "qdisc", "show", "dev", "t0")
+    assert "t0" in in_netns(netns, "ip", "link", "show")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", [ResourceKind.LINK, ResourceKind.INGRESS])
+def test_what_was_in_a_namespace_that_is_gone_is_gone(netns: Path, tmp_path: Path, kind: ResourceKind) -> None:
+    twice(entry(kind, "no-such-link", netns=str(netns)))
+    twice(entry(kind, "t0", netns=str(tmp_path / "no-such-namespace")))
+    subprocess.run(["umount", str(netns)], check=True)
+
+    twice(entry(kind, "t0", netns=str(netns)))
+
+
+@pytest.mark.root
+def test_nothing_is_touched_in_a_namespace_the_path_has_come_to_lead_to(netns: Path) -> None:
+    """As /proc/PID/ns/net does when the pid has been given to a process of the host or of another pod."""
+    inode = netns.stat().st_ino
+    for kind in (ResourceKind.LINK, ResourceKind.INGRESS):
+        twice(entry(kind, "t0", netns=str(netns), netns_inode=inode + 1))
+
+    assert "ingress" in in_netns(netns, "tc", "qdisc", "show", "dev", "t0")
+
+    for kind in (ResourceKind.INGRESS, ResourceKind.LINK):
+        twice(entry(kind, "t0", netns=str(netns), netns_inode=inode))
+    assert "t0" not in in_netns(netns, "ip", "link", "show")
+
+
+@pytest.mark.root
+def test_a_link_that_cannot_be_deleted_is_an_error(netns: Path) -> None:
+    with pytest.raises(FailedPrecondition, match="release link 'lo'"):
+        release(entry(ResourceKind.LINK, "lo", netns=str(netns)))
+
+
+@pytest.mark.root
+def test_a_bound_namespace_is_unmounted_and_its_file_removed(netns: Path) -> None:
+    twice(entry(ResourceKind.NETNS, netns))
+
+    assert not netns.exists()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        entry(ResourceKind.SOCKET, "/run/with\0nul"),
+        entry(ResourceKind.DIRECTORY, "/run/\udcff\ud800"),
+        entry(ResourceKind.PROCESS, "some-long-key", pid=-5, start_ticks=1),
+        entry(ResourceKind.CGROUP, "/x", roots="/with\0nul"),
+        entry(ResourceKind.MOUNT, "/run/with\0nul"),
+        entry(ResourceKind.LINK, "tap\0", netns="/with\0nul"),
+    ],
+    ids=lambda broken: broken.kind.value,
+)
+def test_an_entry_that_makes_no_sense_does_not_keep_the_others_from_their_undo(
+    tmp_path: Path, broken: LedgerEntry
+) -> None:
+    """A damaged state, or a bug of ours: what comes before it in the ledger is undone all the same."""
+    directory = entry(ResourceKind.DIRECTORY, tmp_path / "directory")
+    (tmp_path / "directory").mkdir()
+    errors: list[str] = []
+
+    held = release_all(
+        (directory, broken), deadline=time.monotonic() + 60, one_timeout_s=5, errors=errors, check=lambda _entry: None
+    )
+
+    assert not (tmp_path / "directory").exists()
+    assert held in ((), (broken,))
+    assert [broken.kind.value in error for error in errors] == [True] * len(held)
+
+
+def test_a_tree_is_removed_however_deep_it_is(tmp_path: Path) -> None:
+    """A guest can nest directories as it likes."""
+    top = tmp_path / "top"
+    top.mkdir()
+    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=fd)
+        os.close(os.open("f", os.O_WRONLY | os.O_CREAT, dir_fd=fd))
+        below = os.open("d", os.O_RDONLY | os.O_DIRECTORY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)
+    before = len(os.listdir("/proc/self/fd"))
+
+    try:
+        twice(entry(ResourceKind.DIRECTORY, top))
+
+        assert not top.exists()
+        assert len(os.listdir("/proc/self/fd")) == before
+    finally:
+        subprocess.run(["rm", "-rf", str(top)], check=True)  # pytest's own cleaning is recursive

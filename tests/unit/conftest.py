@@ -1,0 +1,143 @@
+"""Configurations, host facts and specs as plain values; a FIFO, links, a process to end, mounts of a forked child."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.host import syscalls
+from pyshim.host.processes.children import Children
+from pyshim.model.config import Config
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.oci import OciSpec, parse_spec
+from tests.fakes.facts import host_facts
+from tests.fakes.namespaces import Namespace
+from tests.fakes.wire import Wire
+from tests.unit.host.child_scenarios import Scenario, open_fds
+
+CLONE_NEWNS = 0x00020000
+
+
+@pytest.fixture
+def host() -> Callable[..., HostFacts]:
+    return host_facts
+
+
+@pytest.fixture
+def config() -> Callable[..., Config]:
+    def make(**qemu: Any) -> Config:
+        base = {"path": "/bin/qemu", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "rootfs_type": "erofs"}
+        tables = {"hypervisor": {"qemu": {**base, **qemu}}, "agent": {}, "runtime": {}}
+        return build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+
+    return make
+
+
+@pytest.fixture
+def spec() -> Callable[..., OciSpec]:
+    def make(**members: Any) -> OciSpec:
+        document = {"ociVersion": "1.1.0", "process": {"args": ["sh"], "cwd": "/"}, "root": {"path": "rootfs"}}
+        return parse_spec(json.dumps({**document, **members}).encode(), "config.json")
+
+    return make
+
+
+@pytest.fixture
+def configured() -> Callable[..., Config]:
+    """As `config`, with keys of [runtime] too."""
+
+    def make(qemu: dict[str, Any] | None = None, runtime: dict[str, Any] | None = None) -> Config:
+        tables = {"hypervisor": {"qemu": qemu or {}}, "agent": {}, "runtime": runtime or {}}
+        return build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+
+    return make
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    path = tmp_path / "fifo"
+    os.mkfifo(path, 0o700)
+    return path
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """A process with the test's directory in its command line."""
+    program = "import time; print(flush=True); time.sleep(600)"
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", program, str(tmp_path / "key")], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # Popen may return before the kernel shows the new command line
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    pod, outside = Namespace(), Namespace()
+    try:
+        yield Wire(pod, outside)
+    finally:
+        pod.close()
+        outside.close()
+
+
+@pytest.fixture
+def in_private_mounts() -> Callable[[Callable[[], None]], None]:
+    """Runs a function in a mount namespace of its own; its failure is the test's."""
+
+    def run(body: Callable[[], None]) -> None:
+        read_fd, write_fd = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            report = b""
+            try:
+                signal.alarm(60)
+                syscalls.unshare(CLONE_NEWNS)
+                syscalls.mount("", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
+                body()
+            except BaseException:
+                report = traceback.format_exc().encode()
+            os.write(write_fd, report[-60000:])
+            os._exit(1 if report else 0)
+        os.close(write_fd)
+        with open(read_fd, "rb") as pipe:
+            report = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        if status != 0:
+            pytest.fail(report.decode() or f"the child ended with wait status {status}", pytrace=False)
+
+    return run
+
+
+@pytest.fixture
+def run_scenario() -> Iterator[Callable[[Scenario], None]]:
+    """Runs a scenario on a fresh `Children`; afterwards every child is reaped and every descriptor closed."""
+
+    def run_it(scenario: Scenario) -> None:
+        async def body() -> None:
+            children = Children()
+            gc.collect()  # closes now what earlier tests left to it
+            before = open_fds()
+            await scenario(children)
+            assert children.alive == ()
+            assert open_fds() == before
+
+        asyncio.run(body(), debug=True)
+
+    yield run_it
+    with pytest.raises(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)

@@ -1,0 +1,67 @@
+"""A pod's life beside a peer that lies, on the fake machine, and what must hold whatever the peer does.
+
+State answers at any time, memory is bounded, kill, wait and delete end, and the host is clean.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from pyshim.model.errors import ShimError
+from tests.fakes.clock import run_fast_forward
+from tests.unit.failpoints.pod_life import APP, POD, SIDE, PodLife
+
+MIB = 1 << 20
+MEMORY_BYTES = 64 * MIB
+"""What a peer may make the shim hold: some messages and what has been cut from them."""
+LIFE_S = 3600.0
+"""Virtual seconds for a whole life: each of its calls may take the limit of several."""
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+async def _look(life: PodLife) -> None:
+    """State is asked all the time, as containerd does before every call."""
+    while True:
+        for container in (POD, APP, SIDE):
+            try:
+                life.pod.state(container, None)
+            except ShimError:
+                continue
+        await asyncio.sleep(1)
+
+
+def assert_survived(make: Callable[[], PodLife], spoil: Callable[[PodLife], None], *, from_the_start: bool) -> None:
+    """The life that `make` begins went on, from its start or once the pod runs, with the peer spoilt by `spoil`."""
+
+    async def body() -> None:
+        before, held = asyncio.all_tasks(), resident_bytes()
+        life = make()
+        looking = asyncio.ensure_future(_look(life))
+        if from_the_start:
+            spoil(life)
+        else:
+            await life.start()
+            await life.make_app()
+            spoil(life)
+        await life.live_on()
+
+        assert not looking.done()
+        looking.cancel()
+        life.errors.clear()
+        await life.end()
+
+        assert not [error for error in life.errors if error.startswith("no exit of")], life.errors
+        assert life.machine.left() == []
+        await life.close()
+        await asyncio.gather(looking, return_exceptions=True)
+        assert not [task.get_name() for task in asyncio.all_tasks() - before]
+        assert resident_bytes() - held < MEMORY_BYTES
+
+    async def bounded() -> None:
+        async with asyncio.timeout(LIFE_S):
+            await body()
+
+    run_fast_forward(bounded())

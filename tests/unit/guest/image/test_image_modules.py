@@ -1,0 +1,129 @@
+"""Which kernel modules a build takes, and that the guest drives every device its VMM can give it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from guest.image import modules, recipe
+from guest.image.errors import BuildError
+from guest.image.modules import ModuleStore, module_name, parse_dependencies
+
+CHECKOUT = Path(__file__).resolve().parents[4]
+
+# The module that drives a device, by QEMU's name of the device without its bus.
+DRIVERS = {
+    "nvdimm": "nd_pmem",
+    "pvpanic": "pvpanic_mmio",
+    "scsi-hd": "sd_mod",
+    "vhost-user-blk": "virtio_blk",
+    "vhost-user-fs": "virtiofs",
+    "vhost-user-vsock": "vmw_vsock_virtio_transport",
+    "vhost-vsock": "vmw_vsock_virtio_transport",
+    "virtconsole": "virtio_console",
+    "virtio-balloon": "virtio_balloon",
+    "virtio-blk": "virtio_blk",
+    "virtio-mem": "virtio_mem",
+    "virtio-net": "virtio_net",
+    "virtio-rng": "virtio_rng",
+    "virtio-scsi": "virtio_scsi",
+    "virtio-serial": "virtio_console",
+    "virtserialport": "virtio_console",
+}
+# The number of each virtio device: virtio 1.2, section 5.
+VIRTIO_NUMBERS = {
+    "vhost-user-blk": 2,
+    "vhost-user-fs": 26,
+    "vhost-user-vsock": 19,
+    "vhost-vsock": 19,
+    "virtio-balloon": 5,
+    "virtio-blk": 2,
+    "virtio-mem": 24,
+    "virtio-net": 1,
+    "virtio-rng": 4,
+    "virtio-scsi": 8,
+    "virtio-serial": 3,
+}
+# Driven by what is built into the kernel.
+BUILT_IN = {"pci-bridge", "pcie-root-port", "x3130-upstream", "xio3130-downstream"}
+# Driven by what the image's owner puts into it: a device of the host's.
+PASSED_THROUGH = {"vfio-pci"}
+
+DEPMOD = """\
+kernel/a/virtio-rng.ko: kernel/b/virtio.ko kernel/b/virtio_ring.ko
+kernel/b/virtio.ko: kernel/b/virtio_ring.ko
+kernel/b/virtio_ring.ko:
+alias virtio:d00000004v* virtio_rng
+"""
+
+
+def emitted() -> set[str]:
+    """QEMU's names, without the bus, of the devices in the driver's sources and in the command lines it writes."""
+    sources = "\n".join(file.read_text() for file in (CHECKOUT / "hypervisors/qemu").rglob("*.py"))
+    found = set(re.findall(r'"(virtio-[a-z]+|vhost-[a-z-]+?|nvdimm)(?:-pci|-device)?[,"]', sources))
+    for file in (CHECKOUT / "tests/golden/qemu").rglob("*.txt"):
+        options = re.findall(r"^-device ([a-z0-9-]+)", file.read_text(), re.MULTILINE)
+        found |= {name if name in PASSED_THROUGH else re.sub("-(pci|device)$", "", name) for name in options}
+    return found - {"vhost-user", "virtio-mmio"} - BUILT_IN - PASSED_THROUGH  # a network's back end, a bus
+
+
+def test_every_device_of_the_qemu_driver_has_its_kernel_module_loaded_at_boot() -> None:
+    loaded = {*recipe.FIRST_MODULES, *recipe.PMEM_MODULES, *recipe.LATER_MODULES}
+    devices = emitted()
+
+    assert {"virtio-net", "vhost-vsock", "vhost-user-fs", "virtio-mem", "nvdimm"} <= devices
+    assert [device for device in sorted(devices) if DRIVERS.get(device) not in loaded] == []
+
+
+def aliases() -> dict[str, str]:
+    """The module of each alias, as the kernel package of the built guest has them."""
+    release = json.loads((CHECKOUT / ".build/guest/manifest.json").read_text())["kernel_release"]
+    (package,) = (CHECKOUT / ".build/cache/guest/unpacked").glob(f"linux-image-{release}_*")
+    lines = modules.run(["busybox", "depmod", "-n", "-b", package, release]).splitlines()
+    return dict(line.split()[1:3] for line in lines if line.startswith("alias "))
+
+
+@pytest.mark.skipif(not (CHECKOUT / ".build/guest/manifest.json").exists(), reason="needs `make guest`")
+def test_the_kernel_drives_each_virtio_device_by_the_module_that_is_loaded_for_it() -> None:
+    module_of = aliases()
+    devices = {device for device in emitted() if device.startswith(("virtio-", "vhost-"))}
+
+    drivers = {device: module_of[f"virtio:d{VIRTIO_NUMBERS[device]:08X}v*"].replace("-", "_") for device in devices}
+    assert drivers == {device: DRIVERS[device] for device in devices}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleStore:
+    monkeypatch.setattr(modules, "run", lambda argv: DEPMOD)
+    directory = tmp_path / "lib/modules/6.1"
+    for name in ("a/virtio-rng", "b/virtio", "b/virtio_ring"):
+        (directory / f"kernel/{name}.ko").parent.mkdir(parents=True, exist_ok=True)
+        (directory / f"kernel/{name}.ko").write_text(name)
+    (directory / "modules.builtin").write_text("kernel/lib/crc16.ko\n")
+    return ModuleStore(tmp_path, "6.1")
+
+
+def test_a_module_comes_with_all_it_needs_and_built_in_ones_are_left_out(store: ModuleStore) -> None:
+    assert store.paths(["virtio_rng", "crc16"]) == [
+        "kernel/a/virtio-rng.ko",
+        "kernel/b/virtio.ko",
+        "kernel/b/virtio_ring.ko",
+    ]
+
+
+def test_a_module_the_kernel_package_lacks_is_named(store: ModuleStore) -> None:
+    with pytest.raises(BuildError, match="find kernel module absent: not in"):
+        store.paths(["virtio", "absent"])
+
+
+def test_modules_are_copied_with_their_folders(store: ModuleStore, tmp_path: Path) -> None:
+    store.install(tmp_path / "root", ["virtio"])
+
+    files = {path.relative_to(tmp_path / "root").as_posix() for path in (tmp_path / "root").rglob("*.ko")}
+    assert files == {f"lib/modules/6.1/kernel/b/{name}.ko" for name in ("virtio", "virtio_ring")}
+
+
+def test_module_names_have_underscores() -> None:
+    assert module_name("kernel/drivers/virtio-rng.ko") == "virtio_rng"
+    assert parse_dependencies(DEPMOD).keys() == {"virtio_rng", "virtio", "virtio_ring"}

@@ -1,0 +1,158 @@
+"""The guest's vsock from a program of the host: it lives and dies with its VM, and its end is named."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypervisors.qemu.vm import VmStartFailed, VmStartTimedOut
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ShimError
+from pyshim.model.ledger import ResourceKind
+from pyshim.model.vm import VhostUserVsockChannel, VmExitKind
+from tests.fakes.tiny_kernel import HALT
+
+from .test_vm import QEMU, Bench, run
+
+REAL = shutil.which("vhost-device-vsock")
+LISTEN = "listener = socket.socket(socket.AF_UNIX); listener.bind(words['--socket']); listener.listen()"
+SERVE = f"{LISTEN}; open(words['--uds-path'], 'w').close(); qemu = listener.accept()[0]; time.sleep(1000)"
+IDLE_VMM = "qmp = greet(); qmp.recv(65536)"
+"""Ends when it is asked to quit."""
+
+
+def channel(bench: Bench, script: str = SERVE) -> VhostUserVsockChannel:
+    """`script` in the program's place; `words` are its arguments."""
+    path = bench.directory / "vsock-program"
+    path.write_text(
+        f"#!{sys.executable} -IS\nimport os, socket, sys, time\n"
+        f"words = dict(word.split('=', 1) for word in sys.argv[1:])\n{script}\n"
+    )
+    path.chmod(0o755)
+    return _channel(bench, str(path))
+
+
+def _channel(bench: Bench, program: str) -> VhostUserVsockChannel:
+    vm_dir = bench.directory / "vm"
+    return VhostUserVsockChannel(
+        port=1024, program=program, device_path=f"{vm_dir}/device.sock", socket_path=f"{vm_dir}/vsock.sock"
+    )
+
+
+def test_the_program_is_in_the_ledger_before_the_vm_and_gone_with_it(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        asked = channel(bench)
+
+        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=asked))
+        held = bench.ledger.held[ResourceKind.PROCESS, asked.device_path]
+        alive = {child.name: child.pid for child in bench.children.alive}
+        address = str(bench.vm.agent_address)
+        assert bench.vm.helper_pids == (alive["vsock-program"],)
+        await bench.vm.stop()
+
+        assert held.detail["pid"] == alive["vsock-program"]
+        assert address == f"hvsock://{asked.socket_path}:1024"
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "error", "text"),
+    [
+        pytest.param("sys.exit('no such cid')", 50, Internal, r"status 1: no such cid", id="dies"),
+        pytest.param("time.sleep(1000)", 0.3, DeadlineExceeded, "takes no connection at '.*device.sock'", id="silent"),
+    ],
+)
+def test_a_program_that_does_not_come_up_is_named(
+    tmp_path: Path, script: str, timeout_s: float, error: type[ShimError], text: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        config = bench.config(
+            hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, script), start_timeout_s=timeout_s
+        )
+
+        with pytest.raises(error, match=text):
+            await bench.vm.create(config)
+
+    run(tmp_path, scenario)
+
+
+def test_a_program_that_is_not_there_is_named_before_anything_is_made(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        config = bench.config(agent_channel=_channel(bench, str(tmp_path / "nowhere")))
+
+        with pytest.raises(FailedPrecondition, match=r"open vsock program '.*/nowhere': ENOENT"):
+            await bench.vm.create(config)
+        assert not (tmp_path / "vm").exists()
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
+@pytest.mark.parametrize(
+    ("script", "error", "text"),
+    [
+        pytest.param(f"{LISTEN}; listener.accept(); sys.exit('broken')", VmStartFailed, "status 1: broken", id="ends"),
+        pytest.param(SERVE, VmStartTimedOut, r"vsock-program \(pid \d+\) is running", id="silent"),
+    ],
+)
+def test_a_program_that_does_not_serve_qemu_is_named(
+    tmp_path: Path, script: str, error: type[ShimError], text: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        with pytest.raises(error, match=text):
+            await bench.vm.create(bench.config(agent_channel=channel(bench, script), start_timeout_s=2))
+
+    run(tmp_path, scenario)
+
+
+def test_the_vm_ends_with_its_program_and_the_reason_is_the_programs_end(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench)))
+        program = next(child for child in bench.children.alive if child.name == "vsock-program")
+
+        os.kill(program.pid, signal.SIGKILL)
+        ended = await bench.vm.wait()
+        await bench.vm.stop()
+
+        assert ended.kind is VmExitKind.VMM_DIED
+        assert f"lost the guest's vsock: vsock-program (pid {program.pid}) was killed by SIGKILL" in ended.reason
+
+    run(tmp_path, scenario)
+
+
+def test_a_vmm_that_dies_takes_the_program_along_and_is_the_reason(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        hangs_up = f"{LISTEN}; listener.accept()[0].recv(1); sys.exit('qemu is gone')"
+        config = bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, hangs_up))
+        await bench.vm.create(config)
+
+        os.kill(bench.vm.pid, signal.SIGKILL)
+        ended = await bench.vm.wait()
+        await bench.vm.stop()
+
+        assert "vmm (pid" in ended.reason
+        assert "vsock-program" not in ended.reason
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
+@pytest.mark.skipif(REAL is None, reason="needs vhost-device-vsock (hint: cargo install vhost-device-vsock)")
+def test_the_real_program_serves_the_device_of_a_real_qemu(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        assert REAL is not None
+        asked = _channel(bench, REAL)
+        await bench.vm.create(bench.config(HALT, agent_channel=asked))
+        await bench.vm.start()
+
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(agent, asked.socket_path)
+        await bench.vm.stop()
+
+    run(tmp_path, scenario)

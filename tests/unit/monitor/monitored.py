@@ -1,0 +1,110 @@
+"""A pod behind a monitor socket, for tests that ask it."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from pyshim.model.durations import Durations
+from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.observation import Observation, VmSize
+from pyshim.model.trace import Span
+from pyshim.model.volumes import VolumeStats, VolumeUsage
+from pyshim.monitor.answers import ShimAnswers
+from pyshim.monitor.socket import MonitorSocket
+
+GUEST = '# HELP kata_guest_load Load.\n# TYPE kata_guest_load gauge\nkata_guest_load{item="load1"} 0.5\n'
+
+
+class FakePod:
+    """`seams.MonitorRpc` in memory; `guest` is what the guest says, or how it fails."""
+
+    def __init__(self) -> None:
+        self.guest: str | ShimError = GUEST
+        self.pids = (0, 0)
+        """VMM and virtiofsd."""
+        self.resized: list[tuple[str, int]] = []
+        self.tables: dict[bool, bytes] = {}
+        self.policy = ""
+
+    def observe(self) -> Observation:
+        vmm, virtiofsd = self.pids
+        return Observation(
+            vmm_pid=vmm,
+            virtiofsd_pid=virtiofsd,
+            vcpus=VmSize(requested=1.5, booted=1, current=2, limit=8),
+            memory_mib=VmSize(requested=512, booted=256, current=512, limit=4096),
+            containers=2,
+            ledger={"mount": 3},
+            spans=(
+                Span("create c1", -1, 0, 2_000_000_000, ""),
+                Span("wait for agent", 0, 0, 1_500_000_000, ""),
+                Span("unfinished", 0, 5, 0, ""),
+            ),
+            streams={("c1", "stdout"): 42},
+            oom_kills={"c1": 1},
+            missed_checks=0,
+        )
+
+    def agent_url(self) -> str:
+        return "vsock://3:1024"
+
+    async def guest_metrics(self) -> str:
+        if isinstance(self.guest, ShimError):
+            raise self.guest
+        return self.guest
+
+    async def iptables(self, *, ipv6: bool) -> bytes:
+        return self.tables.get(ipv6, b"")
+
+    async def set_iptables(self, data: bytes, *, ipv6: bool) -> None:
+        self.tables[ipv6] = data
+
+    async def set_policy(self, policy: str) -> None:
+        self.policy = policy
+
+    async def volume_stats(self, volume_path: str) -> VolumeStats:
+        if volume_path != "/var/lib/a b?c":
+            raise NotFound(f"find direct volume '{volume_path}'")
+        usage = VolumeUsage(total=100, available=100, used=0, unit=1)
+        return VolumeStats(usages=(usage,), abnormal=False, message="OK")
+
+    async def resize_volume(self, volume_path: str, size_bytes: int) -> None:
+        self.resized.append((volume_path, size_bytes))
+
+
+def served(directory: Path, scenario: Callable[[str, FakePod], Coroutine[Any, Any, None]]) -> None:
+    """`scenario` is given the path of a monitor socket, and the pod behind it."""
+
+    async def body() -> None:
+        pod, path = FakePod(), str(directory / "shim-monitor.sock")
+        calls, agent_calls = Durations(), Durations()
+        calls.took("create", 0.003)
+        agent_calls.took("grpc.CheckRequest", 5.0)
+        answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls)
+        monitor = MonitorSocket(path, answers.answer, address_file=str(directory / "monitor_address"))
+        await monitor.open()
+        try:
+            async with asyncio.timeout(60):
+                await scenario(path, pod)
+        finally:
+            await monitor.close()
+
+    asyncio.run(body())
+
+
+async def said(path: str, request: bytes) -> tuple[int, bytes]:
+    """Status and body of the reply to these bytes."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(request)
+    reply = await reader.read()
+    writer.close()
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+async def got(path: str, target: str) -> str:
+    """The body of a GET that was answered well."""
+    status, body = await said(path, f"GET {target} HTTP/1.1\r\nHost: shim\r\n\r\n".encode())
+    assert status == 200, body
+    return body.decode()

@@ -1,0 +1,216 @@
+"""The plan of one container: volumes, root file system, and the spec the guest gets."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.mounts import SourceKind
+from pyshim.model.oci import OciSpec
+from pyshim.model.task import RootfsMount
+from pyshim.model.volumes import SourceFacts
+from pyshim.pod.plan.container import container_plan, rootfs_mount, without_image
+from pyshim.resources.plan import ContainerPlan
+from pyshim.resources.volumes.plan.share import share_plan
+from pyshim.resources.volumes.plan.volumes import volume_sources
+from tests.unit.resources.volumes.test_plan import bind
+
+SHARED = "/run/kata-containers/shared/containers"
+MOUNTS = "/run/kata-containers/shared/sandboxes/s1/mounts"
+Planner = Callable[..., ContainerPlan]
+
+
+@pytest.fixture
+def plan(config: Callable[..., Config]) -> Planner:
+    def make(
+        spec: OciSpec,
+        sources: Mapping[str, SourceFacts] | None = None,
+        rootfs: tuple[RootfsMount, ...] = (),
+        sysctls: Mapping[str, str] | None = None,
+    ) -> ContainerPlan:
+        return container_plan(
+            container_id=ContainerId("c1"),
+            bundle=HostPath("/b"),
+            rootfs=rootfs,
+            spec=spec,
+            config=config(),
+            share=share_plan(
+                sandbox_id=SandboxId("s1"), vm_dir="/vm", binary="/v", cache="auto", extra_args=(), debug=False
+            ),
+            sources=sources or dict.fromkeys(volume_sources(spec), SourceFacts(kind=SourceKind.DIRECTORY)),
+            hostname=spec.hostname,
+            sysctls=sysctls or {},
+            terminal=False,
+        )
+
+    return make
+
+
+def test_a_bind_mount_is_shared_under_a_name_of_its_own(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    planned = plan(spec(mounts=[bind("/data", "/srv/a", "ro"), bind("/data2", "/srv/a")]))
+
+    read_only, writable = planned.share_mounts[1:]
+    assert read_only.source == writable.source == "/srv/a"
+    assert read_only.target != writable.target
+    assert "ro" in read_only.options
+    assert "ro" not in writable.options
+    in_guest = [mount["source"] for mount in planned.guest.spec["mounts"]]
+    assert in_guest == [m.target.replace(MOUNTS, SHARED) for m in (read_only, writable)]
+
+
+def test_every_share_mount_stays_beneath_the_share(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    hostile = plan(spec(mounts=[bind("/x", "/srv/../.."), bind("/y", "/a\nb"), bind("/z", "/" + "\u00fc" * 250)]))
+
+    assert len(hostile.share_mounts) == 1 + 3, "the root and each volume"
+    for mount in hostile.share_mounts:
+        assert mount.target.startswith(f"{MOUNTS}/c1")
+        assert "/.." not in mount.target
+        assert mount.beneath == MOUNTS
+        assert len(mount.target.rpartition("/")[2].encode()) <= 255
+
+
+def test_the_guests_own_trees_are_not_shared(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    planned = plan(spec(mounts=[bind("/host-sys", "/sys/kernel"), bind("/dev/shm", "/run/shm")]))
+
+    assert len(planned.share_mounts) == 1
+    assert [mount["source"] for mount in planned.guest.spec["mounts"]] == [
+        "/sys/kernel",
+        "/run/kata-containers/sandbox/shm",
+    ]
+
+
+def test_a_missing_volume_is_named(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    with pytest.raises(FailedPrecondition, match=r"'/gone' on '/data'"):
+        plan(spec(mounts=[bind("/data", "/gone")]), {"/gone": SourceFacts(kind=SourceKind.MISSING)})
+
+
+@pytest.mark.parametrize(
+    ("path", "mounted", "root"),
+    [
+        ("rootfs", True, "/b/rootfs"),
+        ("/elsewhere", True, "/b/rootfs"),
+        ("rootfs", False, "/b/rootfs"),
+        ("/srv//root", False, "/srv/root"),
+        ("./x/../y", False, "/b/y"),
+    ],
+)
+def test_the_root_is_where_containerd_mounted_it_or_where_the_spec_says(
+    plan: Planner, spec: Callable[..., OciSpec], path: str, mounted: bool, root: str
+) -> None:
+    mounts = (RootfsMount(type="bind", source="/snap", target="", options=("rbind",)),) if mounted else ()
+
+    planned = plan(spec(root={"path": path}), rootfs=mounts)
+
+    assert planned.rootfs == root
+    assert planned.share_mounts[0].source == root
+
+
+@pytest.mark.parametrize("path", ["../other", "..", "a/../../b"])
+def test_a_relative_root_that_leaves_the_bundle_is_refused(
+    plan: Planner, spec: Callable[..., OciSpec], path: str
+) -> None:
+    with pytest.raises(InvalidArgument, match="leaves the bundle"):
+        plan(spec(root={"path": path}))
+
+
+def test_a_rootfs_mount_with_a_target_stays_below_the_root() -> None:
+    inner = RootfsMount(type="bind", source="/x", target="etc", options=())
+    outside = RootfsMount(type="bind", source="/x", target="../../etc", options=())
+
+    assert rootfs_mount(inner, HostPath("/b/rootfs")).target == "/b/rootfs/etc"
+    with pytest.raises(InvalidArgument, match="leaves the root file system"):
+        rootfs_mount(outside, HostPath("/b/rootfs"))
+
+
+def test_host_only_members_are_trimmed_and_limits_stay(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    planned = plan(
+        spec(
+            hooks={"prestart": [{"path": "/x"}]},
+            annotations={"cdi.k8s.io/gpu": "a=b", "kept": "yes"},
+            linux={
+                "namespaces": [{"type": name, "path": "/n"} for name in ("pid", "network", "mount", "user", "cgroup")],
+                "resources": {
+                    "cpu": {"quota": 5, "cpus": "0-3", "mems": "0"},
+                    "memory": {"limit": 7},
+                    "pids": {"limit": 3},
+                    "devices": [{"allow": False}],
+                },
+                "seccomp": {"defaultAction": "SCMP_ACT_ALLOW"},
+            },
+        )
+    )
+
+    guest = planned.guest.spec
+    assert "hooks" not in guest
+    assert guest["annotations"] == {"kept": "yes"}
+    assert guest["linux"]["namespaces"] == [{"type": "mount"}, {"type": "ipc"}, {"type": "uts"}]
+    assert guest["linux"]["resources"] == {"cpu": {"quota": 5}, "memory": {"limit": 7}}
+    assert "seccomp" not in guest["linux"]  # disable_guest_seccomp is Kata's default
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "shared"),
+    [
+        pytest.param([{"type": "pid"}], False, id="its own"),
+        pytest.param(
+            [{"type": "pid", "path": "/proc/7/ns/pid"}], True, id="the sandbox's, as CRI says for hostPID too"
+        ),
+        pytest.param([], False, id="the host's"),
+    ],
+)
+def test_the_agent_makes_the_pid_namespace(
+    plan: Planner, spec: Callable[..., OciSpec], namespaces: list[dict[str, str]], shared: bool
+) -> None:
+    """It adds one to the spec in any case: two would be one too many."""
+    planned = plan(spec(linux={"namespaces": [*namespaces, {"type": "ipc"}]}))
+
+    assert planned.guest.shared_pid_namespace is shared
+    assert planned.guest.spec["linux"]["namespaces"] == [{"type": "ipc"}, {"type": "uts"}]
+
+
+def test_a_container_on_the_hosts_namespaces_gets_the_pods(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    """hostNetwork takes the uts namespace along: without one the container would show the guest's own host name."""
+    planned = plan(spec(linux={"namespaces": [{"type": "mount"}]}))
+
+    kinds = [namespace["type"] for namespace in planned.guest.spec["linux"]["namespaces"]]
+    assert kinds == ["mount", "ipc", "uts"]
+
+
+def test_the_pods_sysctls_are_added_and_the_containers_own_win(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    planned = plan(spec(linux={"sysctl": {"a.b": "own"}}), sysctls={"a.b": "pod", "c.d": "pod"})
+
+    assert planned.guest.spec["linux"]["sysctl"] == {"a.b": "own", "c.d": "pod"}
+
+
+def test_a_container_without_its_image_needs_nothing_of_the_host(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    bare = without_image(plan(spec(mounts=[bind("/data", "/srv")])))
+
+    assert (bare.rootfs_mounts, bare.share_mounts, bare.share_points, bare.disks) == ((), (), (), ())
+
+
+def test_planning_does_not_change_the_spec(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    given = spec(mounts=[bind("/data", "/srv")], linux={"resources": {"cpu": {"cpus": "0"}}})
+    before = repr(given)
+
+    plan(given)
+
+    assert repr(given) == before
+
+
+def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner, spec: Callable[..., OciSpec]) -> None:
+    devices = [
+        {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7},
+        {"path": "/dev/zero2", "type": "c", "major": 1, "minor": 5},
+    ]
+    rules = [{"allow": True, "type": "b", "major": 7, "minor": 7, "access": "r"}]
+
+    facts = SourceFacts(kind=SourceKind.BLOCK, device_path="/dev/vg/data")
+
+    planned = plan(spec(linux={"devices": devices, "resources": {"devices": rules}}), {"/dev/block/7:7": facts})
+
+    assert [(use.disk.path, use.container_path, use.disk.read_only) for use in planned.disks] == [
+        ("/dev/vg/data", "/dev/loop7", True)
+    ]
+    assert planned.guest.spec["linux"]["devices"] == devices

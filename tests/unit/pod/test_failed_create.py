@@ -1,0 +1,65 @@
+"""A Create that fails: the error names step and reason, and nothing is left."""
+
+import asyncio
+
+import pytest
+
+from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
+from tests.fakes.host import Faults
+from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+
+STEPS = [
+    *(("read", 1), ("config", 1), ("virtiofsd", 1), ("create_vm", 1), ("start_vm", 1), ("connect", 1), ("streams", 1)),
+    *(("make_directory", n) for n in range(1, 5)),
+    *(("acquire", n) for n in range(1, 6)),
+    *(("mount", n) for n in range(1, 4)),
+]
+
+
+@pytest.mark.parametrize(("step", "nth"), STEPS, ids=[f"{step}-{nth}" for step, nth in STEPS])
+def test_a_failed_step_of_create_is_named_and_undone(step: str, nth: int) -> None:
+    async def body() -> None:
+        stack = Stack(Faults({step: nth}))
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(FailedPrecondition, match=step):
+                    await stack.create("c1", ["sleep"], PIPES)
+            assert stack.left() == {}
+            assert stack.host.faults.seen[step] >= nth
+        finally:
+            await stack.close()
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("method", ["Check", "CreateSandbox", "CreateContainer"])
+def test_an_agent_that_refuses_is_named_and_the_vm_is_gone(method: str) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        stack.agent.failures[method] = (9, "the guest says no")
+
+        with pytest.raises(ShimError, match="the guest says no"):
+            await stack.create("c1", ["sleep"], PIPES)
+
+        assert stack.left() == {}
+
+    body()
+
+
+@pytest.mark.parametrize("method", ["Check", "CreateSandbox", "CreateContainer"])
+def test_a_vm_that_dies_during_create_gives_its_reason(method: str) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        stack.agent.hung.add(method)
+        creating = asyncio.ensure_future(stack.create("c1", ["sleep"], PIPES))
+        await until(lambda: method in stack.agent.calls)
+
+        stack.hypervisors[0].die("guest panicked: no root")
+        if method == "CreateContainer":  # the connection goes with the VM
+            stack.clients[0].close()
+
+        with pytest.raises(Unavailable, match="guest panicked: no root"):
+            await creating
+        assert stack.left() == {}
+
+    body()

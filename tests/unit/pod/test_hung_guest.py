@@ -1,0 +1,221 @@
+"""A guest that answers nothing any more does not keep its pod: a KILL ends what it was meant to end."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from protos.agent import agent_pb2 as pb
+from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.events import TaskExited
+from pyshim.model.ids import ContainerId
+from pyshim.model.task import Status
+from pyshim.pod.killing import CHECK_S, END_S, EXIT_S, REPLY_S, GuestHangs
+from tests.unit.pod.conftest import Stack, scenario, until
+
+C1, APP, OTHER = ContainerId("c1"), ContainerId("app"), ContainerId("other")
+KILL, TERM = 9, 15
+Annotations = Mapping[str, Mapping[str, str]]
+
+
+def hang(stack: Stack) -> None:
+    """What the guest was asked before it hangs (the ends of its processes) it does not answer either."""
+    stack.agent.hung |= {"SignalProcess", "Check", "RemoveContainer", "DestroySandbox", "StatsContainer"}
+
+
+async def pod_of_two(stack: Stack, annotations: Annotations) -> None:
+    await stack.run("c1", ["sleep"], annotations=annotations["sandbox"])
+    for name in ("app", "other"):
+        await stack.run(name, ["sleep"], annotations=annotations["container"])
+
+
+def exits(stack: Stack) -> list[tuple[str, int]]:
+    return [(e.container_id, e.exit.status) for e in stack.publisher.events if isinstance(e, TaskExited)]
+
+
+async def took(work: Any) -> float:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await work
+    return loop.time() - started
+
+
+@scenario
+async def test_a_kill_of_the_only_container_ends_it_and_the_vm_within_a_moment(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"])
+    hang(stack)
+    waiting = asyncio.ensure_future(stack.pod.wait(C1, None))
+
+    assert await took(stack.pod.kill(C1, None, KILL, True)) <= END_S + 1
+
+    assert (await waiting).status == 137
+    assert exits(stack) == [("c1", 137)]
+    await stack.pod.delete(C1, None)
+    assert stack.left() == {}
+
+
+@scenario
+async def test_a_kill_that_the_guest_takes_and_does_not_carry_out_ends_the_vm_as_well(stack: Stack) -> None:
+    """It lies, or the process hangs in the guest's kernel."""
+    await stack.run("c1", ["sleep"])
+    process = stack.agent.processes["c1", "c1"]
+
+    async def lives_on(_status: int, **_: bool) -> None:
+        pass
+
+    process.end = lives_on  # type: ignore[method-assign]
+
+    assert await took(stack.pod.kill(C1, None, KILL, False)) < 1
+    assert stack.pod.state(C1, None).status is Status.RUNNING
+    assert (await stack.pod.wait(C1, None)).status == 137
+    assert process.signals == [KILL]
+    await until(lambda: not stack.hypervisors[0].is_running)
+
+
+@scenario
+async def test_a_kill_that_the_guest_carries_out_has_the_guests_status(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"])
+
+    await stack.pod.kill(C1, None, KILL, False)
+    assert (await stack.pod.wait(C1, None)).status == 128 + KILL
+    await asyncio.sleep(END_S + 1)
+
+    assert exits(stack) == [("c1", 137)]
+    with pytest.raises(NotFound, match="already exited"):
+        await stack.pod.kill(C1, None, KILL, False)
+
+
+def test_a_kill_of_a_pods_container_ends_the_pod_when_the_agent_answers_nothing(pod_annotations: Annotations) -> None:
+    """Else the kubelet could not stop the pod: it kills the containers first."""
+
+    @scenario
+    async def body(stack: Stack) -> None:
+        await pod_of_two(stack, pod_annotations)
+        hang(stack)
+
+        assert await took(stack.pod.kill(APP, None, KILL, False)) <= REPLY_S + CHECK_S + 1
+
+        assert [(await stack.pod.wait(each, None)).status for each in (APP, OTHER, C1)] == [137, 255, 255]
+        assert exits(stack)[0] == ("app", 137)
+        assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
+        with pytest.raises(ShimError, match="guest hangs"):
+            await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
+        for each in (APP, OTHER, C1):
+            await stack.pod.delete(each, None)
+        assert stack.left() == {}
+
+    body()
+
+
+def test_a_kill_of_a_pods_container_in_a_guest_that_is_only_busy_ends_no_other(pod_annotations: Annotations) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        stack.request_timeout_s = REPLY_S + CHECK_S
+        await pod_of_two(stack, pod_annotations)
+        stack.agent.held["SignalProcess"] = asyncio.Event()
+        killing = asyncio.ensure_future(stack.pod.kill(APP, None, KILL, False))
+        await until(lambda: stack.agent.calls.count("Check") == 2)  # the first was at the start
+        stack.agent.held["SignalProcess"].set()
+
+        await killing
+
+        assert (await stack.pod.wait(APP, None)).status == 137
+        assert stack.pod.state(OTHER, None).status is Status.RUNNING
+
+    body()
+
+
+def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(pod_annotations: Annotations) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await pod_of_two(stack, pod_annotations)
+        hang(stack)
+
+        with pytest.raises(GuestHangs, match="'app': the guest hangs"):
+            await stack.pod.kill(APP, None, TERM, False)
+
+        assert stack.pod.state(APP, None).status is Status.RUNNING
+        assert stack.hypervisors[0].is_running
+
+    body()
+
+
+def test_a_kill_of_the_sandbox_needs_no_guest(pod_annotations: Annotations) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await pod_of_two(stack, pod_annotations)
+        hang(stack)
+
+        assert await took(stack.pod.kill(C1, None, KILL, False)) < 1
+
+        assert [(await stack.pod.wait(each, None)).status for each in (APP, OTHER, C1)] == [137, 137, 137]
+
+    body()
+
+
+def never_tells(stack: Stack) -> None:
+    """It takes signals, answers health checks, and keeps the exits to itself."""
+    stack.agent.hung.add("WaitProcess")
+
+
+def drips(stack: Stack) -> None:
+    """Every read gives a byte, and there is no end to them."""
+
+    async def one_byte(_payload: bytes) -> Any:
+        await asyncio.sleep(0.5)
+        return pb.ReadStreamResponse(data=b"x")
+
+    stack.agent._on_ReadStdout = one_byte  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("lie", [never_tells, drips])
+def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(lie: Any, pod_annotations: Annotations) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        lie(stack)
+        await pod_of_two(stack, pod_annotations)
+
+        await stack.pod.kill(APP, None, KILL, False)
+        assert await took(stack.pod.wait(APP, None)) <= EXIT_S
+
+        assert (await stack.pod.wait(APP, None)).status == 137
+        with suppress(NotFound):  # it has ended with the VM
+            await stack.pod.kill(C1, None, KILL, False)
+        for each in (APP, OTHER, C1):
+            await stack.pod.wait(each, None)
+            await stack.pod.delete(each, None)
+        assert stack.left() == {}
+
+    body()
+
+
+def test_a_container_that_a_kill_does_not_end_takes_the_vm_with_it(pod_annotations: Annotations) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        never_tells(stack)
+        await pod_of_two(stack, pod_annotations)
+
+        await stack.pod.kill(APP, None, KILL, False)
+        await stack.pod.wait(OTHER, None)
+
+        assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
+        with pytest.raises(ShimError, match="has not ended 'app' within 30 s after a KILL"):
+            await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
+
+    body()
+
+
+@scenario
+async def test_an_exec_that_a_kill_does_not_end_is_reported_as_ended_and_ends_no_other(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"])
+    never_tells(stack)
+    exec_id = await stack.exec(C1, "e1", ["sleep"])
+    await stack.pod.start(C1, exec_id)
+
+    await stack.pod.kill(C1, exec_id, KILL, False)
+
+    assert await took(stack.pod.wait(C1, exec_id)) <= EXIT_S
+    assert (await stack.pod.delete(C1, exec_id))[1].status == 137
+    assert stack.pod.state(C1, None).status is Status.RUNNING

@@ -1,0 +1,215 @@
+"""What is on disk at each moment is enough for a clean-up after a crash."""
+
+import asyncio
+from typing import Any
+
+from pyshim.model.ledger import ResourceKind
+from pyshim.model.snapshot import SandboxStatus
+from pyshim.model.task import RootfsMount, Status
+from pyshim.model.trace import Trace
+from pyshim.pod.snapshot import AFTER_REPLY_S, EXECS_WRITTEN_AFTER_S, SavedState
+from tests.fakes.host import FakeRecords
+from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+
+VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind"]}
+OVERLAY = RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b",))
+
+
+def status(stack: Stack) -> SandboxStatus:
+    return stack.records[-1].snapshots[-1].status
+
+
+@scenario
+async def test_every_effect_on_the_host_finds_its_intent_written(stack: Stack) -> None:
+    seen: list[str] = []
+
+    def intended(effect: str, path: str) -> None:
+        seen.append(effect)
+        entries = stack.records[-1].ledger.entries
+        if effect == "mount":
+            assert (ResourceKind.MOUNT, path) in [(entry.kind, entry.key) for entry in entries]
+        if effect == "monitor":
+            assert (ResourceKind.SOCKET, path) in [(entry.kind, entry.key) for entry in entries]
+            return
+        directories = [entry.key for entry in entries if entry.kind is ResourceKind.DIRECTORY]
+        bundle = path.startswith("/bundles/")
+        assert bundle or any(path == above or path.startswith(f"{above}/") for above in directories)
+
+    stack.host.before_effect = intended
+    request = stack.request("c1", ["sleep"], mounts=[VOLUME])
+    await stack.pod.create(stack.with_rootfs(request, OVERLAY))
+
+    assert seen.count("mount") == 2 + 1 + 2  # the share's two, the root file system, its share and the volume's
+
+
+def test_a_deleted_container_leaves_nothing_in_the_share_of_a_living_pod(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        before = [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries]
+        app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], mounts=[VOLUME])
+        await stack.pod.wait(app, None)
+        added = {entry.key for entry in stack.records[-1].ledger.entries if (entry.kind, entry.key) not in before}
+        points = [key for key in added if "/mounts/app" in key]
+        assert len(points) == 3  # the container's directory, the root file system in it, the volume
+
+        await stack.pod.delete(app, None)
+
+        assert [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries] == before
+
+    body()
+
+
+@scenario
+async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"], PIPES)
+    snapshots = stack.records[-1].snapshots
+    assert snapshots[0].status is SandboxStatus.CREATING
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+    assert (status(stack), snapshots[-1].vmm_pid) == (SandboxStatus.READY, stack.hypervisors[0].pid)
+
+    await stack.pod.start(container, None)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+    assert status(stack) is SandboxStatus.RUNNING
+
+    await stack.pod.pause(container)
+    assert status(stack) is SandboxStatus.RUNNING
+    assert snapshots[-1].containers[0].status is Status.PAUSED
+    await stack.pod.resume(container)
+    assert snapshots[-1].containers[0].status is Status.RUNNING
+
+    await stack.pod.kill(container, None, 9, False)
+    exit_status = await stack.pod.wait(container, None)
+    assert snapshots[-1].containers[0].exit == exit_status
+
+    await until(lambda: status(stack) is SandboxStatus.STOPPED)
+    await stack.pod.delete(container, None)
+    assert stack.records[-1].removed
+
+
+@scenario
+async def test_a_create_and_its_start_are_told_of_by_one_write(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"])
+    snapshots = stack.records[-1].snapshots
+    assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING]
+    await stack.pod.start(container, None)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+
+    assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING, SandboxStatus.RUNNING]
+
+
+@scenario
+async def test_a_pod_that_ends_before_its_begin_was_told_of_is_not_told_of_again(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"])
+    await stack.delete_last(container)
+    records = stack.records[-1]
+    assert records.removed
+    told = len(records.snapshots)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+
+    assert len(records.snapshots) == told
+
+
+def test_what_an_exec_changes_is_written_soon_as_if_all_had_been_looked_at_anew(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        async def assert_complete() -> None:
+            await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+            snapshots = stack.records[-1].snapshots
+            written = snapshots[-1]
+            stack.pod._save()
+            assert snapshots[-1] is not written
+            assert snapshots[-1] == written
+
+        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        app = await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
+        lasting = await stack.exec(app, "lasting", ["sleep"])
+        await stack.pod.start(app, lasting)
+        short = await stack.exec(app, "short", ["exit", "3"], PIPES)
+        await assert_complete()
+        await stack.pod.start(app, short)
+        await assert_complete()
+        await stack.pod.wait(app, short)
+        await assert_complete()
+        await stack.pod.delete(app, short)
+        await assert_complete()
+        (container,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == app)
+        assert [each.exec_id for each in container.execs] == [lasting]
+
+    body()
+
+
+@scenario
+async def test_an_exec_that_soon_ends_costs_no_write(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "warm", ["exit", "0"])
+    await stack.pod.delete(container, exec_id)
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    before = len(stack.records[-1].snapshots)
+
+    for number in range(3):
+        exec_id = await stack.exec(container, f"probe{number}", ["exit", "0"])
+        await stack.pod.start(container, exec_id)
+        await stack.pod.wait(container, exec_id)
+        await stack.pod.delete(container, exec_id)
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+
+    assert len(stack.records[-1].snapshots) == before
+
+
+@scenario
+async def test_any_other_change_takes_along_what_execs_have_changed(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["sleep"])
+    await stack.pod.start(container, exec_id)
+
+    await stack.pod.pause(container)
+
+    snapshots = stack.records[-1].snapshots
+    (each,) = snapshots[-1].containers[0].execs
+    assert (each.exec_id, each.status) == (exec_id, Status.RUNNING)
+    before = len(snapshots)
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    assert len(snapshots) == before
+    await stack.pod.resume(container)
+
+
+@scenario
+async def test_what_execs_change_is_not_written_over_a_state_that_was_given_up(stack: Stack) -> None:
+    """It may stay on disk, since something is held; then the next sandbox of the name writes there."""
+    container = await stack.run("c1", ["sleep"])
+    records = FakeRecords(stack.host)
+    saved = SavedState(records, Trace(lambda: 0), lambda: stack.records[-1].snapshots[-1])
+    saved.save()
+    await stack.exec(container, "e1", ["sleep"])
+    saved.save_execs(stack.pod._containers[container])
+    saved.save_soon()
+
+    saved.remove()
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    saved.save_execs(stack.pod._containers[container])
+    saved.save_soon()
+    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+
+    assert len(records.snapshots) == 1
+
+
+@scenario
+async def test_why_a_sandbox_was_lost_is_on_disk(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+
+    stack.hypervisors[0].die("qemu was killed by SIGKILL")
+    await stack.pod.wait(container, None)
+
+    last = stack.records[-1].snapshots[-1]
+    assert (last.status, last.failure) == (SandboxStatus.STOPPED, "qemu was killed by SIGKILL")
+
+
+@scenario
+async def test_the_state_names_the_vmm_and_virtiofsd_as_kata_does(stack: Stack) -> None:
+    await stack.create("c1", ["sleep"])
+    await asyncio.sleep(2 * AFTER_REPLY_S)
+
+    hypervisor = stack.records[-1].snapshots[-1].hypervisor
+
+    assert (hypervisor["Pid"], hypervisor["VirtiofsDaemonPid"]) == (stack.hypervisors[0].pid, 77)

@@ -1,0 +1,383 @@
+"""One pod's life through the calls of the Task API, on fakes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from pyshim.model.errors import AlreadyExists, Cancelled, FailedPrecondition, InvalidArgument, NotFound, ShimError
+from pyshim.model.ids import ContainerId, ExecId
+from pyshim.model.task import Status
+from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+
+
+@scenario
+async def test_a_container_runs_to_its_exit_and_leaves_nothing(stack: Stack) -> None:
+    container = await stack.run("c1", ["exit", "3"])
+
+    exit_status = await stack.pod.wait(container, None)
+    pid, deleted = await stack.pod.delete(container, None)
+
+    assert exit_status.status == deleted.status == 3
+    assert pid == stack.hypervisors[0].pid
+    assert stack.publisher.names() == ["TaskCreated", "TaskStarted", "TaskExited", "TaskDeleted"]
+    assert await stack.pod.shutdown(now=False)
+    assert stack.left() == {}
+
+
+@scenario
+async def test_output_is_complete_before_the_exit_is_seen(stack: Stack) -> None:
+    container = await stack.run("c1", ["flood", "3000000"], PIPES)
+
+    await stack.pod.wait(container, None)
+
+    assert len(stack.host.streams["c1"].stdout.data) == 3_000_000
+    assert stack.host.streams["c1"].stdout.closed
+
+
+@scenario
+async def test_a_slow_reader_delays_the_exit_but_loses_nothing(stack: Stack) -> None:
+    request = stack.request("c1", ["flood", "900000"], PIPES)
+    await stack.pod.create(request)
+    output = stack.host.streams["c1"].stdout
+    output.gate.clear()
+    await stack.pod.start(ContainerId("c1"), None)
+    waiting = asyncio.ensure_future(stack.pod.wait(ContainerId("c1"), None))
+    await asyncio.sleep(0.05)
+
+    assert not waiting.done()
+    output.gate.set()
+    await waiting
+
+    assert len(output.data) == 900_000
+
+
+@scenario
+async def test_stdin_reaches_the_process_whole_before_its_end(stack: Stack) -> None:
+    container = await stack.run("c1", ["cat"], PIPES)
+    streams = stack.host.streams["c1"]
+
+    streams.stdin.chunks.put_nowait(b"a" * 2_500_000)
+    streams.stdin.chunks.put_nowait(b"tail")
+    await stack.pod.close_io(container, None)
+    await stack.pod.wait(container, None)
+
+    assert bytes(streams.stdout.data) == b"a" * 2_500_000 + b"tail"
+
+
+@scenario
+async def test_wait_before_start_and_after_exit_give_the_same_answer(stack: Stack) -> None:
+    container = await stack.create("c1", ["exit", "7"])
+    early = asyncio.ensure_future(stack.pod.wait(container, None))
+    await asyncio.sleep(0)
+
+    await stack.pod.start(container, None)
+    first = await early
+    late = await stack.pod.wait(container, None)
+
+    assert first == late
+    assert late.status == 7
+
+
+@scenario
+async def test_kill_after_exit_is_not_found(stack: Stack) -> None:
+    container = await stack.run("c1", ["exit", "0"])
+    await stack.pod.wait(container, None)
+
+    with pytest.raises(NotFound, match="already exited"):
+        await stack.pod.kill(container, None, 15, False)
+
+
+@scenario
+async def test_sigkill_on_a_created_task_stops_it_and_wakes_wait(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"])
+    waiting = asyncio.ensure_future(stack.pod.wait(container, None))
+
+    await stack.pod.kill(container, None, 9, False)
+
+    assert (await waiting).status == 137
+    assert stack.pod.state(container, None).status is Status.STOPPED
+
+
+@scenario
+async def test_the_init_exit_is_published_after_every_exec_exit(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    for name in ("e1", "e2"):
+        await stack.pod.start(container, await stack.exec(container, name, ["sleep"]))
+    init = stack.agent.processes["c1", "c1"]
+    await init.end(0)
+    await asyncio.sleep(0.02)
+    assert "TaskExited" not in stack.publisher.names()
+
+    for name in ("e1", "e2"):
+        await stack.agent.processes["c1", name].end(137)
+    await stack.pod.wait(container, None)
+
+    exits = [event.process_id for event in stack.publisher.events if type(event).__name__ == "TaskExited"]
+    assert sorted(exits[:2]) == ["e1", "e2"]
+    assert exits[2:] == ["c1"]
+
+
+@scenario
+async def test_a_start_that_fails_latches_the_exit_so_that_wait_returns(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["sleep"], PIPES)
+    waiting = asyncio.ensure_future(stack.pod.wait(container, exec_id))
+    stack.agent.failures["ExecProcess"] = (3, "no such program")
+
+    with pytest.raises(InvalidArgument, match="no such program"):
+        await stack.pod.start(container, exec_id)
+
+    assert (await waiting).status == 128
+    assert stack.host.streams["e1"].closed  # ctr waits for the end of the stream before it reports the error
+    await stack.pod.delete(container, exec_id)
+    with pytest.raises(NotFound):
+        stack.pod.state(container, exec_id)
+
+
+@scenario
+async def test_exec_ids_are_unique_while_used_and_free_after_delete(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["exit", "4"])
+    with pytest.raises(AlreadyExists):
+        await stack.exec(container, "e1", ["exit", "4"])
+
+    await stack.pod.start(container, exec_id)
+    assert (await stack.pod.wait(container, exec_id)).status == 4
+    await stack.pod.delete(container, exec_id)
+    again = await stack.exec(container, "e1", ["exit", "5"])
+    await stack.pod.start(container, again)
+
+    assert (await stack.pod.wait(container, again)).status == 5
+
+
+@scenario
+async def test_a_paused_container_is_paused_for_its_execs_too(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["sleep"])
+    await stack.pod.start(container, exec_id)
+
+    await stack.pod.pause(container)
+
+    assert stack.pod.state(container, None).status is Status.PAUSED
+    assert stack.pod.state(container, exec_id).status is Status.PAUSED
+    with pytest.raises(FailedPrecondition):
+        await stack.exec(container, "e2", ["sleep"])
+    with pytest.raises(FailedPrecondition):
+        await stack.pod.pause(container)
+    await stack.pod.resume(container)
+    assert stack.pod.state(container, None).status is Status.RUNNING
+
+
+@scenario
+async def test_a_failed_pause_leaves_the_container_running(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    stack.agent.failures["PauseContainer"] = (13, "freezer says no")
+
+    with pytest.raises(ShimError, match="freezer says no"):
+        await stack.pod.pause(container)
+
+    assert stack.pod.state(container, None).status is Status.RUNNING
+
+
+@scenario
+async def test_delete_of_a_running_container_is_refused(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+
+    with pytest.raises(FailedPrecondition, match="it is running"):
+        await stack.pod.delete(container, None)
+
+
+@scenario
+async def test_delete_twice_is_not_found_and_delete_at_once_is_shared(stack: Stack) -> None:
+    container = await stack.run("c1", ["exit", "1"])
+    await stack.pod.wait(container, None)
+
+    one, two = await asyncio.gather(stack.pod.delete(container, None), stack.pod.delete(container, None))
+
+    assert one == two
+    with pytest.raises(NotFound):
+        await stack.pod.delete(container, None)
+
+
+@scenario
+async def test_a_created_container_can_be_deleted(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"])
+
+    _, exit_status = await stack.pod.delete(container, None)
+
+    assert exit_status.status == 137
+
+
+@scenario
+async def test_create_repeated_while_under_way_is_one_creation(stack: Stack) -> None:
+    request = stack.request("c1", ["sleep"])
+
+    pids = await asyncio.gather(stack.pod.create(request), stack.pod.create(request))
+
+    assert pids[0] == pids[1]
+    assert stack.agent.calls.count("CreateContainer") == 1
+    with pytest.raises(AlreadyExists):
+        await stack.pod.create(request)
+
+
+@scenario
+async def test_state_answers_while_the_vm_boots_and_delete_abandons_it(stack: Stack) -> None:
+    stack.agent.hung.add("Check")
+    creating = asyncio.ensure_future(stack.pod.create(stack.request("c1", ["sleep"])))
+    await until(lambda: "Check" in stack.agent.calls)
+
+    state = stack.pod.state(ContainerId("c1"), None)
+
+    assert state.status is Status.UNKNOWN
+    with pytest.raises(NotFound):
+        await stack.pod.delete(ContainerId("c1"), None)
+    with pytest.raises(Cancelled, match="create container 'c1'"):
+        await creating
+    assert stack.left() == {}
+
+
+@pytest.mark.parametrize("cause", ["vm", "virtiofsd", "agent"])
+def test_a_lost_guest_ends_every_task_with_255_and_the_reason(cause: str) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        container = await stack.run("c1", ["sleep"], PIPES)
+        exec_id = await stack.exec(container, "e1", ["sleep"])
+        await stack.pod.start(container, exec_id)
+
+        match cause:
+            case "vm":
+                stack.hypervisors[0].die("qemu was killed by SIGKILL")
+            case "virtiofsd":
+                next(iter(stack.host.daemons)).ended.set_result("virtiofsd was killed")
+            case "agent":
+                stack.clients[0].close()
+
+        assert (await stack.pod.wait(container, exec_id)).status == 255
+        assert (await stack.pod.wait(container, None)).status == 255
+        assert stack.publisher.names()[-2:] == ["TaskExited", "TaskExited"]
+        await until(lambda: not stack.hypervisors[0].is_running)
+        with pytest.raises(NotFound):
+            await stack.pod.kill(container, None, 9, False)
+        await until(lambda: stack.host.streams["c1"].stdout.closed)
+        assert (await stack.pod.delete(container, None))[1].status == 255
+        assert stack.left() == {}
+
+    body()
+
+
+@scenario
+async def test_the_vm_goes_when_the_single_container_has_exited(stack: Stack) -> None:
+    container = await stack.run("c1", ["exit", "0"])
+    await stack.pod.wait(container, None)
+
+    await until(lambda: not stack.hypervisors[0].is_running)
+
+    assert stack.pod.state(container, None).status is Status.STOPPED
+
+
+@scenario
+async def test_shutdown_waits_for_the_last_container(stack: Stack) -> None:
+    container = await stack.run("c1", ["exit", "0"])
+    await stack.pod.wait(container, None)
+
+    assert not await stack.pod.shutdown(now=False)
+    await stack.pod.delete(container, None)
+
+    assert await stack.pod.shutdown(now=False)
+
+
+@scenario
+async def test_pids_always_hold_the_init(stack: Stack) -> None:
+    container = await stack.run("c1", ["exit", "0"])
+    await stack.pod.wait(container, None)
+
+    pids = stack.pod.pids(container)
+
+    assert [row.exec_id for row in pids] == [None]
+    assert pids[0].pid >= 1
+
+
+@scenario
+async def test_an_oom_of_a_known_container_is_an_event(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"])
+
+    stack.agent.oom.put_nowait("stranger")
+    stack.agent.oom.put_nowait("c1")
+    await until(lambda: "TaskOom" in stack.publisher.names())
+
+    assert stack.publisher.names().count("TaskOom") == 1
+
+
+def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        sandbox = await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+        app = await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
+        short = await stack.run("short", ["exit", "0"], annotations=pod_annotations["container"])
+        await stack.pod.wait(short, None)
+        await stack.pod.delete(short, None)
+        assert len(stack.hypervisors) == 1
+        assert stack.hypervisors[0].is_running
+
+        await stack.pod.kill(sandbox, None, 9, False)
+
+        assert (await stack.pod.wait(sandbox, None)).status == 137
+        assert (await stack.pod.wait(app, None)).status == 137
+        await stack.pod.delete(sandbox, None)
+        assert not await stack.pod.shutdown(now=False)
+        await stack.pod.delete(app, None)
+        assert await stack.pod.shutdown(now=False)
+        assert stack.left() == {}
+
+    body()
+
+
+def test_a_container_of_an_unknown_sandbox_is_not_found(pod_annotations: Any) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        with pytest.raises(NotFound, match="no sandbox 'c1'"):
+            await stack.create("app", ["sleep"], annotations=pod_annotations["container"])
+
+    body()
+
+
+async def _start_unknown(stack: Stack) -> None:
+    await stack.pod.start(ContainerId("nobody"), None)
+
+
+async def _state_of_unknown_exec(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"])
+    stack.pod.state(ContainerId("c1"), ExecId("nobody"))
+
+
+@pytest.mark.parametrize("call", [_start_unknown, _state_of_unknown_exec])
+def test_unknown_names_are_not_found(call: Callable[[Stack], Awaitable[None]]) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        with pytest.raises(NotFound):
+            await call(stack)
+
+    body()
+
+
+@scenario
+async def test_the_guest_gets_the_lines_of_the_pods_resolv_conf(stack: Stack) -> None:
+    stack.host.files["/run/pod/resolv.conf"] = b"nameserver 10.0.0.10\n"
+    mounts = [{"destination": "/etc/resolv.conf", "type": "bind", "source": "/run/pod/resolv.conf"}]
+
+    await stack.create("c1", ["sleep"], mounts=mounts)
+
+    assert stack.agent.sandbox is not None
+    assert list(stack.agent.sandbox.dns) == ["nameserver 10.0.0.10"]
+
+
+@scenario
+async def test_a_pod_whose_resolv_conf_cannot_be_read_starts_without_name_servers(stack: Stack) -> None:
+    mounts = [{"destination": "/etc/resolv.conf", "type": "bind", "source": "/run/pod/gone"}]
+
+    await stack.create("c1", ["sleep"], mounts=mounts)
+
+    assert stack.agent.sandbox is not None
+    assert list(stack.agent.sandbox.dns) == []

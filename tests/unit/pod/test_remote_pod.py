@@ -1,0 +1,224 @@
+"""A pod whose VM a service makes elsewhere: the real driver, a service in threads, all else fake, in real time."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypervisors.remote.vm import RemoteVm
+from pyshim.cleanup.lost_vms import lost_vms
+from pyshim.cleanup.release import release, release_all
+from pyshim.failpoints.points import Action, Failpoints, Fault
+from pyshim.failpoints.wrapping import seam
+from pyshim.model.errors import ShimError, Unimplemented
+from pyshim.model.ids import ContainerId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.task import Status
+from pyshim.ttrpc import Code
+from tests.fakes.remote_service import Call, FakeRemoteService
+
+from .conftest import Stack, until
+
+IMAGE = {"io.kubernetes.cri.image-name": "docker.io/library/busybox:1"}
+POD = {
+    "io.kubernetes.cri.container-type": "sandbox",
+    "io.kubernetes.cri.sandbox-id": "c1",
+    "io.kubernetes.cri.sandbox-name": "web",
+    "io.kubernetes.cri.sandbox-namespace": "shop",
+    "io.kubernetes.cri.sandbox-uid": "1-2-3",
+}
+MEMBER = {**POD, "io.kubernetes.cri.container-type": "container", **IMAGE}
+NETWORK = {"namespaces": [{"type": "network", "path": "/proc/self/ns/net"}]}
+
+
+class RemoteStack(Stack):
+    def __init__(self, service: FakeRemoteService, *faults: Fault, timeout_s: float = 60.0) -> None:
+        super().__init__()
+        self.service = service
+        self.vms: list[RemoteVm] = []
+        self.points = Failpoints(faults)
+        self.document = {
+            "hypervisor": {
+                "remote": {"remote_hypervisor_socket": service.path, "remote_hypervisor_timeout": int(timeout_s)}
+            }
+        }
+
+    def _hypervisor(self, ledger: Any, name: str) -> Any:
+        assert name == "remote"
+        self.vms.append(RemoteVm(ledger=ledger))
+        return seam(self.points, "hypervisor", self.vms[-1])
+
+    def held(self) -> list[LedgerEntry]:
+        return [entry for records in self.records for entry in records.ledger.entries]
+
+
+Scenario = Callable[[RemoteStack], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture(autouse=True)
+def graves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyshim.cleanup.lost_vms.LOST_VMS", f"{tmp_path}/lost-vms")
+
+
+def play(tmp_path: Path, test: Scenario, *faults: Fault) -> FakeRemoteService:
+    """`test` on a fresh stack, then a host and a service on which nothing is left."""
+    with FakeRemoteService(str(tmp_path)) as service:
+
+        async def body() -> None:
+            stack = RemoteStack(service, *faults)
+            undo = stack.host.release
+
+            async def undone(entry: LedgerEntry) -> None:
+                if entry.kind is ResourceKind.REMOTE_VM:
+                    await asyncio.to_thread(release, entry, timeout_s=1)
+                await undo(entry)
+
+            stack.host.release = undone  # type: ignore[method-assign]
+            try:
+                async with asyncio.timeout(60):
+                    await test(stack)
+            finally:
+                await stack.close()
+            # What could not be undone is on record, and a clean-up after the shim undoes it.
+            kept = tuple(entry for entry in stack.held() if entry.kind is ResourceKind.REMOTE_VM)
+            for records in stack.records:
+                records.ledger.entries = [entry for entry in records.ledger.entries if entry not in kept]
+                records.remove()
+            assert stack.left() == {}
+            errors: list[str] = []
+            assert (
+                release_all(kept, deadline=0, one_timeout_s=0, errors=errors, check=lambda _entry: None, patient=True)
+                == ()
+            ), errors
+
+        asyncio.run(body())
+        assert service.vms == {}
+        return service
+
+
+async def pod_with_container(stack: RemoteStack, args: list[str]) -> ContainerId:
+    await stack.run("c1", ["/pause"], annotations=POD, linux=NETWORK)
+    return await stack.run("a", args, annotations=MEMBER)
+
+
+def test_a_pod_lives_and_ends_on_a_vm_elsewhere(tmp_path: Path) -> None:
+    async def scenario(stack: RemoteStack) -> None:
+        container = await pod_with_container(stack, ["exit", "7"])
+
+        assert (await stack.pod.wait(container, None)).status == 7
+        assert stack.pod.connect(container) == os.getpid()
+        snapshot = stack.records[0].snapshots[-1]
+        assert (snapshot.hypervisor_type, snapshot.vmm_pid) == ("remote", os.getpid())
+        assert snapshot.agent_address == f"unix://{stack.service.agent_path}"
+        assert snapshot.hypervisor["APISocket"] == stack.service.path
+        assert stack.networks.queues == 0, "nothing was connected"
+        assert stack.agent.interfaces == stack.agent.routes == []
+        assert not stack.host.daemons
+        storages = stack.agent.containers["a"].storages
+        assert [(storage.driver, storage.source) for storage in storages][:1] == [
+            ("image_guest_pull", IMAGE["io.kubernetes.cri.image-name"])
+        ]
+        await stack.pod.delete(container, None)
+        await stack.pod.kill(ContainerId("c1"), None, 9, False)
+        await stack.pod.wait(ContainerId("c1"), None)
+        await stack.pod.delete(ContainerId("c1"), None)
+
+    service = play(tmp_path, scenario)
+
+    assert service.methods() == ["Version", "CreateVM", "StartVM", "StopVM"]
+    request: Any = service.called("CreateVM").request
+    assert request.networkNamespacePath == "/proc/self/ns/net"
+    assert request.annotations["io.kubernetes.cri.sandbox-uid"] == "1-2-3"
+
+
+def test_the_loss_of_the_agent_ends_every_task_with_255_and_the_vm(tmp_path: Path) -> None:
+    async def scenario(stack: RemoteStack) -> None:
+        container = await pod_with_container(stack, ["sleep"])
+
+        stack.clients[-1].close()
+
+        for name in (container, ContainerId("c1")):
+            assert (await stack.pod.wait(name, None)).status == 255
+        await until(lambda: stack.service.vms == {})
+        assert stack.pod.state(container, None).status is Status.STOPPED
+
+    assert play(tmp_path, scenario).methods()[-1] == "StopVM"
+
+
+def test_a_service_that_crashes_under_a_pod_leaves_its_vm_on_record(tmp_path: Path) -> None:
+    """Its memory is gone: StopVM meets a service that knows no such VM, and the VM's tombstone ends the entry."""
+
+    async def scenario(stack: RemoteStack) -> None:
+        container = await pod_with_container(stack, ["sleep"])
+        stack.service.crash()
+        stack.clients[-1].close()
+        assert (await stack.pod.wait(container, None)).status == 255
+        assert [entry.key for entry in stack.held() if entry.kind is ResourceKind.REMOTE_VM] == ["c1"]
+        stack.service.open()
+        await until(lambda: stack.held() == [])
+
+    play(tmp_path, scenario)
+
+    assert [lost.id for lost in lost_vms()] == ["c1"]
+
+
+DEVICES = [{"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}]
+
+
+def test_a_block_device_of_this_host_is_refused_in_words(tmp_path: Path) -> None:
+    async def scenario(stack: RemoteStack) -> None:
+        await stack.run("c1", ["/pause"], annotations=POD, linux=NETWORK)
+        with pytest.raises(Unimplemented, match="this vm takes no devices while it runs"):
+            await stack.run("a", ["sleep"], annotations=MEMBER, linux={"devices": DEVICES})
+
+    play(tmp_path, scenario)
+
+
+def test_a_pod_in_the_hosts_network_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    async def scenario(stack: RemoteStack) -> None:
+        with pytest.raises(ShimError, match="host's network"):
+            await stack.create("c1", ["/pause"], annotations=POD)
+
+    assert play(tmp_path, scenario).calls == []
+
+
+FAULTS = [
+    Fault(point=f"hypervisor.{call}:{when}", nth=1, action=action, seconds=0)
+    for call in ("create", "start", "stop")
+    for when in ("before", "after")
+    for action in ((Action.ERROR,) if call == "stop" else (Action.ERROR, Action.CANCEL))
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.point}={fault.action}")
+def test_whichever_step_fails_nothing_is_left_here_or_there(tmp_path: Path, fault: Fault) -> None:
+    async def scenario(stack: RemoteStack) -> None:
+        try:
+            container = await pod_with_container(stack, ["sleep"])
+        except (ShimError, asyncio.CancelledError):
+            return
+        await stack.pod.kill(container, None, 9, False)
+        await stack.pod.wait(container, None)
+
+    service = play(tmp_path, scenario, fault)
+
+    assert ("CreateVM" in service.methods()) is (fault.point != "hypervisor.create:before")
+
+
+SERVICE_FAILS: dict[str, Callable[[Call], None]] = {
+    "CreateVM": lambda call: call.fail(Code.UNKNOWN, "no quota"),
+    "StartVM": lambda call: call.fail(Code.UNKNOWN, "creating an instance: no capacity in zone"),
+}
+
+
+@pytest.mark.parametrize("method", SERVICE_FAILS)
+def test_what_the_service_says_is_what_the_user_reads(tmp_path: Path, method: str) -> None:
+    async def scenario(stack: RemoteStack) -> None:
+        stack.service.behave[method] = SERVICE_FAILS[method]
+        with pytest.raises(ShimError, match=r"(create|start) remote vm 'c1': '.*hypervisor.sock' says: .*no"):
+            await stack.create("c1", ["/pause"], annotations=POD, linux=NETWORK)
+
+    assert play(tmp_path, scenario).methods()[-1] == "StopVM"

@@ -1,0 +1,292 @@
+"""Decisions of the sandbox plan."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
+from pyshim.model.host_facts import Accelerator, HostFacts
+from pyshim.model.ids import SandboxId
+from pyshim.model.kind import ContainerKind
+from pyshim.model.oci import OciSpec
+from pyshim.model.vm import MemoryBacking, SerialChannel, VhostUserVsockChannel, VsockChannel, split_params
+from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
+from pyshim.pod.plan.sandbox import EMULATED_BOOT_S, KVM_BOOT_S, accelerator, agent_channel, sandbox_plan
+from pyshim.resources.plan import SandboxPlan
+from tests.fakes.facts import PLENTY
+
+
+def make(config: Config, host: HostFacts, spec: OciSpec, **more: Any) -> SandboxPlan:
+    return sandbox_plan(
+        sandbox_id=SandboxId("s1"),
+        kind=ContainerKind.SINGLE_CONTAINER,
+        uuid="u",
+        spec=spec,
+        config=config,
+        host=host,
+        capacity=PLENTY,
+        sources={},
+        **more,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "usable", "chosen"),
+    [
+        ("auto", True, Accelerator.KVM),
+        ("auto", False, Accelerator.TCG),
+        ("tcg", True, Accelerator.TCG),
+        ("kvm", True, Accelerator.KVM),
+    ],
+)
+def test_the_accelerator_is_detected_unless_demanded(
+    config: Callable[..., Config], host: Callable[..., HostFacts], wanted: str, usable: bool, chosen: Accelerator
+) -> None:
+    assert accelerator(config(accelerator=wanted), host(kvm_usable=usable)) is chosen
+
+
+def test_kvm_demanded_in_vain_says_what_was_probed(
+    config: Callable[..., Config], host: Callable[..., HostFacts]
+) -> None:
+    with pytest.raises(FailedPrecondition, match="neither vmx nor svm"):
+        accelerator(config(accelerator="kvm"), host())
+
+
+def test_the_agent_is_reached_over_vsock_where_the_host_has_it(
+    config: Callable[..., Config], host: Callable[..., HostFacts]
+) -> None:
+    assert isinstance(agent_channel(config(), host(vhost_vsock=True), "/vm"), VsockChannel)
+    assert isinstance(agent_channel(config(), host(), "/vm"), SerialChannel)
+    assert isinstance(agent_channel(config(use_vsock="false"), host(vhost_vsock=True), "/vm"), SerialChannel)
+    with pytest.raises(FailedPrecondition, match="vhost-vsock"):
+        agent_channel(config(use_vsock="true"), host(), "/vm")
+
+
+@pytest.mark.parametrize("shared_fs", ["virtio-fs", "none"])
+def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_usual_port(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec], shared_fs: str
+) -> None:
+    wanted = config(use_vsock="vhost-user", vhost_user_vsock_daemon="/opt/vsock", shared_fs=shared_fs)
+
+    vm = make(wanted, host(vhost_vsock=True), spec()).vm
+
+    assert vm.agent_channel == VhostUserVsockChannel(
+        port=1024,
+        program="/opt/vsock",
+        device_path="/run/vc/vm/s1/vhost-vsock.sock",
+        socket_path="/run/vc/vm/s1/vsock.sock",
+    )
+    assert vm.memory.backing is MemoryBacking.SHARED_MEMFD
+    assert [param for param in vm.boot.kernel_params if param.startswith("agent.server_addr")] == []
+
+
+def test_an_operators_kernel_parameter_replaces_ours_of_the_same_name(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    plan = make(config(kernel_params='root=/dev/vda panic=5 dyndbg="file a +p"'), host(), spec())
+
+    params = plan.vm.boot.kernel_params
+    assert [p for p in params if p.startswith(("root=", "panic="))] == ["root=/dev/vda", "panic=5"]
+    assert params[-1] == 'dyndbg="file a +p"'
+    assert "agent.server_addr=serial:///dev/virtio-ports/org.pykata.agent.0" in params
+
+
+def test_an_unclosed_quote_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="double quote"):
+        split_params('a "b')
+
+
+@pytest.mark.parametrize(
+    ("qemu", "error", "named"),
+    [
+        ({"kernel": ""}, InvalidArgument, "kernel"),
+        ({"image": "", "initrd": ""}, InvalidArgument, "neither image nor initrd"),
+        ({"shared_fs": "virtio-9p"}, FailedPrecondition, "shared_fs"),
+    ],
+)
+def test_a_configuration_that_cannot_boot_is_named(
+    config: Callable[..., Config],
+    host: Callable[..., HostFacts],
+    spec: Callable[..., OciSpec],
+    qemu: dict[str, str],
+    error: type[ShimError],
+    named: str,
+) -> None:
+    with pytest.raises(error, match=named):
+        make(config(**qemu), host(), spec())
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "path"),
+    [
+        ([], None),
+        ([{"type": "network"}], None),
+        ([{"type": "network", "path": "/run/netns/x"}], "/run/netns/x"),
+        ([{"type": "network", "path": "/proc/0/ns/net"}], None),
+    ],
+)
+def test_only_a_named_network_namespace_is_joined(
+    config: Callable[..., Config],
+    host: Callable[..., HostFacts],
+    spec: Callable[..., OciSpec],
+    namespaces: list[dict[str, str]],
+    path: str | None,
+) -> None:
+    assert make(config(), host(), spec(linux={"namespaces": namespaces})).netns_path == path
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ([], 64 << 20),
+        *((["size=128m"], 128 << 20), (["size=65536k"], 64 << 20), (["size=5"], 5), (["size=2G"], 2 << 30)),
+        *(([f"size={no_size}"], 64 << 20) for no_size in ("", "m", "-1", "1T", "50%", "1m2m", "\u0665", "1" * 13)),
+    ],
+)
+def test_the_shared_memory_of_the_spec_decides_the_guests(
+    config: Callable[..., Config],
+    host: Callable[..., HostFacts],
+    spec: Callable[..., OciSpec],
+    options: list[str],
+    size: int,
+) -> None:
+    mounts = [{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": options}]
+
+    storages = make(config(), host(), spec(mounts=mounts)).guest.storages
+
+    assert f"size={size}" in storages[1].options
+
+
+def test_memory_is_shared_where_another_process_works_on_it(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    assert make(config(), host(), spec()).vm.memory.backing == "shared-memfd"
+    assert make(config(enable_hugepages=True), host(), spec()).vm.memory.backing == "hugepages"
+    alone = {"shared_fs": "none"}
+    assert make(config(**alone), host(), spec()).vm.memory.backing == "private"
+    assert make(config(**alone, enable_vhost_user_store=True), host(), spec()).vm.memory.backing == "shared-memfd"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_guest_reports_its_free_pages_where_the_configuration_asks_for_it(
+    asked: bool, config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    vm = make(config(reclaim_guest_freed_memory=asked), host(), spec()).vm
+
+    assert vm.memory.reclaim is asked
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        pytest.param("web-0", "web-0", id="as given"),
+        pytest.param("", "s1", id="none: the sandbox's id"),
+        pytest.param("x" * 80, "x" * 64, id="longer than the kernel takes"),
+    ],
+)
+def test_the_sandbox_always_has_a_host_name(
+    config: Callable[..., Config],
+    host: Callable[..., HostFacts],
+    spec: Callable[..., OciSpec],
+    given: str,
+    name: str,
+) -> None:
+    assert make(config(), host(), spec(hostname=given)).guest.hostname == name
+
+
+def test_sysctls_that_are_no_texts_are_refused(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    with pytest.raises(InvalidArgument, match="sysctl"):
+        make(config(), host(), spec(linux={"sysctl": {"net.core.somaxconn": 1}}))
+
+
+@pytest.mark.parametrize(
+    ("kvm_usable", "dial_timeout", "seconds"),
+    [(True, 3, 3.0), (False, 3, EMULATED_BOOT_S), (False, KVM_BOOT_S, KVM_BOOT_S)],
+)
+def test_an_emulated_guest_has_time_to_boot_where_the_file_is_written_for_kvm(
+    config: Callable[..., Config],
+    host: Callable[..., HostFacts],
+    spec: Callable[..., OciSpec],
+    kvm_usable: bool,
+    dial_timeout: float,
+    seconds: float,
+) -> None:
+    asked = replace(config(), agent=replace(config().agent, dial_timeout_s=dial_timeout))
+
+    assert make(asked, host(kvm_usable=kvm_usable), spec()).agent_timeout_s == seconds
+
+
+def test_the_agent_waits_for_a_device_as_long_as_the_file_says_unless_the_kernel_line_does(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    def words(asked: Config) -> list[str]:
+        params = make(asked, host(), spec()).vm.boot.kernel_params
+        return [param for param in params if param.startswith("agent.hotplug_timeout")]
+
+    asked = replace(config(), agent=replace(config().agent, hotplug_timeout_s=90))
+
+    assert words(asked) == ["agent.hotplug_timeout=90"]
+    assert words(config(kernel_params="agent.hotplug_timeout=5")) == ["agent.hotplug_timeout=5"]
+
+
+def test_qemu_has_the_time_that_the_file_gives_it(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    assert make(config(), host(), spec()).vm.start_timeout_s == 60
+    assert make(config(start_timeout=7), host(), spec()).vm.start_timeout_s == 7
+
+
+def test_the_guest_is_told_of_its_hooks_and_of_the_pods_name_servers(
+    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+) -> None:
+    lines = dns_lines(b"nameserver 10.0.0.10\n\nsearch a.svc b\noptions ndots:5")
+
+    guest = make(config(guest_hook_path="/usr/share/hooks"), host(), spec(), dns=lines).guest
+
+    assert guest.dns == ("nameserver 10.0.0.10", "search a.svc b", "options ndots:5")
+    assert guest.guest_hook_path == "/usr/share/hooks"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "path"),
+    [
+        ([], ""),
+        ([{"destination": "/etc/resolv.conf", "type": "bind", "source": "/run/p/resolv.conf"}], "/run/p/resolv.conf"),
+        ([{"destination": "/etc/resolv.conf", "type": "tmpfs", "source": "tmpfs"}], ""),
+    ],
+)
+def test_the_sandboxes_resolv_conf_is_the_one_bound_there(
+    spec: Callable[..., OciSpec], mounts: list[dict[str, str]], path: str
+) -> None:
+    assert resolv_conf(spec(mounts=mounts)) == path
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_pod_on_the_hosts_network_is_refused_unless_a_key_allows_it(
+    configured: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec], allowed: bool
+) -> None:
+    asked = spec(linux={"namespaces": [{"type": "mount"}, {"type": "ipc"}]})
+    config = configured({"kernel": "/k", "image": "/i", "rootfs_type": "erofs"}, {"allow_host_network": allowed})
+
+    def plan() -> SandboxPlan:
+        return sandbox_plan(
+            sandbox_id=SandboxId("pod1"),
+            kind=ContainerKind.POD_SANDBOX,
+            uuid="u",
+            spec=asked,
+            config=config,
+            host=host(),
+            capacity=PLENTY,
+            sources={},
+        )
+
+    if allowed:
+        assert plan().netns_path is None
+    else:
+        with pytest.raises(InvalidArgument, match=r"hostNetwork is true.*hint: allow_host_network = true"):
+            plan()

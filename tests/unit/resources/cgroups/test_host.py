@@ -1,0 +1,183 @@
+"""The edges to cgroup v1 and v2 on plain directories, where only files matter; the kernel's part is in integration."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyshim.cleanup.release import release
+from pyshim.model.cgroups import Group, GroupSetting, HostOom, Role
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.resources.cgroups.host.hierarchies import Hierarchy, make_directory, mounted, place_of
+from pyshim.resources.cgroups.host.v1 import CgroupsV1
+from pyshim.resources.cgroups.host.v2 import CgroupsV2
+
+CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t2\t1\ncpuacct\t1\t2\t1\nmemory\t4\t15\t1\n"
+SANDBOX = Group(role=Role.SANDBOX, path="/pod1/kata_c1")
+DEVICES = Group(role=Role.DEVICES, path="/pod1/kata_c1/vmm", controllers=("devices",))
+
+
+def _proc(root: Path, *mounts: str) -> str:
+    (root / "self").mkdir(parents=True)
+    (root / "cgroups").write_text(CGROUPS)
+    (root / "self/mountinfo").write_text("".join(f"1 2 0:3 / {line}\n" for line in mounts))
+    return str(root)
+
+
+def test_mounted_hierarchies_of_a_hybrid_host(tmp_path: Path) -> None:
+    proc = _proc(
+        tmp_path / "proc",
+        "/sys/fs/cgroup rw - tmpfs tmpfs rw",
+        "/sys/fs/cgroup/cpu,cpuacct rw shared:5 - cgroup cgroup rw,cpu,cpuacct",
+        "/sys/fs/cgroup/my\\040memory rw - cgroup cgroup rw,memory",
+        "/sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
+        "/sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate",
+        "/elsewhere rw - cgroup cgroup rw,memory",
+    )
+
+    assert mounted(proc) == (
+        Hierarchy("/sys/fs/cgroup/cpu,cpuacct", ("cpu", "cpuacct")),
+        Hierarchy("/sys/fs/cgroup/my memory", ("memory",)),
+        Hierarchy("/sys/fs/cgroup/unified", ()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("controllers", "place"),
+    [(("cpu", "cpuacct"), "/a"), (("memory",), "/b:c"), ((), "/d"), (("pids",), ""), (("blkio",), "")],
+    ids=str,
+)
+def test_place_of_a_process(tmp_path: Path, controllers: tuple[str, ...], place: str) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/cgroup").write_text("5:cpuacct,cpu:/a\n4:memory:/b:c\n3:blkio:/../outside\n0::/d\n")
+
+    assert place_of(7, controllers, str(tmp_path)) == place
+
+
+@pytest.fixture
+def v1(tmp_path: Path) -> Callable[..., CgroupsV1]:
+    def make(*controllers: str) -> CgroupsV1:
+        for name in controllers:
+            (tmp_path / name).mkdir()
+        return CgroupsV1(tuple(Hierarchy(str(tmp_path / name), tuple(name.split(","))) for name in controllers))
+
+    return make
+
+
+def test_v1_makes_the_group_in_every_hierarchy_and_device_rules_in_theirs(
+    v1: Callable[..., CgroupsV1], tmp_path: Path
+) -> None:
+    tree = v1("cpu,cpuacct", "memory", "devices")
+
+    for group in (SANDBOX, DEVICES):
+        assert tree.make(group) == ()
+
+    assert tree.roots(DEVICES) == (str(tmp_path / "devices"),)
+    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("kata_c1/**") if path.is_dir())
+    assert made == [
+        "cpu,cpuacct/pod1/kata_c1",
+        "devices/pod1/kata_c1",
+        "devices/pod1/kata_c1/vmm",
+        "memory/pod1/kata_c1",
+    ]
+
+
+def test_v1_fills_an_empty_cpuset_on_the_way_and_leaves_a_set_one(v1: Callable[..., CgroupsV1], tmp_path: Path) -> None:
+    tree = v1("cpuset")
+    root = tmp_path / "cpuset"
+    (root / "pod1/kata_c1").mkdir(parents=True)
+    for directory, cpus in ((root, "0-3"), (root / "pod1", "2"), (root / "pod1/kata_c1", "")):
+        (directory / "cpuset.cpus").write_text(cpus)
+        (directory / "cpuset.mems").write_text("0")
+
+    tree.make(SANDBOX)
+
+    assert (root / "pod1/cpuset.cpus").read_text() == "2"
+    assert (root / "pod1/kata_c1/cpuset.cpus").read_text() == "2"
+    assert tree.allowed(SANDBOX, "cpus") == "2"
+
+
+def test_v1_writes_into_the_controllers_hierarchy_and_says_why_not(
+    v1: Callable[..., CgroupsV1], tmp_path: Path
+) -> None:
+    tree = v1("cpu,cpuacct")
+    tree.make(SANDBOX)
+    file = tmp_path / "cpu,cpuacct/pod1/kata_c1/cpu.shares"
+    file.write_text("1024")
+
+    def setting(controller: str, name: str) -> GroupSetting:
+        return GroupSetting(role=Role.SANDBOX, controller=controller, file=name, value="2", source="a test")
+
+    assert tree.apply(SANDBOX, setting("cpu", "cpu.shares")) == ""
+    assert file.read_text().startswith("2")
+    assert tree.apply(SANDBOX, setting("memory", "memory.limit")) == "controller memory is not mounted"
+    assert tree.apply(SANDBOX, setting("cpu", "cpu.unknown")) == "ENOENT (no such file or directory)"
+
+
+def _memory_v1(directory: Path, limit: int, failures: int, kills: int = 0) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "memory.limit_in_bytes").write_text(str(limit))
+    (directory / "memory.failcnt").write_text(str(failures))
+    (directory / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+
+
+@pytest.mark.parametrize(
+    ("kills", "own", "pod", "found"),
+    [
+        (0, (100, 5), (50, 1), None),
+        (1, (100, 0), (50, 1), HostOom(limited_by="/pod1", limit_bytes=50)),
+        (1, (30, 1), (50, 1), HostOom(limited_by="/pod1/kata_c1", limit_bytes=30)),
+        (1, (2**63 - 4096, 0), (2**63 - 4096, 0), HostOom(limited_by="", limit_bytes=0)),
+    ],
+    ids=["no kill", "the pod's limit", "our own limit", "the host's memory"],
+)
+def test_v1_tells_whose_limit_made_the_oom_killer_come(
+    v1: Callable[..., CgroupsV1],
+    tmp_path: Path,
+    kills: int,
+    own: tuple[int, int],
+    pod: tuple[int, int],
+    found: HostOom | None,
+) -> None:
+    tree = v1("memory")
+    root = tmp_path / "memory"
+    _memory_v1(root, 2**63 - 4096, 0)
+    _memory_v1(root / "pod1", *pod)
+    _memory_v1(root / "pod1/kata_c1", *own, kills)
+
+    assert tree.oom(SANDBOX) == found
+
+
+def test_v2_names_the_controllers_it_cannot_give(tmp_path: Path) -> None:
+    tree = CgroupsV2((Hierarchy(str(tmp_path), ()),))
+    (tmp_path / "cgroup.controllers").write_text("cpu memory")
+    (tmp_path / "cgroup.subtree_control").write_text("cpu memory")
+
+    notes = tree.make(Group(role=Role.SANDBOX, path="/kata_c1"))
+
+    assert [note.split(" ")[2] for note in notes] == ["cpuset", "io", "pids"]
+
+
+@pytest.mark.parametrize(
+    ("there", "problem"), [("file", "a file of this name is there"), ("missing/below", "ENOENT")], ids=str
+)
+def test_a_cgroup_that_cannot_be_made_is_named(tmp_path: Path, there: str, problem: str) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(FailedPrecondition, match=f"make cgroup '{tmp_path}/{there}': .*{problem}"):
+        make_directory(str(tmp_path / there))
+
+
+def test_release_removes_the_group_in_every_hierarchy_it_was_in(tmp_path: Path) -> None:
+    roots = [tmp_path / name for name in ("cpu", "memory")]
+    for root in roots:
+        (root / "pod1/kata_c1/vmm").mkdir(parents=True)
+    entry = LedgerEntry(
+        kind=ResourceKind.CGROUP, key="/pod1/kata_c1", detail={"roots": ":".join(map(str, [*roots, tmp_path / "gone"]))}
+    )
+
+    release(entry)
+    release(entry)
+
+    assert [sorted(path.name for path in root.rglob("*")) for root in roots] == [["pod1"], ["pod1"]]

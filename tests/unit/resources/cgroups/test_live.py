@@ -1,0 +1,343 @@
+"""The order of things in a sandbox's cgroups, what stops it, what is only noted, and how an end is explained."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pyshim.model.cgroups import Group, HostOom
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.vm import VmExit, VmExitKind
+from pyshim.resources.cgroups.live import SandboxCgroups
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.state.store import StateStore
+from tests.fakes.host import FakePins
+
+from .cgroups_rig import Rig, sizing_record
+
+SHIM = os.getpid()
+SANDBOX, OVERHEAD = "/pod1/kata_c1", "/kata_overhead/s1"
+
+
+def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one_is_refused(tmp_path: Path) -> None:
+    """Neither is seen in the cgroup yet: its vCPUs get there last. The one's undo would kill the other's."""
+
+    rig = Rig()
+
+    async def nobody(_groups: tuple[Group, ...]) -> Mapping[str, int]:
+        await asyncio.sleep(0)
+        return {}
+
+    rig.host.occupants = nobody  # type: ignore[method-assign]
+
+    async def release(entry: LedgerEntry) -> None:
+        rig.host.release(entry.key)
+
+    async def enter(name: str) -> SandboxRecords:
+        shim = ShimRecord(pid=os.getpid(), start_ticks=1, socket="unix:///s", namespace="default", pid_namespace=1)
+        records = SandboxRecords(
+            store=StateStore(root=str(tmp_path)), sandbox_id=SandboxId(name), shim=shim, release=release
+        )
+        records.ledger.acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=f"/run/{name}"))
+        plan: Any = SimpleNamespace(config=rig.config, sandbox_id=name, cgroups=rig.plan, sizing=rig.record)
+        hypervisor: Any = rig
+        cgroups = SandboxCgroups(
+            plan=plan, host=rig.host, records=records, hypervisor=hypervisor, on_change=lambda: None
+        )
+        await cgroups.enter()
+        return records
+
+    async def body() -> None:
+        for number in range(10):
+            both = await asyncio.gather(enter(f"a{number}"), enter(f"b{number}"), return_exceptions=True)
+
+            (refused,) = [each for each in both if isinstance(each, BaseException)]
+            assert isinstance(refused, FailedPrecondition), refused
+            assert "has the same cgroupsPath" in str(refused)
+            (winner,) = [each for each in both if isinstance(each, SandboxRecords)]
+            for entry in reversed(winner.ledger.entries()):
+                await winner.ledger.release(entry)
+            winner.remove()  # the end of a Delete: until then its strike-outs may wait for a write
+
+    asyncio.run(body())
+
+
+def _cpus(text: str) -> Mapping[str, Any]:
+    return {"cpu": {"cpus": text}}
+
+
+@scenario
+async def test_the_shim_joins_before_the_vmm_is_made_and_its_vcpus_are_placed_after() -> None:
+    rig = Rig()
+
+    await rig.start()
+
+    assert rig.host.history == [
+        f"{SHIM} into {OVERHEAD}",
+        "vmm is made",
+        f"50 into {OVERHEAD}/vmm",
+        f"40 into {OVERHEAD}/vmm",
+    ]
+    assert rig.host.threads == {SANDBOX: (71,)}
+
+
+@scenario
+async def test_on_v2_the_vmm_is_born_in_the_pods_cgroup_and_the_shim_goes_back() -> None:
+    rig = Rig(CgroupMode.V2)
+
+    await rig.start()
+
+    assert rig.host.history == [
+        f"{SHIM} into {OVERHEAD}",
+        f"{SHIM} into {SANDBOX}",
+        "vmm is made",
+        f"{SHIM} into {OVERHEAD}",
+    ]
+    assert rig.host.threads == {f"{SANDBOX}/vcpus": (71,)}
+
+
+@scenario
+async def test_an_intent_is_in_the_ledger_before_a_cgroup_is_made_and_struck_out_after_it_is_gone() -> None:
+    rig = Rig()
+    await rig.start()
+    assert [entry.key for _, entry in rig.ledger.history] == [SANDBOX, OVERHEAD, f"{OVERHEAD}/vmm"]
+
+    await rig.cgroups.leave()
+    await rig.cgroups.leave()
+
+    assert (rig.host.there, rig.ledger.held) == ({}, {})
+
+
+@scenario
+async def test_a_cgroup_somebody_is_in_is_refused_and_left_alone() -> None:
+    rig = Rig()
+    rig.host.there = {SANDBOX: {4711}}
+
+    with pytest.raises(FailedPrecondition, match=f"make cgroup '{SANDBOX}': process 4711 is in it: another sandbox"):
+        await rig.cgroups.enter()
+    await rig.cgroups.leave()
+
+    assert rig.host.there == {SANDBOX: {4711}}
+    assert rig.ledger.history == []
+
+
+@scenario
+async def test_a_limit_that_was_demanded_and_cannot_be_set_stops_the_start_and_leaves_nothing() -> None:
+    rig = Rig(sandbox_cgroup_limits=True)
+    rig.host.refused["cpu.cfs_quota_us"] = "controller cpu is not mounted"
+
+    with pytest.raises(FailedPrecondition, match=f"set cpu.cfs_quota_us of '{SANDBOX}' to '100000': controller cpu"):
+        await rig.cgroups.enter()
+    await rig.cgroups.leave()
+
+    assert (rig.host.there, rig.ledger.held) == ({}, {})
+
+
+@scenario
+async def test_what_was_not_demanded_is_only_noted() -> None:
+    rig = Rig(sandbox_cgroup_limits=True)
+    rig.host.refused["blkio.bfq.weight"] = "ENOENT"
+
+    await rig.start()
+
+    notes = rig.cgroups.saved()["Notes"]
+    assert isinstance(notes, list)
+    assert any("set blkio.bfq.weight" in note for note in notes)
+
+
+@scenario
+async def test_new_threads_are_placed_and_limits_follow_the_size_after_hotplug() -> None:
+    rig = Rig(sandbox_cgroup_limits=True)
+    await rig.start()
+    rig.threads = (71, 72)
+
+    await rig.fit(record=sizing_record("2"))
+
+    assert rig.host.threads == {SANDBOX: (71, 72)}
+    assert rig.written("cpu.cfs_quota_us") == ["100000", "100000", "200000", "100000"]
+    assert rig.cgroups.saved()["VcpuThreads"] == [71, 72]
+    assert rig.changes == 1
+
+
+@scenario
+async def test_a_pods_own_container_has_no_say_in_the_cpu_set() -> None:
+    rig = Rig()
+    await rig.start()
+
+    await rig.fit({}, _cpus("1"), _cpus("3"))
+    await rig.fit({}, _cpus("1"))
+    await rig.fit({}, _cpus("1"), {"pids": {}})
+
+    assert rig.written("cpuset.cpus") == ["1,3", "1", ""]
+
+
+@scenario
+async def test_without_any_cpu_set_nothing_is_written() -> None:
+    rig = Rig()
+    await rig.start()
+
+    await rig.fit({"pids": {}})
+
+    assert rig.written("cpuset.cpus") == []
+
+
+@scenario
+async def test_a_cpu_that_is_not_there_is_refused_before_anything_changes() -> None:
+    rig = Rig()
+    await rig.start()
+
+    with pytest.raises(InvalidArgument, match="CPUs 9 of '1,9' are not there: the cgroup above has 0-3"):
+        await rig.fit(_cpus("1,9"))
+
+    assert rig.written("cpuset.cpus") == []
+
+
+@scenario
+async def test_vcpus_are_pinned_and_let_go_again() -> None:
+    rig = Rig(enable_vcpus_pinning=True)
+    rig.threads = (71, 72)
+    await rig.start()
+
+    await rig.fit(_cpus("2"))
+    assert rig.host.pins == {71: (2,), 72: (2,)}
+    assert rig.cgroups.saved()["Pinned"] == {"1": 2}
+    await rig.fit({"pids": {}})
+
+    assert rig.host.pins == {71: (0, 1, 2, 3), 72: (0, 1, 2, 3)}
+    assert rig.cgroups.saved()["Pinned"] == {}
+
+
+@scenario
+async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
+    """The lock is the node's: no other pod could be made."""
+    rig = Rig(enable_vcpus_pinning=True)
+    await rig.start()
+    asked, mine = threading.Event(), threading.Event()
+    held = []
+
+    class Lock(FakePins):
+        def __exit__(self, *error: object) -> None:
+            held.remove(self)
+
+    def pins() -> FakePins:
+        asked.set()
+        mine.wait()
+        held.append(Lock({}))
+        return held[0]
+
+    rig.pins = pins  # type: ignore[method-assign]
+    fitting = asyncio.create_task(rig.fit(_cpus("2")))
+    await asyncio.to_thread(asked.wait)
+    fitting.cancel()
+    await asyncio.sleep(0.05)
+    mine.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await fitting
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+    assert held == []
+
+
+@scenario
+async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
+    rig = Rig(enable_vcpus_pinning=True)
+    rig.pinned_elsewhere = {2: "other"}
+    await rig.start()
+
+    await rig.fit(_cpus("2"))
+
+    assert rig.host.pins == {}
+    assert rig.cgroups.saved()["Pinning"] == "not pinned: CPU 2 is pinned by sandbox 'other'"
+
+
+@scenario
+async def test_all_that_serves_the_guest_is_bound_by_the_device_rules() -> None:
+    rig = Rig()
+    rig.helper_pids = (60,)
+
+    await rig.start()
+
+    assert rig.host.there[f"{OVERHEAD}/vmm"] == {50, 40, 60}
+
+
+@scenario
+async def test_a_device_is_allowed_before_the_vmm_is_given_it() -> None:
+    rig = Rig()
+    await rig.start()
+    device: Any = SimpleNamespace(path="/dev/sdb")
+
+    await rig.cgroups.allow(device)
+
+    assert rig.host.settings[-1] == (f"{OVERHEAD}/vmm", "devices.allow", "b 8:0 rwm")
+
+
+@scenario
+async def test_nothing_is_touched_after_the_end() -> None:
+    rig = Rig()
+    await rig.start()
+    await rig.cgroups.leave()
+    before = list(rig.host.settings)
+
+    await rig.fit(_cpus("1"))
+
+    assert rig.host.settings == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "oom", "told"),
+    [
+        (VmExitKind.VMM_DIED, None, "it died"),
+        (
+            VmExitKind.VMM_DIED,
+            HostOom(limited_by="/pod1", limit_bytes=300 << 20),
+            "the host's OOM killer ended the VMM, as cgroup '/pod1' met its memory limit of 300 MiB: it died",
+        ),
+        (
+            VmExitKind.VMM_DIED,
+            HostOom(limited_by="", limit_bytes=0),
+            "the host ran out of memory and its OOM killer ended the VMM: it died",
+        ),
+        (VmExitKind.GUEST_PANIC, HostOom(limited_by="/pod1", limit_bytes=1), "it died"),
+    ],
+    ids=["by itself", "a limit was met", "the host ran out", "the guest panicked"],
+)
+def test_ends_are_told_apart(kind: VmExitKind, oom: HostOom | None, told: str) -> None:
+    async def body() -> str:
+        rig = Rig()
+        rig.host.killed = oom
+        await rig.start()
+        return await rig.cgroups.explain(VmExit(kind=kind, reason="it died"))
+
+    assert asyncio.run(body()) == told
+
+
+def test_on_a_host_without_cgroups_nothing_happens() -> None:
+    async def body() -> Rig:
+        rig = Rig(CgroupMode.NONE)
+        await rig.start()
+        await rig.fit(_cpus("1"))
+        await rig.cgroups.leave()
+        return rig
+
+    rig = asyncio.run(body())
+
+    assert (rig.host.history, rig.host.settings, rig.ledger.history) == (["vmm is made"], [], [])
+    assert rig.cgroups.saved() == {"Mode": "none", "Notes": ["this host has no cgroups mounted"]}

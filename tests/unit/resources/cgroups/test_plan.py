@@ -1,0 +1,311 @@
+"""Which cgroups a sandbox has, who goes where, and what is written into them."""
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.model.cgroups import CgroupPlan, Member, Role
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.model.ids import SandboxId
+from pyshim.resources.cgroups.plan.cgroups import cgroup_plan, sandbox_cgroup, slice_directory
+from pyshim.resources.cgroups.plan.pinning import pinning
+from pyshim.resources.cgroups.plan.settings import (
+    checked_cpuset,
+    cpuset_settings,
+    cpuset_text,
+    cpuset_union,
+    device_settings,
+    limit_settings,
+)
+from pyshim.resources.sizing.plan.record import SizingRecord, dimension
+
+MIB = 1024 * 1024
+
+
+def _config(**runtime: Any) -> Config:
+    qemu = {"path": "/bin/qemu", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "rootfs_type": "erofs"}
+    tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}
+    return build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+
+
+def _record(vcpus: str = "1.5", memory_mib: int = 2048) -> SizingRecord:
+    made = [
+        dimension(
+            base=Fraction(value),
+            base_source="default",
+            requested=Fraction(0),
+            requested_source="none",
+            unit=1,
+            least=(1, "least"),
+            most=(1 << 20, "most"),
+        )
+        for value in (vcpus, str(memory_mib))
+    ]
+    return SizingRecord(policy="sum", vcpus=made[0], memory_mib=made[1], warnings=())
+
+
+def _plan(host: HostFacts, path: str = "/kubepods/pod1/c1", **runtime: Any) -> CgroupPlan:
+    return cgroup_plan(sandbox_id=SandboxId("s1"), cgroups_path=path, config=_config(**runtime), host=host)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "unit"),
+    [
+        ("/kubepods/pod1/c1", "/kubepods/pod1/kata_c1", ""),
+        ("/default/c1", "/default/kata_c1", ""),
+        ("default/c1", "/vc/default/kata_c1", ""),
+        ("c1", "/vc/kata_c1", ""),
+        ("", "/vc/kata_s1", ""),
+        ("/k8s.io//c1/", "/k8s.io/kata_c1", ""),
+        ("/pods/../../c1", "/kata_c1", ""),
+        ("/with:colon/c1", "/with:colon/kata_c1", ""),
+        (
+            "kubepods-besteffort-pod1.slice:cri-containerd:c1",
+            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice/cri-containerd-c1.scope",
+            "cri-containerd-c1.scope",
+        ),
+        (":cri-containerd:c1", "/system.slice/cri-containerd-c1.scope", "cri-containerd-c1.scope"),
+        ("-.slice:ctr:c1", "/ctr-c1.scope", "ctr-c1.scope"),
+    ],
+    ids=str,
+)
+def test_forms_of_cgroups_path(given: str, path: str, unit: str) -> None:
+    found, scope = sandbox_cgroup(given, "s1")
+
+    assert found == path
+    assert (scope.unit if scope else "") == unit
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("/", "names the root"),
+        ("/a/..", "names the root"),
+        ("a:b", "neither a path nor slice:prefix:name"),
+        ("a.slice:b:c:d", "neither a path nor slice:prefix:name"),
+        ("a.slice::c", "neither a path nor slice:prefix:name"),
+        ("a.service:b:c", "'a.service' is no name of a slice"),
+        ("a--b.slice:b:c", "'a--b.slice' is no name of a slice"),
+        ("../a.slice:b:c", "is no name of a slice"),
+        ("a.slice:b:c/d", "is no name of a unit"),
+        (f"a.slice:b:{'x' * 250}", "is no name of a unit"),
+        (f"/pod/{'x' * 251}", "longer than 255 bytes"),
+        ("/pod/a\nb", "no line breaks"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_broken_cgroups_path_is_refused_by_name(given: str, why: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"linux\.cgroupsPath") as refused:
+        sandbox_cgroup(given, "s1")
+
+    assert why in str(refused.value)
+
+
+def test_slices_lie_in_each_other() -> None:
+    assert slice_directory("a-b-c.slice") == "/a.slice/a-b.slice/a-b-c.slice"
+    assert slice_directory("-.slice") == ""
+
+
+@pytest.mark.parametrize(
+    ("mode", "only", "groups", "members"),
+    [
+        (
+            CgroupMode.V1,
+            True,
+            {"sandbox": "/kubepods/pod1/kata_c1", "devices": "/kubepods/pod1/kata_c1/vmm"},
+            {"shim": "sandbox", "virtiofsd": "sandbox", "vmm": "sandbox", "vcpus": "sandbox"},
+        ),
+        (
+            CgroupMode.V1,
+            False,
+            {
+                "sandbox": "/kubepods/pod1/kata_c1",
+                "overhead": "/kata_overhead/s1",
+                "devices": "/kata_overhead/s1/vmm",
+            },
+            {"shim": "overhead", "virtiofsd": "overhead", "vmm": "overhead", "vcpus": "sandbox"},
+        ),
+        (
+            CgroupMode.V2,
+            True,
+            {"sandbox": "/kubepods/pod1/kata_c1", "vcpus": "/kubepods/pod1/kata_c1/vcpus"},
+            {"shim": "sandbox", "virtiofsd": "sandbox", "vmm": "sandbox", "vcpus": "vcpus"},
+        ),
+        (
+            CgroupMode.V2,
+            False,
+            {
+                "sandbox": "/kubepods/pod1/kata_c1",
+                "overhead": "/kata_overhead/s1",
+                "vcpus": "/kubepods/pod1/kata_c1/vcpus",
+            },
+            {"shim": "overhead", "virtiofsd": "overhead", "vmm": "sandbox", "vcpus": "vcpus"},
+        ),
+    ],
+    ids=["v1 only", "v1 overhead", "v2 only", "v2 overhead"],
+)
+def test_who_goes_where(
+    host: Callable[..., HostFacts], mode: CgroupMode, only: bool, groups: Mapping[str, str], members: Mapping[str, str]
+) -> None:
+    plan = _plan(host(cgroup_mode=mode), sandbox_cgroup_only=only)
+
+    assert {str(group.role): group.path for group in plan.groups} == groups
+    assert {str(member): str(role) for member, role in plan.members.items()} == members
+
+
+def test_without_cgroups_there_is_nothing_to_do_and_a_note(host: Callable[..., HostFacts]) -> None:
+    plan = _plan(host(cgroup_mode=CgroupMode.NONE))
+
+    assert plan.groups == ()
+    assert plan.notes == ("this host has no cgroups mounted",)
+    assert limit_settings(plan, _config(sandbox_cgroup_limits=True), _record()) == ()
+
+
+@pytest.mark.parametrize(
+    ("systemd", "only", "is_unit"), [(True, True, True), (True, False, False), (False, True, False)], ids=str
+)
+def test_systemd_is_asked_only_where_it_runs_and_has_all_of_the_sandbox(
+    host: Callable[..., HostFacts], systemd: bool, only: bool, is_unit: bool
+) -> None:
+    facts = host(systemd=systemd, cgroup_mode=CgroupMode.V2)
+
+    plan = _plan(facts, "kubepods-pod1.slice:cri-containerd:c1", sandbox_cgroup_only=only)
+
+    assert (plan.scope is not None) is is_unit
+    assert plan.path(Role.SANDBOX) == "/kubepods.slice/kubepods-pod1.slice/cri-containerd-c1.scope"
+    assert is_unit or any("no systemd unit" in note for note in plan.notes)
+    assert plan.scope is None or "/dev/kvm" in plan.scope.devices
+
+
+def _values(plan: CgroupPlan, **runtime: Any) -> dict[tuple[str, str], str]:
+    settings = limit_settings(plan, _config(sandbox_cgroup_limits=True, **runtime), _record())
+    return {(str(each.role), each.file): each.value for each in settings}
+
+
+def test_limits_of_a_sandbox_that_is_all_in_one_v2_cgroup(host: Callable[..., HostFacts]) -> None:
+    plan = _plan(host(cgroup_mode=CgroupMode.V2), sandbox_cgroup_only=True)
+
+    assert _values(plan) == {
+        # 1.5 CPUs of the record and 1 for the VMM.
+        ("sandbox", "cpu.max"): "250000 100000",
+        ("sandbox", "cpu.weight"): "98",
+        ("sandbox", "memory.high"): str((2048 + 206) * MIB),
+        ("sandbox", "memory.max"): str((2048 + 412) * MIB),
+        ("sandbox", "io.weight"): "250",
+        ("vcpus", "cpu.max"): "150000 100000",
+        ("vcpus", "cpu.weight"): "59",
+    }
+
+
+def test_limits_of_vcpus_and_overhead_apart_on_v1(host: Callable[..., HostFacts]) -> None:
+    plan = _plan(host(cgroup_mode=CgroupMode.V1))
+
+    assert _values(plan) == {
+        ("sandbox", "cpu.cfs_period_us"): "100000",
+        ("sandbox", "cpu.cfs_quota_us"): "150000",
+        ("sandbox", "cpu.shares"): "1536",
+        ("overhead", "cpu.cfs_period_us"): "100000",
+        ("overhead", "cpu.cfs_quota_us"): "100000",
+        ("overhead", "cpu.shares"): "1024",
+        # v1 charges the VMM's memory where the VMM is.
+        ("overhead", "memory.soft_limit_in_bytes"): str((2048 + 206) * MIB),
+        ("overhead", "memory.limit_in_bytes"): str((2048 + 412) * MIB),
+        ("overhead", "blkio.bfq.weight"): "100",
+    }
+
+
+def test_no_limits_unless_asked_for_and_each_says_where_it_comes_from(host: Callable[..., HostFacts]) -> None:
+    plan = _plan(host())
+
+    assert limit_settings(plan, _config(), _record()) == ()
+    sources = {each.source for each in limit_settings(plan, _config(sandbox_cgroup_limits=True), _record())}
+    assert "1.5 CPUs of the sizing record" in sources
+    assert "2048 MiB of guest RAM + 206 MiB for the VMM and its servers" in sources
+
+
+def test_huge_pages_are_not_charged(host: Callable[..., HostFacts]) -> None:
+    plan = _plan(host(cgroup_mode=CgroupMode.V2), sandbox_cgroup_only=True)
+    qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "enable_hugepages": True}
+    tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": {"sandbox_cgroup_limits": True}}
+    config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
+
+    found = {each.file: each.value for each in limit_settings(plan, config, _record())}
+
+    assert found["memory.high"] == str(206 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("containers", "union"),
+    [
+        ([], ""),
+        (["0-1", "3"], "0-1,3"),
+        (["2", "2"], "2"),
+        (["0-1", ""], ""),
+        ([None, "1"], ""),
+    ],
+    ids=str,
+)
+def test_cpuset_is_the_union_and_one_container_without_a_set_may_use_all(
+    containers: list[str | None], union: str
+) -> None:
+    resources: list[dict[str, Any]] = [
+        {"cpu": {"cpus": text}} if text is not None else {"pids": {}} for text in containers
+    ]
+
+    assert cpuset_text(cpuset_union(resources, "cpus")) == union
+
+
+def test_a_cpu_the_host_does_not_have_is_refused_by_number() -> None:
+    with pytest.raises(InvalidArgument, match=r"CPUs 7 of '0,7' are not there: the cgroup above has 0-3"):
+        checked_cpuset(frozenset({0, 7}), frozenset(range(4)), "CPUs", "/pod1/kata_c1")
+
+
+def test_an_unrestricted_set_is_taken_back(host: Callable[..., HostFacts]) -> None:
+    settings = cpuset_settings(_plan(host()), frozenset(), frozenset({0}))
+
+    assert [(each.file, each.value, each.required) for each in settings] == [
+        ("cpuset.cpus", "", False),
+        ("cpuset.mems", "0", True),
+    ]
+
+
+def test_device_rules_deny_everything_first(host: Callable[..., HostFacts]) -> None:
+    settings = device_settings(_plan(host()))
+
+    assert (settings[0].file, settings[0].value) == ("devices.deny", "a")
+    allowed = {each.value for each in settings[1:]}
+    assert {"c 1:3 rwm", "c 10:232 rwm", "c 10:200 rwm", "b *:* m"} <= allowed
+    assert device_settings(_plan(host(cgroup_mode=CgroupMode.V2))) == ()
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "base", "cpus", "taken", "pairs", "reason"),
+    [
+        (2, "0", {0, 1}, {}, {0: 0, 1: 1}, "2 vCPUs on a CPU each"),
+        (3, "1", {4, 6}, {}, {1: 4, 2: 6}, "1 of the base run on any"),
+        (3, "0.5", {4, 6}, {}, {1: 4, 2: 6}, "1 of the base"),
+        (3, "0", {4, 6}, {}, {}, "more than 2 CPUs and the base"),
+        (1, "1", {0, 1}, {}, {}, "1 vCPUs for 2 CPUs"),
+        (2, "1", set(), {}, {}, "not every container has a CPU set"),
+        (2, "0", {0, 1}, {1: "other"}, {}, "CPU 1 is pinned by sandbox 'other'"),
+        (2, "0", {0, 1}, {5: "other"}, {0: 0, 1: 1}, "2 vCPUs"),
+    ],
+)
+def test_pinning(
+    vcpus: int, base: str, cpus: set[int], taken: dict[int, str], pairs: dict[int, int], reason: str
+) -> None:
+    found = pinning(vcpus=vcpus, base=Fraction(base), cpus=frozenset(cpus), taken=taken)
+
+    assert found.pairs == pairs
+    assert reason in found.reason
+
+
+def test_the_sandbox_id_never_leads_out_of_the_overhead_cgroup(host: Callable[..., HostFacts]) -> None:
+    assert _plan(host()).path(Role.OVERHEAD) == "/kata_overhead/s1"
+    assert _plan(host()).members[Member.SHIM] is Role.OVERHEAD

@@ -1,0 +1,312 @@
+"""A pod's network wired for real: namespaces, veth pairs and taps of the test's own, frames through them."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyshim.host.processes.children import Children
+from pyshim.model.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ShimError,
+    Unimplemented,
+)
+from pyshim.model.guest import NetworkAddress
+from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.network.host.pod_network import HostNetwork
+from tests.fakes.namespaces import GuestStack
+from tests.fakes.wire import HookedLedger, Wire, connect, mac, run
+
+pytestmark = pytest.mark.root
+
+
+def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(wire: Wire) -> None:
+    wire.veth("eth0", 1, mtu=1400)
+    wire.pod.run("ip", "address", "add", "fd00:1::2/64", "dev", "eth0", "nodad")
+    wire.pod.run("ip", "route", "add", "default", "via", "10.1.0.1")
+    wire.pod.run("ip", "route", "add", "192.168.7.0/24", "dev", "eth0", "scope", "link", "mtu", "1300")
+    wire.pod.run("ip", "route", "add", "10.99.0.0/16", "via", "172.31.0.1", "dev", "eth0", "onlink")
+    wire.pod.run("ip", "-6", "route", "add", "default", "via", "fd00:1::1")
+    wire.pod.run("ip", "route", "add", "blackhole", "10.66.0.0/16")
+    wire.pod.run("ip", "neigh", "add", "10.1.0.9", "lladdr", mac(9), "dev", "eth0", "nud", "permanent")
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        network = await connect(connector, wire.pod.path, HookedLedger())
+        (nic,) = network.nics
+        assert (nic.mac, nic.mtu, len(nic.tap_fds)) == (mac(1), 1400, 1)
+        (interface,) = network.interfaces
+        assert (interface.name, interface.mtu, interface.mac) == ("eth0", 1400, mac(1))
+        assert interface.addresses == (
+            NetworkAddress(address="10.1.0.2", prefix_length=24),
+            NetworkAddress(address="fd00:1::2", prefix_length=64),
+        )
+        told = {(item.destination, item.gateway, item.family, item.mtu, item.flags) for item in network.routes}
+        assert told == {
+            ("", "10.1.0.1", 4, 0, 0),
+            ("192.168.7.0/24", "", 4, 1300, 0),
+            ("10.99.0.0/16", "172.31.0.1", 4, 0, 4),
+            ("", "fd00:1::1", 6, 0, 0),
+        }
+        assert [(item.address, item.mac, item.state) for item in network.neighbours] == [("10.1.0.9", mac(9), 0x80)]
+        with GuestStack(nic.tap_fds, nic.mac, "10.1.0.2") as guest:
+            wire.ping("10.1.0.2")
+            # 1400 bytes of IP: as large as the MTU allows, and not one fragment.
+            wire.ping("10.1.0.2", payload_bytes=1372)
+        assert (guest.echoes, guest.largest_bytes) == (6, 1414)
+        await network.disconnect()
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+def test_the_tap_says_nothing_to_the_guest_that_did_not_come_over_the_link(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        network = await connect(connector, wire.pod.path, HookedLedger())
+        (tap,) = [link for link in wire.pod.json("ip", "-j", "address") if link["ifname"] == "tap0_kata"]
+        assert tap["addr_info"] == []
+        tap_mac = bytes.fromhex(tap["address"].replace(":", ""))
+        with GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
+            wire.ping("10.1.0.2")
+        assert [frame for frame in guest.strangers if frame[6:12] == tap_mac] == []
+        await network.disconnect()
+
+    run(body)
+
+
+def test_two_links_with_several_queues_do_not_mix(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+    wire.veth("net1", 2, mtu=9000)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        ledger = HookedLedger()
+        network = await connect(connector, wire.pod.path, ledger, queues=3)
+        assert [(nic.id, nic.mac, nic.mtu, len(nic.tap_fds)) for nic in network.nics] == [
+            ("network-0", mac(1), 1500, 3),
+            ("network-1", mac(2), 9000, 3),
+        ]
+        taps = [link for link in wire.pod.json("ip", "-d", "-j", "link") if link["ifname"].startswith("tap")]
+        assert [(tap["ifname"], tap["mtu"]) for tap in taps] == [("tap0_kata", 1500), ("tap1_kata", 9000)]
+        assert all(tap["linkinfo"]["info_data"]["multi_queue"] for tap in taps)
+        first = GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2")
+        second = GuestStack(network.nics[1].tap_fds, mac(2), "10.2.0.2")
+        with first, second:
+            wire.ping("10.1.0.2")
+            wire.ping("10.2.0.2", payload_bytes=8900)
+        assert (first.echoes, second.echoes) == (3, 3)
+        assert [entry.key for _, entry in ledger.history] == ["tap0_kata", "eth0", "tap1_kata", "net1"]
+        await network.disconnect()
+        assert ledger.held == {}
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+def make_macvlan(wire: Wire, kind: str) -> None:
+    wire.outside.run("ip", "link", "add", "low0", "type", "veth", "peer", "name", "far0")
+    wire.outside.run("ip", "link", "set", "low0", "up")
+    wire.outside.run(
+        *("ip", "link", "add", "link", "low0", "name", "net0", "netns", str(wire.pod.pid), "type", kind),
+        *(("mode", "bridge") if kind != "ipvlan" else ("mode", "l2")),
+    )
+    wire.address(wire.outside, "far0", "10.1.0.1/24")
+    wire.address(wire.pod, "net0", "10.1.0.2/24")
+
+
+def make_bridge(wire: Wire, kind: str) -> None:
+    wire.veth("port0", 7)
+    wire.pod.run("ip", "address", "flush", "dev", "port0")
+    wire.pod.run("sysctl", "-qw", "net.ipv6.conf.port0.disable_ipv6=1")
+    wire.pod.run("ip", "link", "add", "net0", "type", kind)
+    wire.pod.run("ip", "link", "set", "port0", "master", "net0")
+    wire.address(wire.outside, "port0-out", "10.1.0.1/24")
+    wire.address(wire.pod, "net0", "10.1.0.2/24")
+
+
+def make_vlan(wire: Wire, kind: str) -> None:
+    wire.veth("port0", 7)
+    wire.pod.run("ip", "address", "flush", "dev", "port0")
+    for namespace, parent, address in ((wire.outside, "port0-out", "10.1.0.1/24"), (wire.pod, "port0", "10.1.0.2/24")):
+        namespace.run("ip", "link", "add", "link", parent, "name", "net0", "type", kind, "id", "5")
+        wire.address(namespace, "net0", address)
+    wire.pod.run("sysctl", "-qw", "net.ipv6.conf.port0.disable_ipv6=1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        ("macvlan", make_macvlan),
+        ("macvtap", make_macvlan),
+        ("ipvlan", make_macvlan),
+        ("bridge", make_bridge),
+        ("vlan", make_vlan),
+    ],
+)
+def test_frames_pass_whatever_the_kind_of_link(wire: Wire, kind: str, make: Callable[[Wire, str], None]) -> None:
+    words = f"ip link add probe0 type veth peer name probe1 && ip link add link probe0 name probe2 type {kind}"
+    words += " id 5" if kind == "vlan" else ""
+    probe = subprocess.run(["unshare", "--net", "sh", "-c", words], capture_output=True, text=True, check=False)
+    if "Unknown device type" in probe.stderr:
+        pytest.skip(f"this kernel has no {kind} links")
+    make(wire, kind)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        network = await connect(connector, wire.pod.path, HookedLedger())
+        (nic,) = network.nics
+        assert network.interfaces[0].type == kind
+        with GuestStack(nic.tap_fds, nic.mac, "10.1.0.2") as guest:
+            wire.ping("10.1.0.2")
+        assert guest.echoes == 3
+        await network.disconnect()
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+def test_a_namespace_with_only_loopback_gives_no_devices_and_no_error(wire: Wire) -> None:
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        ledger = HookedLedger()
+        network = await connect(connector, wire.pod.path, ledger)
+        assert (network.nics, network.interfaces, network.routes) == ((), (), ())
+        assert ledger.history == []
+        await network.disconnect()
+
+    run(body)
+
+
+def test_the_none_model_leaves_the_links_alone(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        network = await connect(connector, wire.pod.path, HookedLedger(), model="none")
+        assert network.nics == ()
+        assert wire.pod.state() == before
+        await network.disconnect()
+
+    run(body)
+
+
+def test_two_sandboxes_cannot_share_a_namespace_and_the_first_keeps_it(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        first = await connect(connector, wire.pod.path, HookedLedger())
+        second_ledger = HookedLedger()
+        with pytest.raises(FailedPrecondition, match="'eth0': it has an ingress qdisc already"):
+            await connect(connector, wire.pod.path, second_ledger)
+        assert second_ledger.history == []
+        with GuestStack(first.nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
+            wire.ping("10.1.0.2")
+        assert guest.echoes == 3
+        await first.disconnect()
+
+    run(body)
+
+
+def test_of_two_sandboxes_at_once_one_is_told_that_another_is_there(wire: Wire) -> None:
+    wire.veth("eth0", 1)
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        outcomes = await asyncio.gather(
+            *(connect(connector, wire.pod.path, HookedLedger()) for _ in range(2)), return_exceptions=True
+        )
+        connected = [item for item in outcomes if isinstance(item, HostNetwork)]
+        (refusal,) = [item for item in outcomes if not isinstance(item, HostNetwork)]
+        assert len(connected) == 1
+        assert isinstance(refusal, FailedPrecondition)
+        # Refused before it looked: half-made wiring of the first must not be found, let alone undone.
+        assert "hold network namespace" in str(refusal)
+        with GuestStack(connected[0].nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
+            wire.ping("10.1.0.2")
+        assert guest.echoes == 3
+        await connected[0].disconnect()
+
+    run(body)
+
+
+@pytest.mark.parametrize("kind", ["ingress", "clsact"])
+def test_a_qdisc_of_somebody_else_is_left_alone(wire: Wire, kind: str) -> None:
+    wire.veth("eth0", 1)
+    wire.pod.run("tc", "qdisc", "add", "dev", "eth0", kind)
+    before = wire.pod.state()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        with pytest.raises(FailedPrecondition, match=kind):
+            await connect(connector, wire.pod.path, HookedLedger())
+
+    run(body)
+
+    assert wire.pod.state() == before
+
+
+def test_paths_that_are_no_pod_namespace_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    cases: list[tuple[str, type[ShimError], str]] = [
+        (f"{tmp_path}/missing", NotFound, "ENOENT"),
+        (f"{tmp_path}/file/below", NotFound, "ENOTDIR"),
+        (f"{tmp_path}/loop", InvalidArgument, "ELOOP"),
+        (f"{tmp_path}/file", InvalidArgument, "not a network namespace"),
+        (f"{tmp_path}/fifo", InvalidArgument, "not a network namespace"),
+        (f"{tmp_path}", InvalidArgument, "not a network namespace"),
+        ("/proc/self/ns/mnt", InvalidArgument, "not a network namespace"),
+        ("/proc/self/ns/net", InvalidArgument, "host networking"),
+        ("/run/netns/a\0b", InvalidArgument, "null"),
+        ("", NotFound, "ENOENT"),
+    ]
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        for path, error, words in cases:
+            with pytest.raises(error) as caught:
+                await connect(connector, path, HookedLedger())
+            assert words in str(caught.value)
+            assert repr(path) in str(caught.value)
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("model", "queues", "error"),
+    [("l3forwarding", 1, Unimplemented), ("bridged", 1, InvalidArgument), ("tcfilter", 0, InvalidArgument)],
+)
+def test_a_request_that_makes_no_sense_is_refused_before_anything_happens(
+    wire: Wire, model: str, queues: int, error: type[ShimError]
+) -> None:
+    wire.veth("eth0", 1)
+    ledger = HookedLedger()
+
+    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+        with pytest.raises(error):
+            await connect(connector, wire.pod.path, ledger, model=model, queues=queues)
+
+    run(body)
+
+    assert ledger.history == []
+
+
+def test_the_shim_never_loads_pyroute2() -> None:
+    program = (
+        "import sys, pyshim.resources.network.host.pod_network; "
+        "print(sorted(m for m in sys.modules if m.startswith('pyroute2')))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[4]
+    )
+
+    assert done.stdout.strip() == "[]"

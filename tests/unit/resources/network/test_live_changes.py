@@ -1,0 +1,261 @@
+"""Interfaces that come and go while a pod runs: what VM and guest are asked, and what is left when that fails."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pyshim.model.errors import DeadlineExceeded
+from pyshim.resources.network import changes as network_changes
+from pyshim.ttrpc import Code
+from tests.fakes.network import FakeNetwork, interface, mac
+from tests.unit.pod.conftest import DOCUMENT, Stack, scenario, until
+
+NETWORK: dict[str, Any] = {"linux": {"namespaces": [{"type": "network", "path": "/run/netns/pod"}]}}
+
+
+async def started(stack: Stack, **hypervisor: Any) -> FakeNetwork:
+    qemu = {**DOCUMENT["hypervisor"]["qemu"], **hypervisor}
+    stack.document = {**stack.document, "hypervisor": {"qemu": qemu}}
+    await stack.run("c1", ["sleep"], **NETWORK)
+    return stack.networks.network
+
+
+async def looked(network: FakeNetwork, looks: int = 2) -> None:
+    """The change is through: nothing is being told any more."""
+    await until(lambda: network.looks == looks)
+    await asyncio.sleep(1)
+
+
+def told(stack: Stack) -> list[tuple[str, str]]:
+    """(interface, its place) of everything said since the VM came up."""
+    return [(item.name, item.devicePath) for item in stack.agent.interfaces]
+
+
+@scenario
+async def test_an_interface_that_comes_is_plugged_and_told_with_its_place_and_all_routes(stack: Stack) -> None:
+    network = await started(stack)
+
+    network.add("eth1", "eth2")
+    await looked(network)
+
+    assert list(stack.hypervisors[0].plugged) == ["network-1", "network-2"]
+    assert told(stack) == [("eth0", ""), ("eth1", "02/01"), ("eth2", "02/02")]
+    # kata-agent's table is what it was told last, so nothing may be missing from it.
+    assert [[item.device for item in routes] for routes in stack.agent.routes] == [["eth0"], ["eth0", "eth1", "eth2"]]
+    assert [item.device for item in stack.agent.neighbours] == ["eth0", "eth1", "eth2"]
+    assert network.open == set()
+    (snapshot,) = {len(records.snapshots[-1].endpoints) for records in stack.records}
+    assert snapshot == 3
+
+
+@scenario
+async def test_an_interface_that_goes_is_unplugged_before_its_tap_is_dropped(stack: Stack) -> None:
+    network = await started(stack)
+    network.add("eth1")
+    await looked(network)
+    vm = stack.hypervisors[0]
+    vm.may_unplug.clear()
+    network.take("eth1")
+    await until(lambda: network.looks == 3)
+    assert network.wired == {"network-0", "network-1"}
+
+    vm.may_unplug.set()
+    await until(lambda: network.wired == {"network-0"})
+
+    assert vm.plugged == {}
+
+
+def resist(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The guest lets go of nothing; what it was asked to let go of, and which interface it had been told of last."""
+    asked: list[tuple[str, str]] = []
+
+    async def unplug(device_id: str) -> None:
+        asked.append((device_id, told(stack)[-1][0]))
+        raise DeadlineExceeded(f"unplug {device_id!r}: the guest did not let go")
+
+    monkeypatch.setattr(stack.hypervisors[0], "unplug", unplug)
+    return asked
+
+
+def test_an_interface_the_guest_keeps_is_asked_for_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    @scenario
+    async def test(stack: Stack) -> None:
+        network = await started(stack)
+        network.add("eth1", "eth2")
+        await looked(network)
+        with monkeypatch.context() as patch:
+            asked = resist(stack, patch)
+            network.take("eth1")
+            await asyncio.sleep(2 * sum(network_changes.RETRIES_S))
+            assert [device for device, _ in asked] == ["network-1"] * (1 + len(network_changes.RETRIES_S))
+            assert network.wired == {"network-0", "network-1", "network-2"}, "qemu still has its tap"
+
+        network.add("eth3")
+        await until(lambda: network.wired == {"network-0", "network-2", "network-3"})
+
+        assert list(stack.hypervisors[0].plugged) == ["network-2", "network-3"]
+
+    test()
+
+
+def test_an_interface_the_guest_keeps_holds_up_neither_a_new_one_nor_the_end_of_the_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @scenario
+    async def test(stack: Stack) -> None:
+        network = await started(stack)
+        network.add("eth1")
+        await looked(network)
+        asked = resist(stack, monkeypatch)
+        network.take("eth1")
+        await until(lambda: asked)
+        network.add("eth2")
+        await until(lambda: len(asked) > 1)
+        assert asked[:2] == [("network-1", "eth1"), ("network-1", "eth2")], "the new one comes first"
+
+        await stack.pod.close()
+
+        assert network.wired == set()
+
+    test()
+
+
+@scenario
+async def test_an_interface_the_vm_was_made_with_stays_without_its_link_and_its_successor_is_plugged(
+    stack: Stack,
+) -> None:
+    network = await started(stack)
+
+    network.take("eth0")
+    network.add("eth1")
+    await looked(network)
+
+    assert list(stack.hypervisors[0].plugged) == ["network-1"]
+    assert network.wired == {"network-0", "network-1"}
+
+
+@scenario
+async def test_an_interface_the_vm_cannot_take_leaves_nothing_and_the_next_one_is_taken(stack: Stack) -> None:
+    network = await started(stack)
+    stack.host.faults.plan({"plug": 1})
+    network.add("eth1")
+    await looked(network)
+    assert (network.wired, network.open) == ({"network-0"}, set())
+    assert told(stack) == [("eth0", "")]
+
+    network.add("eth2")
+    await looked(network, 3)
+
+    assert told(stack) == [("eth0", ""), ("eth1", "02/01"), ("eth2", "02/02")]
+
+
+@scenario
+async def test_a_look_that_fails_is_tried_again_and_not_for_ever(stack: Stack) -> None:
+    network = await started(stack)
+    network.failing_looks = 1
+    network.add("eth1")
+    await looked(network, 3)
+    assert list(stack.hypervisors[0].plugged) == ["network-1"]
+
+    network.failing_looks = 100
+    network.add("eth2")
+    await asyncio.sleep(40)
+
+    assert network.looks == 3 + 1 + len(network_changes.RETRIES_S)
+
+
+@scenario
+async def test_an_interface_that_leaves_something_on_the_host_keeps_no_other_out(stack: Stack) -> None:
+    network = await started(stack)
+    network.add("eth1")
+    await looked(network)
+    network.undroppable.add("network-1")
+
+    network.take("eth1")
+    network.add("eth2")
+    await looked(network, 3)
+
+    assert list(stack.hypervisors[0].plugged) == ["network-2"]
+    assert told(stack)[-1] == ("eth2", stack.agent.interfaces[-1].devicePath)
+    assert network.wired == {"network-0", "network-1", "network-2"}
+
+
+@scenario
+async def test_an_interface_the_guest_refuses_leaves_the_vm_and_the_host(stack: Stack) -> None:
+    network = await started(stack)
+    stack.agent.failures["UpdateInterface"] = (Code.PERMISSION_DENIED, "policy")
+
+    network.add("eth1")
+    await looked(network)
+
+    assert stack.hypervisors[0].plugged == {}
+    assert network.wired == {"network-0"}
+    assert [[item.device for item in routes] for routes in stack.agent.routes] == [["eth0"]]
+
+
+@scenario
+async def test_an_interface_that_changes_is_told_again_and_nothing_else(stack: Stack) -> None:
+    network = await started(stack)
+    network.add("eth1")
+    await looked(network)
+    calls = len(stack.agent.calls)
+
+    bigger = replace(interface("eth1"), mtu=9000)
+    original = network._tell
+
+    def tell(names: list[str]) -> None:
+        original(names)
+        network.interfaces = (interface("eth0"), bigger)
+
+    network._tell = tell  # type: ignore[method-assign]
+    network.add()
+    await looked(network, 3)
+
+    assert stack.agent.calls[calls:] == ["UpdateInterface"]
+    assert (stack.agent.interfaces[-1].hwAddr, stack.agent.interfaces[-1].mtu) == (mac("eth1"), 9000)
+    assert stack.agent.interfaces[-1].devicePath == "02/01"
+
+
+@scenario
+async def test_many_changes_at_once_are_one_look_and_no_change_is_none(stack: Stack) -> None:
+    network = await started(stack)
+    for number in range(1, 6):
+        network.add(f"eth{number}")
+        await asyncio.sleep(network_changes.SETTLE_S / 10)
+    await looked(network)
+
+    await asyncio.sleep(30)
+
+    assert network.looks == 2
+
+
+@scenario
+async def test_a_vm_that_takes_no_devices_watches_nothing(stack: Stack) -> None:
+    network = await started(stack, machine_type="microvm")
+
+    assert not network.is_watched
+
+
+@scenario
+async def test_the_end_of_the_pod_does_not_wait_for_a_change_under_way(stack: Stack) -> None:
+    network = await started(stack)
+    stack.agent.hung.add("UpdateInterface")
+    network.add("eth1")
+    await until(lambda: stack.agent.calls.count("UpdateInterface") == 2)
+
+    await stack.pod.close()
+
+    assert network.wired == set()
+
+
+@pytest.mark.parametrize(("asked", "queues"), [(0, 3), (1, 1), (7, 7)])
+def test_an_interface_has_the_queues_asked_for_or_one_for_each_vcpu(asked: int, queues: int) -> None:
+    @scenario
+    async def test(stack: Stack) -> None:
+        await started(stack, network_queues=asked, default_vcpus=3)
+
+        assert stack.networks.queues == queues
+
+    test()

@@ -1,0 +1,54 @@
+"""Pods whose VM follows their containers, or does not, and what their record says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.model.ids import ContainerId
+from tests.unit.pod.conftest import DOCUMENT, Stack, until
+
+MIB = 1024 * 1024
+
+
+def document(*, static: bool = False, **hypervisor: object) -> Mapping[str, Any]:
+    qemu = {**DOCUMENT["hypervisor"]["qemu"], "default_memory": 512, **hypervisor}
+    return {"hypervisor": {"qemu": qemu}, "runtime": {"static_sandbox_resource_mgmt": static}}
+
+
+def resources(*, cpus: float = 0, mib: int = 0, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = dict(more)
+    if cpus:
+        found["cpu"] = {"quota": int(cpus * 100_000), "period": 100_000}
+    if mib:
+        found["memory"] = {"limit": mib * MIB}
+    return found
+
+
+async def start_pod(stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], **keys: Any) -> None:
+    stack.document = document(**keys)
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+
+
+async def add(
+    stack: Stack, pod_annotations: Mapping[str, Mapping[str, str]], name: str, asked: Mapping[str, Any]
+) -> ContainerId:
+    spec = {"annotations": pod_annotations["container"], "linux": {"resources": asked}}
+    return await stack.run(name, ["sleep"], **spec)
+
+
+def sizing(stack: Stack) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = stack.records[0].snapshots[-1].sizing
+    return found
+
+
+def granted(stack: Stack) -> tuple[int, int]:
+    """What the persisted record says."""
+    return sizing(stack)["vcpus"]["granted"], sizing(stack)["memory_mib"]["granted"]
+
+
+async def settled(stack: Stack, vcpus: int, memory_mib: int) -> None:
+    await until(lambda: granted(stack) == (vcpus, memory_mib))
+
+
+Annotations = Mapping[str, Mapping[str, str]]
+SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
+POD: Annotations = {"sandbox": SANDBOX, "container": {**SANDBOX, "io.kubernetes.cri.container-type": "container"}}

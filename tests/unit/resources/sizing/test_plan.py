@@ -1,0 +1,385 @@
+"""The size a VM boots with, case by case: exact sums, one rounding, the limits, both policies."""
+
+import struct
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import accumulate
+from math import ceil
+from typing import Any
+
+import pytest
+
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.kind import ContainerKind
+from pyshim.resources.sizing.plan import MIB, Workload, boot_size, headroom, static_size, workload
+
+GIB = 1024 * MIB
+POD = "io.kubernetes.cri.sandbox-"
+Configs = Callable[..., Config]
+Hosts = Callable[..., HostFacts]
+
+
+def request(vcpus: str = "0", memory_bytes: int = 0, hugepage_bytes: int = 0) -> Workload:
+    return Workload(
+        vcpus=Fraction(vcpus),
+        vcpus_source="test",
+        memory_bytes=memory_bytes,
+        memory_source="test",
+        hugepage_bytes=hugepage_bytes,
+    )
+
+
+# base, what is asked, vCPUs under policy sum on a host of 64 CPUs.
+SUMMED_VCPUS = [
+    ("0", "0", 1),
+    ("0", "0.001", 1),
+    ("0", "1", 1),
+    ("0", "1.001", 2),
+    ("0.25", "0", 1),
+    ("0.5", "0", 1),
+    ("0.5", "0.25", 1),
+    ("0.5", "0.5", 1),
+    ("0.5", "0.501", 2),
+    ("0.5", "0.75", 2),
+    ("1", "0", 1),
+    ("1", "0.001", 2),
+    ("1", "0.5", 2),
+    ("1", "1", 2),
+    ("1", "1.5", 3),
+    ("1", "2.5", 4),
+    ("1", "10", 11),
+    ("0.1", "0.2", 1),
+    ("0.7", "0.1", 1),
+    ("0.1", "0.9", 1),
+    ("0.3", "2.7", 3),
+    ("0.9", "0.1", 1),
+    ("0.95", "0.05", 1),
+    ("1.1", "1.9", 3),
+    ("1.1", "0.9", 2),
+    ("1.4", "0.6", 2),
+    ("0.8", "2.2", 3),
+    ("0.6", "2.4", 3),
+    ("2.3", "0.7", 3),
+    ("2.5", "2.5", 5),
+    ("2.000000001", "1", 4),
+    ("1.999999999", "1", 3),
+    ("3", "60.999", 64),
+    ("3", "61", 64),
+    ("0.333", "0.667", 1),
+    ("0.333", "0.668", 2),
+    ("63.999", "0.001", 64),
+    ("1e-3", "0.999", 1),
+]
+
+
+@pytest.mark.parametrize(("base", "asked", "vcpus"), SUMMED_VCPUS, ids=[f"{b}+{a}" for b, a, _ in SUMMED_VCPUS])
+def test_vcpus_are_summed_exactly_and_rounded_once(
+    config: Configs, host: Hosts, base: str, asked: str, vcpus: int
+) -> None:
+    sized = static_size(config(default_vcpus=Fraction(base)), host(cpu_count=64), request(asked))
+
+    assert sized.vcpus.granted == vcpus
+    assert sized.vcpus.exact == Fraction(base) + Fraction(asked)
+
+
+def float32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", value))[0]  # type: ignore[no-any-return]
+
+
+# Sums that are whole, and what adding them up in binary makes of them.
+BINARY_TRAPS = [
+    pytest.param(["1.1", "1.2", "0.7"], 32, 3, 4, id="1.1+1.2+0.7"),
+    pytest.param(["0.8", "1.6", "0.6"], 64, 3, 4, id="0.8+1.6+0.6"),
+    pytest.param(["0.2", "2.4", "0.4"], 32, 3, 4, id="0.2+2.4+0.4"),
+    pytest.param(["0.1", "2.7", "0.2"], 64, 3, 4, id="0.1+2.7+0.2"),
+]
+
+
+@pytest.mark.parametrize(("parts", "bits", "vcpus", "in_binary"), BINARY_TRAPS)
+def test_a_whole_sum_is_not_rounded_up_as_binary_numbers_would_be(
+    config: Configs, host: Hosts, parts: list[str], bits: int, vcpus: int, in_binary: int
+) -> None:
+    base, *containers = parts
+    milli = sum(int(Fraction(part) * 1000) for part in containers)
+    annotations = {f"{POD}cpu-quota": str(milli * 100), f"{POD}cpu-period": "100000"}
+
+    sized = static_size(
+        config(default_vcpus=Fraction(base)), host(), workload(ContainerKind.POD_SANDBOX, annotations, {})
+    )
+
+    narrow = float32 if bits == 32 else float
+    assert ceil(list(accumulate(map(float, parts), lambda a, b: narrow(narrow(a) + narrow(b))))[-1]) == in_binary
+    assert (sized.vcpus.exact, sized.vcpus.granted) == (vcpus, vcpus)
+
+
+SUMMED_MEMORY = [
+    (2048, 0, 2048),
+    (2048, 1, 2049),
+    (2048, MIB - 1, 2049),
+    (2048, MIB, 2049),
+    (2048, MIB + 1, 2050),
+    (2048, 512 * MIB, 2560),
+    (2048, 512_000_000, 2537),
+    (2048, GIB, 3072),
+    (2048, 10**9, 3002),
+    (2048, 3 * GIB + 7, 5121),
+    (512, 300 * MIB, 812),
+    (256, 0, 256),
+    (256, 4096, 257),
+    (128, 0, 128),
+    (128, 20 * MIB, 148),
+    (64, 0, 64),
+    (64, 1, 65),
+    (64, 100 * MIB, 164),
+    (100, 28 * MIB, 128),
+    (1, 0, 1),
+    (2048, 14 * GIB, 16384),
+]
+
+
+@pytest.mark.parametrize(("base", "asked_bytes", "mib"), SUMMED_MEMORY)
+def test_memory_is_rounded_up_to_whole_mib(config: Configs, host: Hosts, base: int, asked_bytes: int, mib: int) -> None:
+    if base < 64:
+        with pytest.raises(InvalidArgument, match="default_memory"):
+            config(default_memory=base)
+        return
+    sized = static_size(config(default_memory=base), host(), request(memory_bytes=asked_bytes))
+
+    assert sized.memory_mib.granted == mib
+    assert sized.memory_mib.exact == base + Fraction(asked_bytes, MIB)
+
+
+# The same pod under both policies, with the figures Kata's runtimes come to: (cpu, MiB) -> sum; overhead.
+# kata_rs is None where runtime-rs agrees with us, else what it does: a dimension without a limit gets its overhead
+# only, and odd MiB are made even.
+POLICY_CASES = [
+    pytest.param("0", 0, (1, 2048), (1, 2048), None, id="nothing"),
+    pytest.param("1", 1024, (2, 3072), (2, 1056), None, id="1cpu-1Gi"),
+    pytest.param("0", 512, (1, 2560), (1, 544), None, id="512Mi-only"),
+    pytest.param("1", 0, (2, 2048), (2, 2048), (2, 32), id="1cpu-only"),
+    pytest.param("0.5", 256, (2, 2304), (1, 288), None, id="half-256Mi"),
+    pytest.param("0.8", 224, (2, 2272), (1, 256), None, id="fills-one-cpu"),
+    pytest.param("0.801", 225, (2, 2273), (2, 257), (2, 258), id="just-over-one-cpu"),
+    pytest.param("0.1", 100, (2, 2148), (1, 132), None, id="100Mi"),
+    pytest.param("2", 2048, (3, 4096), (3, 2080), None, id="2cpu-2Gi"),
+    pytest.param("3.8", 4096, (5, 6144), (4, 4128), None, id="3.8cpu-4Gi"),
+    pytest.param("4", 8192, (5, 10240), (5, 8224), None, id="4cpu-8Gi"),
+    pytest.param("0.001", 1, (2, 2049), (1, 128), (1, 34), id="tiny"),
+]
+
+
+@pytest.mark.parametrize("policy", ["sum", "overhead"])
+@pytest.mark.parametrize(("cpu", "mib", "summed", "overhead", "kata_rs"), POLICY_CASES)
+def test_the_policies_size_the_same_pod(
+    configured: Configs,
+    host: Hosts,
+    policy: str,
+    cpu: str,
+    mib: int,
+    summed: tuple[int, int],
+    overhead: tuple[int, int],
+    kata_rs: tuple[int, int] | None,
+) -> None:
+    asked = request(cpu, mib * MIB)
+
+    sized = static_size(configured(runtime={"sizing_policy": policy}), host(), asked)
+
+    expected = summed if policy == "sum" else overhead
+    assert (sized.policy, (sized.vcpus.granted, sized.memory_mib.granted)) == (policy, expected)
+    if policy == "overhead":
+        assert runtime_rs(asked) == (kata_rs or overhead)
+
+
+def runtime_rs(asked: Workload) -> tuple[int, int]:
+    """Kata's runtime-rs: with any limit, both dimensions are overhead + workload."""
+    if not asked.vcpus and not asked.memory_bytes:
+        return 1, 2048
+    mib = asked.memory_bytes // MIB
+    return ceil(max(Fraction(1), Fraction(1, 5) + asked.vcpus)), 32 + mib + mib % 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked", "base", "source"),
+    [
+        pytest.param({}, request("1", MIB), ("1/5", "32"), ("overhead_vcpus", "overhead_memory"), id="both"),
+        pytest.param({}, request("1"), ("1/5", "2048"), ("overhead_vcpus", "default_memory"), id="cpu-only"),
+        pytest.param(
+            {}, request(memory_bytes=MIB), ("1", "32"), ("default_vcpus", "overhead_memory"), id="memory-only"
+        ),
+        pytest.param({}, request(), ("1", "2048"), ("default_vcpus", "default_memory"), id="neither"),
+        pytest.param(
+            {}, request(hugepage_bytes=MIB), ("1", "2048"), ("default_vcpus", "default_memory"), id="hugepages-only"
+        ),
+        pytest.param(
+            {"overhead_vcpus": Fraction("0.4"), "overhead_memory": 128},
+            request("1", MIB),
+            ("2/5", "128"),
+            ("overhead_vcpus", "overhead_memory"),
+            id="confidential-figures",
+        ),
+        pytest.param(
+            {"overhead_vcpus": 0, "overhead_memory": 0},
+            request("1", MIB),
+            ("0", "0"),
+            ("overhead_vcpus", "overhead_memory"),
+            id="no-overhead",
+        ),
+    ],
+)
+def test_policy_overhead_decides_each_dimension_by_itself(
+    configured: Configs,
+    host: Hosts,
+    keys: dict[str, Any],
+    asked: Workload,
+    base: tuple[str, str],
+    source: tuple[str, str],
+) -> None:
+    sized = static_size(configured(qemu=keys, runtime={"sizing_policy": "overhead"}), host(), asked)
+
+    assert (sized.vcpus.base, sized.memory_mib.base) == tuple(map(Fraction, base))
+    assert (sized.vcpus.base_source, sized.memory_mib.base_source) == source
+
+
+# keys, host, asked -> (vCPUs wanted, given, by), (MiB wanted, given, by)
+BY_HOST_CPUS, BY_HOST_MEMORY = "the host's CPUs", "the host's memory"
+LIMITS = [
+    pytest.param({}, {}, request("7"), (8, 8, ""), (2048, 2048, ""), id="exactly-the-host"),
+    pytest.param({}, {}, request("7.001"), (9, 8, BY_HOST_CPUS), (2048, 2048, ""), id="one-cpu-over"),
+    pytest.param({}, {"cpu_count": 2}, request("5"), (6, 2, BY_HOST_CPUS), (2048, 2048, ""), id="small-host"),
+    pytest.param({"default_maxvcpus": 1}, {}, request("5"), (6, 1, "default_maxvcpus"), (2048, 2048, ""), id="max-one"),
+    pytest.param(
+        {"default_maxvcpus": 4}, {}, request("3.5"), (5, 4, "default_maxvcpus"), (2048, 2048, ""), id="max-four"
+    ),
+    pytest.param({"default_maxvcpus": 4}, {}, request("3"), (4, 4, ""), (2048, 2048, ""), id="max-reached"),
+    pytest.param(
+        {"default_maxvcpus": 99}, {}, request("50"), (51, 8, BY_HOST_CPUS), (2048, 2048, ""), id="max-above-host"
+    ),
+    pytest.param(
+        {"default_maxvcpus": 8}, {}, request("8"), (9, 8, "default_maxvcpus"), (2048, 2048, ""), id="max-is-host"
+    ),
+    pytest.param({}, {}, request(memory_bytes=14 * GIB), (1, 1, ""), (16384, 16384, ""), id="exactly-its-memory"),
+    pytest.param(
+        {}, {}, request(memory_bytes=14 * GIB + 1), (1, 1, ""), (16385, 16384, BY_HOST_MEMORY), id="a-byte-over"
+    ),
+    pytest.param(
+        {"default_maxmemory": 3000},
+        {},
+        request(memory_bytes=GIB),
+        (1, 1, ""),
+        (3072, 3000, "default_maxmemory"),
+        id="maxmemory",
+    ),
+    pytest.param(
+        {"default_maxmemory": 3072}, {}, request(memory_bytes=GIB), (1, 1, ""), (3072, 3072, ""), id="maxmemory-reached"
+    ),
+    pytest.param(
+        {"default_maxmemory": 1 << 20},
+        {},
+        request(memory_bytes=99 * GIB),
+        (1, 1, ""),
+        (103424, 16384, BY_HOST_MEMORY),
+        id="maxmemory-above-host",
+    ),
+    pytest.param(
+        {"default_maxmemory": 1024}, {}, request(), (1, 1, ""), (2048, 1024, "default_maxmemory"), id="base-above-max"
+    ),
+    pytest.param(
+        {},
+        {"memory_mib": 0},
+        request(memory_bytes=1 << 50),
+        (1, 1, ""),
+        (2048 + (1 << 30), 2048 + (1 << 30), ""),
+        id="host-memory-unknown",
+    ),
+    pytest.param(
+        {"default_vcpus": 0}, {}, request(), (0, 1, "the smallest VM, 1 vCPU"), (2048, 2048, ""), id="at-least-one-cpu"
+    ),
+    pytest.param(
+        {"enable_hugepages": True}, {}, request(memory_bytes=MIB), (1, 1, ""), (2050, 2050, ""), id="whole-huge-pages"
+    ),
+    pytest.param(
+        {"enable_hugepages": True, "default_maxmemory": 2051},
+        {},
+        request(memory_bytes=GIB),
+        (1, 1, ""),
+        (3072, 2050, "default_maxmemory"),
+        id="limit-in-whole-huge-pages",
+    ),
+    pytest.param(
+        {"enable_hugepages": True, "default_memory": 2047},
+        {},
+        request(),
+        (1, 1, ""),
+        (2048, 2048, ""),
+        id="odd-default",
+    ),
+]
+
+
+@pytest.mark.parametrize(("keys", "facts", "asked", "vcpus", "memory"), LIMITS)
+def test_what_limits_the_size_is_named(
+    config: Configs,
+    host: Hosts,
+    keys: dict[str, Any],
+    facts: dict[str, Any],
+    asked: Workload,
+    vcpus: tuple[int, int, str],
+    memory: tuple[int, int, str],
+) -> None:
+    sized = static_size(config(**keys), host(**facts), asked)
+
+    assert (sized.vcpus.rounded, sized.vcpus.granted, sized.vcpus.limited_by) == vcpus
+    assert (sized.memory_mib.rounded, sized.memory_mib.granted, sized.memory_mib.limited_by) == memory
+
+
+@pytest.mark.parametrize(
+    ("default_memory", "asked_mib", "mib", "limited_by"),
+    [
+        (2048, 1, 128, "the smallest VM, 128 MiB"),
+        (2048, 95, 128, "the smallest VM, 128 MiB"),
+        (2048, 96, 128, ""),
+        (2048, 97, 129, ""),
+        (2048, 128, 160, ""),
+        (100, 1, 100, "the smallest VM, 100 MiB"),
+        (128, 1, 128, "the smallest VM, 128 MiB"),
+        (128, 97, 129, ""),
+    ],
+)
+def test_no_vm_is_smaller_than_what_a_guest_boots_with(
+    configured: Configs, host: Hosts, default_memory: int, asked_mib: int, mib: int, limited_by: str
+) -> None:
+    config = configured(qemu={"default_memory": default_memory}, runtime={"sizing_policy": "overhead"})
+
+    sized = static_size(config, host(), request("1", asked_mib * MIB))
+
+    assert (sized.memory_mib.granted, sized.memory_mib.limited_by) == (mib, limited_by)
+
+
+def test_huge_pages_are_memory_beside_the_limit(config: Configs, host: Hosts) -> None:
+    sized = static_size(config(), host(), request(memory_bytes=GIB, hugepage_bytes=512 * MIB))
+
+    assert (sized.memory_mib.requested, sized.memory_mib.granted) == (1536, 3584)
+
+
+@pytest.mark.parametrize("confidential", [False, True])
+@pytest.mark.parametrize("static", [False, True])
+def test_only_a_vm_that_may_change_later_gets_room_to_grow(
+    configured: Configs, host: Hosts, static: bool, confidential: bool
+) -> None:
+    keys = {"confidential_guest": confidential}
+    config = configured(qemu=keys, runtime={"static_sandbox_resource_mgmt": static})
+    sized = static_size(config, host(), request("1", GIB))
+
+    room = headroom(config, host(), sized)
+
+    grows = not static and not confidential
+    assert (room.max_vcpus, room.max_memory_mib, room.memory_slots) == ((8, 16384, 10) if grows else (2, 3072, 0))
+
+
+def test_a_vm_that_is_resized_boots_at_the_defaults_under_either_policy(configured: Configs, host: Hosts) -> None:
+    for policy in ("sum", "overhead"):
+        sized = boot_size(configured(qemu={"default_vcpus": 2}, runtime={"sizing_policy": policy}), host())
+
+        assert (sized.policy, sized.vcpus.granted, sized.memory_mib.granted) == ("dynamic", 2, 2048)

@@ -1,0 +1,233 @@
+"""What is true of every size: never below the exact sum, never a unit above it, monotone, blind to order."""
+
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pyshim.config.load import build_config
+from pyshim.config.sources import Source
+from pyshim.model.config import Config
+from pyshim.model.host_facts import HostFacts
+from pyshim.resources.sizing.plan import MIB, SizingRecord, Workload, static_size
+from pyshim.resources.sizing.plan.record import dimension
+from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
+from tests.fakes.facts import host_facts
+
+HUGE = host_facts(cpu_count=1 << 20, memory_mib=1 << 40)
+
+
+def configuration(policy: str, hugepages: bool = False) -> Config:
+    document: dict[str, Any] = {
+        "hypervisor": {"qemu": {"enable_hugepages": hugepages}},
+        "runtime": {"sizing_policy": policy},
+    }
+    return build_config(Source(path="t", directory="/", document=document))
+
+
+CONFIGS = {(policy, huge): configuration(policy, huge) for policy in ("sum", "overhead") for huge in (False, True)}
+vcpu_numbers = st.fractions(0, 64, max_denominator=100_000)
+policies = st.sampled_from(["sum", "overhead"])
+
+
+@st.composite
+def sizings(draw: st.DrawFn) -> tuple[Config, Workload]:
+    base = CONFIGS[draw(policies), draw(st.booleans())]
+    hypervisor = replace(
+        base.hypervisor,
+        default_vcpus=draw(vcpu_numbers),
+        overhead_vcpus=draw(vcpu_numbers),
+        default_memory_mib=draw(st.integers(64, 1 << 16)),
+        overhead_memory_mib=draw(st.integers(0, 1 << 12)),
+    )
+    asked = Workload(
+        vcpus=draw(vcpu_numbers),
+        vcpus_source="t",
+        memory_bytes=draw(st.integers(0, 1 << 45)),
+        memory_source="t",
+        hugepage_bytes=draw(st.sampled_from([0, 2 * MIB, 1 << 30])),
+    )
+    return replace(base, hypervisor=hypervisor), asked
+
+
+def size(config: Config, asked: Workload, host: HostFacts = HUGE) -> SizingRecord:
+    return static_size(config, host, asked)
+
+
+@given(sizings())
+def test_the_result_is_never_below_the_sum_nor_a_unit_above_it(sizing: tuple[Config, Workload]) -> None:
+    config, asked = sizing
+    by_overhead = config.runtime.sizing_policy == "overhead" and asked.memory_bytes > 0
+    least_mib = min(128 if by_overhead else 256, config.hypervisor.default_memory_mib)
+
+    sized = size(config, asked)
+
+    for each, least in ((sized.vcpus, 1), (sized.memory_mib, least_mib)):
+        assert each.exact == each.base + each.requested
+        assert each.exact <= each.rounded < each.exact + each.unit
+        assert each.granted % each.unit == 0
+        # Only the smallest VM raises a result, to exactly itself in whole units.
+        assert each.granted == each.rounded or (each.rounded < least <= each.granted < least + each.unit)
+        assert bool(each.limited_by) == (each.granted != each.rounded)
+
+
+@given(sizings(), vcpu_numbers, st.integers(0, 1 << 40))
+def test_asking_for_more_never_gives_less(sizing: tuple[Config, Workload], vcpus: Fraction, memory: int) -> None:
+    """Within one base: policy `overhead` changes the base where a limit appears at all, which is its point."""
+    config, asked = sizing
+    more = replace(
+        asked,
+        vcpus=asked.vcpus + vcpus if asked.vcpus else asked.vcpus,
+        memory_bytes=asked.memory_bytes + memory if asked.memory_bytes else 0,
+        hugepage_bytes=asked.hugepage_bytes + memory,
+    )
+
+    before, after = size(config, asked), size(config, more)
+
+    assert after.vcpus.granted >= before.vcpus.granted
+    assert after.memory_mib.granted >= before.memory_mib.granted
+
+
+@given(sizings(), vcpu_numbers, st.integers(0, 1 << 12))
+def test_a_larger_base_never_gives_a_smaller_vm(sizing: tuple[Config, Workload], vcpus: Fraction, mib: int) -> None:
+    config, asked = sizing
+    hypervisor = config.hypervisor
+    larger = replace(
+        hypervisor,
+        default_vcpus=hypervisor.default_vcpus + vcpus,
+        overhead_vcpus=hypervisor.overhead_vcpus + vcpus,
+        default_memory_mib=hypervisor.default_memory_mib + mib,
+        overhead_memory_mib=hypervisor.overhead_memory_mib + mib,
+    )
+
+    before, after = size(config, asked), size(replace(config, hypervisor=larger), asked)
+
+    assert after.vcpus.granted >= before.vcpus.granted
+    assert after.memory_mib.granted >= before.memory_mib.granted
+
+
+@given(sizings(), st.integers(1, 200), st.integers(64, 1 << 17), st.integers(0, 50), st.integers(0, 1 << 15))
+def test_a_larger_host_never_gives_a_smaller_vm_and_no_limit_is_exceeded(
+    sizing: tuple[Config, Workload], cpus: int, mib: int, more_cpus: int, more_mib: int
+) -> None:
+    config, asked = sizing
+    small = replace(HUGE, cpu_count=cpus, memory_mib=mib)
+    large = replace(HUGE, cpu_count=cpus + more_cpus, memory_mib=mib + more_mib)
+
+    before, after = size(config, asked, small), size(config, asked, large)
+
+    assert before.vcpus.granted <= min(after.vcpus.granted, cpus)
+    assert before.memory_mib.granted <= min(after.memory_mib.granted, mib)
+
+
+@given(sizings())
+def test_a_record_survives_the_state_file(sizing: tuple[Config, Workload]) -> None:
+    sized = size(*sizing).with_warnings("one", "two")
+
+    assert SizingRecord.from_json(sized.as_json(), "record") == sized
+
+
+@given(
+    base=st.fractions(-100, 1000, max_denominator=1 << 20),
+    asked=st.fractions(0, 1 << 20, max_denominator=1 << 20),
+    unit=st.sampled_from([1, 2, 128, 1024]),
+    least=st.integers(0, 1 << 12),
+    most=st.integers(0, 1 << 21),
+)
+def test_limits_hold_in_whole_units(base: Fraction, asked: Fraction, unit: int, least: int, most: int) -> None:
+    found = dimension(
+        base=base,
+        base_source="b",
+        requested=asked,
+        requested_source="r",
+        unit=unit,
+        least=(least, "least"),
+        most=(most, "most"),
+    )
+
+    assert found.granted % unit == 0
+    assert found.granted <= most
+    assert found.granted >= least or found.limited_by == "most" or most - most % unit == found.granted
+    assert found.limited_by in ("", "least", "most")
+
+
+# ---- resizing
+
+VM = VmSize(
+    boot_vcpus=1,
+    vcpus=1,
+    max_vcpus=1 << 20,
+    boot_memory_mib=2048,
+    memory_mib=2048,
+    max_memory_mib=1 << 40,
+    block_mib=128,
+    free_slots=1 << 20,
+    virtio_mem=False,
+)
+demands = st.lists(
+    st.builds(
+        Demand,
+        name=st.sampled_from(["a", "b"]),
+        vcpus=st.fractions(0, 16, max_denominator=100_000),
+        cpus=st.frozensets(st.integers(0, 15)),
+        memory_bytes=st.integers(0, 1 << 36),
+        hugepage_bytes=st.sampled_from([0, 2 * MIB]),
+    ),
+    max_size=6,
+)
+
+
+@given(demands, st.booleans(), st.sampled_from([1, 4, 128, 1024]))
+def test_a_resized_vm_holds_its_containers_and_less_than_a_block_more(
+    asked: list[Demand], virtio_mem: bool, block_mib: int
+) -> None:
+    vm = replace(VM, virtio_mem=virtio_mem, block_mib=block_mib)
+
+    plan = resize_plan(vm, asked, CONFIGS["sum", False], HUGE)
+
+    memory = plan.record.memory_mib
+    assert memory.exact == 2048 + Fraction(sum(each.memory_bytes + each.hugepage_bytes for each in asked), MIB)
+    assert memory.exact <= memory.granted < memory.exact + block_mib
+    assert plan.record.vcpus.exact <= plan.vcpus < plan.record.vcpus.exact + 1
+    assert not plan.record.warnings
+
+
+@given(demands, st.randoms(use_true_random=False))
+def test_the_order_of_containers_does_not_matter(asked: list[Demand], random: Any) -> None:
+    shuffled = list(asked)
+    random.shuffle(shuffled)
+
+    assert resize_plan(VM, asked, CONFIGS["sum", False], HUGE) == resize_plan(VM, shuffled, CONFIGS["sum", False], HUGE)
+
+
+@given(demands, demands)
+def test_one_more_container_never_shrinks_the_vm(asked: list[Demand], more: list[Demand]) -> None:
+    """Of CPUs by quota: a CPU set counts only while no container has a quota (Kata's rule)."""
+    by_quota = [replace(each, cpus=frozenset()) for each in asked]
+    with_more = [*by_quota, *(replace(each, cpus=frozenset()) for each in more)]
+
+    before = resize_plan(VM, by_quota, CONFIGS["sum", False], HUGE)
+    after = resize_plan(VM, with_more, CONFIGS["sum", False], HUGE)
+
+    assert after.vcpus >= before.vcpus
+    assert after.record.memory_mib.granted >= before.record.memory_mib.granted
+
+
+@given(demands, st.integers(0, 40), st.integers(0, 3), st.booleans())
+def test_memory_steps_lead_from_where_the_vm_is_to_what_it_is_granted(
+    asked: list[Demand], blocks: int, slots: int, virtio_mem: bool
+) -> None:
+    vm = replace(VM, memory_mib=2048 + blocks * 128, free_slots=slots, virtio_mem=virtio_mem)
+
+    plan = resize_plan(vm, asked, CONFIGS["sum", False], HUGE)
+
+    sizes = (vm.memory_mib, *plan.memory_steps_mib)
+    changes = [after - before for before, after in pairwise(sizes)]
+    assert sizes[-1] == plan.record.memory_mib.granted >= vm.boot_memory_mib
+    assert all(change % 128 == 0 and change for change in changes)
+    if not virtio_mem:
+        assert len(changes) <= slots
+        assert all(0 < change <= 48 * size for change, size in zip(changes, sizes, strict=False))

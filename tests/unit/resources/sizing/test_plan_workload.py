@@ -1,0 +1,191 @@
+"""What a pod or container asks for: which figure counts, and what is said about one that is none."""
+
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.kind import ContainerKind
+from pyshim.resources.sizing.plan import MIB, workload
+from pyshim.resources.sizing.plan.workload import cpu_set
+
+POD = "io.kubernetes.cri.sandbox-"
+BY_QUOTA, BY_SHARES = f"annotations {POD}cpu-quota, -cpu-period", f"annotation {POD}cpu-shares, quota off"
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "shares", "vcpus", "source"),
+    [
+        pytest.param("50000", "100000", "512", "1/2", BY_QUOTA, id="half"),
+        pytest.param("25000", "100000", "2", "1/4", BY_QUOTA, id="250m"),
+        pytest.param("100", "100000", "2", "1/1000", BY_QUOTA, id="1m"),
+        pytest.param("150000", "100000", "1024", "3/2", BY_QUOTA, id="above-its-request"),
+        pytest.param("10000", "30000", "2", "1/3", BY_QUOTA, id="a-third"),
+        pytest.param("6400000", "100000", "2", "64", BY_QUOTA, id="64-cpus"),
+        pytest.param("0", "100000", "2048", "0", "no CPU limit", id="no-limit-shares-are-no-limit"),
+        pytest.param("0", "0", "2", "0", "no CPU limit", id="zero"),
+        pytest.param("-1", "100000", "2048", "2", BY_SHARES, id="exclusive-2"),
+        pytest.param("-1", "100000", "1024", "1", BY_SHARES, id="exclusive-1"),
+        pytest.param("-1", "100000", "3174", "31/10", BY_SHARES, id="3100m-as-kubelet-truncates-it"),
+        pytest.param("-1", "100000", "2304", "9/4", BY_SHARES, id="exclusive-and-sidecar"),
+        pytest.param("-1", "100000", "1025", "1001/1000", BY_SHARES, id="1001m"),
+        pytest.param("-1", "0", "1024", "1", BY_SHARES, id="no-period-needed"),
+        pytest.param("-1", "100000", "2", "0", "no CPU limit", id="best-effort-shares"),
+        pytest.param("-1", "100000", "0", "0", "no CPU limit", id="no-shares"),
+    ],
+)
+def test_a_pods_cpus_come_from_quota_or_from_shares_when_the_quota_is_off(
+    quota: str, period: str, shares: str, vcpus: str, source: str
+) -> None:
+    annotations = {f"{POD}cpu-quota": quota, f"{POD}cpu-period": period, f"{POD}cpu-shares": shares}
+
+    asked = workload(ContainerKind.POD_SANDBOX, annotations, {})
+
+    assert (asked.vcpus, asked.vcpus_source) == (Fraction(vcpus), source)
+
+
+@pytest.mark.parametrize("milli", [*range(3, 2000, 7), 999, 1000, 1001, 4001, 63_999, 64_000])
+def test_the_milli_cpus_behind_kubelets_shares_are_found_again(milli: int) -> None:
+    shares = max(2, milli * 1024 // 1000)
+    annotations = {f"{POD}cpu-quota": "-1", f"{POD}cpu-period": "100000", f"{POD}cpu-shares": str(shares)}
+
+    assert workload(ContainerKind.POD_SANDBOX, annotations, {}).vcpus == Fraction(milli, 1000)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "vcpus", "source"),
+    [
+        pytest.param({"quota": 25000, "period": 100000}, "1/4", "linux.resources.cpu quota/period", id="quota"),
+        pytest.param({"quota": 50000}, "1/2", "linux.resources.cpu quota/period", id="the-kernels-period"),
+        pytest.param({"quota": 50000, "period": 0}, "1/2", "linux.resources.cpu quota/period", id="period-zero"),
+        pytest.param({"cpus": "0-3"}, "4", "linux.resources.cpu.cpus", id="cpuset"),
+        pytest.param({"cpus": "0,2, 5-6"}, "4", "linux.resources.cpu.cpus", id="cpuset-list"),
+        pytest.param({"cpus": "0-3,1-2,3"}, "4", "linux.resources.cpu.cpus", id="cpuset-overlap"),
+        pytest.param(
+            {"quota": 150000, "period": 100000, "cpus": "0-3"},
+            "3/2",
+            "linux.resources.cpu quota/period",
+            id="quota-before-cpuset",
+        ),
+        pytest.param({"quota": -1, "shares": 2048, "cpus": "0-3"}, "4", "linux.resources.cpu.cpus", id="cpuset-first"),
+        pytest.param({"quota": -1, "shares": 2048}, "2", "linux.resources.cpu.shares, quota off", id="shares"),
+        pytest.param({"shares": 2048}, "0", "no CPU limit", id="shares-alone-are-a-weight"),
+        pytest.param({"quota": -1, "period": 100000}, "0", "no CPU limit", id="off"),
+        pytest.param({"quota": 0, "period": 100000}, "0", "no CPU limit", id="zero"),
+        pytest.param({"quota": None, "cpus": ""}, "0", "no CPU limit", id="nulls"),
+        pytest.param({}, "0", "no CPU limit", id="empty"),
+    ],
+)
+def test_a_single_containers_cpus(cpu: dict[str, Any], vcpus: str, source: str) -> None:
+    spec = {"linux": {"resources": {"cpu": cpu}}}
+
+    asked = workload(ContainerKind.SINGLE_CONTAINER, {}, spec)
+
+    assert (asked.vcpus, asked.vcpus_source) == (Fraction(vcpus), source)
+
+
+@pytest.mark.parametrize(
+    ("resources", "memory", "hugepages", "source"),
+    [
+        pytest.param({"memory": {"limit": 7}}, 7, 0, "linux.resources.memory.limit", id="limit"),
+        pytest.param({"memory": {"limit": -1}}, 0, 0, "no memory limit", id="off"),
+        pytest.param({"memory": {"limit": 0}}, 0, 0, "no memory limit", id="zero"),
+        pytest.param({"memory": {"limit": 9223372036854771712}}, 0, 0, "no memory limit", id="page-counter-max"),
+        pytest.param({"memory": {"reservation": 5}}, 0, 0, "no memory limit", id="a-reservation-is-no-limit"),
+        pytest.param(
+            {"memory": {"limit": 7}, "hugepageLimits": [{"pageSize": "2MB", "limit": 4 * MIB}]},
+            7,
+            4 * MIB,
+            "linux.resources.memory.limit + hugepageLimits",
+            id="with-huge-pages",
+        ),
+        pytest.param(
+            {"hugepageLimits": [{"pageSize": "2MB", "limit": MIB}, {"pageSize": "1GB", "limit": 3 * MIB}]},
+            0,
+            4 * MIB,
+            "no memory limit + hugepageLimits",
+            id="two-page-sizes",
+        ),
+        pytest.param(
+            {"hugepageLimits": [{"pageSize": "2MB", "limit": 0}]}, 0, 0, "no memory limit", id="no-huge-pages"
+        ),
+        pytest.param(
+            {"hugepageLimits": [{"pageSize": "2MB", "limit": (1 << 63) - 1}]}, 0, 0, "no memory limit", id="any-number"
+        ),
+        pytest.param(None, 0, 0, "no memory limit", id="null"),
+    ],
+)
+def test_a_single_containers_memory(resources: dict[str, Any] | None, memory: int, hugepages: int, source: str) -> None:
+    asked = workload(ContainerKind.SINGLE_CONTAINER, {}, {"linux": {"resources": resources}})
+
+    assert (asked.memory_bytes, asked.hugepage_bytes, asked.memory_source) == (memory, hugepages, source)
+
+
+def test_a_pods_own_spec_is_not_its_size() -> None:
+    """The sandbox container is the pause container: its own resources say nothing about the pod."""
+    spec = {"linux": {"resources": {"cpu": {"quota": 25000, "period": 100000}, "memory": {"limit": 7}}}}
+
+    asked = workload(ContainerKind.POD_SANDBOX, {f"{POD}memory": str(300 * MIB)}, spec)
+
+    assert (asked.vcpus, asked.memory_bytes) == (0, 300 * MIB)
+    assert (asked.vcpus_source, asked.memory_source) == ("no CPU limit", f"annotation {POD}memory")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("memory", "1Gi", "'1Gi'"),
+        ("memory", "", "''"),
+        ("memory", "1e9", "'1e9'"),
+        ("memory", "1_000", "'1_000'"),
+        ("memory", " 5", "' 5'"),
+        ("memory", "٣", "whole number"),
+        ("memory", "nan", "'nan'"),
+        ("memory", "9" * 5000, "9999"),
+        ("memory", "99999999999999999999", "64 bits"),
+        ("cpu-period", "x", "'x'"),
+        ("cpu-shares", "1.5", "'1.5'"),
+        ("cpu-quota", "50000", "without a period"),
+    ],
+)
+def test_an_annotation_that_is_no_number_is_named(name: str, text: str, said: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        workload(ContainerKind.POD_SANDBOX, {POD + name: text}, {})
+
+    assert f"annotation '{POD}{name}'" in str(error.value)
+    assert said in str(error.value)
+    assert len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("resources", "named"),
+    [
+        ({"cpu": {"quota": "1"}}, r"linux\.resources\.cpu\.quota is not a whole number: '1'"),
+        ({"cpu": {"quota": True}}, r"linux\.resources\.cpu\.quota"),
+        ({"cpu": {"quota": 1.5}}, r"linux\.resources\.cpu\.quota"),
+        ({"cpu": {"quota": 1 << 70}}, r"linux\.resources\.cpu\.quota: out of range"),
+        ({"cpu": {"quota": 5, "period": -1}}, r"linux\.resources\.cpu\.period is negative"),
+        ({"cpu": {"cpus": "0-4294967295"}}, r"linux\.resources\.cpu\.cpus"),
+        ({"cpu": {"cpus": "1-"}}, r"linux\.resources\.cpu\.cpus.*'1-'"),
+        ({"cpu": {"cpus": "a"}}, r"linux\.resources\.cpu\.cpus.*'a'"),
+        ({"cpu": {"cpus": 3}}, r"linux\.resources\.cpu\.cpus"),
+        ({"cpu": []}, None),
+        ({"cpu": [1]}, r"linux\.resources\.cpu is not an object"),
+        ({"memory": {"limit": "1Gi"}}, r"linux\.resources\.memory\.limit"),
+        ({"hugepageLimits": {"a": 1}}, r"hugepageLimits is not a list"),
+        ({"hugepageLimits": [3]}, r"hugepageLimits"),
+        ({"hugepageLimits": [{"limit": "x"}]}, r"hugepageLimits\.limit"),
+    ],
+)
+def test_a_member_that_is_no_number_is_named(resources: dict[str, Any], named: str | None) -> None:
+    spec = {"linux": {"resources": resources}}
+    if named is None:
+        assert workload(ContainerKind.SINGLE_CONTAINER, {}, spec).vcpus == 0
+        return
+    with pytest.raises(InvalidArgument, match=named):
+        workload(ContainerKind.SINGLE_CONTAINER, {}, spec)
+
+
+def test_a_descending_range_of_cpus_holds_none() -> None:
+    assert cpu_set("3-1,7", "here") == {7}

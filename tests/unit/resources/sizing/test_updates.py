@@ -1,0 +1,152 @@
+"""Update of a container's resources: the VM grows before the guest's limits and shrinks after them; on fakes."""
+
+import asyncio
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.task import Status
+from tests.unit.pod.conftest import Stack, scenario, until
+
+from .resizable_pod import MIB, POD, add, document, resources, settled, start_pod
+
+
+@scenario
+async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+    vm = stack.hypervisors[0]
+    stack.agent.held["UpdateContainer"] = asyncio.Event()
+
+    growing = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=512), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
+    assert (vm.vcpus, vm.memory_mib) == (3, 1024)
+    stack.agent.held["UpdateContainer"].set()
+    await growing
+    stack.agent.held["UpdateContainer"].clear()
+    shrinking = asyncio.ensure_future(stack.pod.update(container, resources(cpus=0.5, mib=128), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer" and not growing.cancelled())
+    assert (vm.vcpus, vm.memory_mib) == (3, 1024), "the guest's limits are lowered before its memory goes"
+    stack.agent.held["UpdateContainer"].set()
+    await shrinking
+
+    await settled(stack, 2, 640)
+
+
+@scenario
+async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack) -> None:
+    await start_pod(stack, POD)
+    asked = resources(cpus=1, mib=256)
+    asked["cpu"]["shares"] = 512
+    container = await add(stack, POD, "a", asked)
+
+    await stack.pod.update(container, {"cpu": {"quota": 50_000, "period": 0}, "memory": {"limit": 0}}, {})
+
+    sent = stack.agent.updates[-1].resources
+    assert (sent.CPU.Quota, sent.CPU.Period, sent.CPU.Shares, sent.Memory.Limit) == (50_000, 100_000, 512, 256 * MIB)
+
+
+@scenario
+async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=128))
+    stack.agent.failures["UpdateContainer"] = (13, "busy")
+
+    with pytest.raises(ShimError, match="busy"):
+        await stack.pod.update(container, resources(cpus=3, mib=512), {})
+
+    await settled(stack, 2, 640)
+    assert stack.hypervisors[0].vcpus == 2
+
+
+@pytest.mark.parametrize("update", [{"cpu": {"shares": 2048}}, resources(cpus=2, mib=512)], ids=["same", "larger"])
+@pytest.mark.parametrize("refused", [False, True], ids=["carried out", "refused"])
+def test_what_a_container_asks_for_after_an_update_is_on_disk(update: dict[str, Any], refused: bool) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        await start_pod(stack, POD, enable_virtio_mem=True)
+        container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+        if refused:
+            stack.agent.failures["UpdateContainer"] = (13, "busy")
+
+        with pytest.raises(ShimError, match="busy") if refused else nullcontext():
+            await stack.pod.update(container, update, {})
+
+        assert stack.pod._sandbox is not None
+        (on_disk,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == container)
+        assert on_disk.resources == stack.pod._sandbox.resizer.asked(container)
+        assert (on_disk.resources == resources(cpus=1, mib=256)) == refused
+
+    body()
+
+
+@scenario
+async def test_a_container_that_has_ended_asks_for_nothing_on_disk(stack: Stack) -> None:
+    stack.document = document(static=True)
+    container = await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1, mib=256)})
+
+    await stack.pod.kill(container, None, 9, False)
+    await stack.pod.wait(container, None)
+
+    (on_disk,) = stack.records[-1].snapshots[-1].containers
+    assert (on_disk.status, on_disk.resources) == (Status.STOPPED, {})
+
+
+@scenario
+async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(stack: Stack) -> None:
+    stack.document = document(static=True)
+    spec = {"linux": {"resources": resources(cpus=1, mib=256)}}
+    container = await stack.run("c1", ["sleep"], **spec)
+    vm = stack.hypervisors[0]
+
+    await stack.pod.update(container, resources(cpus=2, mib=700), {})
+    assert stack.agent.updates[-1].resources.Memory.Limit == 700 * MIB
+    with pytest.raises(FailedPrecondition, match="3 CPUs for all containers are more than the 2 vCPUs"):
+        await stack.pod.update(container, resources(cpus=3), {})
+    with pytest.raises(FailedPrecondition, match="800 MiB for all containers are more than the 768 MiB"):
+        await stack.pod.update(container, resources(mib=800), {})
+
+    assert len(stack.agent.updates) == 1
+    assert vm.resizes == []
+    assert "GetGuestDetails" not in stack.agent.calls
+
+
+@scenario
+async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(stack: Stack) -> None:
+    """The kubelet asks every second, and merges events of one text only."""
+    stack.document = document(static=True)
+    container = await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1, mib=256)})
+    await asyncio.sleep(1)
+    told, calls = len(stack.records[-1].snapshots), list(stack.agent.calls)
+
+    said = set()
+    for _ in range(3):
+        with pytest.raises(FailedPrecondition) as refused:
+            await stack.pod.update(container, resources(mib=800), {})
+        said.add(str(refused.value))
+
+    assert len(said) == 1
+    assert stack.agent.calls == calls
+    assert len(stack.records[-1].snapshots) == told
+
+
+@scenario
+async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(mib=100))
+    held = stack.agent.held["UpdateContainer"] = asyncio.Event()
+    stack.agent.failures["UpdateContainer"] = (5, "no such container")
+    updating = asyncio.ensure_future(stack.pod.update(container, resources(cpus=2, mib=600), {}))
+    await until(lambda: stack.agent.calls[-1] == "UpdateContainer")
+
+    await stack.agent.processes["a", "a"].end(0)
+    await stack.pod.wait(container, None)
+    held.set()
+    with pytest.raises(NotFound):
+        await updating
+
+    await settled(stack, 1, 512)
+    with pytest.raises(FailedPrecondition):
+        await stack.pod.update(container, resources(cpus=1), {})

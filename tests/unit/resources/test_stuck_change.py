@@ -1,0 +1,61 @@
+"""A change the kernel does not answer: its caller gets an answer all the same, and the ledger does not forget it."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from pyshim.cleanup.release import release
+from pyshim.concurrency import threads
+from pyshim.host.processes.children import Children
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.mounts import HostMount, TargetKind
+from pyshim.resources import linux
+from pyshim.resources.linux import LinuxHost
+
+
+def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def dead_server(mount: HostMount) -> None:
+        gate.read_bytes()
+
+    monkeypatch.setattr(linux, "perform_mount", dead_server)
+    monkeypatch.setattr(threads, "LAST_WAIT_S", 0.05)
+    target = tmp_path / "target"
+    mount = HostMount(
+        type="nfs",
+        source="server:/",
+        target=str(target),
+        target_kind=TargetKind.DIRECTORY,
+        options=(),
+        propagation=None,
+        beneath=None,
+    )
+    entry = LedgerEntry(kind=ResourceKind.MOUNT, key=str(target))
+
+    async def scenario() -> None:
+        host = LinuxHost(children=Children(), release=release)
+        mounting = asyncio.ensure_future(host.mount(mount))
+        writer = await asyncio.to_thread(os.open, gate, os.O_WRONLY)
+        mounting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await mounting
+
+        with pytest.raises(FailedPrecondition, match=f"release mount '{target}': a change of it has never ended"):
+            await host.release(entry)
+
+        os.close(writer)  # it ends after all
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    return await host.release(entry)
+                except FailedPrecondition:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())

@@ -1,0 +1,409 @@
+"""What each kind of mount becomes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
+from pyshim.model.guest import GuestContainer
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.mounts import SourceKind
+from pyshim.model.oci import OciSpec
+from pyshim.model.task import RootfsMount
+from pyshim.model.vm import GuestLocation
+from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts
+from pyshim.pod.plan.container import container_plan, with_disks
+from pyshim.resources.volumes.plan.disk_volumes import disk_id
+from pyshim.resources.volumes.plan.share import SharePlan, share_plan
+from pyshim.resources.volumes.plan.volumes import VolumesPlan, volume_sources, volumes_plan
+
+EMPTY_DIRS = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir"
+DIRECTORY = SourceFacts(kind=SourceKind.DIRECTORY)
+
+
+def share(**more: Any) -> SharePlan:
+    return share_plan(
+        sandbox_id=SandboxId("s1"), vm_dir="/vm", binary="/v", cache="auto", extra_args=(), debug=False, **more
+    )
+
+
+SHARE = share()
+Configs = Callable[..., Config]
+Specs = Callable[..., OciSpec]
+
+
+def bind(destination: str, source: str, *options: str) -> dict[str, Any]:
+    return {"destination": destination, "type": "bind", "source": source, "options": ["rbind", *options]}
+
+
+def planned(config: Config, spec: OciSpec, sources: Mapping[str, SourceFacts]) -> VolumesPlan:
+    facts = {source: sources.get(source, DIRECTORY) for source in volume_sources(spec)}
+    return volumes_plan(container_id=ContainerId("c1"), spec=spec, config=config, share=SHARE, sources=facts)
+
+
+def memory_dir(path: str, sub_path: str = "", **more: Any) -> SourceFacts:
+    return SourceFacts(
+        kind=SourceKind.DIRECTORY,
+        fs_type="tmpfs",
+        size_bytes=1 << 20,
+        mode=0o777,
+        empty_dir=EmptyDir(path=path, sub_path=sub_path, in_memory=True),
+        **more,
+    )
+
+
+def test_an_empty_dir_in_memory_is_a_tmpfs_of_the_sandbox(config: Configs, spec: Specs) -> None:
+    source = f"{EMPTY_DIRS}/cache"
+
+    plan = planned(config(), spec(mounts=[bind("/cache", source, "ro")]), {source: memory_dir(source, gid=7)})
+
+    (storage,) = plan.storages
+    assert (storage.driver, storage.fs_type, storage.source) == ("ephemeral", "tmpfs", "tmpfs")
+    assert storage.options == ("size=1048576", "mode=777", "fsgid=7")
+    assert storage.shared
+    assert plan.mounts[0].source == storage.mount_point
+    assert plan.mounts[0].options == ("rbind", "ro")
+    assert plan.host_mounts == ()
+
+
+def test_two_volumes_of_one_name_are_two(config: Configs, spec: Specs) -> None:
+    one, two = f"{EMPTY_DIRS}/cache", f"{EMPTY_DIRS.replace('u1', 'u2')}/cache"
+
+    plan = planned(
+        config(), spec(mounts=[bind("/a", one), bind("/b", two)]), {one: memory_dir(one), two: memory_dir(two)}
+    )
+
+    assert len({storage.mount_point for storage in plan.storages}) == 2
+
+
+def test_a_sub_path_of_memory_is_made_in_its_volume(config: Configs, spec: Specs) -> None:
+    volume, part = f"{EMPTY_DIRS}/cache", "/var/lib/kubelet/pods/u1/volume-subpaths/cache/app/0"
+
+    plan = planned(config(), spec(mounts=[bind("/part", part)]), {part: memory_dir(volume, "a/b")})
+
+    top, inner = plan.storages
+    assert (inner.driver, inner.mount_point) == ("local", f"{top.mount_point}/a/b")
+    assert plan.mounts[0].source == inner.mount_point
+
+
+def test_an_ordinary_tmpfs_of_the_host_is_shared(config: Configs, spec: Specs) -> None:
+    facts = SourceFacts(kind=SourceKind.DIRECTORY, fs_type="tmpfs", size_bytes=1 << 20)
+
+    plan = planned(config(), spec(mounts=[bind("/run/x", "/run/x")]), {"/run/x": facts})
+
+    assert plan.storages == ()
+    assert [mount.source for mount in plan.host_mounts] == ["/run/x"]
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_an_empty_dir_on_disk_is_where_the_configuration_says(configured: Configs, spec: Specs, stays: bool) -> None:
+    source = f"{EMPTY_DIRS}/data"
+    facts = SourceFacts(
+        kind=SourceKind.DIRECTORY, mode=0o777, empty_dir=EmptyDir(path=source, sub_path="", in_memory=False)
+    )
+
+    plan = planned(
+        configured(runtime={"disable_guest_empty_dir": stays}), spec(mounts=[bind("/data", source)]), {source: facts}
+    )
+
+    assert [mount.source for mount in plan.host_mounts] == ([source] if stays else [])
+    assert [storage.driver for storage in plan.storages] == ([] if stays else ["local"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "size_bytes", "expected"),
+    [
+        ([{"pageSize": "2MB", "limit": 6 << 20}, {"pageSize": "1GB", "limit": 1 << 30}], 0, 6 << 20),
+        ([], 4 << 20, 4 << 20),
+        ([{"pageSize": "odd", "limit": 1}, "x"], 4 << 20, 4 << 20),
+    ],
+    ids=["limit", "file-system", "nonsense"],
+)
+def test_huge_pages_are_as_many_as_the_limit_or_the_hosts_mount_says(
+    config: Configs, spec: Specs, limits: list[Any], size_bytes: int, expected: int
+) -> None:
+    facts = SourceFacts(kind=SourceKind.DIRECTORY, fs_type="hugetlbfs", page_bytes=2 << 20, size_bytes=size_bytes)
+
+    plan = planned(
+        config(),
+        spec(mounts=[bind("/huge", "/h")], linux={"resources": {"hugepageLimits": limits}}),
+        {"/h": facts},
+    )
+
+    assert plan.storages[0].options == ("pagesize=2097152", f"size={expected}")
+
+
+def test_huge_pages_without_a_number_are_refused(config: Configs, spec: Specs) -> None:
+    facts = SourceFacts(kind=SourceKind.DIRECTORY, fs_type="hugetlbfs", page_bytes=2 << 20)
+
+    with pytest.raises(InvalidArgument, match="mount huge pages on '/huge'"):
+        planned(config(), spec(mounts=[bind("/huge", "/h")]), {"/h": facts})
+
+
+@pytest.mark.parametrize("plugin", ["configmap", "secret", "projected", "downward-api"])
+def test_what_the_kubelet_rewrites_is_followed(config: Configs, spec: Specs, plugin: str) -> None:
+    source = f"/var/lib/kubelet/pods/u1/volumes/kubernetes.io~{plugin}/x"
+
+    plan = planned(config(), spec(mounts=[bind("/etc/x", source, "ro")]), {})
+
+    (storage,) = plan.storages
+    assert storage.driver == "watchable-bind"
+    assert storage.source.endswith(plan.host_mounts[0].target.rpartition("/")[2])
+    assert plan.mounts[0].source == storage.mount_point
+    # kata-agent refuses another place: `invalid watchable tmpfs root`.
+    assert storage.mount_point.rpartition("/")[0] == "/run/kata-containers/shared/containers/watchable"
+
+
+def test_a_single_file_or_a_writable_payload_is_not_followed(config: Configs, spec: Specs) -> None:
+    source = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~configmap/x"
+    file = SourceFacts(kind=SourceKind.FILE)
+
+    assert planned(config(), spec(mounts=[bind("/etc/x", source, "ro")]), {source: file}).storages == ()
+    assert planned(config(), spec(mounts=[bind("/etc/x", source)]), {}).storages == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), "rprivate"),
+        (("rprivate",), "rprivate"),
+        (("rslave",), "rslave"),
+        (("rshared",), "rslave"),
+        (("rslave", "private"), "rprivate"),
+    ],
+)
+def test_a_share_is_never_in_its_sources_peer_group(
+    config: Configs, spec: Specs, words: tuple[str, ...], expected: str
+) -> None:
+    plan = planned(config(), spec(mounts=[bind("/data", "/srv", *words)]), {})
+
+    assert plan.host_mounts[0].options == ("rbind", expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "mounts_below", "on_host", "in_guest"),
+    [
+        pytest.param(("ro",), False, ("rbind", "ro", "rprivate"), ("rbind", "ro"), id="a plain directory"),
+        pytest.param(("ro",), True, ("rbind", "ro", "rprivate"), ("rbind",), id="with mounts below"),
+        pytest.param(("rro",), True, ("rbind", "rro", "rprivate"), ("rbind", "ro"), id="recursive"),
+        pytest.param(("ro", "rslave"), False, ("rbind", "ro", "rslave"), ("rbind", "rslave"), id="with mounts to come"),
+    ],
+)
+def test_read_only_is_of_the_topmost_mount_unless_asked_for_all(
+    config: Configs,
+    spec: Specs,
+    words: tuple[str, ...],
+    mounts_below: bool,
+    on_host: tuple[str, ...],
+    in_guest: tuple[str, ...],
+) -> None:
+    """The guest sees the share as one mount, and its `ro` would be of everything below."""
+    facts = SourceFacts(kind=SourceKind.DIRECTORY, has_mounts_below=mounts_below)
+
+    plan = planned(config(), spec(mounts=[bind("/data", "/srv", *words)]), {"/srv": facts})
+
+    assert plan.host_mounts[0].options == on_host
+    assert plan.mounts[0].options == in_guest
+
+
+BLOCK = SourceFacts(kind=SourceKind.BLOCK, device_path="/dev/vg/lv")
+
+
+def test_a_block_device_bound_as_a_file_is_the_guests_node(config: Configs, spec: Specs) -> None:
+    plan = planned(config(), spec(mounts=[bind("/dev/data", "/dev/vg/link")]), {"/dev/vg/link": BLOCK})
+
+    (use,) = plan.disks
+    assert use.disk.path == "/dev/vg/lv"
+    assert use.storage is not None
+    assert (use.storage.fs_type, plan.mounts[0].source) == ("bind", use.storage.mount_point)
+
+
+@pytest.mark.parametrize("options", [["ro", "noatime"], ["loop", "rw", "noatime"]], ids=["read-only", "loop"])
+def test_a_file_system_on_a_block_device_is_mounted_in_the_guest(
+    config: Configs, spec: Specs, options: list[str]
+) -> None:
+    mount = {"destination": "/data", "type": "ext4", "source": "/dev/vg/lv", "options": options}
+
+    plan = planned(config(), spec(mounts=[mount]), {"/dev/vg/lv": BLOCK})
+
+    (use,) = plan.disks
+    assert use.disk.read_only is ("ro" in options)
+    assert use.storage is not None
+    assert use.storage.options == tuple(word for word in options if word not in ("loop", "rw"))
+    assert plan.mounts[0].type == "bind"
+
+
+SERVED = SourceFacts(kind=SourceKind.BLOCK, vhost_user_socket="/store/block/sockets/one")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"mounts": [bind("/dev/data", "/nodes/one")]},
+        {"mounts": [{"destination": "/data", "type": "ext4", "source": "/nodes/one", "options": ["ro"]}]},
+        {"linux": {"devices": [{"path": "/dev/data", "type": "b", "major": 241, "minor": 0}]}},
+    ],
+    ids=["node", "file-system", "device"],
+)
+def test_a_disk_that_a_program_serves_is_plugged_once_by_its_socket(
+    members: dict[str, Any], config: Configs, spec: Specs
+) -> None:
+    sources = {"/nodes/one": SERVED, "/dev/block/241:0": SERVED}
+
+    (use,) = root_plan(config(), spec(**members), (), sources).disks
+
+    assert (use.disk.path, use.disk.id) == ("/store/block/sockets/one", disk_id("/store/block/sockets/one"))
+    assert use.disk.vhost_user is not None
+
+
+def test_a_file_system_on_a_directory_is_refused(config: Configs, spec: Specs) -> None:
+    mount = {"destination": "/data", "type": "xfs", "source": "/srv", "options": []}
+
+    with pytest.raises(InvalidArgument, match=r"'/srv' \(xfs\) on '/data'"):
+        planned(config(), spec(mounts=[mount]), {})
+
+
+def direct(**changes: Any) -> SourceFacts:
+    fields: dict[str, Any] = {
+        "volume_path": "/v",
+        "record_dir": "/records/L3Y=",
+        "volume_type": "block",
+        "device": "/dev/vg/lv",
+        "fs_type": "ext4",
+        "options": ("noatime", "discard"),
+        "metadata": {},
+        **changes,
+    }
+    return SourceFacts(kind=SourceKind.DIRECTORY, direct=DirectVolume(**fields))
+
+
+def test_a_direct_volume_is_a_disk_with_its_file_system(config: Configs, spec: Specs) -> None:
+    metadata = {"fsGroup": "77", "fsGroupChangePolicy": "OnRootMismatch", "createFilesystem": "true"}
+
+    plan = planned(config(), spec(mounts=[bind("/data", "/v", "ro")]), {"/v": direct(metadata=metadata)})
+
+    (use,) = plan.disks
+    assert (use.disk.path, use.disk.discard, use.disk.read_only) == ("/dev/vg/lv", True, False)
+    assert use.storage is not None
+    assert use.storage.fs_group == FsGroup(group_id=77, only_on_root_mismatch=True)
+    assert use.storage.driver_options == ("create_filesystem",)
+    assert use.direct.record_dir == "/records/L3Y="
+    assert plan.mounts[0].options == ("rbind", "ro")
+    assert plan.host_mounts == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"volume_type": "spdkvol"}, Unimplemented, "volume-type 'spdkvol'"),
+        ({"device": "vg/lv"}, InvalidArgument, "no absolute device"),
+        ({"fs_type": ""}, InvalidArgument, "no fstype"),
+        ({"metadata": {"fsGroup": "-1"}}, InvalidArgument, "fsGroup '-1'"),
+        ({"metadata": {"fsGroup": "1", "fsGroupChangePolicy": "Never"}}, InvalidArgument, "'Never'"),
+    ],
+    ids=["type", "relative", "no-fs", "group", "policy"],
+)
+def test_a_direct_volume_that_cannot_be_meant_is_refused_by_name(
+    config: Configs, spec: Specs, changes: dict[str, Any], error: type[ShimError], message: str
+) -> None:
+    with pytest.raises(error, match=f"mount direct volume '/v' on '/data'.*{message}"):
+        planned(config(), spec(mounts=[bind("/data", "/v")]), {"/v": direct(**changes)})
+
+
+def test_a_device_the_host_does_not_have_is_named(config: Configs, spec: Specs) -> None:
+    given = spec(linux={"devices": [{"path": "/dev/xvda", "type": "b", "major": 7, "minor": 99}]})
+
+    with pytest.raises(FailedPrecondition, match=r"add device '/dev/xvda': the host has no block device 7:99"):
+        root_plan(config(), given, (), {"/dev/block/7:99": SourceFacts(kind=SourceKind.MISSING)})
+
+
+def root_plan(
+    config: Config, spec: OciSpec, rootfs: tuple[RootfsMount, ...], sources: Mapping[str, SourceFacts] | None = None
+) -> Any:
+    return container_plan(
+        container_id=ContainerId("c1"),
+        bundle=HostPath("/b"),
+        rootfs=rootfs,
+        spec=spec,
+        config=config,
+        share=SHARE,
+        sources=sources or {},
+        hostname="h",
+        sysctls={},
+        terminal=False,
+    )
+
+
+def snapshot(**changes: Any) -> RootfsMount:
+    return RootfsMount(**{"type": "ext4", "source": "/dev/mapper/snap-1", "target": "", "options": ("ro",), **changes})
+
+
+def test_a_root_on_a_block_device_is_plugged_and_never_mounted_on_the_host(config: Configs, spec: Specs) -> None:
+    plan = root_plan(config(disable_block_device_use=False), spec(), (snapshot(),))
+
+    assert plan.rootfs_mounts == plan.share_mounts == ()
+    (use,) = plan.disks
+    assert (use.disk.path, use.disk.read_only) == ("/dev/mapper/snap-1", True)
+    assert plan.guest.spec["root"]["path"] == use.storage.mount_point == "/run/kata-containers/c1/rootfs"
+
+
+@pytest.mark.parametrize(
+    ("rootfs", "allowed"),
+    [
+        ((snapshot(),), False),
+        ((snapshot(type="overlay", source="overlay"),), True),
+        ((snapshot(), snapshot(target="etc")), True),
+        ((snapshot(target="x"),), True),
+    ],
+    ids=["disabled", "overlay", "two", "target"],
+)
+def test_any_other_root_is_mounted_on_the_host(
+    config: Configs, spec: Specs, rootfs: tuple[RootfsMount, ...], allowed: bool
+) -> None:
+    plan = root_plan(config(disable_block_device_use=not allowed), spec(), rootfs)
+
+    assert plan.disks == ()
+    assert len(plan.rootfs_mounts) == len(rootfs)
+
+
+def test_plugged_disks_are_mounted_before_everything_else(config: Configs, spec: Specs) -> None:
+    source = f"{EMPTY_DIRS}/cache"
+    given = spec(
+        mounts=[bind("/cache", source), bind("/data", "/v")],
+        linux={"devices": [{"path": "/dev/xvda", "type": "b", "major": 7, "minor": 1}]},
+    )
+    sources = {source: memory_dir(source), "/v": direct(), "/dev/block/7:1": BLOCK}
+    plan = root_plan(config(disable_block_device_use=False), given, (snapshot(),), sources)
+    places = [GuestLocation(pci_path=f"02/0{number}") for number in range(1, 4)]
+
+    guest: GuestContainer = with_disks(plan.guest, list(zip(plan.disks, places, strict=True)))
+
+    assert [(storage.driver, storage.source) for storage in guest.storages] == [
+        ("blk", "02/01"),
+        ("blk", "02/02"),
+        ("ephemeral", "tmpfs"),
+    ]
+    assert [(device.id, device.container_path) for device in guest.devices] == [("02/03", "/dev/xvda")]
+
+
+@pytest.mark.parametrize(
+    ("texts", "problem"),
+    [(("srv",), "'srv' is not an absolute path"), (("/",), "'/' is not"), (("/a/x", "/b/x:rw"), "called 'x'")],
+)
+def test_sandbox_bind_mounts_that_cannot_be_are_named(texts: tuple[str, ...], problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"sandbox_bind_mounts: .*{problem}"):
+        share(bind_mounts=texts)
+
+
+def test_sandbox_bind_mounts_are_read_only_unless_said_otherwise() -> None:
+    mounts = share(bind_mounts=("/srv/a", "/srv/b:ro", "/srv/c:rw", "/srv/d:e")).bind_mounts
+
+    assert [(mount.source, "ro" in mount.options) for mount in mounts] == [
+        ("/srv/a", True),
+        ("/srv/b", True),
+        ("/srv/c", False),
+        ("/srv/d:e", True),
+    ]
+    assert {mount.target.rpartition("/")[0] for mount in mounts} == {f"{SHARE.mounts_dir}/sandbox-mounts"}

@@ -1,0 +1,227 @@
+"""virtiofsd: each flavour's command line for the same configuration, and how it dies."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyshim.host.processes.children import Children
+from pyshim.host.sockets import listening_socket
+from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
+from pyshim.model.host_facts import VirtiofsdFlavour
+from pyshim.model.ids import HostPath
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.resources.volumes.host.virtiofsd import VirtiofsdProcess, start_virtiofsd, virtiofsd_command
+from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
+from tests.fakes.ledger import FakeLedger
+
+REAL_C = "/usr/lib/qemu/virtiofsd"
+RUST, C = VirtiofsdFlavour.RUST, VirtiofsdFlavour.C
+needs_c = pytest.mark.skipif(not os.access(REAL_C, os.X_OK), reason=f"needs {REAL_C}")
+
+
+def plan(**changes: Any) -> VirtiofsdPlan:
+    fields: dict[str, Any] = {
+        "binary": HostPath("/bin/virtiofsd"),
+        "shared_dir": HostPath("/shared"),
+        "listen_path": HostPath("/vm/vhost-fs.sock"),
+        "cache": "auto",
+        "extra_args": (),
+        "debug": False,
+    }
+    return VirtiofsdPlan(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("flavour", "cache", "words"),
+    [
+        pytest.param(RUST, "", ("--cache=auto",), id="rust-default"),
+        pytest.param(RUST, "never", ("--cache=never",), id="rust-never"),
+        pytest.param(RUST, "metadata", ("--cache=metadata",), id="rust-metadata"),
+        pytest.param(RUST, "always", ("--cache=always",), id="rust-always"),
+        pytest.param(C, "", ("-o", "cache=auto"), id="c-default"),
+        pytest.param(C, "never", ("-o", "cache=none"), id="c-never"),
+        pytest.param(C, "metadata", ("-o", "cache=none"), id="c-metadata"),
+        pytest.param(C, "always", ("-o", "cache=always"), id="c-always"),
+    ],
+)
+def test_cache_mode_in_each_flavours_words(flavour: VirtiofsdFlavour, cache: str, words: tuple[str, ...]) -> None:
+    command = virtiofsd_command(plan(cache=cache), flavour)
+
+    assert command.argv[-len(words) :] == words
+    assert command.argv[:2] == ("/bin/virtiofsd", "--fd=3")
+
+
+def test_unknown_cache_mode_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="unknown cache mode 'fast'"):
+        virtiofsd_command(plan(cache="fast"), RUST)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "word"),
+    [pytest.param(RUST, "--shared-dir=/a,b", id="rust"), pytest.param(C, "source=/a\\,b", id="c-escapes-commas")],
+)
+def test_the_share_is_named_and_is_the_key(flavour: VirtiofsdFlavour, word: str) -> None:
+    command = virtiofsd_command(plan(shared_dir=HostPath("/a,b")), flavour)
+
+    assert word in command.argv
+    assert command.key == word
+
+
+@pytest.mark.parametrize(
+    ("given", "rust", "rust_dropped", "c", "c_dropped"),
+    [
+        pytest.param(
+            ("--thread-pool-size=1", "--announce-submounts"),
+            ("--thread-pool-size=1", "--announce-submounts"),
+            (),
+            ("--thread-pool-size=1", "-o", "announce_submounts"),
+            (),
+            id="kata-defaults",
+        ),
+        pytest.param(
+            ("--thread-pool-size", "4", "--xattr"),
+            ("--thread-pool-size=4", "--xattr"),
+            (),
+            ("--thread-pool-size=4", "-o", "xattr"),
+            (),
+            id="value-in-its-own-word",
+        ),
+        pytest.param(
+            ("--sandbox=chroot", "--sandbox=none"),
+            ("--sandbox=chroot", "--sandbox=none"),
+            (),
+            ("-o", "sandbox=chroot"),
+            ("--sandbox=none",),
+            id="c-has-no-sandbox-none",
+        ),
+        pytest.param(
+            ("--log-level=error", "--log-level=off"),
+            ("--log-level=error", "--log-level=off"),
+            (),
+            ("-o", "log_level=err"),
+            ("--log-level=off",),
+            id="log-levels",
+        ),
+        pytest.param(
+            ("--seccomp=none", "--inode-file-handles=mandatory", "--new-option"),
+            ("--seccomp=none", "--inode-file-handles=mandatory", "--new-option"),
+            (),
+            (),
+            ("--seccomp=none", "--inode-file-handles=mandatory", "--new-option"),
+            id="c-lacks-the-option",
+        ),
+        pytest.param(
+            ("--syslog", "--shared-dir=/", "--fd=9", "--socket-path", "/x", "-o", "source=/", "-osource=/,xattr"),
+            (),
+            ("--syslog", "--shared-dir=/", "--fd=9", "--socket-path=/x", "-o source=/", "-o source=/,xattr"),
+            (),
+            ("--syslog", "--shared-dir=/", "--fd=9", "--socket-path=/x", "-o source=/", "-o source=/,xattr"),
+            id="nobody-may-undo-our-decisions",
+        ),
+        pytest.param(("-o", "xattr,flock"), ("-o", "xattr,flock"), (), ("-o", "xattr,flock"), (), id="compat"),
+    ],
+)
+def test_extra_arguments(
+    given: tuple[str, ...],
+    rust: tuple[str, ...],
+    rust_dropped: tuple[str, ...],
+    c: tuple[str, ...],
+    c_dropped: tuple[str, ...],
+) -> None:
+    for_rust = virtiofsd_command(plan(extra_args=given), RUST)
+    for_c = virtiofsd_command(plan(extra_args=given), C)
+
+    assert (for_rust.argv[4:], for_rust.dropped) == (rust, rust_dropped)
+    assert (for_c.argv[6:], for_c.dropped) == (c, c_dropped)
+
+
+async def start(wanted: VirtiofsdPlan, ledger: FakeLedger, children: Children, directory: Path) -> VirtiofsdProcess:
+    flavours = VirtiofsdFlavours(children, answers=str(directory / "answers"))
+    return await start_virtiofsd(wanted, ledger, children, flavours=flavours)
+
+
+def unlink(entry: LedgerEntry) -> None:
+    if entry.kind is ResourceKind.SOCKET:
+        os.unlink(entry.key)
+
+
+@needs_c
+@pytest.mark.root
+def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp_path: Path) -> None:
+    wanted = plan(binary=REAL_C, shared_dir=str(tmp_path), listen_path=str(tmp_path / "fs.sock"))
+
+    async def scenario() -> None:
+        ledger, children = FakeLedger(unlink), Children()
+
+        virtiofsd = await start(wanted, ledger, children, tmp_path)
+
+        assert [entry.kind for entry in ledger.held.values()] == [ResourceKind.SOCKET, ResourceKind.PROCESS]
+        assert os.stat(wanted.listen_path).st_mode & 0o777 == 0o600
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(wanted.listen_path)
+        await virtiofsd.stop()
+        await virtiofsd.stop()
+        assert "SIGKILL" in await virtiofsd.wait() or "exited" in await virtiofsd.wait()
+        assert ledger.held == {}
+        assert children.alive == ()
+
+    asyncio.run(scenario())
+
+    assert not os.path.exists(wanted.listen_path)
+
+
+@needs_c
+@pytest.mark.root
+def test_the_reason_of_an_early_death_is_in_its_text(tmp_path: Path) -> None:
+    wanted = plan(
+        binary=REAL_C, shared_dir=str(tmp_path), listen_path=str(tmp_path / "s"), extra_args=("-o", "nonsense")
+    )
+
+    async def scenario() -> str:
+        ledger, children = FakeLedger(unlink), Children()
+        virtiofsd = await start(wanted, ledger, children, tmp_path)
+        reason = await virtiofsd.wait()
+        await virtiofsd.stop()
+        assert ledger.held == {}
+        return reason
+
+    reason = asyncio.run(scenario())
+
+    assert "exited with status 1" in reason
+    assert "nonsense" in reason
+    assert str(tmp_path) in reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        pytest.param({"shared_dir": "/none/such"}, "share directory '/none/such': not a directory", id="no-directory"),
+        pytest.param({"listen_path": "/none/such/s"}, "listen at '/none/such/s': ENOENT", id="no-place-for-socket"),
+    ],
+)
+def test_what_cannot_start_leaves_nothing(tmp_path: Path, changes: dict[str, str], text: str) -> None:
+    binary = tmp_path / "virtiofsd"
+    binary.write_text('#!/bin/sh\necho \'{"type": "fs"}\'\n')
+    binary.chmod(0o755)
+    wanted = plan(**{"binary": str(binary), "shared_dir": str(tmp_path), "listen_path": str(tmp_path / "s"), **changes})
+    ledger, children = FakeLedger(), Children()
+
+    with pytest.raises((FailedPrecondition, Internal), match=text):
+        asyncio.run(start(wanted, ledger, children, tmp_path))
+
+    assert ledger.held == {}
+    assert children.alive == ()
+
+
+def test_a_stale_socket_is_replaced_and_a_long_path_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    listening_socket(path).close()
+    listening_socket(path).close()
+
+    with pytest.raises(InvalidArgument, match="longer than 107 bytes"):
+        listening_socket("/" + "x" * 107)

@@ -1,0 +1,116 @@
+"""A state whose file has gone bad is refused: what it says is done to the host by its word alone."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyshim.model.errors import ShimError
+from pyshim.state.errors import StateDamaged
+from pyshim.state.schema import CHECKSUM, KEY
+from pyshim.state.store import StateStore
+from tests.unit.state.states import everything, written
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StateStore:
+    return StateStore(root=str(tmp_path))
+
+
+def test_every_flipped_bit_is_refused(store: StateStore) -> None:
+    """One bit of each byte, and every bit of the last 200, which hold the checksum."""
+    store.save(everything())
+    path = Path(f"{store.root}/sb1/persist.json")
+    good = path.read_bytes()
+    places = [(position, bit) for position in range(len(good)) for bit in range(8)]
+    believed = []
+
+    with open(path, "r+b", buffering=0) as file:
+        for position, bit in (*places[::9], *places[-1600:]):
+            os.pwrite(file.fileno(), bytes((good[position] ^ 1 << bit,)), position)
+            try:
+                store.load("sb1")
+            except ShimError:
+                pass
+            else:
+                believed.append((position, bit))
+            os.pwrite(file.fileno(), good[position : position + 1], position)
+
+    assert believed == []
+    assert store.load("sb1").ledger == everything().ledger
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 70, 90, 1000])
+def test_a_file_that_was_cut_off_is_refused(store: StateStore, cut: int) -> None:
+    store.save(everything())
+    path = Path(f"{store.root}/sb1/persist.json")
+    os.truncate(path, path.stat().st_size - cut)
+
+    with pytest.raises(StateDamaged):
+        store.load("sb1")
+
+
+def rewrite(store: StateStore, document: object) -> None:
+    Path(f"{store.root}/sb1/persist.json").write_text(json.dumps(document, separators=(",", ":")))
+
+
+def test_a_file_that_was_edited_is_refused(store: StateStore) -> None:
+    store.save(everything())
+    document = written(everything())
+    document[KEY][CHECKSUM] = "0" * 64
+    rewrite(store, document)
+
+    with pytest.raises(StateDamaged, match="checksum is wrong"):
+        store.load("sb1")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_without_its_checksum_at_the_end_is_refused(store: StateStore, version: int) -> None:
+    store.save(everything())
+    document = written(everything())
+    document[KEY] = {CHECKSUM: "0" * 64, **document[KEY], "Version": version}
+    rewrite(store, document)
+
+    with pytest.raises(StateDamaged, match="does not end in its checksum"):
+        store.load("sb1")
+
+
+def test_a_file_of_the_version_before_checksums_is_read(store: StateStore) -> None:
+    """A shim of that version may still run when its `delete` is of this one."""
+    before = everything()
+    store.save(before)
+    document = written(before)
+    document[KEY]["Version"] = 2
+    document[KEY]["Ledger"] = [
+        {"Kind": "socket", "Key": key, "Detail": {}}
+        for key in ("/run/vc/vm/sb1/qmp.sock", "/kubelet/e/disk.img", "/run/volumes/x/sb1")
+    ]
+    rewrite(store, document)
+
+    found = store.load("sb1")
+
+    assert [entry.kind.value for entry in found.ledger] == ["socket", "file", "file"]
+    store.save(found)
+    assert store.load("sb1") == found
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_fifo_or_directory_in_the_files_place_is_refused_and_not_waited_for(
+    store: StateStore, make: Callable[[str], None]
+) -> None:
+    os.mkdir(f"{store.root}/sb1")
+    make(f"{store.root}/sb1/persist.json")
+
+    with pytest.raises(StateDamaged, match="not a regular file"):
+        store.load("sb1")
+    assert not store.names_us("sb1")
+
+
+def test_a_fifo_in_the_registers_place_is_not_waited_for(tmp_path: Path) -> None:
+    store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
+    os.mkdir(tmp_path / "register")
+    os.mkfifo(tmp_path / "register/sb1")
+
+    assert store.entered("sb1") is None
