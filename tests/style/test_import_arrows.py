@@ -46,11 +46,12 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.config": ("pyshim.host", "pyshim.model"),
     "pyshim.model": (),
     "pyshim.kubernetes": ("pyshim.resources", "pyshim.config", "pyshim.model"),
+    "pyshim.nri": ("pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.node": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),
     "pyshim.cli": (
         *("pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.kubernetes", "pyshim.pod", "pyshim.resources"),
         *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.instances", "pyshim.node"),
-        *("pyshim.node_monitor", "pyshim.log", "hypervisors.qemu"),
+        *("pyshim.node_monitor", "pyshim.nri", "pyshim.log", "hypervisors.qemu"),
     ),
     # Libraries of their own.
     "pyshim.ttrpc": (),
@@ -96,7 +97,7 @@ _PROTOBUF_EDGES = (
 )
 # Files of these names decide and touch nothing: they take values and return values.
 _PURE_NAMES = ("plan",)
-_PURE = ("pyshim.model", "hypervisors.qemu.cmdline", "pyshim.ttrpc.framing")
+_PURE = ("pyshim.model", "pyshim.nri.placement", "hypervisors.qemu.cmdline", "pyshim.ttrpc.framing")
 _IMPURE_LIBRARIES = ("asyncio", "os", "socket", "subprocess", "time", "random")
 
 

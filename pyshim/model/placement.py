@@ -1,0 +1,32 @@
+"""Where on the host a whole VM runs: what is asked before it boots, and the answer."""
+
+import msgspec
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """What one VM needs of the host, as it boots."""
+
+    sandbox_id: str
+    name: str
+    """`NAMESPACE/POD`, for people."""
+    vcpus: int
+    memory_bytes: int
+    """Guest RAM."""
+    exclusive: bool
+    """The vCPUs get CPUs that nothing else runs on: the pod is Guaranteed and all its CPUs are whole numbers."""
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """CPUs and nodes by the kernel's numbers, each tuple in ascending order and without repetitions."""
+
+    vcpu_cpus: tuple[int, ...]
+    """The vCPU threads run on these. An exclusive placement has one for each vCPU, in the order of the vCPUs."""
+    service_cpus: tuple[int, ...]
+    """The VMM's other threads and virtiofsd run on these: shared CPUs of the same nodes."""
+    cpu_nodes: tuple[int, ...]
+    """The NUMA nodes the CPUs are of, as they were chosen; they never change while the VM lives."""
+    memory_nodes: tuple[int, ...]
+    """Guest RAM comes from these."""
+    exclusive: bool
+    why: str
+    """One line for people: what was chosen, and what that cost."""
