@@ -7,7 +7,7 @@ import click
 
 from pyshim.cli.output import json_option, print_json
 from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
-from pyshim.cli.state import read_record
+from pyshim.cli.state import read_snapshot
 from pyshim.model.errors import FailedPrecondition
 from pyshim.resources.cgroups.host import usage as cgroup_usage
 
@@ -27,9 +27,7 @@ _MEANING = {
 def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Show a sandbox's host cgroups: who is in them, what they are held to, what they have used."""
     found = sandbox_id(sandbox, state_dir)
-    document = read_record(state_dir, found)
-    ours = document.get("Pyshim") or {}
-    record = ((ours.get("Snapshot") or {}).get("Cgroups")) or {}
+    record = read_snapshot(state_dir, found).get("Cgroups") or {}
     if not record:
         raise FailedPrecondition(f"show cgroups of '{found}': none are recorded; it is not started, or not ours")
     live = {**record, "Groups": [_live(group, record) for group in record.get("Groups", [])]}

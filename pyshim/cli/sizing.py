@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from pyshim.cli.output import examples, json_option, print_json
 from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 from pyshim.cli.sizing_text import explanation_json, explanation_lines, record_lines
-from pyshim.cli.state import read_record
+from pyshim.cli.state import read_snapshot
 from pyshim.config.sources import named_file, read_source
 from pyshim.kubernetes.agreement import explain_pod
 from pyshim.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
@@ -33,9 +33,8 @@ def command() -> None:
 def show(sandbox: str, state_dir: str, as_json: bool) -> int:
     """How a running sandbox came to its size."""
     found = sandbox_id(sandbox, state_dir)
-    document = read_record(state_dir, found)
     where = f"sizing record of '{found}'"
-    snapshot = (document.get("Pyshim") or {}).get("Snapshot") or {}
+    snapshot = read_snapshot(state_dir, found)
     if not snapshot.get("Sizing"):
         raise FailedPrecondition(f"show {where}: none is kept; the sandbox is not planned yet, or not ours")
     record = SizingRecord.from_json(snapshot["Sizing"], where)

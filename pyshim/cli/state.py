@@ -17,7 +17,7 @@ from pyshim.model.errors import Internal, NotFound
 @click.option("--json", "as_json", is_flag=True, help="The whole record as it is on disk.")
 def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Show what is recorded about a sandbox on this node."""
-    record = read_record(state_dir, sandbox)
+    record = read_record(state_dir, sandbox_id(sandbox, state_dir))
     if as_json:
         print_json(record)
     else:
@@ -25,12 +25,22 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     return 0
 
 
-def read_record(state_dir: str, sandbox: str) -> dict[str, Any]:
-    """The persist.json of the sandbox that `sandbox` names, by its id or the beginning of it.
+def read_snapshot(state_dir: str, found: str) -> dict[str, Any]:
+    """What the shim of the sandbox with the id `found` saved of the pod; empty when it saved nothing, or is not ours.
 
-    Raises InvalidArgument for several, NotFound for none, or Internal when the file cannot be read as one.
+    Raises as `read_record` does.
     """
-    path = os.path.join(state_dir, sandbox_id(sandbox, state_dir), "persist.json")
+    ours = read_record(state_dir, found).get("Pyshim")
+    snapshot = ours.get("Snapshot") if isinstance(ours, dict) else None
+    return snapshot if isinstance(snapshot, dict) else {}
+
+
+def read_record(state_dir: str, found: str) -> dict[str, Any]:
+    """The persist.json of the sandbox with the id `found`.
+
+    Raises NotFound when there is none, or Internal when the file cannot be read as one.
+    """
+    path = os.path.join(state_dir, found, "persist.json")
     try:
         with open(path, "rb") as file:
             record = json.load(file)

@@ -8,7 +8,7 @@ import click
 
 from pyshim.cli.output import examples
 from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
-from pyshim.cli.state import read_record
+from pyshim.cli.state import read_snapshot
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.trace import NO_PARENT, Span, spans_from_json
 
@@ -26,10 +26,8 @@ def command(sandbox: str, state_dir: str, as_json: bool, svg: bool) -> int:
     if as_json and svg:
         raise click.UsageError("--json and --svg are two forms of the same: choose one")
     found = sandbox_id(sandbox, state_dir)
-    record = read_record(state_dir, found)
     try:
-        saved = (record.get("Pyshim") or {}).get("Snapshot") or {}
-        spans = spans_from_json(saved.get("Trace") or {})
+        spans = spans_from_json(read_snapshot(state_dir, found).get("Trace") or {})
     except (ValueError, AttributeError) as error:
         raise Internal(f"read trace of sandbox {found!r}: {error}") from error
     if not spans:
