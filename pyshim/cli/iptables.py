@@ -7,9 +7,7 @@ import click
 from pyshim.cli.monitor_client import ask_sandbox
 from pyshim.cli.output import examples, json_option, print_json
 from pyshim.cli.sandbox import named_sandbox, sandbox_id_option, state_dir_option
-
-MAX_RULES_BYTES = 16 * 1024 * 1024
-"""Bytes of a file of rules: a node's with ten thousand services has some of them."""
+from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
 
 
 @click.group(
@@ -53,17 +51,17 @@ def _get(words: tuple[str, ...], named: str, v6: bool, state_dir: str, as_json: 
 def _set(words: tuple[str, ...], named: str, v6: bool, state_dir: str) -> int:
     """Replace the rules by those of FILE, which has the form of iptables-save; - is stdin."""
     sandbox, (path,) = named_sandbox(words, named, further=1)
-    ask_sandbox(state_dir, sandbox, "PUT", target(v6), read_limited(path, "rules", MAX_RULES_BYTES))
+    ask_sandbox(state_dir, sandbox, "PUT", target(v6), read_limited(path, "rules"))
     return 0
 
 
-def read_limited(path: str, what: str, most_bytes: int) -> bytes:
-    """The content of the file. Raises OSError, and UsageError for more than any guest is to be given."""
+def read_limited(path: str, what: str) -> bytes:
+    """The content of the file. Raises OSError, and UsageError for more than the shim takes."""
     if path == "-":
-        content = sys.stdin.buffer.read(most_bytes + 1)
+        content = sys.stdin.buffer.read(MAX_MONITOR_BODY_BYTES + 1)
     else:
         with open(path, "rb") as file:
-            content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise click.UsageError(f"read {what} of '{path}': more than {most_bytes} bytes")
+            content = file.read(MAX_MONITOR_BODY_BYTES + 1)
+    if len(content) > MAX_MONITOR_BODY_BYTES:
+        raise click.UsageError(f"read {what} of '{path}': more than {MAX_MONITOR_BODY_BYTES} bytes")
     return content

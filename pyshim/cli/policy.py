@@ -10,8 +10,6 @@ from pyshim.model.errors import InvalidArgument
 
 TARGET = "/policy"
 """Kata's path on the monitor socket."""
-MAX_POLICY_BYTES = 4 * 1024 * 1024
-"""Bytes: the agent takes no message above this size."""
 
 
 @click.group(epilog=examples("pyshim policy set 1a2b policy.rego", "pyshim policy set --sandbox-id 1a2b policy.rego"))
@@ -26,7 +24,7 @@ def command() -> None:
 def _set(words: tuple[str, ...], named: str, state_dir: str) -> int:
     """Replace the policy by that of FILE, in Rego; - is stdin. The present policy decides whether it may."""
     sandbox, (path,) = named_sandbox(words, named, further=1)
-    content = read_limited(path, "policy", MAX_POLICY_BYTES)
+    content = read_limited(path, "policy")
     if not content.strip():
         raise InvalidArgument(f"read policy of '{path}': it is empty")
     ask_sandbox(state_dir, sandbox, "PUT", TARGET, content)

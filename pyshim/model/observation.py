@@ -8,6 +8,8 @@ from pyshim.model.trace import Span
 
 MONITOR_SOCKET = "shim-monitor.sock"
 """The name of the socket in a sandbox's directory of state, by which Kata's own programs find it."""
+MAX_MONITOR_BODY_BYTES = 2 << 20
+"""Bytes of a request's body: a policy or a table of iptables rules, which has to fit into one ttrpc message."""
 
 
 class VmSize(msgspec.Struct, frozen=True, kw_only=True):

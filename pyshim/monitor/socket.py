@@ -13,6 +13,8 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple
 
+from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
+
 log = logging.getLogger("pyshim.monitor")
 
 REQUEST_TIMEOUT_S = 10.0
@@ -20,8 +22,6 @@ REQUEST_TIMEOUT_S = 10.0
 MAX_CLIENTS = 16
 """Connections at a time: kata-monitor, `pyshim monitor`, a CSI driver and some operators."""
 _MAX_HEAD_BYTES = 64 * 1024
-MAX_BODY_BYTES = 2 << 20
-"""Bytes of a request's body: a policy or a table of iptables rules, which has to fit into one ttrpc message."""
 
 
 class Request(NamedTuple):
@@ -143,8 +143,8 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
                 waits = value.strip().lower() == "100-continue"
     if length < 0:
         raise ValueError("Content-Length is no number of bytes")
-    if length > MAX_BODY_BYTES:
-        raise _BodyTooLarge(f"a body may have {MAX_BODY_BYTES} bytes")
+    if length > MAX_MONITOR_BODY_BYTES:
+        raise _BodyTooLarge(f"a body may have {MAX_MONITOR_BODY_BYTES} bytes")
     if waits:
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return Request(words[0], words[1], await reader.readexactly(length))
