@@ -13,6 +13,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,24 +126,38 @@ def build(release: Release) -> None:
     The Go client fetches and checks the modules. It builds from a module of its own that requires containerd, because
     `go install` refuses modules whose go.mod excludes something, as those of 1.7 and 2.1 do.
     """
-    if not release.is_built or release.programs.exists():
+    if not release.is_built:
         return
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if release.programs.exists():
+    with go_build(release.programs, f"containerd {release.version}", "some minutes") as work:
+        if work is None:
             return
-        if shutil.which("go") is None:
-            raise FileNotFoundError(f"build containerd {release.version}: no program 'go' (hint: install Go)")
-        work = CACHE / f".{release.version}"
-        shutil.rmtree(work, ignore_errors=True)
-        (work / "bin").mkdir(parents=True)
         packages = [f"{release.module}/cmd/{name}" for name in _PROGRAMS]
-        print(f"==> building containerd {release.version} (some minutes, once)", flush=True)
         run_go(work, "mod", "init", "pyshim.test/containerd")
         run_go(work, "get", *(f"{package}@{release.version}" for package in packages))
         run_go(work, "build", "-trimpath", "-tags", _TAGS, "-o", "bin/", *packages)
-        (work / "bin").rename(release.programs)
+
+
+@contextmanager
+def go_build(programs: Path, what: str, how_long: str) -> Iterator[Path | None]:
+    """A directory in which the caller builds into `bin`, which becomes `programs` afterwards; None when that is there.
+
+    One build of a directory at a time; a build that failed leaves no `programs`. Raises OSError without a Go client.
+    """
+    cache = programs.parent
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if programs.exists():
+            yield None
+            return
+        if shutil.which("go") is None:
+            raise FileNotFoundError(f"build {what}: no program 'go' (hint: install Go)")
+        work = cache / f".{programs.name}"
+        shutil.rmtree(work, ignore_errors=True)
+        (work / "bin").mkdir(parents=True)
+        print(f"==> building {what} ({how_long}, once)", flush=True)
+        yield work
+        (work / "bin").rename(programs)
         shutil.rmtree(work)
 
 

@@ -6,22 +6,18 @@ directory are collected where KUBELET is set, which `make kubelet` does.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
-from integration.framework.containerd import missing_programs
-from integration.framework.releases import run_go
+from integration.framework.releases import go_build, run_go
 
 VERSION = "v1.34.4"
 _STAGING = VERSION.replace("v1.", "v0.", 1)
 """The version under which the modules that kubernetes keeps in its own tree are published."""
-CACHE = Path(__file__).resolve().parents[2] / ".build" / "cache" / "kubernetes"
-PROGRAMS = CACHE / VERSION
+PROGRAMS = Path(__file__).resolve().parents[2] / ".build" / "cache" / "kubernetes" / VERSION
 NAMES = ("kubelet", "kube-apiserver")
 _TOOLS = """\
 //go:build tools
@@ -45,18 +41,10 @@ def build() -> None:
     The go.mod of kubernetes replaces some thirty modules by directories of its own tree. A module that requires
     kubernetes has to replace them by their published versions.
     """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if PROGRAMS.exists():
+    with go_build(PROGRAMS, f"{' and '.join(NAMES)} {VERSION}", "a quarter of an hour") as work:
+        if work is None:
             return
-        if missing := missing_programs("go"):
-            raise FileNotFoundError(f"build kubelet {VERSION}: no program {missing[0]!r} (hint: install Go)")
-        work = CACHE / f".{VERSION}"
-        shutil.rmtree(work, ignore_errors=True)
-        (work / "bin").mkdir(parents=True)
         packages = [f"k8s.io/kubernetes/cmd/{name}" for name in NAMES]
-        print(f"==> building {' and '.join(NAMES)} {VERSION} (a quarter of an hour, once)", flush=True)
         found = json.loads(run_go(work, "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}"))
         theirs = Path(found["GoMod"]).read_text()
         staged = "\n".join(f"\t{name} => {name} {_STAGING}" for name in _STAGED.findall(theirs))
@@ -71,8 +59,6 @@ def build() -> None:
         stamp = {"gitVersion": VERSION, "gitMajor": major, "gitMinor": minor}
         flags = " ".join(f"-X k8s.io/component-base/version.{key}={value}" for key, value in stamp.items())
         run_go(work, "build", "-trimpath", "-ldflags", f"-s -w {flags}", "-o", "bin/", *packages)
-        (work / "bin").rename(PROGRAMS)
-        shutil.rmtree(work)
 
 
 if __name__ == "__main__":
