@@ -19,6 +19,7 @@ demo: setup guest ## run containers in virtual machines through a private contai
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo
 
 test: setup guest ## everything: check with the slow tests, check-pythons and, beside them, the integration tests
+	@scripts/setup test
 	@scripts/test
 
 test-forked: setup guest ## all integration tests with shims forked by a zygote; `make test` has some of them so
