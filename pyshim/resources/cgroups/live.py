@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from hypervisors.base import Hypervisor
 from pyshim.concurrency.tasks import to_the_end, together
 from pyshim.model.cgroups import Group, GroupSetting, Member, Role
+from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.seams import Cgroups, PinnedElsewhere
@@ -32,7 +33,6 @@ from pyshim.resources.cgroups.plan.settings import (
 )
 from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.sizing.plan import SizingRecord
-from pyshim.resources.sizing.plan.workload import cpu_set
 
 log = logging.getLogger("pyshim.resources.cgroups.live")
 

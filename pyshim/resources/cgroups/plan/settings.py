@@ -13,11 +13,12 @@ from typing import Any
 
 from pyshim.model.cgroups import CgroupPlan, GroupSetting, Member, Role
 from pyshim.model.config import Config
+from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
 from pyshim.resources.sizing.plan.record import SizingRecord, decimal
-from pyshim.resources.sizing.plan.workload import MIB, cpu_set
+from pyshim.resources.sizing.plan.workload import MIB
 
 PERIOD_US = 100_000
 HOST_SIDE_CPUS = Fraction(1)
@@ -134,17 +135,6 @@ def cpuset_union(resources: Iterable[Mapping[str, Any]], member: str) -> frozens
             return frozenset()
         union |= found
     return frozenset(union)
-
-
-def cpuset_text(numbers: Iterable[int]) -> str:
-    """`0-2,5`. Source: cpuset(7), "List format"."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def checked_cpuset(wanted: frozenset[int], allowed: frozenset[int], what: str, cgroup: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
 
@@ -24,8 +25,6 @@ _UNLIMITED_FROM = 1 << 62
 _MIN_SHARES = 2
 """The least the kernel takes; kubelet gives it to a pod that requests no CPU. Source: kubelet MinShares."""
 _SHARES_PER_CPU = 1024
-_MAX_CPUS = 8192
-"""The kernel's largest NR_CPUS on x86-64."""
 _GROUPS = ("cpu", "memory", "pids", "blockIO", "network", "rdma", "unified")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
@@ -127,22 +126,6 @@ def memory_request(resources: Mapping[str, Any]) -> tuple[int, int]:
             raise InvalidArgument("read spec: linux.resources.hugepageLimits holds something that is not an object")
         hugepages += _limit(_member(page, "hugepageLimits.limit"))
     return limit, hugepages
-
-
-def cpu_set(text: object, where: str) -> frozenset[int]:
-    """`0-2,5` as a set. Raises InvalidArgument naming `where`. Source: cpuset(7), "List format"."""
-    if not isinstance(text, str):
-        raise InvalidArgument(f"read {where}: not a list of CPUs: {str(text)[:100]!r}")
-    cpus: set[int] = set()
-    for part in text.strip().split(","):
-        first, dash, last = part.strip().partition("-")
-        if not part.strip():
-            continue
-        ends = (first, last if dash else first)
-        if not all(_WHOLE.fullmatch(end) and int(end) < _MAX_CPUS for end in ends):
-            raise InvalidArgument(f"read {where}: not a list of CPUs below {_MAX_CPUS}: {text[:100]!r}")
-        cpus.update(range(int(ends[0]), int(ends[1]) + 1))
-    return frozenset(cpus)
 
 
 def _pod_workload(annotations: Mapping[str, str]) -> Workload:

@@ -10,6 +10,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.cgroups import CgroupPlan, Member, Role
 from pyshim.model.config import Config
+from pyshim.model.cpusets import cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import SandboxId
@@ -18,7 +19,6 @@ from pyshim.resources.cgroups.plan.pinning import pinning
 from pyshim.resources.cgroups.plan.settings import (
     checked_cpuset,
     cpuset_settings,
-    cpuset_text,
     cpuset_union,
     device_settings,
     limit_settings,

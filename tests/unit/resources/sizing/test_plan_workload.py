@@ -8,7 +8,6 @@ import pytest
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
 from pyshim.resources.sizing.plan import MIB, workload
-from pyshim.resources.sizing.plan.workload import cpu_set
 
 POD = "io.kubernetes.cri.sandbox-"
 BY_QUOTA, BY_SHARES = f"annotations {POD}cpu-quota, -cpu-period", f"annotation {POD}cpu-shares, quota off"
@@ -185,7 +184,3 @@ def test_a_member_that_is_no_number_is_named(resources: dict[str, Any], named: s
         return
     with pytest.raises(InvalidArgument, match=named):
         workload(ContainerKind.SINGLE_CONTAINER, {}, spec)
-
-
-def test_a_descending_range_of_cpus_holds_none() -> None:
-    assert cpu_set("3-1,7", "here") == {7}
