@@ -1,16 +1,42 @@
-"""Which CPUs and NUMA nodes a VM gets, from the machine's topology and what is taken; pure, and the same every time."""
+"""Which CPUs and NUMA nodes a VM gets, from the machine's topology and what is taken; pure, and the same every time.
+
+A VM is placed once, as a whole, before it boots. In this order:
+
+1. Nodes: the fewest whose free CPUs and free memory suffice, and of those the nearest to each other. Memory is that of
+   the same nodes; a node without memory brings the nearest that has some. Where no nodes have enough memory it comes
+   from all of them.
+2. Exclusive CPUs, as many as vCPUs: within one socket, one die, one L3 where that is possible, in whole cores. What is
+   left then decides: the group of CPUs that is filled best is taken, so that large groups stay whole for large VMs.
+   CPUs that other VMs share are spared as long as others are free.
+3. Shared VMs get all shared CPUs of their nodes, those with the least vCPUs for each CPU.
+
+Exclusive CPUs and all nodes stay until the VM ends: memory does not move. Which CPUs are shared changes with every VM
+that comes or goes, and shared VMs and the VMM's other threads follow. Where their nodes have no shared CPU left they
+use the nearest ones.
+"""
 
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from functools import cached_property
+from itertools import combinations, groupby
 
 import msgspec
+from msgspec.structs import replace
 
+from pyshim.model.cpusets import cpuset_text
 from pyshim.model.errors import InvalidArgument, ResourceExhausted
 from pyshim.model.placement import Need, Placement
 
 __all__ = [
     *("Assignments", "Cpu", "Machine", "MachineError", "Need", "Node", "Other", "Placement", "PlacementError"),
-    *("keep", "place", "release", "shared_cpus", "with_others"),
+    *("checked", "keep", "place", "release", "shared_cpus", "with_others"),
 ]
+
+MIB = 1024 * 1024
+_LEVELS = ("node", "socket", "die", "l3")
+"""What CPUs have in common, from far to near."""
+_ALL_SETS_OF = 2
+"""Nodes: sets of so many are all tried. A larger one is a node and its nearest neighbours."""
 
 
 class PlacementError(ResourceExhausted):
@@ -77,32 +103,405 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
     """By container id."""
 
 
+def checked(machine: Machine) -> Machine:
+    """`machine`, in the order of numbers. Raises MachineError for one that contradicts itself."""
+    cpus = tuple(sorted(machine.cpus, key=lambda cpu: cpu.id))
+    order = sorted(range(len(machine.nodes)), key=lambda at: machine.nodes[at].id)
+    nodes = []
+    for at in order:
+        node = machine.nodes[at]
+        if len(node.distances) != len(order):
+            raise MachineError(f"read node {node.id}: {len(node.distances)} distances to {len(order)} nodes")
+        nodes.append(replace(node, distances=tuple(node.distances[to] for to in order)))
+    known = {node.id for node in nodes}
+    for name, numbers in (("CPU", [cpu.id for cpu in cpus]), ("node", [node.id for node in nodes])):
+        for number, next_number in zip(numbers, numbers[1:], strict=False):
+            if number == next_number:
+                raise MachineError(f"read {name} {number}: it is there twice")
+    for cpu in cpus:
+        if cpu.online and cpu.node not in known:
+            raise MachineError(f"read CPU {cpu.id}: there is no node {cpu.node}")
+    if not any(cpu.online for cpu in cpus):
+        raise MachineError("read machine: no CPU is online")
+    return Machine(cpus=cpus, nodes=tuple(nodes))
+
+
 def place(assignments: Assignments, need: Need) -> Assignments:
-    """`need` has a placement; those of shared VMs have followed. The same need again changes nothing.
+    """`need` has a placement, and shared VMs have followed. The same need again changes nothing, another need of the
+    same sandbox replaces the first.
 
     Raises PlacementError when there are not enough CPUs, InvalidArgument for a need that is none.
     """
-    raise NotImplementedError
+    if need.vcpus < 1 or need.memory_bytes < 0:
+        raise InvalidArgument(f"{_placing(need)}: {need.vcpus} vCPUs and {need.memory_bytes} bytes are no VM")
+    if assignments.needs.get(need.sandbox_id) == need:
+        return assignments
+    before = release(assignments, need.sandbox_id)
+    view = _View(before)
+    placement = _exclusive(view, need) if need.exclusive else _shared(view, need)
+    return _with(before, need, placement)
 
 
 def release(assignments: Assignments, sandbox_id: str) -> Assignments:
     """The sandbox has no placement any more; shared VMs use its CPUs. Nothing changes when it had none."""
-    raise NotImplementedError
+    if sandbox_id not in assignments.needs:
+        return assignments
+    return _settled(
+        replace(
+            assignments,
+            needs={known: need for known, need in assignments.needs.items() if known != sandbox_id},
+            placements={known: had for known, had in assignments.placements.items() if known != sandbox_id},
+        )
+    )
 
 
 def keep(assignments: Assignments, need: Need, placement: Placement) -> Assignments:
-    """`need` has the vCPU CPUs and the nodes of `placement`, which it had before this process started.
+    """`need` has the nodes of `placement`, and its CPUs if they are exclusive: what it was given in an earlier life of
+    the plugin.
 
-    Raises PlacementError when a CPU of it is offline, reserved or taken.
+    Raises PlacementError when a CPU of it is offline, reserved or taken, or a node is not there.
     """
-    raise NotImplementedError
+    before = release(assignments, need.sandbox_id)
+    view = _View(before)
+    if unknown := {*placement.cpu_nodes, *placement.memory_nodes} - view.nodes.keys():
+        raise PlacementError(f"{_placing(need, 'keep')}: there is no node {cpuset_text(unknown)}")
+    if placement.exclusive:
+        if lost := set(placement.vcpu_cpus) - view.free:
+            raise PlacementError(f"{_placing(need, 'keep')}: not free any more: CPU {cpuset_text(lost)}")
+        if not view.shared - set(placement.vcpu_cpus):
+            raise PlacementError(f"{_placing(need, 'keep')}: no CPU would be left to share")
+    return _with(before, need, placement)
 
 
 def with_others(assignments: Assignments, others: Iterable[Other]) -> Assignments:
     """`others` are the containers in no VM; shared VMs have followed."""
-    raise NotImplementedError
+    return _settled(replace(assignments, others={other.container_id: other for other in others}))
 
 
 def shared_cpus(assignments: Assignments) -> tuple[int, ...]:
-    """The online CPUs that nobody has alone: what all other containers run on."""
-    raise NotImplementedError
+    """The online CPUs that nobody has alone, in ascending order: what all other containers run on."""
+    return tuple(sorted(_View(assignments).shared))
+
+
+def _with(assignments: Assignments, need: Need, placement: Placement) -> Assignments:
+    return _settled(
+        replace(
+            assignments,
+            needs={**assignments.needs, need.sandbox_id: need},
+            placements={**assignments.placements, need.sandbox_id: placement},
+        )
+    )
+
+
+def _settled(assignments: Assignments) -> Assignments:
+    """What follows the shared CPUs has those there are now."""
+    view = _View(assignments)
+    settled = {}
+    for sandbox_id, placement in assignments.placements.items():
+        pool = view.pool(placement.cpu_nodes)
+        cpus = placement.vcpu_cpus if placement.exclusive else pool
+        settled[sandbox_id] = replace(placement, vcpu_cpus=cpus, service_cpus=pool)
+    return replace(assignments, placements=settled)
+
+
+class _View:
+    """A machine and what is taken of it, as one decision needs it."""
+
+    def __init__(self, assignments: Assignments) -> None:
+        self._assignments = assignments
+        machine = assignments.machine
+        self.cpus = {cpu.id: cpu for cpu in machine.cpus if cpu.online}
+        self.nodes = {node.id: node for node in machine.nodes}
+        alone = [placement.vcpu_cpus for placement in assignments.placements.values() if placement.exclusive]
+        alone += [other.own_cpus for other in assignments.others.values()]
+        own = {cpu for cpus in alone for cpu in cpus}
+        self.shared = self.cpus.keys() - own
+        self.free = self.shared - set(assignments.reserved)
+        """CPUs that may become exclusive."""
+        self.with_cpus = tuple(node for node in self.nodes if any(cpu.node == node for cpu in self.cpus.values()))
+        """Nodes that a VM may be on."""
+        self.with_memory = tuple(node for node in self.with_cpus if self.nodes[node].memory_bytes > 0)
+        self._at = {node.id: at for at, node in enumerate(machine.nodes)}
+
+    @cached_property
+    def cores(self) -> Mapping[int, frozenset[int]]:
+        """Online CPUs by core."""
+        found: dict[int, set[int]] = {}
+        for cpu in self.cpus.values():
+            found.setdefault(cpu.core, set()).add(cpu.id)
+        return {core: frozenset(cpus) for core, cpus in found.items()}
+
+    @cached_property
+    def load(self) -> Mapping[int, Fraction]:
+        """vCPUs of shared VMs by node, those of a VM on several nodes spread over them."""
+        found = dict.fromkeys(self.nodes, Fraction(0))
+        for sandbox_id, placement in self._assignments.placements.items():
+            if not placement.exclusive:
+                for node in placement.cpu_nodes:
+                    found[node] += Fraction(self._assignments.needs[sandbox_id].vcpus, len(placement.cpu_nodes))
+        return found
+
+    @cached_property
+    def free_bytes(self) -> Mapping[int, Fraction]:
+        """Memory by node that nothing here counts on; what is on several nodes counts by their size."""
+        found = {node.id: Fraction(node.memory_bytes) for node in self.nodes.values()}
+        uses = [
+            (self._assignments.needs[sandbox_id].memory_bytes, placement.memory_nodes)
+            for sandbox_id, placement in self._assignments.placements.items()
+        ]
+        uses += [(other.memory_bytes, self.with_memory) for other in self._assignments.others.values()]
+        for used_bytes, nodes in uses:
+            whole = sum(self.nodes[node].memory_bytes for node in nodes)
+            for node in nodes:
+                if whole:
+                    found[node] -= Fraction(used_bytes * self.nodes[node].memory_bytes, whole)
+        return found
+
+    def of_nodes(self, cpus: Iterable[int], nodes: Iterable[int]) -> tuple[int, ...]:
+        wanted = frozenset(nodes)
+        return tuple(sorted(cpu for cpu in cpus if self.cpus[cpu].node in wanted))
+
+    def pool(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        """The shared CPUs of `nodes`; of the nearest node that has some, where they have none."""
+        nodes = tuple(nodes)
+        if found := self.of_nodes(self.shared, nodes):
+            return found
+        near = sorted(self.with_cpus, key=lambda other: (min(self.distance(node, other) for node in nodes), other))
+        return next((found for node in near if (found := self.of_nodes(self.shared, (node,)))), ())
+
+    def distance(self, one: int, other: int) -> int:
+        return self.nodes[one].distances[self._at[other]]
+
+    def spread(self, nodes: Iterable[int]) -> tuple[int, int]:
+        """How far apart nodes are: the greatest distance, and all together."""
+        found = [self.distance(one, other) for one, other in combinations(sorted(nodes), 2)]
+        return max(found, default=0), sum(found)
+
+    def memory_of(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
+        """Nodes whose memory VMs on `nodes` use."""
+        found = set()
+        for node in nodes:
+            if node in self.with_memory:
+                found.add(node)
+            elif self.with_memory:
+                found.add(min(self.with_memory, key=lambda other: (self.distance(node, other), other)))
+        return tuple(sorted(found))
+
+    def sets(self) -> Iterable[tuple[int, ...]]:
+        """Sets of nodes worth trying, each in ascending order."""
+        for size in range(1, _ALL_SETS_OF + 1):
+            yield from combinations(self.with_cpus, size)
+        for size in range(_ALL_SETS_OF + 1, len(self.with_cpus) + 1):
+            found = set()
+            for node in self.with_cpus:
+                near = sorted(self.with_cpus, key=lambda other: (self.distance(node, other), other != node, other))
+                found.add(tuple(sorted(near[:size])))
+            yield from sorted(found)
+
+
+class _Home(msgspec.Struct, frozen=True, kw_only=True):
+    """Nodes that would do for a VM."""
+
+    cpu_nodes: tuple[int, ...]
+    memory_nodes: tuple[int, ...]
+    memory_fits: bool
+
+    @property
+    def all(self) -> frozenset[int]:
+        return frozenset((*self.cpu_nodes, *self.memory_nodes))
+
+
+def _homes(view: _View, need: Need, cpus: frozenset[int], wanted: int) -> list[_Home]:
+    """The fewest and nearest nodes that have `wanted` of `cpus`, and the memory if any have it; at least one."""
+    homes = []
+    for nodes in view.sets():
+        if len(view.of_nodes(cpus, nodes)) >= wanted:
+            memory_nodes = view.memory_of(nodes)
+            fits = not memory_nodes or sum(view.free_bytes[node] for node in memory_nodes) >= need.memory_bytes
+            homes.append(_Home(cpu_nodes=nodes, memory_nodes=memory_nodes, memory_fits=fits))
+    if fitting := [home for home in homes if home.memory_fits]:
+        homes = fitting
+    else:
+        homes = [replace(home, memory_nodes=view.with_memory) for home in homes]
+
+    def size(home: _Home) -> tuple[object, ...]:
+        # Where memory comes from everywhere, only the CPUs' nodes tell one home from another.
+        nodes = home.all if home.memory_fits else frozenset(home.cpu_nodes)
+        return len(nodes), view.spread(nodes)
+
+    return list(next(iter(groupby(sorted(homes, key=size), key=size)))[1])
+
+
+# ---- shared VMs
+
+
+def _shared(view: _View, need: Need) -> Placement:
+    """On the shared CPUs of the nodes with the least vCPUs for each."""
+    if not view.shared:
+        raise PlacementError(f"{_placing(need)}: no CPU is shared")
+    wanted = min(need.vcpus, len(view.shared))
+
+    def crowd(home: _Home) -> tuple[object, ...]:
+        cpus = len(view.of_nodes(view.shared, home.cpu_nodes))
+        free_bytes = sum(view.free_bytes[node] for node in home.memory_nodes)
+        return (_load(view, home, need) / cpus, -free_bytes, home.cpu_nodes)
+
+    home = min(_homes(view, need, frozenset(view.shared), wanted), key=crowd)
+    cpus = len(view.of_nodes(view.shared, home.cpu_nodes))
+    load = _load(view, home, need)
+    vcpus = str(load) if load.denominator == 1 else f"{float(load):.1f}"
+    return Placement(
+        vcpu_cpus=(),
+        service_cpus=(),
+        cpu_nodes=home.cpu_nodes,
+        memory_nodes=home.memory_nodes,
+        exclusive=False,
+        why=f"shared CPUs of {_nodes(home.cpu_nodes)}: {vcpus} vCPUs on {cpus} CPUs with it{_costs(view, home, need)}",
+    )
+
+
+def _load(view: _View, home: _Home, need: Need) -> Fraction:
+    return sum((view.load[node] for node in home.cpu_nodes), Fraction(need.vcpus))
+
+
+# ---- exclusive VMs
+
+
+def _exclusive(view: _View, need: Need) -> Placement:
+    """On CPUs of its own, as many as it has vCPUs."""
+    if len(view.free) < need.vcpus or len(view.shared) <= need.vcpus:
+        spare = len(view.free) - (len(view.free) == len(view.shared))
+        reserved = len(view.shared - view.free)
+        raise PlacementError(
+            f"{_placing(need)}: {need.vcpus} exclusive CPUs: {max(0, spare)} are left of {len(view.cpus)}: "
+            f"{len(view.cpus) - len(view.shared)} have an owner, {reserved or 'one'} must stay shared"
+        )
+    homes = _homes(view, need, frozenset(view.free), need.vcpus)
+    found = [(home, _cpus_of(view, view.of_nodes(view.free, home.cpu_nodes), need.vcpus)) for home in homes]
+
+    def cost(option: tuple[_Home, tuple[int, ...]]) -> tuple[object, ...]:
+        home, cpus = option
+        return (*_crowding(view, cpus, home), *_quality(view, cpus))
+
+    home, cpus = min(found, key=cost)
+    split = _shared_cores(view, cpus)
+    whole = len({view.cpus[cpu].core for cpu in cpus}) - len(split)
+    threads = sum(view.cpus[cpu].core in split for cpu in cpus)
+    parts = [_count(whole, "whole core")] * bool(whole) + [_count(threads, "thread")] * bool(threads)
+    within = next(
+        (f"one {'L3' if level == 'l3' else level}" for level in reversed(_LEVELS) if _groups(view, cpus, level) == 1),
+        _count(_groups(view, cpus, "socket"), "socket"),
+    )
+    sharing = f", sharing {_count(len(split), 'core')} with others" if split else ""
+    where = f"{within} of {_nodes(home.cpu_nodes)}"
+    return Placement(
+        vcpu_cpus=cpus,
+        service_cpus=(),
+        cpu_nodes=home.cpu_nodes,
+        memory_nodes=home.memory_nodes,
+        exclusive=True,
+        why=f"CPUs of its own: {' and '.join(parts)} in {where}{sharing}{_costs(view, home, need)}",
+    )
+
+
+def _cpus_of(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """`count` of `cpus`, close to each other. Cores that are wholly free may do, or all CPUs: the better counts."""
+    whole = [cpu for cpu in cpus if view.cores[view.cpus[cpu].core] <= set(cpus)]
+    options = [_close(view, pool, count, _LEVELS) for pool in (tuple(whole), cpus) if len(pool) >= count]
+    return min(options, key=lambda option: _quality(view, option))
+
+
+def _close(view: _View, cpus: tuple[int, ...], count: int, levels: tuple[str, ...]) -> tuple[int, ...]:
+    """From one group of the first level, the best of those that suffice; else all of the largest, and more."""
+    if not levels:
+        return _from_cores(view, cpus, count)
+    groups: dict[int, list[int]] = {}
+    for cpu in cpus:
+        groups.setdefault(getattr(view.cpus[cpu], levels[0]), []).append(cpu)
+    if fitting := [tuple(group) for group in groups.values() if len(group) >= count]:
+        options = [_close(view, group, count, levels[1:]) for group in fitting]
+        return min(options, key=lambda option: _quality(view, option))
+    largest = max(groups.values(), key=lambda group: (len(group), -group[0]))
+    rest = tuple(cpu for cpu in cpus if cpu not in largest)
+    return tuple(sorted((*largest, *_close(view, rest, count - len(largest), levels))))
+
+
+def _from_cores(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Whole cores as far as they go; what then is left over from cores that are in parts already, if there are any."""
+    by_core: dict[int, list[int]] = {}
+    for cpu in cpus:
+        by_core.setdefault(view.cpus[cpu].core, []).append(cpu)
+    whole = [core for core in by_core if len(by_core[core]) == len(view.cores[core])]
+    parts = [core for core in by_core if core not in whole]
+    chosen: list[int] = []
+    for core in whole:
+        if len(by_core[core]) <= count - len(chosen):
+            chosen += by_core[core]
+    for core in (*parts, *whole):
+        chosen += [cpu for cpu in by_core[core] if cpu not in chosen][: count - len(chosen)]
+    return tuple(sorted(chosen))
+
+
+def _quality(view: _View, cpus: tuple[int, ...]) -> tuple[object, ...]:
+    """What an exclusive set costs, the worst first; the least is the best."""
+    taken = set(cpus)
+    mixed = _shared_cores(view, cpus)
+    left = []
+    for level in reversed(_LEVELS):
+        touched = {getattr(view.cpus[cpu], level) for cpu in cpus}
+        left.append(sum(getattr(view.cpus[cpu], level) in touched for cpu in view.free - taken))
+    return (
+        _groups(view, cpus, "socket"),
+        _groups(view, cpus, "die"),
+        len(mixed),
+        _groups(view, cpus, "l3"),
+        sum(view.cores[core] <= view.free for core in mixed),
+        *left,
+        cpus,
+    )
+
+
+def _shared_cores(view: _View, cpus: Iterable[int]) -> frozenset[int]:
+    """Cores of which the VM has a part only."""
+    taken = frozenset(cpus)
+    return frozenset(core for cpu in taken if not view.cores[core := view.cpus[cpu].core] <= taken)
+
+
+def _groups(view: _View, cpus: Iterable[int], level: str) -> int:
+    return len({getattr(view.cpus[cpu], level) for cpu in cpus})
+
+
+def _crowding(view: _View, cpus: tuple[int, ...], home: _Home) -> tuple[object, ...]:
+    """How much less than a CPU for each vCPU the shared VMs of the nodes are left with; then, whether none is left."""
+    remaining = [view.of_nodes(view.shared - set(cpus), (node,)) for node in home.cpu_nodes]
+    missing = sum(
+        max(Fraction(0), view.load[node] - len(left)) for node, left in zip(home.cpu_nodes, remaining, strict=True)
+    )
+    return missing, not any(remaining)
+
+
+# ---- words
+
+
+def _placing(need: Need, verb: str = "place") -> str:
+    return f"{verb} sandbox '{need.sandbox_id}' ({need.name})"
+
+
+def _nodes(nodes: Iterable[int]) -> str:
+    found = tuple(nodes)
+    return f"node{'s' if len(found) > 1 else ''} {cpuset_text(found)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _costs(view: _View, home: _Home, need: Need) -> str:
+    """What is less than best about the nodes."""
+    if not home.memory_nodes:
+        return "; no node tells its memory"
+    if not home.memory_fits:
+        return f"; {need.memory_bytes // MIB} MiB are free on no nodes: memory from all"
+    if home.memory_nodes != home.cpu_nodes:
+        return f"; memory of {_nodes(home.memory_nodes)}"
+    return "; no fewer nodes have the CPUs and the memory" if len(home.cpu_nodes) > 1 else ""
