@@ -38,6 +38,7 @@ SUBCOMMANDS = {
     "cgroups": ("pyshim.cli.cgroups", "show a sandbox's host cgroups: who is in them, limits, usage"),
     "debug": ("pyshim.cli.debug", "draw what the shim would decide"),
     "instances": ("pyshim.cli.instances", "choose a cloud instance out of a table"),
+    "nri": ("pyshim.cli.nri", "place VMs on the CPUs and NUMA nodes of this node (NRI plugin)"),
     "launcher": ("pyshim.cli.launcher", "write the shim binary that containerd calls"),
     "trace": ("pyshim.cli.trace", "show where the time went until the first output"),
     "webhook": ("pyshim.cli.webhook", "check and size pods as Kubernetes creates them (admission webhook)"),

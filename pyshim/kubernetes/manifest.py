@@ -1,6 +1,7 @@
 """Kubernetes manifests to what decides a pod's size. Every scalar stays text: `0.1` never becomes a binary number."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -21,6 +22,11 @@ _TEMPLATES = {
     ),
 }
 """Kinds that hold a pod, and where."""
+_COPIES = {
+    **dict.fromkeys(("Deployment", "StatefulSet", "ReplicaSet", "ReplicationController"), "replicas"),
+    "Job": "parallelism",
+}
+_COUNT = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +35,8 @@ class PodManifest(msgspec.Struct, frozen=True, kw_only=True):
     runtime_class: str
     annotations: Mapping[str, str]
     spec: Mapping[str, Any]
+    copies: int = 1
+    """Pods of this kind at a time: `replicas` of what keeps several, `parallelism` of a Job."""
 
 
 def read_documents(path: str) -> list[Mapping[str, Any]]:
@@ -78,12 +86,23 @@ def pods_in(documents: list[Mapping[str, Any]], path: str) -> list[PodManifest]:
                 runtime_class=str(spec.get("runtimeClassName") or ""),
                 annotations=annotations_in(_mapping(members.get("metadata"), f"{where}: metadata"), where),
                 spec=spec,
+                copies=_copies(_mapping(document.get("spec"), where), kind, where),
             )
         )
     if not found:
         kinds = ", ".join(sorted({str(document.get("kind")) for document in documents})) or "nothing"
         raise InvalidArgument(f"read manifest '{path}': no pod and no pod template in it, only {kinds}")
     return found
+
+
+def _copies(spec: Mapping[str, Any], kind: str, where: str) -> int:
+    name = _COPIES.get(kind, "")
+    text = spec.get(name)
+    if text is None:
+        return 1
+    if not isinstance(text, str) or not _COUNT.fullmatch(text):
+        raise InvalidArgument(f"read {where}: {name}: not a number: {str(text)[:100]!r}")
+    return int(text)
 
 
 def annotations_in(metadata: Mapping[str, Any], where: str) -> dict[str, str]:

@@ -63,6 +63,18 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
             return ()
         return tuple(each.name for each in (*self.init_containers, *self.containers) if not each.limits.get(name))
 
+    def is_guaranteed(self) -> bool:
+        """All of CPU and memory is limited, and requested to the limit. Source: Kubernetes' ComputePodQOS."""
+        if any(_pod_level(amounts) for amounts in (self.requests, self.limits)):
+            levels: tuple[tuple[Amounts, Amounts], ...] = ((self.effective_requests(), self.limits),)
+        else:
+            levels = tuple((each.requests, each.limits) for each in (*self.init_containers, *self.containers))
+        return all(
+            limits.get(name) and requests.get(name) == limits[name]
+            for requests, limits in levels
+            for name in (CPU, MEMORY)
+        )
+
     def cgroup_limit(self, name: str) -> Fraction | None:
         """The pod cgroup's: limits + overhead, when every container has one; None is no limit.
 

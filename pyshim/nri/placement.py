@@ -29,7 +29,7 @@ from pyshim.model.placement import Need, Placement
 
 __all__ = [
     *("Assignments", "Cpu", "Machine", "MachineError", "Need", "Node", "Other", "Placement", "PlacementError"),
-    *("checked", "keep", "place", "release", "shared_cpus", "with_others"),
+    *("checked", "keep", "place", "place_or_share", "release", "shared_cpus", "with_others"),
 ]
 
 MIB = 1024 * 1024
@@ -140,6 +140,19 @@ def place(assignments: Assignments, need: Need) -> Assignments:
     view = _View(before)
     placement = _exclusive(view, need) if need.exclusive else _shared(view, need)
     return _with(before, need, placement)
+
+
+def place_or_share(assignments: Assignments, need: Need) -> Assignments:
+    """As `place`; a VM for which there are no exclusive CPUs has shared ones, and its need and `why` say so."""
+    try:
+        return place(assignments, need)
+    except PlacementError as error:
+        if not need.exclusive:
+            raise
+        shared = place(assignments, replace(need, exclusive=False))
+        placement = shared.placements[need.sandbox_id]
+        why = f"{str(error).partition(': ')[2]}; {placement.why}"
+        return replace(shared, placements={**shared.placements, need.sandbox_id: replace(placement, why=why)})
 
 
 def release(assignments: Assignments, sandbox_id: str) -> Assignments:

@@ -215,6 +215,28 @@ def test_kubelet_tells_quota_and_shares(cpu: str, quota: str, shares: str) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("found", "guaranteed"),
+    [
+        pytest.param(pod(container(limits=amounts("1", "1Gi"))), True, id="limits"),
+        pytest.param(pod(container(limits=amounts("1", "1Gi"), requests=amounts("900m"))), False, id="requests-below"),
+        pytest.param(pod(container(limits=amounts("1", "1Gi")), container()), False, id="one-without"),
+        pytest.param(pod(limited("2")), False, id="no-memory"),
+        pytest.param(
+            pod(container(limits=amounts("1", "1Gi")), init=(container(limits=amounts("1", "1Gi")),)), True, id="init"
+        ),
+        pytest.param(pod(container(limits=amounts("1", "1Gi")), init=(container(),)), False, id="init-without"),
+        pytest.param(pod(container(), limits=amounts("1", "1Gi")), True, id="of-the-pod"),
+        pytest.param(
+            pod(container(), limits=amounts("1", "1Gi"), requests=amounts("500m")), False, id="requests-of-the-pod"
+        ),
+        pytest.param(pod(container()), False, id="nothing"),
+    ],
+)
+def test_a_pod_is_guaranteed_that_requests_all_it_may_use(found: PodSizing, guaranteed: bool) -> None:
+    assert found.is_guaranteed() is guaranteed
+
+
 def test_a_container_without_limit_leaves_the_pods_cgroup_without_one() -> None:
     found = pod(container("a", limits=amounts("1", "1Gi")), container("b", limits=amounts("1")))
 

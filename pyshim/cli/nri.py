@@ -1,0 +1,157 @@
+"""`pyshim nri plan`: where the NRI plugin would put the VMs of pods, and why."""
+
+import os
+from collections.abc import Iterator
+
+import click
+from msgspec.structs import replace
+
+from pyshim.cli.output import examples, json_option, print_json, print_table
+from pyshim.config.sources import Source, named_file, read_source
+from pyshim.kubernetes.agreement import booted
+from pyshim.kubernetes.manifest import PodManifest, pod_sizing, pods_in, read_documents
+from pyshim.kubernetes.pod_config import pod_config
+from pyshim.kubernetes.pod_size import CPU
+from pyshim.model.cpusets import cpu_set, cpuset_text
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import HostFacts
+from pyshim.nri.description import read_description
+from pyshim.nri.placement import MIB, Assignments, Machine, Need, PlacementError, place_or_share, shared_cpus
+from pyshim.nri.topology import read_machine
+from pyshim.resources.probe import probe_host
+
+MAX_PODS = 1000
+
+
+def _reserved(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted(cpu_set(text, "--reserved")))
+    except InvalidArgument as error:
+        raise click.BadParameter(f"{text!r} is not a list of CPUs") from error
+
+
+@click.group(
+    epilog=examples(
+        "pyshim nri plan pod.yaml deployment.yaml", "pyshim nri plan pods.yaml --machine two-sockets.yaml --reserved 0-1"
+    )
+)
+def command() -> None:
+    """Put VMs on the CPUs and NUMA nodes of a node (NRI plugin)."""
+
+
+@command.command()
+@click.argument("manifests", metavar="POD.yaml...", nargs=-1, required=True)
+@click.option("--machine", "machine_path", metavar="FILE", help="A description of a machine; default: this one.")
+@click.option("--reserved", default="", callback=_reserved, metavar="CPUS", help="Never exclusive, such as 0-1.")
+@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@json_option
+def plan(
+    manifests: tuple[str, ...],
+    machine_path: str | None,
+    reserved: tuple[int, ...],
+    config_path: str | None,
+    as_json: bool,
+) -> int:
+    """Where the VMs of pods would run, placed one after the other in the order of the files.
+
+    POD.yaml holds pods, or anything with a pod template, which counts as often as it has replicas.
+    """
+    machine = read_machine() if machine_path is None else read_description(machine_path)
+    check_reserved(machine, reserved)
+    host = replace(
+        probe_host(),
+        cpu_count=sum(cpu.online for cpu in machine.cpus),
+        memory_mib=sum(node.memory_bytes for node in machine.nodes) // MIB,
+    )
+    source = read_source(named_file(config_path), dict(os.environ))
+    assignments = Assignments(machine=machine, reserved=reserved)
+    refused: dict[str, str] = {}
+    needs = list(_needs(manifests, source, host))
+    for need in needs:
+        try:
+            assignments = place_or_share(assignments, need)
+        except PlacementError as error:
+            refused[need.sandbox_id] = str(error)
+    if as_json:
+        print_json(_document(assignments, needs, refused))
+    else:
+        _print(assignments, needs, refused)
+    return 1 if refused else 0
+
+
+def check_reserved(machine: Machine, reserved: tuple[int, ...]) -> None:
+    """Raises InvalidArgument when a reserved CPU is not there, or offline."""
+    online = {cpu.id for cpu in machine.cpus if cpu.online}
+    if missing := set(reserved) - online:
+        raise InvalidArgument(f"reserve CPUs {cpuset_text(reserved)}: not online: {cpuset_text(missing)}")
+
+
+def _needs(paths: tuple[str, ...], source: Source, host: HostFacts) -> Iterator[Need]:
+    """One for each VM on the node. Raises InvalidArgument for more than MAX_PODS pods, and for names that come twice."""
+    seen: set[str] = set()
+    for path in paths:
+        for pod in pods_in(read_documents(path), path):
+            need = _need(pod, path, source, host)
+            if need is None:
+                continue
+            if len(seen) + pod.copies > MAX_PODS:
+                raise InvalidArgument(f"plan '{path}': more than {MAX_PODS} pods")
+            for number in range(1, pod.copies + 1):
+                name = need.name if pod.copies == 1 else f"{need.name}-{number}"
+                if name in seen:
+                    raise InvalidArgument(f"plan '{path}': pod '{name}' is there twice")
+                seen.add(name)
+                yield replace(need, sandbox_id=name, name=name)
+
+
+def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> Need | None:
+    """What the shim would ask for; None for a pod whose VM is elsewhere."""
+    config = pod_config(source, pod.annotations)
+    if config.is_remote:
+        return None
+    sizing = pod_sizing(pod, path, None)
+    record = booted(sizing, config, host)
+    cpus = sizing.effective_limits().get(CPU)
+    return Need(
+        sandbox_id="",
+        name=pod.title.partition(" ")[2],
+        vcpus=record.vcpus.granted,
+        memory_bytes=record.memory_mib.granted * MIB,
+        exclusive=sizing.is_guaranteed() and cpus is not None and cpus.denominator == 1,
+    )
+
+
+def _print(assignments: Assignments, needs: list[Need], refused: dict[str, str]) -> None:
+    rows = []
+    for need in needs:
+        size = (need.name, str(need.vcpus), str(need.memory_bytes // MIB))
+        placement = assignments.placements.get(need.sandbox_id)
+        if placement is None:
+            rows.append((*size, "-", "-", "-", refused[need.sandbox_id]))
+        else:
+            cpus = cpuset_text(placement.vcpu_cpus)
+            cells = (cpus, "own" if placement.exclusive else "shared", cpuset_text(placement.memory_nodes))
+            rows.append((*size, *cells, placement.why))
+    headings = ("POD", "VCPUS", "MIB", "CPUS", "", "MEMORY NODES", "WHY")
+    print_table(headings, rows, right=("VCPUS", "MIB"), wrap="WHY")
+    print(f"\nshared CPUs: {cpuset_text(shared_cpus(assignments))}")
+
+
+def _document(assignments: Assignments, needs: list[Need], refused: dict[str, str]) -> dict[str, object]:
+    pods = []
+    for need in needs:
+        found: dict[str, object] = {"name": need.name, "vcpus": need.vcpus, "memoryMiB": need.memory_bytes // MIB}
+        placement = assignments.placements.get(need.sandbox_id)
+        if placement is None:
+            found["refused"] = refused[need.sandbox_id]
+        else:
+            found |= {
+                "exclusive": placement.exclusive,
+                "vcpuCpus": cpuset_text(placement.vcpu_cpus),
+                "serviceCpus": cpuset_text(placement.service_cpus),
+                "cpuNodes": cpuset_text(placement.cpu_nodes),
+                "memoryNodes": cpuset_text(placement.memory_nodes),
+                "why": placement.why,
+            }
+        pods.append(found)
+    return {"sharedCpus": cpuset_text(shared_cpus(assignments)), "pods": pods}
