@@ -19,6 +19,7 @@ from pyshim.nri.description import read_description
 from pyshim.nri.placement import MIB, Assignments, Machine, Need, PlacementError, place_or_share, shared_cpus
 from pyshim.nri.topology import read_machine
 from pyshim.resources.probe import probe_host
+from pyshim.resources.sizing.plan import is_resizable
 
 MAX_PODS = 1000
 
@@ -32,7 +33,8 @@ def _reserved(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tu
 
 @click.group(
     epilog=examples(
-        "pyshim nri plan pod.yaml deployment.yaml", "pyshim nri plan pods.yaml --machine two-sockets.yaml --reserved 0-1"
+        "pyshim nri plan pod.yaml deployment.yaml",
+        "pyshim nri plan pods.yaml --machine two-sockets.yaml --reserved 0-1",
     )
 )
 def command() -> None:
@@ -87,7 +89,7 @@ def check_reserved(machine: Machine, reserved: tuple[int, ...]) -> None:
 
 
 def _needs(paths: tuple[str, ...], source: Source, host: HostFacts) -> Iterator[Need]:
-    """One for each VM on the node. Raises InvalidArgument for more than MAX_PODS pods, and for names that come twice."""
+    """One for each VM on the node. Raises InvalidArgument for more than MAX_PODS pods, and names that come twice."""
     seen: set[str] = set()
     for path in paths:
         for pod in pods_in(read_documents(path), path):
@@ -117,7 +119,8 @@ def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> Need 
         name=pod.title.partition(" ")[2],
         vcpus=record.vcpus.granted,
         memory_bytes=record.memory_mib.granted * MIB,
-        exclusive=sizing.is_guaranteed() and cpus is not None and cpus.denominator == 1,
+        # A VM that follows its containers has no number of vCPUs to count on.
+        exclusive=sizing.is_guaranteed() and cpus is not None and cpus.denominator == 1 and not is_resizable(config),
     )
 
 

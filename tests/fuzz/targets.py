@@ -36,6 +36,8 @@ from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import spans_from_json
 from pyshim.monitor.answers import GUEST_PREFIXES, resize_request
 from pyshim.monitor.guest_text import judged_text
+from pyshim.nri.description import read_description
+from pyshim.nri.topology import machine_of
 from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.pod.plan.verity import root_device
 from pyshim.resources.confidential.plan import initdata
@@ -299,6 +301,24 @@ def _instances(data: bytes) -> None:
         _with_file(data, read_table)
 
 
+def _machine_description(data: bytes) -> None:
+    with suppress(ShimError):
+        _with_file(data, read_description)
+
+
+_SYSFS = (
+    *("cpu/online", "cpu/present", "node/online", "node/node0/cpulist", "node/node0/meminfo", "node/node0/distance"),
+    *("cpu/cpu0/topology/core_cpus_list", "cpu/cpu0/topology/package_cpus_list", "cpu/cpu0/topology/die_cpus_list"),
+    *("cpu/cpu0/topology/cluster_cpus_list", "cpu/cpu0/cache/index3/level", "cpu/cpu0/cache/index3/shared_cpu_list"),
+)
+
+
+def _sysfs(data: bytes) -> None:
+    """Each file's text, in this order."""
+    with suppress(ShimError):
+        machine_of(dict(zip(_SYSFS, _text(data).split("|"), strict=False)))
+
+
 def _verity(data: bytes) -> None:
     with suppress(ShimError):
         root_device(_text(data), data="/dev/vda1", hashes="/dev/vda2")
@@ -315,6 +335,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "initdata": _initdata,
     "instances": _instances,
     "kata-state": _kata_state,
+    "machine-description": _machine_description,
     "manifest": _manifest,
     "guest-metrics": _guest_metrics,
     "monitor-request": _monitor_request,
@@ -327,6 +348,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "start-stdin": _start_stdin,
     "start-words": _start_words,
     "state": _state,
+    "sysfs": _sysfs,
     "task-requests": _task_requests,
     "trace": _trace,
     "ttrpc-client": _ttrpc_client,
