@@ -9,6 +9,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.nri.placement import MIB, Cpu, Machine, MachineError, Node, checked
 
 MAX_CPUS = 8192
+_MAX_NODES = 128
 _MAX_FILE_BYTES = 1 << 20
 _ITSELF, _SAME_SOCKET, _OTHER_SOCKET = 10, 12, 21
 """Distances as firmware gives them, where a description has none."""
@@ -71,6 +72,8 @@ def machine(of: Description) -> Machine:
     cores = of.sockets * in_socket
     if cores * of.threads > MAX_CPUS:
         raise MachineError(f"read machine: {cores * of.threads} CPUs are more than {MAX_CPUS}")
+    if of.sockets * of.nodes > _MAX_NODES:
+        raise MachineError(f"read machine: {of.sockets * of.nodes} nodes are more than {_MAX_NODES}")
     if in_socket % of.nodes:
         raise MachineError(f"read machine: the {in_socket} cores of a socket are not {of.nodes} equal nodes")
     try:

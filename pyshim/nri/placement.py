@@ -15,10 +15,11 @@ that comes or goes, and shared VMs and the VMM's other threads follow. Where the
 use the nearest ones.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations, groupby
+from itertools import combinations
 
 import msgspec
 from msgspec.structs import replace
@@ -300,16 +301,19 @@ class _View:
                 found.add(min(self.with_memory, key=lambda other: (self.distance(node, other), other)))
         return tuple(sorted(found))
 
-    def sets(self) -> Iterable[tuple[int, ...]]:
-        """Sets of nodes worth trying, each in ascending order."""
-        for size in range(1, _ALL_SETS_OF + 1):
-            yield from combinations(self.with_cpus, size)
-        for size in range(_ALL_SETS_OF + 1, len(self.with_cpus) + 1):
-            found = set()
-            for node in self.with_cpus:
-                near = sorted(self.with_cpus, key=lambda other: (self.distance(node, other), other != node, other))
-                found.add(tuple(sorted(near[:size])))
-            yield from sorted(found)
+    def sets(self, size: int) -> Iterable[tuple[int, ...]]:
+        """Sets of `size` nodes worth trying, each in ascending order."""
+        if size <= _ALL_SETS_OF:
+            return combinations(self.with_cpus, size)
+        return sorted({tuple(sorted(near[:size])) for near in self._neighbours})
+
+    @cached_property
+    def _neighbours(self) -> list[list[int]]:
+        """Each node, and all others from near to far."""
+        return [
+            sorted(self.with_cpus, key=lambda other: (self.distance(node, other), other != node, other))
+            for node in self.with_cpus
+        ]
 
 
 class _Home(msgspec.Struct, frozen=True, kw_only=True):
@@ -319,30 +323,31 @@ class _Home(msgspec.Struct, frozen=True, kw_only=True):
     memory_nodes: tuple[int, ...]
     memory_fits: bool
 
-    @property
-    def all(self) -> frozenset[int]:
-        return frozenset((*self.cpu_nodes, *self.memory_nodes))
 
-
-def _homes(view: _View, need: Need, cpus: frozenset[int], wanted: int) -> list[_Home]:
+def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_Home]:
     """The fewest and nearest nodes that have `wanted` of `cpus`, and the memory if any have it; at least one."""
-    homes = []
-    for nodes in view.sets():
-        if len(view.of_nodes(cpus, nodes)) >= wanted:
-            memory_nodes = view.memory_of(nodes)
-            fits = not memory_nodes or sum(view.free_bytes[node] for node in memory_nodes) >= need.memory_bytes
-            homes.append(_Home(cpu_nodes=nodes, memory_nodes=memory_nodes, memory_fits=fits))
-    if fitting := [home for home in homes if home.memory_fits]:
-        homes = fitting
-    else:
-        homes = [replace(home, memory_nodes=view.with_memory) for home in homes]
-
-    def size(home: _Home) -> tuple[object, ...]:
-        # Where memory comes from everywhere, only the CPUs' nodes tell one home from another.
-        nodes = home.all if home.memory_fits else frozenset(home.cpu_nodes)
-        return len(nodes), view.spread(nodes)
-
-    return list(next(iter(groupby(sorted(homes, key=size), key=size)))[1])
+    counts = Counter(view.cpus[cpu].node for cpu in cpus)
+    memory_fits = not view.with_memory or sum(view.free_bytes[node] for node in view.with_memory) >= need.memory_bytes
+    best: list[_Home] = []
+    best_size: tuple[int, tuple[int, int]] | None = None
+    for count in range(1, len(view.with_cpus) + 1):
+        if best_size is not None and best_size[0] < count:
+            break
+        for nodes in view.sets(count):
+            if sum(counts[node] for node in nodes) < wanted:
+                continue
+            memory_nodes = view.memory_of(nodes) if memory_fits else view.with_memory
+            if memory_fits and memory_nodes and sum(view.free_bytes[each] for each in memory_nodes) < need.memory_bytes:
+                continue
+            # Where memory comes from everywhere, only the CPUs' nodes tell one home from another.
+            together = {*nodes, *memory_nodes} if memory_fits else set(nodes)
+            size = len(together), view.spread(together)
+            if best_size is None or size < best_size:
+                best, best_size = [], size
+            if size == best_size:
+                best.append(_Home(cpu_nodes=nodes, memory_nodes=memory_nodes, memory_fits=memory_fits))
+    assert best, "all nodes together suffice"
+    return best
 
 
 # ---- shared VMs
@@ -359,7 +364,7 @@ def _shared(view: _View, need: Need) -> Placement:
         free_bytes = sum(view.free_bytes[node] for node in home.memory_nodes)
         return (_load(view, home, need) / cpus, -free_bytes, home.cpu_nodes)
 
-    home = min(_homes(view, need, frozenset(view.shared), wanted), key=crowd)
+    home = min(_homes(view, need, view.shared, wanted), key=crowd)
     cpus = len(view.of_nodes(view.shared, home.cpu_nodes))
     load = _load(view, home, need)
     vcpus = str(load) if load.denominator == 1 else f"{float(load):.1f}"
@@ -389,7 +394,7 @@ def _exclusive(view: _View, need: Need) -> Placement:
             f"{_placing(need)}: {need.vcpus} exclusive CPUs: {max(0, spare)} are left of {len(view.cpus)}: "
             f"{len(view.cpus) - len(view.shared)} have an owner, {reserved or 'one'} must stay shared"
         )
-    homes = _homes(view, need, frozenset(view.free), need.vcpus)
+    homes = _homes(view, need, view.free, need.vcpus)
     found = [(home, _cpus_of(view, view.of_nodes(view.free, home.cpu_nodes), need.vcpus)) for home in homes]
 
     def cost(option: tuple[_Home, tuple[int, ...]]) -> tuple[object, ...]:

@@ -42,6 +42,7 @@ def test_nodes_have_the_distances_firmware_would_give() -> None:
         ({**SMALL, "threads": "two"}, r"Expected `int`, got `str` - at `\$.threads`"),
         ({**SMALL, "dies": 0}, "dies is 0, not 1 to 8192"),
         ({**SMALL, "cores": 8000, "threads": 2}, "16000 CPUs are more than 8192"),
+        ({**SMALL, "sockets": 129}, "129 nodes are more than 128"),
         ({**SMALL, "nodes": 3}, "the 2 cores of a socket are not 3 equal nodes"),
         ({**SMALL, "memory_mib": [1, 2]}, "memory_mib has 2 entries for 1 nodes"),
         ({**SMALL, "memory_mib": -1}, "memory_mib and distances are never below 0"),
