@@ -104,7 +104,7 @@ def _nodes(of: Description) -> tuple[Node, ...]:
     for name, found in (("memory_mib", len(sizes)), ("distances", len(rows))):
         if found != count:
             raise MachineError(f"read machine: {name} has {found} entries for {count} nodes")
-    if min(sizes) < 0 or min((min(row, default=0) for row in rows)) < 0:
+    if min(sizes) < 0 or min(min(row, default=0) for row in rows) < 0:
         raise MachineError("read machine: memory_mib and distances are never below 0")
     return tuple(
         Node(id=number, memory_bytes=size * MIB, distances=row)

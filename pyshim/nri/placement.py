@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import msgspec
 from msgspec.structs import replace
@@ -29,8 +29,22 @@ from pyshim.model.errors import InvalidArgument, ResourceExhausted
 from pyshim.model.placement import Need, Placement
 
 __all__ = [
-    *("Assignments", "Cpu", "Machine", "MachineError", "Need", "Node", "Other", "Placement", "PlacementError"),
-    *("checked", "keep", "place", "place_or_share", "release", "shared_cpus", "with_others"),
+    "Assignments",
+    "Cpu",
+    "Machine",
+    "MachineError",
+    "Need",
+    "Node",
+    "Other",
+    "Placement",
+    "PlacementError",
+    "checked",
+    "keep",
+    "place",
+    "place_or_share",
+    "release",
+    "shared_cpus",
+    "with_others",
 ]
 
 MIB = 1024 * 1024
@@ -116,7 +130,7 @@ def checked(machine: Machine) -> Machine:
         nodes.append(replace(node, distances=tuple(node.distances[to] for to in order)))
     known = {node.id for node in nodes}
     for name, numbers in (("CPU", [cpu.id for cpu in cpus]), ("node", [node.id for node in nodes])):
-        for number, next_number in zip(numbers, numbers[1:], strict=False):
+        for number, next_number in pairwise(numbers):
             if number == next_number:
                 raise MachineError(f"read {name} {number}: it is there twice")
     for cpu in cpus:
@@ -244,6 +258,11 @@ class _View:
         for cpu in self.cpus.values():
             found.setdefault(cpu.core, set()).add(cpu.id)
         return {core: frozenset(cpus) for core, cpus in found.items()}
+
+    @cached_property
+    def free_of(self) -> Mapping[str, Mapping[int, int]]:
+        """How many CPUs may become exclusive, by level and group."""
+        return {level: Counter(getattr(self.cpus[cpu], level) for cpu in self.free) for level in _LEVELS}
 
     @cached_property
     def load(self) -> Mapping[int, Fraction]:
@@ -424,7 +443,8 @@ def _exclusive(view: _View, need: Need) -> Placement:
 
 def _cpus_of(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
     """`count` of `cpus`, close to each other. Cores that are wholly free may do, or all CPUs: the better counts."""
-    whole = [cpu for cpu in cpus if view.cores[view.cpus[cpu].core] <= set(cpus)]
+    there = frozenset(cpus)
+    whole = [cpu for cpu in cpus if view.cores[view.cpus[cpu].core] <= there]
     options = [_close(view, pool, count, _LEVELS) for pool in (tuple(whole), cpus) if len(pool) >= count]
     return min(options, key=lambda option: _quality(view, option))
 
@@ -440,7 +460,8 @@ def _close(view: _View, cpus: tuple[int, ...], count: int, levels: tuple[str, ..
         options = [_close(view, group, count, levels[1:]) for group in fitting]
         return min(options, key=lambda option: _quality(view, option))
     largest = max(groups.values(), key=lambda group: (len(group), -group[0]))
-    rest = tuple(cpu for cpu in cpus if cpu not in largest)
+    taken = frozenset(largest)
+    rest = tuple(cpu for cpu in cpus if cpu not in taken)
     return tuple(sorted((*largest, *_close(view, rest, count - len(largest), levels))))
 
 
@@ -462,12 +483,11 @@ def _from_cores(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ..
 
 def _quality(view: _View, cpus: tuple[int, ...]) -> tuple[object, ...]:
     """What an exclusive set costs, the worst first; the least is the best."""
-    taken = set(cpus)
     mixed = _shared_cores(view, cpus)
     left = []
     for level in reversed(_LEVELS):
         touched = {getattr(view.cpus[cpu], level) for cpu in cpus}
-        left.append(sum(getattr(view.cpus[cpu], level) in touched for cpu in view.free - taken))
+        left.append(sum(view.free_of[level][group] for group in touched) - len(cpus))
     return (
         _groups(view, cpus, "socket"),
         _groups(view, cpus, "die"),

@@ -2,12 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pyshim.cli.command import run
-from pyshim.config.sources import read_source
+from pyshim.config.sources import named_file, read_source
 from pyshim.kubernetes.agreement import booted, explain_pod
 from pyshim.kubernetes.manifest import pod_sizing, pods_in, read_documents
 from pyshim.kubernetes.pod_config import pod_config
@@ -149,7 +148,8 @@ def test_bad_input_is_named_in_one_line(
 
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert problem in shown.err and len(shown.err.splitlines()) == 1
+    assert problem in shown.err
+    assert len(shown.err.splitlines()) == 1
 
 
 def test_reserved_cpus_that_are_no_list_are_wrong_usage(
@@ -170,12 +170,12 @@ def test_a_pod_whose_vm_is_elsewhere_has_no_place_here(
 
 @pytest.mark.parametrize("policy", ["sum", "overhead"])
 def test_the_size_is_that_of_sizing_explain(files: dict[str, str], policy: str) -> None:
-    source = read_source(files["config.toml"], {})
-    document: Any = source.document
-    document["runtime"]["sizing_policy"] = policy
+    Path(files["config.toml"]).write_text(f'{CONFIG}sizing_policy = "{policy}"\n')
+    source = read_source(named_file(files["config.toml"]), {})
     host = host_facts()
     for pod in pods_in(read_documents(files["pods.yaml"]), "pods.yaml"):
         sizing, config = pod_sizing(pod, "pods.yaml", None), pod_config(source, pod.annotations)
-        views = explain_pod(sizing, config, host, host_side_mib=0).views
+        explained = explain_pod(sizing, config, host, host_side_mib=0)
 
-        assert booted(sizing, config, host) in [view.record for view in views if view.record.policy == policy]
+        assert explained.in_force == policy
+        assert booted(sizing, config, host) in [view.record for view in explained.views if view.record.policy == policy]

@@ -31,9 +31,7 @@ def with_device_memory(of: Description, size_mib: int) -> Machine:
     """And a last node that has memory and no CPUs, near to all."""
     plain = machine(of)
     last = len(plain.nodes)
-    nodes = [
-        Node(id=node.id, memory_bytes=node.memory_bytes, distances=(*node.distances, 11)) for node in plain.nodes
-    ]
+    nodes = [Node(id=node.id, memory_bytes=node.memory_bytes, distances=(*node.distances, 11)) for node in plain.nodes]
     nodes.append(Node(id=last, memory_bytes=size_mib * MIB, distances=(*([11] * last), 10)))
     return Machine(cpus=plain.cpus, nodes=tuple(nodes))
 

@@ -56,11 +56,11 @@ class Story:
         spread = l3s = cores = 0
         for step in range(_STEPS):
             size = _SIZES[int(dice.random() * len(_SIZES))]
-            leaving = int(dice.random() * max(1, len(self.taken)))
+            leaving = int(dice.random() * len(self.taken))
             if sum(map(len, self.taken.values())) + size > _FULL * len(self.cpus):
-                gone = sorted(self.taken)[leaving]
-                del self.taken[gone]
-                self.assignments = release(self.assignments, gone)
+                for gone in sorted(self.taken)[leaving : leaving + 1]:
+                    del self.taken[gone]
+                    self.assignments = release(self.assignments, gone)
                 continue
             asked = need(f"s{step:03}", size, memory_mib=memory_mib * size)
             chosen, memory = choose(self, asked)

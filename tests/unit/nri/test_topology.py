@@ -98,7 +98,9 @@ def test_without_dies_a_socket_is_one_and_without_caches_it_is_the_die() -> None
 
 def test_without_an_l3_a_cluster_of_cores_is_what_shares() -> None:
     files = without("/cache/index3")(shown(machine(TWO_SOCKETS)))
-    clusters = {f"cpu/cpu{cpu}/topology/cluster_cpus_list": files[f"cpu/cpu{cpu}/topology/die_cpus_list"] for cpu in (0, 1)}
+    clusters = {
+        f"cpu/cpu{cpu}/topology/cluster_cpus_list": files[f"cpu/cpu{cpu}/topology/die_cpus_list"] for cpu in (0, 1)
+    }
 
     found = machine_of({**files, **clusters, "cpu/cpu2/topology/cluster_cpus_list": "2,18\n"})
 
