@@ -79,6 +79,22 @@ def test_the_guest_has_what_the_record_says(
     assert memory * 0.85 - 16 < seen_mib <= memory
 
 
+def test_a_container_that_asks_has_swap_in_the_guest_and_its_file_goes_with_the_sandbox(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    directory = scratch / "swap"
+    config = configuration(scratch, f'default_memory = 512\nenable_guest_swap = true\nguest_swap_path = "{directory}"')
+    words = ("--annotation", "io.katacontainers.container.resource.swappiness=60", "--memory-limit", str(64 * MIB))
+    script = "tail -n 1 /proc/swaps; dd if=/dev/zero of=/dev/null bs=100000000 count=1; grep pswpout /proc/vmstat"
+
+    base = ("run", "--rm", "--runtime", runtime.name, "--runtime-config-path", config)
+    area, swapped = ctr(*base, *words, IMAGE, name, "sh", "-c", script).lines
+
+    assert area.split()[1:3] == ["partition", str(64 * 1024)]
+    assert int(swapped.split()[1]) * 4096 > 20_000_000
+    assert list(directory.iterdir()) == []
+
+
 def test_the_command_shows_the_record(ctr: Ctr, runtime: Runtime, name: str, scratch: Path) -> None:
     config = configuration(scratch, "default_vcpus = 0.5\ndefault_memory = 512", 'sizing_policy = "sum"')
     ctr("run", "-d", "--runtime-config-path", config, "--runtime", runtime.name, IMAGE, name, "sleep", "999")

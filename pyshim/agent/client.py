@@ -181,6 +181,10 @@ class AgentClient:
         request = pb.OnlineCPUMemRequest(wait=False, nb_cpus=cpus, cpu_only=cpu_only)
         await self._tell("bring cpus and memory online in guest", "OnlineCPUMem", request)
 
+    async def add_swap(self, pci_path: str) -> None:
+        slots = [int(slot, 16) for slot in pci_path.split("/")]
+        await self._tell(f"add swap '{pci_path}' in guest", "AddSwap", pb.AddSwapRequest(PCIPath=slots))
+
     async def volume_stats(self, guest_path: str) -> VolumeStats:
         request = pb.VolumeStatsRequest(volume_guest_path=guest_path)
         reply = await self._ask(

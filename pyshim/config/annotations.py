@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from pyshim.config.catalogue import annotated
 from pyshim.config.effective import Effective, Finding, Level, Setting, contradictions, derived
 from pyshim.config.hashes import HASHED_ASSETS
-from pyshim.config.keys import ANNOTATION_PREFIX, NOT_YET, Key, Table, Verdict
+from pyshim.config.keys import ANNOTATION_PREFIX, Key, Table, Verdict
 from pyshim.config.values import PATH
+from pyshim.model.config import SWAP_IN_BYTES_ANNOTATION, SWAPPINESS_ANNOTATION
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import split_params
 
@@ -26,8 +27,6 @@ HYPERVISOR_NAME = PREFIX + "runtime.hypervisor_name"
 
 _WITHOUT_EFFECT = {
     PREFIX + "agent.cdh_api_timeout": "Kata documents it and reads cdh_api_timeout_ms only",
-    "io.katacontainers.container.resource.swappiness": f"{NOT_YET}: guests have no swap",
-    "io.katacontainers.container.resource.swap_in_bytes": f"{NOT_YET}: guests have no swap",
     "io.katacontainers.config_path": "removed from Kata: a pod does not choose the node's configuration",
 }
 _ELSEWHERE = tuple(f"{ANNOTATION_PREFIX}{group}." for group in ("pkg", "volume", "image", "fs-opt"))
@@ -163,6 +162,8 @@ def _not_a_key(name: str) -> list[Finding]:
         return []
     if name in _WITHOUT_EFFECT:
         return [_finding(name, Verdict.NO_EFFECT, _WITHOUT_EFFECT[name], True)]
+    if name in (SWAPPINESS_ANNOTATION, SWAP_IN_BYTES_ANNOTATION):
+        return []  # a container's own
     if name.startswith(PREFIX) or (name.startswith(ANNOTATION_PREFIX) and not name.startswith(_ELSEWHERE)):
         near = difflib.get_close_matches(name, annotated(), n=1, cutoff=0.93)
         hint = f" (did you mean {near[0]}?)" if near else ""

@@ -21,6 +21,7 @@ from pyshim.config.values import (
 
 _OTHER_VMM = "only other hypervisors have it"
 _NO_FILE = "guest memory is always shared, anonymously or from hugepages"
+_SWAP_AS_ASKED = "swap disks are made as containers ask for them"
 _ARM = "only arm64 guests need it"
 _H = Rows(table=Table.HYPERVISOR)
 _RS = Rows(table=Table.HYPERVISOR, dialect=Dialect.RUST)
@@ -149,16 +150,19 @@ SIZE: tuple[Key, ...] = (
     _H.never("valid_file_mem_backends", GLOBS, ("",), "What annotation `file_mem_backend` may name.", _NO_FILE),
     _H.later("enable_numa", BOOL, False, "NUMA nodes in the guest, as on the host."),
     _H.later("numa_mapping", WORDS, (), "Host nodes of each guest node.", ann=True),
-    _H.later("enable_guest_swap", BOOL, False, "A swap disk for containers that ask for one.", ann=True),
-    _RS.later("guest_swap_path", PATH, "/run/kata-containers/swap", "Where swap disks are kept."),
-    _RS.later(
-        "guest_swap_size_percent", whole(0, 100_000), 100, "Size of the swap disk in percent of the VM's memory."
+    _H.used("enable_guest_swap", BOOL, False, "A swap disk for containers that ask for one.", ann=True),
+    _RS.used(
+        "guest_swap_path", PATH, "/run/kata-containers/swap", "Directory of swap files; below /run they are memory."
     ),
-    _RS.later(
-        "guest_swap_create_threshold_secs",
-        whole(0, 86_400),
-        60,
-        "Seconds before a swap disk is made.",
+    _RS.never(
+        "guest_swap_size_percent",
+        whole(0, 100_000),
+        100,
+        "Size of the swap disk in percent of the VM's memory.",
+        _SWAP_AS_ASKED,
+    ),
+    _RS.never(
+        "guest_swap_create_threshold_secs", whole(0, 86_400), 60, "Seconds before a swap disk is made.", _SWAP_AS_ASKED
     ),
     _H.later("guest_memory_dump_path", PATH, "", "Directory for the guest's memory when its kernel panics."),
     _H.later(

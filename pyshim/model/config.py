@@ -9,6 +9,10 @@ from fractions import Fraction
 
 import msgspec
 
+SWAPPINESS_ANNOTATION = "io.katacontainers.container.resource.swappiness"
+SWAP_IN_BYTES_ANNOTATION = "io.katacontainers.container.resource.swap_in_bytes"
+"""What a container may ask for where `enable_guest_swap` is set."""
+
 
 class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     # What is booted.
@@ -47,6 +51,8 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_mem_prealloc: bool
     enable_hugepages: bool
     reclaim_guest_freed_memory: bool
+    enable_guest_swap: bool
+    guest_swap_path: str
     # Safety.
     confidential_guest: bool
     sev_snp_guest: bool

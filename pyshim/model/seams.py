@@ -78,6 +78,9 @@ class Agent(ContainerAgent, Protocol):
     async def update_routes(self, routes: tuple[NetworkRoute, ...]) -> None: ...
     async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None: ...
     async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None: ...
+    async def add_swap(self, pci_path: str) -> None:
+        """The guest swaps to the virtio-blk disk at that place, which has a swap area on it."""
+
     async def volume_stats(self, guest_path: str) -> VolumeStats: ...
     async def resize_volume(self, guest_path: str, size_bytes: int) -> None: ...
     async def next_oom_event(self) -> str:
@@ -192,8 +195,8 @@ class Host(Protocol):
     async def read_piece(self, root: str, path: str, offset: int, length: int) -> bytes:
         """A piece of a file beneath `root`, which no link leads out of; fewer bytes at its end."""
 
-    async def make_disk_file(self, path: str, size_bytes: int) -> None:
-        """A new sparse file of that size; what was there before is replaced."""
+    async def make_disk_file(self, path: str, size_bytes: int, head: bytes = b"") -> None:
+        """A new sparse file of that size that begins with `head`; what was there before is replaced."""
 
     async def write_bytes(self, path: str, content: bytes, mode: int) -> None:
         """A new file with that content; what was there before is replaced."""

@@ -134,6 +134,8 @@ class Container:
         guest = await services.devices.attach(await self._with_disks(), self._spec)
         self._undo.push(services.resizer.leave, self.id)
         await services.resizer.join(self.id, self._resources)
+        self._undo.push(services.swap.leave, self.id)
+        await services.swap.join(self.id, self._resources)
         copies = services.attachments.copies
         for volume in self._plan.copies:
             self._undo.push(copies.detach, volume, self.id)

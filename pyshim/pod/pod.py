@@ -38,6 +38,7 @@ from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
 from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.sizing.plan.capacity import capacity_question
+from pyshim.resources.sizing.plan.swap import with_swap
 from pyshim.resources.volumes.live import volume_facts
 
 log = logging.getLogger("pyshim.pod.pod")
@@ -173,7 +174,7 @@ class Pod:
         ledger = self._saved.records.ledger
         plan = await self._plan_container(request, spec, sandbox)
         agent: ContainerAgent = sandbox.agent
-        resources = (spec.raw.get("linux") or {}).get("resources") or {}
+        resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
         if request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX:
             agent = self._pause = PauseAgent(
                 plan=plan, agent=agent, host=self._env.host, ledger=ledger, tasks=self._tasks
@@ -189,6 +190,7 @@ class Pod:
             attachments=sandbox.attachments,
             devices=sandbox.devices,
             resizer=sandbox.resizer,
+            swap=sandbox.swap,
             publisher=self._env.publisher,
             tasks=self._tasks,
             clock_ns=self._env.clock_ns,

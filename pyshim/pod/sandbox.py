@@ -32,6 +32,7 @@ from pyshim.resources.network.live import SandboxNetwork
 from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.sizing.live import Resizer
+from pyshim.resources.sizing.swap import GuestSwap
 from pyshim.resources.volumes.attachments import Attachments
 from pyshim.resources.volumes.direct_volumes import DirectVolumes
 from pyshim.resources.volumes.live import make_share
@@ -92,6 +93,7 @@ class Sandbox:
         )
         self.direct_volumes = DirectVolumes(services, agent=lambda: self.agent, attachments=lambda: self.attachments)
         self.attachments = Attachments(services, announce=self.direct_volumes.announce)
+        self.swap = GuestSwap(services, attachments=self.attachments, agent=lambda: self.agent)
         self.devices = container_devices(services, find=environment.find_devices)
         self.network = SandboxNetwork(services, environment.network_connector)
         self.health = HealthChecks()

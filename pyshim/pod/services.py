@@ -10,6 +10,7 @@ from pyshim.model.ledger import Ledger
 from pyshim.model.seams import ContainerAgent, Host, Publisher
 from pyshim.resources.devices.live import ContainerDevices
 from pyshim.resources.sizing.live import Resizer
+from pyshim.resources.sizing.swap import GuestSwap
 from pyshim.resources.volumes.attachments import Attachments
 
 
@@ -24,6 +25,7 @@ class ContainerServices(msgspec.Struct, frozen=True, kw_only=True):
     attachments: Attachments
     devices: ContainerDevices
     resizer: Resizer
+    swap: GuestSwap
     publisher: Publisher
     tasks: TaskOwner
     clock_ns: Callable[[], int]

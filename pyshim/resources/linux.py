@@ -102,8 +102,8 @@ class LinuxHost:
         return await _reading(f"{root}/{path}" if path else root, read_piece, root, path, offset, length)
 
     @within_s(CHANGE_S, "make disk '{path}'")
-    async def make_disk_file(self, path: str, size_bytes: int) -> None:
-        """A new sparse file of that size; what was there before is replaced."""
+    async def make_disk_file(self, path: str, size_bytes: int, head: bytes = b"") -> None:
+        """A new sparse file of that size that begins with `head`; what was there before is replaced."""
 
         def make() -> None:
             with contextlib.suppress(FileNotFoundError):
@@ -111,6 +111,7 @@ class LinuxHost:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.truncate(fd, size_bytes)
+                os.pwrite(fd, head, 0)
             finally:
                 os.close(fd)
 

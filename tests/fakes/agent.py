@@ -152,6 +152,8 @@ class FakeAgent:
         self.memory_block_bytes = 128 << 20
         self.onlined: list[tuple[int, bool]] = []
         """(CPUs, CPUs only) of every OnlineCPUMem."""
+        self.swaps: list[tuple[int, ...]] = []
+        """The PCI path of every AddSwap."""
         self.interfaces: list[types_pb2.Interface] = []
         self.routes: list[tuple[types_pb2.Route, ...]] = []
         """Each UpdateRoutes, whole."""
@@ -342,6 +344,10 @@ class FakeAgent:
     async def _on_OnlineCPUMem(self, payload: bytes) -> Message:
         request = pb.OnlineCPUMemRequest.FromString(payload)
         self.onlined.append((request.nb_cpus, request.cpu_only))
+        return Empty()
+
+    async def _on_AddSwap(self, payload: bytes) -> Message:
+        self.swaps.append(tuple(pb.AddSwapRequest.FromString(payload).PCIPath))
         return Empty()
 
     async def _on_GetMetrics(self, payload: bytes) -> Message:

@@ -181,10 +181,10 @@ class FakeHost:
         self.files[path] = content
         self.images[path] = len(content)
 
-    async def make_disk_file(self, path: str, size_bytes: int) -> None:
+    async def make_disk_file(self, path: str, size_bytes: int, head: bytes = b"") -> None:
         self.faults.hit("make_disk_file")
         self.before_effect("make_disk_file", path)
-        self.files[path] = b""
+        self.files[path] = head
 
     async def list_tree(self, root: str) -> tuple[TreeEntry, ...]:
         self.faults.hit("list_tree")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.oci import OciMount, OciSpec
+from pyshim.resources.sizing.plan.swap import with_swap
 
 _LEFT_TO_THE_AGENT = frozenset({"cgroup", "network", "time", "user", "pid"})
 """Host objects, and the pid namespace: kata-agent adds one itself, the sandbox's or a new one."""
@@ -58,7 +59,7 @@ def guest_spec(
     ]
     if sysctls:
         linux["sysctl"] = {**sysctls, **(linux.get("sysctl") or {})}
-    linux["resources"] = guest_resources(linux.get("resources") or {})
+    linux["resources"] = guest_resources(with_swap(linux.get("resources") or {}, spec.annotations))
     linux["devices"] = [dict(device) for device in devices]
     raw["linux"] = linux
     return raw
@@ -74,7 +75,10 @@ def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, An
 
 
 def guest_resources(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits that hold inside the guest: CPU time and weight, memory, huge pages."""
+    """The limits that hold inside the guest: CPU time and weight, memory, huge pages.
+
+    Swappiness goes: cgroup v2 has no file for it, and kata-agent fails where there is none.
+    """
     kept: dict[str, Any] = {}
     cpu = {key: value for key, value in (resources.get("cpu") or {}).items() if key not in ("cpus", "mems")}
     if cpu:
@@ -82,6 +86,8 @@ def guest_resources(resources: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("memory", "hugepageLimits", "unified"):
         if resources.get(key):
             kept[key] = _copied(resources[key])
+    if isinstance(kept.get("memory"), dict):
+        kept["memory"].pop("swappiness", None)
     return kept
 
 

@@ -73,15 +73,18 @@ class Attachments:
             attached.users.add(user)
             return attached.location
 
-    async def attach_made(self, disk: BlockDevice, size_bytes: int) -> GuestLocation:
-        """The disk is in the VM until the sandbox ends, on a file made for it, which goes with the sandbox."""
+    async def attach_made(self, disk: BlockDevice, size_bytes: int, head: bytes = b"") -> GuestLocation:
+        """The disk is in the VM until the sandbox ends, on a file made for it, which goes with the sandbox.
+
+        `head` is what the new file begins with.
+        """
         async with self._lock_of(disk.id):
             attached = self._attached.get(disk.id)
             if attached is None:
                 if not self._vm_devices.capabilities().block_hotplug:
                     raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
                 self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=disk.path))
-                await self._services.host.make_disk_file(disk.path, size_bytes)
+                await self._services.host.make_disk_file(disk.path, size_bytes, head)
                 attached = await to_the_end(self._plug(disk, _SANDBOX))
             attached.users.add(_SANDBOX)
             return attached.location

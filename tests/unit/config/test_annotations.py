@@ -271,8 +271,6 @@ def test_what_has_no_effect_or_no_meaning_is_said(tmp_path: Path) -> None:
         f"annotation {C}shim.x is not a known annotation",
         "annotation io.katacontainers.config_path has no effect: removed from Kata: a pod does not choose the node's "
         "configuration",
-        "annotation io.katacontainers.container.resource.swappiness has no effect: not implemented yet: guests have no "
-        "swap",
     )
 
 

@@ -77,6 +77,10 @@ def _check(config: Config) -> None:
             hypervisor.reclaim_guest_freed_memory,
             "reclaim_guest_freed_memory = true: a confidential guest's free pages cannot be told to the host",
         ),
+        (
+            hypervisor.enable_guest_swap,
+            "enable_guest_swap = true: a confidential guest's memory would be written to the host as it is",
+        ),
         (hypervisor.accelerator == "tcg", 'accelerator = "tcg": confidential_guest needs KVM'),
         (
             hypervisor.sev_snp_guest and hypervisor.confidential_technology not in ("auto", "snp"),

@@ -128,6 +128,16 @@ def memory_request(resources: Mapping[str, Any]) -> tuple[int, int]:
     return limit, hugepages
 
 
+def swap_request(resources: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Bytes of the memory limit, of memory and swap together (0 for none of them), and the swappiness.
+
+    Raises InvalidArgument.
+    """
+    memory = _group(resources, "memory")
+    limit, together = (_limit(_member(memory, f"memory.{name}")) for name in ("limit", "swap"))
+    return limit, together, _member(memory, "memory.swappiness")
+
+
 def _pod_workload(annotations: Mapping[str, str]) -> Workload:
     period = _annotation(annotations, "cpu-period")
     quota = _annotation(annotations, "cpu-quota")

@@ -84,6 +84,7 @@ def test_without_kvm_nothing_is_confidential(config: Configs, host: Hosts) -> No
         ({"enable_hugepages": True}, "enable_hugepages"),
         ({"enable_virtio_mem": True}, "enable_virtio_mem"),
         ({"reclaim_guest_freed_memory": True}, "reclaim_guest_freed_memory"),
+        ({"enable_guest_swap": True}, "enable_guest_swap"),
         ({"accelerator": "tcg"}, "accelerator"),
         ({"sev_snp_guest": True, "confidential_technology": "tdx"}, "contradicts confidential_technology"),
         ({"sev_snp_guest": True, "snp_id_block": "AA=="}, "snp_id_block and snp_id_auth"),
