@@ -281,7 +281,7 @@ def _snapshotter(host: HostReport) -> Iterator[Verdict]:
 
 def _overhead(host: HostReport, runtime_class: Mapping[str, Fraction] | None) -> Iterator[Verdict]:
     config: Config | None = host.config
-    if config is None or config.is_remote:
+    if config is None:
         return
     least = class_fixed(config, policy_in_force(config), host_side_mib(config, host.facts))
     wanted = f"cpu: {cpu_text(least.cpus)}, memory: {memory_text(least.memory_mib)}"

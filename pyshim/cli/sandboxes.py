@@ -1,8 +1,10 @@
 """All sandboxes of this node, read from their states, and what their processes use now. No shim is asked."""
 
+import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psutil
 from msgspec import Struct
@@ -179,6 +181,30 @@ def _memory_bytes(process: psutil.Process) -> int:
         return int(process.memory_full_info().pss)
     except psutil.AccessDenied:
         return int(process.memory_info().rss)
+
+
+def host_side_mib_of(sandbox: Sandbox) -> float:
+    """What its processes take beside guest RAM, in MiB; a page that processes share counts once among them.
+
+    Raises PermissionError without the right to look, NotFound when one of them has ended.
+    """
+    total_bytes = 0
+    for process in sandbox.processes:
+        try:
+            mappings = psutil.Process(process.pid).memory_maps(grouped=False)
+        except psutil.NoSuchProcess as error:
+            raise NotFound(f"measure process {process.pid} of '{sandbox.id}': it has ended") from error
+        except psutil.AccessDenied as error:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), f"/proc/{process.pid}/smaps") from error
+        total_bytes += sum(each.pss for each in mappings if not _is_guest_ram(each, sandbox.memory_mib))
+    return total_bytes / (1 << 20)
+
+
+def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
+    """RAM is a memfd, whose name the kernel shows; where nobody shares it, memory without a name and of its size."""
+    if mapping.path.startswith("/memfd:"):
+        return True
+    return mapping.path in ("", "[anon]") and vm_mib > 0 and mapping.size >= vm_mib << 20
 
 
 HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY", "HEALTH")

@@ -1,6 +1,6 @@
 """What Kubernetes reserves for a pod beside what its VM takes, policy by policy, and where the two disagree."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from fractions import Fraction
 
@@ -28,6 +28,8 @@ from pyshim.resources.sizing.plan.workload import MIB, Workload, workload
 
 BLOCK_MIB = 128
 """Memory block of x86-64 guests below 64 GiB, in which a running VM grows."""
+HOST_SIDE = "host side"
+"""What VMM, file server and shim take beside guest RAM."""
 
 
 class Disagreement(StrEnum):
@@ -74,6 +76,14 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
     cpus: Fraction
     memory_mib: Fraction
+
+
+class Summand(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a RuntimeClass's podFixed, and where it comes from."""
+
+    name: str
+    cpus: Fraction = Fraction(0)
+    memory_mib: Fraction = Fraction(0)
 
 
 class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,13 +290,35 @@ def policy_in_force(config: Config) -> str:
 
 
 def class_fixed(config: Config, policy: str, host_side_mib: int) -> Overhead:
-    """Base, the most that rounding adds to memory, and the host side; never below the smallest VM's."""
+    """The sum of `class_summands`."""
+    return total(class_summands(config, policy, host_side_mib))
+
+
+def total(summands: Sequence[Summand]) -> Overhead:
+    return Overhead(
+        cpus=sum((each.cpus for each in summands), Fraction(0)),
+        memory_mib=sum((each.memory_mib for each in summands), Fraction(0)),
+    )
+
+
+def class_summands(config: Config, policy: str, host_side_mib: int) -> tuple[Summand, ...]:
+    """Base, the most that rounding adds to memory, and the host side; never below the smallest VM's.
+
+    Of a VM that is not on the node, the host side only.
+    """
+    beside = Summand(name=HOST_SIDE, memory_mib=Fraction(host_side_mib))
+    if config.is_remote:
+        return (beside,)
     hypervisor = config.hypervisor
     by_overhead = policy == OVERHEAD
     base_mib = hypervisor.overhead_memory_mib if by_overhead else hypervisor.default_memory_mib
     unit_mib = BLOCK_MIB if policy == DYNAMIC else memory_unit_mib(hypervisor)
     least_mib = least_memory_mib(hypervisor, by_overhead=by_overhead)
-    return Overhead(
+    base = Summand(
+        name="overhead_*" if by_overhead else "default_*",
         cpus=hypervisor.overhead_vcpus if by_overhead else hypervisor.default_vcpus,
-        memory_mib=Fraction(max(base_mib + unit_mib, least_mib) + host_side_mib),
+        memory_mib=Fraction(base_mib),
     )
+    more_mib = Fraction(max(unit_mib, least_mib - base_mib))
+    why = f"up to the smallest VM, {least_mib} MiB" if more_mib > unit_mib else f"rounding up to {unit_mib} MiB"
+    return (base, Summand(name=why, memory_mib=more_mib), beside)

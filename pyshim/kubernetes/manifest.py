@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from pyshim.kubernetes.agreement import Overhead
 from pyshim.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
-from pyshim.kubernetes.quantity import quantity
+from pyshim.kubernetes.quantity import cpu_text, memory_text, quantity
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
@@ -124,6 +125,21 @@ def overhead_of(documents: list[Mapping[str, Any]], name: str, path: str) -> dic
             overhead = _mapping(document.get("overhead"), where)
             return amounts(overhead.get("podFixed"), f"{where}.podFixed")
     return None
+
+
+def runtime_class(name: str, handler: str, overhead: Overhead, node_selector: Mapping[str, str]) -> dict[str, Any]:
+    """The manifest of a RuntimeClass with this overhead; pods of it go to nodes with the labels."""
+    fixed = {"memory": memory_text(overhead.memory_mib)}
+    if overhead.cpus:
+        fixed = {"cpu": cpu_text(overhead.cpus), **fixed}
+    made: dict[str, Any] = {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": name},
+        "handler": handler,
+        "overhead": {"podFixed": fixed},
+    }
+    return {**made, "scheduling": {"nodeSelector": dict(node_selector)}} if node_selector else made
 
 
 def pod_sizing(manifest: PodManifest, path: str, class_overhead: Mapping[str, Fraction] | None) -> PodSizing:

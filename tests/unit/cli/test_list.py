@@ -286,3 +286,37 @@ def test_top_on_a_terminal_draws_the_table(tmp_path: Path, sleeper: "subprocess.
 @pytest.mark.parametrize("words", [["--interval", "0"], ["--count", "0"], ["--interval", "x"]])
 def test_wrong_numbers_are_wrong_usage(words: list[str]) -> None:
     assert run(["top", *words]) == 2
+
+
+_HOLDS = """
+import mmap, os, sys
+fd = os.memfd_create("memory-backend-memfd")
+os.ftruncate(fd, 128 << 20)
+ram = mmap.mmap(fd, 128 << 20)
+own = mmap.mmap(-1, 40 << 20)
+unshared = mmap.mmap(-1, 800 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for memory, size in ((ram, 128), (own, 40), (unshared, 60)):
+    for at in range(0, size << 20, 4096):
+        memory[at] = 1
+print("ready", flush=True)
+sys.stdin.read()
+"""
+"""RAM that is shared, RAM of the VM's size that is not, and 40 MiB of its own (of another kind: the kernel makes one
+mapping of equal neighbours; QEMU has a page without rights beside its RAM)."""
+
+
+def test_podfixed_counts_what_a_sandbox_here_takes_beside_guest_ram(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [sys.executable, "-I", "-S", "-c", _HOLDS]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as vmm:
+        assert vmm.stdout is not None
+        assert vmm.stdout.readline() == b"ready\n"
+        save(tmp_path, "ab12", ref(sleeper), ref(vmm))
+        save(tmp_path, "cd34", ref(sleeper), GONE)
+        assert run(["sizing", "podfixed", "--state-dir", str(tmp_path), "--json"]) == 0
+        vmm.communicate()
+
+    host_side = json.loads(capsys.readouterr().out)["summands"][-1]
+    assert host_side["source"] == "measured: the one sandbox here"
+    assert 40 <= int(host_side["memory"].removesuffix("Mi")) < 100

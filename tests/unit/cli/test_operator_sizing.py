@@ -248,3 +248,94 @@ def test_a_huge_manifest_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("words", [["--node-cpus", "0"], ["--node-memory", "x"], ["--host-side", "-1"]])
 def test_wrong_numbers_are_wrong_usage(words: list[str]) -> None:
     assert operator_main([*explain("web.yaml", "defaults.toml"), *words]) == 2
+
+
+CONFIGS = ROOT / "configs"
+
+
+def podfixed(state_dir: Path, config: str, *more: str) -> list[str]:
+    """On a node with KVM on which no sandbox runs."""
+    words = ["sizing", "podfixed", "--state-dir", str(state_dir), "--node-kvm", "yes"]
+    return [*words, "--config", str(CONFIGS / config), *more]
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "fixed"),
+    [
+        ("configuration-qemu.toml", [], {"cpu": "250m", "memory": "238Mi"}),
+        ("configuration-qemu.toml", ["--node-kvm", "no"], {"cpu": "250m", "memory": "334Mi"}),
+        ("configuration-qemu.toml", ["--host-side", "0", "--reserve", "7"], {"cpu": "250m", "memory": "135Mi"}),
+        ("configuration-qemu-tdx.toml", [], {"cpu": "1", "memory": "2159Mi"}),
+        ("configuration-remote.toml", [], {"cpu": "0", "memory": "25Mi"}),
+    ],
+)
+def test_podfixed_is_the_sum_of_what_it_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, more: list[str], fixed: dict[str, str]
+) -> None:
+    assert operator_main(podfixed(tmp_path, config, *more, "--json")) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert found["pod_fixed"] == fixed
+    summed = sum(int(each["memory"].removesuffix("Mi")) for each in found["summands"])
+    assert f"{summed}Mi" == fixed["memory"]
+
+
+def test_podfixed_is_what_explain_and_check_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert operator_main(podfixed(tmp_path, "configuration-qemu.toml", "--json")) == 0
+    fixed = json.loads(capsys.readouterr().out)["pod_fixed"]
+
+    words = ["sizing", "explain", str(GOLDEN / "web.yaml"), "--config", str(CONFIGS / "configuration-qemu.toml")]
+    assert operator_main([*words, "--node-kvm", "yes", "--json"]) == 0
+    views = json.loads(capsys.readouterr().out)
+    assert views["policies"][views["policy_in_force"]]["class_fixed"] == fixed
+
+
+def test_podfixed_shows_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert operator_main(podfixed(tmp_path, "configuration-qemu.toml", "--reserve", "82")) == 0
+
+    assert capsys.readouterr().out.splitlines() == [
+        "podFixed of pods that state their limits, policy overhead",
+        "",
+        "                                     CPU      memory",
+        "  overhead_*                        250m       112Mi",
+        "  up to the smallest VM, 128 MiB       -        16Mi",
+        "  host side                            -       110Mi  documented in docs/KUBERNETES.md",
+        "  reserve                              -        82Mi",
+        "  podFixed                          250m       320Mi",
+    ]
+
+
+def test_the_shipped_runtime_class_is_what_podfixed_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`configs/kubernetes/runtimeclass-pykata.yaml` says by which words it was made."""
+    shipped = (CONFIGS / "kubernetes" / "runtimeclass-pykata.yaml").read_text()
+
+    assert (
+        operator_main(podfixed(tmp_path, "configuration-qemu.toml", "--reserve", "82", "--runtimeclass", "pykata")) == 0
+    )
+
+    assert capsys.readouterr().out in shipped
+    assert "--node-kvm yes --reserve 82 --runtimeclass pykata" in shipped
+
+
+def test_a_runtime_class_has_the_selector_and_the_handler_that_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--runtimeclass", "vm", "--handler", "pykata-remote", "--node-selector", "a/b=true", "--json"]
+    assert operator_main(podfixed(tmp_path, "configuration-remote.toml", *words)) == 0
+
+    assert json.loads(capsys.readouterr().out) == {
+        "apiVersion": "node.k8s.io/v1",
+        "kind": "RuntimeClass",
+        "metadata": {"name": "vm"},
+        "handler": "pykata-remote",
+        "overhead": {"podFixed": {"memory": "25Mi"}},
+        "scheduling": {"nodeSelector": {"a/b": "true"}},
+    }
+
+
+@pytest.mark.parametrize("more", [["--node-selector", "a=b"], ["--handler", "x"], ["--node-selector", "a"]])
+def test_podfixed_refuses_words_without_a_meaning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    assert operator_main(podfixed(tmp_path, "configuration-qemu.toml", *more)) == 2
+    assert "node-selector" in capsys.readouterr().err
