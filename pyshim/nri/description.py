@@ -35,6 +35,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A row for each node; the default is 10, 12 within a socket, 21 to another."""
     offline: int | str = ""
     """A list of CPUs: `3,8-11`."""
+    isolated: int | str = ""
 
 
 def read_description(path: str) -> Machine:
@@ -76,12 +77,7 @@ def machine(of: Description) -> Machine:
         raise MachineError(f"read machine: {of.sockets * of.nodes} nodes are more than {_MAX_NODES}")
     if in_socket % of.nodes:
         raise MachineError(f"read machine: the {in_socket} cores of a socket are not {of.nodes} equal nodes")
-    try:
-        offline = cpu_set(str(of.offline), "machine: offline")
-    except InvalidArgument as error:
-        raise MachineError(str(error)) from error
-    if unknown := sorted(each for each in offline if each >= cores * of.threads):
-        raise MachineError(f"read machine: offline: there is no CPU {unknown[0]}")
+    offline, isolated = (_list(of, name, cores * of.threads) for name in ("offline", "isolated"))
     cpus = [
         Cpu(
             id=thread * cores + core,
@@ -91,10 +87,21 @@ def machine(of: Description) -> Machine:
             socket=core // in_socket,
             node=core // (in_socket // of.nodes),
             online=thread * cores + core not in offline,
+            isolated=thread * cores + core in isolated,
         )
         for thread, core in product(range(of.threads), range(cores))
     ]
     return checked(Machine(cpus=tuple(cpus), nodes=_nodes(of)))
+
+
+def _list(of: Description, name: str, count: int) -> frozenset[int]:
+    try:
+        found = cpu_set(str(getattr(of, name)), f"machine: {name}")
+    except InvalidArgument as error:
+        raise MachineError(str(error)) from error
+    if unknown := sorted(cpu for cpu in found if cpu >= count):
+        raise MachineError(f"read machine: {name}: there is no CPU {unknown[0]}")
+    return found
 
 
 def _nodes(of: Description) -> tuple[Node, ...]:

@@ -7,7 +7,7 @@ A VM is placed once, as a whole, before it boots. In this order:
    from all of them.
 2. Exclusive CPUs, as many as vCPUs: within one socket, one die, one L3 where that is possible, in whole cores. What is
    left then decides: the group of CPUs that is filled best is taken, so that large groups stay whole for large VMs.
-   CPUs that other VMs share are spared as long as others are free.
+   CPUs that other VMs share are spared as long as others are free. Isolated CPUs are taken first, and never shared.
 3. Shared VMs get all shared CPUs of their nodes, those with the least vCPUs for each CPU.
 
 Exclusive CPUs and all nodes stay until the VM ends: memory does not move. Which CPUs are shared changes with every VM
@@ -74,6 +74,8 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     socket: int
     node: int
     online: bool
+    isolated: bool = False
+    """The scheduler does not balance load on it (`isolcpus`): of no use to who shares, and good for who is alone."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +111,7 @@ class Assignments(msgspec.Struct, frozen=True, kw_only=True):
 
     machine: Machine
     reserved: tuple[int, ...]
-    """Never exclusive, like the kubelet's `reservedSystemCPUs`; they are shared CPUs."""
+    """Never exclusive, like the kubelet's `reservedSystemCPUs`; they are shared CPUs unless they are isolated."""
     needs: Mapping[str, Need] = {}
     """By sandbox id."""
     placements: Mapping[str, Placement] = {}
@@ -153,6 +155,8 @@ def place(assignments: Assignments, need: Need) -> Assignments:
         return assignments
     before = release(assignments, need.sandbox_id)
     view = _View(before)
+    if not view.shared:
+        raise PlacementError(f"{_placing(need)}: no CPU is left to share")
     placement = _exclusive(view, need) if need.exclusive else _shared(view, need)
     return _with(before, need, placement)
 
@@ -207,7 +211,7 @@ def with_others(assignments: Assignments, others: Iterable[Other]) -> Assignment
 
 
 def shared_cpus(assignments: Assignments) -> tuple[int, ...]:
-    """The online CPUs that nobody has alone, in ascending order: what all other containers run on."""
+    """The online CPUs that nobody has alone and that are not isolated, in ascending order: what all others run on."""
     return tuple(sorted(_View(assignments).shared))
 
 
@@ -243,8 +247,9 @@ class _View:
         alone = [placement.vcpu_cpus for placement in assignments.placements.values() if placement.exclusive]
         alone += [other.own_cpus for other in assignments.others.values()]
         own = {cpu for cpus in alone for cpu in cpus}
-        self.shared = self.cpus.keys() - own
-        self.free = self.shared - set(assignments.reserved)
+        unowned = self.cpus.keys() - own
+        self.shared = {cpu for cpu in unowned if not self.cpus[cpu].isolated}
+        self.free = unowned - set(assignments.reserved)
         """CPUs that may become exclusive."""
         self.with_cpus = tuple(node for node in self.nodes if any(cpu.node == node for cpu in self.cpus.values()))
         """Nodes that a VM may be on."""
@@ -374,8 +379,6 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_H
 
 def _shared(view: _View, need: Need) -> Placement:
     """On the shared CPUs of the nodes with the least vCPUs for each."""
-    if not view.shared:
-        raise PlacementError(f"{_placing(need)}: no CPU is shared")
     wanted = min(need.vcpus, len(view.shared))
 
     def crowd(home: _Home) -> tuple[object, ...]:
@@ -386,14 +389,15 @@ def _shared(view: _View, need: Need) -> Placement:
     home = min(_homes(view, need, view.shared, wanted), key=crowd)
     cpus = len(view.of_nodes(view.shared, home.cpu_nodes))
     load = _load(view, home, need)
-    vcpus = str(load) if load.denominator == 1 else f"{float(load):.1f}"
+    vcpus = _count(int(load), "vCPU") if load.denominator == 1 else f"{float(load):.1f} vCPUs"
+    load_text = f"{vcpus} on {_count(cpus, 'CPU')}"
     return Placement(
         vcpu_cpus=(),
         service_cpus=(),
         cpu_nodes=home.cpu_nodes,
         memory_nodes=home.memory_nodes,
         exclusive=False,
-        why=f"shared CPUs of {_nodes(home.cpu_nodes)}: {vcpus} vCPUs on {cpus} CPUs with it{_costs(view, home, need)}",
+        why=f"shared CPUs of {_nodes(home.cpu_nodes)}: {load_text} with it{_costs(view, home, need)}",
     )
 
 
@@ -406,21 +410,19 @@ def _load(view: _View, home: _Home, need: Need) -> Fraction:
 
 def _exclusive(view: _View, need: Need) -> Placement:
     """On CPUs of its own, as many as it has vCPUs."""
-    if len(view.free) < need.vcpus or len(view.shared) <= need.vcpus:
-        spare = len(view.free) - (len(view.free) == len(view.shared))
+    must_keep_one = view.shared <= view.free  # none is reserved
+    if must_keep_one and not view.free <= view.shared:
+        # There are isolated CPUs, so that a choice may leave CPUs over and none of them to share.
+        view.free.discard(min(view.shared))
+        must_keep_one = False
+    spare = len(view.free) - must_keep_one
+    if spare < need.vcpus:
         reserved = len(view.shared - view.free)
         raise PlacementError(
             f"{_placing(need)}: {need.vcpus} exclusive CPUs: {max(0, spare)} are left of {len(view.cpus)}: "
-            f"{len(view.cpus) - len(view.shared)} have an owner, {reserved or 'one'} must stay shared"
+            f"{len(view.cpus) - len(view.free | view.shared)} have an owner, {reserved or 'one'} must stay shared"
         )
-    homes = _homes(view, need, view.free, need.vcpus)
-    found = [(home, _cpus_of(view, view.of_nodes(view.free, home.cpu_nodes), need.vcpus)) for home in homes]
-
-    def cost(option: tuple[_Home, tuple[int, ...]]) -> tuple[object, ...]:
-        home, cpus = option
-        return (*_crowding(view, cpus, home), *_quality(view, cpus))
-
-    home, cpus = min(found, key=cost)
+    home, cpus = _best(view, need)
     split = _shared_cores(view, cpus)
     whole = len({view.cpus[cpu].core for cpu in cpus}) - len(split)
     threads = sum(view.cpus[cpu].core in split for cpu in cpus)
@@ -439,6 +441,18 @@ def _exclusive(view: _View, need: Need) -> Placement:
         exclusive=True,
         why=f"CPUs of its own: {' and '.join(parts)} in {where}{sharing}{_costs(view, home, need)}",
     )
+
+
+def _best(view: _View, need: Need) -> tuple[_Home, tuple[int, ...]]:
+    """The nodes and the exclusive CPUs that cost the least."""
+    homes = _homes(view, need, view.free, need.vcpus)
+    found = [(home, _cpus_of(view, view.of_nodes(view.free, home.cpu_nodes), need.vcpus)) for home in homes]
+
+    def cost(option: tuple[_Home, tuple[int, ...]]) -> tuple[object, ...]:
+        home, cpus = option
+        return (*_crowding(view, cpus, home), *_quality(view, cpus))
+
+    return min(found, key=cost)
 
 
 def _cpus_of(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -468,7 +482,7 @@ def _close(view: _View, cpus: tuple[int, ...], count: int, levels: tuple[str, ..
 def _from_cores(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ...]:
     """Whole cores as far as they go; what then is left over from cores that are in parts already, if there are any."""
     by_core: dict[int, list[int]] = {}
-    for cpu in cpus:
+    for cpu in sorted(cpus, key=lambda cpu: not view.cpus[cpu].isolated):
         by_core.setdefault(view.cpus[cpu].core, []).append(cpu)
     whole = [core for core in by_core if len(by_core[core]) == len(view.cores[core])]
     parts = [core for core in by_core if core not in whole]
@@ -493,6 +507,7 @@ def _quality(view: _View, cpus: tuple[int, ...]) -> tuple[object, ...]:
         _groups(view, cpus, "die"),
         len(mixed),
         _groups(view, cpus, "l3"),
+        sum(not view.cpus[cpu].isolated for cpu in cpus),
         sum(view.cores[core] <= view.free for core in mixed),
         *left,
         cpus,

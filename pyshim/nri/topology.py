@@ -30,7 +30,7 @@ def read_machine(*, sys_root: str = "/sys", proc_root: str = "/proc") -> Machine
     """The machine as it is now. Raises MachineError naming the file that is missing or odd."""
     top = f"{sys_root}/devices/system"
     files: dict[str, str] = {}
-    _read(files, top, "cpu/online", "cpu/present", "node/online")
+    _read(files, top, "cpu/online", "cpu/present", "cpu/isolated", "node/online")
     for cpu in _list(files, "cpu/online"):
         _read(files, top, *(f"cpu/cpu{cpu}/topology/{name}" for name in (*_CORE, *_CLUSTER, *_DIE, *_SOCKET)))
         _read(files, top, *(path for at in _CACHES for path in _cache(cpu, at)))
@@ -59,7 +59,8 @@ def machine_of(files: Files) -> Machine:
         homes = dict.fromkeys(online, 0)
     if homeless := online - homes.keys():
         raise MachineError(f"read 'node/node*/cpulist': CPU {min(homeless)} is online and of no node")
-    cpus = [_cpu(files, cpu, homes[cpu]) for cpu in online]
+    isolated = _list(files, "cpu/isolated") if "cpu/isolated" in files else frozenset()
+    cpus = [_cpu(files, cpu, homes[cpu], isolated=cpu in isolated) for cpu in online]
     cpus += [
         Cpu(id=cpu, core=_UNKNOWN, l3=_UNKNOWN, die=_UNKNOWN, socket=_UNKNOWN, node=_UNKNOWN, online=False)
         for cpu in present - online
@@ -83,7 +84,7 @@ def _total_bytes(files: Files, path: str) -> int:
     return int(found[1]) * 1024
 
 
-def _cpu(files: Files, cpu: int, node: int) -> Cpu:
+def _cpu(files: Files, cpu: int, node: int, *, isolated: bool) -> Cpu:
     core = _together(files, cpu, _CORE)
     socket = _together(files, cpu, _SOCKET)
     for group, names in ((core, _CORE), (socket, _SOCKET)):
@@ -93,7 +94,16 @@ def _cpu(files: Files, cpu: int, node: int) -> Cpu:
     # Without an L3, as on some ARM machines, a cluster of cores is what shares the most.
     cluster = _together(files, cpu, _CLUSTER)
     l3 = _sharing_l3(files, cpu) or (cluster if len(cluster) > len(core) else die)
-    return Cpu(id=cpu, core=min(core), l3=min(l3), die=min(die), socket=min(socket), node=node, online=True)
+    return Cpu(
+        id=cpu,
+        core=min(core),
+        l3=min(l3),
+        die=min(die),
+        socket=min(socket),
+        node=node,
+        online=True,
+        isolated=isolated,
+    )
 
 
 def _together(files: Files, cpu: int, names: tuple[str, ...]) -> frozenset[int]:

@@ -161,6 +161,38 @@ def test_reserved_cpus_are_shared_and_never_exclusive() -> None:
     assert set(shared_cpus(assignments)) >= {0, 4}
 
 
+ISOLATED = Description(cores=4, threads=2, memory_mib=16384, isolated="2-3,6-7")
+
+
+def test_isolated_cpus_are_for_exclusive_vms_first_and_never_shared() -> None:
+    assignments = placed(ISOLATED, need("s", 2, exclusive=False), need("x", 2))
+
+    assert cpus(assignments, "x") == (2, 6)
+    assert shared_cpus(assignments) == cpus(assignments, "s") == (0, 1, 4, 5)
+
+
+def test_what_takes_all_isolated_cpus_and_more_leaves_one_that_can_be_shared() -> None:
+    assignments = placed(ISOLATED, need("x", 7))
+
+    assert shared_cpus(assignments) == (0,)
+    with pytest.raises(
+        PlacementError, match="1 exclusive CPUs: 0 are left of 8: 7 have an owner, one must stay shared"
+    ):
+        place(assignments, need("y", 1))
+
+
+def test_a_machine_on_which_no_cpu_can_be_shared_takes_no_vm() -> None:
+    with pytest.raises(PlacementError, match="no CPU is left to share"):
+        placed(Description(cores=2, memory_mib=64, isolated="0-1"), need("x", 1))
+
+
+def test_isolated_cpus_that_are_reserved_are_left_alone() -> None:
+    assignments = placed(ISOLATED, need("x", 4), reserved=(2, 6))
+
+    assert cpus(assignments, "x") == (1, 3, 5, 7)
+    assert shared_cpus(assignments) == (0, 4)
+
+
 def test_what_does_not_fit_is_refused_with_the_figures() -> None:
     assignments = placed(ONE_NODE, need("a", 4), reserved=(0,))
 
@@ -315,7 +347,10 @@ def machines(draw: st.DrawFn) -> Machine:
     sockets, dies, l3s, threads, nodes = (draw(_small) for _ in range(5))
     cores = draw(st.sampled_from([2, 4]))
     count = sockets * dies * l3s * cores * threads
-    offline = draw(st.sets(st.integers(min_value=1, max_value=count - 1), max_size=count // 3))
+    offline, isolated = (
+        ",".join(map(str, sorted(draw(st.sets(st.integers(min_value=1, max_value=count - 1), max_size=count // 3)))))
+        for _ in range(2)
+    )
     sizes = draw(st.lists(st.sampled_from([0, 1024, 4096]), min_size=sockets * nodes, max_size=sockets * nodes))
     return machine(
         Description(
@@ -326,7 +361,8 @@ def machines(draw: st.DrawFn) -> Machine:
             threads=threads,
             nodes=nodes,
             memory_mib=tuple(sizes),
-            offline=",".join(map(str, sorted(offline))),
+            offline=offline,
+            isolated=isolated,
         )
     )
 
@@ -359,6 +395,7 @@ def test_no_cpu_has_two_owners_and_no_owned_one_is_shared(
     there: Machine, steps: list[Need | str], reserved: set[int]
 ) -> None:
     online = {cpu.id for cpu in there.cpus if cpu.online}
+    isolated = {cpu.id for cpu in there.cpus if cpu.isolated}
     for assignments in walked(there, steps, reserved):
         shared = set(shared_cpus(assignments))
         owned: list[int] = []
@@ -374,7 +411,7 @@ def test_no_cpu_has_two_owners_and_no_owned_one_is_shared(
             else:
                 assert placement.vcpu_cpus == placement.service_cpus
         assert len(owned) == len(set(owned))
-        assert set(owned) | shared == online
+        assert shared == online - isolated - set(owned)
         assert not set(owned) & (shared | reserved)
 
 

@@ -122,6 +122,12 @@ def test_offline_cpus_are_known_and_nowhere() -> None:
     assert [cpu.id for cpu in found.cpus if not cpu.online] == [2, 5, 17, 20, 27, 28, 29]
 
 
+def test_isolated_cpus_are_told() -> None:
+    files = {**shown(machine(TWO_SOCKETS)), "cpu/isolated": "2-3,18\n"}
+
+    assert [cpu.id for cpu in machine_of(files).cpus if cpu.isolated] == [2, 3, 18]
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
