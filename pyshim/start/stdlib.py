@@ -8,14 +8,15 @@ where there is no OpenSSL.
 """
 
 import _socket as socket
+import sys
 
-try:
-    from _sha2 import sha256  # type: ignore[import-not-found]  # its name since CPython 3.12
-except ImportError:
-    try:
+try:  # by its name in this Python only: to look for a module that is not there reads every directory of sys.path
+    if sys.version_info >= (3, 12):
+        from _sha2 import sha256
+    else:
         from _sha256 import sha256  # type: ignore[import-not-found]
-    except ImportError:
-        from hashlib import sha256
+except ImportError:
+    from hashlib import sha256
 
 try:
     from _json import make_scanner
