@@ -41,6 +41,7 @@ from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import Identity, RuntimeOptions
+from pyshim.model.trace import Trace
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.socket import MonitorSocket
 from pyshim.pod.environment import Environment
@@ -61,6 +62,7 @@ from pyshim.ttrpc import Server
 
 if TYPE_CHECKING:
     from pyshim.failpoints.wrapping import Faults
+    from pyshim.tracing.exporter import SpanExporter
 
 log = logging.getLogger("pyshim.serve")
 
@@ -110,6 +112,7 @@ class _Daemon:
         self._facts: HostFacts | None = None
         self._calls = Durations()
         self._agent_calls = Durations()
+        self._exporter: SpanExporter | None = None
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -121,6 +124,7 @@ class _Daemon:
             unserved = end.enter_context(ExitStack())
             unserved.callback(unlink, socket_path)
             end.push_async_callback(self._children.end_all)
+            end.push_async_callback(self._end_export)
             tasks = TaskOwner()
             end.push_async_callback(tasks.close)
             publisher = EventPublisher(
@@ -216,6 +220,10 @@ class _Daemon:
                 return PodDevices()
             return await DeviceFinder(children).find(question)
 
+        def export_trace(trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
+            if self._exporter is None:  # a second attempt at the sandbox is in the same trace
+                self._exporter = exporter_of(self._children, trace, endpoint, sandbox_id, annotations)
+
         host = LinuxHost(children=children, release=release)
         environment = Environment(
             host=host,
@@ -231,8 +239,13 @@ class _Daemon:
             new_uuid=_random_uuid,
             find_devices=find_devices,
             serve_monitor=serve_monitor,
+            export_trace=export_trace,
         )
         return environment if faults is None else faults.environment(environment)
+
+    async def _end_export(self) -> None:
+        if self._exporter is not None:
+            await self._exporter.close()
 
     @within_s(CHANGE_S, "probe host")
     async def _host_facts(self) -> HostFacts:
@@ -260,6 +273,22 @@ def agent_connector(config: Config, faults: "Faults | None", calls: Durations) -
         durations=calls,
         wrap=faults.wire if faults else None,
     )
+
+
+def exporter_of(
+    children: Children, trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]
+) -> "SpanExporter | None":
+    """Who sends the spans of `trace` on; None, and a warning, where that cannot be. A pod runs without, too.
+
+    The room is loaded here, as most shims trace nothing.
+    """
+    try:
+        from pyshim.tracing.exporter import export
+
+        return export(children, trace, endpoint=endpoint, sandbox_id=sandbox_id, annotations=annotations)
+    except Exception as error:  # an installation that was replaced meanwhile: whatever it meets, the pod starts
+        log.warning("spans are not exported", extra={"error": f"{type(error).__name__}: {error}"})
+        return None
 
 
 def faults_of(environ: Mapping[str, str]) -> "Faults | None":

@@ -5,7 +5,7 @@ Replies are checked here and in `translate.py`. A reply that does not fit its ca
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -38,6 +38,7 @@ from pyshim.model.guest import (
     NetworkRoute,
 )
 from pyshim.model.stats import ContainerStats
+from pyshim.model.trace import context, span
 from pyshim.model.volumes import VolumeStats
 from pyshim.ttrpc.status import CallTimedOut, ConnectionClosed, TtrpcError
 
@@ -102,6 +103,7 @@ class Wire(Protocol):
         *,
         timeout_s: float | None,
         late_s: float = 0.0,
+        metadata: Iterable[tuple[str, str]] = (),
         max_reply_bytes: int | None = None,
     ) -> bytes: ...
     async def closed(self) -> None: ...
@@ -390,8 +392,28 @@ class AgentClient:
 
         The agent gets the timeout; the client waits for the reply `late_s` longer. A reply larger than `max_bytes` plus
         twice the request is refused before it is decoded.
+
+        A call of the agent's own service with a deadline is a span, and the agent is told of it where the trace is
+        followed: by W3C's `traceparent`, which is what kata-agent reads. Streams and waits have none: they last longer
+        than what began them.
         """
         limit_s = self._timeout_s if timeout_s == -1 else timeout_s
+        if limit_s is None or service != AGENT_SERVICE:
+            return await self._call(action, service, method, request, limit_s, late_s, max_bytes, "")
+        with span(f"agent {method}", kept=False):
+            return await self._call(action, service, method, request, limit_s, late_s, max_bytes, context())
+
+    async def _call(
+        self,
+        action: str,
+        service: str,
+        method: str,
+        request: Message,
+        limit_s: float | None,
+        late_s: float,
+        max_bytes: int,
+        traceparent: str,
+    ) -> bytes:
         started = asyncio.get_running_loop().time()
         try:
             sent = request.SerializeToString()
@@ -401,6 +423,7 @@ class AgentClient:
                 sent,
                 timeout_s=limit_s,
                 late_s=late_s,
+                metadata=(("traceparent", traceparent),) if traceparent else (),
                 max_reply_bytes=max_bytes + 2 * len(sent),
             )
         except ConnectionClosed as exc:

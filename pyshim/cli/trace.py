@@ -1,6 +1,5 @@
 """`pyshim trace SANDBOX`: where the time went from Create to the first output: as text, OpenTelemetry's JSON, drawn."""
 
-import hashlib
 import json
 from html import escape
 
@@ -11,6 +10,7 @@ from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 from pyshim.cli.state import read_snapshot
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.trace import NO_PARENT, Span, spans_from_json
+from pyshim.tracing import ids
 
 _ROW_PX, _CHART_PX, _LABEL_PX, _TOP_PX = 22, 760, 330, 34
 _COLOURS = ("#4878a8", "#6aa56a", "#c28f3c", "#9a6fb0")
@@ -55,17 +55,16 @@ def as_text(spans: tuple[Span, ...]) -> list[str]:
 
 
 def as_otlp(sandbox_id: str, spans: tuple[Span, ...]) -> dict[str, object]:
-    """A TracesData message in OTLP's JSON encoding.
+    """A TracesData message in OTLP's JSON encoding, with the ids that a receiver of the shim's spans has.
 
     Source: opentelemetry-proto, trace/v1/trace.proto, and the OTLP specification: ids are hexadecimal, times text.
     """
-    trace_id = hashlib.sha256(f"{sandbox_id} {spans[0].start_ns}".encode()).hexdigest()[:32]
-    ids = [hashlib.sha256(f"{trace_id} {index}".encode()).hexdigest()[:16] for index in range(len(spans))]
+    trace_id = ids.trace_id(sandbox_id, spans[0].start_ns)
     rows: list[dict[str, object]] = [
         {
             "traceId": trace_id,
-            "spanId": ids[index],
-            **({"parentSpanId": ids[span.parent]} if span.parent != NO_PARENT else {}),
+            "spanId": ids.span_id(trace_id, index),
+            **({"parentSpanId": ids.span_id(trace_id, span.parent)} if span.parent != NO_PARENT else {}),
             "name": span.name,
             "kind": 1,
             "startTimeUnixNano": str(span.start_ns),

@@ -6,6 +6,7 @@ from pyshim.config.keys import Dialect, Key, Rows, Table
 from pyshim.config.values import (
     BASE64_TEXT,
     BOOL,
+    HTTP_URL,
     MILLISECONDS,
     MODULES,
     PATH,
@@ -27,10 +28,17 @@ _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _PORT = whole(1, _U32)
 _FIXED_PORT = "the agent's ports are fixed"
+_JAEGER = "spans are sent as OTLP, which Jaeger takes at port 4318: set otlp_endpoint"
 
 AGENT: tuple[Key, ...] = (
     _A.used("enable_debug", BOOL, False, "The agent logs more: agent.log=debug."),
-    _A.later("enable_tracing", BOOL, False, "Traces from the agent.", ann=True),
+    _A.used(
+        "enable_tracing",
+        BOOL,
+        False,
+        "kata-agent sends spans to port 10240 of the host's vsock, where Kata's trace forwarder listens: agent.trace.",
+        ann=True,
+    ),
     _A.used("debug_console_enabled", BOOL, False, "A shell in the guest on vsock port 1026."),
     _A.used(
         "kernel_modules",
@@ -287,10 +295,17 @@ RUNTIME: tuple[Key, ...] = (
         field="guest_selinux_label",  # Kata's state has it
         ann=True,
     ),
-    _R.later("enable_tracing", BOOL, False, "Traces from the shim."),
-    _R.later("jaeger_endpoint", TEXT, "", "Where traces are sent."),
-    _R.later("jaeger_user", TEXT, "", "User for it."),
-    _R.later("jaeger_password", TEXT, "", "Password for it."),
+    _R.used("enable_tracing", BOOL, False, "Each shim sends spans to `otlp_endpoint`."),
+    _R.used(
+        "otlp_endpoint",
+        HTTP_URL,
+        "http://localhost:4318",
+        "Receiver of OTLP over HTTP, of which `/v1/traces` is asked: an OpenTelemetry Collector, Jaeger, Tempo.",
+        own=True,
+    ),
+    _R.never("jaeger_endpoint", TEXT, "", "Receiver of Jaeger's old protocol.", _JAEGER),
+    _R.never("jaeger_user", TEXT, "", "User for it.", _JAEGER),
+    _R.never("jaeger_password", TEXT, "", "Password for it.", _JAEGER),
     _R.never(
         "enable_pprof", BOOL, False, "Go's profiler.", "SIGUSR1 writes the shim's state to the log instead", ann=True
     ),

@@ -18,6 +18,9 @@ MAX_MIB = 1 << 32
 _MAX_VCPUS = 4096
 _TOO_LONG = 10**20
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?")
+_HTTP_URL = re.compile(
+    r"https?://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?(/[A-Za-z0-9/._~%-]{0,1000})?"
+)
 _EXTENSION_NAME = re.compile(r"[A-Za-z0-9_-]{1,10}")
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)")
 _MIB = 1 << 20
@@ -88,6 +91,13 @@ def _text(value: Any) -> str:
     if "\0" in value:
         raise ValueError("contains a NUL character")
     return value
+
+
+def _http_url(value: Any) -> str:
+    text = _text(value)
+    if not _HTTP_URL.fullmatch(text):
+        raise ValueError("expected http://HOST:PORT or https://HOST:PORT, without user, query and fragment")
+    return text
 
 
 def _boolean(value: Any) -> bool:
@@ -274,6 +284,7 @@ def _no_text(text: str) -> Any:
 
 
 TEXT = _kind("string", _text, str)
+HTTP_URL = _kind("URL", _http_url, str, allowed="http://HOST:PORT or https://HOST:PORT, with a path or without")
 BASE64_TEXT = _kind("string", _text, _text_of_base64, allowed="base64 of it in an annotation")
 PATH = _kind("path", _text, str)
 BOOL = _kind("boolean", _boolean, _boolean_text)

@@ -132,6 +132,7 @@ AGENT_LAUNCH_PROCESS_TIMEOUT_S = 6.0
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_debug: bool
+    enable_tracing: bool
     debug_console_enabled: bool
     kernel_modules: tuple[str, ...]
     dial_timeout_s: float
@@ -146,6 +147,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_debug: bool
+    enable_tracing: bool
+    otlp_endpoint: str
+    """Base URL of an OTLP receiver; our own key."""
     internetworking_model: str
     disable_new_netns: bool
     allow_host_network: bool

@@ -2,31 +2,45 @@
 
 `span` and `traced` record into the trace that the running task was given by `Trace.of`, and into none outside of
 one. Tasks inherit it from the task that makes them, so a call's whole work is in its caller's span.
+
+Who follows a trace hears of every span that ends, also of those that are not kept: execs, the end of a sandbox, calls
+of the agent. Without a follower those cost nothing.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_SPANS = 256
-"""A pod may have any number of containers; the first ones are what is asked about."""
+"""Kept with the state: a pod may have any number of containers; the first ones are what is asked about. The numbers of
+spans that are not kept begin here."""
 NO_PARENT = -1
 
 
 class Span(NamedTuple):
     name: str
     parent: int
-    """The index of the span this one is within; NO_PARENT for none."""
+    """The number of the span this one is within; NO_PARENT for none. Of a span that is kept, it is the index."""
     start_ns: int
     end_ns: int
     """0 while it lasts; the start of a mark."""
     error: str
     """The kind of exception that ended it; empty when none did."""
+
+
+class Follower(Protocol):
+    """Who hears of a trace's spans. Must neither wait nor raise: it is called in the middle of a pod's work."""
+
+    def ended(self, number: int, span: Span) -> None:
+        """`span` is over; no other span of the trace has its number."""
+
+    def context(self, number: int) -> str:
+        """What tells another program which span its own ones are within: W3C's `traceparent`."""
 
 
 class Trace:
@@ -37,15 +51,23 @@ class Trace:
         self.spans: list[Span] = []
         self._json: Mapping[str, object] | None = None
         """What `as_json` has said, as long as it is true."""
+        self._follower: Follower | None = None
+        self._unkept = MAX_SPANS
+        """The number of the next span that is not kept."""
 
-    async def of(self, name: str, work: Awaitable[T]) -> T:
+    def follow(self, follower: Follower) -> None:
+        """`follower` hears of every span, those included that have ended already. A later one replaces it."""
+        self._follower = follower
+        for number, ended in enumerate(self.spans):
+            if ended.end_ns:
+                follower.ended(number, ended)
+
+    async def of(self, name: str, work: Awaitable[T], *, kept: bool = True) -> T:
         """The result of `work`, which is a span of this name; it and the tasks it makes record into this trace.
 
-        Without a name nothing is recorded.
+        Where it is not `kept`, nor is what is within it: only a follower hears of them.
         """
-        if not name:
-            return await work
-        with self._within(name, NO_PARENT):
+        with self._within(name, NO_PARENT, kept):
             return await work
 
     def as_json(self) -> Mapping[str, object]:
@@ -54,15 +76,19 @@ class Trace:
             self._json = {"Spans": [list(span) for span in self.spans]} if self.spans else {}
         return self._json
 
+    def context(self, number: int) -> str:
+        """`Follower.context`; empty without a follower."""
+        return self._follower.context(number) if self._follower is not None else ""
+
     @contextmanager
-    def _within(self, name: str, parent: int) -> Iterator[None]:
-        if len(self.spans) >= MAX_SPANS:
+    def _within(self, name: str, parent: int, kept: bool = True) -> Iterator[None]:
+        kept = self._keeps(kept, parent)
+        if not kept and self._follower is None:
             yield
             return
-        index = len(self.spans)
-        self.spans.append(Span(name, parent, self._clock_ns(), 0, ""))
-        self._json = None
-        token = _current.set((self, index))
+        began = Span(name, parent, self._clock_ns(), 0, "")
+        number = self._number(began, kept)
+        token = _current.set((self, number))
         error = ""
         try:
             yield
@@ -71,30 +97,57 @@ class Trace:
             raise
         finally:
             _current.reset(token)
-            self.spans[index] = self.spans[index]._replace(end_ns=self._clock_ns(), error=error)
-            self._json = None
+            over = began._replace(end_ns=self._clock_ns(), error=error)
+            if kept:
+                self.spans[number] = over
+                self._json = None
+            if self._follower is not None:
+                self._follower.ended(number, over)
 
     def _mark(self, name: str, parent: int) -> None:
-        if len(self.spans) < MAX_SPANS:
-            now_ns = self._clock_ns()
-            self.spans.append(Span(name, parent, now_ns, now_ns, ""))
-            self._json = None
+        kept = self._keeps(True, parent)
+        if not kept and self._follower is None:
+            return
+        now_ns = self._clock_ns()
+        moment = Span(name, parent, now_ns, now_ns, "")
+        number = self._number(moment, kept)
+        if self._follower is not None:
+            self._follower.ended(number, moment)
+        if kept:
             self._on_mark()
+
+    def _keeps(self, wanted: bool, parent: int) -> bool:
+        return wanted and parent < MAX_SPANS and len(self.spans) < MAX_SPANS
+
+    def _number(self, began: Span, kept: bool) -> int:
+        """The span's number; one that is kept is in the list."""
+        if kept:
+            self.spans.append(began)
+            self._json = None
+            return len(self.spans) - 1
+        self._unkept += 1
+        return self._unkept - 1
 
 
 _current: ContextVar[tuple[Trace, int] | None] = ContextVar("trace", default=None)
 
 
 @contextmanager
-def span(name: str) -> Iterator[None]:
-    """What runs within is a span of the trace at hand, if there is one."""
+def span(name: str, *, kept: bool = True) -> Iterator[None]:
+    """What runs within is a span of the trace at hand, if there is one; `kept` as in `Trace.of`."""
     current = _current.get()
     if current is None:
         yield
         return
     trace, parent = current
-    with trace._within(name, parent):
+    with trace._within(name, parent, kept):
         yield
+
+
+def context() -> str:
+    """`Follower.context` of the span at hand; empty outside of a trace that is followed."""
+    current = _current.get()
+    return current[0].context(current[1]) if current is not None else ""
 
 
 async def step(name: str, work: Awaitable[T]) -> T:

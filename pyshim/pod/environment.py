@@ -21,12 +21,22 @@ from pyshim.model.seams import (
     Records,
 )
 from pyshim.model.task import RuntimeOptions
+from pyshim.model.trace import Trace
 from pyshim.resources.devices.live import FindDevices, no_devices
 
 
 class HypervisorFactory(Protocol):
     def __call__(self, ledger: Ledger, name: str) -> Hypervisor:
         """The driver of that name: `qemu` or `remote`."""
+
+
+class ExportTrace(Protocol):
+    def __call__(self, trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
+        """The spans of `trace` leave for the OTLP receiver at `endpoint` from now on. Never waits, never raises."""
+
+
+def no_export(trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
+    """Nobody is told."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,3 +56,4 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     serve_monitor: Callable[[str, MonitorRpc], Awaitable[MonitorServer]]
     """Opens the monitor socket at the path. Raises ShimError."""
     find_devices: FindDevices = no_devices
+    export_trace: ExportTrace = no_export

@@ -120,6 +120,8 @@ class Pod:
 
     async def _start_sandbox(self, request: CreateTask, spec: OciSpec, place: Placement) -> Sandbox:
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
+        if config.runtime.enable_tracing:
+            self._env.export_trace(self._trace, config.runtime.otlp_endpoint, place.sandbox_id, spec.annotations)
         facts = await step("probe host", self._env.host_facts())
         devices = await step("find devices", self._env.find_devices(sandbox_question(place.kind, spec, config)))
         log_found(devices, place.sandbox_id)
@@ -265,8 +267,8 @@ class Pod:
     # ---- calls on what exists
 
     async def start(self, container_id: ContainerId, exec_id: ExecId | None) -> int:
-        name = "" if exec_id else f"start {container_id}"
-        return await self._trace.of(name, self._find(container_id).start(exec_id))
+        name = f"exec {container_id}/{exec_id}" if exec_id else f"start {container_id}"
+        return await self._trace.of(name, self._find(container_id).start(exec_id), kept=not exec_id)
 
     def state(self, container_id: ContainerId, exec_id: ExecId | None) -> ProcessState:
         """The process as it is; UNKNOWN while its container is being created."""
@@ -345,6 +347,9 @@ class Pod:
         return await joined(task, f"delete container '{container_id}'")
 
     async def _delete(self, container: Container) -> tuple[int, ExitStatus]:
+        return await self._trace.of(f"delete {container.id}", self._remove(container), kept=False)
+
+    async def _remove(self, container: Container) -> tuple[int, ExitStatus]:
         exit_status = await container.delete()
         if container.id == self._owner:
             self._owner = None
@@ -442,14 +447,17 @@ class Pod:
         for other in self._containers.values():
             if other.id != container.id:
                 other.end_all(EXIT_KILLED)
-        self._tasks.supervise(f"stop/{container.id}", self._end_sandbox(container.init.agent_gone))
+        self._tasks.supervise(f"stop/{container.id}", self._end_by_itself(container.init.agent_gone))
 
     def sandbox_lost(self, reason: str) -> None:
         for container in self._containers.values():
             container.end_all(EXIT_SANDBOX_LOST)
         if self._sandbox is not None:
             self._save()
-            self._tasks.supervise("stop/lost", self._end_sandbox())
+            self._tasks.supervise("stop/lost", self._end_by_itself())
+
+    async def _end_by_itself(self, agent_gone: bool = False) -> None:
+        await self._trace.of("end sandbox", self._end_sandbox(agent_gone), kept=False)
 
     def container_met_oom(self, container_id: str) -> None:
         if (container := self._containers.get(ContainerId(container_id))) is not None:

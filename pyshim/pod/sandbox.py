@@ -10,6 +10,7 @@ gives the reason, and `sandbox_lost` is called once.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -192,9 +193,10 @@ class Sandbox:
         async with self._stop_lock:
             await cancel_all(*self._watchers)
             self._watchers.clear()
-            if self._agent is not None and not self.failure and not self.is_stopped:
-                await self._ask_guest_to_end(self._agent)
-            await self._undo.run()
+            with nullcontext() if self.is_stopped else span("stop vm", kept=False):
+                if self._agent is not None and not self.failure and not self.is_stopped:
+                    await self._ask_guest_to_end(self._agent)
+                await self._undo.run()
             self.is_stopped = True
 
     async def leave(self) -> None:
@@ -203,7 +205,8 @@ class Sandbox:
 
     async def _leave(self) -> None:
         async with self._leave_lock:
-            await self._undo_last.run()
+            with nullcontext() if self.has_left else span("leave cgroups", kept=False):
+                await self._undo_last.run()
             self.has_left = True
 
     async def _start_virtiofsd(self) -> None:

@@ -123,6 +123,8 @@ class FakeAgent:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.contexts: dict[str, str | None] = {}
+        """By method, the `traceparent` of its last call."""
         self.failures: dict[str, tuple[int, str]] = {}
         self.hung: set[str] = set()
         self.held: dict[str, asyncio.Event] = {}
@@ -194,8 +196,9 @@ class FakeAgent:
         answer = f"_on_{name}"  # one string: the interpreter remembers each it looked up
         assert hasattr(self, answer), name
 
-        async def handle(payload: bytes, _: CallContext) -> bytes:
+        async def handle(payload: bytes, context: CallContext) -> bytes:
             self.calls.append(name)
+            self.contexts[name] = context.metadata_value("traceparent")
             if name in self.hung:
                 await asyncio.get_running_loop().create_future()
             if name in self.held:

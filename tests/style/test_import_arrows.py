@@ -48,10 +48,11 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.kubernetes": ("pyshim.resources", "pyshim.config", "pyshim.model"),
     "pyshim.nri": ("pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.node": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),
+    "pyshim.tracing": ("pyshim.host", "pyshim.model"),
     "pyshim.cli": (
         *("pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.kubernetes", "pyshim.pod", "pyshim.resources"),
         *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.instances", "pyshim.node"),
-        *("pyshim.node_monitor", "pyshim.nri", "pyshim.log", "hypervisors.qemu"),
+        *("pyshim.node_monitor", "pyshim.nri", "pyshim.tracing", "pyshim.log", "hypervisors.qemu"),
     ),
     # Libraries of their own.
     "pyshim.ttrpc": (),
@@ -93,6 +94,7 @@ _PROTOBUF_EDGES = (
     *("pyshim/task/", "pyshim/agent/", "pyshim/resources/devices/host/kubelet.py", "hypervisors/remote/service.py"),
     "pyshim/node/cri.py",
     "pyshim/node_monitor/names.py",
+    "pyshim/tracing/request.py",
     "protos/",
 )
 # Files of these names decide and touch nothing: they take values and return values.

@@ -22,11 +22,12 @@ HEAVY = (
     "aiohttp",
     "inotify_simple",
     "cryptography",
+    "opentelemetry",
 )
 """Each takes tens of milliseconds or megabytes, and is for few pods, or for a child that answers one question."""
 OURS = ("pyshim.", "hypervisors.", "protos.")
-NOT_OF_A_POD = ("pyshim.failpoints",)
-"""Only tests ask for it."""
+NOT_OF_A_POD = ("pyshim.failpoints", "pyshim.tracing")
+"""Only tests ask for the one, only `enable_tracing` for the other: at Create, and a failure is a line in the log."""
 
 
 @pytest.fixture(scope="module")

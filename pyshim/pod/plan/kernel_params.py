@@ -76,6 +76,8 @@ def kernel_params(
     params.append(f"agent.hotplug_timeout={config.agent.hotplug_timeout_s}")
     if config.agent.enable_debug:
         params.append("agent.log=debug")
+    if config.agent.enable_tracing:
+        params.append("agent.trace=true")
     if config.agent.visible_cdi_devices:
         params.append("agent.visible_cdi_devices=true")
     if config.agent.debug_console_enabled:

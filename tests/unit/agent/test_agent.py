@@ -9,9 +9,11 @@ import pytest
 
 from protos.agent import agent_pb2 as pb
 from pyshim.agent.client import AgentClient, guest_words
+from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import AgentGone, DeadlineExceeded, NotFound, ShimError, Unavailable
 from pyshim.model.guest import GuestSandbox
 from pyshim.model.stats import ContainerStats
+from pyshim.model.trace import Span, Trace
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 
@@ -33,6 +35,41 @@ def test_an_agent_that_does_not_answer_meets_the_deadline() -> None:
             await client.pause_container("x")
 
     run(body, request_timeout_s=0.2)
+
+
+def test_the_agent_is_told_which_span_its_work_is_within() -> None:
+    heard: dict[int, Span] = {}
+
+    class Follower:
+        def ended(self, number: int, span: Span) -> None:
+            heard[number] = span
+
+        def context(self, number: int) -> str:
+            return f"span-{number}"
+
+    trace = Trace(lambda: 1)
+
+    async def body(fake: FakeAgent, client: AgentClient) -> None:
+        async def work() -> None:
+            fake.hung.add("ReadStdout")
+            await client.set_policy("p")
+            read = asyncio.ensure_future(client.read_stdout("x", "x", 5))
+            await until(lambda: "ReadStdout" in fake.calls)
+            await cancel_all(read)
+
+        await trace.of("untold", work())
+        assert fake.contexts["SetPolicy"] is None
+        trace.follow(Follower())
+        await trace.of("told", work())
+
+        (number,) = (number for number, span in heard.items() if span.name == "agent SetPolicy")
+        assert fake.contexts["SetPolicy"] == f"span-{number}"
+        assert heard[heard[number].parent].name == "told"
+        assert fake.contexts["ReadStdout"] is None, "a stream is in no span: it may last for days"
+        await client.set_policy("outside of the trace")
+        assert fake.contexts["SetPolicy"] is None
+
+    run(body)
 
 
 SANDBOX = GuestSandbox(

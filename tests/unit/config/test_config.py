@@ -155,11 +155,11 @@ def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplo
 
     load_config(
         options(path),
-        {"io.katacontainers.config.agent.enable_tracing": "true", "other": "x"},
+        {"io.katacontainers.config.runtime.agent_name": "other", "other": "x"},
         {},
     )
 
     assert [record.problem for record in caplog.records] == [
         "hypervisor.qemu.enable_numa has no effect: not implemented yet",
-        "annotation io.katacontainers.config.agent.enable_tracing has no effect: not implemented yet",
+        "annotation io.katacontainers.config.runtime.agent_name has no effect: there is one",
     ]

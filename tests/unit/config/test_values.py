@@ -29,6 +29,11 @@ FROM_FILE = [
 
 NOT_FROM_FILE = [
     ("number as text", values.TEXT, 3, "expected a string"),
+    ("url without scheme", values.HTTP_URL, "localhost:4318", "expected http://"),
+    ("url of another scheme", values.HTTP_URL, "grpc://localhost:4317", "expected http://"),
+    ("url with a password", values.HTTP_URL, "http://a:b@localhost:4318", "without user"),
+    ("url with a query", values.HTTP_URL, "http://localhost:4318/?a=b", "query"),
+    ("url with a line end", values.HTTP_URL, "http://localhost:4318/\r\nX: y", "expected http://"),
     ("nul", values.TEXT, "a\0b", "NUL"),
     ("text as boolean", values.BOOL, "true", "true or false"),
     ("one as boolean", values.BOOL, 1, "true or false"),

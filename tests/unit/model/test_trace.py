@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from pyshim.model.trace import MAX_SPANS, NO_PARENT, Span, Trace, mark, span, spans_from_json, traced
+from pyshim.model.trace import MAX_SPANS, NO_PARENT, Span, Trace, context, mark, span, spans_from_json, traced
 
 
 def counted() -> Trace:
@@ -67,6 +67,75 @@ def test_a_mark_is_told_and_the_number_of_spans_is_bounded() -> None:
     asyncio.run(trace.of("all", work()))
     assert len(trace.spans) == MAX_SPANS
     assert told == []
+
+
+class Follower:
+    def __init__(self) -> None:
+        self.heard: dict[int, Span] = {}
+
+    def ended(self, number: int, span: Span) -> None:
+        assert number not in self.heard
+        self.heard[number] = span
+
+    def context(self, number: int) -> str:
+        return f"within {number}"
+
+
+def test_a_follower_hears_of_what_has_ended_before_and_ends_later() -> None:
+    trace, follower = counted(), Follower()
+
+    async def work() -> None:
+        with span("before"):
+            pass
+        trace.follow(follower)
+        assert follower.heard == {1: Span("before", 0, 2, 3, "")}
+        with span("after"):
+            assert context() == "within 2"
+
+    asyncio.run(trace.of("all", work()))
+    assert follower.heard == dict(enumerate(trace.spans))
+
+
+def test_what_is_not_kept_is_heard_with_all_that_is_within_it() -> None:
+    trace, follower = counted(), Follower()
+
+    async def work() -> None:
+        with span("inner"):
+            mark("moment")
+
+    asyncio.run(trace.of("unheard", work(), kept=False))
+    trace.follow(follower)
+    asyncio.run(trace.of("heard", work(), kept=False))
+
+    assert trace.spans == []
+    assert [(number - MAX_SPANS, s.name, s.parent) for number, s in sorted(follower.heard.items())] == [
+        (0, "heard", NO_PARENT),
+        (1, "inner", MAX_SPANS),
+        (2, "moment", MAX_SPANS + 1),
+    ]
+
+
+def test_a_follower_hears_of_more_spans_than_are_kept() -> None:
+    trace, follower = counted(), Follower()
+    trace.follow(follower)
+
+    async def work() -> None:
+        for _ in range(2 * MAX_SPANS):
+            with span("again"):
+                pass
+
+    asyncio.run(trace.of("all", work()))
+    assert len(trace.spans) == MAX_SPANS
+    assert len(follower.heard) == 2 * MAX_SPANS + 1
+    assert {s.parent for s in follower.heard.values()} == {NO_PARENT, 0}
+
+
+def test_without_a_follower_there_is_no_context() -> None:
+    async def work() -> None:
+        assert context() == ""
+
+    assert context() == ""
+    asyncio.run(counted().of("all", work()))
 
 
 def test_a_saved_trace_reads_as_it_was() -> None:

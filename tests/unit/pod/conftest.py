@@ -17,6 +17,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath
 from pyshim.model.seams import Records
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
+from pyshim.model.trace import NO_PARENT, Span, Trace
 from pyshim.model.vm import Device, GuestLocation
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
@@ -56,6 +57,26 @@ class FakeConnector:
         return agent
 
 
+class FakeFollower:
+    """`names` of all spans that have ended, in that order, with the name of the span each is within."""
+
+    def __init__(self) -> None:
+        self.heard: dict[int, Span] = {}
+
+    def ended(self, number: int, span: Span) -> None:
+        assert number not in self.heard, f"{span.name} ends once"
+        self.heard[number] = span
+
+    def context(self, number: int) -> str:
+        return f"00-{number}"
+
+    def names(self) -> list[tuple[str, str]]:
+        return [
+            (span.name, self.heard[span.parent].name if span.parent != NO_PARENT else "")
+            for span in self.heard.values()
+        ]
+
+
 class Stack:
     """A pod and all its fakes."""
 
@@ -72,6 +93,8 @@ class Stack:
         self.on_connected: Callable[[], object] = lambda: None
         """Called when an agent has been reached, before the pod has it."""
         self.publisher = FakePublisher()
+        self.traced_to: list[str] = []
+        self.spans = FakeFollower()
         self.records: list[FakeRecords] = []
         self.hypervisors: list[FakeVm] = []
         self.open_records: Callable[[str], Coroutine[Any, Any, Records]] = self._records
@@ -99,6 +122,7 @@ class Stack:
                 new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
                 find_devices=lambda question: self.find_devices(question),
                 serve_monitor=self.host.serve_monitor,
+                export_trace=self._export_trace,
             ),
         )
 
@@ -106,6 +130,10 @@ class Stack:
         self.host.faults.hit("config")
         await asyncio.sleep(0)
         return build_config(Source(path="test.toml", directory="/", document=self.document))
+
+    def _export_trace(self, trace: Trace, endpoint: str, sandbox_id: str, annotations: Mapping[str, str]) -> None:
+        self.traced_to.append(endpoint)
+        trace.follow(self.spans)
 
     async def _host_facts(self) -> HostFacts:
         return FACTS

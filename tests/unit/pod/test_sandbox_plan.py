@@ -234,6 +234,18 @@ def test_the_agent_waits_for_a_device_as_long_as_the_file_says_unless_the_kernel
     assert words(config(kernel_params="agent.hotplug_timeout=5")) == ["agent.hotplug_timeout=5"]
 
 
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_agent_is_traced_where_its_own_key_says_so(
+    traced: bool,
+    config: Callable[..., Config],
+    host: Callable[..., HostFacts],
+    spec: Callable[..., OciSpec],
+) -> None:
+    asked = replace(config(), agent=replace(config().agent, enable_tracing=traced))
+
+    assert ("agent.trace=true" in make(asked, host(), spec()).vm.boot.kernel_params) is traced
+
+
 def test_qemu_has_the_time_that_the_file_gives_it(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:

@@ -1,0 +1,227 @@
+"""The shim's side: a bounded queue, and a child that empties it.
+
+The child is started when the first Create is over, and ends with the shim. What a receiver costs, it costs the child:
+time, memory and failures. A span is one message on a socket that never makes the shim wait; what does not fit is lost
+and counted.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+
+from pyshim import __version__
+from pyshim.host.processes.children import Child, Children
+from pyshim.model.errors import ShimError
+from pyshim.model.trace import NO_PARENT, Span, Trace
+from pyshim.tracing import ids
+
+log = logging.getLogger("pyshim.tracing")
+
+QUEUE_SPANS = 2048
+"""Spans that wait in the shim: a pod of tens of containers has some hundred until the child runs."""
+MAX_NAME_CHARS = 256
+"""Of a span's name, in which callers' ids are."""
+FLUSH_S = 2.0
+"""Seconds at the shim's end for the last spans to leave; every call has been answered by then."""
+_MAX_REPORT_BYTES = 4096
+_POD_ATTRIBUTES = {
+    "io.kubernetes.cri.sandbox-name": "k8s.pod.name",
+    "io.kubernetes.cri.sandbox-namespace": "k8s.namespace.name",
+    "io.kubernetes.cri.sandbox-uid": "k8s.pod.uid",
+}
+"""By containerd's annotation. Source: OpenTelemetry's semantic conventions for Kubernetes."""
+_SOCKET_FD = 3
+# `-S` keeps site-packages out of the child, so the shim passes its own import paths on.
+_PROGRAM = (
+    "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]; "
+    "from pyshim.tracing.child import main; main()"
+)
+_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+
+
+class SpanExporter:
+    """Sends the spans of one trace (`model.trace.Follower`)."""
+
+    def __init__(
+        self, children: Children, *, url: str, trace_id: str, attributes: Mapping[str, str], flush_s: float = FLUSH_S
+    ) -> None:
+        """`url` is where requests are sent; `attributes` say whose spans they are."""
+        self._children = children
+        self._trace_id = trace_id
+        self._settings = json.dumps({"url": url, "trace_id": trace_id, "attributes": attributes}).encode()
+        self._flush_s = flush_s
+        self._waiting: deque[bytes] = deque()
+        self._lost = 0
+        self._starting: asyncio.Task[None] | None = None
+        self._child: Child | None = None
+        self._socket: socket.socket | None = None
+        self._is_closing = False
+        self._is_over = False
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    # ---- the trace's side
+
+    def ended(self, number: int, span: Span) -> None:
+        if self._is_over:
+            return
+        if len(self._waiting) >= QUEUE_SPANS:
+            self._lost += 1
+            if self._lost == 1:
+                log.warning("spans are lost", extra={"error": f"more than {QUEUE_SPANS} wait to be exported"})
+            return
+        name = span.name[:MAX_NAME_CHARS]
+        self._waiting.append(json.dumps([number, name, *span[1:]]).encode())
+        self._is_empty.clear()
+        if self._socket is not None:
+            self._send()
+        elif span.parent == NO_PARENT:
+            self._start()
+
+    def context(self, number: int) -> str:
+        return ids.traceparent(self._trace_id, number)
+
+    # ---- the child's side
+
+    def _start(self) -> None:
+        if self._starting is None:
+            self._starting = asyncio.get_running_loop().create_task(self._started(), name="trace/start")
+
+    async def _started(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs:
+            try:
+                # Not in the ledger: it ends by itself when the shim has closed the socket.
+                self._child = await self._children.spawn(
+                    (sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_paths()),
+                    env=_ENV,
+                    fds={_SOCKET_FD: theirs.fileno()},
+                )
+            except (ShimError, OSError) as error:
+                ours.close()
+                self._give_up(str(error))
+                return
+        self._socket = ours
+        self._waiting.appendleft(self._settings)
+        asyncio.get_running_loop().add_reader(ours, self._hear)
+        self._send()
+
+    def _send(self) -> None:
+        """All that waits has left, or leaves when the child has made room."""
+        if self._socket is None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting:
+                self._socket.send(self._waiting[0])
+                self._waiting.popleft()
+        except BlockingIOError:
+            loop.add_writer(self._socket, self._send)
+            return
+        except OSError as error:
+            self._give_up(f"the exporting process is gone: {error.strerror}")
+            return
+        loop.remove_writer(self._socket)
+        self._is_empty.set()
+
+    def _hear(self) -> None:
+        """The child tells of failures, and of its end."""
+        assert self._socket is not None, "its reader is removed with it"
+        try:
+            report = self._socket.recv(_MAX_REPORT_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            report = b""
+        if not report and self._is_closing:
+            self._over()
+            return
+        if not report:
+            self._give_up("the exporting process has ended; its last words are in the log, as stderr")
+            return
+        told = json.loads(report)
+        if told["error"]:
+            log.warning("spans are not exported", extra={"error": told["error"], "lost": told["lost"]})
+        else:
+            log.info("spans are exported again", extra={"lost": told["lost"]})
+
+    def _give_up(self, reason: str) -> None:
+        """Nothing is sent any more, and nothing is kept."""
+        if self._is_over:
+            return
+        log.warning("spans are not exported any more", extra={"error": reason, "lost": self._lost + len(self._waiting)})
+        self._over()
+
+    def _over(self) -> None:
+        self._is_over = True
+        self._waiting.clear()
+        self._is_empty.set()
+        if self._socket is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._socket)
+            loop.remove_writer(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    async def close(self) -> None:
+        """Child and queue are gone; the receiver had `flush_s` to take what was left. Idempotent."""
+        self._is_closing = True
+        try:
+            async with asyncio.timeout(self._flush_s):
+                await self._flush()
+        except TimeoutError:
+            log.info("last spans were not exported", extra={"waiting": len(self._waiting)})
+        self._over()
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            self._over()
+        if self._child is not None:
+            await self._child.end()
+
+    async def _flush(self) -> None:
+        if self._waiting and not self._is_over:
+            self._start()
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
+        await self._is_empty.wait()
+        if self._socket is not None and self._child is not None:
+            with suppress(OSError):  # it has just ended by itself
+                self._socket.shutdown(socket.SHUT_WR)
+            await self._child.wait()
+        while self._socket is not None:  # what it told last, and the end
+            self._hear()
+
+
+def _import_paths() -> list[str]:
+    return [os.path.abspath(path) for path in sys.path]
+
+
+def export(
+    children: Children, trace: Trace, *, endpoint: str, sandbox_id: str, annotations: Mapping[str, str]
+) -> SpanExporter:
+    """An exporter that follows `trace`, which has begun, with the base URL of a receiver."""
+    told = {attribute: annotations.get(annotation, "") for annotation, attribute in _POD_ATTRIBUTES.items()}
+    attributes = {
+        "service.name": "pyshim",
+        "service.version": __version__,
+        "host.name": os.uname().nodename,
+        "sandbox.id": sandbox_id,
+        **{attribute: value for attribute, value in told.items() if value},
+    }
+    trace_id = ids.trace_id(sandbox_id, trace.spans[0].start_ns)
+    exporter = SpanExporter(children, url=traces_url(endpoint), trace_id=trace_id, attributes=attributes)
+    trace.follow(exporter)
+    return exporter
+
+
+def traces_url(endpoint: str) -> str:
+    """Where the receiver with this base URL takes spans. Source: OpenTelemetry, "OTLP Exporter Configuration"."""
+    base = endpoint.rstrip("/")
+    return base if base.endswith("/v1/traces") else f"{base}/v1/traces"
