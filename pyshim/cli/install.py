@@ -5,12 +5,15 @@ import shutil
 import signal
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import click
 
 from pyshim.cli.check_host import look
 from pyshim.cli.check_verdicts import Level, verdicts
 from pyshim.cli.output import examples, json_option, print_json, print_table
+from pyshim.cli.sandbox import state_dir_option
 from pyshim.config.load import build_config
 from pyshim.config.sources import SHIPPED_PATH, read_source
 from pyshim.host.processes.launch import describe_os_error
@@ -59,7 +62,12 @@ _socket = click.option("--socket", default=runtime.SOCKET, metavar="PATH", show_
 @click.option("--wheels", metavar="DIR", help="Its dependencies, where no package index is reached.")
 @click.option("--lock", default=f"{_CHECKOUT}/requirements.lock", metavar="FILE", help="Default: this checkout's.")
 @click.option("--handler", "names", multiple=True, metavar="NAME", help="Only these; default: all.")
-@click.option("--restart", is_flag=True, help="Restart containerd and run a test pod; undo everything if that fails.")
+@click.option(
+    "--restart",
+    is_flag=True,
+    help="Restart containerd and run a test pod; undo everything if that fails. When nothing changes and the test pod"
+    " runs, containerd is not restarted.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 def install(
     prefix: str,
@@ -101,15 +109,24 @@ def install(
             _require_programs()
         if restart:
             runtime.require_answer(socket)
-        node = _Node(config, socket, handlers, containerd, restart=restart, is_running=root == "/")
+        node = _Node(
+            config,
+            socket,
+            handlers,
+            containerd,
+            restart=restart,
+            is_running=root == "/",
+            is_installed=_is_installed(plan, manifest, disk),
+        )
         try:
-            done = apply(
-                plan,
-                disk,
-                make_release=lambda directory: sources.make(disk.at(directory), plan.release_path, plan.release),
-                check=node.check,
-                rolled_back=node.rolled_back,
-            )
+            with undone_at_sigterm():
+                done = apply(
+                    plan,
+                    disk,
+                    make_release=lambda directory: sources.make(disk.at(directory), plan.release_path, plan.release),
+                    check=node.check,
+                    rolled_back=node.rolled_back,
+                )
         except (OSError, ShimError) as error:
             raise _failure("install pyshim", error) from error
     _print_changes(done)
@@ -148,7 +165,8 @@ def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
         if root == "/":
             runtime.stop_units()
         try:
-            done = remove(disk, prefix)
+            with undone_at_sigterm():
+                done = remove(disk, prefix)
         except (OSError, ShimError) as error:
             raise _failure("uninstall pyshim", error) from error
     for pid in zygotes:
@@ -167,9 +185,10 @@ def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
 @_prefix
 @_root
 @_config
+@state_dir_option
 @json_option
-def status(prefix: str, root: str, config: str, as_json: bool) -> int:
-    """Show what is installed on this node.
+def status(prefix: str, root: str, config: str, state_dir: str, as_json: bool) -> int:
+    """Show what is installed on this node, and which pods run with which release.
 
     Exit code 1 when nothing is, or something is not as `pyshim install` wrote it.
     """
@@ -178,17 +197,20 @@ def status(prefix: str, root: str, config: str, as_json: bool) -> int:
     if manifest is None:
         raise NotFound(f"show the installation in '{prefix}': there is none")
     files = states(manifest, disk)
-    releases = {name: len(runtime.running_of(f"{prefix}/releases/{name}")) for name in disk.names(f"{prefix}/releases")}
+    running = {name: runtime.running_of(f"{prefix}/releases/{name}") for name in disk.names(f"{prefix}/releases")}
+    releases = {name: len(pids) for name, pids in running.items()}
+    pods = _pods_of(running, state_dir) if root == "/" else {}
     bad = [path for path, state in files if state != "ok"]
     if as_json:
         document = {"release": manifest.release, "is_complete": manifest.is_complete, "releases": releases}
+        document |= {"pods": pods}
         print_json({**document, "files": dict(files), "handlers": [handler.name for handler in _installed(manifest)]})
     else:
         unfinished = "" if manifest.is_complete else " (an installation was interrupted; run 'pyshim install' again)"
         print(f"release {manifest.release or '-'}{unfinished}")
         print(f"handlers {', '.join(handler.name for handler in _installed(manifest))}")
         for name, count in releases.items():
-            print(f"processes of {name}: {count}")
+            print(f"processes of {name}: {count}" + (f", of pods {', '.join(pods[name])}" if pods.get(name) else ""))
         print_table(("STATE", "FILE"), [(state, path) for path, state in files])
     return 1 if bad or not manifest.is_complete else 0
 
@@ -209,7 +231,8 @@ def verify(prefix: str, socket: str, name: str | None) -> int:
         raise NotFound(f"verify the installation in '{prefix}': there is none")
     names = [handler.name for handler in _installed(manifest)]
     runtime.require_answer(socket)
-    answer = verify_cri(socket, frozenset(names), pod=name or names[0])
+    with undone_at_sigterm():
+        answer = verify_cri(socket, frozenset(names), pod=name or names[0])
     print(f"ok: {answer} ran a pod with {name or names[0]}; it has {', '.join(names)}")
     return 0
 
@@ -226,6 +249,7 @@ class _Node:
         *,
         restart: bool,
         is_running: bool,
+        is_installed: bool,
     ) -> None:
         self._config = config
         self._socket = socket
@@ -233,6 +257,7 @@ class _Node:
         self._containerd = containerd
         self._restart = restart
         self._is_running = is_running
+        self._is_installed = is_installed
         self._was_restarted = False
 
     def check(self) -> None:
@@ -246,12 +271,22 @@ class _Node:
             document = runtime.effective(program, self._config)
             runtime.require_handlers(document, self._containerd.effective_runtimes, names)
         if self._restart:
-            from pyshim.node.cri import verify as verify_cri
-
-            self._was_restarted = True
-            runtime.restart()
-            verify_cri(self._socket, names, pod=self._handlers[0].name)
+            self._require_pod(names)
         runtime.restart_units(also_stopped=self._restart)
+
+    def _require_pod(self, names: frozenset[str]) -> None:
+        """A test pod ran. A containerd that has these files already is not restarted for it, if it can do without."""
+        from pyshim.node.cri import verify as verify_cri
+
+        if self._is_installed:
+            try:
+                verify_cri(self._socket, names, pod=self._handlers[0].name)
+                return
+            except ShimError as error:
+                print(f"restarting containerd: {error}", file=sys.stderr)
+        self._was_restarted = True
+        runtime.restart()
+        verify_cri(self._socket, names, pod=self._handlers[0].name)
 
     def rolled_back(self) -> None:
         """They are as before, on the files of before."""
@@ -261,6 +296,30 @@ class _Node:
         runtime.restart_units(also_stopped=False)
         if self._was_restarted:
             runtime.restart()
+
+
+def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> bool:
+    """The node is as `plan` has it."""
+    if manifest is None or not manifest.is_complete or manifest.release != plan.release.id:
+        return False
+    return disk.is_directory(plan.release_path) and not changes(plan, manifest, disk)
+
+
+@contextmanager
+def undone_at_sigterm() -> Iterator[None]:
+    """SIGTERM, too, ends what is under way as Ctrl-C does: what was written goes back. The undo hears neither."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        for number in before:
+            signal.signal(number, lambda _number, _frame: None)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _require_root(root: str, dry_run: bool) -> None:
@@ -315,6 +374,18 @@ def _has_crio(disk: Disk) -> bool:
 def _installed(manifest: Manifest) -> tuple[Handler, ...]:
     paths = {entry.path for entry in manifest.entries}
     return tuple(handler for handler in HANDLERS if handler.config_path in paths)
+
+
+def _pods_of(running: Mapping[str, tuple[int, ...]], state_dir: str) -> dict[str, list[str]]:
+    """By release, the pods whose shim was started from it; a sandbox that is no pod has its id."""
+    from pyshim.cli.sandboxes import sandboxes
+
+    found: dict[str, list[str]] = {name: [] for name in running}
+    for sandbox in sandboxes(state_dir):
+        pids = {process.pid for process in sandbox.processes}
+        for name in (name for name, ours in running.items() if pids & set(ours)):
+            found[name].append(sandbox.pod or sandbox.id)
+    return found
 
 
 def _print_plan(plan: InstallPlan, todo: tuple[Change, ...], disk: Disk) -> None:

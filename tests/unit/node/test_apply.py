@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from integration.framework.containerd import DEBIAN
+from pyshim.cli.install import undone_at_sigterm
 from pyshim.model.errors import FailedPrecondition
 from pyshim.node.apply import Manifest, apply, changes, edits, foreign_text, manifest_path, read_manifest, remove
 from pyshim.node.disk import Disk, Found
@@ -149,6 +151,19 @@ def test_a_full_disk_at_any_step_leaves_the_node_as_it_was(node: Path, what: str
 
 def _refuse() -> None:
     raise Fault
+
+
+def test_sigterm_half_way_undoes_all_and_is_not_heard_by_the_undo(node: Path) -> None:
+    def terminate() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    disk, before, usual = Disk(str(node)), everything(node), signal.getsignal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt), undone_at_sigterm():
+        install(disk, plan(disk), check=terminate, rolled_back=terminate)
+
+    assert everything(node) == before
+    assert signal.getsignal(signal.SIGTERM) is usual
 
 
 def test_a_release_that_cannot_be_made_changes_nothing(node: Path) -> None:
