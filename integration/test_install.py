@@ -6,7 +6,9 @@ the installation.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import os
 import shutil
 import stat
@@ -21,6 +23,8 @@ import pytest
 from bench import stubs
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
+from pyshim.node.in_cluster.host import Host
+from pyshim.node.in_cluster.payload import install
 from pyshim.node.release import Sources
 
 from .framework import images, wheels
@@ -205,6 +209,21 @@ def refused_without_a_change(node: Node) -> None:
     subprocess.run(["mount", "-o", "remount,rw", "/opt"], check=True)
 
 
+def install_as_the_image_does(scratch: Path, guest: Path) -> str:
+    """What `pyshim node-agent` does with the payload of its image; here the host's namespaces are ours."""
+    payload = scratch / "payload"
+    shutil.copytree(wheels.DIRECTORY, payload / "wheels")
+    shutil.copytree(guest, payload / "guest")
+    shutil.copy(PROJECT / "requirements.lock", payload)
+    (wheel,) = GROUND.glob("*.whl")
+    shutil.copy(wheel, payload)
+    host = Host(enter=(), root="")
+    options = ("--socket", str(SOCKET))
+    said = asyncio.run(install(host, str(payload), python="/usr/bin/python3", handlers=(), options=options))
+    assert not list(Path("/var/lib").glob("pyshim-install-*"))
+    return said
+
+
 @pytest.mark.timeout(600)
 def test_install_upgrade_and_uninstall(node: Node, scratch: Path) -> None:
     before = everything()
@@ -220,7 +239,9 @@ def test_install_upgrade_and_uninstall(node: Node, scratch: Path) -> None:
     assert "change /etc/containerd/config.toml" in said
     assert "ok: containerd" in node.pyshim("verify", "--socket", str(SOCKET))
     assert "ok     /etc/pyshim/configuration.toml" in node.pyshim("status")
-    assert "nothing to do" in node.install()
+    pid = (GROUND / "pid").read_text()
+    assert "nothing to do" in node.install("--restart")
+    assert (GROUND / "pid").read_text() == pid, "containerd was restarted for nothing"
     pods = {handler: node.run_pod(handler) for handler in ("runc", "pykata")}
     (first,) = [path.name for path in Path("/opt/pyshim/releases").iterdir()]
 
@@ -238,8 +259,11 @@ def test_install_upgrade_and_uninstall(node: Node, scratch: Path) -> None:
     assert everything() == installed
     stand_in.write_text(_STAND_IN)
 
-    said = node.install("--guest", str(guest), "--restart")
+    said = install_as_the_image_does(scratch, guest)
     assert f"release {first} stays" in said
+    (second,) = {path.name for path in Path("/opt/pyshim/releases").iterdir()} - {first}
+    assert json.loads(node.pyshim("status", "--json"))["pods"] == {first: ["default/pod-pykata"], second: []}
+    assert f"processes of {first}: " in node.pyshim("status")
     assert all(node.is_ready(pod) for pod in pods.values())
 
     assert "pods run with it" in node.pyshim("uninstall", code=1)

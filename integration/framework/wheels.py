@@ -1,6 +1,6 @@
-"""The wheels of requirements.lock, for a test that installs without a network.
+"""The wheels of requirements.lock, and pip's own, for tests that install without a network.
 
-`python -m integration.framework.wheels` fetches them, checked against the lock's digests; later runs find them.
+`python -m integration.framework.wheels` fetches them, checked against the locks' digests; later runs find them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,20 @@ from hashlib import sha256
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
-LOCK = PROJECT / "requirements.lock"
+LOCKS = (PROJECT / "requirements.lock", PROJECT / "requirements-image.lock")
 DIRECTORY = PROJECT / ".build" / "cache" / "wheels"
 
 
 def fetch() -> None:
-    """`DIRECTORY` holds what the lock file names. Raises CalledProcessError."""
+    """`DIRECTORY` holds what the lock files name. Raises CalledProcessError."""
     mark = DIRECTORY / ".complete"
-    wanted = sha256(LOCK.read_bytes()).hexdigest()
+    wanted = sha256(b"".join(lock.read_bytes() for lock in LOCKS)).hexdigest()
     if mark.exists() and mark.read_text() == wanted:
         return
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    subprocess.run([*pip, "--require-hashes", "-r", LOCK, "-d", DIRECTORY], check=True)
+    named = [word for lock in LOCKS for word in ("-r", str(lock))]
+    subprocess.run([*pip, "--require-hashes", *named, "-d", DIRECTORY], check=True)
     mark.write_text(wanted)
 
 

@@ -25,6 +25,7 @@ SUBCOMMANDS = {
     "cleanup": ("pyshim.cli.cleanup", "undo what dead shims left on this node"),
     "config": ("pyshim.cli.config", "check, show and explain the configuration"),
     "plan": ("pyshim.cli.dry_run", "show what would be done for a pod, without touching anything"),
+    "node-agent": ("pyshim.cli.node_agent", "install pyshim on the node of this pod (Helm chart)"),
     "monitor": ("pyshim.cli.monitor", "serve the metrics of all sandboxes for Prometheus"),
     "metrics": ("pyshim.cli.metrics", "print the metrics of a sandbox"),
     "sizing": ("pyshim.cli.sizing", "explain how large a sandbox's VM is, or would be"),

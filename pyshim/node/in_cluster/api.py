@@ -1,0 +1,119 @@
+"""The API server, as far as a node's agent needs it: its own Node, a RuntimeClass, and which nodes are left."""
+
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
+
+_REQUEST_S = 30.0
+_MERGE = "application/merge-patch+json"
+_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+"""Where the kubelet puts a service account's token and the authority of the API server."""
+
+
+class Conflict(Unavailable):
+    """Somebody else has changed the object meanwhile: read it and try again."""
+
+
+class Access:
+    """How the API server is reached. `token` and `authority` are files; the kubelet renews the first."""
+
+    def __init__(self, *, server: str, token: str, authority: str) -> None:
+        self.server = server.rstrip("/")
+        self.token = token
+        self.authority = authority
+
+
+def in_cluster(environment: Mapping[str, str]) -> Access:
+    """As a pod reaches it. Raises FailedPrecondition outside of one."""
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host:
+        raise FailedPrecondition(
+            "find the API server: KUBERNETES_SERVICE_HOST is not set (hint: this verb runs in a pod)"
+        )
+    name = f"[{host}]" if ":" in host else host
+    return Access(server=f"https://{name}:{port}", token=f"{_ACCOUNT}/token", authority=f"{_ACCOUNT}/ca.crt")
+
+
+class Api:
+    """Calls raise Unavailable for what may be better later, other ShimErrors for what will not."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Api":
+        try:
+            tls = ssl.create_default_context(cafile=self._access.authority)
+        except OSError as error:
+            raise FailedPrecondition(
+                f"read the API server's authority '{self._access.authority}': {error.strerror or error}"
+            ) from error
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls), timeout=aiohttp.ClientTimeout(total=_REQUEST_S)
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def node(self, name: str) -> dict[str, Any]:
+        return await self._call("GET", f"/api/v1/nodes/{name}")
+
+    async def patch_node(self, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Raises Conflict when the patch names a version of the object and there is another by now."""
+        return await self._call("PATCH", f"/api/v1/nodes/{name}", patch)
+
+    async def runtime_class(self, name: str) -> dict[str, Any]:
+        return await self._call("GET", f"/apis/node.k8s.io/v1/runtimeclasses/{name}")
+
+    async def nodes_with(self, label: str) -> list[dict[str, Any]]:
+        """All nodes that have the label, whatever its value."""
+        found: list[dict[str, Any]] = []
+        more = ""
+        while True:
+            page = await self._call("GET", f"/api/v1/nodes?labelSelector={label}&limit=200&continue={more}")
+            found += page.get("items") or []
+            more = (page.get("metadata") or {}).get("continue") or ""
+            if not more:
+                return found
+
+    async def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        assert self._session is not None, "used within its context"
+        what = f"{method} {path.partition('?')[0]}"
+        try:
+            headers = {"Authorization": f"Bearer {_text(self._access.token)}"}
+        except (OSError, ValueError) as error:
+            raise Unavailable(f"{what}: token '{self._access.token}': {error}") from error
+        if body is not None:
+            headers["Content-Type"] = _MERGE
+        try:
+            async with self._session.request(
+                method, self._access.server + path, json=body, headers=headers, allow_redirects=False
+            ) as reply:
+                answer = await reply.json(content_type=None)
+                status = reply.status
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
+        if not isinstance(answer, dict):
+            raise Unavailable(f"{what}: status {status}, and the answer is no object")
+        if status >= 400:
+            raise _refusal(status)(f"{what}: {answer.get('reason') or status}: {answer.get('message') or ''}")
+        return answer
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def _refusal(status: int) -> type[ShimError]:
+    if status == 409:
+        return Conflict
+    if status in (401, 408, 429) or status >= 500:
+        return Unavailable
+    return {403: FailedPrecondition, 404: NotFound}.get(status, InvalidArgument)
