@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest demo test test-forked check check-pythons integration kubelet soak fuzz fmt protos bench bench-compare clean
+.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet soak fuzz fmt protos bench bench-compare clean
 
 PYTHON := .venv/bin/python
 
@@ -14,6 +14,9 @@ setup: ## install what is missing: Debian packages (as root), the locked virtual
 
 guest: setup ## build the guest's kernel, initrd and root image into .build/guest (cached)
 	@$(PYTHON) -m guest.image build
+
+payload: setup guest ## what an image brings to a node, into .build/payload: wheels for every Python, the guest (docs/KUBERNETES.md)
+	@scripts/payload
 
 demo: setup guest ## run containers in virtual machines through a private containerd, and show what happens
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.demo
@@ -38,6 +41,7 @@ integration: setup guest ## tests through a real containerd with real virtual ma
 kubelet: setup guest ## pods through a real kubelet and API server, which Go builds the first time (CONTAINERD=2.3 as above)
 	@scripts/setup kubelet
 	@$(PYTHON) -m integration.kubernetes.peers
+	@$(PYTHON) -m integration.kubernetes.helm
 	@KUBELET=1 scripts/integration integration/kubernetes
 
 fmt: setup ## format and fix what ruff can

@@ -30,17 +30,17 @@ from . import peers
 PROJECT = Path(__file__).resolve().parents[2]
 GROUND = Path("/run/pyshim-integration/kubernetes")
 NODE = "node1"
-_ADDRESS = "192.0.2.10"
+ADDRESS = "192.0.2.10"
 """Of a link of the enclosure's own (RFC 5737): the kubelet wants a node address that is no loopback."""
 _SERVER = "https://127.0.0.1:6443"
-_TOKEN = "test"
+TOKEN = "test"
 _ETCD = "http://127.0.0.1:2379"
 _RUNTIME_CLASS = PROJECT / "configs" / "kubernetes" / "runtimeclass-pykata.yaml"
 _KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",
     "clusters": [{"name": "c", "cluster": {"server": _SERVER, "insecure-skip-tls-verify": True}}],
-    "users": [{"name": "u", "user": {"token": _TOKEN}}],
+    "users": [{"name": "u", "user": {"token": TOKEN}}],
     "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
     "current-context": "x",
 }
@@ -93,7 +93,7 @@ class Cluster:
             f"{_SERVER}{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {_TOKEN}", "Content-Type": kind},
+            headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": kind},
         )
         try:
             with urllib.request.urlopen(request, timeout=within_s, context=self._tls) as reply:
@@ -230,7 +230,7 @@ def _machine() -> Iterator[None]:
     before = {name: Path("/proc/sys", name).read_text() for name in _SYSCTLS}
     subprocess.run(["mount", "-t", "tmpfs", "logs", "/var/log"], check=True)
     subprocess.run(["ip", "link", "add", NODE, "type", "bridge"], check=True)
-    subprocess.run(["ip", "address", "add", f"{_ADDRESS}/24", "dev", NODE], check=True)
+    subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", NODE], check=True)
     subprocess.run(["ip", "link", "set", NODE, "up"], check=True)
     Path("/run/containerd").mkdir(exist_ok=True)
     for hierarchy in Path("/sys/fs/cgroup").iterdir():
@@ -273,7 +273,7 @@ def _log_end(name: str) -> str:
 
 def _write_keys() -> None:
     """A token, the key pair of service accounts, and the kubelet's files."""
-    (GROUND / "tokens.csv").write_text(f'{_TOKEN},admin,1,"system:masters"\n')
+    (GROUND / "tokens.csv").write_text(f'{TOKEN},admin,1,"system:masters"\n')
     subprocess.run(["openssl", "genrsa", "-out", GROUND / "sa.key", "2048"], check=True, capture_output=True)
     subprocess.run(
         ["openssl", "rsa", "-in", GROUND / "sa.key", "-pubout", "-out", GROUND / "sa.pub"],
@@ -300,7 +300,7 @@ def _api_server() -> list[str]:
     return [
         f"--etcd-servers={_ETCD}",
         "--secure-port=6443",
-        f"--advertise-address={_ADDRESS}",
+        f"--advertise-address={ADDRESS}",
         "--kubelet-preferred-address-types=InternalIP",
         f"--cert-dir={GROUND}/api-server",
         f"--token-auth-file={GROUND}/tokens.csv",
@@ -319,7 +319,7 @@ def _kubelet() -> list[str]:
         f"--config={GROUND}/kubelet.yaml",
         f"--kubeconfig={GROUND}/kubeconfig",
         f"--hostname-override={NODE}",
-        f"--node-ip={_ADDRESS}",
+        f"--node-ip={ADDRESS}",
         f"--cert-dir={GROUND}/kubelet-certificates",
     ]
 

@@ -1,0 +1,262 @@
+"""The Helm chart: what it renders fits the program it starts, and values of the wrong type are refused by name."""
+
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from integration.kubernetes import helm
+from pyshim import __version__
+from pyshim.cli import monitor, node_agent, webhook
+from pyshim.cli.command import run
+from pyshim.kubernetes.webhook.manifests import InCluster, manifests
+from pyshim.kubernetes.webhook.self_signed import SelfSigned
+from pyshim.node.drop_ins import HANDLERS
+from pyshim.node.in_cluster.plan import handler_label
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text())
+SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text())
+ALL = [
+    *(f"--set=classes.{handler.name}.enabled=true" for handler in HANDLERS),
+    *("--set=webhook.enabled=true", "--set=monitor.enabled=true", "--set=image.pullSecrets={one,two}"),
+]
+SETS: dict[str, list[str]] = {
+    "default": [],
+    "all": ALL,
+    "own": [
+        *("--set=image.digest=sha256:" + "a" * 64, "--set=node.startupTaint=", "--set=node.ownNodeOnly=false"),
+        *("--set=monitor.enabled=true", "--set=monitor.podNames=false", "--set=node.maxUnavailable=10%"),
+        *("--set=webhook.enabled=true", "--set-string=webhook.options={--node-cpus,64}"),
+        "--set-file=webhook.configurations.pykata=" + str(CONFIGS / "configuration-qemu.toml"),
+    ],
+    "debug-only": ["--set=classes.pykata.enabled=false", "--set=classes.pykata-debug.enabled=true"],
+}
+
+
+@pytest.fixture(scope="module")
+def program() -> str:
+    found = helm.find()
+    if found is None:
+        pytest.skip("helm is not here (hint: .venv/bin/python -m integration.kubernetes.helm builds it)")
+    return found
+
+
+def rendered(program: str, *words: str) -> list[dict[str, Any]]:
+    return [each for each in yaml.safe_load_all(helm.template(program, *words)) if each]
+
+
+def of(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    (found,) = (each for each in objects if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def containers(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        container
+        for each in objects
+        if each["kind"] in ("DaemonSet", "Deployment", "Job")
+        for container in each["spec"]["template"]["spec"]["containers"]
+    ]
+
+
+def test_the_chart_is_of_this_version() -> None:
+    chart = yaml.safe_load((helm.CHART / "Chart.yaml").read_text())
+
+    assert (chart["version"], chart["appVersion"]) == (__version__, __version__)
+    assert f"pyshim:{__version__}" in (helm.CHART.parent / "Dockerfile").read_text()
+
+
+def test_the_chart_has_a_class_for_each_handler_with_the_overhead_that_podfixed_computes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(VALUES["classes"]) == list(SCHEMA["properties"]["classes"]["properties"])
+    assert set(VALUES["classes"]) == {handler.name for handler in HANDLERS}
+    for handler in HANDLERS:
+        reserve = "82" if handler.source == "configuration-qemu.toml" else "0"
+        words = ["--config", str(CONFIGS / handler.source), "--node-kvm", "yes", "--reserve", reserve]
+        more = ["--state-dir", str(tmp_path), "--runtimeclass", handler.name, "--json"]
+        assert run(["sizing", "podfixed", *words, *more]) == 0
+        computed = json.loads(capsys.readouterr().out)["overhead"]["podFixed"]
+        assert VALUES["classes"][handler.name]["overhead"] == computed, handler.name
+
+
+def test_every_value_has_a_type() -> None:
+    def untyped(values: dict[str, Any], schema: dict[str, Any], path: str) -> list[str]:
+        schema = SCHEMA["definitions"][schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
+        if "properties" not in schema:
+            return [] if schema.keys() & {"type", "enum", "anyOf"} else [path]
+        if schema.get("additionalProperties") is not False:
+            return [path]
+        return [
+            found
+            for name, value in values.items()
+            for found in (
+                untyped(value if isinstance(value, dict) else {}, schema["properties"][name], f"{path}.{name}")
+                if name in schema["properties"]
+                else [f"{path}.{name}"]
+            )
+        ]
+
+    assert untyped(VALUES, SCHEMA, "") == []
+
+
+@pytest.mark.parametrize("name", list(SETS))
+def test_helm_finds_nothing_wrong(program: str, name: str) -> None:
+    words = [program, "lint", "--strict", str(helm.CHART), "--set=image.repository=registry.test/pyshim", *SETS[name]]
+
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("--set=image.repository=", "repository"),
+        ("--set=image.pullPolicy=Sometimes", "pullPolicy"),
+        ("--set=image.digest=latest", "digest"),
+        ("--set=classes.pykata.enabled=perhaps", "enabled"),
+        ("--set=classes.pykata.overhead.cpu=1", "cpu"),
+        ("--set=classes.pykata.overhead.memory=many", "memory"),
+        ("--set=classes.runc.enabled=true", "runc"),
+        ("--set=node.maxUnavailable=0", "maxUnavailable"),
+        ("--set=node.maxUnavailable=most", "maxUnavailable"),
+        ("--set=node.tolerations=all", "tolerations"),
+        ("--set=node.containerdSocket=containerd.sock", "containerdSocket"),
+        ("--set=node.startupTaint=7", "startupTaint"),
+        ("--set=webhook.failurePolicy=fail", "failurePolicy"),
+        ("--set=webhook.certificateDays=100000", "certificateDays"),
+        ("--set=monitor.port=http", "port"),
+        ("--set=monitor.podAnnotations.a=1", "podAnnotations"),
+        ("--set=mointor.enabled=true", "mointor"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(program: str, word: str, named: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        helm.template(program, word)
+
+    assert named in caught.value.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--set=classes.pykata.enabled=false"], "no runtime class is enabled"),
+        (
+            ["--set=webhook.enabled=true", "--set=webhook.configurations.pykata-tdx=x"],
+            "pykata-tdx is not an enabled class",
+        ),
+        (
+            [
+                *("--set=webhook.enabled=true", "--set=classes.pykata.enabled=false"),
+                "--set=classes.pykata-remote.enabled=true",
+            ],
+            "no class with VMs on nodes is enabled",
+        ),
+    ],
+)
+def test_values_that_make_no_sense_together_are_refused(program: str, words: list[str], said: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        helm.template(program, *words)
+
+    assert said in caught.value.stderr
+
+
+@pytest.mark.parametrize("name", list(SETS))
+def test_the_programs_take_the_words_that_the_chart_gives_them(program: str, name: str) -> None:
+    commands: dict[tuple[str, ...], click.Command] = {
+        ("node-agent", "run"): node_agent.run,
+        ("node-agent", "wait-removed"): node_agent.wait_removed,
+        ("webhook", "serve"): webhook.serve,
+        ("monitor",): monitor.command,
+    }
+    found = containers(rendered(program, *SETS[name]))
+
+    for container in found:
+        (verb,) = (each for each in commands if tuple(container["args"][: len(each)]) == each)
+        words = [*container["args"][len(verb) :], *(["--node=n"] if "run" in verb else [])]
+        commands[verb].make_context(shlex.join(verb), words)
+    assert len(found) == 2 + 2 * (name in ("all", "own"))
+
+
+def test_a_class_goes_to_nodes_whose_test_pod_ran(program: str) -> None:
+    objects = rendered(program, *ALL, "--set=classes.pykata-tdx.nodeSelector.pool=tdx")
+
+    for handler in HANDLERS:
+        found = of(objects, "RuntimeClass", handler.name)
+        assert found["handler"] == handler.name
+        assert found["overhead"]["podFixed"] == VALUES["classes"][handler.name]["overhead"]
+        more = {"pool": "tdx"} if handler.name == "pykata-tdx" else {}
+        assert found["scheduling"]["nodeSelector"] == {handler_label(handler.name): "true", **more}
+    (node,) = (each for each in containers(objects) if each["name"] == "node")
+    assert [word for word in node["args"] if word.startswith("--handler")] == [f"--handler={h.name}" for h in HANDLERS]
+
+
+def test_accounts_may_do_what_their_pods_do_and_no_more(program: str) -> None:
+    objects = rendered(program, *ALL)
+
+    rules = {each["metadata"]["name"]: each["rules"] for each in objects if each["kind"] == "ClusterRole"}
+    assert rules == {
+        "pyshim-node": [
+            {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
+            {
+                "apiGroups": ["node.k8s.io"],
+                "resources": ["runtimeclasses"],
+                "resourceNames": [handler.name for handler in HANDLERS],
+                "verbs": ["get"],
+            },
+        ],
+        "pyshim-remove": [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}],
+    }
+    assert not [each for each in objects if each["kind"] in ("Role", "RoleBinding")]
+    privileged = [each["name"] for each in containers(objects) if each["securityContext"].get("privileged")]
+    assert privileged == ["node"]
+    for each in containers(objects):
+        assert each["securityContext"]["readOnlyRootFilesystem"] is True
+    for kind, name in (("Deployment", "pyshim-webhook"), ("DaemonSet", "pyshim-monitor")):
+        assert of(objects, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_without_names_of_pods_the_monitor_gets_no_socket_of_containerd(program: str) -> None:
+    spec = of(rendered(program, *SETS["own"]), "DaemonSet", "pyshim-monitor")["spec"]["template"]["spec"]
+
+    assert [volume["name"] for volume in spec["volumes"]] == ["sandboxes"]
+
+
+def test_the_webhook_is_the_one_that_pyshim_prints(program: str) -> None:
+    """`pyshim webhook manifests` is for clusters without Helm; both have one meaning."""
+    objects = rendered(program, "--set=webhook.enabled=true", "--namespace=pyshim-system")
+    pair = SelfSigned(authority=b"", certificate=b"", key=b"")
+    place = InCluster(namespace="pyshim-system", image="i", configurations={"pykata": ""}, options=())
+    printed = manifests(place, pair, ("pykata",), failure_policy="Ignore")
+
+    same: list[tuple[str, Callable[[Any], Any]]] = [
+        ("MutatingWebhookConfiguration", lambda each: _without_authority(each["webhooks"])),
+        ("ValidatingWebhookConfiguration", lambda each: _without_authority(each["webhooks"])),
+        ("Service", lambda each: each["spec"]),
+        ("Deployment", lambda each: each["spec"]["replicas"]),
+        ("Deployment", lambda each: _container(each, "readinessProbe", "livenessProbe", "lifecycle", "resources")),
+        ("Deployment", lambda each: _container(each, "ports", "volumeMounts", "securityContext")),
+        ("Deployment", lambda each: each["spec"]["template"]["spec"]["securityContext"]),
+    ]
+    for kind, part in same:
+        assert part(of(objects, kind, "pyshim-webhook")) == part(of(printed, kind, "pyshim-webhook")), kind
+
+
+def _without_authority(webhooks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {**each, "clientConfig": {key: value for key, value in each["clientConfig"].items() if key != "caBundle"}}
+        for each in webhooks
+    ]
+
+
+def _container(deployment: dict[str, Any], *keys: str) -> dict[str, Any]:
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    return {key: container[key] for key in keys}
