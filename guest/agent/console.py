@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 16 << 10
 _SHELL = "/bin/sh"
+_DRAIN_S = 5.0
+"""Seconds for a client to take what the shell said last; a program that outlives the shell could talk for ever."""
 
 
 async def serve(children: Children, port: int) -> None:
@@ -47,13 +49,21 @@ async def serve_shell(children: Children, connection: socket.socket) -> None:
         except AgentError as error:
             log.warning("no shell for the debug console", extra={"error": error})
         else:
-            tasks = [asyncio.create_task(work) for work in (_copy(*inward), _copy(*outward), shell.wait())]
+            os.close(slave)  # the terminal ends with its last program
+            slave = -1
+            tasks = _, shown, ended = [
+                asyncio.create_task(work) for work in (_copy(*inward), _copy(*outward), shell.wait())
+            ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                outward[0].process_exited()
+                await asyncio.wait([shown], timeout=_DRAIN_S)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            os.close(slave)
+            if slave >= 0:
+                os.close(slave)
             for stream in (*inward, *outward):
                 stream.close()
 
