@@ -35,7 +35,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """Entries by kind."""
     spans: tuple[Span, ...]
     streams: Mapping[tuple[str, str], int]
-    """Bytes that a container's init process has moved, by container and stream."""
+    """Bytes that a container's processes have moved, by container and stream."""
     oom_kills: Mapping[str, int]
     """By container."""
     missed_checks: int

@@ -33,6 +33,14 @@ class StreamPositions(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"
 NOTHING_MOVED = StreamPositions(stdin=0, stdout=0, stderr=0)
 
 
+def moved_together(*positions: StreamPositions) -> StreamPositions:
+    return StreamPositions(
+        stdin=sum(each.stdin for each in positions),
+        stdout=sum(each.stdout for each in positions),
+        stderr=sum(each.stderr for each in positions),
+    )
+
+
 class ExecSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """An added process; `spec` is its OCI process object until it is started: until then only the shim has it."""
 

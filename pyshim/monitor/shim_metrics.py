@@ -49,7 +49,7 @@ def _own(pod: Observation) -> list[Family]:
         Family(
             "pyshim_stream_bytes_total",
             "counter",
-            "Bytes of a container's first process that have reached their reader.",
+            "Bytes of a container's processes that have reached their reader.",
             tuple(
                 Sample({"container": name, "stream": stream}, moved) for (name, stream), moved in pod.streams.items()
             ),

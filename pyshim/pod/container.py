@@ -20,6 +20,7 @@ from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ExecId, HostPath
 from pyshim.model.oci import OciSpec
 from pyshim.model.seams import ProcessStreams
+from pyshim.model.snapshot import NOTHING_MOVED, StreamPositions, moved_together
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.model.trace import span
@@ -77,6 +78,8 @@ class Container:
         self._execs: dict[ExecId, Process] = {}
         self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
         self._undo = Undo(f"container '{self.id}'")
+        self._moved_before = NOTHING_MOVED
+        """By execs that are gone."""
         self.oom_kills = 0
         self.is_insisted = False
         """A KILL of the init is being insisted on (`killing.py`)."""
@@ -88,6 +91,11 @@ class Container:
     def execs(self) -> tuple[tuple[Process, Mapping[str, Any]], ...]:
         """Every added process, with its OCI process object while it was not started."""
         return tuple((process, self._exec_specs.get(exec_id, {})) for exec_id, process in self._execs.items())
+
+    @property
+    def moved(self) -> StreamPositions:
+        """What has reached its reader of all its processes, those included that are gone."""
+        return moved_together(self._moved_before, self.init.moved, *(each.moved for each in self._execs.values()))
 
     @property
     def rootfs(self) -> HostPath:
@@ -247,6 +255,7 @@ class Container:
             if self._execs.get(exec_id) is process:  # else another Delete was faster, and the id may be in use again
                 del self._execs[exec_id]
                 self._exec_specs.pop(exec_id, None)
+                self._moved_before = moved_together(self._moved_before, process.moved)
                 self._listener.execs_changed(self)
         return await process.wait()
 

@@ -24,7 +24,7 @@ class PodMonitor:
         vm, record = sandbox.plan.vm, sandbox.resizer.record
         streams: dict[tuple[str, str], int] = {}
         for container in self._containers:
-            moved = container.init.moved
+            moved = container.moved
             for stream in ("stdin", "stdout", "stderr"):
                 streams[container.id, stream] = getattr(moved, stream)
         return Observation(

@@ -311,3 +311,18 @@ async def test_an_exec_that_is_refused_leaves_no_stream_open(stack: Stack) -> No
     with pytest.raises(InvalidArgument, match="uid does not fit"):
         await stack.pod.start(container, exec_id)
     assert stack.host.streams["e1"].closed
+
+
+@scenario
+async def test_bytes_of_execs_are_counted_and_stay_counted(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"], PIPES)
+    (monitor,) = stack.host.monitors
+    for number in range(3):
+        exec_id = await stack.exec(container, "e1", ["flood", str(1000 + number)], PIPES)
+        await stack.pod.start(container, exec_id)
+        await stack.pod.wait(container, exec_id)
+        before = monitor.pod.observe().streams["c1", "stdout"]
+        await stack.pod.delete(container, exec_id)
+
+        assert monitor.pod.observe().streams["c1", "stdout"] == before
+    assert before == 1000 + 1001 + 1002
