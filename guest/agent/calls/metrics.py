@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from guest.agent.files import read_text
 
@@ -10,6 +11,8 @@ _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATUS_KEYS = ("vm", "rss", "hugetlb", "voluntary", "nonvoluntary")
 """Lines of /proc/PID/status that kata-agent tells."""
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""Where a name of /proc/meminfo has another word: SwapFree, SReclaimable."""
 
 
 def text() -> str:
@@ -94,9 +97,10 @@ def _cpu_time(lines: list[str]) -> None:
         if name.startswith("cpu"):
             cpu = name[3:] or "total"
             samples += [
-                (f'cpu="{cpu}",item="{kind}"', _seconds(value)) for kind, value in zip(kinds, values, strict=False)
+                (f'cpu="{cpu}",item="{kind}"', round(_seconds(value) * 1000))
+                for kind, value in zip(kinds, values, strict=False)
             ]
-    _gauge(lines, "kata_guest_cpu_time", "CPU time of the guest in seconds.", samples)
+    _gauge(lines, "kata_guest_cpu_time", "CPU time of the guest in milliseconds.", samples)
 
 
 def _memory(lines: list[str]) -> None:
@@ -104,8 +108,16 @@ def _memory(lines: list[str]) -> None:
     for line in _lines("/proc/meminfo"):
         key, _, rest = line.partition(":")
         value, *unit = rest.split()
-        samples.append((f'item="{_escaped(key.lower())}"', int(value) * (1024 if unit == ["kB"] else 1)))
+        samples.append((f'item="{_escaped(memory_item(key))}"', int(value) * (1024 if unit == ["kB"] else 1)))
     _gauge(lines, "kata_guest_meminfo", "Memory of the guest, sizes in bytes.", samples)
+
+
+def memory_item(key: str) -> str:
+    """kata-agent's name for a line of /proc/meminfo: those of Rust's crate procfs."""
+    if key.startswith("DirectMap"):
+        return f"direct_map_{key.removeprefix('DirectMap')}"  # the unit stays as it is: 4k, 2M, 1G
+    whole = key.replace("HugePages", "Hugepages").replace("Percpu", "PerCpu").replace("(", "_").rstrip(")")
+    return _WORDS.sub("_", whole).lower()
 
 
 def _vm_stat(lines: list[str]) -> None:
@@ -130,6 +142,7 @@ def _disks(lines: list[str]) -> None:
     items = (
         "reads", "merged", "sectors_read", "time_reading", "writes", "writes_merged", "sectors_written", "time_writing",
         "in_progress", "time_in_progress", "weighted_time_in_progress",
+        "discards", "discards_merged", "sectors_discarded", "time_discarding", "flushes", "time_flushing",
     )  # fmt: skip
     samples: list[tuple[str, object]] = []
     for line in _lines("/proc/diskstats"):

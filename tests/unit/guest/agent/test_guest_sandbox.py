@@ -216,7 +216,7 @@ def test_metrics_are_prometheus_text(client: AgentClient) -> None:
 
     samples = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(float(line.rsplit(" ", 1)[1]) is not None for line in samples)
-    assert any(line.startswith('kata_guest_meminfo{item="memtotal"}') for line in samples)
+    assert any(line.startswith('kata_guest_meminfo{item="mem_total"}') for line in samples)
     assert any(line.startswith("kata_agent_total_rss ") for line in samples)
 
 
