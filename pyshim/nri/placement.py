@@ -254,6 +254,7 @@ class _View:
         self.with_cpus = tuple(node for node in self.nodes if any(cpu.node == node for cpu in self.cpus.values()))
         """Nodes that a VM may be on."""
         self.with_memory = tuple(node for node in self.with_cpus if self.nodes[node].memory_bytes > 0)
+        self._pools: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._at = {node.id: at for at, node in enumerate(machine.nodes)}
 
     @cached_property
@@ -299,9 +300,13 @@ class _View:
         wanted = frozenset(nodes)
         return tuple(sorted(cpu for cpu in cpus if self.cpus[cpu].node in wanted))
 
-    def pool(self, nodes: Iterable[int]) -> tuple[int, ...]:
+    def pool(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         """The shared CPUs of `nodes`; of the nearest node that has some, where they have none."""
-        nodes = tuple(nodes)
+        if nodes not in self._pools:
+            self._pools[nodes] = self._pool(nodes)
+        return self._pools[nodes]
+
+    def _pool(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
         if found := self.of_nodes(self.shared, nodes):
             return found
         near = sorted(self.with_cpus, key=lambda other: (min(self.distance(node, other) for node in nodes), other))
