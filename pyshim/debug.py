@@ -1,13 +1,22 @@
-"""SIGUSR1: what this shim is doing right now, written to its log."""
+"""What this shim is doing right now: written to its log on SIGUSR1, or told at its monitor socket."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
+import sys
+import threading
+import traceback
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 log = logging.getLogger("pyshim.debug")
+
+MAX_TEXT_CHARS = 1 << 20
+"""Of one text for the monitor socket."""
+_TOP_TYPES = 50
 
 
 def dump_on_signal(loop: asyncio.AbstractEventLoop, open_requests: Callable[[], Iterable[str]]) -> None:
@@ -24,6 +33,32 @@ def write_dump(loop: asyncio.AbstractEventLoop, open_requests: Iterable[str]) ->
     for pid, command in children():
         log.info("dump child", extra={"pid": pid, "command": command})
     log.info("dump end", extra={"pid": os.getpid(), "fds": len(os.listdir("/proc/self/fd"))})
+
+
+def stacks(open_requests: Iterable[str]) -> str:
+    """The running loop's tasks and where they wait, open requests, children, descriptors, and the stack of each thread.
+
+    Cut to `MAX_TEXT_CHARS`.
+    """
+    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    lines = [f"tasks {len(tasks)}"]
+    lines += [f"task {task.get_name()}: {' > '.join(waiting_at(task)) or 'running'}" for task in tasks]
+    lines += [f"request {request}" for request in open_requests]
+    lines += [f"child {pid} {command}" for pid, command in children()]
+    lines.append(f"fds {len(os.listdir('/proc/self/fd'))}")
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        lines.append(f"thread {names.get(ident, ident)}:")
+        lines += [line.rstrip("\n") for line in traceback.format_stack(frame)]
+    return "\n".join(lines)[:MAX_TEXT_CHARS] + "\n"
+
+
+def objects() -> str:
+    """How many objects of each type there are, the most frequent ones first. Takes some tens of milliseconds."""
+    counted = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
+    lines = [f"objects {counted.total()}", f"collections {[each['collections'] for each in gc.get_stats()]}"]
+    lines += [f"{count:>8} {name}" for name, count in counted.most_common(_TOP_TYPES)]
+    return "\n".join(lines)[:MAX_TEXT_CHARS] + "\n"
 
 
 def waiting_at(task: "asyncio.Task[object]") -> list[str]:

@@ -11,7 +11,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.config.load import load_config
-from pyshim.debug import dump_on_signal
+from pyshim.debug import dump_on_signal, objects, stacks
 from pyshim.host.processes.children import Children, start_ticks_of
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
 from pyshim.host.writers import code_paths, writable_by_others
@@ -112,6 +112,7 @@ class _Daemon:
         self._facts: HostFacts | None = None
         self._calls = Durations()
         self._agent_calls = Durations()
+        self._open_calls: Callable[[], Iterable[str]] = tuple
         self._exporter: SpanExporter | None = None
 
     async def run(self, listener: socket.socket) -> None:
@@ -135,6 +136,7 @@ class _Daemon:
             service = TaskService(
                 sandboxes=pod, cgroup_mode=(await self._host_facts()).cgroup_mode, durations=self._calls
             )
+            self._open_calls = service.open_calls
             stop = service.finished
 
             def end_if_alone() -> None:
@@ -203,10 +205,11 @@ class _Daemon:
                 shim_log.set_debug()
             return loaded
 
-        async def serve_monitor(path: str, pod: MonitorRpc) -> MonitorServer:
+        async def serve_monitor(path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
             bundle = self._identity.bundle
             address_file = f"{bundle}/monitor_address" if bundle else ""
-            answers = ShimAnswers(pod, calls=self._calls, agent_calls=self._agent_calls)
+            texts = {"stacks": lambda: stacks(self._open_calls()), "objects": objects} if debug else {}
+            answers = ShimAnswers(pod, calls=self._calls, agent_calls=self._agent_calls, debug=texts)
             monitor = MonitorSocket(path, answers.answer, address_file=address_file)
             try:
                 await monitor.open()

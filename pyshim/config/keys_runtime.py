@@ -28,7 +28,7 @@ _U32 = (1 << 32) - 1
 _U64 = (1 << 64) - 1
 _PORT = whole(1, _U32)
 _FIXED_PORT = "the agent's ports are fixed"
-_JAEGER = "spans are sent as OTLP, which Jaeger takes at port 4318: set otlp_endpoint"
+_JAEGER = "spans leave as OTLP, which Jaeger takes at port 4318: otlp_endpoint"
 
 AGENT: tuple[Key, ...] = (
     _A.used("enable_debug", BOOL, False, "The agent logs more: agent.log=debug."),
@@ -306,9 +306,7 @@ RUNTIME: tuple[Key, ...] = (
     _R.never("jaeger_endpoint", TEXT, "", "Receiver of Jaeger's old protocol.", _JAEGER),
     _R.never("jaeger_user", TEXT, "", "User for it.", _JAEGER),
     _R.never("jaeger_password", TEXT, "", "Password for it.", _JAEGER),
-    _R.never(
-        "enable_pprof", BOOL, False, "Go's profiler.", "SIGUSR1 writes the shim's state to the log instead", ann=True
-    ),
+    _R.used("enable_pprof", BOOL, False, "The monitor socket answers `/debug/`: what the shim is doing.", ann=True),
     _R_RS.later("keep_abnormal", BOOL, False, "Keep what is left of a sandbox that failed."),
     _R_RS.later("use_passfd_io", BOOL, False, "Give process streams to the VMM."),
 )

@@ -150,6 +150,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_tracing: bool
     otlp_endpoint: str
     """Base URL of an OTLP receiver; our own key."""
+    enable_pprof: bool
     internetworking_model: str
     disable_new_netns: bool
     allow_host_network: bool

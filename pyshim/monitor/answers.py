@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -34,8 +35,16 @@ Handler = Callable[[Request], Awaitable[Reply]]
 class ShimAnswers:
     """What the monitor socket of one pod answers."""
 
-    def __init__(self, pod: MonitorRpc, *, calls: Durations, agent_calls: Durations) -> None:
-        """`calls` are containerd's to the shim, `agent_calls` the shim's to the agent."""
+    def __init__(
+        self,
+        pod: MonitorRpc,
+        *,
+        calls: Durations,
+        agent_calls: Durations,
+        debug: Mapping[str, Callable[[], str]] = MappingProxyType({}),
+    ) -> None:
+        """`calls` are containerd's to the shim, `agent_calls` the shim's to the agent; `debug` are texts about the shim
+        itself, by their path below /debug/."""
         self._pod = pod
         self._calls = calls
         self._agent_calls = agent_calls
@@ -47,6 +56,7 @@ class ShimAnswers:
             "/iptables": {"GET": self._iptables, "PUT": self._set_iptables},
             "/ip6tables": {"GET": self._iptables, "PUT": self._set_iptables},
             "/policy": {"PUT": self._set_policy},
+            **{f"/debug/{name}": {"GET": _told(text)} for name, text in debug.items()},
         }
 
     async def answer(self, request: Request) -> Reply:
@@ -54,7 +64,8 @@ class ShimAnswers:
         path = urlsplit(request.target).path
         methods = self._paths.get(path)
         if methods is None:
-            return Reply(HTTPStatus.NOT_FOUND, b"no such path")
+            hint = b" (hint: enable_pprof in [runtime])" if path.startswith("/debug/") else b""
+            return Reply(HTTPStatus.NOT_FOUND, b"no such path" + hint)
         handler = methods.get(request.method)
         if handler is None:
             allow = ", ".join(methods)
@@ -111,6 +122,13 @@ class ShimAnswers:
             raise InvalidArgument(f"read monitor request: the policy is no UTF-8 text: {error}") from error
         await self._pod.set_policy(policy)
         return Reply(HTTPStatus.OK)
+
+
+def _told(text: Callable[[], str]) -> Handler:
+    async def handler(_: Request) -> Reply:
+        return Reply(HTTPStatus.OK, text().encode(errors="replace"))
+
+    return handler
 
 
 def _is_ipv6(request: Request) -> bool:

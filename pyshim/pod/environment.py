@@ -30,6 +30,11 @@ class HypervisorFactory(Protocol):
         """The driver of that name: `qemu` or `remote`."""
 
 
+class ServeMonitor(Protocol):
+    async def __call__(self, path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
+        """The monitor socket answers at the path, also about the shim itself where `debug`. Raises ShimError."""
+
+
 class ExportTrace(Protocol):
     def __call__(self, trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
         """The spans of `trace` leave for the OTLP receiver at `endpoint` from now on. Never waits, never raises."""
@@ -53,7 +58,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     open_records: Callable[[SandboxId], Awaitable[Records]]
     clock_ns: Callable[[], int]
     new_uuid: Callable[[], str]
-    serve_monitor: Callable[[str, MonitorRpc], Awaitable[MonitorServer]]
-    """Opens the monitor socket at the path. Raises ShimError."""
+    serve_monitor: ServeMonitor
     find_devices: FindDevices = no_devices
     export_trace: ExportTrace = no_export

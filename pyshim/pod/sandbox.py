@@ -161,7 +161,7 @@ class Sandbox:
         path = monitor_path(self.plan.sandbox_id)
         self._services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
         try:
-            server = await self._serve_monitor(path, monitor)
+            server = await self._serve_monitor(path, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:

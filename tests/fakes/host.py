@@ -164,7 +164,7 @@ class FakeHost:
     async def disk_bytes(self, path: str) -> int:
         return self.images.get(path, 1 << 30)
 
-    async def serve_monitor(self, path: str, pod: MonitorRpc) -> FakeMonitor:
+    async def serve_monitor(self, path: str, pod: MonitorRpc, *, debug: bool) -> FakeMonitor:
         self.faults.hit("monitor")
         self.before_effect("monitor", path)
         self.monitors.append(FakeMonitor(path, pod))

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from pyshim.debug import children, dump_on_signal, waiting_at
+from pyshim.debug import MAX_TEXT_CHARS, children, dump_on_signal, objects, stacks, waiting_at
 
 
 async def inner(event: asyncio.Event) -> None:
@@ -53,6 +53,39 @@ def test_signal_writes_tasks_requests_children_and_fds_to_the_log(caplog: pytest
     assert facts["dump request", ""]["request"] == "Wait c1 - for 1.0 s"
     assert (facts["dump child", ""]["pid"], facts["dump child", ""]["command"]) == (child.pid, "cat")
     assert facts["dump end", ""]["fds"] > 2
+
+
+def test_a_text_has_tasks_requests_and_threads_and_an_end() -> None:
+    async def main() -> str:
+        event = asyncio.Event()
+        task = asyncio.create_task(outer(event), name="wait/c1")
+        await asyncio.sleep(0)
+        text = stacks(["Wait c1 - for 1.0 s", "x" * MAX_TEXT_CHARS])
+        event.set()
+        await task
+        return text
+
+    text = asyncio.run(main())
+
+    assert "task wait/c1: outer (test_debug.py:" in text
+    assert "request Wait c1 - for 1.0 s\n" in text
+    assert len(text) == MAX_TEXT_CHARS + 1
+    assert "thread MainThread:\n" in asyncio.run(_stacks())
+
+
+async def _stacks() -> str:
+    return stacks([])
+
+
+def test_objects_are_counted_by_type() -> None:
+    kept = [_Mine() for _ in range(5000)]
+
+    assert f"{len(kept)} {__name__}._Mine\n" in objects()
+
+
+class _Mine:
+    def __init__(self) -> None:
+        self.others: list[object] = []
 
 
 def test_finished_task_waits_nowhere() -> None:

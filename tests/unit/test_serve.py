@@ -21,6 +21,8 @@ from pyshim.serve import check_peer, clear_remains, refuse_living_namesake
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
+from pyshim.task.publisher import EventPublisher
+from tests.unit.monitor.monitored import FakePod, said
 
 SANDBOX = SandboxId("demo")
 
@@ -94,6 +96,32 @@ def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(
         asyncio.run(daemon.run(listener))
 
     assert not path.exists()
+
+
+@pytest.mark.parametrize(("debug", "status"), [(True, 200), (False, 404)], ids=["enabled", "not enabled"])
+def test_the_monitor_socket_tells_what_the_daemon_does_where_that_is_enabled(
+    debug: bool, status: int, tmp_path: Path
+) -> None:
+    daemon, listener = daemon_in(tmp_path)
+    publisher = EventPublisher(address=str(tmp_path / "nobody"), namespace="default")
+    path = str(tmp_path / "shim-monitor.sock")
+
+    async def ask() -> list[tuple[int, bytes]]:
+        environment = daemon._environment(publisher, listener.getsockname())
+        daemon._open_calls = lambda: ["Wait c1 - for 1.0 s"]
+        monitor = await environment.serve_monitor(path, FakePod(), debug=debug)
+        try:
+            words = (f"GET /debug/{name} HTTP/1.1\r\n\r\n".encode() for name in ("stacks", "objects"))
+            return [await said(path, each) for each in words]
+        finally:
+            await monitor.close()
+
+    with listener:
+        (stacks_status, stacks), (objects_status, objects) = asyncio.run(ask())
+
+    assert stacks_status == objects_status == status
+    assert (b"request Wait c1 - for 1.0 s\n" in stacks) is debug
+    assert (b"builtins.function\n" in objects) is debug
 
 
 def shim(pid: int, start_ticks: int | None = None) -> ShimRecord:

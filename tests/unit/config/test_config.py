@@ -129,7 +129,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
         enable_numa = true
         enable_swap = true
         [runtime]
-        enable_pprof = true
+        jaeger_endpoint = "http://localhost:14268/api/traces"
         jaeger_user = ""
         [odd]
         a = 1
@@ -144,7 +144,7 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
         "hypervisor.qemu.kernal is not a known key (did you mean kernel?)",
         "hypervisor.qemu.enable_numa has no effect: not implemented yet",
         "hypervisor.qemu.enable_swap was removed from Kata: guest memory follows the host's swap settings",
-        "runtime.enable_pprof has no effect: SIGUSR1 writes the shim's state to the log instead",
+        "runtime.jaeger_endpoint has no effect: spans leave as OTLP, which Jaeger takes at port 4318: otlp_endpoint",
         "odd is not a known table",
         "proxy was removed from Kata: the shim speaks to the agent itself",
     )

@@ -1,8 +1,9 @@
 """A pod behind a monitor socket, for tests that ask it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyshim.model.durations import Durations
@@ -73,7 +74,11 @@ class FakePod:
         self.resized.append((volume_path, size_bytes))
 
 
-def served(directory: Path, scenario: Callable[[str, FakePod], Coroutine[Any, Any, None]]) -> None:
+def served(
+    directory: Path,
+    scenario: Callable[[str, FakePod], Coroutine[Any, Any, None]],
+    debug: Mapping[str, Callable[[], str]] = MappingProxyType({}),
+) -> None:
     """`scenario` is given the path of a monitor socket, and the pod behind it."""
 
     async def body() -> None:
@@ -81,7 +86,7 @@ def served(directory: Path, scenario: Callable[[str, FakePod], Coroutine[Any, An
         calls, agent_calls = Durations(), Durations()
         calls.took("create", 0.003)
         agent_calls.took("grpc.CheckRequest", 5.0)
-        answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls)
+        answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls, debug=debug)
         monitor = MonitorSocket(path, answers.answer, address_file=str(directory / "monitor_address"))
         await monitor.open()
         try:

@@ -194,3 +194,24 @@ def test_the_operators_command_asks_the_same_way(tmp_path: Path) -> None:
         assert json.loads(answer)["volume_condition"] == {"message": "OK"}
 
     served(states / "s1", scenario)
+
+
+def test_the_shim_tells_of_itself_only_where_it_is_to(tmp_path: Path) -> None:
+    def asked(path: str) -> bytes:
+        return f"GET {path} HTTP/1.1\r\n\r\n".encode()
+
+    async def closed(path: str, _: FakePod) -> None:
+        assert await said(path, asked("/debug/stacks")) == (
+            404,
+            b"no such path (hint: enable_pprof in [runtime])",
+        )
+
+    async def opened(path: str, _: FakePod) -> None:
+        assert await said(path, asked("/debug/stacks")) == (200, b"task a\n")
+        assert (await said(path, b"POST /debug/stacks HTTP/1.1\r\n\r\n"))[0] == 405
+        assert (await said(path, asked("/debug/pprof/heap")))[0] == 404
+        status, words = await said(path, asked("/debug/broken"))
+        assert (status, words) == (500, b"ZeroDivisionError")
+
+    served(tmp_path, closed)
+    served(tmp_path, opened, {"stacks": lambda: "task a\n", "broken": lambda: str(1 // 0)})
