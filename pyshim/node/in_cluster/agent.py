@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.drop_ins import HANDLERS
 from pyshim.node.in_cluster.api import Api, Conflict
 from pyshim.node.in_cluster.host import Host
@@ -202,16 +202,24 @@ class NodeAgent:
             await self._pause(self._pauses.status_s)
             if self._is_unwanted():
                 return
-            status = await self._status()
-            words = words_of(await self._api.node(self._config.node))
-            older = _older_pods(status)
-            bad = [path for path, state in status["files"].items() if state != "ok"]
-            said = replace(words, older_pods=older)
-            if bad:
-                said = replace(said, message=f"not as installed: {', '.join(bad)}")
-            await self._say(said)
-            if words.older_pods and not older:
-                return  # the next installation removes their release
+            try:
+                if await self._has_last_older_pod_ended():
+                    return  # the next installation removes their release
+            except Unavailable as error:
+                # Of all nodes at once, when the API server is away: no reason to install again.
+                log.warning("look failed", extra={"error": str(error)})
+
+    async def _has_last_older_pod_ended(self) -> bool:
+        """The node's object has what `pyshim status` says."""
+        status = await self._status()
+        words = words_of(await self._api.node(self._config.node))
+        older = _older_pods(status)
+        bad = [path for path, state in status["files"].items() if state != "ok"]
+        said = replace(words, older_pods=older)
+        if bad:
+            said = replace(said, message=f"not as installed: {', '.join(bad)}")
+        await self._say(said)
+        return bool(words.older_pods) and not older
 
     async def _remove(self) -> None:
         """Nothing of pyshim is on the node, nor on its object. Raises ShimError while pods run with it."""

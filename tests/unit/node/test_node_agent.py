@@ -372,6 +372,18 @@ def test_the_api_server_may_be_away_for_a_while(tmp_path: Path) -> None:
     assert play(tmp_path, scene).labels[STATE] == "ready"
 
 
+def test_an_api_server_that_is_away_later_makes_no_node_install_again(tmp_path: Path) -> None:
+    async def scene(node: Node, access: Access) -> None:
+        async with node.running(access):
+            await until(node.ready.exists)
+            node.server.faults += [503] * 5
+            await until(lambda: not node.server.faults)
+            node.status(files={"/etc/pyshim/configuration.toml": "missing"})
+            await until(lambda: MESSAGE in node.notes)
+
+    assert play(tmp_path, scene).verbs().count("install") == 1
+
+
 @pytest.mark.parametrize(
     ("status", "error"), [(403, FailedPrecondition), (404, NotFound), (409, Unavailable), (503, Unavailable)]
 )
