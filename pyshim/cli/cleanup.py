@@ -10,6 +10,7 @@ from pyshim.cleanup.conventions import Places
 from pyshim.cleanup.lost_vms import LostVm, lost_vms, strike
 from pyshim.cleanup.orphans import Orphan, Spared, candidates, clean_orphan, judged
 from pyshim.cli.output import examples
+from pyshim.cli.progress import counted
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import checked_id
 from pyshim.model.ledger import LedgerEntry
@@ -53,7 +54,8 @@ def command(node: Node | None, sandbox: str | None, everything: bool, strike: st
     if sandbox is not None:
         codes = [_one(node, checked_id(sandbox, "sandbox id"), dry_run, was_named=True)]
     else:
-        codes = [_one(node, name, dry_run, was_named=False) for name in candidates(node.store, node.places)]
+        names = counted(candidates(node.store, node.places), "look at sandboxes" if dry_run else "clean sandboxes")
+        codes = [_one(node, name, dry_run, was_named=False) for name in names]
     for lost in lost_vms():
         if sandbox in (None, lost.id):
             print(_lost_line(lost), file=sys.stderr)

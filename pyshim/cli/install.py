@@ -5,7 +5,7 @@ import shutil
 import signal
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import click
@@ -13,6 +13,7 @@ import click
 from pyshim.cli.check_host import look
 from pyshim.cli.check_verdicts import Level, verdicts
 from pyshim.cli.output import examples, json_option, print_json, print_table
+from pyshim.cli.progress import steps
 from pyshim.cli.sandbox import state_dir_option
 from pyshim.config.load import build_config
 from pyshim.config.sources import SHIPPED_PATH, read_source
@@ -119,12 +120,12 @@ def install(
             is_installed=_is_installed(plan, manifest, disk),
         )
         try:
-            with undone_at_sigterm():
+            with steps() as told, undone_at_sigterm():
                 done = apply(
                     plan,
                     disk,
-                    make_release=lambda directory: sources.make(disk.at(directory), plan.release_path, plan.release),
-                    check=node.check,
+                    make_release=lambda place: sources.make(disk.at(place), plan.release_path, plan.release, told),
+                    check=lambda: node.check(told),
                     rolled_back=node.rolled_back,
                 )
         except (OSError, ShimError) as error:
@@ -260,10 +261,11 @@ class _Node:
         self._is_installed = is_installed
         self._was_restarted = False
 
-    def check(self) -> None:
-        """containerd takes the files, and with `--restart` has run a pod. Raises ShimError."""
+    def check(self, told: Callable[[str], None]) -> None:
+        """containerd takes the files, and with `--restart` ran a pod. `told` hears of each step. Raises ShimError."""
         if not self._is_running:
             return
+        told("ask containerd for its configuration")
         runtime.reload_units()
         names = frozenset(handler.name for handler in self._handlers)
         program = runtime.find()
@@ -271,21 +273,25 @@ class _Node:
             document = runtime.effective(program, self._config)
             runtime.require_handlers(document, self._containerd.effective_runtimes, names)
         if self._restart:
-            self._require_pod(names)
+            self._require_pod(names, told)
+        told("restart pyshim's units")
         runtime.restart_units(also_stopped=self._restart)
 
-    def _require_pod(self, names: frozenset[str]) -> None:
+    def _require_pod(self, names: frozenset[str], told: Callable[[str], None]) -> None:
         """A test pod ran. A containerd that has these files already is not restarted for it, if it can do without."""
         from pyshim.node.cri import verify as verify_cri
 
         if self._is_installed:
+            told("run a test pod")
             try:
                 verify_cri(self._socket, names, pod=self._handlers[0].name)
                 return
             except ShimError as error:
                 print(f"restarting containerd: {error}", file=sys.stderr)
         self._was_restarted = True
+        told("restart containerd")
         runtime.restart()
+        told("run a test pod")
         verify_cri(self._socket, names, pod=self._handlers[0].name)
 
     def rolled_back(self) -> None:

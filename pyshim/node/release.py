@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from hashlib import file_digest, sha256
 
 from pyshim import __version__
@@ -71,12 +72,18 @@ class Sources:
                 if name.startswith("configs/")
             }
 
-    def make(self, directory: str, final: str, release: Release) -> None:
-        """`directory`, which will be renamed to `final`, holds the release. Raises FailedPrecondition, OSError."""
+    def make(self, directory: str, final: str, release: Release, told: Callable[[str], None] = lambda _: None) -> None:
+        """`directory`, which will be renamed to `final`, holds the release. Raises FailedPrecondition, OSError.
+
+        `told` hears of each step.
+        """
         before = os.umask(0o022)  # nobody but root may write what root executes
         try:
+            told("make the virtual environment")
             _run("make the virtual environment", [_base_python(), "-m", "venv", "--without-pip", f"{directory}/venv"])
+            told("install the locked dependencies")
             self._install(f"{directory}/venv/bin/python")
+            told("copy the guest")
             os.mkdir(f"{directory}/guest")
             for name in GUEST_FILES:
                 shutil.copy(f"{self.guest}/{name}", f"{directory}/guest/{name}")
