@@ -49,6 +49,7 @@ from pyshim.pod.pod import Pod
 from pyshim.resources.devices.host.finder import DeviceFinder
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.network.host.connector import HostNetworkConnector
+from pyshim.resources.placement import asked
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
 from pyshim.start.address import unlink
@@ -243,6 +244,7 @@ class _Daemon:
             find_devices=find_devices,
             serve_monitor=serve_monitor,
             export_trace=export_trace,
+            ask_placement=asked,
         )
         return environment if faults is None else faults.environment(environment)
 

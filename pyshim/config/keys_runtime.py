@@ -201,6 +201,14 @@ RUNTIME: tuple[Key, ...] = (
         also=("enable_vcpus_pinning",),
     ),
     _R.used(
+        "placement_socket",
+        PATH,
+        "",
+        "Socket of `pyshim nri run`, which is asked before the VM boots on which CPUs and NUMA nodes it is to run."
+        " Empty: the host's kernel decides. A VM boots unplaced when nobody answers there.",
+        own=True,
+    ),
+    _R.used(
         "vfio_mode",
         choice("guest-kernel", "vfio"),
         "guest-kernel",

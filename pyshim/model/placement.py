@@ -30,3 +30,33 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: bool
     why: str
     """One line for people: what was chosen, and what that cost."""
+
+
+def whole_cpus(*, shares: int, quota: int, period: int, cgroup_parent: str) -> int:
+    """The CPUs of a Guaranteed pod or container whose CPUs are a whole number; 0 for any other.
+
+    Guaranteed is what asks for as much CPU as it may use, and is in neither of the kubelet's cgroups for the other
+    classes. Source: Kubernetes' policies of the CPU manager, "static"; kubelet pkg/kubelet/cm/helpers_linux.go.
+    """
+    if quota <= 0 or period <= 0 or quota % period:
+        return 0
+    cpus = quota // period
+    if shares != cpus * _SHARES_PER_CPU or any(name in cgroup_parent for name in ("burstable", "besteffort")):
+        return 0
+    return cpus
+
+
+_SHARES_PER_CPU = 1024
+
+
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox keeps in its state."""
+
+    need: Need
+    placement: Placement
+
+
+SERVICE, METHOD = "pyshim.nri.Placements", "Place"
+"""What a shim calls over ttrpc; its messages are a `Need` and a `Placement` in JSON."""
+SOCKET = "/run/pyshim/nri.sock"
+"""Where a plugin answers unless it is told otherwise."""

@@ -23,6 +23,7 @@ from pyshim.model.seams import (
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import Trace
 from pyshim.resources.devices.live import FindDevices, no_devices
+from pyshim.resources.placement import AskPlacement, nobody
 
 
 class HypervisorFactory(Protocol):
@@ -61,3 +62,4 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     serve_monitor: ServeMonitor
     find_devices: FindDevices = no_devices
     export_trace: ExportTrace = no_export
+    ask_placement: AskPlacement = nobody

@@ -18,6 +18,7 @@ from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.kind import ContainerKind, Placement, placement
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.placement import Placed
 from pyshim.model.seams import ContainerAgent
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
@@ -29,6 +30,7 @@ from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
 from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
+from pyshim.pod.plan.placement import placed, placement_need
 from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
@@ -36,7 +38,7 @@ from pyshim.pod.services import ContainerServices
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
 from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
-from pyshim.resources.plan import ContainerPlan
+from pyshim.resources.plan import ContainerPlan, SandboxPlan
 from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.swap import with_swap
 from pyshim.resources.volumes.live import volume_facts
@@ -137,6 +139,7 @@ class Pod:
             devices=devices,
             dns=await self._dns(spec),
         )
+        plan = await self._placed(plan, spec)
         records = await self._env.open_records(place.sandbox_id)
         sandbox = Sandbox(
             plan=plan,
@@ -155,6 +158,20 @@ class Pod:
             PodMonitor(sandbox, containers=self._containers.values(), records=records, trace=self._trace)
         )
         return sandbox
+
+    async def _placed(self, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
+        """`plan`, with a place on the host if the configuration names who knows one, and that one answers."""
+        path = plan.config.runtime.placement_socket
+        if not path or plan.config.is_remote:
+            return plan
+        need = placement_need(plan, spec)
+        try:
+            placement = await step("ask for placement", self._env.ask_placement(path, need))
+        except ShimError as error:
+            log.warning("vm is not placed", extra={"sandbox": plan.sandbox_id, "error": str(error)})
+            return plan
+        log.info("vm is placed", extra={"sandbox": plan.sandbox_id, "why": placement.why})
+        return placed(plan, Placed(need=need, placement=placement))
 
     async def _dns(self, spec: OciSpec) -> tuple[str, ...]:
         """The lines of the pod's resolv.conf: the guest itself needs them where it pulls images."""

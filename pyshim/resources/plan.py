@@ -13,6 +13,7 @@ from pyshim.model.guest import GuestContainer, GuestSandbox
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.mounts import HostMount
+from pyshim.model.placement import Placed
 from pyshim.model.vm import (
     VmConfig,
 )
@@ -42,6 +43,8 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Kernel settings of the pod, which each container's creation makes sure of."""
     agent_timeout_s: float
     """Until the guest's agent must have answered for the first time."""
+    placement: Placed | None = None
+    """Where on the host it runs, if somebody was asked and had an answer."""
 
 
 class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Host cgroups in memory: who is where, what was written, in order."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
@@ -83,6 +83,10 @@ class FakeCgroups:
 
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:
         self.pins[tid] = tuple(sorted(cpus))
+        return ""
+
+    async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str:
+        self.pins[pid] = tuple(sorted(cpus))
         return ""
 
     def release(self, path: str) -> None:

@@ -33,6 +33,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
         "pyshim.concurrency",
         "pyshim.model",
         "pyshim.cdi",
+        "pyshim.ttrpc",
         "hypervisors.base",
         "protos",
     ),
@@ -46,7 +47,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.config": ("pyshim.host", "pyshim.model"),
     "pyshim.model": (),
     "pyshim.kubernetes": ("pyshim.resources", "pyshim.config", "pyshim.model"),
-    "pyshim.nri": ("pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),
+    "pyshim.nri": (*("pyshim.state", "pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),),
     "pyshim.node": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),
     "pyshim.tracing": ("pyshim.host", "pyshim.model"),
     "pyshim.cli": (
@@ -95,6 +96,7 @@ _PROTOBUF_EDGES = (
     "pyshim/node/cri.py",
     "pyshim/node_monitor/names.py",
     "pyshim/tracing/request.py",
+    "pyshim/nri/translate.py",
     "protos/",
 )
 # Files of these names decide and touch nothing: they take values and return values.

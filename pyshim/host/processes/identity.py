@@ -158,7 +158,7 @@ def kill_family(process: ProcessRef, deadline: float) -> None:
     family = [process] if is_alive(process) else []
     for member in family:  # which grows on the way
         _stop(member, min(deadline, time.monotonic() + _STOP_WAIT_S))
-        family += _children(member.pid)
+        family += children(member.pid)
     for member in family:  # all, before any is waited for: none must stay stopped when the time is over
         _send_kill(member)
     for member in family:
@@ -184,8 +184,8 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def _children(pid: int) -> list[ProcessRef]:
-    """Source: proc(5), /proc/pid/task/tid/children."""
+def children(pid: int) -> list[ProcessRef]:
+    """What it has started and still runs. Source: proc(5), /proc/pid/task/tid/children."""
     found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

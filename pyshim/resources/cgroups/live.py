@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import msgspec
+
 from hypervisors.base import Hypervisor
 from pyshim.concurrency.tasks import to_the_end, together
 from pyshim.model.cgroups import Group, GroupSetting, Member, Role
@@ -21,7 +23,7 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.seams import Cgroups, PinnedElsewhere
 from pyshim.model.vm import Device, VmExit, VmExitKind
-from pyshim.resources.cgroups.plan.pinning import Pinning, pinning
+from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, service_cpus
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
     allowed_device,
@@ -41,6 +43,7 @@ CLAIM_S = 10.0
 """For other shims' turns, each of which takes some milliseconds."""
 CLAIM_PAUSE_S = 0.005
 Resources = Mapping[str, Any]
+_BY_PLACEMENT = "the placement that the node's plugin gave"
 _NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
 
@@ -68,6 +71,7 @@ class SandboxCgroups:
         self._config = plan.config
         self._sandbox_id = plan.sandbox_id
         self._plan = plan.cgroups
+        self._placed = plan.placement
         self._host = host
         self._records = records
         self._ledger = records.ledger
@@ -102,7 +106,29 @@ class SandboxCgroups:
             await self._host.start_scope(plan.scope)
         self._note(await self._host.make(plan.groups))
         await self._apply(limit_settings(plan, self._config, self._record))
+        await self._try_placement()
         await self._join(Member.SHIM, self.own_pid)
+        if self._placed is not None:
+            # Whatever the shim starts begins with these CPUs, and its memory is of the placement's nodes.
+            cpus = service_cpus(self._placed.placement, self._placement_cpus())
+            self._note(filter(None, [await self._host.pin(self.own_pid, cpus)]))
+
+    async def _try_placement(self) -> None:
+        """The cgroup's sets are those of the placement; one that the pod's cgroup does not allow is given up."""
+        if self._placed is None:
+            return
+        cpus, mems = self._placement_cpus(), frozenset(self._placed.placement.memory_nodes)
+        try:
+            await self._check_sets(cpus, mems)
+            await self._apply(cpuset_settings(self._plan, cpus, mems, source=_BY_PLACEMENT))
+        except ShimError as error:
+            self._note((f"not placed: {error}",))
+            self._placed = None
+
+    def _placement_cpus(self) -> frozenset[int]:
+        assert self._placed is not None, "asked of a placed sandbox"
+        placement = self._placed.placement
+        return frozenset((*placement.vcpu_cpus, *placement.service_cpus))
 
     async def _claim(self) -> None:
         """The cgroups are in our ledger and in no other: an undo kills the processes in them."""
@@ -169,6 +195,8 @@ class SandboxCgroups:
             await together(self._host.join(self._group(Role.DEVICES), programs), self._place_vcpus())
         else:
             await self._place_vcpus()
+        if self._placed is not None:
+            await self._pin_by_placement(self._placement_cpus())
 
     async def allow(self, device: Device) -> None:
         """The VMM may open the device it is about to be given."""
@@ -194,9 +222,13 @@ class SandboxCgroups:
             had, same_size = self.saved(), record is self._record
             self._record = record
             cpus, mems = cpuset_union(containers, "cpus"), cpuset_union(containers, "mems")
+            source = "" if cpus or self._placed is None else _BY_PLACEMENT
+            if self._placed is not None:
+                cpus = cpus or self._placement_cpus()
+                mems = mems or frozenset(self._placed.placement.memory_nodes)
             await self._check_sets(cpus, mems)
             if cpus or mems or self._has_sets():
-                await self._apply(cpuset_settings(self._plan, cpus, mems))
+                await self._apply(cpuset_settings(self._plan, cpus, mems, source=source))
             await self._apply(limit_settings(self._plan, self._config, record))
             if not same_size or not self._threads:
                 await self._place_vcpus()
@@ -224,7 +256,24 @@ class SandboxCgroups:
         if role is not self._plan.members[Member.VMM]:
             await self._host.join_threads(self._group(role), [tid for tid in self._threads if tid not in had])
 
+    async def _pin_by_placement(self, cpus: frozenset[int]) -> None:
+        """Each vCPU is on its CPU or the shared ones, and all that serves the guest on the shared ones of `cpus`."""
+        assert self._placed is not None, "asked of a placed sandbox"
+        placement = self._placed.placement
+        rest = service_cpus(placement, cpus)
+        pairs = dict(zip(range(len(self._threads)), placement.vcpu_cpus, strict=False)) if placement.exclusive else {}
+        # The VMM and its servers are children of the shim.
+        problems = [await self._host.pin_family(self.own_pid, rest, self._threads)]
+        for vcpu, tid in enumerate(self._threads):
+            problems.append(await self._host.pin(tid, (pairs[vcpu],) if vcpu in pairs else rest))
+        self._note(f"a thread is not where it is placed: {problem}" for problem in problems if problem)
+        self._pinning = Pinning(pairs=pairs, reason=placement.why)
+        self._on_change()
+
     async def _pin(self, cpus: frozenset[int]) -> None:
+        if self._placed is not None:
+            await self._pin_by_placement(cpus)
+            return
         if not self._config.runtime.enable_vcpus_pinning:
             return
         had = self._pinning
@@ -312,6 +361,7 @@ class SandboxCgroups:
             ],
             "Pinned": {str(vcpu): cpu for vcpu, cpu in self._pinning.pairs.items()},
             "Pinning": self._pinning.reason,
+            **({"Placed": msgspec.to_builtins(self._placed)} if self._placed is not None else {}),
             "Notes": list(self._notes),
         }
 

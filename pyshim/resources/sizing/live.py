@@ -75,7 +75,7 @@ class Resizer:
     async def join(self, container_id: ContainerId, resources: Resources) -> None:
         """The VM has room for the container; when this raises it counts for nothing and what was added goes again."""
         async with self._lock:
-            demand(container_id, resources)  # refused before it counts
+            self._demand(container_id, resources)  # refused before it counts
             self._asked[container_id] = resources
             if self._dynamic:
                 await self._grow_or_restore(container_id, None)
@@ -105,7 +105,7 @@ class Resizer:
                 raise FailedPrecondition(f"update container '{container_id}': it has ended")
             after = _after(before, update)
             demands = self._demands()
-            wanted = [demand(each.name, after) if each.name == container_id else each for each in demands]
+            wanted = [self._demand(each.name, after) if each.name == container_id else each for each in demands]
             if not self._dynamic:
                 check_static_update(self._size(), demands, wanted)
             self._asked[container_id] = after
@@ -123,7 +123,12 @@ class Resizer:
         self._shrink_soon()
 
     def _demands(self) -> list[Demand]:
-        return [demand(container_id, resources) for container_id, resources in self._asked.items()]
+        return [self._demand(container_id, resources) for container_id, resources in self._asked.items()]
+
+    def _demand(self, container_id: str, resources: Resources) -> Demand:
+        """The CPU sets of a placed VM's containers say where it runs, and nothing about its size."""
+        found = demand(container_id, resources)
+        return found if self._plan.placement is None else replace(found, cpus=frozenset())
 
     async def _grow_or_restore(self, container_id: ContainerId, before: Resources | None) -> None:
         try:

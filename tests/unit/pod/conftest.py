@@ -22,6 +22,7 @@ from pyshim.model.vm import Device, GuestLocation
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.resources.devices.live import no_devices
+from pyshim.resources.placement import AskPlacement, nobody
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
@@ -87,6 +88,7 @@ class Stack:
         self.document: Mapping[str, Any] = DOCUMENT
         self.block_hotplug = True
         self.find_devices = no_devices
+        self.ask_placement: AskPlacement = nobody
         self.networks = FakeNetworks()
         self.clients: list[Client] = []
         self.request_timeout_s = 5.0
@@ -121,6 +123,7 @@ class Stack:
                 clock_ns=lambda: 1_700_000_000_000_000_000,
                 new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
                 find_devices=lambda question: self.find_devices(question),
+                ask_placement=lambda path, need: self.ask_placement(path, need),
                 serve_monitor=self.host.serve_monitor,
                 export_trace=self._export_trace,
             ),

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
 from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.host.processes.identity import children
 from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
@@ -128,6 +129,25 @@ class LinuxCgroups:
         except (OSError, ValueError) as error:
             return str(error)
         return ""
+
+    @within_s(CHANGE_S, "pin process {pid} and its children")
+    async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str:
+        """All threads of a process, and of what it has started, run on these CPUs only, but for those in `but`.
+
+        A thread or process that is made meanwhile has the CPUs of the one that made it. The reason when the kernel
+        refuses.
+        """
+        wanted, problem = tuple(cpus), ""
+        family = [pid]
+        for member in family:  # which grows on the way
+            done = set(but)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                while new := {int(tid) for tid in os.listdir(f"/proc/{member}/task")} - done:
+                    for tid in new:
+                        problem = await self.pin(tid, wanted) or problem
+                    done |= new
+            family += [child.pid for child in children(member)]
+        return problem
 
 
 def _device_rules(paths: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

@@ -5,6 +5,8 @@ from fractions import Fraction
 
 import msgspec
 
+from pyshim.model.placement import Placement
+
 
 class Pinning(msgspec.Struct, frozen=True, kw_only=True):
     pairs: Mapping[int, int]
@@ -31,6 +33,12 @@ def pinning(*, vcpus: int, base: Fraction, cpus: frozenset[int], taken: Mapping[
     pairs = dict(zip(range(spare, vcpus), sorted(cpus), strict=True))
     rest = f"; {spare} of the base run on any of them" if spare else ""
     return Pinning(pairs=pairs, reason=f"{len(pairs)} vCPUs on a CPU each{rest}")
+
+
+def service_cpus(placement: Placement, cpus: frozenset[int]) -> frozenset[int]:
+    """Those of `cpus` that are not vCPUs' alone: for everything of the sandbox but vCPUs with a CPU each."""
+    shared = cpus - frozenset(placement.vcpu_cpus) if placement.exclusive else cpus
+    return shared or cpus
 
 
 def _none(why: str) -> Pinning:

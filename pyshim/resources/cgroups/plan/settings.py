@@ -146,8 +146,13 @@ def checked_cpuset(wanted: frozenset[int], allowed: frozenset[int], what: str, c
         )
 
 
-def cpuset_settings(plan: CgroupPlan, cpus: frozenset[int], mems: frozenset[int]) -> tuple[GroupSetting, ...]:
-    """The sandbox cgroup's sets; what is not restricted is as the cgroup above has it (empty value)."""
+def cpuset_settings(
+    plan: CgroupPlan, cpus: frozenset[int], mems: frozenset[int], *, source: str = ""
+) -> tuple[GroupSetting, ...]:
+    """The sandbox cgroup's sets; what is not restricted is as the cgroup above has it (empty value).
+
+    They are the containers' unless they are of another `source`.
+    """
     if not plan.groups:
         return ()
     return tuple(
@@ -156,7 +161,7 @@ def cpuset_settings(plan: CgroupPlan, cpus: frozenset[int], mems: frozenset[int]
             controller="cpuset",
             file=f"cpuset.{name}",
             value=cpuset_text(numbers),
-            source=f"union of the containers' {name}" if numbers else "not restricted: as the cgroup above",
+            source=(source or f"union of the containers' {name}") if numbers else "not restricted: as the cgroup above",
             required=bool(numbers),
         )
         for name, numbers in (("cpus", cpus), ("mems", mems))

@@ -138,12 +138,23 @@ def swap_request(resources: Mapping[str, Any]) -> tuple[int, int, int]:
     return limit, together, _member(memory, "memory.swappiness")
 
 
-def _pod_workload(annotations: Mapping[str, str]) -> Workload:
+def requested_cpu(kind: ContainerKind, annotations: Mapping[str, str], raw_spec: Mapping[str, Any]) -> CpuRequest:
+    """The CPU part of what `workload` is made of. Raises InvalidArgument naming the annotation or member."""
+    if kind is ContainerKind.POD_SANDBOX:
+        return _pod_cpu(annotations)
+    return cpu_request((raw_spec.get("linux") or {}).get("resources") or {})
+
+
+def _pod_cpu(annotations: Mapping[str, str]) -> CpuRequest:
     period = _annotation(annotations, "cpu-period")
     quota = _annotation(annotations, "cpu-quota")
     if quota > 0 and period <= 0:
         raise InvalidArgument(f"read annotation '{_ANNOTATION}cpu-quota': {quota} without a period: there is no ratio")
-    cpu = CpuRequest(quota_us=quota, period_us=period, shares=_annotation(annotations, "cpu-shares"), cpus=frozenset())
+    return CpuRequest(quota_us=quota, period_us=period, shares=_annotation(annotations, "cpu-shares"), cpus=frozenset())
+
+
+def _pod_workload(annotations: Mapping[str, str]) -> Workload:
+    cpu = _pod_cpu(annotations)
     memory_bytes = _limit(_annotation(annotations, "memory"))
     candidates = (
         (cpu.by_quota, f"annotations {_ANNOTATION}cpu-quota, -cpu-period"),

@@ -12,6 +12,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
+from pyshim.model.placement import Placed
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
 from pyshim.resources.sizing.plan.record import SizingRecord, dimension
@@ -39,7 +40,7 @@ def sizing_record(vcpus: str) -> SizingRecord:
 class Rig:
     """A sandbox's cgroups on fakes; `threads` is what the VMM answers."""
 
-    def __init__(self, mode: CgroupMode = CgroupMode.V1, **runtime: Any) -> None:
+    def __init__(self, mode: CgroupMode = CgroupMode.V1, *, placement: Placed | None = None, **runtime: Any) -> None:
         qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v"}
         tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}
         self.config = config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
@@ -56,7 +57,9 @@ class Rig:
         self.pinned_elsewhere: dict[int, str] = {}
         self.changes = 0
         self.record = sizing_record("1")
-        plan: Any = SimpleNamespace(config=config, sandbox_id="s1", cgroups=self.plan, sizing=self.record)
+        plan: Any = SimpleNamespace(
+            config=config, sandbox_id="s1", cgroups=self.plan, sizing=self.record, placement=placement
+        )
         hypervisor: Any = self
         self.cgroups = SandboxCgroups(
             plan=plan,

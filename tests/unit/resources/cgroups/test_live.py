@@ -15,6 +15,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.placement import Need, Placed, Placement
 from pyshim.model.vm import VmExit, VmExitKind
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.state.records import SandboxRecords
@@ -56,7 +57,9 @@ def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one
             store=StateStore(root=str(tmp_path)), sandbox_id=SandboxId(name), shim=shim, release=release
         )
         records.ledger.acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=f"/run/{name}"))
-        plan: Any = SimpleNamespace(config=rig.config, sandbox_id=name, cgroups=rig.plan, sizing=rig.record)
+        plan: Any = SimpleNamespace(
+            config=rig.config, sandbox_id=name, cgroups=rig.plan, sizing=rig.record, placement=None
+        )
         hypervisor: Any = rig
         cgroups = SandboxCgroups(
             plan=plan, host=rig.host, records=records, hypervisor=hypervisor, on_change=lambda: None
@@ -341,3 +344,72 @@ def test_on_a_host_without_cgroups_nothing_happens() -> None:
 
     assert (rig.host.history, rig.host.settings, rig.ledger.history) == (["vmm is made"], [], [])
     assert rig.cgroups.saved() == {"Mode": "none", "Notes": ["this host has no cgroups mounted"]}
+
+
+def _placed(*, exclusive: bool, cpus: tuple[int, ...], service: tuple[int, ...]) -> Placed:
+    return Placed(
+        need=Need(sandbox_id="s1", name="default/s1", vcpus=2, memory_bytes=1 << 30, exclusive=exclusive),
+        placement=Placement(
+            vcpu_cpus=cpus,
+            service_cpus=service,
+            cpu_nodes=(0,),
+            memory_nodes=(0,),
+            exclusive=exclusive,
+            why="node 0 is the emptiest",
+        ),
+    )
+
+
+@scenario
+async def test_a_placed_vm_has_its_cpus_before_anything_of_it_runs_and_serves_it_from_the_shared_ones() -> None:
+    rig = Rig(placement=_placed(exclusive=True, cpus=(2, 3), service=(0, 1)))
+    rig.threads = (71, 72)
+
+    await rig.cgroups.enter()
+    assert (rig.written("cpuset.cpus"), rig.written("cpuset.mems")) == (["0-3"], ["0"])
+    assert rig.host.pins == {SHIM: (0, 1)}
+    await rig.cgroups.place(50, 40)
+
+    assert rig.host.pins == {SHIM: (0, 1), 71: (2,), 72: (3,)}
+    saved = rig.cgroups.saved()
+    assert saved["Pinned"] == {"0": 2, "1": 3}
+    assert saved["Pinning"] == "node 0 is the emptiest"
+    assert {each["Source"] for each in saved["Settings"] if each["File"] == "cpuset.cpus"} == {  # type: ignore[attr-defined]
+        "the placement that the node's plugin gave"
+    }
+
+
+@scenario
+async def test_the_shared_cpus_of_a_placed_vm_follow_its_containers_and_its_own_do_not() -> None:
+    rig = Rig(placement=_placed(exclusive=True, cpus=(2, 3), service=(0, 1)))
+    rig.threads = (71, 72)
+    await rig.start()
+
+    await rig.fit(_cpus("0,2-3"), {"cpu": {"cpus": "0,2-3", "mems": "0"}})
+    assert rig.host.pins == {SHIM: (0,), 71: (2,), 72: (3,)}
+    await rig.fit(_cpus("0,2-3"), {"memory": {"limit": 1 << 30}})
+
+    assert rig.written("cpuset.cpus")[-1] == "0-3"
+    assert rig.host.pins == {SHIM: (0, 1), 71: (2,), 72: (3,)}
+
+
+@scenario
+async def test_vcpus_of_a_vm_placed_on_shared_cpus_run_on_all_of_them() -> None:
+    rig = Rig(placement=_placed(exclusive=False, cpus=(0, 1), service=(0, 1)))
+    rig.threads = (71, 72)
+
+    await rig.start()
+
+    assert rig.host.pins == {SHIM: (0, 1), 71: (0, 1), 72: (0, 1)}
+    assert rig.cgroups.saved()["Pinned"] == {}
+
+
+@scenario
+async def test_a_placement_that_the_pods_cgroup_does_not_allow_is_given_up_and_noted() -> None:
+    rig = Rig(placement=_placed(exclusive=True, cpus=(2, 900), service=(0, 1)))
+
+    await rig.start()
+
+    assert rig.host.pins == {}
+    assert "Placed" not in rig.cgroups.saved()
+    assert any("not placed: set cpuset" in str(note) for note in rig.cgroups.saved()["Notes"])  # type: ignore[attr-defined]

@@ -1,0 +1,33 @@
+"""What a sandbox's VM asks of the node before it boots, and what the answer changes in the plan."""
+
+from msgspec.structs import replace
+
+from pyshim.model.cgroups import Member, Role
+from pyshim.model.oci import OciSpec
+from pyshim.model.placement import Need, Placed, whole_cpus
+from pyshim.resources.plan import SandboxPlan
+from pyshim.resources.sizing.plan.static import is_resizable
+from pyshim.resources.sizing.plan.workload import MIB, requested_cpu
+
+_NAMES = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name")
+
+
+def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
+    """Of a VM of the size it boots with. One that follows its containers has no CPUs alone: their number changes."""
+    cpu = requested_cpu(plan.kind, spec.annotations, spec.raw)
+    whole = whole_cpus(shares=cpu.shares, quota=cpu.quota_us, period=cpu.period_us, cgroup_parent=spec.cgroups_path)
+    return Need(
+        sandbox_id=plan.sandbox_id,
+        name="/".join(filter(None, (spec.annotations.get(each, "") for each in _NAMES))) or plan.sandbox_id,
+        vcpus=plan.vm.cpu.boot_vcpus,
+        memory_bytes=plan.vm.memory.boot_mib * MIB,
+        exclusive=whole > 0 and not is_resizable(plan.config),
+    )
+
+
+def placed(plan: SandboxPlan, answer: Placed) -> SandboxPlan:
+    """The plan with this answer. The sandbox cgroup has its memory nodes; a VMM elsewhere binds guest RAM itself."""
+    if plan.cgroups.members.get(Member.VMM) is Role.SANDBOX or plan.vm.memory.host_nodes:
+        return replace(plan, placement=answer)
+    memory = replace(plan.vm.memory, host_nodes=answer.placement.memory_nodes)
+    return replace(plan, placement=answer, vm=replace(plan.vm, memory=memory))

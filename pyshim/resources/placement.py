@@ -1,0 +1,43 @@
+"""Asks the node's NRI plugin where a VM is to run: one call, one answer, a bounded wait."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.model.placement import METHOD, SERVICE, Need, Placement
+from pyshim.ttrpc import Client, RemoteError, TtrpcError, connected_unix_socket
+
+AskPlacement = Callable[[str, Need], Awaitable[Placement]]
+"""The placement that who listens at a socket's path has for a VM. Raises Unavailable, or FailedPrecondition when there
+is none."""
+ANSWER_S = 2.0
+"""Seconds a boot waits for the answer; the plugin computes it in milliseconds."""
+_MAX_REPLY_BYTES = 256 << 10
+"""Two lists of as many CPUs as a kernel can have, and some words."""
+
+
+async def asked(path: str, need: Need) -> Placement:
+    """See `AskPlacement`."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            client = await Client.connect_socket(await connected_unix_socket(path))
+            async with client:
+                reply = await client.call(
+                    SERVICE, METHOD, msgspec.json.encode(need), timeout_s=None, max_reply_bytes=_MAX_REPLY_BYTES
+                )
+        return msgspec.json.decode(reply, type=Placement)
+    except TimeoutError as error:
+        raise Unavailable(f"ask '{path}' for a placement: no answer within {ANSWER_S:g} s") from error
+    except RemoteError as error:
+        raise FailedPrecondition(f"ask '{path}' for a placement: {error}") from error
+    except (TtrpcError, msgspec.DecodeError) as error:
+        raise Unavailable(f"ask '{path}' for a placement: {error}") from error
+    except OSError as error:
+        raise Unavailable(f"ask '{path}' for a placement: {error.strerror or error}") from error
+
+
+async def nobody(path: str, _need: Need) -> Placement:
+    """For a pod that has nobody to ask."""
+    raise Unavailable(f"ask '{path}' for a placement: there is nobody to ask")
