@@ -1,11 +1,15 @@
-"""`pyshim nri plan`: where the NRI plugin would put the VMs of pods, and why."""
+"""`pyshim nri plan|run`: where the NRI plugin would put the VMs of pods, and why; the plugin itself."""
 
+import asyncio
 import os
+import re
+import socket
 from collections.abc import Iterator
 
 import click
 from msgspec.structs import replace
 
+from pyshim import log
 from pyshim.cli.output import examples, json_option, print_json, print_table
 from pyshim.config.sources import Source, named_file, read_source
 from pyshim.kubernetes.agreement import booted
@@ -15,6 +19,7 @@ from pyshim.kubernetes.pod_size import CPU
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.nri.description import read_description
 from pyshim.nri.placement import MIB, Assignments, Machine, Need, PlacementError, place_or_share, shared_cpus
 from pyshim.nri.topology import read_machine
@@ -22,6 +27,9 @@ from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.plan import is_resizable
 
 MAX_PODS = 1000
+RUNTIME_SOCKET = "/var/run/nri/nri.sock"
+_NAME, _INDEX, _SOCKET = "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX", "NRI_PLUGIN_SOCKET"
+"""What a runtime that starts the plugin itself tells it: its name, its index, and the descriptor to talk over."""
 
 
 def _reserved(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -158,3 +166,63 @@ def _document(assignments: Assignments, needs: list[Need], refused: dict[str, st
             }
         pods.append(found)
     return {"sharedCpus": cpuset_text(shared_cpus(assignments)), "pods": pods}
+
+
+@command.command()
+@click.option(
+    "--handler",
+    "handlers",
+    multiple=True,
+    default=("pykata",),
+    show_default=True,
+    metavar="NAME",
+    help="A runtime handler whose pods are VMs; may be repeated.",
+)
+@click.option("--socket", "path", default=RUNTIME_SOCKET, show_default=True, metavar="SOCKET", help="The runtime's.")
+@click.option(
+    "--placement-socket",
+    default=PLACEMENT_SOCKET,
+    show_default=True,
+    metavar="SOCKET",
+    help="Where shims ask before they boot a VM (placement_socket of their configuration); empty for nowhere.",
+)
+@click.option("--name", default="pyshim", envvar=_NAME, show_default=True, help="By which the runtime knows it.")
+@click.option("--index", default="20", envvar=_INDEX, show_default=True, help="Its turn among plugins: two digits.")
+@click.option(
+    "--reserved",
+    default="",
+    callback=_reserved,
+    metavar="CPUS",
+    help="Never exclusive, such as 0-1; as the kubelet's reservedSystemCPUs.",
+)
+def run(
+    handlers: tuple[str, ...], path: str, placement_socket: str, name: str, index: str, reserved: tuple[int, ...]
+) -> int:
+    """Serve the runtime, and every later one at its socket, until SIGTERM.
+
+    A runtime that starts the plugin itself (from its plugin directory) is served over the descriptor it gave.
+    """
+    from pyshim.nri.plugin import Plugin
+    from pyshim.nri.pods import Pods
+    from pyshim.nri.serve import serve
+
+    log.set_up(debug=False)
+    machine = read_machine()
+    check_reserved(machine, reserved)
+    pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers))
+    given = _given_socket(os.environ.get(_SOCKET, ""))
+    asyncio.run(serve(pods, Plugin(pods, name=name, index=index), given or path, placement_socket=placement_socket))
+    return 0
+
+
+def _given_socket(text: str) -> socket.socket | None:
+    if not text:
+        return None
+    try:
+        if not re.fullmatch("[0-9]{1,9}", text):
+            raise ValueError("not a descriptor")
+        found = socket.socket(fileno=int(text))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"use {_SOCKET}={text[:100]!r}: {error}") from error
+    found.set_inheritable(False)
+    return found

@@ -10,7 +10,7 @@ UNIX_PATH_BYTES = 107
 """The longest path of a unix socket, without the final NUL. Source: unix(7), sun_path."""
 
 
-def listening_socket(path: str) -> socket.socket:
+def listening_socket(path: str, *, backlog: int = 1) -> socket.socket:
     """A stream socket that listens at `path`, for its owner only; close-on-exec. A stale socket file is replaced."""
     if len(os.fsencode(path)) > UNIX_PATH_BYTES:
         raise InvalidArgument(f"listen at {path!r}: longer than {UNIX_PATH_BYTES} bytes, the limit of a unix socket")
@@ -21,7 +21,7 @@ def listening_socket(path: str) -> socket.socket:
         # fchmod on an unbound socket decides the mode bind() gives the file (unix(7)), so there is no open moment.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(path)
-        listener.listen(1)
+        listener.listen(backlog)
     except OSError as error:
         listener.close()
         raise Internal(f"listen at {path!r}: {describe_os_error(error)}") from error
