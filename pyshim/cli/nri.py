@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from pyshim import log
 from pyshim.cli.output import examples, json_option, print_json, print_table
 from pyshim.config.sources import Source, named_file, read_source
-from pyshim.kubernetes.agreement import booted
 from pyshim.kubernetes.manifest import PodManifest, pod_sizing, pods_in, read_documents
 from pyshim.kubernetes.pod_config import pod_config
-from pyshim.kubernetes.pod_size import CPU
+from pyshim.kubernetes.pod_need import pod_need
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
@@ -24,7 +23,6 @@ from pyshim.nri.description import read_description
 from pyshim.nri.placement import MIB, Assignments, Machine, Need, PlacementError, place_or_share, shared_cpus
 from pyshim.nri.topology import read_machine
 from pyshim.resources.probe import probe_host
-from pyshim.resources.sizing.plan import is_resizable
 
 MAX_PODS = 1000
 RUNTIME_SOCKET = "/var/run/nri/nri.sock"
@@ -119,17 +117,7 @@ def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> Need 
     config = pod_config(source, pod.annotations)
     if config.is_remote:
         return None
-    sizing = pod_sizing(pod, path, None)
-    record = booted(sizing, config, host)
-    cpus = sizing.effective_limits().get(CPU)
-    return Need(
-        sandbox_id="",
-        name=pod.title.partition(" ")[2],
-        vcpus=record.vcpus.granted,
-        memory_bytes=record.memory_mib.granted * MIB,
-        # A VM that follows its containers has no number of vCPUs to count on.
-        exclusive=sizing.is_guaranteed() and cpus is not None and cpus.denominator == 1 and not is_resizable(config),
-    )
+    return pod_need(pod.title.partition(" ")[2], pod_sizing(pod, path, None), config, host)
 
 
 def _print(assignments: Assignments, needs: list[Need], refused: dict[str, str]) -> None:
