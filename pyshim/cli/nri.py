@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 
 import click
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from pyshim import log
 from pyshim.cli.output import examples, json_option, print_json, print_table
+from pyshim.cli.sandbox import state_dir_option
 from pyshim.config.sources import Source, named_file, read_source
 from pyshim.kubernetes.manifest import PodManifest, pod_sizing, pods_in, read_documents
 from pyshim.kubernetes.pod_config import pod_config
@@ -20,9 +22,10 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.nri.description import read_description
-from pyshim.nri.placement import MIB, Assignments, Machine, Need, PlacementError, place_or_share, shared_cpus
+from pyshim.nri.placement import MIB, Assignments, Machine, Need, PlacementError, keep, place_or_share, shared_cpus
 from pyshim.nri.topology import read_machine
 from pyshim.resources.probe import probe_host
+from pyshim.state.store import StateStore
 
 MAX_PODS = 1000
 RUNTIME_SOCKET = "/var/run/nri/nri.sock"
@@ -52,15 +55,19 @@ def command() -> None:
 @click.option("--machine", "machine_path", metavar="FILE", help="A description of a machine; default: this one.")
 @click.option("--reserved", default="", callback=_reserved, metavar="CPUS", help="Never exclusive, such as 0-1.")
 @click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@click.option("--empty", is_flag=True, help="As if no sandbox ran on this machine.")
+@state_dir_option
 @json_option
 def plan(
     manifests: tuple[str, ...],
     machine_path: str | None,
     reserved: tuple[int, ...],
     config_path: str | None,
+    empty: bool,
+    state_dir: str,
     as_json: bool,
 ) -> int:
-    """Where the VMs of pods would run, placed one after the other in the order of the files.
+    """Where the VMs of pods would run, placed one after the other in the order of the files, beside those that run.
 
     POD.yaml holds pods, or anything with a pod template, which counts as often as it has replicas.
     """
@@ -74,6 +81,9 @@ def plan(
     source = read_source(named_file(config_path), dict(os.environ))
     assignments = Assignments(machine=machine, reserved=reserved)
     refused: dict[str, str] = {}
+    if machine_path is None and not empty:
+        assignments = _with_running(assignments, state_dir)
+    running = list(assignments.needs.values())
     needs = list(_needs(manifests, source, host))
     for need in needs:
         try:
@@ -81,10 +91,24 @@ def plan(
         except PlacementError as error:
             refused[need.sandbox_id] = str(error)
     if as_json:
-        print_json(_document(assignments, needs, refused))
+        document = _document(assignments, needs, refused)
+        print_json({**document, "running": _document(assignments, running, {})["pods"]})
     else:
-        _print(assignments, needs, refused)
+        _print(assignments, running, needs, refused)
     return 1 if refused else 0
+
+
+def _with_running(assignments: Assignments, state_dir: str) -> Assignments:
+    """And the VMs that were placed and run. One whose CPUs are not free is left out, with a line on stderr."""
+    from pyshim.nri.shims import placed_sandboxes
+
+    store = StateStore(root=state_dir)
+    for _shim, placed in placed_sandboxes(store, sorted(store.sandbox_ids())):
+        try:
+            assignments = keep(assignments, placed.need, placed.placement)
+        except PlacementError as error:
+            print(f"pyshim: {error}", file=sys.stderr)
+    return assignments
 
 
 def check_reserved(machine: Machine, reserved: tuple[int, ...]) -> None:
@@ -120,9 +144,9 @@ def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> Need 
     return pod_need(pod.title.partition(" ")[2], pod_sizing(pod, path, None), config, host)
 
 
-def _print(assignments: Assignments, needs: list[Need], refused: dict[str, str]) -> None:
+def _print(assignments: Assignments, running: list[Need], needs: list[Need], refused: dict[str, str]) -> None:
     rows = []
-    for need in needs:
+    for need in (*running, *needs):
         size = (need.name, str(need.vcpus), str(need.memory_bytes // MIB))
         placement = assignments.placements.get(need.sandbox_id)
         if placement is None:
@@ -130,7 +154,7 @@ def _print(assignments: Assignments, needs: list[Need], refused: dict[str, str])
         else:
             cpus = cpuset_text(placement.vcpu_cpus)
             cells = (cpus, "own" if placement.exclusive else "shared", cpuset_text(placement.memory_nodes))
-            rows.append((*size, *cells, placement.why))
+            rows.append((*size, *cells, f"runs: {placement.why}" if need in running else placement.why))
     headings = ("POD", "VCPUS", "MIB", "CPUS", "", "MEMORY NODES", "WHY")
     print_table(headings, rows, right=("VCPUS", "MIB"), wrap="WHY")
     print(f"\nshared CPUs: {cpuset_text(shared_cpus(assignments))}")

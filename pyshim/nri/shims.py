@@ -8,7 +8,7 @@ its earlier run.
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -17,6 +17,7 @@ from pyshim.host.processes.identity import ProcessRef, start_ticks
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed
 from pyshim.nri.pods import Pods
+from pyshim.state.errors import NotOurState
 from pyshim.state.store import StateStore
 from pyshim.ttrpc import CallContext, ImmediateHandler, PeerCredentials, Server
 
@@ -45,19 +46,10 @@ class Shims:
         )
 
     def find(self, store: StateStore) -> None:
-        """Placements of living sandboxes are placements again. A state that cannot be read is logged."""
-        for sandbox_id in store.entered_ids():
-            try:
-                state = store.load(sandbox_id)
-                cgroups = state.snapshot.cgroups if state.snapshot is not None else {}
-                placed = _placed(cgroups)
-            except ShimError as error:
-                log.warning("state not read", extra={"sandbox": sandbox_id, "error": str(error)})
-                continue
-            shim = ProcessRef(state.shim.pid, state.shim.start_ticks)
-            if placed is not None and start_ticks(shim.pid) == shim.start_ticks:
-                self._pods.placed_before(placed.need, placed.placement)
-                self._watch(shim, sandbox_id)
+        """Placements of living sandboxes are placements again."""
+        for shim, placed in placed_sandboxes(store, store.entered_ids()):
+            self._pods.placed_before(placed.need, placed.placement)
+            self._watch(shim, placed.need.sandbox_id)
 
     async def serve(self, listener: socket.socket) -> None:
         """Shims that connect are answered, until cancelled."""
@@ -90,6 +82,22 @@ class Shims:
             del self._askers[sandbox_id]
             self._pods.shim_gone(sandbox_id)
             self._on_change()
+
+
+def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[tuple[ProcessRef, Placed]]:
+    """Those that have a placement, and whose shim lives. A state that cannot be read is logged."""
+    for sandbox_id in sandbox_ids:
+        try:
+            state = store.load(sandbox_id)
+            placed = _placed(state.snapshot.cgroups if state.snapshot is not None else {})
+        except NotOurState:
+            continue
+        except ShimError as error:
+            log.warning("state not read", extra={"sandbox": sandbox_id, "error": str(error)})
+            continue
+        shim = ProcessRef(state.shim.pid, state.shim.start_ticks)
+        if placed is not None and start_ticks(shim.pid) == shim.start_ticks:
+            yield shim, placed
 
 
 def _placed(cgroups: Mapping[str, object]) -> Placed | None:

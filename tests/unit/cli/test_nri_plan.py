@@ -1,16 +1,26 @@
 """`pyshim nri plan`: pods of manifests on a described machine."""
 
 import json
+import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pyshim.cli.command import run
 from pyshim.config.sources import named_file, read_source
+from pyshim.host.processes.identity import start_ticks
 from pyshim.kubernetes.agreement import booted, explain_pod
 from pyshim.kubernetes.manifest import pod_sizing, pods_in, read_documents
 from pyshim.kubernetes.pod_config import pod_config
+from pyshim.model.ids import SandboxId
+from pyshim.model.placement import Need, Placed
+from pyshim.nri.placement import Assignments, place
+from pyshim.nri.topology import read_machine
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
 from tests.fakes.facts import host_facts
+from tests.unit.state.states import snapshot
 
 MACHINE = "{sockets: 2, dies: 2, cores: 4, threads: 2, memory_mib: 65536}"
 CONFIG = """
@@ -66,6 +76,7 @@ def test_each_pod_is_placed_with_the_reason(files: dict[str, str], capsys: pytes
     shown = json.loads(capsys.readouterr().out)
     assert shown == {
         "sharedCpus": "0,3-16,19-31",
+        "running": [],
         "pods": [
             {
                 "name": "prod/db",
@@ -96,6 +107,29 @@ def _web(name: str, node: str, cpus: str, load: str) -> dict[str, object]:
         "memoryNodes": node,
         "why": f"shared CPUs of node {node}: {load} with it",
     }
+
+
+def test_the_vms_that_run_here_come_first(
+    files: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need = Need(sandbox_id="s1", name="prod/here", vcpus=1, memory_bytes=0, exclusive=False)
+    placed = place(Assignments(machine=read_machine(), reserved=()), need).placements["s1"]
+    store = StateStore(root=str(tmp_path / "sbs"))
+    ticks = start_ticks(os.getpid())
+    assert ticks is not None
+    shim = ShimRecord(pid=os.getpid(), start_ticks=ticks, socket="unix:///x", namespace="default")
+    cgroups = {"Placed": msgspec.to_builtins(Placed(need=need, placement=placed))}
+    taken = msgspec.structs.replace(snapshot(), cgroups=cgroups)
+    store.save(SandboxState(sandbox_id=SandboxId("s1"), shim=shim, snapshot=taken, ledger=()))
+    here = ["nri", "plan", files["pods.yaml"], "--config", files["config.toml"], "--state-dir", store.root, "--json"]
+
+    assert run(here) == 0
+    with_it = json.loads(capsys.readouterr().out)
+    assert run([*here, "--empty"]) == 0
+    without = json.loads(capsys.readouterr().out)
+
+    assert [(pod["name"], pod["why"]) for pod in with_it["running"]] == [("prod/here", placed.why)]
+    assert without["running"] == []
 
 
 def test_a_table_is_for_people(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
