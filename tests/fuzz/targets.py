@@ -51,6 +51,7 @@ from pyshim.start.errors import BootstrapError
 from pyshim.state.kata import kata_container_from_json, kata_from_json
 from pyshim.state.schema import head_to_json, state_from_json
 from pyshim.task import translate, translate_stats
+from pyshim.tracing.request import problem_in
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.messages import MalformedMessage, decode_request, decode_response
 from tests.fakes.clock import run_fast_forward
@@ -240,6 +241,12 @@ def _direct_volume(data: bytes) -> None:
         parse_mount_info(data, "/volume", "/record")
 
 
+def _trace_receiver(data: bytes) -> None:
+    problem = problem_in(data)
+    assert problem.isprintable()
+    assert len(problem) < 300
+
+
 def _trace(data: bytes) -> None:
     with suppress(ValueError, RecursionError):
         spans_from_json(json.loads(data))
@@ -351,6 +358,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "sysfs": _sysfs,
     "task-requests": _task_requests,
     "trace": _trace,
+    "trace-receiver": _trace_receiver,
     "ttrpc-client": _ttrpc_client,
     "ttrpc-messages": _ttrpc_messages,
     "ttrpc-server": _ttrpc_server,
