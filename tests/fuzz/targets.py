@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
+from msgspec.structs import replace
 
 from hypervisors.qemu.qmp import Monitor
 from protos.agent import agent_pb2
@@ -36,7 +37,11 @@ from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import spans_from_json
 from pyshim.monitor.answers import GUEST_PREFIXES, resize_request
 from pyshim.monitor.guest_text import judged_text
+from pyshim.nri import translate as nri_translate
 from pyshim.nri.description import read_description
+from pyshim.nri.mux import FrameReader, MuxError
+from pyshim.nri.placement import Assignments, Cpu, Machine, Node
+from pyshim.nri.pods import Pods
 from pyshim.nri.topology import machine_of
 from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.pod.plan.verity import root_device
@@ -166,6 +171,40 @@ def _ttrpc_messages(data: bytes) -> None:
     for decode in (decode_request, decode_response):
         with suppress(MalformedMessage):
             decode(data)
+
+
+def _nri_frames(data: bytes) -> None:
+    reader = FrameReader()
+    with suppress(MuxError):
+        parts = reader.feed(data)
+        assert sum(len(part) for _, part in parts) <= len(data)
+        reader.end()
+
+
+def _nri_events(data: bytes) -> None:
+    """What a runtime says, as every message it may be; the plugin follows each as far as it can be read."""
+    one = Cpu(id=0, core=0, l3=0, die=0, socket=0, node=0, online=True)
+    nodes = (Node(id=0, memory_bytes=1 << 30, distances=(10,)),)
+    machine = Machine(cpus=(one, replace(one, id=1, core=1)), nodes=nodes)
+    pods = Pods(Assignments(machine=machine, reserved=(0,)), frozenset({"", "pykata"}))
+    unreadable = (DecodeError, ShimError)
+    with suppress(*unreadable):
+        nri_translate.runtime(data)
+    with suppress(*unreadable):
+        pods.pod_runs(nri_translate.pod_of(data))
+    with suppress(*unreadable):
+        nri_translate.adjusted(pods.container_comes(*nri_translate.container_of(data)), mark=True)
+    with suppress(*unreadable):
+        container_id, asked = nri_translate.wanted_update(data)
+        nri_translate.updated(container_id, pods.container_changes(container_id, asked))
+    with suppress(*unreadable):
+        found, containers, _ = nri_translate.inventory(data)
+        pods.synchronize(found, containers)
+    with suppress(*unreadable):
+        nri_translate.state_change(data)
+    with suppress(*unreadable):
+        nri_translate.failed(data)
+    nri_translate.updates(pods.due())
 
 
 def _cdi(data: bytes) -> None:
@@ -346,6 +385,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "manifest": _manifest,
     "guest-metrics": _guest_metrics,
     "monitor-request": _monitor_request,
+    "nri-events": _nri_events,
+    "nri-frames": _nri_frames,
     "oci-spec": _oci_spec,
     "pod-resources": _pod_resources,
     "qmp": _qmp,
