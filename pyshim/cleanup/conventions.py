@@ -79,7 +79,8 @@ def _links_of(sandbox_id: str, root: str) -> list[LedgerEntry]:
 
 def _processes_of(sandbox_id: str, words: tuple[str, ...], places: Places) -> list[processes.ProcessRef]:
     """The VMM, virtiofsd and vsock program: of those names, with the sandbox's directories, or name, as words."""
-    found = {process for word in words for process in processes.find_by_argument(word) if _is_known_program(process)}
+    named = {process for word in words for process in processes.find_by_argument(word)}
+    found = {process for process in named if _is_known_program(process, sandbox_id, places)}
     found.update(process for name, process in named_vmms(places) if name == sandbox_id)
     return sorted(found)
 
@@ -91,17 +92,28 @@ def named_vmms(places: Places) -> tuple[tuple[str, processes.ProcessRef], ...]:
         words = processes.arguments(process.pid)
         name = words[words.index("-name") + 1] if "-name" in words[:-1] else ""
         sandbox_id = name.removeprefix(places.vmm_name).partition(",")[0]
-        if name.startswith(places.vmm_name) and sandbox_id and _is_known_program(process):
+        if name.startswith(places.vmm_name) and sandbox_id and _is_known_program(process, sandbox_id, places):
             found.append((sandbox_id, process))
     return tuple(found)
 
 
-def _is_known_program(process: processes.ProcessRef) -> bool:
+def _is_known_program(process: processes.ProcessRef, sandbox_id: str, places: Places) -> bool:
     return (
         processes.program_name(process).startswith(_PROGRAMS)
         and processes.is_in_our_namespace(process)
-        and processes.is_of_our_user(process)
+        and processes.is_of_user(process, os.getuid(), *_users_of(sandbox_id, places))
     )
+
+
+def _users_of(sandbox_id: str, places: Places) -> tuple[int, ...]:
+    """The users of the sandbox's programs, if it has its own: its directory's group says so (`qemu/user.py`)."""
+    if "/" in sandbox_id:  # of a command line that anyone may have written
+        return ()
+    try:
+        first = os.lstat(f"{places.vm_root}/{sandbox_id}").st_gid
+    except OSError:
+        return ()
+    return (first, first + 1) if first else ()
 
 
 def _cgroups_of(sandbox_id: str, root: str) -> list[LedgerEntry]:

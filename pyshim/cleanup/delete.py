@@ -4,7 +4,10 @@ containerd runs it after every task, for up to five seconds, mostly with nothing
 mount, and the virtual machine only when no shim serves it any more or containerd has given up the whole sandbox. It can
 be repeated. Only the answer goes to stdout; errors go to stderr.
 
-The usual case costs one umount; the modules that read the state are imported only where there is something to clean.
+The usual case costs one umount. Where there is something to clean, another process does it, made before anything that
+takes time: it imports the modules, reads the state and undoes the ledger. This one waits for it, and answers when it is
+done or when containerd's seconds are over. So what is left is undone also when the node is so busy that the seconds do
+not suffice, or when containerd kills this process.
 """
 
 import contextlib
@@ -12,7 +15,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 
+from pyshim.cleanup.background import Outcome, Tell, Work, apart
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.host.mounts.table import unmount_all
 from pyshim.start import spec, wire
@@ -21,10 +26,11 @@ from pyshim.start.errors import BootstrapError, os_failure
 
 STATE_ROOT = "/run/vc/sbs"
 REGISTER = "/run/pyshim/sandboxes"
+CarryOut = Callable[[Work, str, float], Outcome]
+"""`apart`: work, its name for errors, until when it is waited for."""
 EXIT_KILLED = 128 + signal.SIGKILL
 DEADLINE_S = 4.0
-"""Seconds from the start of this process: containerd kills `delete` after five, and an answer without a clean host is
-worth more than none."""
+"""Seconds from the start of this process until the answer: containerd kills `delete` after five."""
 
 
 def main(call: Invocation, *, state_root: str = STATE_ROOT, register: str = REGISTER) -> int:
@@ -55,8 +61,18 @@ def _own_age_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def delete(call: Invocation, *, state_root: str, register: str, deadline: float, errors: list[str]) -> bytes:
-    """The DeleteResponse for `call.id`, whose leftovers are gone except for what `errors` then says.
+def delete(
+    call: Invocation,
+    *,
+    state_root: str,
+    register: str,
+    deadline: float,
+    errors: list[str],
+    carry_out: CarryOut = apart,
+) -> bytes:
+    """The DeleteResponse for `call.id`, whose leftovers are gone, or are being undone by the process that stderr names.
+
+    What could not be undone is in `errors`.
 
     The exit is the one in the state; without one, a kill at this moment.
     Raises BootstrapError for a call that does not say what to delete.
@@ -66,23 +82,37 @@ def delete(call: Invocation, *, state_root: str, register: str, deadline: float,
     sandbox_id = _sandbox_of(container_id, bundle, state_root, register)
     pid, status, exited_at_ns = 0, EXIT_KILLED, time.time_ns()
     if sandbox_id:
-        from pyshim.cleanup import leftovers  # imports three times what the usual case needs
 
-        pid, container = leftovers.clean_sandbox(
-            sandbox_id,
-            container_id,
-            address=call.address,
-            namespace=call.namespace,
-            state_root=state_root,
-            register=register,
-            deadline=deadline,
-            errors=errors,
-        )
-        if container is not None and container.exit is not None:
-            status, exited_at_ns = container.exit.status, container.exit.exited_at_ns
+        def clean(tell: Tell) -> None:
+            from pyshim.cleanup.leftovers import clean_sandbox  # imports three times what the usual case needs
+
+            clean_sandbox(
+                sandbox_id,
+                container_id,
+                address=call.address,
+                namespace=call.namespace,
+                state_root=state_root,
+                register=register,
+                tell=tell,
+            )
+
+        outcome = carry_out(clean, f"clean sandbox {sandbox_id!r}", deadline)
+        errors += outcome.errors
+        _print_notes(sandbox_id, outcome)
+        pid, *exited = map(int, outcome.answer.split() or "0")
+        if exited:
+            status, exited_at_ns = exited
     _unmount_rootfs(bundle, errors)
     _remove_dead_socket(bundle)
     return _answer(pid, status, exited_at_ns)
+
+
+def _print_notes(sandbox_id: str, outcome: Outcome) -> None:
+    if outcome.pid:
+        usual = f"sandbox {sandbox_id!r}: process {outcome.pid} goes on with undoing what is left of it"
+        print(outcome.waits_for or usual, file=sys.stderr)
+    for note in outcome.notes:
+        print(note, file=sys.stderr)
 
 
 def _sandbox_of(container_id: str, bundle: str, state_root: str, register: str) -> str:

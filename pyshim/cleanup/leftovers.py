@@ -1,6 +1,7 @@
 """Undoes what a sandbox has left on the host, by its state, when no shim serves it any more.
 
-Part of `delete`, which imports it only when there is a state.
+Part of `delete`, which imports it only when there is a state, and in a process of its own: `clean_sandbox` takes as
+long as it takes.
 """
 
 import contextlib
@@ -8,21 +9,20 @@ import fcntl
 import os
 import select
 import signal
-import sys
 import time
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from pyshim.cleanup.background import Tell, Word
 from pyshim.cleanup.belonging import belongs_to
 from pyshim.cleanup.conventions import Places, conventional_ledger
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.cleanup.release import TIMEOUT_S, release_all
-from pyshim.cleanup.remote_vms import are_stopped, hold_s, in_background, remote_vms
+from pyshim.cleanup.remote_vms import are_stopped, hold_s, remote_vms
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry
-from pyshim.model.snapshot import ContainerSnapshot
 from pyshim.start.address import socket_name
 from pyshim.state.errors import NotOurState, StateDamaged
 from pyshim.state.schema import SandboxState, ShimRecord
@@ -31,13 +31,17 @@ from pyshim.state.store import StateStore
 EXIT_WAIT_S = 1.0
 """Seconds for a daemon to exit by itself, as it does at the normal end of every sandbox."""
 TERM_WAIT_S = 1.0
-"""Seconds for a daemon to obey SIGTERM, of the four that `delete` has."""
+"""Seconds for a daemon to obey SIGTERM, of the four for which `delete` is waited for."""
+LOCK_WAIT_S = 10.0
+"""Seconds for another process that cleans the same sandbox."""
+UNDO_S = 30.0
+"""Seconds for one entry when nobody waits: a process may write its core, or have much memory to give back."""
 HELD_PAUSE_S = 1.0
 """Seconds between two looks at a shim that ends its remote VM, which takes minutes."""
 REST_S = 60.0
 """Seconds for a shim whose remote VM is gone to undo the rest and exit."""
 _ONE_UNDO_S = 1.5
-"""Seconds for one entry, so that one that hangs leaves time for the others."""
+"""Seconds for one entry while somebody waits, so that one that hangs leaves time for the others."""
 _LOCK_PAUSE_S = 0.02
 """Seconds between two attempts to lock."""
 _SOCKET_NAME_CHARS = 64
@@ -51,12 +55,13 @@ def clean_sandbox(
     address: str,
     namespace: str,
     state_root: str,
-    deadline: float,
-    errors: list[str],
+    tell: Tell,
     register: str | None = None,
     places: Places | None = None,
-) -> tuple[int, ContainerSnapshot | None]:
-    """What no shim serves of the sandbox is gone, except for what `errors` then says. Returns pid and record, if known.
+) -> None:
+    """What no shim serves of the sandbox is gone, except for what is told as errors then.
+
+    Tells the answer first (`_known`), if there is a state.
 
     A sandbox of that name in another namespace, or of another containerd (`address` is the caller's), is another
     sandbox: the state's path has neither.
@@ -65,43 +70,53 @@ def clean_sandbox(
     """
     store = StateStore(root=state_root, register=register)
     places = places or Places()
-    pid, container = 0, None
-    with locked(store.directory(sandbox_id), deadline) as lock:
+    errors: list[str] = []
+    with contextlib.suppress(ShimError):  # told below
+        state = store.load(sandbox_id)
+        if _is_callers(state.shim, sandbox_id, address, namespace):
+            tell(Word.ANSWER, _known(state, container_id))
+    with locked(store.directory(sandbox_id), time.monotonic() + LOCK_WAIT_S) as lock:
         try:
             state = store.load(sandbox_id)
             if not _is_callers(state.shim, sandbox_id, address, namespace):
-                return pid, container
-            pid, container = _known(state, container_id)
+                return
             if _is_served(state.shim) and container_id != sandbox_id:
-                return pid, container
+                return
             _end_daemon(
                 state.shim,
-                deadline,
                 holds=lambda: bool(store.load(sandbox_id).ledger),
                 may_kill=are_stopped(remote := remote_vms(state.ledger)),
             )
             if remote and _is_served(state.shim):
-                _outlive_in_background(
-                    store, sandbox_id, state.shim, remote, deadline, errors, places, alone=lock.is_held
-                )
+                _outlive(store, sandbox_id, state.shim, remote, tell, errors, places, alone=lock.is_held)
             else:
-                _undo_all(store, sandbox_id, deadline, errors, places, background=lock.is_held)
+                _undo_all(
+                    store,
+                    sandbox_id,
+                    float("inf"),
+                    errors,
+                    places,
+                    one_timeout_s=UNDO_S,
+                    tell=tell if lock.is_held else None,
+                )
         except (StateDamaged, NotFound) as error:
             shim = store.entered(sandbox_id)
             is_callers = shim is None or _is_callers(shim, sandbox_id, address, namespace)
             if container_id != sandbox_id or not is_callers:
-                return pid, container
+                return
             if shim is not None:
                 # A daemon at its normal end removes its state first and the entry right after.
-                _end_daemon(shim, deadline, holds=lambda: store.entered(sandbox_id) is not None)
+                _end_daemon(shim, holds=lambda: store.entered(sandbox_id) is not None)
             if shim is not None or isinstance(error, StateDamaged):
-                errors.extend(_clean_unread(store, sandbox_id, str(error), deadline, places))
+                errors += _clean_unread(store, sandbox_id, str(error), float("inf"), places, one_timeout_s=UNDO_S)
         except NotOurState:
             # Kata's own, with which we have nothing to do.
             pass
         except ShimError as error:
             errors.append(str(error))
-    return pid, container
+        finally:
+            for text in errors:
+                tell(Word.ERROR, text)
 
 
 def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places: Places | None = None) -> list[str]:
@@ -113,9 +128,9 @@ def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places:
     places = places or Places()
     with locked(store.directory(sandbox_id), deadline):
         try:
-            _undo_all(store, sandbox_id, deadline, errors, places, is_gone=True)
+            _undo_all(store, sandbox_id, deadline, errors, places, one_timeout_s=_ONE_UNDO_S, is_gone=True)
         except (StateDamaged, NotFound) as error:
-            errors = _clean_unread(store, sandbox_id, str(error), deadline, places)
+            errors = _clean_unread(store, sandbox_id, str(error), deadline, places, one_timeout_s=_ONE_UNDO_S)
     return errors
 
 
@@ -161,18 +176,21 @@ class locked:
             os.close(self._fd)
 
 
-def _known(state: SandboxState, container_id: str) -> tuple[int, ContainerSnapshot | None]:
+def _known(state: SandboxState, container_id: str) -> str:
+    """The pid of the VMM; behind it the container's exit status and its time in nanoseconds, where it has one."""
     if state.snapshot is None:
-        return 0, None
-    containers = {str(container.container_id): container for container in state.snapshot.containers}
-    return state.snapshot.vmm_pid, containers.get(container_id)
+        return "0"
+    found = next((each for each in state.snapshot.containers if str(each.container_id) == container_id), None)
+    if found is None or found.exit is None:
+        return str(state.snapshot.vmm_pid)
+    return f"{state.snapshot.vmm_pid} {found.exit.status} {found.exit.exited_at_ns}"
 
 
 def _is_served(shim: ShimRecord) -> bool:
     return processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks))
 
 
-def _end_daemon(shim: ShimRecord, deadline: float, *, holds: Callable[[], bool], may_kill: bool = True) -> None:
+def _end_daemon(shim: ShimRecord, *, holds: Callable[[], bool], may_kill: bool = True) -> None:
     """The daemon has ended, or holds nothing any more; without `may_kill` it has been asked to end.
 
     At the normal end it has stopped the VM already and exits by itself; where other containers' tasks are still to be
@@ -187,10 +205,10 @@ def _end_daemon(shim: ShimRecord, deadline: float, *, holds: Callable[[], bool],
             return
         if not holds():
             return
-        ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, float("inf")))
+        ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, UNDO_S))
         for signal_number, wait_s in ways if may_kill else ways[:1]:
             signal.pidfd_send_signal(fd, signal_number)
-            if _gone_within(fd, min(wait_s, deadline - time.monotonic())):
+            if _gone_within(fd, wait_s):
                 return
 
 
@@ -200,38 +218,34 @@ def _can_be_shim(shim: ShimRecord) -> bool:
     return (
         shim.pid_namespace in (0, processes.our_pid_namespace())
         and processes.is_in_our_namespace(process)
-        and processes.is_of_our_user(process)
+        and processes.is_of_user(process, os.getuid())
         and os.path.basename(processes.executable(process)).startswith("python")
     )
 
 
-def _outlive_in_background(
+def _outlive(
     store: StateStore,
     sandbox_id: str,
     shim: ShimRecord,
     remote: tuple[LedgerEntry, ...],
-    deadline: float,
+    tell: Tell,
     errors: list[str],
     places: Places,
     *,
     alone: bool,
 ) -> None:
-    """A process of its own waits for a shim that was asked to end its VM, and ends both when the shim never will."""
+    """A shim that was asked to end its VM has done so, or both were ended because it never would."""
     if not alone:  # another process has the lock, most likely one that waits already
-        print(f"remote vm '{remote[0].key}': shim {shim.pid} waits for its end", file=sys.stderr)
+        tell(Word.NOTE, f"remote vm '{remote[0].key}': shim {shim.pid} waits for its end")
         return
-
-    def outlive(errors: list[str]) -> None:
-        _wait_or_kill(store, sandbox_id, shim, max(map(hold_s, remote)))
-        with contextlib.suppress(NotFound):  # as a shim that came to its end leaves it
-            state = store.load(sandbox_id)
-            until = time.monotonic() + TIMEOUT_S * len(state.ledger)
-            check = belongs_to(sandbox_id, places, store.root)
-            held = release_all(state.ledger, deadline=until, errors=errors, check=check, patient=True)
-            _keep(store, sandbox_id, replace(state, ledger=held), is_gone=True)
-
-    if pid := in_background(outlive, f"wait for shim {shim.pid} of sandbox {sandbox_id!r}", deadline, errors):
-        print(f"remote vm '{remote[0].key}': process {pid} waits for shim {shim.pid} to end it", file=sys.stderr)
+    tell(Word.LONG, f"remote vm '{remote[0].key}': process {os.getpid()} waits for shim {shim.pid} to end it")
+    _wait_or_kill(store, sandbox_id, shim, max(map(hold_s, remote)))
+    with contextlib.suppress(NotFound):  # as a shim that came to its end leaves it
+        state = store.load(sandbox_id)
+        until = time.monotonic() + TIMEOUT_S * len(state.ledger)
+        check = belongs_to(sandbox_id, places, store.root)
+        held = release_all(state.ledger, deadline=until, errors=errors, check=check, patient=True)
+        _keep(store, sandbox_id, replace(state, ledger=held), is_gone=True)
 
 
 def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: float) -> None:
@@ -263,31 +277,30 @@ def _undo_all(
     errors: list[str],
     places: Places,
     *,
+    one_timeout_s: float,
     is_gone: bool = False,
-    background: bool = False,
+    tell: Tell | None = None,
 ) -> None:
     """The ledger on disk is undone from its end; what could not be undone stays in it, for the next attempt.
 
-    Remote VMs are ended by a process of their own, which may outlive us, with `background`; else not at all.
+    Remote VMs are ended by who can wait for it, and says so by `tell`; else not at all.
     """
     state = store.load(sandbox_id)
     remote = remote_vms(state.ledger)
-    if remote and not background and not is_gone:
+    if remote and tell is None and not is_gone:
         return  # another process has the lock, most likely the one that waits for their end
     local = tuple(entry for entry in state.ledger if entry not in remote)
     check = belongs_to(sandbox_id, places, store.root)
-    held = release_all(local, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors, check=check)
+    held = release_all(local, deadline=deadline, one_timeout_s=one_timeout_s, errors=errors, check=check)
     if held != local or not remote:
         _keep(store, sandbox_id, replace(state, ledger=(*held, *remote)), is_gone)
-    if remote and background:
-
-        def end(errors: list[str]) -> None:
-            now = time.monotonic()
-            if not release_all(remote, deadline=now, one_timeout_s=0, errors=errors, check=check, patient=True):
-                _keep(store, sandbox_id, replace(state, ledger=held), is_gone)
-
-        if pid := in_background(end, f"end remote vm {remote[0].key!r}", deadline, errors):
-            print(f"remote vm '{remote[0].key}': process {pid} waits for its end", file=sys.stderr)
+    if remote and tell is not None:
+        while errors:
+            tell(Word.ERROR, errors.pop(0))
+        tell(Word.LONG, f"remote vm '{remote[0].key}': process {os.getpid()} waits for its end")
+        now = time.monotonic()
+        if not release_all(remote, deadline=now, one_timeout_s=0, errors=errors, check=check, patient=True):
+            _keep(store, sandbox_id, replace(state, ledger=held), is_gone)
     elif remote:
         errors += [f"release remote-vm {entry.key!r}: its end may take minutes" for entry in remote]
 
@@ -301,7 +314,9 @@ def _keep(store: StateStore, sandbox_id: str, state: SandboxState, is_gone: bool
         store.remove(sandbox_id)
 
 
-def _clean_unread(store: StateStore, sandbox_id: str, reason: str, deadline: float, places: Places) -> list[str]:
+def _clean_unread(
+    store: StateStore, sandbox_id: str, reason: str, deadline: float, places: Places, *, one_timeout_s: float
+) -> list[str]:
     """Errors for what could not be cleaned of a sandbox whose state cannot be read: it is found by its names.
 
     The damaged state is removed last, so that a failure leaves a trace.
@@ -310,7 +325,7 @@ def _clean_unread(store: StateStore, sandbox_id: str, reason: str, deadline: flo
     try:
         ledger = conventional_ledger(sandbox_id, places)
         check = belongs_to(sandbox_id, places, store.root)
-        if not release_all(ledger, deadline=deadline, one_timeout_s=_ONE_UNDO_S, errors=errors, check=check):
+        if not release_all(ledger, deadline=deadline, one_timeout_s=one_timeout_s, errors=errors, check=check):
             store.remove(sandbox_id)
     except OSError as error:
         errors.append(f"look for remains: {error.strerror} ({error.filename})")

@@ -3,17 +3,14 @@
 A service deletes the VM within the call and may give up when the connection closes, after which no process knows of
 the VM. So only a caller that can wait for the answer makes the call (`stop_remote_vm`, synchronous like every undo).
 
-That may take minutes, and `delete` has seconds. So it leaves the call to another process (`in_background`), which keeps
-the connection to the service, the lock on the sandbox's state and nothing else of its parent, and strikes the VM out
-when the service has answered. While the shim lives, that process waits for the shim first: a shim that is killed in the
-middle of StopVM hangs up on a service that is deleting the VM.
+That may take minutes, and `delete` has seconds. Its work is done by another process (`background.py`), which keeps the
+connection to the service and the lock on the sandbox's state, and strikes the VM out when the service has answered.
+While the shim lives, that process waits for the shim first: a shim that is killed in the middle of StopVM hangs up on a
+service that is deleting the VM.
 """
 
-import os
-import select
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 from pyshim.cleanup.lost_vms import bury
@@ -30,9 +27,6 @@ MARGIN_S = 60.0
 """Seconds for what a shim undoes besides its VM."""
 PAUSE_S = 1.0
 CROWDED_PAUSE_S = 0.05
-HEARD_S = 1.0
-"""Seconds that `in_background` waits: an error at once (no service) is reported, a longer call is not waited for."""
-_MAX_TEXT_BYTES = 1 << 16
 
 
 def remote_vms(ledger: tuple[LedgerEntry, ...]) -> tuple[LedgerEntry, ...]:
@@ -42,65 +36,6 @@ def remote_vms(ledger: tuple[LedgerEntry, ...]) -> tuple[LedgerEntry, ...]:
 def are_stopped(entries: tuple[LedgerEntry, ...]) -> bool:
     """StopVM has been answered for each of them, also by a service that has forgotten the VM."""
     return all(entry.detail.get("state") in (RemoteVmState.STOPPED, RemoteVmState.LOST) for entry in entries)
-
-
-def in_background(work: Callable[[list[str]], None], action: str, deadline: float, errors: list[str]) -> int:
-    """The pid of a process that is still at `work`, or 0 when it has ended; it is waited for until `deadline`.
-
-    `work` appends what it could not do to its argument. `errors` gets that if it ended in time; later errors show
-    only in the ledger. The caller must be a process of one thread.
-    """
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(ours)
-            code = _work_here(work, action, theirs)
-        finally:
-            os._exit(code)
-    os.close(theirs)
-    try:
-        told, is_over = _told_until(ours, min(deadline, time.monotonic() + HEARD_S))
-    finally:
-        os.close(ours)
-    if not is_over:
-        return pid
-    _, status = os.waitpid(pid, 0)
-    errors += [line for line in told.decode(errors="replace").splitlines() if line]
-    if status and not told:
-        errors.append(f"{action}: the process that was to do it ended with status {status}")
-    return 0
-
-
-def _work_here(work: Callable[[list[str]], None], action: str, parent: int) -> int:
-    os.setsid()
-    os.chdir("/")
-    # containerd reads our parent's output until every process has closed it.
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    errors: list[str] = []
-    try:
-        work(errors)
-    except Exception as error:  # the parent reports it, if it still reads
-        errors.append(f"{action}: {error}")
-    with suppress(OSError):
-        os.write(parent, "\n".join(errors).encode()[:_MAX_TEXT_BYTES])
-    return 1 if errors else 0
-
-
-def _told_until(fd: int, deadline: float) -> tuple[bytes, bool]:
-    """What was written into the pipe, and whether all its writers have gone."""
-    told = b""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-        piece = os.read(fd, _MAX_TEXT_BYTES)
-        if not piece:
-            return told, True
-        told += piece
-    return told, False
 
 
 def patience_s(entry: LedgerEntry) -> float:

@@ -100,7 +100,7 @@ def program_name(process: ProcessRef) -> str:
     if not path:
         return ""
     # `#!interpreter [argument]` puts the script's path behind them (execve(2)).
-    script = next((word for word in arguments(process.pid)[1:3] if word.startswith("/") and _is_script(word)), "")
+    script = next((word for word in arguments(process.pid)[1:3] if word.startswith("/") and is_script(word)), "")
     return os.path.basename(script or path)
 
 
@@ -117,15 +117,15 @@ def is_in_our_namespace(process: ProcessRef) -> bool:
         return False
 
 
-def is_of_our_user(process: ProcessRef) -> bool:
-    """That process was started by the user we run as; False when it has ended."""
+def is_of_user(process: ProcessRef, *user_ids: int) -> bool:
+    """That process runs as one of these users; False when it has ended."""
     try:
         # Not the directory's owner: that is root for every process that has made itself undumpable.
         with open(f"/proc/{process.pid}/status", "rb") as file:
             users = next((line.split()[1:] for line in file if line.startswith(b"Uid:")), [])
     except OSError:
         return False
-    return users[:1] == [str(os.getuid()).encode()]
+    return bool(users) and int(users[0]) in user_ids
 
 
 def runs(process: ProcessRef, program: str) -> bool:
@@ -138,10 +138,11 @@ def runs(process: ProcessRef, program: str) -> bool:
         return False
     if path == os.path.realpath(program):
         return True
-    return _is_script(program) and program in arguments(process.pid)[1:3]
+    return is_script(program) and program in arguments(process.pid)[1:3]
 
 
-def _is_script(path: str) -> bool:
+def is_script(path: str) -> bool:
+    """The kernel executes the file through an interpreter; False for one that cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(2) == b"#!"

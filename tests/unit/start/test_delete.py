@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -201,6 +202,38 @@ def test_a_damaged_state_is_cleaned_by_the_names_of_its_directories(node: Node, 
         assert node.errors == []
     finally:
         subprocess.run(["rm", "-rf", vm_dir, shared], check=True)
+
+
+def test_without_a_state_programs_of_the_sandboxs_own_users_are_found(node: Node) -> None:
+    """The group of the VM's directory says which users these are."""
+    user, vm_dir = 1879048192 + os.getpid() % 1000 * 2, Path(conventions.VM_ROOT, SANDBOX)
+    node.save()
+    node.state_file().write_text("{")
+    directory(vm_dir)
+    programs = [vm_dir / "qemu-system-x86_64", vm_dir / "vhost-device-vsock"]
+    for program in programs:
+        shutil.copy("/bin/cat", program)
+    os.chown(vm_dir, -1, user)
+    os.chmod(vm_dir, 0o755)
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for program, whose in ((programs[0], user), (programs[1], user + 1), (programs[0], user + 2)):
+            words = [program, "--", "-", f"path={vm_dir}/qmp.sock"]
+            silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            started.append(
+                subprocess.Popen(words, stdin=subprocess.PIPE, user=whose, group=whose, extra_groups=(), **silent)
+            )
+
+        node.delete()
+
+        assert [process.wait() for process in started[:2]] == [-signal.SIGKILL] * 2
+        assert started[2].poll() is None
+        assert node.errors == []
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+        subprocess.run(["rm", "-rf", vm_dir], check=True)
 
 
 def test_the_conventional_directories_are_those_the_plans_use() -> None:

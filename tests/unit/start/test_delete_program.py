@@ -1,15 +1,23 @@
 """`delete` as containerd runs it: an isolated interpreter, its stdout, stderr and exit code."""
 
+import fcntl
+import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from delete_node import DEADLINE_S, SANDBOX, Node, directory, running
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
 from pyshim.cli.launcher import import_paths
+from pyshim.host.fds import OwnedFd
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from tests.unit.state.states import container
 
@@ -23,7 +31,8 @@ def launch_words(
     program = (
         f"import time; time.sleep({starts_in_s})\n"
         f"import sys; sys.path += {list(import_paths())!r}\n"
-        "from pyshim.cleanup import delete\n"
+        "from pyshim.cleanup import delete, leftovers\n"
+        f"leftovers.LOCK_WAIT_S = {DEADLINE_S}\n"
         "from pyshim.start.argv import parse\n"
         f"delete.DEADLINE_S = {deadline_s}\n"
         f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={node.store.root!r}, register={node.register!r}))"
@@ -50,16 +59,62 @@ def test_stdout_is_the_response_and_nothing_else(node: Node) -> None:
     assert vmm.wait() == -signal.SIGKILL
 
 
-def test_the_time_that_the_interpreter_took_to_start_counts(node: Node) -> None:
-    """containerd counts it, and kills `delete` at the end."""
-    node.save(directory(node.own / "vm"))
+@contextmanager
+def held_back(node: Node) -> Iterator[None]:
+    """Whoever cleans the sandbox waits, as for a node that is busy."""
+    with OwnedFd(os.open(node.own, os.O_RDONLY | os.O_DIRECTORY)) as lock:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        yield
 
-    words = launch_words(node, deadline_s=0.2, starts_in_s=0.3)
-    ended = subprocess.run(words, capture_output=True, cwd=node.bundle, check=False)
 
-    assert b"no time left" in ended.stderr
-    assert ended.returncode == 1
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_clean(node: Node) -> bool:
+    return node.store.sandbox_ids() == () and not (node.own / "vm").exists()
+
+
+def test_without_time_left_it_answers_and_another_process_undoes_what_is_left(node: Node) -> None:
+    """What the interpreter took to start counts: containerd counts it, and kills `delete` at the end."""
+    vmm = node.process()
+    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
+
+    with held_back(node):
+        words = launch_words(node, deadline_s=0.2, starts_in_s=0.3)
+        ended = subprocess.run(words, capture_output=True, cwd=node.bundle, check=False)
+        assert not is_clean(node)
+
+    assert ended.returncode == 0
+    told = re.fullmatch(
+        rf"sandbox '{SANDBOX}': process (\d+) goes on with undoing what is left of it\n", ended.stderr.decode()
+    )
+    assert told is not None
     assert DeleteResponse.FromString(ended.stdout).exit_status == 137
+    assert vmm.wait() == -signal.SIGKILL
+    until(lambda: is_clean(node))
+
+
+def test_a_delete_that_containerd_kills_leaves_nothing_behind(node: Node) -> None:
+    vmm = node.process()
+    node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
+
+    with held_back(node):
+        process = launch(node)
+        until(lambda: has_child(process.pid))
+        process.kill()
+        process.communicate()
+        assert not is_clean(node)
+
+    assert vmm.wait() == -signal.SIGKILL
+    until(lambda: is_clean(node))
+
+
+def has_child(pid: int) -> bool:
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 
 
 def test_a_failed_cleanup_is_a_line_on_stderr_and_an_exit_code(node: Node) -> None:

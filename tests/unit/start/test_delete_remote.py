@@ -30,13 +30,13 @@ from tests.fakes.remote_service import FakeRemoteService, when
 SANDBOX = f"test-remote-{os.getpid()}"
 WAIT_S = 60.0
 IMPATIENT = (
-    "leftovers.EXIT_WAIT_S = leftovers.TERM_WAIT_S = leftovers.HELD_PAUSE_S = remote_vms.HEARD_S = 0.05; "
+    "leftovers.EXIT_WAIT_S = leftovers.TERM_WAIT_S = leftovers.HELD_PAUSE_S = background.HEARD_S = 0.05; "
     "remote_vms.PAUSE_S = 0.05"
 )
 """For a `delete` that waits in vain: here nothing that it waits for ends before the test says so."""
-LOCKED = "delete.DEADLINE_S = leftovers._ONE_UNDO_S"
+LOCKED = "leftovers.LOCK_WAIT_S = 0"
 """For a `delete` while another process has the lock: it tries once."""
-PATIENT = f"delete.DEADLINE_S = remote_vms.HEARD_S = {WAIT_S}"
+PATIENT = f"delete.DEADLINE_S = background.HEARD_S = {WAIT_S}"
 """For a `delete` that is to be done with everything before it answers, on a machine however busy."""
 Process = subprocess.Popen[bytes]
 
@@ -108,7 +108,7 @@ class Node:
         """As containerd runs it, with its four seconds; IMPATIENT and `settings` are statements to execute first."""
         code = (
             f"import sys; sys.path += {list(import_paths())!r}; "
-            "from pyshim.cleanup import delete, leftovers, remote_vms; "
+            "from pyshim.cleanup import background, delete, leftovers, remote_vms; "
             f"{'; '.join([IMPATIENT, *settings])}; from pyshim.start.argv import parse; "
             f"sys.exit(delete.main(parse(sys.argv[1:]), state_root={self.store.root!r}, register={self.register!r}))"
         )

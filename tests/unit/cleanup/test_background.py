@@ -1,0 +1,131 @@
+"""Work that goes on when nobody waits for it any more. The clock is the test's: nothing here waits."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyshim.cleanup.background import HEARD_S, Outcome, listen
+
+PROJECT = Path(__file__).parents[3]
+
+
+class Clock:
+    """It stands still until the test turns it; a look at it may turn it further."""
+
+    def __init__(self, *, each_look_s: float = 0.0) -> None:
+        self.now = 1000.0
+        self._each_look_s = each_look_s
+
+    def __call__(self) -> float:
+        self.now += self._each_look_s
+        return self.now
+
+
+class Pipe:
+    def __init__(self) -> None:
+        self.ours, self.theirs = os.pipe()
+
+    def tell(self, text: str) -> None:
+        os.write(self.theirs, text.encode())
+
+    def end(self) -> None:
+        if self.theirs >= 0:
+            os.close(self.theirs)
+        self.theirs = -1
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.end()
+    os.close(pipe.ours)
+
+
+def test_everything_is_heard_of_work_that_ends_in_time(pipe: Pipe) -> None:
+    outcome, clock = Outcome(), Clock()
+    pipe.tell("answer 4711\nerror first: went wrong\nnote by the way\nerror second\n")
+    pipe.end()
+
+    assert listen(pipe.ours, outcome, clock.now + 1, clock=clock)
+
+    assert (outcome.answer, outcome.errors) == ("4711", ["first: went wrong", "second"])
+    assert outcome.notes == ["by the way"]
+
+
+@pytest.mark.parametrize("left_s", [0.0, -3.0], ids=["now", "over"])
+def test_without_time_left_what_was_told_is_heard_and_nothing_is_waited_for(pipe: Pipe, left_s: float) -> None:
+    outcome, clock = Outcome(), Clock()
+    pipe.tell("answer 4711 3 17\n")
+
+    assert not listen(pipe.ours, outcome, clock.now + left_s, clock=clock)
+
+    assert outcome.answer == "4711 3 17"
+
+
+def test_work_that_takes_long_is_waited_for_a_moment_only(pipe: Pipe) -> None:
+    outcome, clock = Outcome(), Clock(each_look_s=HEARD_S)
+    pipe.tell("long it waits for its end\n")
+
+    assert not listen(pipe.ours, outcome, clock.now + 3600, clock=clock)
+
+    assert outcome.waits_for == "it waits for its end"
+    assert clock.now - 1000.0 < 10 * HEARD_S
+
+
+def test_a_line_that_was_cut_off_is_not_heard(pipe: Pipe) -> None:
+    outcome, clock = Outcome(), Clock()
+    pipe.tell("answer 1\nerror it was")
+    pipe.end()
+
+    assert listen(pipe.ours, outcome, clock.now, clock=clock)
+
+    assert (outcome.answer, outcome.errors) == ("1", [])
+
+
+PROGRAM = """
+import os, sys, time
+sys.path.insert(0, {project!r})
+from pyshim.cleanup.background import Word, apart
+def work(tell):
+{work}
+if {has_room}:
+    pass
+else:
+    def refused():
+        raise BlockingIOError(11, "no room")
+    os.fork = refused
+outcome = apart(work, "work", time.monotonic() + 60)
+print(outcome.pid, outcome.answer, outcome.errors, sep="|")
+"""
+
+
+def carried_out(*work: str, has_room: bool = True) -> str:
+    """What a process of one thread heard of that work."""
+    body = "\n".join(f"    {line}" for line in work)
+    program = PROGRAM.format(project=str(PROJECT), work=body, has_room=has_room)
+    return subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.parametrize(
+    ("work", "heard"),
+    [
+        pytest.param(["tell(Word.ANSWER, '7')"], "0|7|[]", id="answers"),
+        pytest.param(["tell(Word.ERROR, 'two\\nlines')"], "0||['two lines']", id="fails in part"),
+        pytest.param(["raise ValueError('why')"], "0||['work: why']", id="fails"),
+        pytest.param(["os._exit(3)"], "0||['work: the process that was to do it ended with status 768']", id="dies"),
+        pytest.param(["print('lost')"], "0||[]", id="prints"),
+    ],
+)
+def test_how_the_work_ends_is_heard(work: list[str], heard: str) -> None:
+    assert carried_out(*work) == heard
+
+
+def test_where_there_is_no_room_for_another_process_this_one_does_the_work() -> None:
+    assert carried_out("tell(Word.ANSWER, str(os.getpid() > 0))", has_room=False) == "0|True|[]"
