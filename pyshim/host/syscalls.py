@@ -128,6 +128,11 @@ def umount2(target: str, flags: int) -> None:
     _checked(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), target)
 
 
+def pivot_root(new_root: str, put_old: str) -> None:
+    """pivot_root(2)."""
+    _checked(_libc.pivot_root(os.fsencode(new_root), os.fsencode(put_old)), new_root)
+
+
 def unshare(flags: int) -> None:
     """unshare(2), of the calling thread."""
     _checked(_libc.unshare(ctypes.c_int(flags)))

@@ -171,6 +171,7 @@ class Children:
         stdout: int | None = None,
         stderr: int | None = None,
         netns_path: str | None = None,
+        view: OwnedFd | None = None,
         capabilities: frozenset[int] | None = None,
         user: User | None = None,
         new_session: bool = True,
@@ -180,6 +181,7 @@ class Children:
     ) -> Child:
         """The program runs. `argv[0]` is its path; `fds` maps its descriptors (3 and up) to ours, which stay ours.
 
+        In a `view` (`mounts/view.py`) it sees those files only, and starts in their root.
         With `capabilities` it has these at most, and gains no rights by an exec; without, the shim's. As another `user`
         it has none.
         stdin and stdout are /dev/null unless given; stderr is read into the child's tail and the log unless given.
@@ -198,6 +200,7 @@ class Children:
                 {0: stdin, 1: stdout, 2: stderr},
                 fds,
                 netns_path,
+                view,
                 capabilities,
                 user,
                 new_session,
@@ -224,6 +227,7 @@ class Children:
         stdio: Mapping[int, int | None],
         fds: Mapping[int, int],
         netns_path: str | None,
+        view: OwnedFd | None,
         capabilities: frozenset[int] | None,
         user: User | None,
         new_session: bool,
@@ -240,10 +244,10 @@ class Children:
         try:
             with FileActions(taken) as actions:
                 launch = Launch(argv=tuple(argv), env=dict(env), actions=actions, new_session=new_session)
-                if netns_path is None and capabilities is None and user is None:
+                if netns_path is None and view is None and capabilities is None and user is None:
                     pid = launch.run()
                 else:
-                    pid = await launch.run_apart(netns_path=netns_path, capabilities=capabilities, user=user)
+                    pid = await launch.run_apart(netns_path=netns_path, view=view, capabilities=capabilities, user=user)
         except BaseException as error:
             if stderr_read is not None:
                 os.close(stderr_read)

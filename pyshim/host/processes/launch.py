@@ -1,4 +1,4 @@
-"""posix_spawn with exactly the descriptors wanted, default signals, a chosen network namespace and user; no waiting."""
+"""posix_spawn with exactly the descriptors wanted, default signals, chosen namespaces and user; no waiting."""
 
 import asyncio
 import errno
@@ -13,6 +13,7 @@ import msgspec
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
+from pyshim.host.mounts.view import enter_view
 from pyshim.model.errors import FailedPrecondition
 
 
@@ -96,8 +97,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             setsigdef=_CATCHABLE,
         )
 
-    async def run_apart(self, *, netns_path: str | None, capabilities: frozenset[int] | None, user: User | None) -> int:
-        """`run` in a network namespace, with no capabilities beside these, as a user; None: with what the shim has.
+    async def run_apart(
+        self,
+        *,
+        netns_path: str | None,
+        view: OwnedFd | None,
+        capabilities: frozenset[int] | None,
+        user: User | None,
+    ) -> int:
+        """`run` in a network namespace and a view of the host's files, with no capabilities beside these, as a user.
+
+        None: with what the shim has.
 
         From a thread of its own, which ends at once: namespaces, capabilities and users are a thread's.
         """
@@ -109,6 +119,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 if netns_path is not None:
                     _enter_netns(netns_path)
+                if view is not None:
+                    _enter_view(view)
                 if capabilities is not None:
                     _keep_capabilities(capabilities)
                 if user is not None:
@@ -162,6 +174,14 @@ def become(user: User) -> None:
         syscalls.become_user(user.id, user.group_ids)
     except OSError as error:
         raise SpawnFailed(f"become user {user.id}: {describe_os_error(error)}") from error
+
+
+def _enter_view(view: OwnedFd) -> None:
+    """This thread sees the files of that mount namespace."""
+    try:
+        enter_view(view)
+    except OSError as error:
+        raise SpawnFailed(f"enter mount namespace: {describe_os_error(error)}") from error
 
 
 def _enter_netns(path: str) -> None:

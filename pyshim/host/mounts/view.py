@@ -1,0 +1,137 @@
+"""A mount namespace in which a program sees a few of the host's files and nothing else.
+
+It is a copy of the host's, of which all but those files is taken away, so it lives as long as the programs in it and
+leaves nothing behind. Mounts that the host makes and removes below a kept directory come and go in it too (slaves,
+mount_namespaces(7)); of the host's other mounts it holds none, so none stays busy because of it.
+"""
+
+import errno
+import os
+from collections.abc import Iterable
+from contextlib import ExitStack
+
+import msgspec
+
+from pyshim.host import syscalls
+from pyshim.host.fds import OwnedFd
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or directory of the host that stays where it is, with what a link at its path leads to."""
+
+    path: str
+    why: str
+    is_writable: bool = False
+    """As far as its modes and the program's user go."""
+    is_recursive: bool = True
+    """Of a directory: what is mounted below it too."""
+    may_lack: bool = False
+    """The host need not have it."""
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    copy: OwnedFd
+    is_directory: bool
+
+
+def make_view(kept: Iterable[Kept], mount_point: str) -> OwnedFd:
+    """The namespace, which dies with this descriptor and the last program in it.
+
+    The calling thread is in it then, so it must be one that ends. `mount_point` is any directory of the host, nothing
+    of which changes. There is a /proc, in which a user sees the processes of that user. Raises OSError, with the path
+    that is the matter: of what must not lack, or does not lead where it should.
+    """
+    kept = tuple(kept)
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    namespace = OwnedFd(os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+    try:
+        syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_SLAVE)
+        with ExitStack() as copies:
+            places, links = _found(kept, copies)
+            flags = syscalls.MS_NOSUID | syscalls.MS_NODEV
+            syscalls.mount("view", mount_point, "tmpfs", flags, "mode=0755,size=1m")
+            for place in places:
+                _put(place, mount_point)
+            for path, target in links:
+                os.makedirs(os.path.dirname(mount_point + path), exist_ok=True)
+                os.symlink(target, mount_point + path)
+            _put_proc(mount_point)
+        with OwnedFd(os.open(mount_point, os.O_PATH | os.O_CLOEXEC)) as root:
+            syscalls.mount_setattr(root.fileno(), 0, attr_set=syscalls.MOUNT_ATTR_RDONLY)
+        os.chdir(mount_point)
+        # "." twice: the old root is put over the new one, and taken away. Source: pivot_root(2), Notes.
+        syscalls.pivot_root(".", ".")
+        syscalls.umount2(".", syscalls.MNT_DETACH)
+        os.chdir("/")
+        for each in kept:
+            if not each.may_lack and not os.path.exists(each.path):
+                raise FileNotFoundError(errno.ENOENT, "a link leads out of the view", each.path)
+    except BaseException:
+        namespace.close()
+        raise
+    return namespace
+
+
+def enter_view(namespace: OwnedFd) -> None:
+    """The calling thread is in it, for good."""
+    syscalls.unshare(syscalls.CLONE_FS)
+    syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNS)
+
+
+def _found(kept: Iterable[Kept], copies: ExitStack) -> tuple[list[_Place], list[tuple[str, str]]]:
+    """Copies of what is kept, parents first, and the links to them."""
+    places: list[_Place] = []
+    links: list[tuple[str, str]] = []
+    roots: set[str] = set()
+    done: set[str] = set()
+    for each in kept:
+        real = os.path.realpath(each.path)
+        if not os.path.lexists(real) and each.may_lack:
+            continue
+        if not _is_below(real, roots) and real not in done:
+            copy = copies.enter_context(_copy(each, real))
+            places.append(_Place(path=real, copy=copy, is_directory=os.path.isdir(real)))
+            done.add(real)
+            if each.is_recursive and os.path.isdir(real):
+                roots.add(real)
+        if real != each.path and not _is_below(each.path, roots) and each.path not in done:
+            links.append((each.path, real))
+            done.add(each.path)
+            roots.add(each.path)
+    return places, links
+
+
+def _is_below(path: str, roots: set[str]) -> bool:
+    while path not in roots and path != "/":
+        path = os.path.dirname(path)
+    return path in roots
+
+
+def _copy(kept: Kept, real: str) -> OwnedFd:
+    recursive = syscalls.AT_RECURSIVE if kept.is_recursive else 0
+    copy = OwnedFd(syscalls.open_tree(syscalls.AT_FDCWD, real, syscalls.OPEN_TREE_CLONE | recursive))
+    attributes = syscalls.MOUNT_ATTR_NOSUID | (0 if kept.is_writable else syscalls.MOUNT_ATTR_RDONLY)
+    try:
+        syscalls.mount_setattr(copy.fileno(), recursive, attr_set=attributes)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def _put(place: _Place, root: str) -> None:
+    target = root + place.path
+    if not os.path.lexists(target):
+        os.makedirs(target if place.is_directory else os.path.dirname(target), exist_ok=True)
+        if not place.is_directory:
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
+    with OwnedFd(os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as opened:
+        syscalls.move_mount(place.copy.fileno(), opened.fileno())
+
+
+def _put_proc(root: str) -> None:
+    """Not the host's: this one hides other users' processes. Source: proc(5), hidepid; per mount since Linux 5.8."""
+    os.makedirs(f"{root}/proc", exist_ok=True)
+    flags = syscalls.MS_NOSUID | syscalls.MS_NODEV | syscalls.MS_NOEXEC
+    syscalls.mount("proc", f"{root}/proc", "proc", flags, "hidepid=2")
