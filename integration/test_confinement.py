@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,6 +20,19 @@ pytestmark = pytest.mark.vm
 CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, IPC_LOCK, MKNOD, SETFCAP = 0, 1, 3, 4, 6, 7, 14, 27, 31
 """Source: linux/capability.h."""
 FILE_SERVER = {CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, MKNOD, SETFCAP}
+CODE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
+NODES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
+HIDDEN = (
+    "/root",
+    "/home",
+    "/boot",
+    "/srv",
+    "/mnt",
+    "/tmp",
+    "/var/lib",
+    "/run/containerd",
+    "/dev/shm",
+)
 FILTERED = "2"
 """Field `Seccomp` of proc(5)."""
 VMM_USERS = range(1879048192, 1879048192 + 65536)
@@ -43,12 +57,26 @@ def may_use_kvm() -> bool:
 
 
 def reaches_its_files(vmm: Process) -> bool:
-    """A user without rights can enter the directories of this checkout, and use KVM where that is used."""
-    kernel = Path(vmm.command[vmm.command.index("-kernel") + 1])
-    modes = [bool(directory.stat().st_mode & 0o001) for directory in kernel.parents]
-    if any("accel=kvm" in word for word in vmm.command):
-        modes.append(may_use_kvm())
-    return all(modes)
+    """A user without rights can use KVM where that is used; the directories of this checkout do not matter."""
+    return may_use_kvm() or not any("accel=kvm" in word for word in vmm.command)
+
+
+class Walk(NamedTuple):
+    """What a program finds that goes through all directories it sees, but for those of the system's code."""
+
+    directories: set[str]
+    files: set[str]
+
+
+def walk(process: Process) -> Walk:
+    root, directories, files = f"/proc/{process.pid}/root", set(), set()
+    for top, below, names in os.walk(root):
+        inside = top.removeprefix(root) or "/"
+        directories.add(inside)
+        below[:] = [name for name in below if os.path.join(inside, name) not in (*CODE, "/proc", "/sys")]
+        links = [name for name in below if os.path.islink(f"{top}/{name}")]
+        files |= {os.path.join(inside, name) for name in (*names, *links)}
+    return Walk(directories=directories, files=files)
 
 
 def capabilities(process: Process) -> set[int]:
@@ -61,6 +89,15 @@ def capabilities(process: Process) -> set[int]:
 def is_apart(process: Process, namespace: str) -> bool:
     """It is in another namespace of the kind than the host's programs."""
     return os.readlink(f"/proc/{process.pid}/ns/{namespace}") != os.readlink(f"/proc/self/ns/{namespace}")
+
+
+def has(named: set[str], directory: str) -> bool:
+    """Some of these files are below it."""
+    return any(path.startswith(f"{directory}/") for path in named)
+
+
+def is_read_only(process: Process, point: str) -> bool:
+    return bool(os.statvfs(f"/proc/{process.pid}/root{point}").f_flag & os.ST_RDONLY)
 
 
 def serving(found: list[Process]) -> Process:
@@ -88,6 +125,20 @@ def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
     assert directory.st_gid == user or not user
     assert [path for path in open_files(vmm) if not KNOWN_FILES.match(path)] == []
 
+    assert is_apart(vmm, "mnt")
+    found = walk(vmm)
+    named = {path for word in vmm.command for path in re.findall(r"/[^,=]+", word) if Path(path).exists()}
+    linked = {path for path in CODE if os.path.islink(path)}
+    loader = {"/etc/ld.so.cache", "/etc/ld.so.preload"}
+    nodes = NODES | ({"/dev/kvm"} if any("accel=kvm" in word for word in vmm.command) else set())
+    assert found.files <= named | linked | loader | nodes
+    assert f"/run/vc/vm/{name}/vhost-fs.sock" in found.files
+    assert [path for path in HIDDEN if os.path.lexists(f"/proc/{vmm.pid}/root{path}") and not has(named, path)] == []
+    assert os.listdir(f"/proc/{vmm.pid}/root/sys/fs/cgroup") == []
+    assert f"/run/vc/vm/{name}/qmp.sock" not in found.files
+    mounted = [line.split()[4] for line in Path(f"/proc/{vmm.pid}/mountinfo").read_text().splitlines()]
+    assert [point for point in mounted if not is_read_only(vmm, point)] == ["/proc"]
+
     assert (status(virtiofsd)["NoNewPrivs"], status(virtiofsd)["Seccomp"]) == ("1", FILTERED)
     assert capabilities(virtiofsd) <= FILE_SERVER
     assert [kind for kind in ("mnt", "net", "pid") if not is_apart(virtiofsd, kind)] == []
@@ -100,3 +151,7 @@ def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
         assert status(program)["NoNewPrivs"] == "1"
         assert capabilities(program) == set()
         assert int(status(program)["CapBnd"], 16) == 0
+        (their_user,) = {int(word) for ids in ("Uid", "Gid") for word in status(program)[ids].split()}
+        assert their_user == directory.st_gid + 1
+        sockets = {f"/run/vc/vm/{name}/vsock/{socket}" for socket in ("device.sock", "vsock.sock")}
+        assert walk(program).files <= sockets | {program.command[0]} | linked | loader | NODES

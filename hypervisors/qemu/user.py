@@ -1,16 +1,19 @@
-"""The user a QEMU runs as: one of its own for each sandbox, so that a guest in QEMU's hands reaches no other sandbox.
+"""The users a sandbox's programs run as: two of its own, so that a guest in their hands reaches no other sandbox.
 
-The VM's directory is the record of who has which user: its group is that user's. It is made before QEMU and removed
-after it, by the shim or from its ledger, so a user is free exactly when no VM has it.
+QEMU has the first and the program that serves a vsock the next: as the same user one could trace the other, and do by
+it what its own filter of system calls denies. The VM's directory is the record of who has which users: its group is the
+first's. It is made before QEMU and removed after it, by the shim or from its ledger, so a user is free exactly when no
+VM has it.
 """
 
 import fcntl
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd
+from pyshim.host.mounts.view import enter_view
 from pyshim.host.processes.launch import User, become
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.model.errors import ResourceExhausted
@@ -18,8 +21,8 @@ from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import VfioDevice, VmConfig
 
 COUNT = 65536
-"""Users of the range, far more than a node has pods: the first tried is chosen by the sandbox's id, so that a user is
-seldom the one of a pod that ended a moment ago."""
+"""Users of the range, two for each sandbox, far more than a node needs: those tried first are chosen by the sandbox's
+id, so that a user is seldom the one of a pod that ended a moment ago."""
 KVM = "/dev/kvm"
 
 
@@ -51,7 +54,7 @@ def lacks_users(config: VmConfig, *, proc: str = "/proc/self") -> str:
 
 
 async def reserve_user(config: VmConfig) -> User:
-    """A user that no other VM has, until the VM's directory is removed; QEMU's own files are its group's.
+    """A user that no other VM has, nor the next, until the VM's directory is removed; QEMU's files are its group's.
 
     The directory exists. Raises ResourceExhausted, OSError.
     """
@@ -64,8 +67,10 @@ def _reserve(config: VmConfig) -> User:
         fcntl.flock(everyone.fileno(), fcntl.LOCK_EX)
         taken = set(_groups_below(everyone.fileno()))
         start = zlib.crc32(config.sandbox_id.encode())
-        tried = (config.first_user_id + (start + step) % COUNT for step in range(COUNT))
-        user_id = next((number for number in tried if number not in taken), None)
+        pairs = COUNT // 2
+        tried = (config.first_user_id + 2 * ((start + step) % pairs) for step in range(pairs))
+        # The next may be the user of a QEMU that an older shim has started.
+        user_id = next((number for number in tried if taken.isdisjoint((number, number + 1))), None)
         if user_id is None:
             raise ResourceExhausted(f"choose user of vm {config.sandbox_id!r}: all {COUNT} are taken")
         os.chown(config.vm_dir, -1, user_id)
@@ -87,6 +92,11 @@ def _groups(config: VmConfig) -> tuple[int, ...]:
     return (found.st_gid,) if found.st_gid and found.st_mode & 0o060 == 0o060 else ()
 
 
+def vsock_user(reserved: User) -> User:
+    """Of the program that serves the vsock of the VM whose QEMU is `reserved`'s."""
+    return User(id=reserved.id + 1)
+
+
 def hand_over(config: VmConfig, user: User) -> None:
     """QEMU reaches what the shim has made for it in the VM's directory; it can make and remove nothing there."""
     os.chmod(config.vm_dir, 0o710)
@@ -96,8 +106,8 @@ def hand_over(config: VmConfig, user: User) -> None:
             os.chmod(path, mode)
 
 
-async def out_of_reach(config: VmConfig, user: User) -> str:
-    """The first file of the configuration that this user cannot open; empty for none."""
+async def out_of_reach(config: VmConfig, user: User, view: OwnedFd | None) -> str:
+    """The first file of the configuration that this user cannot open, in that view; empty for none."""
     boot = config.boot
     wanted = {config.hypervisor_path: os.X_OK}
     for path in (boot.kernel, boot.initrd, boot.image, boot.firmware, config.initdata, config.entropy_source):
@@ -109,9 +119,16 @@ async def out_of_reach(config: VmConfig, user: User) -> str:
         wanted[config.share.socket_path] = os.R_OK | os.W_OK
     if config.cpu.accelerator is Accelerator.KVM:
         wanted[KVM] = os.R_OK | os.W_OK
-    return await in_own_thread(_first_denied, user, wanted)
+    return await first_denied(wanted, user, view)
 
 
-def _first_denied(user: User, wanted: dict[str, int]) -> str:
+async def first_denied(wanted: Mapping[str, int], user: User, view: OwnedFd | None) -> str:
+    """The first of the paths on which this user, in that view, has not the rights of access(2); empty for none."""
+    return await in_own_thread(_first_denied, wanted, user, view)
+
+
+def _first_denied(wanted: Mapping[str, int], user: User, view: OwnedFd | None) -> str:
+    if view is not None:
+        enter_view(view)
     become(user)
     return next((path for path, mode in wanted.items() if not os.access(path, mode)), "")

@@ -25,12 +25,26 @@ from hypervisors.qemu.guards.launch import attest
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
-from hypervisors.qemu.user import hand_over, lacks_users, needs_root, out_of_reach, reserve_user
+from hypervisors.qemu.user import (
+    first_denied,
+    hand_over,
+    lacks_users,
+    needs_root,
+    out_of_reach,
+    reserve_user,
+    vsock_user,
+)
+from hypervisors.qemu.view import host_view_reason, vmm_view, vsock_view
 from hypervisors.qemu.vsock import reserve_cid, start_program
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, within_s
 from pyshim.concurrency.tasks import cancel_all
+from pyshim.concurrency.threads import ended
+from pyshim.host.fds import OwnedFd
+from pyshim.host.mounts.view import Kept, make_view
 from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.identity import is_script
 from pyshim.host.processes.launch import User, describe_os_error
+from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.sockets import listening_socket
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.agent_address import AgentAddress, HvsockAddress, SerialAddress, VsockAddress
@@ -165,6 +179,7 @@ class QemuVm:
 
     async def _create(self, config: VmConfig, image_bytes: int, fds: ExitStack) -> None:
         self._make_vm_dir(config)
+        reserved = await reserve_user(config) if config.first_user_id and not lacks_users(config) else None
         self._console = Console(log_path=f"{config.vm_dir}/console.log", to_log=config.debug)
         theirs: list[int] = [fds.enter_context(listening_socket(qmp_path(config))).fileno()]
         for _ in ("hvc0", "ttyS0"):
@@ -181,7 +196,7 @@ class QemuVm:
                 theirs.append(fds.enter_context(vsock).fileno())
                 self._address = VsockAddress(guest_cid, port)
             case VhostUserVsockChannel() as channel:
-                device = await self._start_vsock_program(channel, config)
+                device = await self._start_vsock_program(channel, config, reserved)
                 theirs.append(fds.enter_context(device).fileno())
                 self._address = HvsockAddress(channel.socket_path, channel.port)
         encryption = await self._encryption(config)
@@ -193,12 +208,15 @@ class QemuVm:
         if config.extra_monitor:
             theirs.append(fds.enter_context(listening_socket(extra_monitor_path(config))).fileno())
             numbers.append(table.monitor)
-        user = await self._user(config)
+        view = await self._view(config)
+        if view is not None:
+            fds.enter_context(view)
+        user = await self._user(config, reserved, view)
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Before the spawn: when QEMU dies early, its copy of the listener goes and this end hears so at once.
             connection.connect(qmp_path(config))
-            await self._spawn(config, qemu_argv(config, table), dict(zip(numbers, theirs, strict=True)), user)
+            await self._spawn(config, qemu_argv(config, table), dict(zip(numbers, theirs, strict=True)), view, user)
             fds.close()
         except BaseException:
             connection.close()
@@ -207,15 +225,38 @@ class QemuVm:
         assert self._plugged is not None
         await self._plugged.check_places()
 
-    async def _start_vsock_program(self, channel: VhostUserVsockChannel, config: VmConfig) -> socket.socket:
-        self._vsock_program, device = await start_program(
-            channel,
-            self._children,
-            self._ledger,
-            netns_path=config.netns_path,
-            capabilities=None if config.is_privileged else frozenset(),
-            timeout_s=config.start_timeout_s,
-        )
+    async def _start_vsock_program(
+        self, channel: VhostUserVsockChannel, config: VmConfig, reserved: User | None
+    ) -> socket.socket:
+        directory, program, user = os.path.dirname(channel.device_path), channel.program, None
+        if directory != config.vm_dir:
+            self._acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=directory))
+            os.makedirs(directory, mode=0o700, exist_ok=True)
+        with ExitStack() as views:
+            view = None
+            if not config.is_privileged and not is_script(program):
+                view = await self._make_view("vsock program", vsock_view(channel), config)
+            if view is not None:
+                views.enter_context(view)
+            if view is not None and reserved is not None and directory != config.vm_dir:
+                # Only in the view: on the host it cannot enter the VM's directory.
+                user = vsock_user(reserved)
+                os.chown(directory, user.id, user.id)
+                if path := await first_denied({program: os.X_OK}, user, view):
+                    reason = f"{path!r} cannot be executed by other users"
+                    log.warning("vsock program runs as root", extra={"sandbox": config.sandbox_id, "reason": reason})
+                    os.chown(directory, 0, 0)
+                    user = None
+            self._vsock_program, device = await start_program(
+                channel,
+                self._children,
+                self._ledger,
+                netns_path=config.netns_path,
+                view=view,
+                capabilities=None if config.is_privileged else frozenset(),
+                user=user,
+                timeout_s=config.start_timeout_s,
+            )
         self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=channel.device_path))
         return device
 
@@ -243,32 +284,66 @@ class QemuVm:
         except OSError as error:
             raise Internal(f"make directory {config.vm_dir!r}: {describe_os_error(error)}") from error
 
-    async def _user(self, config: VmConfig) -> User | None:
+    async def _view(self, config: VmConfig) -> OwnedFd | None:
+        """The files that QEMU sees; None for the host's."""
+        program = config.hypervisor_path
+        if reason := host_view_reason(config, is_script=is_script(program)):
+            log.info("qemu sees the host's files", extra={"sandbox": config.sandbox_id, "reason": reason})
+            return None
+        return await self._make_view("qemu", vmm_view(config, program=_real(program)), config)
+
+    async def _make_view(self, who: str, kept: tuple[Kept, ...], config: VmConfig) -> OwnedFd | None:
+        """None where the host does not allow it, as in some user namespaces, or what is kept cannot be found."""
+        made: list[OwnedFd] = []
+
+        def make() -> None:
+            made.append(make_view(kept, config.vm_dir))
+
+        try:
+            await ended(asyncio.ensure_future(in_own_thread(make)))
+            return made[0]
+        except asyncio.CancelledError:
+            for view in made:
+                view.close()
+            raise
+        except OSError as error:
+            reason = describe_os_error(error) + (f" {error.filename!r}" if error.filename else "")
+            log.warning(f"{who} sees the host's files", extra={"sandbox": config.sandbox_id, "reason": reason})
+            return None
+
+    async def _user(self, config: VmConfig, reserved: User | None, view: OwnedFd | None) -> User | None:
         """Whom QEMU runs as; None for root."""
         if not config.first_user_id:
             return None
-        user, reason = None, needs_root(config) or lacks_users(config)
-        if not reason:
-            user = await reserve_user(config)
-            hand_over(config, user)
-            path = await out_of_reach(config, user)
-            reason = f"{path!r} cannot be opened by other users" if path else ""
-        if reason:
-            log.warning("qemu runs as root", extra={"sandbox": config.sandbox_id, "reason": reason})
-            return None
-        return user
+        reason = needs_root(config) or lacks_users(config)
+        if not reason and reserved is not None:
+            hand_over(config, reserved)
+            path = await out_of_reach(config, reserved, view)
+            if not path:
+                return reserved
+            reason = f"{path!r} cannot be opened by other users"
+        log.warning("qemu runs as root", extra={"sandbox": config.sandbox_id, "reason": reason})
+        return None
 
     def _acquire(self, entry: LedgerEntry) -> None:
         self._ledger.acquire(entry)
         self._owned.append(entry)
 
-    async def _spawn(self, config: VmConfig, argv: tuple[str, ...], fds: Mapping[int, int], user: User | None) -> None:
+    async def _spawn(
+        self,
+        config: VmConfig,
+        argv: tuple[str, ...],
+        fds: Mapping[int, int],
+        view: OwnedFd | None,
+        user: User | None,
+    ) -> None:
         capabilities = None if config.is_privileged else frozenset[int]() if user is not None else CAPABILITIES
         self._child = await self._children.spawn(
             argv,
             env=_ENV,
             fds=fds,
             netns_path=config.netns_path,
+            view=view,
             capabilities=capabilities,
             user=user,
             ledger=self._ledger,
@@ -497,6 +572,10 @@ def check_files(config: VmConfig) -> int:
     if boot.image is not None and image_bytes == 0:
         raise InvalidArgument(f"start vm {config.sandbox_id!r}: image {boot.image!r} is empty")
     return image_bytes
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(path)
 
 
 def _are_threads_of(pid: int, threads: tuple[int, ...]) -> bool:

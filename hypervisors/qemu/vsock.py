@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
-from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.processes.launch import User, describe_os_error
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ResourceExhausted
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VhostUserVsockChannel
@@ -79,7 +79,9 @@ async def start_program(
     ledger: Ledger,
     *,
     netns_path: str | None,
+    view: OwnedFd | None,
     capabilities: frozenset[int] | None,
+    user: User | None,
     timeout_s: float,
 ) -> tuple[Child, socket.socket]:
     """The program serves the device, and the connection for QEMU to it.
@@ -97,7 +99,9 @@ async def start_program(
         argv,
         env=_ENV,
         netns_path=netns_path,
+        view=view,
         capabilities=capabilities,
+        user=user,
         ledger=ledger,
         ledger_key=channel.device_path,
     )

@@ -234,8 +234,8 @@ SAFETY: tuple[Key, ...] = (
         "privileged_vmm",
         BOOL,
         False,
-        "QEMU and vhost-device-vsock keep the capabilities of root, and QEMU stays root. Otherwise they lose all, for"
-        " good, but the two that a QEMU of root needs: to open files of any owner, and to lock memory.",
+        "QEMU and vhost-device-vsock keep the capabilities of root, stay root and see the host's files. Otherwise they"
+        " lose all, for good, but the two that a QEMU of root needs: to open files of any owner, and to lock memory.",
         own=True,
     ),
     _H.never("disable_seccomp", BOOL, False, "No seccomp filter for the VMM.", "with QEMU, seccompsandbox decides"),
@@ -243,8 +243,9 @@ SAFETY: tuple[Key, ...] = (
         "rootless",
         BOOL,
         True,
-        "QEMU runs as a user without privileges, one for each sandbox. It stays root, with a warning in the log, for"
-        " confidential guests, VFIO devices, vhost_user_reconnect_timeout_sec and when it could not open a file.",
+        "QEMU and vhost-device-vsock run as users without privileges, two for each sandbox. QEMU stays root, with a"
+        " warning in the log, for confidential guests, VFIO devices, vhost_user_reconnect_timeout_sec and when it"
+        " could not open a file.",
         ann=True,
     ),
     _H.used(

@@ -225,8 +225,8 @@ def agent_channel(config: Config, host: HostFacts, vm_dir: str) -> AgentChannel:
         return VhostUserVsockChannel(
             port=AGENT_VSOCK_PORT,
             program=config.hypervisor.vhost_user_vsock_daemon,
-            device_path=f"{vm_dir}/vhost-vsock.sock",
-            socket_path=f"{vm_dir}/vsock.sock",
+            device_path=f"{vm_dir}/vsock/device.sock",
+            socket_path=f"{vm_dir}/vsock/vsock.sock",
         )
     if wanted == "true" and not host.vhost_vsock:
         raise FailedPrecondition(f"start vm: use_vsock = true in '{config.source}': /dev/vhost-vsock cannot be opened")

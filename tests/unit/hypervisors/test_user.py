@@ -1,6 +1,7 @@
 """QEMU as a user of its own: what it is, what it cannot reach, and when it stays root. Real QEMU under TCG."""
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -13,9 +14,10 @@ from uuid import uuid4
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu.user import COUNT, lacks_users, needs_root, reserve_user
+from hypervisors.qemu.user import COUNT, lacks_users, needs_root, reserve_user, vsock_user
 from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
+from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import User
 from pyshim.model.errors import ResourceExhausted
@@ -89,6 +91,14 @@ def can(pid: int, asked: list[tuple[str, str | int]]) -> list[tuple[str, str | i
     return [(name, value) for name, value in json.loads(ended.stdout)]
 
 
+HIDDEN = ("/root", "/home", "/run/systemd", "/var", "/sys/fs/cgroup/cgroup.procs", "/dev/shm", "/etc/hosts")
+
+
+def shown(pid: int, paths: tuple[str, ...]) -> list[str]:
+    """Those of the paths that exist for process `pid`."""
+    return [path for path in paths if os.path.lexists(f"/proc/{pid}/root{path}")]
+
+
 class Machine:
     """VMs side by side, each in a directory of its own below one."""
 
@@ -135,10 +145,14 @@ def test_a_qemu_has_a_user_of_its_own_and_reaches_neither_root_nor_another_sandb
             assert {facts[name] for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
             assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
             own, neighbour = f"{directory}/vms/pod1", f"{directory}/vms/pod2"
+            assert await asyncio.to_thread(shown, one.pid, HIDDEN) == []
             refused: list[tuple[str, str | int]] = [
+                ("read", "/etc/passwd"),
                 ("read", "/etc/shadow"),
                 ("read", str(secret)),
-                ("write", "/etc/passwd"),
+                ("list", f"/proc/{os.getpid()}"),
+                ("make", "/new"),
+                ("make", "/usr/new"),
                 ("list", own),
                 ("make", f"{own}/new"),
                 ("unlink", f"{own}/qmp.sock"),
@@ -161,7 +175,7 @@ def test_a_qemu_has_a_user_of_its_own_and_reaches_neither_root_nor_another_sandb
                 ("root", 0),
             ]
             # What it may do shows that the probe has the right user.
-            allowed: list[tuple[str, str | int]] = [("signal", one.pid), ("read", "/etc/passwd")]
+            allowed: list[tuple[str, str | int]] = [("signal", one.pid), ("read", "/usr/bin/env")]
             assert await asyncio.to_thread(can, one.pid, [*refused, *allowed]) == allowed
         finally:
             await one.stop()
@@ -195,14 +209,50 @@ def test_a_disk_of_root_is_plugged_by_its_descriptor_and_closed_with_its_unplug(
     asyncio.run(body(), debug=True)
 
 
-@pytest.mark.parametrize("closed", ["kernel", "directory"])
+def test_qemu_reaches_its_files_in_directories_of_root(directory: Path) -> None:
+    """In its view only their own modes count."""
+
+    async def body() -> None:
+        machine = Machine(directory)
+        config = machine.config("pod1")
+        os.chmod(os.path.dirname(config.boot.kernel), 0o700)
+        vm = await machine.boot(config)
+        try:
+            assert int(status(vm.pid)["Uid"].split()[0]) >= FIRST
+        finally:
+            await vm.stop()
+
+    asyncio.run(body(), debug=True)
+
+
+def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
+    directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_flags: int) -> None:
+        raise PermissionError(errno.EPERM, "operation not permitted")
+
+    monkeypatch.setattr(syscalls, "unshare", refused)
+
+    async def body() -> None:
+        vm = await (machine := Machine(directory)).boot(machine.config("pod1"))
+        try:
+            assert os.readlink(f"/proc/{vm.pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        finally:
+            await vm.stop()
+
+    asyncio.run(body())
+
+    told = [vars(each)["reason"] for each in caplog.records if "sees the host's files" in each.getMessage()]
+    assert told == ["EPERM (operation not permitted)"]
+
+
 def test_qemu_stays_root_when_it_could_not_open_a_file_it_needs(
-    directory: Path, closed: str, caplog: pytest.LogCaptureFixture
+    directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
         machine = Machine(directory)
         config = machine.config("pod1")
-        os.chmod(config.boot.kernel if closed == "kernel" else os.path.dirname(config.boot.kernel), 0o600)
+        os.chmod(config.boot.kernel, 0o600)
         vm = await machine.boot(config)
         try:
             assert status(vm.pid)["Uid"].split()[0] == "0"
@@ -248,7 +298,7 @@ def test_a_user_namespace_may_lack_the_users(directory: Path, ranges: str, lacks
 def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypervisors.qemu.user.COUNT", 2)
+    monkeypatch.setattr("hypervisors.qemu.user.COUNT", 4)
     configs = [vm_config(vm_dir=f"{directory}/{name}", sandbox_id=name, first_user_id=FIRST) for name in "abc"]
     for config in configs:
         os.mkdir(config.vm_dir)
@@ -262,7 +312,8 @@ def test_a_user_is_another_sandboxs_only_after_its_directory_is_gone(
 
     first, second, third = asyncio.run(body())
 
-    assert {first.id, second.id} == {FIRST, FIRST + 1}
+    assert {first.id, second.id} == {FIRST, FIRST + 2}
+    assert {vsock_user(first).id, vsock_user(second).id} == {FIRST + 1, FIRST + 3}
     assert third == first
 
 
@@ -277,3 +328,14 @@ def test_a_vm_that_ends_while_a_user_is_chosen_disturbs_nothing(
     user = asyncio.run(reserve_user(config))
 
     assert os.stat(config.vm_dir).st_gid == user.id
+
+
+def test_two_users_are_free_only_together(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shim of a version that gave out single users may have given the odd one to a QEMU that runs."""
+    monkeypatch.setattr("hypervisors.qemu.user.COUNT", 4)
+    config = vm_config(vm_dir=f"{directory}/new", sandbox_id="new", first_user_id=FIRST)
+    for name in ("new", "old"):
+        os.mkdir(directory / name)
+    os.chown(directory / "old", -1, FIRST + 1)
+
+    assert asyncio.run(reserve_user(config)).id == FIRST + 2

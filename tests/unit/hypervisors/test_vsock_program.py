@@ -37,9 +37,9 @@ def channel(bench: Bench, script: str = SERVE) -> VhostUserVsockChannel:
 
 
 def _channel(bench: Bench, program: str) -> VhostUserVsockChannel:
-    vm_dir = bench.directory / "vm"
+    own = bench.directory / "vm/vsock"
     return VhostUserVsockChannel(
-        port=1024, program=program, device_path=f"{vm_dir}/device.sock", socket_path=f"{vm_dir}/vsock.sock"
+        port=1024, program=program, device_path=f"{own}/device.sock", socket_path=f"{own}/vsock.sock"
     )
 
 

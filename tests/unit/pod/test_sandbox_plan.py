@@ -76,8 +76,8 @@ def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_us
     assert vm.agent_channel == VhostUserVsockChannel(
         port=1024,
         program="/opt/vsock",
-        device_path="/run/vc/vm/s1/vhost-vsock.sock",
-        socket_path="/run/vc/vm/s1/vsock.sock",
+        device_path="/run/vc/vm/s1/vsock/device.sock",
+        socket_path="/run/vc/vm/s1/vsock/vsock.sock",
     )
     assert vm.memory.backing is MemoryBacking.SHARED_MEMFD
     assert [param for param in vm.boot.kernel_params if param.startswith("agent.server_addr")] == []

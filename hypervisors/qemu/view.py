@@ -1,0 +1,102 @@
+"""What QEMU, and the program that serves a guest's vsock, see of the host's files, and why. Pure.
+
+A guest that breaks out into one of them finds these files, as they are for every user, and no others: none of other
+sandboxes, of containerd, of the kubelet, of the host's configuration.
+"""
+
+import os
+
+from pyshim.host.mounts.view import Kept
+from pyshim.model.confidential import TdxGuard, UnixQuotes
+from pyshim.model.host_facts import Accelerator
+from pyshim.model.vm import MemoryBacking, VfioDevice, VhostUserVsockChannel, VmConfig
+
+_CODE = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix/store",
+    "/gnu/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+    "/etc/alternatives",
+)
+"""Where distributions keep programs, libraries and QEMU's firmware, and what the dynamic loader reads."""
+_CODE_KEPT = tuple(Kept(path=path, why="programs and libraries", may_lack=True) for path in _CODE)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_PROGRAMS = ("bin", "sbin", "libexec")
+"""Directories beside which a program's libraries and data are."""
+
+
+def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
+    """Why QEMU has to see the host's files as they are, in words for a person; empty where it need not."""
+    if config.is_privileged:
+        return "privileged_vmm is set"
+    if config.opens_sockets:
+        return "connecting again to vhost-user programs (vhost_user_reconnect_timeout_sec) needs their sockets"
+    if is_script:
+        return f"{config.hypervisor_path!r} is a script, which may need any file"
+    return ""
+
+
+def vmm_view(config: VmConfig, *, program: str) -> tuple[Kept, ...]:
+    """`program` is where links from the configured path of QEMU lead to.
+
+    Disks, taps, vhost-net, vhost-vsock, QMP and consoles are handed over open, memory has no name.
+    """
+    kept = [*_CODE_KEPT, Kept(path=_home_of(program), why="QEMU's own libraries, firmware and data")]
+    kept.append(Kept(path=config.hypervisor_path, why="QEMU"))
+    kept.append(Kept(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
+    if config.guard is not None or _passes_devices(config):
+        # Which of them VFIO and the guards open depends on the device, and they come while it runs. The list of the
+        # cgroup says which it may open.
+        kept.append(Kept(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
+    else:
+        kept += (Kept(path=path, why="any program may use it", may_lack=True) for path in _DEVICES)
+        if config.cpu.accelerator is Accelerator.KVM:
+            kept.append(Kept(path="/dev/kvm", why="the accelerator"))
+    if config.memory.backing is MemoryBacking.SHARED_FILE:
+        kept.append(Kept(path="/dev/shm", why="the guest's memory", is_writable=True))
+    boot = config.boot
+    named: dict[str | None, str] = {
+        boot.kernel: "the kernel",
+        boot.initrd: "the initrd",
+        boot.image: "the root image",
+        boot.firmware: "the firmware",
+        config.initdata: "initdata",
+        config.entropy_source: "the entropy source",
+        **{disk.path: f"extension {disk.name!r}" for disk in config.extensions},
+        **{nic.socket_path: f"vhost-user interface {nic.id!r}" for nic in config.vhost_user_nics},
+    }
+    if config.share is not None:
+        named[config.share.socket_path] = "virtiofsd's socket"
+    kept += (Kept(path=path, why=why) for path, why in named.items() if path)
+    if isinstance(config.guard, TdxGuard) and isinstance(config.guard.quotes, UnixQuotes):
+        kept.append(Kept(path=os.path.dirname(config.guard.quotes.path), why="the quoting service", may_lack=True))
+    return tuple(kept)
+
+
+def vsock_view(channel: VhostUserVsockChannel) -> tuple[Kept, ...]:
+    directory = os.path.dirname(channel.device_path)
+    return (
+        *_CODE_KEPT,
+        *(Kept(path=path, why="any program may use it", may_lack=True) for path in _DEVICES),
+        Kept(path=channel.program, why="the program"),
+        Kept(path=directory, why="its sockets", is_writable=True),
+    )
+
+
+def _home_of(program: str) -> str:
+    """Where the program and what belongs to it was installed; the program alone where that would be everything."""
+    home = os.path.dirname(program)
+    if os.path.basename(home) in _PROGRAMS:
+        home = os.path.dirname(home)
+    return home if home != "/" else program
+
+
+def _passes_devices(config: VmConfig) -> bool:
+    return config.pci.hot_plug is not None or any(isinstance(each.device, VfioDevice) for each in config.pci.placed)
