@@ -4,7 +4,7 @@ Theory of operation. A VM is placed when its shim asks, before it boots; one who
 runtime tells of its pod. Every change of what is placed changes the shared CPUs, and with them what other containers
 are due: `due` compares that with what each container was last told.
 
-- a container of a VM whose shim has asked: CPUs and memory nodes of the VM. The shim has placed the threads already,
+- a container of a VM whose shim has asked: the CPUs of the VM. The shim has placed the threads already,
   and learns of changed shared CPUs by this.
 - a container of another VM with CPUs alone: these CPUs. Its shim can pin as many vCPUs to them.
 - a container of another VM: nothing. Its shim would make the VM as large as the set.
@@ -239,7 +239,7 @@ class Pods:
             if not has_asked and not placement.exclusive:
                 return None
             cpus = {*placement.vcpu_cpus, *(placement.service_cpus if has_asked else ())}
-            return CpuSet(cpus=tuple(sorted(cpus)), nodes=placement.memory_nodes)
+            return replace(self._told[container.id], cpus=tuple(sorted(cpus)))
         other = self._others.get(container.id)
         if other is None or other.own_cpus:
             return None

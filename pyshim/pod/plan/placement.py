@@ -2,7 +2,6 @@
 
 from msgspec.structs import replace
 
-from pyshim.model.cgroups import Member, Role
 from pyshim.model.oci import OciSpec
 from pyshim.model.placement import Need, Placed, whole_cpus
 from pyshim.resources.plan import SandboxPlan
@@ -26,8 +25,7 @@ def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
 
 
 def placed(plan: SandboxPlan, answer: Placed) -> SandboxPlan:
-    """The plan with this answer. The sandbox cgroup has its memory nodes; a VMM elsewhere binds guest RAM itself."""
-    if plan.cgroups.members.get(Member.VMM) is Role.SANDBOX or plan.vm.memory.host_nodes:
-        return replace(plan, placement=answer)
-    memory = replace(plan.vm.memory, host_nodes=answer.placement.memory_nodes)
+    """The plan with this answer. Guest RAM comes from its nodes, unless devices that are passed through have theirs."""
+    nodes = plan.vm.memory.host_nodes or answer.placement.memory_nodes
+    memory = replace(plan.vm.memory, host_nodes=nodes)
     return replace(plan, placement=answer, vm=replace(plan.vm, memory=memory))

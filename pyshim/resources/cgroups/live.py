@@ -109,18 +109,21 @@ class SandboxCgroups:
         await self._try_placement()
         await self._join(Member.SHIM, self.own_pid)
         if self._placed is not None:
-            # Whatever the shim starts begins with these CPUs, and its memory is of the placement's nodes.
+            # Whatever the shim starts begins with these CPUs.
             cpus = service_cpus(self._placed.placement, self._placement_cpus())
             self._note(filter(None, [await self._host.pin(self.own_pid, cpus)]))
 
     async def _try_placement(self) -> None:
-        """The cgroup's sets are those of the placement; one that the pod's cgroup does not allow is given up."""
+        """The cgroup's CPUs are those of the placement; one that the pod's cgroup does not allow is given up.
+
+        Its memory nodes stay as they are: the kernel kills who meets their end, while other nodes have memory left.
+        """
         if self._placed is None:
             return
-        cpus, mems = self._placement_cpus(), frozenset(self._placed.placement.memory_nodes)
+        cpus = self._placement_cpus()
         try:
-            await self._check_sets(cpus, mems)
-            await self._apply(cpuset_settings(self._plan, cpus, mems, source=_BY_PLACEMENT))
+            await self._check_sets(cpus, frozenset())
+            await self._apply(cpuset_settings(self._plan, cpus, frozenset(), source=_BY_PLACEMENT))
         except ShimError as error:
             self._note((f"not placed: {error}",))
             self._placed = None
@@ -225,7 +228,6 @@ class SandboxCgroups:
             source = "" if cpus or self._placed is None else _BY_PLACEMENT
             if self._placed is not None:
                 cpus = cpus or self._placement_cpus()
-                mems = mems or frozenset(self._placed.placement.memory_nodes)
             await self._check_sets(cpus, mems)
             if cpus or mems or self._has_sets():
                 await self._apply(cpuset_settings(self._plan, cpus, mems, source=source))

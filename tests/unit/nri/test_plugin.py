@@ -113,7 +113,7 @@ def test_pods_it_never_saw_are_placed_when_it_synchronizes() -> None:
             containers = [container("v1", "vm"), container("c1", "web"), container("s1", "small")]
             await runtime.accept(pods, containers)
 
-            assert await runtime.updates.get() == {"v1": ("1", "0"), "c1": ("0,2-3", "")}
+            assert await runtime.updates.get() == {"v1": ("1", ""), "c1": ("0,2-3", "")}
 
     asyncio.run(go())
 

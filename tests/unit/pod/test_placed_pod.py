@@ -1,6 +1,7 @@
 """A pod whose shim asks where its VM is to run: what it asks, what it keeps of the answer, and no answer at all."""
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.model.errors import ShimError, Unavailable
 from pyshim.model.placement import Need, Placement
@@ -70,6 +71,16 @@ def test_a_pod_asks_for_cpus_alone_when_it_is_guaranteed_whole_ones(
         await stack.delete_last(container)
 
     body()
+
+
+@scenario
+async def test_guest_ram_comes_from_the_placements_nodes(stack: Stack) -> None:
+    _asking(stack, replace(_PLACEMENT, memory_nodes=(0, 1)))
+
+    container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+
+    assert stack.hypervisors[0].config.memory.host_nodes == (0, 1)
+    await stack.delete_last(container)
 
 
 @scenario
