@@ -1,6 +1,7 @@
 """Receivers of OTLP over HTTP on this machine: one that decodes what comes, and one that says what it is told to."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
@@ -58,7 +59,7 @@ class Receiver:
 
 
 @asynccontextmanager
-async def saying(answer: bytes) -> AsyncIterator[str]:
+async def saying(answer: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     """The base URL of a peer that answers every request with these bytes, and hangs up."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,9 +72,9 @@ async def saying(answer: bytes) -> AsyncIterator[str]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
 

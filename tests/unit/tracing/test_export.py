@@ -1,6 +1,7 @@
 """A pod's spans on their way to a receiver of OTLP: what arrives, and what it costs when none takes them."""
 
 import asyncio
+import datetime
 import fcntl
 import itertools
 import json
@@ -8,10 +9,12 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 import termios
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from pyshim.cli.trace import as_otlp
 from pyshim.host.processes.children import Children
+from pyshim.kubernetes.webhook.self_signed import self_signed
 from pyshim.model.trace import NO_PARENT, Span, Trace, mark, span
 from pyshim.tracing import child, exporter
 from pyshim.tracing.exporter import SpanExporter, export, traces_url
@@ -301,6 +305,29 @@ def test_an_answer_that_is_none_is_named(answer: bytes, error: str) -> None:
             assert len(told["error"]) < 1000
             assert told["error"].isprintable()
             assert await reports.end() == []
+
+    run(body())
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_a_receivers_certificate_is_one_that_the_host_trusts(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = self_signed(("127.0.0.1",), days=1, now=datetime.datetime.now(datetime.UTC))
+    for name, text in (("authority", made.authority), ("certificate", made.certificate), ("key", made.key)):
+        (tmp_path / name).write_bytes(text)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "authority") if known else None)
+    monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", trusted)
+
+    async def body() -> None:
+        async with saying(OK, tls) as url:
+            reports = Reports(url)
+            await reports.give(numbered(3))
+            told = await reports.end()
+            assert ["certificate verify failed" in each["error"].lower() for each in told] == ([] if known else [True])
 
     run(body())
 
