@@ -103,6 +103,7 @@ class SpanExporter:
                     (sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_paths()),
                     env=_ENV,
                     fds={_SOCKET_FD: theirs.fileno()},
+                    capabilities=frozenset(),  # it reads what somebody else's server answers
                 )
             except (ShimError, OSError) as error:
                 ours.close()
@@ -183,7 +184,10 @@ class SpanExporter:
             await asyncio.wait([self._starting])
             self._over()
         if self._child is not None:
-            await self._child.end()
+            try:
+                await self._child.end()
+            except ShimError as error:
+                log.warning("exporting process left behind", extra={"error": str(error)})
 
     async def _flush(self) -> None:
         if self._waiting and not self._is_over:

@@ -141,6 +141,24 @@ def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them() -> 
     }
 
 
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def test_the_child_has_no_rights_beside_its_socket() -> None:
+    async def body() -> None:
+        async with Receiver().listening() as receiver, exporting(receiver.url) as (sender, children):
+            sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
+            await receiver.came.wait()
+            (running,) = children.alive
+            status = status_of(running.pid)
+            assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status["CapBnd"], 16) == 0
+            assert status["NoNewPrivs"] == "1"
+
+    run(body())
+
+
 def test_nothing_is_started_before_the_first_create_is_over() -> None:
     async def body() -> None:
         async with exporting(DEAD, flush_s=0.0) as (sender, children):
