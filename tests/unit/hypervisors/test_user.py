@@ -21,7 +21,7 @@ from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.launch import User
 from pyshim.model.errors import ResourceExhausted
-from pyshim.model.vm import PciLayout, PortKind, VmConfig
+from pyshim.model.vm import PciLayout, PortKind, VhostUserVsockChannel, VmConfig
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
@@ -29,6 +29,7 @@ from tests.fakes.vm_config import bootable, vm_config
 
 FIRST = 1879048192
 QEMU = "/usr/bin/qemu-system-x86_64"
+VSOCK_PROGRAM = shutil.which("vhost-device-vsock")
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}"),
@@ -262,6 +263,38 @@ def test_qemu_stays_root_when_it_could_not_open_a_file_it_needs(
         assert vars(warning)["reason"] == f"{config.boot.kernel!r} cannot be opened by other users"
 
     asyncio.run(body())
+
+
+@pytest.mark.skipif(VSOCK_PROGRAM is None, reason="needs vhost-device-vsock (hint: cargo install vhost-device-vsock)")
+def test_the_vsock_program_has_the_next_user_and_a_view_of_its_own_directory(directory: Path) -> None:
+    async def body() -> None:
+        machine = Machine(directory)
+        config = machine.config("pod1")
+        own = f"{config.vm_dir}/vsock"
+        channel = VhostUserVsockChannel(
+            port=1024,
+            program=str(VSOCK_PROGRAM),
+            device_path=f"{own}/device.sock",
+            socket_path=f"{own}/vsock.sock",
+        )
+        vm = await machine.boot(replace(config, agent_channel=channel))
+        try:
+            (program,) = vm.helper_pids
+            facts, qemus = status(program), status(vm.pid)
+            assert int(facts["Uid"].split()[0]) == int(qemus["Uid"].split()[0]) + 1
+            assert {facts[name] for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
+            assert await asyncio.to_thread(shown, program, (*HIDDEN, f"{config.vm_dir}/qmp.sock")) == []
+            refused: list[tuple[str, str | int]] = [("signal", program), ("trace", program), ("connect", own)]
+            assert await asyncio.to_thread(can, vm.pid, refused) == []
+            assert await asyncio.to_thread(can, program, [("signal", vm.pid), ("make", f"{own}/new")]) == [
+                ("make", f"{own}/new")
+            ]
+        finally:
+            await vm.stop()
+        assert machine.ledger.held == {}
+        assert os.listdir(directory / "vms") == []
+
+    asyncio.run(body(), debug=True)
 
 
 @pytest.mark.parametrize(
