@@ -211,8 +211,7 @@ def test_an_image_as_a_volume(pod: Pod, cri: Cri) -> None:
         assert container.sh("cat /image/layer-marker") == "upper\n"
         container.remove()
     finally:
-        ctr("--namespace", "k8s.io", "images", "unmount", image)
-        ctr("--namespace", "k8s.io", "snapshots", "rm", image)
+        ctr("--namespace", "k8s.io", "images", "unmount", "--rm", image)
 
 
 @pytest.mark.parametrize(
