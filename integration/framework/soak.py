@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import images
+from . import images, zygote
 from .cri_soak import private_kib
 from .faulty_pod import FaultyPod, faulty_pod
 from .leaks import HostState, assert_nothing_left
@@ -213,23 +213,25 @@ def main() -> int:
     ground = Ground(
         runtime=Runtime.chosen(), directory=directory / "pods", rootfs=images.unpack_rootfs(directory / "rootfs")
     )
+    zygote.keep_away()
     life_s = undisturbed(ground)
     print(f"seed {asked.seed}; a life takes {life_s:.1f} s", flush=True)
     before = HostState.look((directory,))
     wanted = {victim: getattr(asked, victim) for victim in VICTIMS}
     found = []
-    for loss in losses(ground, wanted, seed=asked.seed, life_s=life_s):
-        found.append(loss)
-        print(loss, flush=True)
-    met = {victim: sum(loss.met for loss in found if loss.victim == victim) for victim in VICTIMS}
-    print(f"{len(found)} pods lost a part, {sum(met.values())} while it was there: {met}", flush=True)
-    for _ in range(asked.pods):
-        undisturbed(ground)
-    print(f"{asked.pods} pods came and went", flush=True)
-    if asked.rounds:
-        warm, last = rounds(ground, asked.rounds)
-        print(f"{asked.rounds} rounds in one pod: {warm} to {last}", flush=True)
-        print(f"the shim grew by {assert_flat(warm, last, asked.rounds):+.1f} KiB a round", flush=True)
+    with zygote.left_behind():  # as on a node: the first `start` leaves one, the others' shims are forked
+        for loss in losses(ground, wanted, seed=asked.seed, life_s=life_s):
+            found.append(loss)
+            print(loss, flush=True)
+        met = {victim: sum(loss.met for loss in found if loss.victim == victim) for victim in VICTIMS}
+        print(f"{len(found)} pods lost a part, {sum(met.values())} while it was there: {met}", flush=True)
+        for _ in range(asked.pods):
+            undisturbed(ground)
+        print(f"{asked.pods} pods came and went", flush=True)
+        if asked.rounds:
+            warm, last = rounds(ground, asked.rounds)
+            print(f"{asked.rounds} rounds in one pod: {warm} to {last}", flush=True)
+            print(f"the shim grew by {assert_flat(warm, last, asked.rounds):+.1f} KiB a round", flush=True)
     assert_nothing_left(before, (directory,))
     print("nothing left", flush=True)
     return 1 if any(loss.problem for loss in found) else 0
