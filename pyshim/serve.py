@@ -74,6 +74,9 @@ REMAINS_TIMEOUT_S = 10.0
 ALONE_S = 60.0
 """A daemon with neither container, VM nor connection ends after this long. containerd connects as soon as `start` has
 answered; when it has died, or has given up a Create, nobody else would end the daemon."""
+FORGOTTEN_S = 600.0
+"""A connected daemon with neither container nor VM ends after this long without a call. A containerd that was killed
+between `start` and Create connects when it comes back, and may then forget the sandbox and keep the connection."""
 
 
 def serve(listening_fd: int, identity: Identity, *, made_by: str, reason: str = "") -> int:
@@ -141,9 +144,16 @@ class _Daemon:
             stop = service.finished
 
             def end_if_alone() -> None:
-                if pod.is_empty and not server.connections:
+                if not pod.is_empty:
+                    return
+                if not server.connections:
                     log.info("neither container nor connection", extra={"pid": os.getpid()})
                     stop.set()
+                elif service.idle_s() >= FORGOTTEN_S:
+                    log.info("connected, and neither container nor call", extra={"pid": os.getpid()})
+                    stop.set()
+                else:
+                    look_later()
 
             look = loop.call_later(ALONE_S, end_if_alone)
 

@@ -107,6 +107,7 @@ class TaskService:
         self._sandboxes = sandboxes
         self._cgroup_mode = cgroup_mode
         self._open: set[_OpenCall] = set()
+        self._last_call_s = time.monotonic()
 
     def services(self) -> Mapping[str, Mapping[str, Handler]]:
         """Handlers for a ttrpc server, the same under both service names."""
@@ -116,6 +117,10 @@ class TaskService:
         }
         handlers |= {name: ImmediateHandler(self._immediate(name, look)) for name, look in self._looks().items()}
         return dict.fromkeys(SERVICES, handlers)
+
+    def idle_s(self) -> float:
+        """How long ago the last call was answered, or this object was made; 0 while one is open."""
+        return 0.0 if self._open else time.monotonic() - self._last_call_s
 
     def open_calls(self) -> Iterator[str]:
         """One line per call that has not been answered yet."""
@@ -188,6 +193,7 @@ class TaskService:
             failure = f"{type(error).__name__}: {error}"
             raise status_of(error, name) from error
         finally:
+            self._last_call_s = time.monotonic()
             self._durations.took(_KATA_NAMES.get(name, name.lower()), time.monotonic() - call.since_s)
             _log_call(call, failure)
 

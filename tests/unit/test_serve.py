@@ -82,6 +82,25 @@ def test_a_daemon_with_neither_container_nor_connection_ends(
     assert not (tmp_path / "shim.sock").exists()
 
 
+def test_a_daemon_that_containerd_has_forgotten_ends_though_it_is_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed between `start` and Create, connected when it came back, and never created the container."""
+    monkeypatch.setattr(pyshim.serve, "ALONE_S", 0.05)
+    monkeypatch.setattr(pyshim.serve, "FORGOTTEN_S", 0.1)
+    daemon, listener = daemon_in(tmp_path)
+
+    async def live() -> None:
+        end = asyncio.create_task(daemon.run(listener))
+        with socket.socket(socket.AF_UNIX) as containerd:
+            containerd.connect(str(tmp_path / "shim.sock"))
+            await asyncio.wait_for(end, 30)
+
+    asyncio.run(live())
+
+    assert not (tmp_path / "shim.sock").exists()
+
+
 def test_a_daemon_that_fails_before_it_serves_leaves_no_socket_to_wait_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
