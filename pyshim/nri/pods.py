@@ -128,8 +128,10 @@ class Pods:
             each.id: self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)
         }
         self._count_others()
-        for pod in self._pods.values():
-            self._place_pod(pod)
+        # Stopped pods are among them, and only containers tell which.
+        for pod_id in dict.fromkeys(each.pod_id for each in self._containers.values()):
+            if pod_id in self._pods:
+                self._place_pod(self._pods[pod_id])
 
     def pod_runs(self, pod: Pod) -> None:
         self._pods[pod.id] = pod
@@ -143,8 +145,7 @@ class Pods:
 
     def container_comes(self, pod: Pod, container: Container) -> CpuSet | None:
         """What the container is to be made with; None: as it is."""
-        if pod.id not in self._pods:
-            self.pod_runs(pod)
+        self.pod_runs(pod)
         self._containers[container.id] = container
         self._told[container.id] = container.had
         self._settled.discard(container.id)
