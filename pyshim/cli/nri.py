@@ -153,7 +153,7 @@ def _print(assignments: Assignments, running: list[Need], needs: list[Need], ref
             rows.append((*size, "-", "-", "-", refused[need.sandbox_id]))
         else:
             cpus = cpuset_text(placement.vcpu_cpus)
-            cells = (cpus, "own" if placement.exclusive else "shared", cpuset_text(placement.memory_nodes))
+            cells = (cpus, "own" if placement.exclusive else "shared", cpuset_text(placement.memory_nodes) or "any")
             rows.append((*size, *cells, f"runs: {placement.why}" if need in running else placement.why))
     headings = ("POD", "VCPUS", "MIB", "CPUS", "", "MEMORY NODES", "WHY")
     print_table(headings, rows, right=("VCPUS", "MIB"), wrap="WHY")

@@ -26,7 +26,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     cpu_nodes: tuple[int, ...]
     """The NUMA nodes the CPUs are of, as they were chosen; they never change while the VM lives."""
     memory_nodes: tuple[int, ...]
-    """Guest RAM comes from these."""
+    """Guest RAM comes from these; empty: from any, as on a machine of one node."""
     exclusive: bool
     why: str
     """One line for people: what was chosen, and what that cost."""

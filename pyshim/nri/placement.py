@@ -285,7 +285,7 @@ class _View:
         """Memory by node that nothing here counts on; what is on several nodes counts by their size."""
         found = {node.id: Fraction(node.memory_bytes) for node in self.nodes.values()}
         uses = [
-            (self._assignments.needs[sandbox_id].memory_bytes, placement.memory_nodes)
+            (self._assignments.needs[sandbox_id].memory_bytes, placement.memory_nodes or self.with_memory)
             for sandbox_id, placement in self._assignments.placements.items()
         ]
         uses += [(other.memory_bytes, self.with_memory) for other in self._assignments.others.values()]
@@ -329,6 +329,10 @@ class _View:
             elif self.with_memory:
                 found.add(min(self.with_memory, key=lambda other: (self.distance(node, other), other)))
         return tuple(sorted(found))
+
+    def bound(self, nodes: tuple[int, ...]) -> tuple[int, ...]:
+        """`nodes`; none where there are no others to keep memory from."""
+        return () if all(node.id in nodes for node in self.nodes.values() if node.memory_bytes > 0) else nodes
 
     def sets(self, size: int) -> Iterable[tuple[int, ...]]:
         """Sets of `size` nodes worth trying, each in ascending order."""
@@ -400,7 +404,7 @@ def _shared(view: _View, need: Need) -> Placement:
         vcpu_cpus=(),
         service_cpus=(),
         cpu_nodes=home.cpu_nodes,
-        memory_nodes=home.memory_nodes,
+        memory_nodes=view.bound(home.memory_nodes),
         exclusive=False,
         why=f"shared CPUs of {_nodes(home.cpu_nodes)}: {load_text} with it{_costs(view, home, need)}",
     )
@@ -442,7 +446,7 @@ def _exclusive(view: _View, need: Need) -> Placement:
         vcpu_cpus=cpus,
         service_cpus=(),
         cpu_nodes=home.cpu_nodes,
-        memory_nodes=home.memory_nodes,
+        memory_nodes=view.bound(home.memory_nodes),
         exclusive=True,
         why=f"CPUs of its own: {' and '.join(parts)} in {where}{sharing}{_costs(view, home, need)}",
     )
@@ -559,7 +563,7 @@ def _costs(view: _View, home: _Home, need: Need) -> str:
     if not home.memory_nodes:
         return "; no node tells its memory"
     if not home.memory_fits:
-        return f"; {need.memory_bytes // MIB} MiB are free on no nodes: memory from all"
+        return f"; {need.memory_bytes // MIB} MiB are free on no nodes: memory from any"
     if home.memory_nodes != home.cpu_nodes:
         return f"; memory of {_nodes(home.memory_nodes)}"
     return "; no fewer nodes have the CPUs and the memory" if len(home.cpu_nodes) > 1 else ""

@@ -96,7 +96,8 @@ class Story:
 def by_policy(story: Story, asked: Need) -> tuple[tuple[int, ...], tuple[int, ...]]:
     story.assignments = place(story.assignments, asked)
     placement = story.assignments.placements[asked.sandbox_id]
-    return placement.vcpu_cpus, placement.memory_nodes
+    with_memory = tuple(node.id for node in story.machine.nodes if node.memory_bytes)
+    return placement.vcpu_cpus, placement.memory_nodes or with_memory
 
 
 def by_number(story: Story, asked: Need) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -122,19 +122,24 @@ def test_memory_that_is_counted_on_is_not_free() -> None:
     assert assignments.placements["next"].memory_nodes == (1,)
 
 
-def test_memory_that_is_nowhere_comes_from_all_nodes() -> None:
+def test_memory_that_is_nowhere_may_come_from_any_node() -> None:
     """Whether the VM boots is decided by the memory that is really free when it does."""
     placement = placed(TWO_SOCKETS, need("fat", 2, memory_mib=200_000)).placements["fat"]
 
-    assert (placement.cpu_nodes, placement.memory_nodes) == ((0,), (0, 1))
-    assert placement.why.endswith("; 200000 MiB are free on no nodes: memory from all")
+    assert (placement.cpu_nodes, placement.memory_nodes) == ((0,), ())
+    assert placement.why.endswith("; 200000 MiB are free on no nodes: memory from any")
 
 
 def test_memory_of_other_containers_counts_on_all_nodes() -> None:
     other = Other(container_id="c", name="default/db/c", memory_bytes=65536 * MIB, own_cpus=())
     before = with_others(placed(TWO_SOCKETS), [other])
 
-    assert place(before, need("fat", 2, memory_mib=40_000)).placements["fat"].memory_nodes == (0, 1)
+    assert place(before, need("fat", 2, memory_mib=40_000)).placements["fat"].cpu_nodes == (0, 1)
+
+
+def test_a_machine_of_one_node_binds_no_memory() -> None:
+    """There is nothing to keep it from, and not every kernel and QEMU can."""
+    assert placed(ONE_NODE, need("a", 2)).placements["a"].memory_nodes == ()
 
 
 def test_a_node_without_memory_is_the_last_and_brings_the_nearest_memory() -> None:
