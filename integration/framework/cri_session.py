@@ -29,6 +29,9 @@ SANDBOX_API_HANDLER = "pykata-sandbox-api"
 """Its sandboxes are asked for through containerd's Sandbox API, where containerd has it."""
 STAND_IN_HANDLER = "pykata-stand-in"
 """Its pods have a program in QEMU's place: no VM, so they are made and gone within a second."""
+RUNC_HANDLER = "runc"
+NRI_SOCKET = GROUND / "nri" / "nri.sock"
+STAND_IN_CONFIG = GROUND / "stubs" / "configuration.toml"
 REMOTE_CONFIG = GROUND / "remote" / "configuration.toml"
 """Written by the tests that use the handler."""
 SUBNET, SUBNET6 = "10.233.7.0/24", "fd00:233:7::/64"
@@ -47,6 +50,9 @@ _FURNITURE = (
     "io.containerd.runtime.v2.task/k8s.io",
     "io.containerd.sandbox.controller.v1.shim/k8s.io",
 )
+
+# The same of runc's shim, whatever the state directory of its containerd.
+_RUNC_STATE = Path("/run/containerd/runc/k8s.io")
 
 
 def _network() -> str:
@@ -82,7 +88,7 @@ def _cri_config() -> str:
     body = "\n".join(line for line in shipped.splitlines() if not line.startswith("version"))
     return f"""{body}
 
-{release.cri_config(sandbox_image=PAUSE_IMAGE, cni=GROUND / "cni")}
+{release.cri_config(sandbox_image=PAUSE_IMAGE, cni=GROUND / "cni", nri=NRI_SOCKET.parent)}
 [{table}.containerd]
   default_runtime_name = "pykata"
 [{table}.containerd.runtimes.{REMOTE_HANDLER}]
@@ -94,11 +100,17 @@ def _cri_config() -> str:
 [{table}.containerd.runtimes.{SANDBOX_API_HANDLER}]
   runtime_type = "io.containerd.pykata.v2"
   {'sandboxer = "shim"' if release.has_sandbox_api else ""}
-[{table}.containerd.runtimes.{STAND_IN_HANDLER}]
+{_runc_handler(shipped, table)}[{table}.containerd.runtimes.{STAND_IN_HANDLER}]
   runtime_type = "io.containerd.pykata.v2"
   [{table}.containerd.runtimes.{STAND_IN_HANDLER}.options]
     ConfigPath = "{stubs.config(GROUND)}"
 """
+
+
+def _runc_handler(shipped: str, table: str) -> str:
+    """The table of runc's handler, where the shipped file has none."""
+    head = f"[{table}.containerd.runtimes.{RUNC_HANDLER}]"
+    return "" if head in shipped else f'{head}\n  runtime_type = "io.containerd.runc.v2"\n'
 
 
 @contextlib.contextmanager
@@ -138,6 +150,7 @@ def cri_daemon(binaries: Path) -> Iterator[Cri]:
         try:
             for name in _FURNITURE:
                 (STATE / name).mkdir(parents=True, exist_ok=True)
+            _RUNC_STATE.mkdir(parents=True, exist_ok=True)
             _import_images(daemon)
             cri = Cri(daemon, logs=GROUND / "pods")
             try:
@@ -147,6 +160,9 @@ def cri_daemon(binaries: Path) -> Iterator[Cri]:
         finally:
             daemon.stop()
             remove_daemon_files(daemon.directories)
+            for directory in (_RUNC_STATE, _RUNC_STATE.parent):
+                with contextlib.suppress(OSError):  # never made, or not empty
+                    directory.rmdir()
 
 
 def _import_images(daemon: Containerd) -> None:

@@ -46,7 +46,7 @@ def test_an_unknown_choice_is_refused_with_the_known_ones(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES.keys())
 def test_configuration_and_shipped_drop_in_are_of_one_dialect(release: Release, tmp_path: Path) -> None:
     drop_in = tomllib.loads(release.drop_in.read_text())
-    ours = tomllib.loads(release.cri_config(sandbox_image="pause", cni=tmp_path))
+    ours = tomllib.loads(release.cri_config(sandbox_image="pause", cni=tmp_path, nri=tmp_path / "nri"))
 
     assert drop_in.get("version", release.config_version) == release.config_version
     (handlers,) = drop_in["plugins"].keys()

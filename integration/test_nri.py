@@ -1,0 +1,235 @@
+"""`pyshim nri run` beside a real containerd: registration, VMs with CPUs of their own, and the containers beside them.
+
+The pods of the first part have a stand-in for the VM: what is tested is what containerd does with the plugin's answers.
+The last test has a VM, whose threads are looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protos.cri import v1_pb2 as pb
+
+from .framework import processes, releases, shim_config
+from .framework.cgroups import SandboxCgroups
+from .framework.cri import Container, Cri, Pod, pod_config
+from .framework.cri_session import NRI_SOCKET, RUNC_HANDLER, STAND_IN_CONFIG, STAND_IN_HANDLER
+from .framework.ctr import Ctr
+from .framework.images import IMAGE
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+pytestmark = pytest.mark.vm
+_PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
+_ONLINE = frozenset(os.sched_getaffinity(0))
+_RESERVED = min(_ONLINE)
+_needs_nri = pytest.mark.skipif(
+    not releases.chosen().has_nri, reason=f"containerd {releases.chosen().generation} has no NRI (CONTAINERD=2.3)"
+)
+_needs_two_cpus = pytest.mark.skipif(len(_ONLINE) < 2, reason="one CPU: none can be had alone")
+
+
+class PluginProcess:
+    """`pyshim nri run`, with its log."""
+
+    def __init__(self, scratch: Path) -> None:
+        self.socket = scratch / "placement.sock"
+        self._log = scratch / "plugin.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, runtime: Path, **environment: str) -> None:
+        words = [str(_PYSHIM), "nri", "run", "--socket", str(runtime), "--placement-socket", str(self.socket)]
+        words += ["--handler", STAND_IN_HANDLER, "--reserved", str(_RESERVED)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, **environment})
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self._process.wait(60)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def has_said(self, text: str, times: int = 1) -> None:
+        eventually(lambda: self.log().count(text) >= times, what=lambda: f"{text!r} {times} times: {self.log()}")
+
+
+@pytest.fixture
+def plugin(cri: Cri, scratch: Path) -> Iterator[PluginProcess]:
+    """It is synchronized."""
+    made = PluginProcess(scratch)
+    made.start(NRI_SOCKET)
+    try:
+        made.has_said("synchronized")
+        yield made
+    finally:
+        assert made.end() == 0, made.log()
+
+
+@contextlib.contextmanager
+def _guaranteed(cri: Cri, cpus: int) -> Iterator[Pod]:
+    """A pod of a VM with so many CPUs, all its own."""
+    config = pod_config(f"vm{cpus}", cri.logs)
+    config.linux.resources.CopyFrom(_limits(cpus))
+    pod = Pod.run(cri, config, STAND_IN_HANDLER)
+    try:
+        yield pod
+    finally:
+        pod.remove()
+
+
+def _limits(cpus: int) -> pb.LinuxContainerResources:
+    return pb.LinuxContainerResources(
+        cpu_quota=cpus * 100_000, cpu_period=100_000, cpu_shares=cpus * 1024, memory_limit_in_bytes=64 << 20
+    )
+
+
+def _pid(container: Container) -> int:
+    info = container.cri.call("ContainerStatus", container_id=container.id, verbose=True).info["info"]
+    return int(json.loads(info)["pid"])
+
+
+def _allowed(pid: int) -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(pid))
+
+
+@_needs_nri
+@_needs_two_cpus
+def test_containers_beside_a_vm_leave_its_cpu_while_it_runs(cri: Cri, plugin: PluginProcess) -> None:
+    with cri.pod(handler=RUNC_HANDLER) as beside:
+        before = _pid(beside.start())
+        assert _allowed(before) == _ONLINE
+
+        with _guaranteed(cri, 1) as vm:
+            eventually(lambda: len(_ONLINE - _allowed(before)) == 1, what=lambda: f"it leaves a CPU: {plugin.log()}")
+            (taken,) = _ONLINE - _allowed(before)
+            assert taken != _RESERVED
+            assert _allowed(_pid(beside.start())) == _ONLINE - {taken}
+            own = vm.start()
+            spec = cri.call("ContainerStatus", container_id=own.id, verbose=True).info["info"]
+            cpu = json.loads(spec)["runtimeSpec"]["linux"]["resources"]["cpu"]
+            assert cpu["cpus"] == str(taken)
+
+        eventually(lambda: _allowed(before) == _ONLINE, what=lambda: f"it has all again: {plugin.log()}")
+
+
+@pytest.fixture
+def asking(cri: Cri, plugin: PluginProcess) -> Iterator[None]:
+    """Shims of the stand-in ask the plugin, for as many vCPUs as their pod has CPUs."""
+    drop_in = STAND_IN_CONFIG.parent / "config.d" / "50-nri.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text(
+        f'[hypervisor.qemu]\noverhead_vcpus = 0\n[runtime]\nplacement_socket = "{plugin.socket}"\n'
+        "static_sandbox_resource_mgmt = true\n"
+    )
+    yield
+    drop_in.unlink()
+    drop_in.parent.rmdir()
+
+
+@_needs_nri
+@_needs_two_cpus
+def test_a_shim_that_asked_is_on_the_shared_cpus_before_and_after_its_container_is_told(
+    cri: Cri, plugin: PluginProcess, asking: None, runtime: Runtime
+) -> None:
+    with cri.pod(handler=RUNC_HANDLER) as beside:
+        other = _pid(beside.start())
+        with _guaranteed(cri, 1) as vm:
+            (shim,) = runtime.shims(vm.id)
+            (taken,) = _ONLINE - _allowed(shim.pid)
+            assert SandboxCgroups(vm.id).record["Placed"]["placement"]["vcpu_cpus"] == [taken]
+            eventually(lambda: _allowed(other) == _ONLINE - {taken}, what=lambda: f"it leaves the CPU: {plugin.log()}")
+
+            vm.start()
+
+            settings = SandboxCgroups(vm.id).record["Settings"]
+            (cpus,) = (each for each in settings if each["File"] == "cpuset.cpus")
+            assert cpus["Source"] == "union of the containers' cpus"
+            assert _allowed(shim.pid) == _ONLINE - {taken}
+            assert plugin.log().count('msg="placed"') == 1, plugin.log()
+        eventually(lambda: _allowed(other) == _ONLINE, what=lambda: f"it has all again: {plugin.log()}")
+
+
+@_needs_nri
+@_needs_two_cpus
+def test_a_plugin_that_was_killed_and_a_containerd_that_was_find_each_other_again(
+    cri: Cri, plugin: PluginProcess
+) -> None:
+    with cri.pod(handler=RUNC_HANDLER) as beside, _guaranteed(cri, 1) as vm:
+        container = _pid(beside.start())
+        vm.start()
+        eventually(lambda: len(_allowed(container)) == len(_ONLINE) - 1, what="it leaves a CPU")
+        left = _allowed(container)
+
+        plugin.end(signal.SIGKILL)
+        late = _pid(beside.start())
+        plugin.start(NRI_SOCKET)
+        plugin.has_said("synchronized", times=2)
+        eventually(lambda: _allowed(late) == left, what=lambda: f"the later one leaves it, too: {plugin.log()}")
+        assert _allowed(container) == left
+
+        cri.daemon.restart(signal.SIGKILL)
+        cri.connect()
+        plugin.has_said("synchronized", times=3)
+        assert _allowed(_pid(beside.start())) == left
+        beside.remove_containers()
+
+
+@_needs_nri
+def test_a_runtime_that_refuses_the_plugin_is_quoted_and_a_wrong_name_is_not_even_asked_for(scratch: Path) -> None:
+    done = subprocess.run(
+        [_PYSHIM, "nri", "run", "--socket", NRI_SOCKET, "--placement-socket", "", "--index", "7"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "pyshim: index plugin '7': not two digits\n")
+
+
+@_needs_two_cpus
+def test_the_threads_of_a_vm_are_where_the_plugin_placed_them_before_it_booted(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    """Through the shim's own question: no NRI is needed."""
+    plugin = PluginProcess(scratch)
+    config = shim_config.variant(scratch)
+    drop_in = scratch / "config.d" / "50-nri.toml"
+    drop_in.parent.mkdir()
+    drop_in.write_text(
+        # As many vCPUs as the container has CPUs.
+        "[hypervisor.qemu]\noverhead_vcpus = 0\n"
+        f'[runtime]\nplacement_socket = "{plugin.socket}"\nstatic_sandbox_resource_mgmt = true\n'
+    )
+    plugin.start(scratch / "no-runtime.sock")
+    try:
+        eventually(plugin.socket.exists, what=lambda: f"the plugin answers: {plugin.log()}")
+        words = ("run", "--detach", "--runtime", runtime.name, "--runtime-config-path", str(config))
+        limits = ("--cpu-quota", "100000", "--cpu-period", "100000", "--cpu-shares", "1024")
+        ctr(*words, *limits, IMAGE, name, "sleep", "100000")
+        sandbox = SandboxCgroups(name)
+        (thread,) = sandbox.vcpu_threads
+
+        (own,) = _allowed(thread)
+        assert own != _RESERVED
+        others = {int(tid) for tid in os.listdir(f"/proc/{sandbox.vmm}/task")} - {thread}
+        for tid in (*others, sandbox.shim, *(each.pid for each in processes.find("virtiofsd", name))):
+            assert _allowed(tid) == _ONLINE - {own}, tid
+        assert sandbox.record["Pinned"] == {"0": own}
+
+        plugin.end(signal.SIGKILL)
+        plugin.start(scratch / "no-runtime.sock")
+        plugin.has_said("kept", times=1)
+        ctr("task", "delete", "--force", name)
+        plugin.has_said("released", times=1)
+    finally:
+        plugin.end()
