@@ -56,6 +56,9 @@ _KUBELET = {
     "registerWithTaints": [],
     # The disk of a test machine may be nearly full: that is not what is tested.
     "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
+    # Small enough for a test to see rotation; the default is 10Mi.
+    "containerLogMaxSize": "64Ki",
+    "containerLogMonitorInterval": "3s",
     "volumePluginDir": f"{GROUND}/volume-plugins",
     "featureGates": {},
 }
@@ -309,6 +312,7 @@ def _api_server() -> list[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={GROUND}/sa.pub",
         f"--service-account-signing-key-file={GROUND}/sa.key",
+        "--allow-privileged=true",
         # No controller makes service accounts here.
         "--disable-admission-plugins=ServiceAccount",
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -277,3 +279,27 @@ def test_the_runtime_class_adds_its_overhead(kube: Cluster) -> None:
         kube.delete("overhead", 0)
     with pytest.raises(Refused, match="RuntimeClass"):
         kube.create("pods", manifest("classless", container("true"), runtimeClassName="no-such-class"))
+
+
+def log_files(pod: str) -> list[Path]:
+    """The main container's, the oldest first; a rotated file is packed once there is a younger one."""
+    (directory,) = Path("/var/log/pods").glob(f"default_{pod}_*/main")
+    return [*sorted(path for path in directory.glob("0.log.*") if path.suffix != ".tmp"), directory / "0.log"]
+
+
+def numbers_in(path: Path) -> list[int]:
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    return [int(number) for number in re.findall(r" stdout F line (\d+)$", text, re.MULTILINE)]
+
+
+def test_a_log_is_rotated_while_the_container_writes_and_no_line_is_lost(kube: Cluster) -> None:
+    line = "i=$((i+1)); echo line $i"
+    script = f"i=0; while [ $i -lt 3000 ]; do {line}; done; while :; do {line}; sleep 0.2; done"
+    with kube.running("talks", container(script)):
+        kube.phase("talks", "Running")
+        eventually(lambda: len(log_files("talks")) > 1, what="the kubelet has rotated the log", within_s=120)
+        eventually(lambda: numbers_in(log_files("talks")[-1]), what="the output goes on in the new file")
+        seen = [number for path in log_files("talks") for number in numbers_in(path)]
+
+    assert len(seen) > 3000
+    assert seen == list(range(1, len(seen) + 1))

@@ -1,0 +1,165 @@
+"""What goes wrong with a pod has the event that docs/KUBERNETES.md names: each row of its table is produced here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.framework import cri_session
+from integration.framework.runtime import Runtime
+from integration.framework.waiting import eventually
+from pyshim.config.sources import SHIPPED_PATH
+
+from .cluster import Cluster, container, manifest
+from .troubleshooting import Row, rows
+
+pytestmark = pytest.mark.vm
+
+SLEEP = "exec sleep 100000"
+_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
+_MERGE = "application/strategic-merge-patch+json"
+
+
+def annotated(name: str, annotations: Mapping[str, str]) -> dict[str, Any]:
+    pod = manifest(name, container(SLEEP))
+    pod["metadata"]["annotations"] = dict(annotations)
+    return pod
+
+
+def limited(name: str, cpu: str, memory: str) -> dict[str, Any]:
+    return manifest(name, container(SLEEP, resources={"limits": {"cpu": cpu, "memory": memory}}))
+
+
+@contextlib.contextmanager
+def created(kube: Cluster, pod: dict[str, Any]) -> Iterator[str]:
+    name: str = pod["metadata"]["name"]
+    kube.create("pods", pod)
+    try:
+        yield name
+    finally:
+        kube.delete(name, 1)
+
+
+@contextlib.contextmanager
+def of_class(kube: Cluster, name: str, handler: str) -> Iterator[None]:
+    """A further RuntimeClass."""
+    made = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler}
+    kube.call("POST", _CLASSES, made)
+    try:
+        yield
+    finally:
+        kube.call("DELETE", f"{_CLASSES}/{name}")
+
+
+@contextlib.contextmanager
+def refused(kube: Cluster, pod: dict[str, Any]) -> Iterator[str]:
+    with created(kube, pod) as name:
+        yield name
+
+
+@contextlib.contextmanager
+def without_handler(kube: Cluster) -> Iterator[str]:
+    with of_class(kube, "elsewhere", "pykata-elsewhere"):
+        pod = manifest("no-handler", container(SLEEP), runtimeClassName="elsewhere")
+        with created(kube, pod) as name:
+            yield name
+
+
+@contextlib.contextmanager
+def without_guest(kube: Cluster) -> Iterator[str]:
+    """The handler of the tests for remote VMs, with the shipped configuration and a kernel that is not there."""
+    config = cri_session.REMOTE_CONFIG
+    config.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        'kernel = "/opt/pyshim/no-such-kernel"' if line.startswith("kernel =") else line
+        for line in Path(SHIPPED_PATH).read_text().splitlines()
+    ]
+    config.write_text("\n".join(lines))
+    try:
+        with of_class(kube, "guestless", cri_session.REMOTE_HANDLER):
+            pod = manifest("no-guest", container(SLEEP), runtimeClassName="guestless")
+            with created(kube, pod) as name:
+                yield name
+    finally:
+        config.unlink()
+
+
+@contextlib.contextmanager
+def with_a_lost_vm(kube: Cluster) -> Iterator[str]:
+    with created(kube, manifest("lost", container(SLEEP), restartPolicy="Always")) as name:
+        kube.phase(name, "Running")
+        sandbox = next(each.id for each in kube.cri.call("ListPodSandbox").items if each.metadata.name == name)
+        for process in Runtime.chosen().vmms(sandbox):
+            os.kill(process.pid, signal.SIGKILL)
+        yield name
+
+
+def resized(memory: str, cpu: str = "100m") -> Callable[[Cluster], contextlib.AbstractContextManager[str]]:
+    """A running pod whose container asks for more than its VM, or its node, has."""
+
+    @contextlib.contextmanager
+    def scene(kube: Cluster) -> Iterator[str]:
+        with created(kube, limited("resized", "100m", "64Mi")) as name:
+            kube.phase(name, "Running")
+            both = {"cpu": cpu, "memory": memory}
+            patch = {"spec": {"containers": [{"name": "main", "resources": {"limits": both, "requests": both}}]}}
+            kube.call("PATCH", f"/api/v1/namespaces/default/pods/{name}/resize", patch, _MERGE)
+            yield name
+
+    return scene
+
+
+Scene = Callable[[Cluster], contextlib.AbstractContextManager[str]]
+_MOUNTED: dict[str, Any] = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+_NO_MAP = {"volumes": [{"name": "v", "configMap": {"name": "no-such-map"}}]}
+SCENES: dict[str, Scene] = {
+    "hostNetwork is true": lambda kube: refused(kube, manifest("host-net", container(SLEEP), hostNetwork=True)),
+    "refuse annotation": lambda kube: refused(
+        kube, annotated("annotated", {"io.katacontainers.config.hypervisor.kernel": "/x"})
+    ),
+    "no runtime for": without_handler,
+    "do not fit on this host": lambda kube: refused(
+        kube, annotated("too-large", {"io.katacontainers.config.hypervisor.default_memory": str(16 << 20)})
+    ),
+    "open kernel": without_guest,
+    "user namespaces": lambda kube: refused(kube, manifest("users", container(SLEEP), hostUsers=False)),
+    "configmap": lambda kube: refused(kube, manifest("mapless", container(SLEEP, **_MOUNTED), **_NO_MAP)),
+    "resource: cpu": lambda kube: refused(kube, limited("many-cpus", "640", "64Mi")),
+    "resource: memory": lambda kube: refused(kube, limited("much-memory", "100m", "16Ti")),
+    "not found in $PATH": lambda kube: refused(kube, manifest("programless", container("", command=["/no/such"]))),
+    "Pod sandbox changed": with_a_lost_vm,
+    "keeps its size": resized("2Gi"),
+    "enough capacity": resized("16Ti"),
+}
+"""By a part of the text of one row."""
+
+
+def scene_of(row: Row) -> Scene:
+    (found,) = (scene for part, scene in SCENES.items() if part in row.text)
+    return found
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.reason}-{row.text[:24]}")
+def test_a_row_of_the_page_is_what_kubernetes_says(kube: Cluster, row: Row) -> None:
+    with scene_of(row)(kube) as pod:
+        eventually(
+            lambda: any(said(kube, pod, row)),
+            what=lambda: f"{row}; events {kube.events(pod)}, status {kube.pod(pod)['status']}",
+            within_s=120,
+            every_s=0.3,
+        )
+
+
+def said(kube: Cluster, pod: str, row: Row) -> Iterator[bool]:
+    if row.detail:
+        for each in kube.pod(pod)["status"].get("conditions", ()):
+            yield (each["type"], each.get("reason")) == (row.reason, row.detail) and row.fits(each.get("message", ""))
+    else:
+        for reason, message in kube.events(pod):
+            yield reason == row.reason and row.fits(message)
