@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from .framework.cri import Pod
+from .framework.pod_overhead import pss_mib
+from .framework.runtime import Runtime
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -49,6 +51,16 @@ def test_top_and_list_show_people_the_same_pod(pod: Pod) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         (line,) = [line for line in done.stdout.splitlines() if line.startswith(pod.id)]
         assert line.endswith("ok")
+
+
+def test_podfixed_counts_what_the_pod_takes_beside_guest_ram(pod: Pod) -> None:
+    runtime = Runtime.chosen()
+    *_base, host_side = told("sizing", "podfixed")["summands"]
+
+    parts = (runtime.vmms(pod.id), runtime.virtiofsds(pod.id), runtime.shims(pod.id))
+    own_mib = sum(pss_mib(process.pid)[0] for found in parts for process in found)
+    assert host_side["source"] == "measured: the one sandbox here"
+    assert int(host_side["memory"].removesuffix("Mi")) == pytest.approx(own_mib, rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -201,10 +201,13 @@ def host_side_mib_of(sandbox: Sandbox) -> float:
 
 
 def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
-    """RAM is a memfd, whose name the kernel shows; where nobody shares it, memory without a name and of its size."""
+    """RAM is a memfd, whose name the kernel shows; where nobody shares it, memory without a name and of its very size.
+
+    A larger one is the code that QEMU translates when it emulates.
+    """
     if mapping.path.startswith("/memfd:"):
         return True
-    return mapping.path in ("", "[anon]") and vm_mib > 0 and mapping.size >= vm_mib << 20
+    return mapping.path in ("", "[anon]") and vm_mib > 0 and mapping.size == vm_mib << 20
 
 
 HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY", "HEALTH")

@@ -294,7 +294,7 @@ fd = os.memfd_create("memory-backend-memfd")
 os.ftruncate(fd, 128 << 20)
 ram = mmap.mmap(fd, 128 << 20)
 own = mmap.mmap(-1, 40 << 20)
-unshared = mmap.mmap(-1, 800 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+unshared = mmap.mmap(-1, 768 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 for memory, size in ((ram, 128), (own, 40), (unshared, 60)):
     for at in range(0, size << 20, 4096):
         memory[at] = 1
