@@ -6,6 +6,7 @@ the kernel would have it.
 
 import random
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 from pyshim.nri.description import Description, machine
@@ -108,6 +109,7 @@ def by_number(story: Story, asked: Need) -> tuple[tuple[int, ...], tuple[int, ..
     return chosen, memory or (0,)
 
 
+@cache
 def figures() -> dict[str, tuple[Figures, Figures]]:
     """By machine: the policy's and the naive order's."""
     return {name: (Story(of).tell(by_policy), Story(of).tell(by_number)) for name, of in ALL.items()}
