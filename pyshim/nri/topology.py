@@ -20,6 +20,7 @@ _SOCKET = ("package_cpus_list", "core_siblings_list")
 """Each the name since Linux 5.3 and, where there is one, the name before."""
 _CACHES = tuple(f"index{number}" for number in range(8))
 """x86 has up to five."""
+_DISTANCE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _TOTAL = re.compile(r"MemTotal:\s+([0-9]{1,15})\s*kB", re.ASCII)
 
 Files = Mapping[str, str]
@@ -71,7 +72,7 @@ def machine_of(files: Files) -> Machine:
 def _node(files: Files, number: int) -> Node:
     path = f"node/node{number}/distance"
     words = _text(files, path).split()
-    if not words or not all(word.isdecimal() for word in words):
+    if not words or not all(_DISTANCE.fullmatch(word) for word in words):
         raise MachineError(f"read '{path}': not a row of distances: {_shown(files[path])}")
     memory_bytes = _total_bytes(files, f"node/node{number}/meminfo")
     return Node(id=number, memory_bytes=memory_bytes, distances=tuple(int(word) for word in words))

@@ -148,6 +148,7 @@ def test_isolated_cpus_are_told() -> None:
         (with_("node/node1/cpulist", "9-15,24-31"), r"read 'node/node\*/cpulist': CPU 8 is online and of no node"),
         (without("node1/distance"), "read 'node/node1/distance': it is missing"),
         (with_("node/node1/distance", "10 far"), "read 'node/node1/distance': not a row of distances: '10 far'"),
+        (with_("node/node1/distance", f"10 {'9' * 5000}"), "not a row of distances: '10 9999"),
         (with_("node/node1/distance", "10"), "read node 1: 1 distances to 2 nodes"),
         (with_("node/node1/meminfo", "MemFree: 3 kB"), "read 'node/node1/meminfo': no line MemTotal in kB"),
         (with_("node/online", "0-2"), "read 'node/node2/distance': it is missing"),
