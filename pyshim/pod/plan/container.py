@@ -23,6 +23,9 @@ from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR, SharePlan
 from pyshim.resources.volumes.plan.volumes import volumes_plan
 
+_DEVICE_MODE = 0o666
+"""Of a device node whose spec names none. Source: runc and crun."""
+
 
 def container_plan(
     *,
@@ -202,7 +205,8 @@ def _is_read_only(device: OciDevice, spec: OciSpec) -> bool:
 
 
 def _guest_device_node(device: OciDevice, spec: OciSpec) -> Mapping[str, Any]:
+    """The spec's device, with a mode: kata-agent makes a node that nobody may open where the spec leaves it out."""
     for raw in (spec.raw.get("linux") or {}).get("devices") or []:
         if raw.get("path") == device.path:
-            return dict(raw)
+            return {**raw, "fileMode": raw.get("fileMode") or _DEVICE_MODE}
     raise InvalidArgument(f"read spec: device {device.path!r} is not in linux.devices")
