@@ -133,7 +133,9 @@ class ScriptedQemu(QemuVm):
                 boot=replace(config.boot, kernel=file, image=file),
                 agent_channel=SerialChannel(port_name="agent", socket_path=f"{vm_dir}/agent.sock"),
                 nics=(),
-                first_user_id=0,  # another user is tried by a thread and a child, for which this loop has no time
+                # A view is made by a thread, another user is tried by a child: this loop has no time for either.
+                is_privileged=True,
+                first_user_id=0,
             )
         )
 
