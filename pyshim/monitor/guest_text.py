@@ -127,7 +127,7 @@ def _describe(
     if family.samples:
         return
     if words[1] == "HELP":
-        family.help = "".join(char for char in words[3] if char.isprintable())[:200].replace("\\", "")
+        family.help = "".join(char for char in words[3] if char.isprintable())[:200].replace("\\", "").strip()
     elif words[3] in _SIMPLE or words[3] in suffixes:
         family.kind = words[3]
         for suffix in suffixes.get(words[3], ()):
