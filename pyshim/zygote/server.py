@@ -1,4 +1,4 @@
-"""The server: it has everything imported, accepts, and forks a child for each caller."""
+"""The server: it has everything imported, examines each caller's request, and forks a child for it."""
 
 import fcntl
 import gc
@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 from typing import NoReturn
 
-from pyshim.host.processes.caller import ProcessCgroups, fresh_signals, world_of
+from pyshim.host.processes.caller import CallerDiffers, ProcessCgroups, fresh_signals, world_of
 from pyshim.host.syscalls import MADV_MERGEABLE, madvise
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.start import zygote as link
@@ -17,6 +17,7 @@ from pyshim.start.daemonize import raise_oom_score
 from pyshim.start.errors import BootstrapError
 from pyshim.zygote.code import code_stamp, is_current
 from pyshim.zygote.fork import ZYGOTES_SIGNALS, become_daemon_of, refuse, say
+from pyshim.zygote.request import receive
 
 SHIM_MODULES = ("pyshim.serve", "concurrent.futures.thread")
 """What a shim uses; asyncio imports the second one when it first needs a thread."""
@@ -106,14 +107,21 @@ class _Server:
                     refuse(connection, "the code on disk has changed")
                     return None
                 try:
+                    request = receive(connection, self._world)
+                except (OSError, ValueError, CallerDiffers) as error:
+                    refuse(connection, str(error))
+                    continue
+                try:
                     child = os.fork()
                 except OSError as error:
+                    request.close()
                     refuse(connection, f"fork: {error.strerror}")
                     continue
                 if child == 0:
                     # The daemon's descriptors get numbers which these objects must not close again.
                     self._listener.detach()
-                    return become_daemon_of(connection.detach(), self._world, self._cgroups)
+                    return become_daemon_of(connection.detach(), request, self._cgroups)
+                request.close()
 
     def close(self) -> None:
         """The address is free for a successor."""

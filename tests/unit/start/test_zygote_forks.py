@@ -102,26 +102,40 @@ def test_a_daemon_that_is_not_released_ends(bare_bench: StartBench) -> None:
     assert not bare_bench.daemons()
 
 
-def test_a_caller_that_takes_its_time_to_ask_does_not_delay_others(bare_bench: StartBench) -> None:
+def test_a_caller_that_asks_nothing_is_refused_after_a_while_and_others_are_served(bare_bench: StartBench) -> None:
     zygote = bare_bench.with_zygote()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as slow:
-        slow.connect(link.address(str(bare_bench.zygote_dir)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.connect(link.address(str(bare_bench.zygote_dir)))
 
         assert is_forked(bare_bench, "c1"), zygote.said
-    assert is_forked(bare_bench, "c2"), zygote.said
+        silent.settimeout(30)
+        assert silent.recv(link.MAX_REPLY_BYTES) == b"no: the request did not come within 1 s"
 
 
-def test_a_caller_that_hangs_up_without_a_request_costs_one_child_that_ends(bare_bench: StartBench) -> None:
+def test_a_caller_that_hangs_up_without_a_request_costs_no_child(bare_bench: StartBench) -> None:
     zygote = bare_bench.with_zygote()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect(link.address(str(bare_bench.zygote_dir)))
-        deadline = time.monotonic() + 30
-        while not (children := children_of(zygote.pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
 
-    ended(*children)
     assert is_forked(bare_bench, "c1"), zygote.said
+    assert len(children_of(zygote.pid)) == 1
+
+
+def test_the_zygote_keeps_no_descriptor_of_its_callers(bare_bench: StartBench) -> None:
+    zygote = bare_bench.with_zygote()
+    before = len(os.listdir(f"/proc/{zygote.pid}/fd"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, open(os.devnull) as file:
+        sock.connect(link.address(str(bare_bench.zygote_dir)))
+        socket.send_fds(sock, [b"no request"], [file.fileno()] * 2)
+        assert sock.recv(link.MAX_REPLY_BYTES).startswith(link.NO)
+
+    assert is_forked(bare_bench, "c1"), zygote.said
+    assert is_forked(bare_bench, "c2"), zygote.said
+    # The last caller may have its answer before the zygote goes on.
+    deadline = time.monotonic() + 30
+    while len(os.listdir(f"/proc/{zygote.pid}/fd")) != before:
+        assert time.monotonic() < deadline, os.listdir(f"/proc/{zygote.pid}/fd")
+        time.sleep(0.005)
 
 
 def test_a_container_of_a_pod_that_has_its_shim_costs_no_fork(bare_bench: StartBench) -> None:
