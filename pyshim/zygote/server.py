@@ -103,9 +103,6 @@ class _Server:
             except TimeoutError:
                 return None
             with connection:
-                if not is_current(self._code):
-                    refuse(connection, "the code on disk has changed")
-                    return None
                 try:
                     request = receive(connection, self._world)
                 except (OSError, ValueError, CallerDiffers) as error:
@@ -122,6 +119,12 @@ class _Server:
                     self._listener.detach()
                     return become_daemon_of(connection.detach(), request, self._cgroups)
                 request.close()
+                # Beside the child's own preparations: to look at 300 files takes as long as these.
+                if not is_current(self._code):
+                    refuse(connection, "the code on disk has changed")
+                    return None
+                with suppress(OSError):  # the caller has gone
+                    connection.send(link.CURRENT)
 
     def close(self) -> None:
         """The address is free for a successor."""
