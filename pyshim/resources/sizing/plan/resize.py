@@ -132,9 +132,10 @@ def resize_plan(vm: VmSize, demands: Sequence[Demand], config: Config, host: Hos
 def check_static_update(vm: VmSize, before: Sequence[Demand], after: Sequence[Demand]) -> None:
     """An update of a VM that is not resized: allowed up to what the VM has, and downwards always.
 
+    CPU sets say where such a VM runs: the kubelet's static CPU manager gives one all CPUs that are no other pod's own.
     Raises FailedPrecondition with the numbers when the containers would together ask for more than there is.
     """
-    had, want = total_vcpus(before)[0], total_vcpus(after)[0]
+    had, want = (sum((each.vcpus for each in demands), Fraction(0)) for demands in (before, after))
     if want > vm.vcpus and want > had:
         raise FailedPrecondition(
             f"update {_changed(before, after)}: {decimal(want)} CPUs for all containers are more than the "

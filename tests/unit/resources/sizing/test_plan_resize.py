@@ -261,6 +261,7 @@ STATIC = replace(VM, vcpus=3, memory_mib=3072)
         pytest.param([asks("5", 9000)], [asks("5", 9000)], id="as-it-was"),
         pytest.param([asks("5", 512)], [asks("5", 1024)], id="one-dimension-over-already"),
         pytest.param([asks("1", 1)], [asks()], id="limits-off"),
+        pytest.param([asks(cpus="0")], [asks(cpus="0,1,2,3")], id="a-larger-cpu-set"),
     ],
 )
 def test_a_static_vm_takes_updates_up_to_its_size(before: list[Demand], after: list[Demand]) -> None:
@@ -289,6 +290,7 @@ def test_a_static_vm_takes_updates_up_to_its_size(before: list[Demand], after: l
             id="memory",
         ),
         pytest.param([asks("5", name="w")], [asks("6", name="w")], "6 CPUs", id="even-further-over"),
+        pytest.param([asks(cpus="0,1,2,3", name="w")], [asks("4", name="w")], "4 CPUs", id="whatever-the-cpu-set-was"),
     ],
 )
 def test_a_static_vm_refuses_updates_beyond_it(before: list[Demand], after: list[Demand], said: str) -> None:

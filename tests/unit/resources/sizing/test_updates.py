@@ -114,6 +114,17 @@ async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(
 
 
 @scenario
+async def test_a_static_vm_takes_any_cpu_set_that_the_kubelet_gives_it(stack: Stack) -> None:
+    """The static CPU manager gives a container without CPUs of its own all that are shared, again and again."""
+    stack.document = document(static=True)
+    container = await stack.run("c1", ["sleep"], linux={"resources": resources(mib=256)})
+
+    await stack.pod.update(container, {"cpu": {"cpus": "0-1"}}, {})
+
+    assert stack.agent.updates[-1].resources.CPU.Cpus == "", "the host's CPUs mean nothing to the guest"
+
+
+@scenario
 async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(stack: Stack) -> None:
     """The kubelet asks every second, and merges events of one text only."""
     stack.document = document(static=True)
