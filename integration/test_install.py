@@ -1,7 +1,6 @@
-"""`pyshim install` on a node with Debian's containerd: pods of runc and of pykata side by side, upgrade, removal.
+"""`pyshim install` on a node with a containerd: pods of runc and of pykata side by side, upgrade, removal.
 
-The node's /etc, /opt, /usr/local and /var/lib are overlays of the test's own. The VMs are stand-ins: what is tested is
-the installation.
+The VMs are stand-ins: what is tested is the installation.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-import stat
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,37 +20,27 @@ import pytest
 from bench import stubs
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
+from pyshim.node import runtime as installed
 from pyshim.node.in_cluster.host import Host
 from pyshim.node.in_cluster.payload import install
 from pyshim.node.release import Sources
 
-from .framework import images, wheels
-from .framework.containerd import DEBIAN
+from .framework import images, releases, wheels
+from .framework.bare_node import CONFIG, BareNode, everything, layouts
 from .framework.waiting import eventually
 
 PROJECT = Path(__file__).resolve().parents[1]
 GROUND = Path("/run/node")
-SOCKET = GROUND / "containerd.sock"
-CONFIG = Path("/etc/containerd/config.toml")
+BARE = BareNode(ground=GROUND, state=GROUND / "state")
+SOCKET = BARE.socket
 PAUSE = "docker.io/local/pause:test"
 BRIDGE = "cniinstall"
-_OVERLAYS = ("/etc", "/opt", "/usr/local", "/var/lib")
-_LOOKED_AT = ("/etc", "/opt", "/usr/local")
+LAYOUTS = layouts(GROUND, PAUSE)
+HANDLERS = {"runc", "pykata", "pykata-tdx", "pykata-snp", "pykata-remote", "pykata-debug"}
+DROP_IN = Path("/etc/containerd/conf.d/pyshim.toml")
 _CONFLIST = f"""\
 {{"cniVersion": "0.4.0", "name": "install", "plugins": [{{"type": "bridge", "bridge": "{BRIDGE}", "ipam":
 {{"type": "host-local", "dataDir": "{GROUND}/leases", "ranges": [[{{"subnet": "10.233.9.0/24"}}]]}}}}]}}
-"""
-# In place of systemd, of which this node has this command only.
-_SYSTEMCTL = f"""\
-#!/bin/sh
-[ "$*" = "restart containerd" ] || exit 1
-if [ -e {GROUND}/pid ]; then
-    kill "$(cat {GROUND}/pid)"
-    while kill -0 "$(cat {GROUND}/pid)" 2>/dev/null; do sleep 0.05; done
-fi
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin PYSHIM_ZYGOTE=off
-setsid containerd --root {GROUND}/root --state {GROUND}/state --address {SOCKET} >>{GROUND}/log 2>&1 </dev/null &
-echo $! >{GROUND}/pid
 """
 _STAND_IN = f"""\
 [hypervisor.qemu]
@@ -64,8 +51,15 @@ virtio_fs_daemon = "{GROUND}/stubs/virtiofsd"
 
 class Node:
     def pyshim(self, *words: str, code: int = 0) -> str:
-        """What `pyshim WORDS` of the checkout printed."""
-        done = subprocess.run([PROJECT / "bin" / "pyshim", *words], capture_output=True, text=True, check=False)
+        """What `pyshim WORDS` of the checkout printed, called from a shell of root's."""
+        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        done = subprocess.run(
+            [PROJECT / "bin" / "pyshim", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PATH": path},
+        )
         assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout}{done.stderr}{self.log()}"
         return done.stdout + done.stderr
 
@@ -75,7 +69,7 @@ class Node:
         return self.pyshim("install", *given, *words, code=code)
 
     def log(self) -> str:
-        return (GROUND / "log").read_text(errors="replace")[-3000:] if (GROUND / "log").exists() else ""
+        return BARE.log_end()
 
     def run_pod(self, handler: str) -> str:
         metadata = pb.PodSandboxMetadata(name=f"pod-{handler}", uid=f"uid-{handler}", namespace="default")
@@ -116,79 +110,45 @@ class Node:
         return grpc.insecure_channel(f"unix://{SOCKET}")
 
 
-def everything() -> dict[str, tuple[int, bytes]]:
-    """All files of the node that an installation may touch."""
-    found: dict[str, tuple[int, bytes]] = {}
-    for top in _LOOKED_AT:
-        for directory, names, files in os.walk(top):
-            for name in (*names, *files):
-                path = Path(directory, name)
-                mode = path.lstat().st_mode
-                is_file = stat.S_ISREG(mode) and path.stat().st_size < 1 << 20
-                content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if is_file else b""
-                found[str(path)] = (mode, content)
-    return found
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
+def node(layout: str) -> Iterator[Node]:
     GROUND.mkdir()
-    mounted = []
     made = Node()
     try:
-        for number, top in enumerate(_OVERLAYS):
-            upper, work = GROUND / f"upper{number}", GROUND / f"work{number}"
-            upper.mkdir()
-            work.mkdir()
-            options = f"lowerdir={top},upperdir={upper},workdir={work}"
-            subprocess.run(["mount", "-t", "overlay", "-o", options, "node", top], check=True)
-            mounted.append(top)
-        opt = f'  [plugins."io.containerd.internal.v1.opt"]\n    path = "{GROUND}/opt"\n'
-        pause = f'[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "{PAUSE}"\n  restrict_oom_score_adj = true\n'
-        CONFIG.parent.mkdir(exist_ok=True)
-        CONFIG.write_text(DEBIAN.replace('  [plugins."io.containerd.grpc.v1.cri"]\n', "") + opt + pause)
-        shutil.rmtree("/etc/cni", ignore_errors=True)
-        Path("/etc/cni/net.d").mkdir(parents=True)
-        Path("/etc/cni/net.d/10-install.conflist").write_text(_CONFLIST)
-        systemctl = Path("/usr/local/sbin/systemctl")
-        systemctl.write_text(_SYSTEMCTL)
-        systemctl.chmod(0o755)
-        stubs.config(GROUND)
-        Path("/etc/pyshim/config.d").mkdir(parents=True)
-        Path("/etc/pyshim/config.d/10-stand-in.toml").write_text(_STAND_IN)
-        with Sources(checkout=str(PROJECT), guest="", lock="", wheel=None, wheels=None) as sources:
-            shutil.copy(sources.wheel(), GROUND)
-        subprocess.run([systemctl, "restart", "containerd"], check=True)
-        eventually(made.answers, what=lambda: f"containerd answers: {made.log()}")
-        images.write_archive(GROUND / "pause.tar", PAUSE, ("sleep", "100000"))
-        ctr = ["ctr", f"--address={SOCKET}", "--namespace=k8s.io"]
-        subprocess.run([*ctr, "images", "import", GROUND / "pause.tar"], check=True, capture_output=True)
-        yield made
+        with BARE.laid_out(LAYOUTS[layout], "/var/lib"):
+            (GROUND / "cni" / "net.d").mkdir(parents=True)
+            (GROUND / "cni" / "net.d" / "10-install.conflist").write_text(_CONFLIST)
+            (GROUND / "cni" / "bin").symlink_to("/usr/lib/cni")
+            stubs.config(GROUND)
+            Path("/etc/pyshim/config.d").mkdir(parents=True)
+            Path("/etc/pyshim/config.d/10-stand-in.toml").write_text(_STAND_IN)
+            with Sources(checkout=str(PROJECT), guest="", lock="", wheel=None, wheels=None) as sources:
+                shutil.copy(sources.wheel(), GROUND)
+            BARE.restart_containerd()
+            eventually(made.answers, what=lambda: f"containerd answers: {made.log()}")
+            images.write_archive(GROUND / "pause.tar", PAUSE, ("sleep", "100000"))
+            ctr = [str(releases.chosen().programs / "ctr"), f"--address={SOCKET}", "--namespace=k8s.io"]
+            subprocess.run([*ctr, "images", "import", GROUND / "pause.tar"], check=True, capture_output=True)
+            try:
+                yield made
+            finally:
+                made.remove_pods()
     finally:
-        made.remove_pods()
-        _end()
         subprocess.run(["ip", "link", "delete", BRIDGE], check=False, capture_output=True)
-        for top in reversed(mounted):
-            subprocess.run(["umount", top], check=True)
         shutil.rmtree(GROUND)
         # runc's shim makes it with the first container of a namespace, and leaves it.
         with contextlib.suppress(FileNotFoundError):
             Path("/run/containerd/runc/k8s.io").rmdir()
 
 
-def _end() -> None:
-    """containerd has ended, and with it its mounts below the ground."""
-    try:
-        pid = int((GROUND / "pid").read_text())
-    except FileNotFoundError:
-        return
-    os.kill(pid, 15)
-    eventually(lambda: not Path(f"/proc/{pid}").exists(), what="containerd has ended")
-
-
-def runtimes() -> set[str]:
-    document = tomllib.loads(CONFIG.read_text())
-    return set(document["plugins"]["io.containerd.grpc.v1.cri"].get("containerd", {}).get("runtimes", {}))
+def runtimes() -> frozenset[str]:
+    """Those of the files, as containerd reads them."""
+    return installed.effective_runtimes(installed.effective(str(BARE.containerd), str(CONFIG)))
 
 
 def refused_without_a_change(node: Node) -> None:
@@ -196,9 +156,10 @@ def refused_without_a_change(node: Node) -> None:
     nowhere = str(GROUND / "nowhere")
     assert "connect to containerd at" in node.install("--restart", "--socket", nowhere, code=1)
     text = CONFIG.read_text()
+    table = (releases.RELEASES["1.6"] if "version = 2" in text else releases.chosen()).cri_table
     for wrong, words in (
         ("version = [\n", f"parse '{CONFIG}'"),
-        (f'{text}[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.pykata]\n', "add runtime 'pykata'"),
+        (f"{text}[{table}.containerd.runtimes.pykata]\n", "add runtime 'pykata'"),
     ):
         CONFIG.write_text(wrong)
         assert words in node.install(code=1)
@@ -225,7 +186,7 @@ def install_as_the_image_does(scratch: Path, guest: Path) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_install_upgrade_and_uninstall(node: Node, scratch: Path) -> None:
+def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -> None:
     before = everything()
 
     assert "write /etc/pyshim/configuration.toml" in node.install("--dry-run")
@@ -235,8 +196,9 @@ def test_install_upgrade_and_uninstall(node: Node, scratch: Path) -> None:
     assert everything() == before
 
     said = node.install("--restart")
-    assert runtimes() == {"runc", "pykata", "pykata-tdx", "pykata-snp", "pykata-remote", "pykata-debug"}
-    assert "change /etc/containerd/config.toml" in said
+    assert runtimes() == HANDLERS
+    assert ("change /etc/containerd/config.toml" in said) == (layout != "imports")
+    assert DROP_IN.exists() == (layout in ("version-3", "imports"))
     assert "ok: containerd" in node.pyshim("verify", "--socket", str(SOCKET))
     assert "ok     /etc/pyshim/configuration.toml" in node.pyshim("status")
     pid = (GROUND / "pid").read_text()
@@ -253,10 +215,10 @@ def test_install_upgrade_and_uninstall(node: Node, scratch: Path) -> None:
 
     stand_in = Path("/etc/pyshim/config.d/10-stand-in.toml")
     stand_in.write_text(_STAND_IN.replace("qemu-system-stub", "nothing"))
-    installed = everything()
+    before_fault = everything()
     assert "open hypervisor" in node.install("--guest", str(guest), "--restart", code=1)
     eventually(node.answers, what=lambda: f"containerd answers: {node.log()}")
-    assert everything() == installed
+    assert everything() == before_fault
     stand_in.write_text(_STAND_IN)
 
     said = install_as_the_image_does(scratch, guest)
