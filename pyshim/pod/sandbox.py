@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from pyshim.concurrency.tasks import TaskOwner, cancel_all, to_the_end, together
 from pyshim.concurrency.undo import Undo
-from pyshim.model.errors import DeadlineExceeded, ShimError, Unavailable
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -218,6 +218,14 @@ class Sandbox:
 
     async def _boot(self) -> None:
         self._undo.push_for(self.plan.vm.stop_timeout_s, self.hypervisor.stop)
+        try:
+            await self._start_vmm()
+        except ShimError as exc:
+            if (told := await self.cgroups.explain_failed_start(str(exc))) != str(exc):
+                raise FailedPrecondition(told) from exc
+            raise
+
+    async def _start_vmm(self) -> None:
         try:
             async with self.cgroups.birth_of_vmm():
                 await together(

@@ -309,6 +309,10 @@ class SandboxCgroups:
             return end.reason
         return await self._with_oom(Member.VMM, "the VMM", end.reason)
 
+    async def explain_failed_start(self, reason: str) -> str:
+        """Why no VM came to be, when its VMM was too large for the pod's cgroup."""
+        return await self._with_oom(Member.VMM, "the VMM", reason) if self._entries else reason
+
     async def explain_virtiofsd(self, reason: str) -> str:
         return await self._with_oom(Member.VIRTIOFSD, "virtiofsd", reason) if self._plan.groups else reason
 
