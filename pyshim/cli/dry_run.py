@@ -23,7 +23,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
-from pyshim.model.kind import ContainerKind, placement
+from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.mounts import HostMount
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.task import RuntimeOptions
@@ -91,27 +91,27 @@ def of_bundle(bundle: str, options: RuntimeOptions | None) -> Plan:
     where = f"{bundle}/config.json"
     spec = parse_spec(_content(where), where)
     container_id = ContainerId(os.path.basename(bundle))
-    place = placement(spec.annotations, container_id)
+    member = membership(spec.annotations, container_id)
     config = load_config(options, spec.annotations, dict(os.environ))
     sandbox = (
-        None if place.kind is ContainerKind.POD_CONTAINER else _sandbox(place.sandbox_id, place.kind, spec, config)
+        None if member.kind is ContainerKind.POD_CONTAINER else _sandbox(member.sandbox_id, member.kind, spec, config)
     )
     container = None
-    if place.kind is not ContainerKind.POD_SANDBOX:
+    if member.kind is not ContainerKind.POD_SANDBOX:
         container = container_plan(
             container_id=container_id,
             bundle=HostPath(bundle),
             rootfs=(),
             spec=spec,
             config=config,
-            share=sandbox.share if sandbox else _share(place.sandbox_id, config),
+            share=sandbox.share if sandbox else _share(member.sandbox_id, config),
             sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
             hostname=spec.hostname,
             sysctls=sandbox.sysctls if sandbox else {},
             terminal=spec.terminal,
         )
     return Plan(
-        title=f"{place.kind.value} '{container_id}'",
+        title=f"{member.kind.value} '{container_id}'",
         config=config,
         sandbox=sandbox,
         argv=_argv(sandbox) if sandbox else (),

@@ -25,26 +25,31 @@ class ContainerKind(StrEnum):
     SINGLE_CONTAINER = "single_container"
 
 
-class Placement(msgspec.Struct, frozen=True, kw_only=True):
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """What a container is to its sandbox: the sandbox itself, one of its containers, or its only one."""
+
     kind: ContainerKind
     sandbox_id: SandboxId
 
 
-def placement(annotations: Mapping[str, str], container_id: ContainerId) -> Placement:
-    """Where the container goes. Raises InvalidArgument for an unknown type or a pod container without a sandbox."""
+def membership(annotations: Mapping[str, str], container_id: ContainerId) -> Membership:
+    """The container's kind and sandbox, as its annotations say.
+
+    Raises InvalidArgument for an unknown type or a pod container without a sandbox.
+    """
     for type_key, sandbox_key in _TYPE_KEYS.items():
         value = annotations.get(type_key)
         if value is None:
             continue
         if value in _SANDBOX_VALUES:
-            return Placement(kind=ContainerKind.POD_SANDBOX, sandbox_id=SandboxId(container_id))
+            return Membership(kind=ContainerKind.POD_SANDBOX, sandbox_id=SandboxId(container_id))
         if value != "container":
             raise InvalidArgument(f"read annotation '{type_key}': unknown container type {value[:100]!r}")
         sandbox_id = annotations.get(sandbox_key, "")
         if not sandbox_id:
             raise InvalidArgument(f"read annotation '{sandbox_key}': container '{container_id}' names no sandbox")
-        return Placement(
+        return Membership(
             kind=ContainerKind.POD_CONTAINER,
             sandbox_id=SandboxId(checked_id(sandbox_id, f"annotation '{sandbox_key}'")),
         )
-    return Placement(kind=ContainerKind.SINGLE_CONTAINER, sandbox_id=SandboxId(container_id))
+    return Membership(kind=ContainerKind.SINGLE_CONTAINER, sandbox_id=SandboxId(container_id))

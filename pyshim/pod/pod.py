@@ -16,7 +16,7 @@ from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
 from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
-from pyshim.model.kind import ContainerKind, Placement, placement
+from pyshim.model.kind import ContainerKind, Membership, membership
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.placement import Placed
 from pyshim.model.seams import ContainerAgent
@@ -98,38 +98,38 @@ class Pod:
         container_id = request.container_id
         where = f"{request.bundle}/config.json"
         spec = parse_spec(await self._env.host.read_bytes(where, MAX_SPEC_BYTES), where)
-        place = placement(spec.annotations, container_id)
-        if place.kind is ContainerKind.POD_CONTAINER:
-            container = await self._create_container(request, spec, self._joined(place, container_id))
+        member = membership(spec.annotations, container_id)
+        if member.kind is ContainerKind.POD_CONTAINER:
+            container = await self._create_container(request, spec, self._joined(member, container_id))
         else:
-            container = await self._create_owner(request, spec, place)
+            container = await self._create_owner(request, spec, member)
         self._containers[container_id] = container
         self._env.publisher.publish(TaskCreated(container_id=container_id, request=request, pid=container.pid))
         return container.pid
 
-    async def _create_owner(self, request: CreateTask, spec: OciSpec, place: Placement) -> Container:
+    async def _create_owner(self, request: CreateTask, spec: OciSpec, member: Membership) -> Container:
         """The sandbox and the container it ends with; neither is left when this raises."""
         if self._owner is not None or self._sandbox is not None:
             other = self._sandbox.plan.sandbox_id if self._sandbox else self._owner
-            raise FailedPrecondition(f"create sandbox '{place.sandbox_id}': this shim already runs '{other}'")
+            raise FailedPrecondition(f"create sandbox '{member.sandbox_id}': this shim already runs '{other}'")
         self._owner = request.container_id
         try:
-            return await self._create_container(request, spec, await self._start_sandbox(request, spec, place))
+            return await self._create_container(request, spec, await self._start_sandbox(request, spec, member))
         except BaseException:
             self._owner = None
             await self._end_sandbox()
             raise
 
-    async def _start_sandbox(self, request: CreateTask, spec: OciSpec, place: Placement) -> Sandbox:
+    async def _start_sandbox(self, request: CreateTask, spec: OciSpec, member: Membership) -> Sandbox:
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
-            self._env.export_trace(self._trace, config.runtime.otlp_endpoint, place.sandbox_id, spec.annotations)
+            self._env.export_trace(self._trace, config.runtime.otlp_endpoint, member.sandbox_id, spec.annotations)
         facts = await step("probe host", self._env.host_facts())
-        devices = await step("find devices", self._env.find_devices(sandbox_question(place.kind, spec, config)))
-        log_found(devices, place.sandbox_id)
+        devices = await step("find devices", self._env.find_devices(sandbox_question(member.kind, spec, config)))
+        log_found(devices, member.sandbox_id)
         plan = sandbox_plan(
-            sandbox_id=place.sandbox_id,
-            kind=place.kind,
+            sandbox_id=member.sandbox_id,
+            kind=member.kind,
             uuid=self._env.new_uuid(),
             spec=spec,
             config=config,
@@ -140,7 +140,7 @@ class Pod:
             dns=await self._dns(spec),
         )
         plan = await self._placed(plan, spec)
-        records = await self._env.open_records(place.sandbox_id)
+        records = await self._env.open_records(member.sandbox_id)
         sandbox = Sandbox(
             plan=plan,
             host_facts=facts,
@@ -182,10 +182,10 @@ class Pod:
             log.warning("no dns for the guest", extra={"error": str(error)})
             return ()
 
-    def _joined(self, place: Placement, container_id: ContainerId) -> Sandbox:
+    def _joined(self, member: Membership, container_id: ContainerId) -> Sandbox:
         sandbox = self._sandbox
-        if sandbox is None or sandbox.plan.sandbox_id != place.sandbox_id:
-            raise NotFound(f"create container '{container_id}': no sandbox '{place.sandbox_id}' in this shim")
+        if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
+            raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
         return sandbox
 
     async def _create_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> Container:

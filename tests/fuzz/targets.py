@@ -32,7 +32,7 @@ from pyshim.model import oci
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import ContainerId
-from pyshim.model.kind import placement
+from pyshim.model.kind import membership
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import spans_from_json
 from pyshim.monitor.answers import GUEST_PREFIXES, resize_request
@@ -104,7 +104,7 @@ def _config_annotations(data: bytes) -> None:
 def _oci_spec(data: bytes) -> None:
     with suppress(ShimError):
         spec = oci.parse_spec(data, "config.json")
-        placement(spec.annotations, ContainerId("c"))
+        membership(spec.annotations, ContainerId("c"))
         raw = guest_spec(
             spec, root_path="/r", mounts=(), seccomp=True, hostname="h", sysctls={}, terminal=False, devices=()
         )

@@ -17,7 +17,7 @@ from pyshim.model.devices import DeviceQuestion, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId
-from pyshim.model.kind import ContainerKind, placement
+from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.oci import OciSpec
 from pyshim.model.vm import VfioDevice
 from pyshim.resources.devices.plan.devices import (
@@ -101,7 +101,7 @@ class PassedDevices:
 
         To be undone by `detach`, also when this raises.
         """
-        if placement(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
+        if membership(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
             return guest  # the pause container uses no device
         question = container_question(spec, self._config, self._known)
         name = container_name(spec.annotations)
@@ -221,7 +221,7 @@ class RemoteVmDevices:
 
     async def attach(self, guest: GuestContainer, spec: OciSpec) -> GuestContainer:
         guest = without_gpu_count(guest, self._known)
-        if placement(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
+        if membership(spec.annotations, ContainerId(guest.container_id)).kind is ContainerKind.POD_SANDBOX:
             return guest  # the pause container uses no device
         asked = await self._find(remote_question(spec))
         inner = own_names(self._known, self._names, container_name(spec.annotations), asked)

@@ -4,7 +4,7 @@ import pytest
 
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId
-from pyshim.model.kind import ContainerKind, placement
+from pyshim.model.kind import ContainerKind, membership
 
 CASES = [
     ({}, ContainerKind.SINGLE_CONTAINER, "me"),
@@ -30,9 +30,9 @@ CASES = [
 
 @pytest.mark.parametrize(("annotations", "kind", "sandbox"), CASES)
 def test_annotations_place_a_container(annotations: dict[str, str], kind: ContainerKind, sandbox: str) -> None:
-    place = placement(annotations, ContainerId("me"))
+    member = membership(annotations, ContainerId("me"))
 
-    assert (place.kind, place.sandbox_id) == (kind, sandbox)
+    assert (member.kind, member.sandbox_id) == (kind, sandbox)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_annotations_place_a_container(annotations: dict[str, str], kind: Contai
 )
 def test_a_bad_annotation_is_named(annotations: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidArgument, match=named):
-        placement(annotations, ContainerId("me"))
+        membership(annotations, ContainerId("me"))

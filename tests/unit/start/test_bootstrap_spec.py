@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId
 from pyshim.model.ids import checked_id as model_checked_id
-from pyshim.model.kind import placement
+from pyshim.model.kind import membership
 from pyshim.start.errors import BootstrapError
 from pyshim.start.spec import checked_id, group_id, parse_json
 
@@ -65,11 +65,11 @@ def test_start_groups_as_create_places(types: dict[str, str], sandboxes: dict[st
         group = group_id(bundle, "c1")
 
     try:
-        place = placement(annotations, ContainerId("c1"))
+        member = membership(annotations, ContainerId("c1"))
     except InvalidArgument:
         assert group == "c1"
     else:
-        assert group == place.sandbox_id
+        assert group == member.sandbox_id
 
 
 def test_spec_that_is_no_object_has_no_group(tmp_path: Path) -> None:

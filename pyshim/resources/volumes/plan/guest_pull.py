@@ -12,7 +12,7 @@ from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath
-from pyshim.model.kind import ContainerKind, placement
+from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.oci import OciSpec
 from pyshim.model.task import RootfsMount
 
@@ -32,7 +32,7 @@ def root_pulled_in_guest(
     if volume is None and not config.runtime.experimental_force_guest_pull:
         return None
     metadata: Mapping[str, str]
-    if placement(spec.annotations, container_id).kind is ContainerKind.POD_SANDBOX:
+    if membership(spec.annotations, container_id).kind is ContainerKind.POD_SANDBOX:
         image, metadata = PAUSE, spec.annotations
     elif volume is not None:
         image, metadata = _volume_image(volume, container_id)
