@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from protos.containerd import task_v2_pb2
+from pyshim.model.units import MIB
 from pyshim.ttrpc import Client
 
 from .framework import shim_config
@@ -25,7 +26,6 @@ from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
-MIB = 1024 * 1024
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 _TMPFS = ("--mount", "type=tmpfs,src=tmpfs,dst=/fill,options=size=400m")
 _ALL = ("cpu", "cpuacct", "cpuset", "memory", "blkio", "pids", "freezer")

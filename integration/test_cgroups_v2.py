@@ -13,6 +13,8 @@ import jeepney
 import msgspec
 import pytest
 
+from pyshim.model.units import MIB
+
 from .conftest import GROUND, own_name
 from .framework import shim_config
 from .framework.ctr import Ctr
@@ -21,7 +23,6 @@ from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
 PROJECT = Path(__file__).resolve().parents[1]
-MIB = 1024 * 1024
 PYTHON = f"{sys.base_prefix}/bin/python{sys.version_info[0]}.{sys.version_info[1]}"
 
 

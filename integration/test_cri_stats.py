@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from protos.cri import v1_pb2 as pb
+from pyshim.model.units import MIB
 
 from .framework.cgroups import SandboxCgroups, pod_cgroup
 from .framework.cri import Container, Cri, Pod, refusal
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
-MIB = 1024 * 1024
 _RUNTIME = "io.katacontainers.config.runtime."
 _FILES = (
     "cd /sys/fs/cgroup; cat memory.current pids.current; grep -E '^(anon|inactive_file) ' memory.stat; cat cpu.stat"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from protos.containerd import runtimeoptions_pb2, task_v2_pb2, types_pb2
+from pyshim.model.units import MIB
 from pyshim.ttrpc import RemoteError
 
 from .framework import oci, shim_config
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.vm
 PROJECT = Path(__file__).resolve().parents[1]
 RECORDS = Path("/run/kata-containers/shared/direct-volumes")
 SHARES = Path("/run/kata-containers/shared/sandboxes")
-MIB = 1 << 20
 OVMF = Path(os.environ.get("PYSHIM_TEST_FIRMWARE", "/usr/share/ovmf/OVMF.fd"))
 """The firmware, as Debian's package ovmf has it."""
 BUSES: dict[str, dict[str, Any]] = {

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from protos.containerd import task_v2_pb2
+from pyshim.model.units import MIB
 from pyshim.ttrpc import Client, RemoteError
 
 from .framework import shim_config
@@ -22,7 +23,6 @@ from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
 pytestmark = pytest.mark.vm
-MIB = 1024 * 1024
 FAILED_PRECONDITION = 9
 _BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task/default")
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from pyshim.model.units import MIB
+
 from .framework import shim_config
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
 
 pytestmark = pytest.mark.vm
-MIB = 1024 * 1024
 HOST_CPUS = len(os.sched_getaffinity(0))
 _PYSHIM = Path(__file__).resolve().parents[1] / "bin" / "pyshim"
 

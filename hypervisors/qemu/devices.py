@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.units import MIB
 from pyshim.model.vm import (
     AgentChannel,
     CpuConfig,
@@ -108,7 +109,7 @@ def memory(config: MemoryConfig, *, hotplug: bool, pmem_bytes: int) -> Words:
     else:
         slots = config.slots if room_mib else 0
     if pmem_bytes:
-        room_mib += -(-pmem_bytes // (1 << 20))
+        room_mib += -(-pmem_bytes // MIB)
         slots += 1
     size = f"{config.boot_mib}M"
     offers_room = slots or (config.virtio_mem and room_mib)

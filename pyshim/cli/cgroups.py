@@ -9,9 +9,9 @@ from pyshim.cli.output import json_option, print_json
 from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 from pyshim.cli.state import read_snapshot
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.units import MIB
 from pyshim.resources.cgroups.host import usage as cgroup_usage
 
-MIB = 1024 * 1024
 _MEANING = {
     "sandbox": "counts as the pod's",
     "overhead": "outside the pod's cgroup",

@@ -12,8 +12,8 @@ from pyshim.kubernetes.agreement import class_fixed, policy_in_force
 from pyshim.kubernetes.quantity import cpu_text, memory_text
 from pyshim.model.config import Config
 from pyshim.model.host_facts import CgroupMode
+from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.capacity import host_side_mib
-from pyshim.resources.sizing.plan.workload import MIB
 
 QEMU_AT_LEAST = (7, 2)
 """Debian 12's, the oldest that the tests run."""

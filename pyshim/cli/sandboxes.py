@@ -14,6 +14,7 @@ from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot, SandboxStatus
 from pyshim.model.trace import spans_from_json
+from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.record import SizingRecord
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState
@@ -197,7 +198,7 @@ def host_side_mib_of(sandbox: Sandbox) -> float:
         except psutil.AccessDenied as error:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), f"/proc/{process.pid}/smaps") from error
         total_bytes += sum(each.pss for each in mappings if not _is_guest_ram(each, sandbox.memory_mib))
-    return total_bytes / (1 << 20)
+    return total_bytes / MIB
 
 
 def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:

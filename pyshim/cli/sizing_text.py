@@ -8,9 +8,9 @@ import msgspec
 from pyshim.kubernetes.agreement import HOST_SIDE, LETTERS, Explanation, Overhead, PolicyView, Summand, total
 from pyshim.kubernetes.pod_size import CPU, MEMORY, PodSizing
 from pyshim.kubernetes.quantity import cpu_text, memory_text
+from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, decimal
 from pyshim.resources.sizing.plan.static import DYNAMIC
-from pyshim.resources.sizing.plan.workload import MIB
 
 BAR_WIDTH = 40
 

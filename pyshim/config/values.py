@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from pyshim.model.units import MIB
+
 MAX_MIB = 1 << 32
 _MAX_VCPUS = 4096
 _TOO_LONG = 10**20
@@ -23,7 +25,6 @@ _HTTP_URL = re.compile(
 )
 _EXTENSION_NAME = re.compile(r"[A-Za-z0-9_-]{1,10}")
 _SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)")
-_MIB = 1 << 20
 _UNIT_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     name: 1 << shift
     for shift, names in (
@@ -198,7 +199,7 @@ def _size_text(text: str) -> int:
         raise ValueError(f'expected MiB, or a number with a unit such as "2 GiB", not {text[:100]!r}')
     if not match[2]:
         return _whole(0, MAX_MIB)(_number(match[1]))
-    return math.ceil(Fraction(match[1]) * _UNIT_BYTES[match[2].lower()] / _MIB)
+    return math.ceil(Fraction(match[1]) * _UNIT_BYTES[match[2].lower()] / MIB)
 
 
 def _sector_size(value: Any) -> int:

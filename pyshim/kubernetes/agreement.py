@@ -11,6 +11,7 @@ from pyshim.kubernetes.pod_size import CPU, HUGEPAGES, MEMORY, PodSizing
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts, elsewhere
 from pyshim.model.kind import ContainerKind
+from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, decimal
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
 from pyshim.resources.sizing.plan.static import (
@@ -24,7 +25,7 @@ from pyshim.resources.sizing.plan.static import (
     memory_unit_mib,
     static_size,
 )
-from pyshim.resources.sizing.plan.workload import MIB, Workload, workload
+from pyshim.resources.sizing.plan.workload import Workload, workload
 
 BLOCK_MIB = 128
 """Memory block of x86-64 guests below 64 GiB, in which a running VM grows."""

@@ -6,7 +6,8 @@ from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.kind import ContainerKind
 from pyshim.model.placement import Need, whole_cpus
-from pyshim.resources.sizing.plan import MIB, is_resizable
+from pyshim.model.units import MIB
+from pyshim.resources.sizing.plan import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu
 
 _GUARANTEED, _BURSTABLE = "/kubepods", "/kubepods/burstable"

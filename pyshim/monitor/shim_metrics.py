@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pyshim.model.durations import BOUNDS_MS, Duration
 from pyshim.model.observation import Observation, VmSize
 from pyshim.model.trace import Span
+from pyshim.model.units import MIB
 from pyshim.monitor.exposition import Family, Sample, gauge, gauges
 from pyshim.monitor.processes import netdev_family, own_families, process_families
 
@@ -37,7 +38,7 @@ def shim_families(
 def _own(pod: Observation) -> list[Family]:
     return [
         _size("pyshim_vm_vcpus", "vCPUs of the VM.", pod.vcpus, 1),
-        _size("pyshim_vm_memory_bytes", "Memory of the VM in bytes.", pod.memory_mib, 1 << 20),
+        _size("pyshim_vm_memory_bytes", "Memory of the VM in bytes.", pod.memory_mib, MIB),
         gauges(
             "pyshim_start_phase_seconds",
             "Time of each step from Create to the first output, of the pod's first container.",

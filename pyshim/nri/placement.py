@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from pyshim.model.cpusets import cpuset_text
 from pyshim.model.errors import InvalidArgument, ResourceExhausted
 from pyshim.model.placement import Need, Placement
+from pyshim.model.units import MIB
 
 __all__ = [
     "Assignments",
@@ -47,7 +48,6 @@ __all__ = [
     "with_others",
 ]
 
-MIB = 1024 * 1024
 _LEVELS = ("node", "socket", "die", "l3")
 """What CPUs have in common, from far to near."""
 _ALL_SETS_OF = 2

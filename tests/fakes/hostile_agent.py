@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 
 from protos.agent import agent_pb2 as pb
+from pyshim.model.units import KIB, MIB
 from pyshim.ttrpc.connection import ServerConnection
 from pyshim.ttrpc.events import RequestReceived
 from pyshim.ttrpc.framing import DATA, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
@@ -15,8 +16,6 @@ from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.messages import response_before
 from pyshim.ttrpc.status import Code, TtrpcError
 from tests.fakes.agent import FakeAgent
-
-KIB, MIB = 1 << 10, 1 << 20
 
 
 class Call:

@@ -8,9 +8,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pyshim.model.units import MIB
 from tests.fakes.qmp_peer import Answer, QmpPeer
-
-MIB = 1 << 20
 
 
 def forget(_peer: QmpPeer, _request: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from hypervisors.qemu.vm import QemuVm
 from pyshim.host.processes.children import ChildExit
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.units import MIB
 from pyshim.model.vm import BlockDevice, Device, GuestLocation, SerialChannel, VmConfig
-from tests.fakes.hostile_qmp import MIB, value
+from tests.fakes.hostile_qmp import value
 from tests.fakes.machine import Machine
 from tests.fakes.qmp_peer import Answer, QmpPeer, agree
 

@@ -9,9 +9,9 @@ from fractions import Fraction
 from pyshim.config.annotations import HYPERVISOR_PREFIX
 from pyshim.kubernetes.pod_size import CPU, MEMORY, PodSizing
 from pyshim.model.config import Config
+from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.record import decimal
 from pyshim.resources.sizing.plan.static import OVERHEAD, is_resizable
-from pyshim.resources.sizing.plan.workload import MIB
 
 DEFAULT_VCPUS, DEFAULT_MEMORY = f"{HYPERVISOR_PREFIX}default_vcpus", f"{HYPERVISOR_PREFIX}default_memory"
 _MILLI = Fraction(1, 1000)

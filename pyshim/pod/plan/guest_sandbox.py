@@ -7,16 +7,17 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.guest import GuestSandbox, KernelModule, Storage
 from pyshim.model.ids import GuestPath, SandboxId
 from pyshim.model.oci import OciSpec
+from pyshim.model.units import GIB, KIB, MIB
 from pyshim.model.vm import split_params
 from pyshim.model.volumes import SourceFacts
 from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, SHARE_TAG
 
-DEFAULT_SHM_BYTES = 64 * 1024 * 1024
+DEFAULT_SHM_BYTES = 64 * MIB
 _MAX_HOSTNAME = 64
 """__NEW_UTS_LEN: what sethostname(2) takes."""
 _UNNAMED_LENGTH = 12
 """A host name must not be empty: without one it is the head of the id, as docker has it."""
-_UNITS = {"k": 1 << 10, "K": 1 << 10, "m": 1 << 20, "M": 1 << 20, "g": 1 << 30, "G": 1 << 30}
+_UNITS = {"k": KIB, "K": KIB, "m": MIB, "M": MIB, "g": GIB, "G": GIB}
 _MOST_DIGITS = 12
 _SHARED = Storage(
     driver="virtio-fs",

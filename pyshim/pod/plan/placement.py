@@ -4,9 +4,10 @@ from msgspec.structs import replace
 
 from pyshim.model.oci import OciSpec
 from pyshim.model.placement import Need, Placed, whole_cpus
+from pyshim.model.units import MIB
 from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.sizing.plan.static import is_resizable
-from pyshim.resources.sizing.plan.workload import MIB, requested_cpu
+from pyshim.resources.sizing.plan.workload import requested_cpu
 
 _NAMES = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name")
 

@@ -22,6 +22,7 @@ from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.seams import Cgroups, PinnedElsewhere
+from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
 from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, service_cpus
 from pyshim.resources.cgroups.plan.settings import (
@@ -38,7 +39,6 @@ from pyshim.resources.sizing.plan import SizingRecord
 
 log = logging.getLogger("pyshim.resources.cgroups.live")
 
-MIB = 1024 * 1024
 CLAIM_S = 10.0
 """For other shims' turns, each of which takes some milliseconds."""
 CLAIM_PAUSE_S = 0.005

@@ -19,6 +19,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.seams import Agent
+from pyshim.model.units import MIB
 from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.sizing.plan import Dimension, SizingRecord, is_resizable
 from pyshim.resources.sizing.plan.resize import (
@@ -33,7 +34,6 @@ from pyshim.resources.sizing.plan.resize import (
 
 log = logging.getLogger("pyshim.resources.sizing.live")
 
-MIB = 1024 * 1024
 _NO_BLOCKS = 1
 """Stands for the memory block of a guest that has none; its memory then stays as it is."""
 Resources = Mapping[str, Any]

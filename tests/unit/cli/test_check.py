@@ -14,7 +14,7 @@ from pyshim.cli.check_host import HostReport, look
 from pyshim.cli.check_verdicts import Level, Verdict, verdicts
 from pyshim.cli.command import run
 from pyshim.model.config import Config
-from pyshim.resources.sizing.plan.workload import MIB
+from pyshim.model.units import MIB
 
 RELEASE = "6.1.0-test"
 MODULES = "kernel/net/{0}.ko.xz: \n"

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Callable
 
 from pyshim.model.errors import ShimError
+from pyshim.model.units import MIB
 from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import APP, POD, SIDE, PodLife
 
-MIB = 1 << 20
 MEMORY_BYTES = 64 * MIB
 """What a peer may make the shim hold: some messages and what has been cut from them."""
 LIFE_S = 3600.0

@@ -21,6 +21,7 @@ from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.ledger import Ledger
 from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
+from pyshim.model.units import MIB
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.state.records import SandboxRecords
@@ -39,7 +40,6 @@ EXEC = ExecId("e1")
 PIPES = Stdio(stdin="/in", stdout="/out", stderr="/err", terminal=False)
 NONE = Stdio(stdin="", stdout="", stderr="", terminal=False)
 DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
-MIB = 1 << 20
 PATIENCE_S = 400.0
 """Virtual seconds after which a call counts as hung: more than any deadline, for a Create several of them."""
 EXIT_S = 40.0

@@ -14,7 +14,8 @@ import pytest
 from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, UNPLUG_TIMEOUT_S, Monitor, QmpEvent
 from hypervisors.qemu.qmp_client import BURST, PAUSE_S
 from pyshim.model.errors import ShimError
-from tests.fakes.hostile_qmp import MIB, MODES
+from pyshim.model.units import MIB
+from tests.fakes.hostile_qmp import MODES
 
 from .qmp_session import Session, run
 

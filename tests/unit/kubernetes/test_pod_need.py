@@ -17,12 +17,12 @@ from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import parse_spec
 from pyshim.model.placement import Need
+from pyshim.model.units import GIB
 from pyshim.pod.plan.placement import placement_need
 from pyshim.pod.plan.sandbox import sandbox_plan
 from tests.fakes.facts import PLENTY, host_facts
 
 HOST = host_facts(cpu_count=64, memory_mib=1 << 20)
-GIB = 1 << 30
 
 
 def config(*, policy: str = "overhead", static: bool = True) -> Config:

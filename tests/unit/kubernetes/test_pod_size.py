@@ -18,8 +18,8 @@ from pyshim.kubernetes.quantity import cpu_text, memory_text, quantity
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.record import decimal
-from pyshim.resources.sizing.plan.workload import MIB
 from tests.fakes.facts import host_facts
 
 Configs = Callable[..., Config]

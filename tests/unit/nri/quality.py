@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
+from pyshim.model.units import MIB
 from pyshim.nri.description import Description, machine
-from pyshim.nri.placement import MIB, Assignments, Machine, Need, place, release
+from pyshim.nri.placement import Assignments, Machine, Need, place, release
 
 from .machines import ALL, need
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.units import MIB
 from pyshim.nri.description import Description, machine
 from pyshim.nri.placement import (
-    MIB,
     Assignments,
     Cpu,
     Machine,

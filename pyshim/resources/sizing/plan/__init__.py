@@ -8,10 +8,9 @@ with the host, `resize.py` decides changes of a running VM. Kubernetes' own arit
 from pyshim.resources.sizing.plan.capacity import capacity_check
 from pyshim.resources.sizing.plan.record import Dimension, SizingRecord
 from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size
-from pyshim.resources.sizing.plan.workload import MIB, Workload, workload
+from pyshim.resources.sizing.plan.workload import Workload, workload
 
 __all__ = [
-    "MIB",
     "Dimension",
     "Headroom",
     "SizingRecord",

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from pyshim.model.config import SWAP_IN_BYTES_ANNOTATION, SWAPPINESS_ANNOTATION, Config
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.units import MIB
 from pyshim.model.vm import BlockDevice, DiskBus
-from pyshim.resources.sizing.plan.workload import MIB, swap_request
+from pyshim.resources.sizing.plan.workload import swap_request
 from pyshim.resources.volumes.plan.disks import disk
 
 MAX_SWAPPINESS = 200

@@ -15,7 +15,6 @@ from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
 
-MIB = 1024 * 1024
 NO_CPU_LIMIT, NO_MEMORY_LIMIT = "no CPU limit", "no memory limit"
 DEFAULT_PERIOD_US = 100_000
 """The kernel's period where a spec names none. Source: Documentation/scheduler/sched-bwc.rst."""

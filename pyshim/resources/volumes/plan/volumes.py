@@ -15,6 +15,7 @@ from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciMount, OciSpec
+from pyshim.model.units import GIB, KIB, MIB
 from pyshim.model.volumes import SourceFacts
 from pyshim.resources.volumes.plan.disk_volumes import (
     DISK_TYPES,
@@ -309,7 +310,7 @@ def _hugepage_limit(spec: OciSpec, page_bytes: int) -> int:
     """Bytes the container may have in pages of this size; 0 when its resources do not say."""
     resources = (spec.raw.get("linux") or {}).get("resources") or {}
     limits = resources.get("hugepageLimits") or []
-    units = {"KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+    units = {"KB": KIB, "MB": MIB, "GB": GIB}
     for limit in limits if isinstance(limits, list) else []:
         size = limit.get("pageSize", "") if isinstance(limit, dict) else ""
         if isinstance(size, str) and size[:-2].isdecimal() and size[-2:] in units:

@@ -14,6 +14,7 @@ from pyshim.model.cpusets import cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import SandboxId
+from pyshim.model.units import MIB
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan, sandbox_cgroup, slice_directory
 from pyshim.resources.cgroups.plan.pinning import pinning
 from pyshim.resources.cgroups.plan.settings import (
@@ -24,8 +25,6 @@ from pyshim.resources.cgroups.plan.settings import (
     limit_settings,
 )
 from pyshim.resources.sizing.plan.record import SizingRecord, dimension
-
-MIB = 1024 * 1024
 
 
 def _config(**runtime: Any) -> Config:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyshim.model.ids import ContainerId
+from pyshim.model.units import MIB
 from tests.unit.pod.conftest import DOCUMENT, Stack, until
-
-MIB = 1024 * 1024
 
 
 def document(*, static: bool = False, **hypervisor: object) -> Mapping[str, Any]:

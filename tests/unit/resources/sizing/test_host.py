@@ -8,9 +8,9 @@ import pytest
 
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion, CgroupLimits, RamBacking
 from pyshim.model.host_facts import CgroupMode
+from pyshim.model.units import GIB
 from pyshim.resources.sizing.host import parent_cgroup, probe_capacity
 
-GIB = 1 << 30
 MEMINFO = """MemTotal:       24684092 kB
 MemAvailable:   22955032 kB
 SwapFree:        2097151 kB

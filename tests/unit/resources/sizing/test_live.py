@@ -8,9 +8,10 @@ import pytest
 
 from pyshim.model.errors import Cancelled, InvalidArgument, NotFound, ShimError
 from pyshim.model.ids import ContainerId
+from pyshim.model.units import MIB
 from tests.unit.pod.conftest import Stack, scenario, until
 
-from .resizable_pod import MIB, POD, add, document, granted, resources, settled, sizing, start_pod
+from .resizable_pod import POD, add, document, granted, resources, settled, sizing, start_pod
 
 
 @scenario

@@ -13,9 +13,9 @@ from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.kind import ContainerKind
-from pyshim.resources.sizing.plan import MIB, Workload, boot_size, headroom, static_size, workload
+from pyshim.model.units import GIB, MIB
+from pyshim.resources.sizing.plan import Workload, boot_size, headroom, static_size, workload
 
-GIB = 1024 * MIB
 POD = "io.kubernetes.cri.sandbox-"
 Configs = Callable[..., Config]
 Hosts = Callable[..., HostFacts]

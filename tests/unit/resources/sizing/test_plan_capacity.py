@@ -11,7 +11,8 @@ from pyshim.model.capacity import CapacityFacts, CgroupLimits, RamBacking
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
-from pyshim.resources.sizing.plan import MIB, Workload, capacity_check, static_size
+from pyshim.model.units import MIB
+from pyshim.resources.sizing.plan import Workload, capacity_check, static_size
 from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
 
 Configs = Callable[..., Config]

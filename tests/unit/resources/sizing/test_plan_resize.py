@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import HostFacts
-from pyshim.resources.sizing.plan import MIB
+from pyshim.model.units import MIB
 from pyshim.resources.sizing.plan.resize import (
     Demand,
     VmSize,

@@ -9,10 +9,10 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec
+from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
 from tests.unit.pod.test_sandbox_plan import make
 
-MIB = 1024 * 1024
 ONLINE_AT_ONCE, MOVABLE = "memhp_default_state=online", "memory_hotplug.online_policy=auto-movable"
 
 

@@ -9,11 +9,12 @@ import pytest
 
 from pyshim.model.config import SWAP_IN_BYTES_ANNOTATION, SWAPPINESS_ANNOTATION
 from pyshim.model.errors import InvalidArgument, ShimError
+from pyshim.model.units import MIB
 from pyshim.pod.plan.guest_spec import guest_resources
 from pyshim.resources.sizing.plan.swap import swap_bytes, swap_file_bytes, swap_header, with_swap
 from tests.unit.pod.conftest import Stack, scenario
 
-from .resizable_pod import MIB, POD, add, start_pod
+from .resizable_pod import POD, add, start_pod
 
 
 def memory(**members: int) -> dict[str, Any]:

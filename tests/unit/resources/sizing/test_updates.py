@@ -8,9 +8,10 @@ import pytest
 
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.model.task import Status
+from pyshim.model.units import MIB
 from tests.unit.pod.conftest import Stack, scenario, until
 
-from .resizable_pod import MIB, POD, add, document, resources, settled, start_pod
+from .resizable_pod import POD, add, document, resources, settled, start_pod
 
 
 @scenario
