@@ -27,8 +27,9 @@ from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal, objects, stacks
-from pyshim.host.processes.children import Children, start_ticks_of
+from pyshim.host.processes.children import Children
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
+from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pyshim.cleanup.background import Outcome, Tell, Work, apart
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.host.mounts.table import unmount_all
+from pyshim.host.processes.stat import start_ticks_of
 from pyshim.start import spec, wire
 from pyshim.start.argv import Invocation
 from pyshim.start.errors import BootstrapError, os_failure
@@ -52,13 +53,8 @@ def main(call: Invocation, *, state_root: str = STATE_ROOT, register: str = REGI
 
 
 def _own_age_s() -> float:
-    """Seconds since this process was started: on a busy node the interpreter takes some of containerd's five.
-
-    Source: proc(5), /proc/pid/stat, field 22, in clock ticks since boot.
-    """
-    with open("/proc/self/stat", "rb") as file:
-        started_ticks = int(file.read().rpartition(b")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
+    """Seconds since this process was started: on a busy node the interpreter takes some of containerd's five."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks_of("self") / os.sysconf("SC_CLK_TCK")
 
 
 def delete(

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from pyshim.host.processes.stat import stat_fields
 from pyshim.monitor.exposition import Family, Sample, gauge, gauges
 
 _STATUS_ITEMS = (
@@ -89,12 +90,6 @@ def netdev_family(pid: int, name: str, proc_root: str = "/proc") -> Family:
                 for item, value in zip(_NETDEV_ITEMS, rest.split(), strict=False)
             ]
     return Family(name, "gauge", "Counters of the network interfaces of the pod on the host.", tuple(samples))
-
-
-def stat_fields(pid: int | str, proc_root: str = "/proc") -> list[str]:
-    """The fields of /proc/PID/stat after the command, the state being the first (proc(5) counts it as field 3)."""
-    with open(f"{proc_root}/{pid}/stat", encoding="ascii", errors="replace") as file:
-        return file.read().rpartition(")")[2].split()
 
 
 def _boot_time_s(proc_root: str) -> int:

@@ -25,7 +25,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.debug": (),
     "pyshim.start": (),
     "pyshim.task": ("pyshim.model", "pyshim.ttrpc", "protos"),
-    "pyshim.monitor": ("pyshim.model",),
+    "pyshim.monitor": ("pyshim.host", "pyshim.model"),
     "pyshim.node_monitor": ("pyshim.monitor", "pyshim.model", "protos"),
     "pyshim.pod": ("pyshim.resources", "pyshim.concurrency", "pyshim.model", "hypervisors.base"),
     "pyshim.resources": (

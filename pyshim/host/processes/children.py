@@ -19,6 +19,7 @@ import msgspec
 
 from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.launch import FileActions, Launch, SpawnFailed, User, describe_os_error, kill_and_reap
+from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.streams.paced_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
@@ -51,12 +52,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def start_ticks_of(pid: int, proc_root: str = "/proc") -> int:
-    """When `pid` started, in clock ticks since boot; with the pid it names one process (proc(5), stat field 22)."""
-    with open(f"{proc_root}/{pid}/stat", encoding="ascii", errors="replace") as file:
-        return int(file.read().rpartition(")")[2].split()[19])
 
 
 class Child:

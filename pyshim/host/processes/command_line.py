@@ -4,6 +4,8 @@ import ctypes
 import mmap
 import os
 
+from pyshim.host.processes.stat import stat_fields
+
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _NO_FD = 0xFFFFFFFF
 _kept: list[mmap.mmap] = []
@@ -31,8 +33,7 @@ def set_command_line(words: list[str]) -> None:
     region.write(text)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p
-    with open("/proc/self/stat", "rb") as file:
-        fields = [0, 0, 0, *map(int, file.read().rpartition(b")")[2].split()[1:])]  # at field number less one
+    fields = [0, 0, 0, *map(int, stat_fields("self")[1:])]  # at field number less one
     start = ctypes.addressof(ctypes.c_char.from_buffer(region))
     memory_map = _MemoryMap(
         start_code=fields[25],

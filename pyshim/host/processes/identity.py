@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pyshim.host.processes.stat import stat_fields
 from pyshim.model.errors import DeadlineExceeded, InvalidArgument
 
 _STOP_WAIT_S = 0.5
@@ -28,19 +29,10 @@ class ProcessRef(NamedTuple):
 def start_ticks(pid: int) -> int | None:
     """When `pid` started, in clock ticks since boot; None when there is no such process, or only its zombie."""
     try:
-        fields = _stat_fields(str(pid))
+        fields = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in _DEAD else int(fields[19])
-
-
-def _stat_fields(task: str) -> list[bytes]:
-    """What /proc/<task>/stat says, from the state on: the command name before it may hold spaces and parentheses.
-
-    Source: proc(5), /proc/pid/stat. Raises OSError.
-    """
-    with open(f"/proc/{task}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()
 
 
 def is_alive(process: ProcessRef) -> bool:
@@ -71,7 +63,7 @@ def find_by_argument(text: str) -> tuple[ProcessRef, ...]:
 def parent(pid: int) -> int:
     """The pid of its parent; 0 when there is no such process."""
     try:
-        return int(_stat_fields(str(pid))[1])
+        return int(stat_fields(pid)[1])
     except (FileNotFoundError, ProcessLookupError):
         return 0
 
@@ -178,7 +170,7 @@ def _runs(pid: int) -> bool:
     """Some thread of it is neither stopped nor dead."""
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
-            if _stat_fields(f"{pid}/task/{thread}")[0] not in (*_STOPPED, *_DEAD):
+            if stat_fields(f"{pid}/task/{thread}")[0] not in (*_STOPPED, *_DEAD):
                 return True
     except (FileNotFoundError, ProcessLookupError):
         pass  # it, or a thread of it, has ended

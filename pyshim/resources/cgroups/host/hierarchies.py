@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from pyshim.host.processes.identity import parent
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition
 
@@ -142,13 +143,8 @@ def move(directory: str, file: str, number: int) -> None:
 def own_children(directory: str) -> Iterator[int]:
     """This process and its children, of those in the cgroup."""
     for pid in members(directory):
-        if pid == os.getpid() or _parent_of(pid) == os.getpid():
+        if pid == os.getpid() or parent(pid) == os.getpid():
             yield pid
-
-
-def _parent_of(pid: int) -> int:
-    fields = read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(fields[1]) if len(fields) > 1 else 0
 
 
 def upwards(path: str) -> Iterator[str]:
