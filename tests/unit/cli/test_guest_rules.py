@@ -21,8 +21,6 @@ RULES = "*filter\n:INPUT ACCEPT [0:0]\nCOMMIT\n"
 class Shim(socketserver.ThreadingUnixStreamServer):
     """The monitor socket of sandbox ab12: keeps what it is asked, answers what it was given."""
 
-    daemon_threads = True
-
     def __init__(self, directory: Path) -> None:
         (directory / "ab12").mkdir()
         super().__init__(f"{directory}/ab12/shim-monitor.sock", _Requests)
@@ -41,7 +39,8 @@ class _Requests(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text)
+        if text:  # even of nothing, a write fails once the client has closed
+            self.wfile.write(text)
 
     do_GET = do_PUT = _take
 
