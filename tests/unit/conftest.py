@@ -1,7 +1,6 @@
 """Configurations, host facts and specs as plain values; a FIFO, links, a process to end, mounts of a forked child."""
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -23,8 +22,9 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec, parse_spec
 from tests.fakes.facts import host_facts
 from tests.fakes.namespaces import Namespace
+from tests.fakes.open_files import same_open_files
 from tests.fakes.wire import Wire
-from tests.unit.host.child_scenarios import Scenario, open_fds
+from tests.unit.host.child_scenarios import Scenario
 
 CLONE_NEWNS = 0x00020000
 
@@ -130,11 +130,9 @@ def run_scenario() -> Iterator[Callable[[Scenario], None]]:
     def run_it(scenario: Scenario) -> None:
         async def body() -> None:
             children = Children()
-            gc.collect()  # closes now what earlier tests left to it
-            before = open_fds()
-            await scenario(children)
-            assert children.alive == ()
-            assert open_fds() == before
+            with same_open_files():
+                await scenario(children)
+                assert children.alive == ()
 
         asyncio.run(body(), debug=True)
 

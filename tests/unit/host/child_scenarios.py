@@ -1,6 +1,5 @@
 """What tests of children are made of."""
 
-import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -8,10 +7,6 @@ from pyshim.host.processes.children import Child, Children
 
 ENV = {"PATH": "/usr/bin:/bin"}
 Scenario = Callable[[Children], Coroutine[Any, Any, None]]
-
-
-def open_fds() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
 
 
 def shell(script: str) -> list[str]:

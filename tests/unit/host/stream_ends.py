@@ -1,7 +1,6 @@
 """Both ends of a process's streams: the shim's as `open_streams` gives them, and the client's."""
 
 import asyncio
-import gc
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pyshim.host.streams.files import FileInput, FileOutput
 from pyshim.host.streams.log_programs import LogProgramTimes
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.task import Stdio
+from tests.fakes.open_files import same_open_files
 
 TIMEOUT_S = 20
 SHORT = LogProgramTimes(ready_s=0.5, end_of_input_s=0.2, terminate_s=0.2)
@@ -21,23 +21,11 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
     """`body` on a loop of its own, with as many open files after as before."""
 
     async def bounded() -> None:
-        gc.collect()  # closes now what earlier tests left to it
-        before = open_files()
-        async with asyncio.timeout(TIMEOUT_S):
-            await body()
-        assert open_files() == before
+        with same_open_files():
+            async with asyncio.timeout(TIMEOUT_S):
+                await body()
 
     asyncio.run(bounded())
-
-
-def open_files() -> set[str]:
-    links = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            links.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
-        except FileNotFoundError:
-            continue
-    return links
 
 
 async def opened(

@@ -1,11 +1,11 @@
 """A monitor of a scripted QEMU."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 
 from hypervisors.qemu.qmp import Monitor, QmpEvent
 from tests.fakes.clock import run_fast_forward
+from tests.fakes.open_files import same_open_files
 from tests.fakes.qmp_peer import Answer, QmpPeer
 
 
@@ -20,12 +20,11 @@ def run_with_qemu(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _alone(scenario: Callable[[], Awaitable[None]], limit_s: float = 60) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    async with asyncio.timeout(limit_s):
-        await scenario()
-    await asyncio.sleep(0)
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert len(os.listdir("/proc/self/fd")) == before
+    with same_open_files():
+        async with asyncio.timeout(limit_s):
+            await scenario()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 class Session:

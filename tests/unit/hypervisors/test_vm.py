@@ -4,7 +4,6 @@ Real QEMU under TCG; the guests are kernels of a few bytes, the broken VMMs are 
 """
 
 import asyncio
-import gc
 import os
 import shutil
 import signal
@@ -28,6 +27,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.vm import VmConfig, VmExit, VmExitKind, VsockChannel
 from tests.fakes.ledger import FakeLedger
+from tests.fakes.open_files import same_open_files
 from tests.fakes.tiny_kernel import FLOOD, HALT, PANIC_EVENT, POWER_OFF, RESET, say
 from tests.fakes.vm_config import bootable
 
@@ -75,14 +75,12 @@ def greet():
 
 def run(directory: Path, scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
     async def body() -> None:
-        gc.collect()  # what tests before this one left to it closes its files now, not meanwhile
-        before = sorted(os.listdir("/proc/self/fd"))
-        bench = Bench(directory)
-        async with asyncio.timeout(60):
-            await scenario(bench)
-        assert bench.ledger.held == {}
-        assert bench.children.alive == ()
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        with same_open_files():
+            bench = Bench(directory)
+            async with asyncio.timeout(60):
+                await scenario(bench)
+            assert bench.ledger.held == {}
+            assert bench.children.alive == ()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(body(), debug=True)

@@ -13,14 +13,13 @@ from pyshim.config.sources import Source
 from pyshim.kubernetes.pod_need import pod_need
 from pyshim.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
 from pyshim.model.config import Config
-from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import parse_spec
 from pyshim.model.placement import Need
 from pyshim.model.units import GIB
 from pyshim.pod.plan.placement import placement_need
-from pyshim.pod.plan.sandbox import sandbox_plan
-from tests.fakes.facts import PLENTY, host_facts
+from tests.fakes.facts import host_facts
+from tests.fakes.sandbox_plans import planned
 
 HOST = host_facts(cpu_count=64, memory_mib=1 << 20)
 
@@ -49,17 +48,7 @@ def asked_by_the_shim(pod: PodSizing, of: Config) -> Need:
         "linux": {"cgroupsPath": f"{parent}/pod1/s1", "namespaces": [{"type": "network", "path": "/run/netns/1"}]},
     }
     spec = parse_spec(json.dumps(document).encode(), "config.json")
-    plan = sandbox_plan(
-        sandbox_id=SandboxId("prod/db"),
-        kind=ContainerKind.POD_SANDBOX,
-        uuid="u",
-        spec=spec,
-        config=of,
-        host=HOST,
-        capacity=PLENTY,
-        sources={},
-    )
-    return placement_need(plan, spec)
+    return placement_need(planned(of, HOST, spec, sandbox_id="prod/db", kind=ContainerKind.POD_SANDBOX), spec)
 
 
 def container(cpu: Fraction, memory: int, *, requested: bool = True, **more: Any) -> PodContainer:

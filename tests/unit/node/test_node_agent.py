@@ -323,13 +323,17 @@ def test_an_agent_that_is_ended_half_way_lets_the_installation_undo_its_work(tmp
     assert (node.labels, node.taints) == ({STATE: "installing"}, ["other", TAINT])
 
 
+async def removal_waits_for_a_pod(node: Node) -> None:
+    await until(node.ready.exists)
+    node.status(pods={"0.1.0-new": ["shop/web-0"]})
+    node.wish.touch()
+    await until(lambda: MESSAGE in node.notes)
+
+
 def test_removal_takes_the_labels_first_waits_for_pods_and_does_not_install_again(tmp_path: Path) -> None:
     async def scene(node: Node, access: Access) -> None:
         async with node.running(access):
-            await until(node.ready.exists)
-            node.status(pods={"0.1.0-new": ["shop/web-0"]})
-            node.wish.touch()
-            await until(lambda: MESSAGE in node.notes)
+            await removal_waits_for_a_pod(node)
             assert (node.labels, node.ready.exists()) == ({STATE: "removing"}, False)
             assert node.notes[MESSAGE] == "waits for the end of pods shop/web-0"
             assert "uninstall" not in node.verbs()
@@ -352,10 +356,7 @@ def test_removal_takes_the_labels_first_waits_for_pods_and_does_not_install_agai
 def test_a_removal_that_is_called_off_installs_again(tmp_path: Path) -> None:
     async def scene(node: Node, access: Access) -> None:
         async with node.running(access):
-            await until(node.ready.exists)
-            node.status(pods={"0.1.0-new": ["shop/web-0"]})
-            node.wish.touch()
-            await until(lambda: MESSAGE in node.notes)
+            await removal_waits_for_a_pod(node)
             node.wish.unlink()
             await until(node.ready.exists)
 

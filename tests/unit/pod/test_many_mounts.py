@@ -33,10 +33,8 @@ class Disk:
         return len(writes), sum(writes)
 
 
-async def _create_and_delete(
-    mounts: int, root: Path, disk: Disk, annotations: Mapping[str, Mapping[str, str]]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Writes and bytes of a Create with that many volumes, and of the Delete."""
+def _stored_in(root: Path) -> tuple[Stack, StateStore]:
+    """A pod whose state is written below `root`."""
     stack = Stack()
     store = StateStore(root=str(root))
 
@@ -44,6 +42,14 @@ async def _create_and_delete(
         return SandboxRecords(store=store, sandbox_id=SandboxId(sandbox_id), shim=SHIM, release=stack.host.release)
 
     stack.open_records = records
+    return stack, store
+
+
+async def _create_and_delete(
+    mounts: int, root: Path, disk: Disk, annotations: Mapping[str, Mapping[str, str]]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Writes and bytes of a Create with that many volumes, and of the Delete."""
+    stack, store = _stored_in(root)
     pod = await stack.run("c1", ["pause"], annotations=annotations["sandbox"])
     disk.taken()
     volumes = [
@@ -93,13 +99,7 @@ async def _one_more(
     containers: int, root: Path, disk: Disk, annotations: Mapping[str, Mapping[str, str]]
 ) -> tuple[int, int]:
     """Writes and bytes of a container that is created, started, killed and deleted beside that many others."""
-    stack = Stack()
-    store = StateStore(root=str(root))
-
-    async def records(sandbox_id: str) -> SandboxRecords:
-        return SandboxRecords(store=store, sandbox_id=SandboxId(sandbox_id), shim=SHIM, release=stack.host.release)
-
-    stack.open_records = records
+    stack, _ = _stored_in(root)
     await stack.run("c1", ["pause"], annotations=annotations["sandbox"])
     for number in range(containers):
         await stack.run(f"other{number}", ["sleep"], annotations=annotations["container"])

@@ -9,17 +9,14 @@ import pytest
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
-from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
 from pyshim.pod.plan.remote_vm import LEAST_STOP_TIMEOUT_S
-from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.resources.confidential.plan.initdata import encode, parse
 from pyshim.resources.plan import SandboxPlan
-from tests.fakes.facts import PLENTY
+from tests.fakes.sandbox_plans import planned
 
 PREFIX = "io.katacontainers.config.hypervisor."
 CRI = {
@@ -44,17 +41,7 @@ def remote(hypervisor: dict[str, Any] | None = None, runtime: dict[str, Any] | N
 def make(
     config: Config, host: HostFacts, spec: OciSpec, kind: ContainerKind = ContainerKind.POD_SANDBOX
 ) -> SandboxPlan:
-    return sandbox_plan(
-        sandbox_id=SandboxId("s1"),
-        kind=kind,
-        uuid="u",
-        spec=spec,
-        config=config,
-        host=host,
-        capacity=PLENTY,
-        sources={},
-        devices=PodDevices(),
-    )
+    return planned(config, host, spec, kind=kind)
 
 
 def told(plan: SandboxPlan) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """Decisions of the sandbox plan."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -9,28 +8,13 @@ from msgspec.structs import replace
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.host_facts import Accelerator, HostFacts
-from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
 from pyshim.model.vm import MemoryBacking, SerialChannel, VhostUserVsockChannel, VsockChannel, split_params
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
-from pyshim.pod.plan.sandbox import EMULATED_BOOT_S, KVM_BOOT_S, accelerator, agent_channel, sandbox_plan
+from pyshim.pod.plan.sandbox import EMULATED_BOOT_S, KVM_BOOT_S, accelerator, agent_channel
 from pyshim.resources.plan import SandboxPlan
-from tests.fakes.facts import PLENTY
-
-
-def make(config: Config, host: HostFacts, spec: OciSpec, **more: Any) -> SandboxPlan:
-    return sandbox_plan(
-        sandbox_id=SandboxId("s1"),
-        kind=ContainerKind.SINGLE_CONTAINER,
-        uuid="u",
-        spec=spec,
-        config=config,
-        host=host,
-        capacity=PLENTY,
-        sources={},
-        **more,
-    )
+from tests.fakes.sandbox_plans import planned
 
 
 @pytest.mark.parametrize(
@@ -71,7 +55,7 @@ def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_us
 ) -> None:
     wanted = config(use_vsock="vhost-user", vhost_user_vsock_daemon="/opt/vsock", shared_fs=shared_fs)
 
-    vm = make(wanted, host(vhost_vsock=True), spec()).vm
+    vm = planned(wanted, host(vhost_vsock=True), spec()).vm
 
     assert vm.agent_channel == VhostUserVsockChannel(
         port=1024,
@@ -86,7 +70,7 @@ def test_a_vsock_program_shares_the_guests_memory_and_leaves_the_agent_on_its_us
 def test_an_operators_kernel_parameter_replaces_ours_of_the_same_name(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
-    plan = make(config(kernel_params='root=/dev/vda panic=5 dyndbg="file a +p"'), host(), spec())
+    plan = planned(config(kernel_params='root=/dev/vda panic=5 dyndbg="file a +p"'), host(), spec())
 
     params = plan.vm.boot.kernel_params
     assert [p for p in params if p.startswith(("root=", "panic="))] == ["root=/dev/vda", "panic=5"]
@@ -116,7 +100,7 @@ def test_a_configuration_that_cannot_boot_is_named(
     named: str,
 ) -> None:
     with pytest.raises(error, match=named):
-        make(config(**qemu), host(), spec())
+        planned(config(**qemu), host(), spec())
 
 
 @pytest.mark.parametrize(
@@ -135,7 +119,7 @@ def test_only_a_named_network_namespace_is_joined(
     namespaces: list[dict[str, str]],
     path: str | None,
 ) -> None:
-    assert make(config(), host(), spec(linux={"namespaces": namespaces})).netns_path == path
+    assert planned(config(), host(), spec(linux={"namespaces": namespaces})).netns_path == path
 
 
 @pytest.mark.parametrize(
@@ -155,7 +139,7 @@ def test_the_shared_memory_of_the_spec_decides_the_guests(
 ) -> None:
     mounts = [{"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": options}]
 
-    storages = make(config(), host(), spec(mounts=mounts)).guest.storages
+    storages = planned(config(), host(), spec(mounts=mounts)).guest.storages
 
     assert f"size={size}" in storages[1].options
 
@@ -163,18 +147,18 @@ def test_the_shared_memory_of_the_spec_decides_the_guests(
 def test_memory_is_shared_where_another_process_works_on_it(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
-    assert make(config(), host(), spec()).vm.memory.backing == "shared-memfd"
-    assert make(config(enable_hugepages=True), host(), spec()).vm.memory.backing == "hugepages"
+    assert planned(config(), host(), spec()).vm.memory.backing == "shared-memfd"
+    assert planned(config(enable_hugepages=True), host(), spec()).vm.memory.backing == "hugepages"
     alone = {"shared_fs": "none"}
-    assert make(config(**alone), host(), spec()).vm.memory.backing == "private"
-    assert make(config(**alone, enable_vhost_user_store=True), host(), spec()).vm.memory.backing == "shared-memfd"
+    assert planned(config(**alone), host(), spec()).vm.memory.backing == "private"
+    assert planned(config(**alone, enable_vhost_user_store=True), host(), spec()).vm.memory.backing == "shared-memfd"
 
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_guest_reports_its_free_pages_where_the_configuration_asks_for_it(
     asked: bool, config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
-    vm = make(config(reclaim_guest_freed_memory=asked), host(), spec()).vm
+    vm = planned(config(reclaim_guest_freed_memory=asked), host(), spec()).vm
 
     assert vm.memory.reclaim is asked
 
@@ -194,14 +178,14 @@ def test_the_sandbox_always_has_a_host_name(
     given: str,
     name: str,
 ) -> None:
-    assert make(config(), host(), spec(hostname=given)).guest.hostname == name
+    assert planned(config(), host(), spec(hostname=given)).guest.hostname == name
 
 
 def test_sysctls_that_are_no_texts_are_refused(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
     with pytest.raises(InvalidArgument, match="sysctl"):
-        make(config(), host(), spec(linux={"sysctl": {"net.core.somaxconn": 1}}))
+        planned(config(), host(), spec(linux={"sysctl": {"net.core.somaxconn": 1}}))
 
 
 @pytest.mark.parametrize(
@@ -218,14 +202,14 @@ def test_an_emulated_guest_has_time_to_boot_where_the_file_is_written_for_kvm(
 ) -> None:
     asked = replace(config(), agent=replace(config().agent, dial_timeout_s=dial_timeout))
 
-    assert make(asked, host(kvm_usable=kvm_usable), spec()).agent_timeout_s == seconds
+    assert planned(asked, host(kvm_usable=kvm_usable), spec()).agent_timeout_s == seconds
 
 
 def test_the_agent_waits_for_a_device_as_long_as_the_file_says_unless_the_kernel_line_does(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
     def words(asked: Config) -> list[str]:
-        params = make(asked, host(), spec()).vm.boot.kernel_params
+        params = planned(asked, host(), spec()).vm.boot.kernel_params
         return [param for param in params if param.startswith("agent.hotplug_timeout")]
 
     asked = replace(config(), agent=replace(config().agent, hotplug_timeout_s=90))
@@ -243,14 +227,14 @@ def test_the_agent_is_traced_where_its_own_key_says_so(
 ) -> None:
     asked = replace(config(), agent=replace(config().agent, enable_tracing=traced))
 
-    assert ("agent.trace=true" in make(asked, host(), spec()).vm.boot.kernel_params) is traced
+    assert ("agent.trace=true" in planned(asked, host(), spec()).vm.boot.kernel_params) is traced
 
 
 def test_qemu_has_the_time_that_the_file_gives_it(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
-    assert make(config(), host(), spec()).vm.start_timeout_s == 60
-    assert make(config(start_timeout=7), host(), spec()).vm.start_timeout_s == 7
+    assert planned(config(), host(), spec()).vm.start_timeout_s == 60
+    assert planned(config(start_timeout=7), host(), spec()).vm.start_timeout_s == 7
 
 
 def test_the_guest_is_told_of_its_hooks_and_of_the_pods_name_servers(
@@ -258,7 +242,7 @@ def test_the_guest_is_told_of_its_hooks_and_of_the_pods_name_servers(
 ) -> None:
     lines = dns_lines(b"nameserver 10.0.0.10\n\nsearch a.svc b\noptions ndots:5")
 
-    guest = make(config(guest_hook_path="/usr/share/hooks"), host(), spec(), dns=lines).guest
+    guest = planned(config(guest_hook_path="/usr/share/hooks"), host(), spec(), dns=lines).guest
 
     assert guest.dns == ("nameserver 10.0.0.10", "search a.svc b", "options ndots:5")
     assert guest.guest_hook_path == "/usr/share/hooks"
@@ -286,16 +270,7 @@ def test_a_pod_on_the_hosts_network_is_refused_unless_a_key_allows_it(
     config = configured({"kernel": "/k", "image": "/i", "rootfs_type": "erofs"}, {"allow_host_network": allowed})
 
     def plan() -> SandboxPlan:
-        return sandbox_plan(
-            sandbox_id=SandboxId("pod1"),
-            kind=ContainerKind.POD_SANDBOX,
-            uuid="u",
-            spec=asked,
-            config=config,
-            host=host(),
-            capacity=PLENTY,
-            sources={},
-        )
+        return planned(config, host(), asked, kind=ContainerKind.POD_SANDBOX)
 
     if allowed:
         assert plan().netns_path is None

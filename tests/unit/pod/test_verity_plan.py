@@ -11,7 +11,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec
 from pyshim.pod.plan.verity import root_device
-from tests.unit.pod.test_sandbox_plan import make
+from tests.fakes.sandbox_plans import planned
 
 PARTS = {
     "root_hash": "ab" * 32,
@@ -31,7 +31,7 @@ def test_the_root_is_checked_block_by_block_and_the_line_can_be_parsed(
 ) -> None:
     keys = {"kernel_verity_params": text(), "disable_image_nvdimm": True, "rootfs_type": "ext4"}
 
-    params = make(config(**keys), host(), spec()).vm.boot.kernel_params
+    params = planned(config(**keys), host(), spec()).vm.boot.kernel_params
 
     line = kernel_command_line(params)
     wanted = (
@@ -46,7 +46,7 @@ def test_the_root_is_checked_block_by_block_and_the_line_can_be_parsed(
 def test_a_root_in_persistent_memory_has_its_own_device_names(
     config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
-    line = kernel_command_line(make(config(kernel_verity_params=text()), host(), spec()).vm.boot.kernel_params)
+    line = kernel_command_line(planned(config(kernel_verity_params=text()), host(), spec()).vm.boot.kernel_params)
 
     assert "verity 1 /dev/pmem0p1 /dev/pmem0p2" in line
     assert "dax" not in line
@@ -83,7 +83,7 @@ def test_an_extension_is_a_disk_by_its_name_and_a_parameter_that_has_the_guest_m
 ) -> None:
     images = [extension(verity_params=text()), extension(name="gpu", path="/images/gpu.img")]
 
-    vm = make(config(guest_extension_images=images), host(), spec()).vm
+    vm = planned(config(guest_extension_images=images), host(), spec()).vm
 
     assert [(disk.name, disk.path) for disk in vm.extensions] == [
         ("coco", "/images/coco.img"),
@@ -100,7 +100,7 @@ def test_a_mistake_in_an_extensions_verity_is_named(
     images = [extension(verity_params="root_hash=12")]
 
     with pytest.raises(InvalidArgument, match="verity_params in guest_extension_images of 'coco': salt is missing"):
-        make(config(guest_extension_images=images), host(), spec())
+        planned(config(guest_extension_images=images), host(), spec())
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_the_agent_is_told_timeouts_that_are_not_its_own(
     asked = config()
     agent = replace(asked.agent, cdh_api_timeout_s=cdh_s, launch_process_timeout_s=launch_s)
 
-    told = make(replace(asked, agent=agent), host(), spec()).vm.boot.kernel_params
+    told = planned(replace(asked, agent=agent), host(), spec()).vm.boot.kernel_params
 
     assert {param for param in told if "_timeout=" in param and "hotplug" not in param} == params

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pyshim.model.confidential import NO_TEE
 from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.resources.probe import probe_host
+from tests.fakes.open_files import same_open_files
 
 INTEL = "processor\t: 0\nflags\t\t: fpu vmx sse4_1\n\nprocessor\t: 1\nflags\t\t: fpu\n"
 
@@ -69,13 +70,12 @@ def test_a_host_that_shows_nothing_has_one_cpu_and_no_abilities(roots: Roots) ->
 def test_kvm_needs_flag_device_and_a_vm(roots: Roots) -> None:
     roots.write("proc/cpuinfo", INTEL)
     roots.write("dev/kvm")
-    before = len(os.listdir("/proc/self/fd"))
 
-    facts = roots.probe(make_vm)
+    with same_open_files():
+        facts = roots.probe(make_vm)
 
     assert facts.kvm_usable
     assert facts.kvm_reason == f"the CPU shows vmx and '{roots.path}/dev/kvm' makes VMs"
-    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_device_without_the_cpu_flag_is_not_even_opened(roots: Roots) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
 import pytest
@@ -22,6 +21,7 @@ from pyshim.ttrpc.status import (
     RemoteProtocolError,
     TtrpcError,
 )
+from tests.fakes.open_files import same_open_files
 
 
 def test_request_carries_timeout_and_metadata() -> None:
@@ -316,10 +316,6 @@ def test_leaving_the_context_closes_the_client() -> None:
     run(main)
 
 
-def fd_count() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.mark.parametrize(
     "end",
     [
@@ -329,12 +325,13 @@ def fd_count() -> int:
 )
 def test_no_descriptor_and_no_task_is_left(end: Callable[[Client, Server], None]) -> None:
     async def main() -> None:
-        fds, tasks = fd_count(), len(asyncio.all_tasks())
-        async with served({"demo": {"Get": echo}}) as (server, client):
-            await calling(client)
-            end(client, server)
-            await client.closed()
-        await asyncio.sleep(0)
-        assert (fd_count(), len(asyncio.all_tasks())) == (fds, tasks)
+        tasks = len(asyncio.all_tasks())
+        with same_open_files():
+            async with served({"demo": {"Get": echo}}) as (server, client):
+                await calling(client)
+                end(client, server)
+                await client.closed()
+            await asyncio.sleep(0)
+            assert len(asyncio.all_tasks()) == tasks
 
     run(main)

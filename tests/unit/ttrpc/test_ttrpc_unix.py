@@ -1,31 +1,23 @@
 """Connecting where the listener is slow, full or not there."""
 
 import asyncio
-import gc
-import os
 import socket
 from pathlib import Path
 
 import pytest
 
 from pyshim.ttrpc import connected_unix_socket
+from tests.fakes.open_files import same_open_files
 from tests.fakes.unix_sockets import crowded
 
 SOON_S = 0.2
 
 
-def open_fds() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_a_full_listener_is_waited_for_and_nothing_is_left_of_a_wait_that_is_given_up(tmp_path: Path) -> None:
     async def body() -> None:
-        gc.collect()  # closes now what earlier tests left to it
-        before = open_fds()
-        with pytest.raises(TimeoutError):
+        with same_open_files(), pytest.raises(TimeoutError):
             async with asyncio.timeout(SOON_S):
                 await connected_unix_socket(path)
-        assert open_fds() == before
 
     path = str(tmp_path / "s")
     with crowded(path):
@@ -56,9 +48,5 @@ def test_it_is_connected_as_soon_as_the_listener_has_room(tmp_path: Path) -> Non
     ("name", "error"), [("nobody", FileNotFoundError), ("x" * 200, OSError)], ids=["missing", "too long"]
 )
 def test_what_cannot_be_connected_is_an_error(tmp_path: Path, name: str, error: type[Exception]) -> None:
-    before = open_fds()
-
-    with pytest.raises(error):
+    with same_open_files(), pytest.raises(error):
         asyncio.run(connected_unix_socket(str(tmp_path / name)))
-
-    assert open_fds() == before

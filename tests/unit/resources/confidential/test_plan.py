@@ -13,7 +13,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.vm import ImageDriver, MemoryBacking
 from pyshim.resources.confidential.plan.guard import guard_of
 from pyshim.resources.confidential.plan.initdata import encode, parse
-from tests.unit.pod.test_sandbox_plan import make
+from tests.fakes.sandbox_plans import planned
 
 CONFIDENTIAL = {"confidential_guest": True, "shared_fs": "none", "firmware": "/OVMF.fd"}
 DOCUMENT = b'version = "0.1.0"\nalgorithm = "sha384"\n[data]\n"policy.rego" = "package agent_policy"\n'
@@ -138,7 +138,7 @@ def test_the_digest_of_initdata_fills_the_field_of_the_technology(
     document = parse(DOCUMENT, "test")
     keys = {**CONFIDENTIAL, "sev_snp_guest": facts is AMD, "initdata": encode(document)}
 
-    plan = make(config(**keys), host(kvm_usable=True, tee=facts), spec())
+    plan = planned(config(**keys), host(kvm_usable=True, tee=facts), spec())
 
     guard = plan.vm.guard
     field = guard.host_data if isinstance(guard, SnpGuard) else guard.mrconfigid if isinstance(guard, TdxGuard) else b""
@@ -156,14 +156,14 @@ def test_initdata_that_cannot_be_read_is_named(
     config: Configs, host: Hosts, spec: Callable[..., OciSpec], text: str
 ) -> None:
     with pytest.raises(ShimError, match="read initdata of cc_init_data"):
-        make(config(initdata=text), host(), spec())
+        planned(config(initdata=text), host(), spec())
 
 
 def test_a_confidential_vm_shares_nothing_and_cannot_grow(
     config: Configs, host: Hosts, spec: Callable[..., OciSpec]
 ) -> None:
     asked = {"cpu": {"quota": 150_000, "period": 100_000}, "memory": {"limit": 300 << 20}}
-    plan = make(config(**CONFIDENTIAL), host(kvm_usable=True, tee=INTEL), spec(linux={"resources": asked}))
+    plan = planned(config(**CONFIDENTIAL), host(kvm_usable=True, tee=INTEL), spec(linux={"resources": asked}))
 
     vm = plan.vm
     assert (vm.cpu.boot_vcpus, vm.memory.boot_mib) == (3, 2348), "sized once, its workload included"
@@ -175,6 +175,6 @@ def test_a_confidential_vm_shares_nothing_and_cannot_grow(
 
 
 def test_snp_has_a_named_cpu_model(config: Configs, host: Hosts, spec: Callable[..., OciSpec]) -> None:
-    plan = make(config(**CONFIDENTIAL, sev_snp_guest=True), host(kvm_usable=True, tee=AMD), spec())
+    plan = planned(config(**CONFIDENTIAL, sev_snp_guest=True), host(kvm_usable=True, tee=AMD), spec())
 
     assert plan.vm.cpu.model == "EPYC-v4,pmu=off"

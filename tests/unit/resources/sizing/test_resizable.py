@@ -11,12 +11,12 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec
 from pyshim.model.units import MIB
 from pyshim.model.vm import VmConfig
-from tests.unit.pod.test_sandbox_plan import make
+from tests.fakes.sandbox_plans import planned
 
 ONLINE_AT_ONCE, MOVABLE = "memhp_default_state=online", "memory_hotplug.online_policy=auto-movable"
 
 
-def planned(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = False, **qemu: Any) -> VmConfig:
+def vm_for(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = False, **qemu: Any) -> VmConfig:
     """The VM for one container of 1.5 CPUs and 300 MiB."""
     base = {"path": "/bin/qemu", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v", "rootfs_type": "erofs"}
     tables = {
@@ -25,14 +25,14 @@ def planned(host: HostFacts, spec: Callable[..., OciSpec], *, static: bool = Fal
     }
     config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
     asked = {"cpu": {"quota": 150_000, "period": 100_000}, "memory": {"limit": 300 * MIB}}
-    return make(config, host, spec(linux={"resources": asked})).vm
+    return planned(config, host, spec(linux={"resources": asked})).vm
 
 
 @pytest.mark.parametrize(("kvm", "found"), [(False, (True, True)), (True, (False, False))], ids=["tcg", "kvm"])
 def test_an_emulated_cpu_comes_online_without_calibrating_and_without_stopping_the_others(
     host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, found: tuple[bool, bool]
 ) -> None:
-    vm = planned(host(kvm_usable=kvm), spec, kernel_hz=250)
+    vm = vm_for(host(kvm_usable=kvm), spec, kernel_hz=250)
 
     presets = [param for param in vm.boot.kernel_params if param.startswith("lpj=")]
     assert (len(presets) == 1, vm.cpu.model.endswith(",-mtrr")) == found
@@ -52,7 +52,7 @@ def test_an_emulated_cpu_comes_online_without_calibrating_and_without_stopping_t
 def test_the_delay_loops_of_an_emulated_cpu_are_those_of_its_kernels_ticks(
     host: Callable[..., HostFacts], spec: Callable[..., OciSpec], hz: int, khz: int, preset: list[str]
 ) -> None:
-    vm = planned(host(kvm_usable=False, tsc_khz=khz), spec, kernel_hz=hz)
+    vm = vm_for(host(kvm_usable=False, tsc_khz=khz), spec, kernel_hz=hz)
 
     assert [param for param in vm.boot.kernel_params if param.startswith("lpj=")] == preset
 
@@ -70,7 +70,7 @@ def test_the_delay_loops_of_an_emulated_cpu_are_those_of_its_kernels_ticks(
 def test_an_emulated_cpu_is_told_the_rate_of_the_hosts_counter_which_is_its_own(
     host: Callable[..., HostFacts], spec: Callable[..., OciSpec], kvm: bool, khz: int, own: str, said: list[str]
 ) -> None:
-    vm = planned(host(kvm_usable=kvm, tsc_khz=khz), spec, kernel_params=own)
+    vm = vm_for(host(kvm_usable=kvm, tsc_khz=khz), spec, kernel_params=own)
 
     assert [param for param in vm.boot.kernel_params if param.startswith("tsc_early_khz")] == said
 
@@ -91,7 +91,7 @@ def test_a_vm_boots_at_the_defaults_only_if_it_can_grow_later(
     boot: tuple[int, int],
     most: tuple[int, int],
 ) -> None:
-    vm = planned(host(), spec, static=static, **qemu)
+    vm = vm_for(host(), spec, static=static, **qemu)
 
     assert (vm.cpu.boot_vcpus, vm.memory.boot_mib) == boot
     assert (vm.cpu.max_vcpus, vm.memory.max_mib) == most
@@ -109,7 +109,7 @@ def test_a_vm_boots_at_the_defaults_only_if_it_can_grow_later(
 def test_virtio_mem_and_its_kernel_parameters_come_where_a_vm_is_resized_with_it(
     host: Callable[..., HostFacts], spec: Callable[..., OciSpec], static: bool, machine: str, enabled: bool, used: bool
 ) -> None:
-    vm = planned(host(), spec, static=static, machine_type=machine, enable_virtio_mem=enabled)
+    vm = vm_for(host(), spec, static=static, machine_type=machine, enable_virtio_mem=enabled)
 
     assert vm.memory.virtio_mem is used
     follows = not static and machine == "q35"
@@ -120,7 +120,7 @@ def test_virtio_mem_and_its_kernel_parameters_come_where_a_vm_is_resized_with_it
 def test_the_operators_own_parameter_for_added_memory_wins(
     host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
-    vm = planned(host(), spec, enable_virtio_mem=True, kernel_params="memhp_default_state=online_movable")
+    vm = vm_for(host(), spec, enable_virtio_mem=True, kernel_params="memhp_default_state=online_movable")
 
     assert [param for param in vm.boot.kernel_params if param.startswith("memhp_")] == [
         "memhp_default_state=online_movable"
