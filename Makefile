@@ -42,6 +42,7 @@ kubelet: setup guest ## pods through a real kubelet and API server, which Go bui
 	@scripts/setup kubelet
 	@$(PYTHON) -m integration.kubernetes.peers
 	@$(PYTHON) -m integration.kubernetes.helm
+	@$(PYTHON) -m integration.kubernetes.image
 	@KUBELET=1 scripts/integration integration/kubernetes
 
 fmt: setup ## format and fix what ruff can

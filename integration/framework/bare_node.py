@@ -30,7 +30,12 @@ if [ -e {ground}/pid ]; then
 fi
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYSHIM_ZYGOTE=off
 export CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1
-setsid containerd --root {ground}/root --state {state} --address {state}/containerd.sock \\
+# As a service of systemd's, whoever asks: not in the cgroups, the network or the session of that program.
+groups=/sys/fs/cgroup/*/cgroup.procs
+[ ! -e /sys/fs/cgroup/cgroup.procs ] || groups=/sys/fs/cgroup/runner/cgroup.procs
+for group in $groups; do echo $$ >"$group"; done
+setsid nsenter --target 1 --net --ipc --uts -- \\
+    containerd --root {ground}/root --state {state} --address {state}/containerd.sock \\
     >>{ground}/containerd.log 2>&1 </dev/null &
 echo $! >{ground}/pid
 """

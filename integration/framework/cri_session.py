@@ -114,7 +114,7 @@ def _runc_handler(shipped: str, table: str) -> str:
 
 
 @contextlib.contextmanager
-def _cni() -> Iterator[None]:
+def pod_network() -> Iterator[None]:
     """The network's configuration and its bridge, which the plugin would make with the first pod and keep."""
     (GROUND / "cni" / "net.d").mkdir(parents=True)
     (GROUND / "cni" / "net.d" / "10-pods.conflist").write_text(_network())
@@ -139,7 +139,7 @@ def _cni() -> Iterator[None]:
 @contextlib.contextmanager
 def cri_daemon(binaries: Path) -> Iterator[Cri]:
     """A containerd with CRI, images and network, until the end of the block."""
-    with _cni():
+    with pod_network():
         daemon = Containerd(
             Directories(root=GROUND / "containerd", state=STATE),
             binaries=binaries,
@@ -148,10 +148,8 @@ def cri_daemon(binaries: Path) -> Iterator[Cri]:
         )
         daemon.start()
         try:
-            for name in _FURNITURE:
-                (STATE / name).mkdir(parents=True, exist_ok=True)
-            _RUNC_STATE.mkdir(parents=True, exist_ok=True)
-            _import_images(daemon)
+            make_furniture(STATE)
+            import_images(daemon)
             cri = Cri(daemon, logs=GROUND / "pods")
             try:
                 yield cri
@@ -165,7 +163,15 @@ def cri_daemon(binaries: Path) -> Iterator[Cri]:
                     directory.rmdir()
 
 
-def _import_images(daemon: Containerd) -> None:
+def make_furniture(state: Path) -> None:
+    """The directories that containerd and runc's shim make with their first pod, and keep, are there."""
+    for name in _FURNITURE:
+        (state / name).mkdir(parents=True, exist_ok=True)
+    _RUNC_STATE.mkdir(parents=True, exist_ok=True)
+
+
+def import_images(daemon: Containerd) -> None:
+    """The test image and the pause image, for CRI."""
     for name, entrypoint in ((CRI_IMAGE, ()), (PAUSE_IMAGE, ("sleep", "100000"))):
         archive = GROUND / "image.tar"
         images.write_archive(archive, name, entrypoint)

@@ -1,7 +1,8 @@
-"""A cluster of one node: etcd, kube-apiserver, kubelet and containerd with the shipped drop-in, in the enclosure.
+"""A cluster of one node, in the enclosure: etcd, Kubernetes' own programs, and containerd.
 
-There is no scheduler and no controller: pods name their node, and are what the tests create. Programs write where they
-always do; /var/lib and /var/log are private to the enclosure.
+The node has the shipped drop-in for containerd and the shipped RuntimeClass (`cluster`), or nothing of pyshim
+(`bare_cluster`). Most pods of the tests name their node. Programs write where they always do; /var/lib and /var/log are
+private to the enclosure.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from integration.framework import cri_session
+from integration.framework import cri_session, zygote
+from integration.framework.bare_node import BareNode, layouts
+from integration.framework.containerd import Containerd, Directories
 from integration.framework.cri import CRI_IMAGE, Cri
 from integration.framework.waiting import eventually
 from protos.cri import v1_pb2 as pb
@@ -30,16 +36,23 @@ from . import peers
 PROJECT = Path(__file__).resolve().parents[2]
 GROUND = Path("/run/pyshim-integration/kubernetes")
 NODE = "node1"
+BUS = GROUND / "bus"
+"""Where the node's system bus would be."""
 ADDRESS = "192.0.2.10"
 """Of a link of the enclosure's own (RFC 5737): the kubelet wants a node address that is no loopback."""
-_SERVER = "https://127.0.0.1:6443"
+SERVICE_ADDRESS = "10.96.0.1"
+"""Of the API server as pods know it. It is an address of the node, so no kube-proxy has to translate it."""
+SERVER = "https://127.0.0.1"
 TOKEN = "test"
+START_UP_TAINT = "pyshim.io/not-ready"
+"""That of the chart's values."""
 _ETCD = "http://127.0.0.1:2379"
+_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 _RUNTIME_CLASS = PROJECT / "configs" / "kubernetes" / "runtimeclass-pykata.yaml"
 _KUBECONFIG = {
     "apiVersion": "v1",
     "kind": "Config",
-    "clusters": [{"name": "c", "cluster": {"server": _SERVER, "insecure-skip-tls-verify": True}}],
+    "clusters": [{"name": "c", "cluster": {"server": SERVER, "insecure-skip-tls-verify": True}}],
     "users": [{"name": "u", "user": {"token": TOKEN}}],
     "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
     "current-context": "x",
@@ -49,11 +62,9 @@ _KUBELET = {
     "kind": "KubeletConfiguration",
     "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
     "authorization": {"mode": "AlwaysAllow"},
-    "containerRuntimeEndpoint": f"unix://{cri_session.STATE}/containerd.sock",
     "cgroupDriver": "cgroupfs",
     "failSwapOn": False,
     "failCgroupV1": False,
-    "registerWithTaints": [],
     # The disk of a test machine may be nearly full: that is not what is tested.
     "evictionHard": {"memory.available": "1Mi", "nodefs.available": "0%", "imagefs.available": "0%"},
     # Small enough for a test to see rotation; the default is 10Mi.
@@ -80,8 +91,9 @@ class Refused(Exception):
 class Cluster:
     """The API server's client, and the node's containerd."""
 
-    def __init__(self, cri: Cri) -> None:
+    def __init__(self, cri: Cri, kubelet: Daemon) -> None:
         self.cri = cri
+        self.kubelet = kubelet
         self.warnings: list[str] = []
         """Those of the last call's answer."""
         self._tls = ssl.create_default_context()
@@ -92,8 +104,18 @@ class Cluster:
         self, method: str, path: str, body: Any = None, kind: str = "application/json", within_s: float = 60
     ) -> Any:
         """The answer as an object, or as text where it is none. Raises Refused with the server's message."""
+        answer, has_object = self._ask(method, path, body, kind, within_s)
+        return json.loads(answer) if has_object else answer
+
+    def watch(self, path: str, since: str) -> list[Any]:
+        """The objects of a kind, as they became one after the other after version `since` and until now."""
+        answer, _ = self._ask("GET", f"{path}watch=1&resourceVersion={since}&timeoutSeconds=2", None, "", 60)
+        return [json.loads(line)["object"] for line in answer.splitlines()]
+
+    def _ask(self, method: str, path: str, body: Any, kind: str, within_s: float) -> tuple[str, bool]:
+        """The answer's text, and whether that is an object."""
         request = urllib.request.Request(
-            f"{_SERVER}{path}",
+            f"{SERVER}{path}",
             method=method,
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": kind},
@@ -101,10 +123,12 @@ class Cluster:
         try:
             with urllib.request.urlopen(request, timeout=within_s, context=self._tls) as reply:
                 self.warnings = reply.headers.get_all("Warning", [])
-                text = reply.read().decode(errors="replace")
-                return json.loads(text) if "json" in reply.headers["Content-Type"] else text
+                return reply.read().decode(errors="replace"), "json" in reply.headers["Content-Type"]
         except urllib.error.HTTPError as error:
             raise Refused(error.read().decode(errors="replace")) from error
+
+    def node(self) -> Any:
+        return self.call("GET", f"/api/v1/nodes/{NODE}")
 
     def create(self, kind: str, value: Mapping[str, Any]) -> Any:
         """`kind` is the plural in a path of the namespace `default`."""
@@ -142,6 +166,34 @@ class Cluster:
             every_s=0.3,
         )
 
+    def configure_kubelet(self, **settings: Any) -> None:
+        """What the kubelet reads when it starts: the usual, what was set before, and `settings`."""
+        path = GROUND / "kubelet.yaml"
+        before = json.loads(path.read_text()) if path.exists() else _KUBELET
+        path.write_text(json.dumps({**before, **settings}))
+
+    def start_kubelet(self) -> None:
+        """It runs, and has said that the node is ready."""
+        begun_s = time.time()
+        self.kubelet.start()
+        eventually(
+            lambda: _node_is_ready(self, begun_s),
+            what=lambda: f"the node is ready: {_log_end('kubelet')}",
+            within_s=200,
+            every_s=0.3,
+        )
+
+    @contextlib.contextmanager
+    def runtime_class(self, name: str, handler: str, **overhead: str) -> Iterator[None]:
+        """A further RuntimeClass."""
+        made = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler}
+        made |= {"overhead": {"podFixed": overhead}} if overhead else {}
+        self.call("POST", _CLASSES, made)
+        try:
+            yield
+        finally:
+            self.call("DELETE", f"{_CLASSES}/{name}")
+
     def stats(self) -> Any:
         """The kubelet's own summary."""
         return self.call("GET", f"/api/v1/nodes/{NODE}/proxy/stats/summary")
@@ -151,7 +203,7 @@ class Cluster:
         query = "" if grace_s is None else f"?gracePeriodSeconds={grace_s}"
         with contextlib.suppress(Refused):
             self.call("DELETE", f"/api/v1/namespaces/default/pods/{pod}{query}")
-        eventually(lambda: not self._exists(pod), what=f"pod {pod} is gone", within_s=150, every_s=0.3)
+        eventually(lambda: not self.exists(pod), what=f"pod {pod} is gone", within_s=150, every_s=0.3)
 
     def remove_ended_sandboxes(self) -> None:
         """What the kubelet does once a minute with the sandboxes of pods that are gone."""
@@ -159,7 +211,7 @@ class Cluster:
             if sandbox.state == pb.SANDBOX_NOTREADY:
                 self.cri.call("RemovePodSandbox", pod_sandbox_id=sandbox.id)
 
-    def _exists(self, pod: str) -> bool:
+    def exists(self, pod: str) -> bool:
         try:
             self.pod(pod)
         except Refused:
@@ -210,18 +262,64 @@ def manifest(name: str, *containers: Mapping[str, Any], **spec: Any) -> dict[str
 def cluster() -> Iterator[Cluster]:
     """A node that is ready and has the RuntimeClass, until the end of the block."""
     with contextlib.ExitStack() as stack:
-        GROUND.mkdir(parents=True)
+        stack.enter_context(_ground())
         stack.enter_context(_machine())
         cri = stack.enter_context(cri_session.cri_daemon(PROJECT / "bin"))
-        _write_keys()
-        stack.enter_context(_daemon("etcd", *_etcd()))
-        stack.enter_context(_daemon(str(peers.PROGRAMS / "kube-apiserver"), *_api_server()))
-        made = Cluster(cri)
-        eventually(lambda: _is_ready(made), what=lambda: f"the API server answers: {_log_end('kube-apiserver')}")
-        made.call("POST", "/apis/node.k8s.io/v1/runtimeclasses", yaml.safe_load(_RUNTIME_CLASS.read_text()))
-        stack.enter_context(_daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet()))
-        eventually(lambda: _node_is_ready(made), what=lambda: f"the node is ready: {_log_end('kubelet')}", within_s=200)
+        made = stack.enter_context(_control_plane(cri))
+        made.call("POST", _CLASSES, yaml.safe_load(_RUNTIME_CLASS.read_text()))
         yield made
+
+
+@contextlib.contextmanager
+def bare_cluster() -> Iterator[Cluster]:
+    """A node that is ready, where nothing of pyshim is, until the end of the block. Its first pods are to be runc's."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_ground())
+        stack.enter_context(_machine())
+        stack.enter_context(cri_session.pod_network())
+        node = BareNode(ground=cri_session.GROUND, state=Path("/run/containerd"))
+        layout = next(iter(layouts(node.ground, cri_session.PAUSE_IMAGE).values()))
+        stack.enter_context(node.laid_out(layout))
+        zygote.keep_away()
+        cri_session.make_furniture(node.state)
+        node.restart_containerd()
+        # Started by the node's own command; this is its client.
+        daemon = Containerd(Directories(root=node.ground, state=node.state), binaries=PROJECT / "bin")
+        cri = Cri(daemon, logs=GROUND / "pods")
+        stack.callback(cri.close)
+        cri_session.import_images(daemon)
+        taints = [{"key": START_UP_TAINT, "effect": "NoSchedule"}]
+        yield stack.enter_context(_control_plane(cri, registerWithTaints=taints))
+
+
+@contextlib.contextmanager
+def _control_plane(cri: Cri, **settings: Any) -> Iterator[Cluster]:
+    """All but the runtime; `settings` are the kubelet's."""
+    with contextlib.ExitStack() as stack:
+        _write_keys()
+        kubelet = Daemon(str(peers.PROGRAMS / "kubelet"), *_kubelet())
+        made = Cluster(cri, kubelet)
+        stack.enter_context(Daemon("etcd", *_etcd()))
+        stack.enter_context(Daemon(str(peers.PROGRAMS / "kube-apiserver"), *_api_server()))
+        eventually(lambda: _is_ready(made), what=lambda: f"the API server answers: {_log_end('kube-apiserver')}")
+        stack.enter_context(Daemon(str(peers.PROGRAMS / "kube-controller-manager"), *_controllers()))
+        stack.enter_context(Daemon(str(peers.PROGRAMS / "kube-scheduler"), *_scheduler()))
+        made.configure_kubelet(containerRuntimeEndpoint=f"unix://{cri.daemon.directories.socket}", **settings)
+        stack.callback(kubelet.stop)
+        made.start_kubelet()
+        eventually(lambda: _has_account(made), what=lambda: f"an account: {_log_end('kube-controller-manager')}")
+        yield made
+
+
+@contextlib.contextmanager
+def _ground() -> Iterator[None]:
+    """The directories of the cluster and of its containerd; another cluster may follow."""
+    GROUND.mkdir(parents=True)
+    try:
+        yield
+    finally:
+        for directory in filter(Path.exists, (GROUND, cri_session.GROUND)):
+            shutil.rmtree(directory)
 
 
 @contextlib.contextmanager
@@ -234,11 +332,12 @@ def _machine() -> Iterator[None]:
     subprocess.run(["mount", "-t", "tmpfs", "logs", "/var/log"], check=True)
     subprocess.run(["ip", "link", "add", NODE, "type", "bridge"], check=True)
     subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", NODE], check=True)
+    subprocess.run(["ip", "address", "add", f"{SERVICE_ADDRESS}/32", "dev", NODE], check=True)
     subprocess.run(["ip", "link", "set", NODE, "up"], check=True)
     Path("/run/containerd").mkdir(exist_ok=True)
     for hierarchy in Path("/sys/fs/cgroup").iterdir():
         for quality in ("besteffort", "burstable"):
-            (hierarchy / "kubepods" / quality).mkdir(parents=True)
+            (hierarchy / "kubepods" / quality).mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
@@ -248,26 +347,43 @@ def _machine() -> Iterator[None]:
             Path("/proc/sys", name).write_text(value)
 
 
-@contextlib.contextmanager
-def _daemon(program: str, *arguments: str) -> Iterator[None]:
-    log = GROUND / f"{Path(program).name}.log"
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            [program, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(), cwd=GROUND
-        )
-    try:
-        yield
-    finally:
-        process.terminate()
+class Daemon:
+    """One program with a log in GROUND."""
+
+    def __init__(self, program: str, *arguments: str) -> None:
+        self._command = (program, *arguments)
+        self.log = GROUND / f"{Path(program).name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Daemon:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        with self.log.open("ab") as file:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=_environment(), cwd=GROUND
+            )
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """It has ended."""
+        if self._process is None:
+            return
+        self._process.send_signal(number)
         try:
-            process.wait(30)
+            self._process.wait(30)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
+        self._process = None
 
 
 def _environment() -> dict[str, str]:
-    return {"PATH": os.defpath + ":/usr/sbin:/sbin", "HOME": "/root"}
+    bus = f"unix:path={BUS}"
+    return {"PATH": os.defpath + ":/usr/sbin:/sbin", "HOME": "/root", "DBUS_SYSTEM_BUS_ADDRESS": bus}
 
 
 def _log_end(name: str) -> str:
@@ -284,7 +400,6 @@ def _write_keys() -> None:
         capture_output=True,
     )
     (GROUND / "kubeconfig").write_text(json.dumps(_KUBECONFIG))
-    (GROUND / "kubelet.yaml").write_text(json.dumps(_KUBELET))
 
 
 def _etcd() -> list[str]:
@@ -302,7 +417,7 @@ def _etcd() -> list[str]:
 def _api_server() -> list[str]:
     return [
         f"--etcd-servers={_ETCD}",
-        "--secure-port=6443",
+        "--secure-port=443",
         f"--advertise-address={ADDRESS}",
         "--kubelet-preferred-address-types=InternalIP",
         f"--cert-dir={GROUND}/api-server",
@@ -313,9 +428,24 @@ def _api_server() -> list[str]:
         f"--service-account-key-file={GROUND}/sa.pub",
         f"--service-account-signing-key-file={GROUND}/sa.key",
         "--allow-privileged=true",
-        # No controller makes service accounts here.
-        "--disable-admission-plugins=ServiceAccount",
     ]
+
+
+def _controllers() -> list[str]:
+    return [
+        *_client_of_the_api_server(),
+        f"--root-ca-file={GROUND}/api-server/apiserver.crt",
+        f"--service-account-private-key-file={GROUND}/sa.key",
+    ]
+
+
+def _scheduler() -> list[str]:
+    return _client_of_the_api_server()
+
+
+def _client_of_the_api_server() -> list[str]:
+    kinds = ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
+    return [*(f"--{kind}={GROUND}/kubeconfig" for kind in kinds), "--leader-elect=false", "--bind-address=127.0.0.1"]
 
 
 def _kubelet() -> list[str]:
@@ -335,12 +465,27 @@ def _is_ready(cluster: Cluster) -> bool:
         return False
 
 
-def _node_is_ready(cluster: Cluster) -> bool:
+def _node_is_ready(cluster: Cluster, since_s: float) -> bool:
+    """The kubelet has said so after `since_s`, in seconds since the epoch, and no controller doubts it any more."""
     try:
         node = cluster.call("GET", f"/api/v1/nodes/{NODE}", within_s=5)
     except (OSError, Refused):
         return False
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in node["status"]["conditions"])
+    ready = next((each for each in node["status"]["conditions"] if each["type"] == "Ready"), {"status": "Unknown"})
+    if ready["status"] != "True" or _seconds(ready["lastHeartbeatTime"]) < int(since_s):
+        return False
+    return all(not each["key"].startswith("node.kubernetes.io/") for each in node["spec"].get("taints", ()))
+
+
+def _seconds(time_stamp: str) -> float:
+    return datetime.fromisoformat(time_stamp).timestamp()
+
+
+def _has_account(cluster: Cluster) -> bool:
+    try:
+        return bool(cluster.call("GET", "/api/v1/namespaces/default/serviceaccounts/default"))
+    except Refused:
+        return False
 
 
 def missing() -> list[str]:

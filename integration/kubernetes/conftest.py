@@ -1,4 +1,4 @@
-"""One cluster for the session; each test must leave neither pod nor VM."""
+"""One cluster for the session, a bare one for the tests that ask for it; each test must leave neither pod nor VM."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def kube() -> Iterator[Cluster]:
-    with cluster() as made:
+def kube(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """pytest gives one after the other: the tests that ask for BARE (by `indirect`) follow each other."""
+    with getattr(request, "param", cluster)() as made:
         yield made
 
 

@@ -1,4 +1,4 @@
-"""kubelet and kube-apiserver, built once by the Go client from the module proxy; etcd is the distribution's.
+"""The programs of a cluster, built once by the Go client from the module proxy; etcd is the distribution's.
 
 `python -m integration.kubernetes.peers` builds them, outside the enclosure, which has no network. The tests of this
 directory are collected where KUBELET is set, which `make kubelet` does.
@@ -18,7 +18,7 @@ VERSION = "v1.34.4"
 _STAGING = VERSION.replace("v1.", "v0.", 1)
 """The version under which the modules that kubernetes keeps in its own tree are published."""
 PROGRAMS = Path(__file__).resolve().parents[2] / ".build" / "cache" / "kubernetes" / VERSION
-NAMES = ("kubelet", "kube-apiserver")
+NAMES = ("kubelet", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 _TOOLS = """\
 //go:build tools
 

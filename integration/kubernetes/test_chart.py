@@ -22,7 +22,7 @@ from tests.unit.configs.test_chart import SETS
 from tests.unit.node import test_node_agent as played
 
 from . import helm
-from .cluster import ADDRESS, GROUND, NODE, TOKEN, Cluster
+from .cluster import ADDRESS, GROUND, NODE, SERVER, TOKEN, Cluster
 
 _AGENT = "system:serviceaccount:default:pyshim-node"
 _TAINT = {"key": played.TAINT, "effect": "NoSchedule"}
@@ -107,7 +107,7 @@ def policy(kube: Cluster, program: str) -> Iterator[None]:
 def refusal(kube: Cluster, patch: dict[str, Any], node: str = NODE) -> str:
     """What the API server says to a patch by the agent of `node`; empty when it takes it. Nothing is changed."""
     request = urllib.request.Request(
-        f"https://127.0.0.1:6443/api/v1/nodes/{NODE}?dryRun=All",
+        f"{SERVER}/api/v1/nodes/{NODE}?dryRun=All",
         method="PATCH",
         data=json.dumps(patch).encode(),
         headers={
@@ -160,7 +160,7 @@ def test_an_agent_labels_a_real_node_and_takes_all_of_it_back(kube: Cluster, scr
     """The API server and the node's object are real; what it would run on the host is played."""
     (scratch / "token").write_text(TOKEN)
     access = Access(
-        server=f"https://{ADDRESS}:6443",
+        server=f"https://{ADDRESS}",
         token=str(scratch / "token"),
         authority=str(GROUND / "api-server" / "apiserver.crt"),
     )

@@ -22,7 +22,6 @@ from .troubleshooting import Row, rows
 pytestmark = pytest.mark.vm
 
 SLEEP = "exec sleep 100000"
-_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 _MERGE = "application/strategic-merge-patch+json"
 
 
@@ -47,17 +46,6 @@ def created(kube: Cluster, pod: dict[str, Any]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def of_class(kube: Cluster, name: str, handler: str) -> Iterator[None]:
-    """A further RuntimeClass."""
-    made = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler}
-    kube.call("POST", _CLASSES, made)
-    try:
-        yield
-    finally:
-        kube.call("DELETE", f"{_CLASSES}/{name}")
-
-
-@contextlib.contextmanager
 def refused(kube: Cluster, pod: dict[str, Any]) -> Iterator[str]:
     with created(kube, pod) as name:
         yield name
@@ -65,8 +53,18 @@ def refused(kube: Cluster, pod: dict[str, Any]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def without_handler(kube: Cluster) -> Iterator[str]:
-    with of_class(kube, "elsewhere", "pykata-elsewhere"):
+    with kube.runtime_class("elsewhere", "pykata-elsewhere"):
         pod = manifest("no-handler", container(SLEEP), runtimeClassName="elsewhere")
+        with created(kube, pod) as name:
+            yield name
+
+
+@contextlib.contextmanager
+def without_overhead(kube: Cluster) -> Iterator[str]:
+    """The pod's memory is its container's limit."""
+    with kube.runtime_class("no-overhead", "pykata"):
+        pod = limited("cramped", "100m", "64Mi")
+        pod["spec"]["runtimeClassName"] = "no-overhead"
         with created(kube, pod) as name:
             yield name
 
@@ -82,7 +80,7 @@ def without_guest(kube: Cluster) -> Iterator[str]:
     ]
     config.write_text("\n".join(lines))
     try:
-        with of_class(kube, "guestless", cri_session.REMOTE_HANDLER):
+        with kube.runtime_class("guestless", cri_session.REMOTE_HANDLER):
             pod = manifest("no-guest", container(SLEEP), runtimeClassName="guestless")
             with created(kube, pod) as name:
                 yield name
@@ -127,6 +125,7 @@ SCENES: dict[str, Scene] = {
     "do not fit on this host": lambda kube: refused(
         kube, annotated("too-large", {"io.katacontainers.config.hypervisor.default_memory": str(16 << 20)})
     ),
+    "OOM killer ended the VMM": without_overhead,
     "open kernel": without_guest,
     "user namespaces": lambda kube: refused(kube, manifest("users", container(SLEEP), hostUsers=False)),
     "configmap": lambda kube: refused(kube, manifest("mapless", container(SLEEP, **_MOUNTED), **_NO_MAP)),
