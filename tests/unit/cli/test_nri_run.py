@@ -105,3 +105,24 @@ def test_sigterm_ends_it_and_takes_its_socket_away(tmp_path: Path) -> None:
             process.kill()
 
     assert not path.exists()
+
+
+def test_a_plugin_that_ends_leaves_the_socket_of_the_next_one(tmp_path: Path) -> None:
+    """A runtime that was restarted starts the next before the one it had has ended."""
+    path = tmp_path / "nri.sock"
+    words = _words("--placement-socket", str(path), "--socket", str(tmp_path / "no-runtime.sock"))
+    with contextlib.ExitStack() as end:
+        plugins = []
+        for _each in range(2):
+            process = end.enter_context(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
+            end.callback(process.kill)
+            assert process.stderr is not None
+            assert "no connection to the runtime" in process.stderr.readline()
+            plugins.append(process)
+
+        plugins[0].send_signal(signal.SIGTERM)
+        assert plugins[0].wait() == 0
+        assert path.is_socket()
+        path.unlink()
+        plugins[1].send_signal(signal.SIGTERM)
+        assert plugins[1].wait() == 0
