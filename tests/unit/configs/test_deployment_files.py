@@ -10,12 +10,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from integration.framework.containerd import DEBIAN
 from pyshim.__main__ import operator_main
-from pyshim.cli.command import SUBCOMMANDS
+from pyshim.cli.command import PYSHIM
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 SECTIONS = {
@@ -165,9 +166,14 @@ def test_what_the_units_start_is_a_command_of_ours() -> None:
     for path in services:
         unit = configparser.ConfigParser(strict=False, interpolation=None)
         unit.read(path)
-        program, subcommand, *_ = unit["Service"]["ExecStart"].split()
+        program, *words = unit["Service"]["ExecStart"].replace("\\\n", " ").split()
         assert program == "/opt/pyshim/bin/pyshim"
-        assert subcommand in SUBCOMMANDS
+        command: click.Command = PYSHIM
+        while isinstance(command, click.Group):
+            name, found, words = command.resolve_command(click.Context(command), words)
+            assert found is not None, path.name
+            command = found
+        command.make_context(name, words)
     for path in timers:
         assert path.with_suffix(".service").exists()
 
