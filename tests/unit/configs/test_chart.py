@@ -1,6 +1,7 @@
 """The Helm chart: what it renders fits the program it starts, and values of the wrong type are refused by name."""
 
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -13,19 +14,22 @@ import yaml
 
 from integration.kubernetes import helm
 from pyshim import __version__
-from pyshim.cli import monitor, node_agent, webhook
+from pyshim.cli import monitor, node_agent, nri, webhook
 from pyshim.cli.command import run
 from pyshim.kubernetes.webhook.manifests import InCluster, manifests
 from pyshim.kubernetes.webhook.self_signed import SelfSigned
+from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.node.drop_ins import HANDLERS
 from pyshim.node.in_cluster.plan import handler_label
+from pyshim.state import store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text())
 SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text())
 ALL = [
     *(f"--set=classes.{handler.name}.enabled=true" for handler in HANDLERS),
-    *("--set=webhook.enabled=true", "--set=monitor.enabled=true", "--set=image.pullSecrets={one,two}"),
+    *("--set=webhook.enabled=true", "--set=monitor.enabled=true", "--set=nri.enabled=true"),
+    "--set=image.pullSecrets={one,two}",
 ]
 SETS: dict[str, list[str]] = {
     "default": [],
@@ -34,6 +38,7 @@ SETS: dict[str, list[str]] = {
         *("--set=image.digest=sha256:" + "a" * 64, "--set=node.startupTaint=", "--set=node.ownNodeOnly=false"),
         *("--set=monitor.enabled=true", "--set=monitor.podNames=false", "--set=node.maxUnavailable=10%"),
         *("--set=webhook.enabled=true", "--set-string=webhook.options={--node-cpus,64}"),
+        *("--set=nri.enabled=true", "--set-string=nri.reservedCpus=0-1\\,16", "--set=nri.socket=/run/crio/nri/n.sock"),
         "--set-file=webhook.configurations.pykata=" + str(CONFIGS / "configuration-qemu.toml"),
     ],
     "debug-only": ["--set=classes.pykata.enabled=false", "--set=classes.pykata-debug.enabled=true"],
@@ -133,6 +138,8 @@ def test_helm_finds_nothing_wrong(program: str, name: str) -> None:
         ("--set=node.startupTaint=7", "startupTaint"),
         ("--set=webhook.failurePolicy=fail", "failurePolicy"),
         ("--set=webhook.certificateDays=100000", "certificateDays"),
+        ("--set=nri.socket=/nri.sock", "socket"),
+        ("--set-string=nri.reservedCpus=all", "reservedCpus"),
         ("--set=monitor.port=http", "port"),
         ("--set=monitor.podAnnotations.a=1", "podAnnotations"),
         ("--set=mointor.enabled=true", "mointor"),
@@ -160,6 +167,13 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(program: str, word: str, n
             ],
             "no class with VMs on nodes is enabled",
         ),
+        (
+            [
+                *("--set=nri.enabled=true", "--set=classes.pykata.enabled=false"),
+                "--set=classes.pykata-remote.enabled=true",
+            ],
+            "nri.enabled: no class with VMs on nodes is enabled",
+        ),
     ],
 )
 def test_values_that_make_no_sense_together_are_refused(program: str, words: list[str], said: str) -> None:
@@ -175,15 +189,16 @@ def test_the_programs_take_the_words_that_the_chart_gives_them(program: str, nam
         ("node-agent", "run"): node_agent.run,
         ("node-agent", "wait-removed"): node_agent.wait_removed,
         ("webhook", "serve"): webhook.serve,
+        ("nri", "run"): nri.run,
         ("monitor",): monitor.command,
     }
     found = containers(rendered(program, *SETS[name]))
 
     for container in found:
         (verb,) = (each for each in commands if tuple(container["args"][: len(each)]) == each)
-        words = [*container["args"][len(verb) :], *(["--node=n"] if "run" in verb else [])]
+        words = [*container["args"][len(verb) :], *(["--node=n"] if verb == ("node-agent", "run") else [])]
         commands[verb].make_context(shlex.join(verb), words)
-    assert len(found) == 2 + 2 * (name in ("all", "own"))
+    assert len(found) == 2 + 3 * (name in ("all", "own"))
 
 
 def test_a_class_goes_to_nodes_whose_test_pod_ran(program: str) -> None:
@@ -220,7 +235,7 @@ def test_accounts_may_do_what_their_pods_do_and_no_more(program: str) -> None:
     assert privileged == ["node"]
     for each in containers(objects):
         assert each["securityContext"]["readOnlyRootFilesystem"] is True
-    for kind, name in (("Deployment", "pyshim-webhook"), ("DaemonSet", "pyshim-monitor")):
+    for kind, name in (("Deployment", "pyshim-webhook"), ("DaemonSet", "pyshim-monitor"), ("DaemonSet", "pyshim-nri")):
         assert of(objects, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
@@ -228,6 +243,20 @@ def test_without_names_of_pods_the_monitor_gets_no_socket_of_containerd(program:
     spec = of(rendered(program, *SETS["own"]), "DaemonSet", "pyshim-monitor")["spec"]["template"]["spec"]
 
     assert [volume["name"] for volume in spec["volumes"]] == ["sandboxes"]
+
+
+def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(program: str) -> None:
+    spec = of(rendered(program, *SETS["own"]), "DaemonSet", "pyshim-nri")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+
+    shared = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert shared == mounted
+    assert set(shared.values()) == {"/run/crio/nri", os.path.dirname(PLACEMENT_SOCKET), os.path.dirname(store.ROOT)}
+    assert store.REGISTER.startswith(os.path.dirname(PLACEMENT_SOCKET) + "/")
+    assert container["readinessProbe"]["exec"]["command"] == ["test", "-S", PLACEMENT_SOCKET]
+    assert spec["hostPID"] is True
+    assert container["args"][2:] == ["--socket=/run/crio/nri/n.sock", "--reserved=0-1,16", "--handler=pykata"]
 
 
 def test_the_webhook_is_the_one_that_pyshim_prints(program: str) -> None:
