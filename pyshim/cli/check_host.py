@@ -3,20 +3,19 @@
 `root` is empty for this host; tests give it the tree of a host that they have made up.
 """
 
-import glob
 import os
 import platform
 import subprocess
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from msgspec import Struct
 
 from pyshim.host.fds import open_error
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
+from pyshim.node.containerd_config import merged, runtimes_in, snapshotter_in, table_at
 from pyshim.node.runtime import CONFIG as CONTAINERD_CONFIG
 from pyshim.node.runtime import SOCKET as CONTAINERD_SOCKET
 from pyshim.resources.probe import create_kvm_vm, probe_host
@@ -27,9 +26,6 @@ MODULES = ("kvm", "vhost_net", "vhost_vsock", "tun", "sch_ingress", "cls_u32", "
 _SHIM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """systemd's default PATH, on which containerd looks for shims. Source: systemd.exec(5)."""
 _PROGRAM_TIMEOUT_S = 20.0
-_MAX_IMPORTED = 100
-_CRI_PLUGINS = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
-_IMAGE_PLUGIN = "io.containerd.cri.v1.images"
 
 RunProgram = Callable[[Sequence[str]], str]
 """The first line that a program prints. Raises OSError or subprocess.SubprocessError."""
@@ -189,22 +185,19 @@ def _containerd(root: str, run: RunProgram) -> ContainerdFacts:
     version = _ask(run, "", "containerd", "--version")
     socket_error = "" if os.path.exists(f"{root}{CONTAINERD_SOCKET}") else f"there is no '{CONTAINERD_SOCKET}'"
     try:
-        document, config_version = _merged(root, CONTAINERD_CONFIG)
+        document, config_version = merged(CONTAINERD_CONFIG, root=root)
     except FileNotFoundError:
         document, config_version = {}, 0
-    except (OSError, ValueError) as error:
-        text = describe_os_error(error) if isinstance(error, OSError) else str(error)
+    except (OSError, FailedPrecondition) as error:
+        text = f"read '{CONTAINERD_CONFIG}': {describe_os_error(error)}" if isinstance(error, OSError) else str(error)
         return ContainerdFacts(version=version, config_path=CONTAINERD_CONFIG, error=text, socket_error=socket_error)
-    plugins = _table(document, "plugins")
-    cri = next((_table(plugins, each) for each in _CRI_PLUGINS if each in plugins), {})
-    section = _table(cri, "containerd")
-    runtimes = _table(section, "runtimes")
+    runtimes = runtimes_in(document)
     handlers = [
         Handler(
             name=name,
             runtime_path=str(each.get("runtime_path", "")),
             snapshotter=str(each.get("snapshotter", "")),
-            config_path=str(_table(each, "options").get("ConfigPath", "")),
+            config_path=str(table_at(each, "options").get("ConfigPath", "")),
         )
         for name, each in runtimes.items()
         if isinstance(each, dict)
@@ -216,56 +209,6 @@ def _containerd(root: str, run: RunProgram) -> ContainerdFacts:
         config_version=config_version,
         runtimes=tuple(runtimes),
         handlers=tuple(handlers),
-        snapshotter=str(section.get("snapshotter") or _table(plugins, _IMAGE_PLUGIN).get("snapshotter") or ""),
+        snapshotter=snapshotter_in(document),
         socket_error=socket_error,
     )
-
-
-def _merged(root: str, path: str) -> tuple[dict[str, Any], int]:
-    """The configuration with its imports, and its version. Raises OSError, ValueError naming the file."""
-    first = _toml(root, path)
-    version = first.get("version", 1)
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise ValueError(f"'{path}': version is no number")
-    merged: dict[str, Any] = {}
-    imports = first.get("imports", [])
-    if not isinstance(imports, list):
-        raise ValueError(f"'{path}': imports is no list")
-    files = [path]
-    for pattern in imports:
-        whole = os.path.join(os.path.dirname(path), str(pattern))
-        files += [found.removeprefix(root) for found in sorted(glob.glob(f"{root}{whole}"))]
-    for file in files[:_MAX_IMPORTED]:
-        _add(merged, first if file == path else _toml(root, file), replaces_plugins=version < 3)
-    return merged, version
-
-
-def _add(merged: dict[str, Any], document: dict[str, Any], *, replaces_plugins: bool) -> None:
-    """containerd 1.x takes a plugin's settings from the last file that has any; 2.x merges them."""
-    for key, value in document.items():
-        if key == "plugins" and isinstance(value, dict) and replaces_plugins:
-            merged["plugins"] = {**_table(merged, "plugins"), **value}
-        elif isinstance(value, dict):
-            merged[key] = _deep({**_table(merged, key)}, value)
-        else:
-            merged[key] = value
-
-
-def _deep(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **base,
-        **{key: _deep(_table(base, key), value) if isinstance(value, dict) else value for key, value in over.items()},
-    }
-
-
-def _toml(root: str, path: str) -> dict[str, Any]:
-    with open(f"{root}{path}", "rb") as file:
-        try:
-            return tomllib.load(file)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"'{path}': {error}") from error
-
-
-def _table(document: Mapping[str, Any], key: str) -> dict[str, Any]:
-    found = document.get(key)
-    return found if isinstance(found, dict) else {}

@@ -215,7 +215,7 @@ def _containerd(host: HostReport) -> Iterator[Verdict]:
     else:
         yield _ok("containerd", found.version.text)
     if found.error:
-        yield _missing("handler", f"read '{found.config_path}': {found.error}", "containerd config dump")
+        yield _missing("handler", found.error, "containerd config dump")
         return
     yield from _handler(host, version)
 

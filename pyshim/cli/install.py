@@ -32,8 +32,9 @@ from pyshim.node.apply import (
     states,
 )
 from pyshim.node.blocks import block_in
+from pyshim.node.containerd_config import parsed, runtimes_in
 from pyshim.node.disk import Disk
-from pyshim.node.drop_ins import HANDLERS, Containerd, Handler, parsed, runtimes_in
+from pyshim.node.drop_ins import HANDLERS, Containerd, Handler
 from pyshim.node.plan import CONTAINERD_DROP_IN, PREFIX, InstallPlan, chosen_handlers, install_plan
 from pyshim.node.release import Sources
 

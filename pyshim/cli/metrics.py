@@ -2,9 +2,9 @@
 
 import click
 
-from pyshim.cli.monitor_client import exchange, monitor_socket
+from pyshim.cli.monitor_client import ask_sandbox
 from pyshim.cli.output import examples
-from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.cli.sandbox import sandbox_argument, state_dir_option
 
 
 @click.command(epilog=examples("pyshim metrics 1a2b | grep pyshim_vm"))
@@ -12,6 +12,5 @@ from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 @state_dir_option
 def command(sandbox: str, state_dir: str) -> int:
     """Print the metrics of a sandbox, in Prometheus' text format."""
-    found = sandbox_id(sandbox, state_dir)
-    print(exchange(monitor_socket(state_dir, found), "GET", "/metrics"), end="")
+    print(ask_sandbox(state_dir, sandbox, "GET", "/metrics"), end="")
     return 0

@@ -2,5 +2,6 @@
 
 `plan.py` decides from values which files there will be (with `drop_ins.py` for containerd and CRI-O and `blocks.py` for
 files that are not ours); `apply.py` writes them, or nothing; `release.py` makes the code and the guest that they name;
-`runtime.py` asks and restarts containerd. Read `plan.py` first. Nothing here runs on the way of a pod.
+`containerd_config.py` reads containerd's configuration; `runtime.py` asks and restarts containerd. Read
+`plan.py` first. Nothing here runs on the way of a pod.
 """

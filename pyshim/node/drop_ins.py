@@ -7,17 +7,15 @@ that of config.toml.
 
 import fnmatch
 import posixpath
-import tomllib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, Unimplemented
+from pyshim.node.containerd_config import CRI_PLUGINS, parsed, runtimes_in
 from pyshim.start.info import RUNTIME
 
-_CRI = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
-"""By the version of the configuration: the plugin whose table has the runtimes."""
 _KNOWN = ((1, 6), (1, 7))
 _KNOWN_MAJOR = 2
 _HEAD = "# Written by `pyshim install`. Settings of your own go into another file.\n"
@@ -95,7 +93,7 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
     version = _version(document, containerd.version, path)
     named = runtimes_in(document)
     _refuse_others(names & (containerd.effective_runtimes | named.keys()), path)
-    if {"cri", *_CRI.values()} & set(document.get("disabled_plugins", ())):
+    if {"cri", *CRI_PLUGINS.values()} & set(document.get("disabled_plugins", ())):
         raise FailedPrecondition(f"add runtimes to '{path}': it disables the CRI plugin (hint: see disabled_plugins)")
 
     text = handlers_text(handlers, version, shim)
@@ -120,7 +118,7 @@ def handlers_text(handlers: tuple[Handler, ...], version: int, shim: str) -> str
 
 
 def _table(handler: Handler, version: int, shim: str) -> str:
-    table = f'plugins."{_CRI[version]}".containerd.runtimes.{handler.name}'
+    table = f'plugins."{CRI_PLUGINS[version]}".containerd.runtimes.{handler.name}'
     # privileged_without_host_devices: the host's devices mean nothing inside a VM.
     # sandboxer: the pod sandbox is a task of the Task API; containerd 1.x has no such key.
     return f"""\
@@ -138,7 +136,7 @@ def _table(handler: Handler, version: int, shim: str) -> str:
 
 def _runc() -> str:
     """containerd 1.x forgets its default runtime when a file names another one only."""
-    return f'[plugins."{_CRI[2]}".containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'
+    return f'[plugins."{CRI_PLUGINS[2]}".containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'
 
 
 def crio_text(handlers: tuple[Handler, ...], shim: str) -> str:
@@ -157,14 +155,6 @@ privileged_without_host_devices = true
     return _HEAD + "".join(tables)
 
 
-def parsed(text: str, path: str) -> dict[str, Any]:
-    """Raises FailedPrecondition that says where it is no TOML."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FailedPrecondition(f"parse '{path}': {error}") from error
-
-
 def _version(document: Mapping[str, Any], containerd: tuple[int, int], path: str) -> int:
     version = document.get("version", 1)
     known = (2, 3) if containerd >= (2, 0) else (2,)
@@ -176,18 +166,6 @@ def _version(document: Mapping[str, Any], containerd: tuple[int, int], path: str
             " 'containerd config default')"
         )
     return int(version)
-
-
-def runtimes_in(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtimes that the document itself names."""
-    found: dict[str, Any] = {}
-    for plugin in _CRI.values():
-        table: Any = document
-        for key in ("plugins", plugin, "containerd", "runtimes"):
-            table = table.get(key, {}) if isinstance(table, dict) else {}
-        if isinstance(table, dict):
-            found |= table
-    return found
 
 
 def _refuse_others(names: set[str] | frozenset[str], path: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition, Unavailable
-from pyshim.node.drop_ins import runtimes_in
+from pyshim.node.containerd_config import runtimes_in
 
 CONFIG = "/etc/containerd/config.toml"
 SOCKET = "/run/containerd/containerd.sock"

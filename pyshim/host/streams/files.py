@@ -27,11 +27,11 @@ class FileOutput:
         except OSError as error:
             raise FailedPrecondition(f"write {self._path!r}: {error.strerror}") from error
 
-    async def finish(self) -> None:
-        self._fd.close()
-
     async def close(self) -> None:
         self._fd.close()
+
+    finish = close
+    """What was written is in the file: it has no reader to wait for."""
 
 
 def _write_all_and_close(fd: OwnedFd, data: bytes | memoryview) -> None:

@@ -139,11 +139,12 @@ def test_what_the_shim_refuses_is_one_line(
     ("words", "code", "error"),
     [
         (("iptables", "get", "zz"), 1, "pyshim: ask sandbox 'zz': no sandbox of this id is recorded in "),
+        (("metrics", "zz"), 1, "pyshim: ask sandbox 'zz': no sandbox of this id is recorded in "),
         (("iptables", "get", "gone"), 1, "gone/shim-monitor.sock': ENOENT (no such file or directory)"),
         (("iptables", "get"), 2, "expected SANDBOX"),
         (("iptables", "get", "a", "b"), 2, "expected SANDBOX"),
         (("iptables", "set", "ab12"), 2, "expected SANDBOX and FILE"),
-        (("iptables", "set", "ab12", "/none"), 1, "'/none': ENOENT (no such file or directory)"),
+        (("iptables", "set", "ab12", "/none/such"), 1, "'/none/such': ENOENT (no such file or directory)"),
         (("policy", "set", "ab12"), 2, "expected SANDBOX and FILE"),
         (("policy", "set", "ab12", "/dev/null"), 1, "pyshim: read policy of '/dev/null': it is empty"),
         (("policy", "set", "ab12", "/dev/zero"), 2, f"more than {MAX_MONITOR_BODY_BYTES} bytes"),

@@ -11,7 +11,8 @@ import pytest
 from integration.framework.containerd import DEBIAN
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, ShimError, Unimplemented
 from pyshim.node.blocks import with_block
-from pyshim.node.drop_ins import HANDLERS, Addition, Containerd, containerd_addition, crio_text, runtimes_in
+from pyshim.node.containerd_config import runtimes_in
+from pyshim.node.drop_ins import HANDLERS, Addition, Containerd, containerd_addition, crio_text
 
 SHIM = "/opt/pyshim/bin/containerd-shim-pykata-v2"
 DROP_IN = "/etc/containerd/conf.d/pyshim.toml"

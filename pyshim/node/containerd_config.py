@@ -1,0 +1,95 @@
+"""What containerd's configuration says: its files with their imports, the CRI plugin's runtimes and snapshotter."""
+
+import glob
+import os
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.model.errors import FailedPrecondition
+
+CRI_PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+"""By the version of the configuration: the plugin whose table has the runtimes."""
+_IMAGE_PLUGIN = "io.containerd.cri.v1.images"
+_MAX_FILES = 100
+"""Files read of one configuration: an import may be a pattern."""
+
+
+def parsed(content: str, path: str) -> dict[str, Any]:
+    """Raises FailedPrecondition that says where it is no TOML."""
+    try:
+        return tomllib.loads(content)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FailedPrecondition(f"parse '{path}': {error}") from error
+
+
+def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
+    """The configuration with its imports, and its version; the files are looked for below `root`.
+
+    Raises OSError, FailedPrecondition naming the file.
+    """
+    first = _read(path, root)
+    version = first.get("version", 1)
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise FailedPrecondition(f"read '{path}': version is no number")
+    imports = first.get("imports", [])
+    if not isinstance(imports, list):
+        raise FailedPrecondition(f"read '{path}': imports is no list")
+    files = [path]
+    for pattern in imports:
+        whole = os.path.join(os.path.dirname(path), str(pattern))
+        files += [found.removeprefix(root) for found in sorted(glob.glob(f"{root}{whole}"))]
+    document: dict[str, Any] = {}
+    for file in files[:_MAX_FILES]:
+        _add(document, first if file == path else _read(file, root), replaces_plugins=version < 3)
+    return document, version
+
+
+def runtimes_in(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The CRI plugin's runtimes that the document itself names."""
+    found: dict[str, Any] = {}
+    for plugin in CRI_PLUGINS.values():
+        found |= table_at(document, "plugins", plugin, "containerd", "runtimes")
+    return found
+
+
+def snapshotter_in(document: Mapping[str, Any]) -> str:
+    """The CRI plugin's snapshotter; empty where the document names none."""
+    tables = [table_at(document, "plugins", plugin, "containerd") for plugin in CRI_PLUGINS.values()]
+    tables.append(table_at(document, "plugins", _IMAGE_PLUGIN))
+    return next((str(each["snapshotter"]) for each in tables if each.get("snapshotter")), "")
+
+
+def table_at(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """The table below these keys; empty where one of them is missing or no table."""
+    found: Any = document
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _read(path: str, root: str) -> dict[str, Any]:
+    with open(f"{root}{path}", "rb") as file:
+        content = file.read()
+    try:
+        return parsed(content.decode(), path)
+    except UnicodeDecodeError as error:
+        raise FailedPrecondition(f"parse '{path}': {error}") from error
+
+
+def _add(document: dict[str, Any], file: dict[str, Any], *, replaces_plugins: bool) -> None:
+    """containerd 1.x takes a plugin's settings from the last file that has any; 2.x merges them."""
+    for key, value in file.items():
+        if key == "plugins" and isinstance(value, dict) and replaces_plugins:
+            document["plugins"] = {**table_at(document, "plugins"), **value}
+        elif isinstance(value, dict):
+            document[key] = _deep(table_at(document, key), value)
+        else:
+            document[key] = value
+
+
+def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **base,
+        **{key: _deep(table_at(base, key), value) if isinstance(value, dict) else value for key, value in over.items()},
+    }
