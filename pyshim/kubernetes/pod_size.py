@@ -10,10 +10,11 @@ from fractions import Fraction
 
 import msgspec
 
+from pyshim.model.units import MIN_SHARES, SHARES_PER_CPU
+
 CPU, MEMORY, HUGEPAGES = "cpu", "memory", "hugepages-"
 PERIOD_US = 100_000
 _MIN_QUOTA_US = 1000
-_MIN_SHARES, _SHARES_PER_CPU = 2, 1024
 
 Amounts = Mapping[str, Fraction]
 """Resource name -> amount, CPUs or bytes."""
@@ -93,7 +94,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         return {
             f"{prefix}cpu-period": str(PERIOD_US),
             f"{prefix}cpu-quota": str(quota),
-            f"{prefix}cpu-shares": str(max(_MIN_SHARES, milli_request * _SHARES_PER_CPU // 1000)),
+            f"{prefix}cpu-shares": str(max(MIN_SHARES, milli_request * SHARES_PER_CPU // 1000)),
             f"{prefix}memory": str(_ceil(limits.get(MEMORY, Fraction(0)))),
         }
 

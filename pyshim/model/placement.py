@@ -2,6 +2,8 @@
 
 import msgspec
 
+from pyshim.model.units import SHARES_PER_CPU
+
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
     """What one VM needs of the host, as it boots."""
@@ -41,12 +43,9 @@ def whole_cpus(*, shares: int, quota: int, period: int, cgroup_parent: str) -> i
     if quota <= 0 or period <= 0 or quota % period:
         return 0
     cpus = quota // period
-    if shares != cpus * _SHARES_PER_CPU or any(name in cgroup_parent for name in ("burstable", "besteffort")):
+    if shares != cpus * SHARES_PER_CPU or any(name in cgroup_parent for name in ("burstable", "besteffort")):
         return 0
     return cpus
-
-
-_SHARES_PER_CPU = 1024
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,4 +58,4 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 SERVICE, METHOD = "pyshim.nri.Placements", "Place"
 """What a shim calls over ttrpc; its messages are a `Need` and a `Placement` in JSON."""
 SOCKET = "/run/pyshim/nri.sock"
-"""Where a plugin answers unless it is told otherwise."""
+"""Where a plugin answers by default."""

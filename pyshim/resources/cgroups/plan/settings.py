@@ -16,14 +16,14 @@ from pyshim.model.config import Config
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode
-from pyshim.model.units import MIB
+from pyshim.model.units import MIB, MIN_SHARES, SHARES_PER_CPU
 from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
 from pyshim.resources.sizing.plan.record import SizingRecord, decimal
 
 PERIOD_US = 100_000
 HOST_SIDE_CPUS = Fraction(1)
 """What QEMU's own threads, virtiofsd and the shim may use together while the vCPUs use all of theirs."""
-_SHARES_PER_CPU, _MIN_SHARES, _MAX_SHARES = 1024, 2, 262_144
+_MAX_SHARES = 262_144
 _LEAST_QUOTA_US = 1000
 
 # Kata's list: what a VMM may open while it runs.
@@ -114,12 +114,12 @@ def _io(mode: CgroupMode, role: Role, cpus: Fraction, source: str) -> Iterable[G
 
 
 def _shares(cpus: Fraction) -> int:
-    return max(_MIN_SHARES, min(_MAX_SHARES, math.floor(cpus * _SHARES_PER_CPU)))
+    return max(MIN_SHARES, min(_MAX_SHARES, math.floor(cpus * SHARES_PER_CPU)))
 
 
 def _weight(shares: int) -> int:
     """v2's weight of v1's shares, as the field converts them. Source: runc libcontainer, ConvertCPUSharesToCgroupV2."""
-    return 1 + ((shares - _MIN_SHARES) * 9999) // (_MAX_SHARES - _MIN_SHARES)
+    return 1 + ((shares - MIN_SHARES) * 9999) // (_MAX_SHARES - MIN_SHARES)
 
 
 def cpuset_union(resources: Iterable[Mapping[str, Any]], member: str) -> frozenset[int]:

@@ -14,6 +14,7 @@ import msgspec
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
+from pyshim.model.units import MIN_SHARES, SHARES_PER_CPU
 
 NO_CPU_LIMIT, NO_MEMORY_LIMIT = "no CPU limit", "no memory limit"
 DEFAULT_PERIOD_US = 100_000
@@ -21,9 +22,6 @@ DEFAULT_PERIOD_US = 100_000
 _ANNOTATION = "io.kubernetes.cri.sandbox-"
 _UNLIMITED_FROM = 1 << 62
 """Memory limits from here on mean "none": the kernel's page counter maximum and what stands for it in the field."""
-_MIN_SHARES = 2
-"""The least the kernel takes; kubelet gives it to a pod that requests no CPU. Source: kubelet MinShares."""
-_SHARES_PER_CPU = 1024
 _GROUPS = ("cpu", "memory", "pids", "blockIO", "network", "rdma", "unified")
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
@@ -58,9 +56,9 @@ class CpuRequest(msgspec.Struct, frozen=True, kw_only=True):
         Kubelet gives floor(milliCPU * 1024 / 1000) shares; the one milliCPU figure that gives these is taken back.
         Kata rounds up to whole CPUs here already; the two agree wherever the CPUs are whole, as exclusive ones are.
         """
-        if self.quota_us >= 0 or self.shares <= _MIN_SHARES:
+        if self.quota_us >= 0 or self.shares <= MIN_SHARES:
             return Fraction(0)
-        return Fraction(-(-self.shares * 1000 // _SHARES_PER_CPU), 1000)
+        return Fraction(-(-self.shares * 1000 // SHARES_PER_CPU), 1000)
 
 
 def workload(kind: ContainerKind, annotations: Mapping[str, str], raw_spec: Mapping[str, Any]) -> Workload:
