@@ -168,7 +168,6 @@ def agent_details(reply: pb.GuestDetailsResponse) -> AgentDetails:
     return AgentDetails(
         version=details.version[:200],
         memory_block_bytes=reply.mem_block_size_bytes,
-        memory_hotplug_probe=reply.support_mem_hotplug_probe,
         supports_seccomp=details.supports_seccomp,
         storage_handlers=tuple(details.storage_handlers[:_MAX_ROWS]),
         device_handlers=tuple(details.device_handlers[:_MAX_ROWS]),

@@ -97,7 +97,6 @@ class NetworkNeighbour(msgspec.Struct, frozen=True, kw_only=True):
 class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     memory_block_bytes: int
-    memory_hotplug_probe: bool
     supports_seccomp: bool
     storage_handlers: tuple[str, ...]
     device_handlers: tuple[str, ...]

@@ -30,7 +30,6 @@ class VirtiofsdFlavour(StrEnum):
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_count: int
     memory_mib: int
-    cpu_flags: frozenset[str]
     kvm_usable: bool
     kvm_reason: str
     """Why KVM is (not) usable, for logs: what was probed."""

@@ -16,7 +16,6 @@ from pyshim.node_monitor.scrape import Scrapes, Unanswered, asked
 
 log = logging.getLogger("pyshim.node_monitor")
 
-KATA_PORT = 8090
 PATHS = ("/metrics", "/sandboxes", "/agent-url")
 END_S = 3.0
 """Seconds for answers under way when the endpoint is asked to end."""

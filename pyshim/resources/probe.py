@@ -38,7 +38,6 @@ def probe_host(
     return HostFacts(
         cpu_count=_cpu_count(proc_root, sys_root),
         memory_mib=_memory_mib(proc_root),
-        cpu_flags=flags,
         kvm_usable=kvm_usable,
         kvm_reason=kvm_reason,
         vhost_vsock=open_error(f"{dev_root}/vhost-vsock") is None,

@@ -15,7 +15,6 @@ def host_facts(**changes: Any) -> HostFacts:
     fields: dict[str, Any] = {
         "cpu_count": 8,
         "memory_mib": 16384,
-        "cpu_flags": frozenset(),
         "kvm_usable": False,
         "kvm_reason": "the CPU shows neither vmx nor svm",
         "vhost_vsock": False,

@@ -60,7 +60,6 @@ def planned(shipped: str, facts: TeeFacts) -> VmConfig:
     """The VM of a shipped file on a KVM host with `facts`, with one NIC of two queues."""
     path = str(ROOT / f"configs/configuration-{shipped}.toml")
     host = host_facts(
-        cpu_flags=frozenset({"vmx"}),
         kvm_usable=True,
         kvm_reason="the CPU shows vmx",
         vhost_vsock=True,

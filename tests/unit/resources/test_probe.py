@@ -56,7 +56,6 @@ def test_a_host_that_shows_nothing_has_one_cpu_and_no_abilities(roots: Roots) ->
     assert replace(facts, tee=NO_TEE) == HostFacts(
         cpu_count=1,
         memory_mib=0,
-        cpu_flags=frozenset(),
         kvm_usable=False,
         kvm_reason="the CPU shows neither vmx nor svm",
         vhost_vsock=False,
