@@ -1,4 +1,4 @@
-"""Pods on the network as the kubelet and CNI have it: the guest is told what was set, pods talk, ports forward."""
+"""Pods on the network as the kubelet and CNI have it: the guest gets what was set, pods talk, ports forward."""
 
 from __future__ import annotations
 

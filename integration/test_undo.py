@@ -1,6 +1,6 @@
 """The undo matrix on the real stack: representative steps of a pod's life fail, hang, or are the shim's last.
 
-After containerd's clean-up calls nothing of the pod is left, and what the user is told names the step. All steps, on
+After containerd's clean-up calls nothing of the pod is left, and the user's error names the step. All steps, on
 fakes: tests/unit/failpoints. The table of the last run is in .build/undo-matrix-real.txt.
 """
 

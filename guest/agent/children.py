@@ -143,7 +143,7 @@ class Children:
     ) -> Child:
         """The program runs with the given fds (-1: /dev/null) and no others. `argv[0]` is an absolute path.
 
-        With `outlives_readers` a write that nobody reads fails, instead of ending the program (SIGPIPE).
+        With `outlives_readers` a write without a reader fails, instead of ending the program (SIGPIPE).
         """
         actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
             (os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) if fd < 0 else (os.POSIX_SPAWN_DUP2, fd, number)

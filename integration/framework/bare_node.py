@@ -30,7 +30,7 @@ if [ -e {ground}/pid ]; then
 fi
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PYSHIM_ZYGOTE=off
 export CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1
-# As a service of systemd's, whoever asks: not in the cgroups, the network or the session of that program.
+# As a service of systemd's, whatever the caller: not in the cgroups, the network or the session of that program.
 groups=/sys/fs/cgroup/*/cgroup.procs
 [ ! -e /sys/fs/cgroup/cgroup.procs ] || groups=/sys/fs/cgroup/runner/cgroup.procs
 for group in $groups; do echo $$ >"$group"; done

@@ -33,7 +33,7 @@ Work = Callable[[Tell], None]
 
 
 class Outcome:
-    """What was heard of the work until it ended, or until nobody waited any more."""
+    """What the work reported until it ended or its caller stopped waiting."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -58,7 +58,7 @@ class Outcome:
 def apart(work: Work, action: str, deadline: float, *, clock: Clock = time.monotonic) -> Outcome:
     """What `work` told; it goes on in a process of its own when it is not done at `deadline`.
 
-    What it tells later nobody hears. The caller must be a process of one thread. Where the system has no room for
+    What it reports later is dropped. The caller must be a process of one thread. Where the system has no room for
     another process the work is done in this one, however long it takes.
     """
     outcome = Outcome()
@@ -119,7 +119,7 @@ def _work_here(work: Work, action: str, parent: int) -> int:
 
     def tell(word: Word, text: str) -> None:
         line = f"{word} {' '.join(text.splitlines())}".encode(errors="replace")[: _MAX_TEXT_BYTES - 1]
-        with suppress(OSError):  # nobody listens any more
+        with suppress(OSError):  # the caller has stopped waiting
             os.write(parent, line + b"\n")
 
     return 0 if _carry_out(work, action, tell) else 1

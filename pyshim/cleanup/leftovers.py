@@ -35,7 +35,7 @@ TERM_WAIT_S = 1.0
 LOCK_WAIT_S = 10.0
 """Seconds for another process that cleans the same sandbox."""
 UNDO_S = 30.0
-"""Seconds for one entry when nobody waits: a process may write its core, or have much memory to give back."""
+"""Seconds for one entry when no caller waits: a process may write its core, or have much memory to give back."""
 HELD_PAUSE_S = 1.0
 """Seconds between two looks at a shim that ends its remote VM, which takes minutes."""
 REST_S = 60.0
@@ -59,7 +59,7 @@ def clean_sandbox(
     register: str | None = None,
     places: Places | None = None,
 ) -> None:
-    """What no shim serves of the sandbox is gone, except for what is told as errors then.
+    """What no shim serves of the sandbox is gone, except for what the errors name.
 
     Tells the answer first (`_known`), if there is a state.
 

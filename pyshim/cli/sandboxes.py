@@ -202,7 +202,7 @@ def host_side_mib_of(sandbox: Sandbox) -> float:
 
 
 def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
-    """RAM is a memfd, whose name the kernel shows; where nobody shares it, memory without a name and of its very size.
+    """RAM is a memfd, whose name the kernel shows; where it is not shared, memory without a name and of its very size.
 
     A larger one is the code that QEMU translates when it emulates.
     """

@@ -205,7 +205,7 @@ RUNTIME: tuple[Key, ...] = (
         PATH,
         "",
         "Socket of `pyshim nri run`, which is asked before the VM boots on which CPUs and NUMA nodes it is to run."
-        " Empty: the host's kernel decides. A VM boots unplaced when nobody answers there.",
+        " Empty: the host's kernel decides. A VM boots unplaced when no plugin answers there.",
         own=True,
     ),
     _R.used(

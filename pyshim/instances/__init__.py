@@ -1,6 +1,6 @@
 """Choosing a cloud instance for a pod, as a library of its own: it imports nothing of the project.
 
-For whoever makes remote VMs: give `select` a table of instance types and what a pod needs, and get the smallest type
+For makers of remote VMs: give `select` a table of instance types and what a pod needs, and get the smallest type
 that has it, or the reason why none does. `need.py` reads the need from the annotations a shim sends with CreateVM.
 """
 

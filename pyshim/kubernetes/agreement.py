@@ -130,7 +130,7 @@ def explain_pod(pod: PodSizing, config: Config, host: HostFacts, *, host_side_mi
 
 
 def booted(pod: PodSizing, config: Config, host: HostFacts) -> SizingRecord:
-    """The size `pod`'s VM boots with on `host`: what the shim decides from what it is told of the pod."""
+    """The size `pod`'s VM boots with on `host`: what the shim decides from the pod's annotations."""
     if is_resizable(config):
         return boot_size(config, host)
     return static_size(config, host, workload(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {}))

@@ -165,7 +165,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Overcommitting the pod's cgroup is an error, not a warning; our own key."""
     enable_vcpus_pinning: bool
     placement_socket: str
-    """Who is asked where the VM is to run; empty: nobody; our own key."""
+    """Socket of the plugin that says where the VM is to run; empty: there is none. Our own key."""
     vfio_mode: str
     vfio_device_kinds: tuple[str, ...]
     """`VENDOR:CLASS=KIND` and `HOST-KIND=KIND`; our own key."""

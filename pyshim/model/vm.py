@@ -108,7 +108,7 @@ class NicDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VhostUserNic(msgspec.Struct, frozen=True, kw_only=True):
-    """A virtio-net device served by who listens at `socket_path`, in memory the guest shares. 0: default size."""
+    """A virtio-net device served by a program at `socket_path`, in memory the guest shares. 0: default size."""
 
     id: str
     mac: str

@@ -1,4 +1,4 @@
-"""The runtime handlers, as containerd and CRI-O are told of them. Pure.
+"""The runtime handlers in the words of containerd's and CRI-O's configuration. Pure.
 
 containerd 1.x takes the CRI plugin's settings from one file: those of an imported file would replace all of
 config.toml's, so the handlers go into config.toml itself. containerd 2.x merges imported files, if their version is

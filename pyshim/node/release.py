@@ -77,7 +77,7 @@ class Sources:
 
         `told` hears of each step.
         """
-        before = os.umask(0o022)  # nobody but root may write what root executes
+        before = os.umask(0o022)  # only root may write what root executes
         try:
             told("make the virtual environment")
             _run("make the virtual environment", [_base_python(), "-m", "venv", "--without-pip", f"{directory}/venv"])

@@ -83,7 +83,7 @@ class Mux:
         return near
 
     async def run(self) -> None:
-        """Carries bytes until the peer, or who has a stream, ends; then all is closed. Raises MuxError.
+        """Carries bytes until the peer or the owner of a stream ends; then all is closed. Raises MuxError.
 
         What a stream's owner wrote before it closed is sent. Bytes for streams that are not open are dropped.
         """

@@ -75,7 +75,7 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True):
     node: int
     online: bool
     isolated: bool = False
-    """The scheduler does not balance load on it (`isolcpus`): of no use to who shares, and good for who is alone."""
+    """The scheduler does not balance load on it (`isolcpus`): no use as a shared CPU, good as an exclusive one."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """What it asked for, 0 where that is not known: counted on all nodes by their size."""
     own_cpus: tuple[int, ...]
-    """CPUs that somebody else (the kubelet's CPU manager) gave it alone; empty: it runs on the shared CPUs."""
+    """Its exclusive CPUs, given by another manager (the kubelet's); empty: it runs on the shared CPUs."""
 
 
 class Assignments(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +211,7 @@ def with_others(assignments: Assignments, others: Iterable[Other]) -> Assignment
 
 
 def shared_cpus(assignments: Assignments) -> tuple[int, ...]:
-    """The online CPUs that nobody has alone and that are not isolated, in ascending order: what all others run on."""
+    """The online CPUs that are neither exclusive nor isolated, in ascending order: what all others run on."""
     return tuple(sorted(_View(assignments).shared))
 
 

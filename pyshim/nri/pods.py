@@ -59,7 +59,7 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     had: CpuSet
     """What the runtime says it has."""
     is_ours: bool
-    """Its CPUs are from this plugin: it was made while the plugin ran, and nobody had given it any alone."""
+    """Its CPUs are from this plugin: it was made while the plugin ran, without exclusive CPUs."""
     whole_cpus: int
     """CPUs of a container of a Guaranteed pod that has a whole number of them, else 0."""
 

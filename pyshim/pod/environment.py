@@ -23,7 +23,7 @@ from pyshim.model.seams import (
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import Trace
 from pyshim.resources.devices.live import FindDevices, no_devices
-from pyshim.resources.placement import AskPlacement, nobody
+from pyshim.resources.placement import AskPlacement, no_plugin
 
 
 class HypervisorFactory(Protocol):
@@ -42,7 +42,7 @@ class ExportTrace(Protocol):
 
 
 def no_export(trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
-    """Nobody is told."""
+    """The spans are dropped."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,4 +62,4 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     serve_monitor: ServeMonitor
     find_devices: FindDevices = no_devices
     export_trace: ExportTrace = no_export
-    ask_placement: AskPlacement = nobody
+    ask_placement: AskPlacement = no_plugin

@@ -160,7 +160,7 @@ class Pod:
         return sandbox
 
     async def _placed(self, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
-        """`plan`, with a place on the host if the configuration names who knows one, and that one answers."""
+        """`plan`, with a placement on the host if the configuration names a plugin and the plugin answers."""
         path = plan.config.runtime.placement_socket
         if not path or plan.config.is_remote:
             return plan

@@ -10,7 +10,7 @@ from pyshim.model.placement import METHOD, SERVICE, Need, Placement
 from pyshim.ttrpc import Client, RemoteError, TtrpcError, connected_unix_socket
 
 AskPlacement = Callable[[str, Need], Awaitable[Placement]]
-"""The placement that who listens at a socket's path has for a VM. Raises Unavailable, or FailedPrecondition when there
+"""The placement that the plugin at a socket's path gives a VM. Raises Unavailable, or FailedPrecondition when there
 is none."""
 ANSWER_S = 2.0
 """Seconds a boot waits for the answer; the plugin computes it in milliseconds."""
@@ -38,6 +38,6 @@ async def asked(path: str, need: Need) -> Placement:
         raise Unavailable(f"ask '{path}' for a placement: {error.strerror or error}") from error
 
 
-async def nobody(path: str, _need: Need) -> Placement:
-    """For a pod that has nobody to ask."""
+async def no_plugin(path: str, _need: Need) -> Placement:
+    """For a pod without a plugin to ask. Raises Unavailable."""
     raise Unavailable(f"ask '{path}' for a placement: there is nobody to ask")

@@ -76,7 +76,7 @@ class Client:
         """The reply of a unary call, of `max_reply_bytes` at most, envelope included.
 
         Raises RemoteError for a status of the server; CallTimedOut when `timeout_s` passed and `late_s` after it
-        (the server is told the former and may still work); OutcomeUnknown when the connection dropped between request
+        (the server gets the deadline and may still work); OutcomeUnknown when the connection dropped between request
         and reply; ConnectionClosed when it dropped before the request was sent; MessageTooLarge; RemoteProtocolError.
         A call that ends early, by timeout or cancellation, leaves nothing behind: its late reply is dropped.
         """

@@ -39,7 +39,7 @@ class ProcessCalls:
         self._containers.find(request.container_id).signal(request.exec_id, request.signal)
 
     async def wait(self, request: pb.WaitProcessRequest) -> pb.WaitProcessResponse:
-        """The exit code, as soon as there is one, to everyone who asks until the container is removed."""
+        """The exit code, as soon as there is one, to every caller until the container is removed."""
         code = await self._process(request.container_id, request.exec_id).wait()
         return pb.WaitProcessResponse(status=code)
 

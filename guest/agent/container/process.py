@@ -60,7 +60,7 @@ class Process:
                 source.process_exited()
 
     async def wait(self) -> int:
-        """The exit code (128 + signal when killed), to everyone who asks. Output nobody reads is then thrown away in a
+        """The exit code (128 + signal when killed), to every caller. Output that is not read is then thrown away in a
         while.
         """
         code = await self.child.wait()

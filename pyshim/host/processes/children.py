@@ -124,7 +124,7 @@ class Child:
         return f"{self.name} (pid {self.pid}) {state}" + (f": {words}" if words else "")
 
     def _reap(self) -> None:
-        """The pidfd is readable: the process is a zombie. Its last words are read before its end is told."""
+        """The pidfd is readable: the process is a zombie. Its last output is read before its end is reported."""
         result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         if result is None:
             return

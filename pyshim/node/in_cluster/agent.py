@@ -262,7 +262,7 @@ class NodeAgent:
         """Or less, when pyshim is unwanted by then."""
         loop = asyncio.get_running_loop()
         end_s = loop.time() + seconds
-        while True:  # a mounted ConfigMap tells nobody of its changes
+        while True:  # a mounted ConfigMap changes without a notice
             left_s = end_s - loop.time()
             if left_s <= 0 or self._is_unwanted():
                 return

@@ -80,8 +80,8 @@ def words_patch(node: Mapping[str, Any], words: NodeWords) -> dict[str, Any] | N
 def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
     """A merge patch that takes the taints of this key away; None when there is none.
 
-    The list is replaced whole, so the patch holds for this version of the object only: whoever adds a taint meanwhile,
-    as `kubectl drain` does, makes it fail with a conflict.
+    The list is replaced whole, so the patch holds for this version of the object only: a taint added
+    meanwhile, as by `kubectl drain`, makes it fail with a conflict.
     """
     taints = (node.get("spec") or {}).get("taints") or []
     left = [each for each in taints if each.get("key") != key]

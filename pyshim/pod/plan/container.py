@@ -205,7 +205,7 @@ def _is_read_only(device: OciDevice, spec: OciSpec) -> bool:
 
 
 def _guest_device_node(device: OciDevice, spec: OciSpec) -> Mapping[str, Any]:
-    """The spec's device, with a mode: kata-agent makes a node that nobody may open where the spec leaves it out."""
+    """The spec's device, with a mode: kata-agent makes a node without permissions where the spec leaves it out."""
     for raw in (spec.raw.get("linux") or {}).get("devices") or []:
         if raw.get("path") == device.path:
             return {**raw, "fileMode": raw.get("fileMode") or _DEVICE_MODE}

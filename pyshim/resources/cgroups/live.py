@@ -176,7 +176,7 @@ class SandboxCgroups:
                 await self._join(Member.SHIM, self.own_pid)
 
     async def allow_nodes(self) -> None:
-        """Whoever is in the cgroup for devices may open what a VMM needs and no more; nobody is yet.
+        """The processes of the cgroup for devices may open what a VMM needs and no more; it has none yet.
 
         The pod's functions are bound to VFIO by now, so that its groups are known.
         """

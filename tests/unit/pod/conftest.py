@@ -22,7 +22,7 @@ from pyshim.model.vm import Device, GuestLocation
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.resources.devices.live import no_devices
-from pyshim.resources.placement import AskPlacement, nobody
+from pyshim.resources.placement import AskPlacement, no_plugin
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
@@ -88,7 +88,7 @@ class Stack:
         self.document: Mapping[str, Any] = DOCUMENT
         self.block_hotplug = True
         self.find_devices = no_devices
-        self.ask_placement: AskPlacement = nobody
+        self.ask_placement: AskPlacement = no_plugin
         self.networks = FakeNetworks()
         self.clients: list[Client] = []
         self.request_timeout_s = 5.0

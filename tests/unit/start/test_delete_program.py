@@ -61,7 +61,7 @@ def test_stdout_is_the_response_and_nothing_else(node: Node) -> None:
 
 @contextmanager
 def held_back(node: Node) -> Iterator[None]:
-    """Whoever cleans the sandbox waits, as for a node that is busy."""
+    """The process that cleans the sandbox waits, as on a busy node."""
     with OwnedFd(os.open(node.own, os.O_RDONLY | os.O_DIRECTORY)) as lock:
         fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
         yield

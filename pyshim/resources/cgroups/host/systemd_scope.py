@@ -33,7 +33,7 @@ Property = tuple[str, tuple[str, object]]
 
 
 def scope_properties(scope: Scope, pid: int) -> list[Property]:
-    """What the unit is asked to be. Delegated: below it, and into its limits, nobody but this shim writes.
+    """What the unit is asked to be. Delegated: below it, and into its limits, only this shim writes.
 
     Where systemd manages cgroup v2 it is also the one who can attach device programs: the shim mounts what it is
     given, so block devices are allowed as a whole, character devices by name.

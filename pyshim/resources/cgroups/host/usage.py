@@ -47,7 +47,7 @@ def is_there(path: str, roots: tuple[str, ...]) -> bool:
 
 
 def processes(path: str, roots: tuple[str, ...]) -> tuple[int, ...]:
-    """Of the first hierarchy that lists any: whoever is in one is in all that the group is in."""
+    """Of the first hierarchy that lists any: a process of one is in all that the group is in."""
     for root in roots:
         if found := kernel.members(root + path):
             return found

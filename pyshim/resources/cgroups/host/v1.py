@@ -94,7 +94,7 @@ class CgroupsV1:
 
 
 def _inherit_cpuset(path: str, above: str) -> None:
-    """A new v1 cpuset is empty and takes nobody; one that is set is left alone. Source: cpuset(7)."""
+    """A new v1 cpuset is empty and takes no process; one that is set is left alone. Source: cpuset(7)."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if kernel.read(f"{path}/{name}").strip():
             continue

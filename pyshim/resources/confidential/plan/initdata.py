@@ -1,7 +1,7 @@
 """Initdata read and written: base64 of gzip of TOML in an annotation, a small disk for the guest.
 
 Source of the formats: Kata's annotation `cc_init_data` and the disk its guest looks for. Everything is bounded: the
-text comes from whoever may write a pod.
+text comes from users who may create a pod.
 """
 
 import base64

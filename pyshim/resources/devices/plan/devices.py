@@ -316,7 +316,7 @@ _VFIO_PCI = 1
 
 
 def kata_vfio_device(passed: Passed, *, cold: bool) -> Mapping[str, object]:
-    """A node passed through, with all its functions. The guest's paths are told as those of disks are."""
+    """A node passed through, with all its functions. The guest's paths are reported as those of disks are."""
     return {
         "ID": passed.node.path,
         "Type": "vfio",

@@ -73,7 +73,7 @@ class Inbox:
         return message, fds
 
     def close(self) -> None:
-        """Descriptors nobody took are closed; idempotent."""
+        """Descriptors that were not taken are closed; idempotent."""
         while self._fds:
             self._fds.pop().close()
 

@@ -16,7 +16,7 @@ _NS_GET_NSTYPE = 0xB703
 
 @contextmanager
 def held_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> Iterator[int]:
-    """An fd of the network namespace at `path`; nobody else holds it until the block is left.
+    """An fd of the network namespace at `path`; no other holder has it until the block is left.
 
     Raises NotFound when there is nothing at `path`, InvalidArgument when it is no network namespace or the shim's own
     (a pod on the host's network cannot be moved into a VM), FailedPrecondition while another sandbox holds it.

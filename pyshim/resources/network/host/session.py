@@ -17,7 +17,7 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal
 from pyshim.resources.network.host.messages import SOCKET_FD, Inbox, encoded
 from pyshim.resources.network.host.netns import held_netns
 
-# `-S` keeps site-packages out of the child, so it is told where the shim imports from.
+# `-S` keeps site-packages out of the child, so it gets the shim's import path.
 _PROGRAM = (
     "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]; "
     "from pyshim.resources.network.host.child import main; main()"

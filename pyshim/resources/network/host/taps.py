@@ -18,7 +18,7 @@ _IFF_NO_PI = 0x1000
 _IFF_VNET_HDR = 0x4000
 _IFF_TUN_EXCL = 0x8000
 _PRIVATE_DIRECTORY = "/run"
-"""Any directory that is there: what is mounted on it is seen by nobody else."""
+"""Any directory that is there: no other process sees what is mounted on it."""
 _IFREQ = struct.Struct("16sH22x")
 _NOT_OFFERED = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM})
 
@@ -34,7 +34,7 @@ def open_tap(name: str, queues: int, *, device: str = "/dev/net/tun") -> tuple[i
             fds.append(os.open(device, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
             flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
             if queues > 1:
-                # Not for a single queue: whoever opens such a tap by name must ask for it too, and not every VMM does.
+                # Not for a single queue: a VMM that opens such a tap by name must set the flag too.
                 flags |= _IFF_MULTI_QUEUE
             if queue == 0:
                 flags |= _IFF_TUN_EXCL
@@ -82,7 +82,7 @@ def macvtap_device_number(name: str, index: int) -> int:
 
 
 def leave_mount_namespace() -> None:
-    """This process's mounts are its own: nobody sees those made from here on, and none outlives it."""
+    """This process's mounts are its own: no other process sees those made from here on, and none outlives it."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", "", syscalls.MS_REC | syscalls.MS_PRIVATE)
 

@@ -1,7 +1,7 @@
 """News of a pod's network namespace: a route socket that the child made there, read on the shim's loop.
 
-Nothing is asked and nothing is polled: the kernel tells of changes, and of those that concern no interface or route the
-guest has been told of, or could be, nobody is woken further. Source: rtnetlink(7), linux/rtnetlink.h.
+The kernel reports changes; nothing is polled. A change that concerns no interface or route that the guest has or could
+get wakes no caller. Source: rtnetlink(7), linux/rtnetlink.h.
 """
 
 import asyncio
@@ -34,22 +34,22 @@ class Watch:
         self._news.setblocking(False)  # the descriptor does not block; the object has to know
 
     async def changed(self) -> None:
-        """Something has happened that a new look at the namespace may make something of. Raises Unavailable."""
+        """A change has happened that may concern the guest: the namespace is to be read again. Raises Unavailable."""
         loop = asyncio.get_running_loop()
         while True:
             try:
                 data, (sender, _groups) = await loop.sock_recvfrom(self._news, _READ_BYTES)
             except OSError as error:
                 if error.errno == errno.ENOBUFS:
-                    return  # more has happened than the kernel could keep
+                    return  # more changes than the socket's buffer holds
                 cause = os.strerror(error.errno or 0).lower()
                 raise Unavailable(f"watch network namespace: {cause}") from error
-            # Whoever shares the namespace can send to the socket; only the kernel is believed.
+            # Any process of the namespace can send to the socket; only the kernel is believed.
             if sender == 0 and is_news(data):
                 return
 
     def forget(self) -> None:
-        """What has happened until now is known."""
+        """Changes until now are dropped: the caller has just read the namespace."""
         while True:
             try:
                 self._news.recv(_READ_BYTES)

@@ -161,12 +161,12 @@ def _attach(kind: str, what: _Fields, interface: NetworkInterface, found: _Found
 
 
 def _local_mac(sandbox_id: str, name: str) -> str:
-    """An address of nobody else's (locally administered, one host): the same each time for one device."""
+    """A locally administered address of one host: the same each time for one device."""
     digest = hashlib.sha256(f"{sandbox_id}/{name}".encode()).digest()
     return ":".join(f"{byte:02x}" for byte in (digest[0] & 0xFC | 0x02, *digest[1:6]))
 
 
-# ---- what the guest is told
+# ---- what goes to the guest
 
 
 def _interface(fields: _Fields, name: str, mac: str) -> NetworkInterface:

@@ -30,7 +30,7 @@ RTM_F_CLONED = 0x200
 RTNH_F_ONLINK = 0x4
 NUD_PERMANENT = 0x80
 
-# Link kind -> the type Kata's agent is told. An unnamed kind is a driver that registers none.
+# Link kind -> the type sent to Kata's agent. An unnamed kind is a driver that registers none.
 _ENDPOINT_TYPES = {
     "veth": "virtual",
     "": "virtual",

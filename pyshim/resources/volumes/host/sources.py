@@ -126,7 +126,7 @@ def _is_read_only(path: str) -> bool:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False  # whoever opens it for work will say why it cannot be
+        return False  # opening it for work raises with the reason
     try:
         answer = fcntl.ioctl(fd, _BLKROGET, b"\0\0\0\0")
         return any(answer)

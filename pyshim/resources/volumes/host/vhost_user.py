@@ -21,7 +21,7 @@ def backend_socket(store: str, major: int, minor: int) -> str:
     """The socket of the disk whose node in the store has this number, with no link in its last part.
 
     Raises Unimplemented for a SCSI target, NotFound when no node has the number, FailedPrecondition when two have it or
-    nobody can listen.
+    its socket is missing or none.
     """
     what = f"find vhost-user disk {major}:{minor} in '{store}'"
     if major == VHOST_USER_SCSI:

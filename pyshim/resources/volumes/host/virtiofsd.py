@@ -1,7 +1,7 @@
 """virtiofsd, the Rust one or QEMU's C one, given a socket that already listens.
 
 Option tables: `virtiofsd --help` of 1.13 (Rust) and of QEMU 7.2 (C). Two traps of the C one decide the shape here:
-without `-o source=` it shares the host's root directory, and with `--syslog` its errors reach nobody.
+without `-o source=` it shares the host's root directory, and with `--syslog` its errors are lost.
 """
 
 import logging
