@@ -6,8 +6,9 @@ import time
 import click
 
 from pyshim.cli.output import examples, json_option, print_json, print_table
-from pyshim.cli.sandbox import state_dir_option
-from pyshim.cli.sandboxes import HEADINGS, NUMBERS, UsageMeter, document, row, sandboxes
+from pyshim.cli.sandbox import sandbox_id, state_dir_option
+from pyshim.cli.sandboxes import HEADINGS, NUMBERS, Sandbox, UsageMeter, document, row, sandboxes
+from pyshim.model.errors import NotFound
 
 SAMPLE_S = 0.3
 """Seconds over which the use of CPUs is measured."""
@@ -18,13 +19,13 @@ SAMPLE_S = 0.3
 @state_dir_option
 @json_option
 def command(prefix: str, state_dir: str, as_json: bool) -> int:
-    """List the sandboxes of this node, or those whose ids begin with SANDBOX.
+    """List the sandboxes of this node, or those that SANDBOX names: all whose ids begin so, or a pod's.
 
     ASKED is what their containers ask for, VM what the virtual machine has, both CPUs and memory. CPU, in percent of
     one CPU, and MEMORY are what shim, VMM and file server use now. HEALTH comes from states and processes: no shim and
     no guest is asked.
     """
-    found = sandboxes(state_dir, prefix=prefix)
+    found = _named(prefix, state_dir)
     meter = UsageMeter()
     if found:
         meter.look(found)
@@ -38,3 +39,13 @@ def command(prefix: str, state_dir: str, as_json: bool) -> int:
     rows = [row(each, usage[each.id], now_ns=now_ns, whole_ids=whole) for each in found]
     print_table(HEADINGS, rows, right=NUMBERS, wrap="HEALTH")
     return 0
+
+
+def _named(text: str, state_dir: str) -> list[Sandbox]:
+    """Raises NotFound when `text` names none, InvalidArgument when it cannot be a name."""
+    found = sandboxes(state_dir, prefix=text)
+    if text and not found:
+        found = sandboxes(state_dir, prefix=sandbox_id(text, state_dir))
+        if not found:
+            raise NotFound(f"list sandboxes '{text}': no sandbox that is recorded here begins so")
+    return found

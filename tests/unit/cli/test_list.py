@@ -166,6 +166,31 @@ def test_those_with_a_prefix_only(
     assert [each["id"] for each in listed(tmp_path, capsys, "a")] == ["ab", "ac"]
 
 
+def test_a_pod_is_listed_by_its_name(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]", capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, "a1", ref(sleeper), ref(sleeper))
+
+    assert [each["pod"] for each in listed(tmp_path, capsys, "shop/web-0")] == ["shop/web-0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("b", "list sandboxes 'b': no sandbox that is recorded here begins so"),
+        ("../a1", "check sandbox id '../a1': not a valid identifier"),
+    ],
+)
+def test_a_name_of_no_sandbox_is_an_error(
+    tmp_path: Path, sleeper: "subprocess.Popen[bytes]", name: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, "a1", ref(sleeper), ref(sleeper))
+
+    assert run(["list", name, "--state-dir", str(tmp_path)]) == 1
+
+    assert capsys.readouterr() == ("", f"pyshim: {error}\n")
+
+
 @pytest.mark.parametrize(
     ("pod", "expected"),
     [
