@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from protos import hypervisor_pb2 as pb
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, NotFound, ShimError, Unavailable
-from pyshim.model.remote_vms import SERVICE, is_unknown_vm, shown
+from pyshim.model.remote_vms import MAX_REPLY_BYTES, SERVICE, is_unknown_vm, shown
 from pyshim.ttrpc import (
     CallTimedOut,
     Client,
@@ -112,7 +112,12 @@ class RemoteService:
         client = await self._connect(action)
         try:
             payload = await client.call(
-                SERVICE, method, request.SerializeToString(), timeout_s=timeout_s, late_s=late_s
+                SERVICE,
+                method,
+                request.SerializeToString(),
+                timeout_s=timeout_s,
+                late_s=late_s,
+                max_reply_bytes=MAX_REPLY_BYTES,
             )
         except TtrpcError as exc:
             raise self._error(action, exc, timeout_s) from exc

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pyshim.cleanup.lost_vms import bury
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.remote_vms import SERVICE, RemoteVmState, is_unknown_vm, shown
+from pyshim.model.remote_vms import MAX_REPLY_BYTES, SERVICE, RemoteVmState, is_unknown_vm, shown
 from pyshim.ttrpc.connection import ClientConnection
 from pyshim.ttrpc.events import ResponseReceived, StreamFailed
 
@@ -134,7 +134,7 @@ def _connect(sock: socket.socket, path: str, deadline: float) -> None:
 def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> ResponseReceived | StreamFailed | None:
     """The answer; None when the peer closed first. No deadline is on the wire: the service must not give up."""
     core = ClientConnection()
-    stream_id, frame = core.send_request(SERVICE, "StopVM", _stop_request(vm_id))
+    stream_id, frame = core.send_request(SERVICE, "StopVM", _stop_request(vm_id), max_reply_bytes=MAX_REPLY_BYTES)
     sock.sendall(frame)
     # What comes instead of the answer may come without end, and then no single wait is long.
     while (left_s := deadline - time.monotonic()) > 0:

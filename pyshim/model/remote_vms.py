@@ -15,6 +15,9 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 SERVICE = "hypervisor.Hypervisor"
 """The protocol's name on the wire."""
 NOT_FOUND, UNKNOWN = 5, 2  # google.rpc.Code
+MAX_REPLY_BYTES = 64 * 1024
+"""Bytes of the largest reply: a service answers with a version, a path, or why it refuses. The shim decodes replies on
+its event loop."""
 _SHOWN_CHARS = 500
 
 

@@ -15,7 +15,7 @@ from pyshim.cleanup.release import release, release_all
 from pyshim.cleanup.remote_vms import USUAL_PATIENCE_S, patience_s
 from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.remote_vms import RemoteVmState, is_unknown_vm, remote_vm_entry
+from pyshim.model.remote_vms import MAX_REPLY_BYTES, RemoteVmState, is_unknown_vm, remote_vm_entry
 from pyshim.ttrpc import Code
 from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, done_unsaid, hang_up, never
 from tests.fakes.unix_sockets import crowded
@@ -167,11 +167,16 @@ def gibberish(call: Call) -> None:
     call.hang_up()
 
 
+def long(call: Call) -> None:
+    call.send(call._core.send_response(call._stream_id, b"\x12\x00" * MAX_REPLY_BYTES))
+
+
 FAILURES: dict[str, tuple[Behaviour, type[ShimError], str]] = {
     "hangs up": (hang_up, Unavailable, "closed the connection"),
     "carried out unsaid": (done_unsaid, Unavailable, "closed the connection"),
     "never answers": (never, Unavailable, "has not answered"),
     "error": (lambda call: call.fail(Code.INTERNAL, "no\ncredentials"), FailedPrecondition, "says: no credentials"),
+    "long": (long, Unavailable, "reply of .* exceeds the limit"),
     "not a frame": (gibberish, Unavailable, "closed the connection"),
 }
 

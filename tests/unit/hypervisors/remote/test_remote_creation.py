@@ -19,6 +19,7 @@ from pyshim.model.errors import (
     ShimError,
     Unavailable,
 )
+from pyshim.model.remote_vms import MAX_REPLY_BYTES
 from pyshim.ttrpc import Code
 from pyshim.ttrpc.framing import HEADER, RESPONSE
 from tests.fakes.ledger import FakeLedger
@@ -109,6 +110,11 @@ def oversized(call: Call) -> None:
     call.hang_up()
 
 
+def long(call: Call) -> None:
+    """A message that ttrpc would still take, of what no caller asked for."""
+    call.send(call._core.send_response(call._stream_id, b"\x12\x00" * MAX_REPLY_BYTES))
+
+
 def garbled(call: Call) -> None:
     call._sock.sendall(call._core.send_response(call._stream_id, b"\xff\xff\xff"))
 
@@ -118,6 +124,7 @@ BAD_ANSWERS: dict[str, tuple[Callable[[Call], None], type[ShimError], str]] = {
     "hangs up": (hang_up, Unavailable, "closed the connection before it answered"),
     "carried out, then hangs up": (done_unsaid, Unavailable, "closed the connection before it answered"),
     "oversized": (oversized, ShimError, "CreateVM|exceeds|closed"),
+    "long": (long, Internal, "reply of .* exceeds the limit"),
     "garbled": (garbled, Internal, "is no CreateVMResponse"),
     "never": (never, DeadlineExceeded, "has not answered within 0.3 s"),
 }
