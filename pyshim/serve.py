@@ -105,6 +105,7 @@ def _booted(config: Config) -> tuple[str, ...]:
     named = (
         *(machine.path, machine.kernel, machine.image, machine.initrd, machine.firmware),
         *(machine.virtio_fs_daemon, machine.vhost_user_vsock_daemon),
+        *(image["path"] for image in machine.guest_extension_images),
     )
     return tuple(path for path in (config.source, *named) if os.path.isabs(path))
 

@@ -16,7 +16,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.task import Identity
+from pyshim.model.task import Identity, RuntimeOptions
 from pyshim.serve import check_peer, clear_remains, refuse_living_namesake
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState, ShimRecord
@@ -237,18 +237,48 @@ def test_the_log_names_what_others_can_change_of_a_pods_programs_and_images(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     names = ["path", "kernel", "image", "initrd", "firmware", "virtio_fs_daemon", "vhost_user_vsock_daemon"]
-    for name in (*names, "config.toml"):
+    for name in (*names, "config.toml", "extension"):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(0o666)
     config = build_config(Source(path=f"{tmp_path}/config.toml", directory="/", document={}))
     machine = msgspec.structs.replace(config.hypervisor, **{name: str(tmp_path / name) for name in names})
+    machine = msgspec.structs.replace(machine, guest_extension_images=({"name": "x", "path": f"{tmp_path}/extension"},))
 
     pyshim.serve._warn_of_writers("x", pyshim.serve._booted(msgspec.structs.replace(config, hypervisor=machine)))
 
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     places = vars(record)["places"].split(", ")
-    assert places == [f"'{tmp_path}/{name}' by everyone" for name in ("config.toml", *names)]
+    assert places == [f"'{tmp_path}/{name}' by everyone" for name in ("config.toml", *names, "extension")]
+
+
+def test_a_daemon_looks_who_can_change_its_code_and_its_pods_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pyshim.serve, "ALONE_S", 0.05)
+    code, configuration = tmp_path / "code", tmp_path / "config.toml"
+    code.touch()
+    configuration.write_text("[hypervisor.qemu]\n")
+    code.chmod(0o666)
+    configuration.chmod(0o666)
+    monkeypatch.setattr(pyshim.serve, "code_paths", lambda: (str(code),))
+    daemon, listener = daemon_in(tmp_path)
+
+    async def live() -> None:
+        publisher = EventPublisher(address=str(tmp_path / "nobody"), namespace="default")
+        environment = daemon._environment(publisher, listener.getsockname())
+        await environment.load_config(RuntimeOptions(config_path=str(configuration), config_body=b""), {})
+        await daemon.run(listener)
+
+    asyncio.run(live())
+
+    warnings = [vars(record) for record in caplog.records if "places" in vars(record)]
+    assert [each["msg"] for each in warnings] == [
+        "others can change what this pod is made from",
+        "others can change the shim's code",
+    ]
+    assert f"'{configuration}' by everyone" in warnings[0]["places"]
+    assert warnings[1]["places"] == f"'{code}' by everyone"
 
 
 def test_the_log_says_nothing_of_what_root_alone_can_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
