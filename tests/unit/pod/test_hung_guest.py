@@ -13,6 +13,7 @@ from pyshim.model.events import TaskExited
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import Status
 from pyshim.pod.killing import CHECK_S, END_S, EXIT_S, REPLY_S, GuestHangs
+from pyshim.pod.process import KILLED_DRAIN_S
 from tests.unit.pod.conftest import Stack, scenario, until
 
 C1, APP, OTHER = ContainerId("c1"), ContainerId("app"), ContainerId("other")
@@ -187,6 +188,26 @@ def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(lie: Any, pod_
             await stack.pod.wait(each, None)
             await stack.pod.delete(each, None)
         assert stack.left() == {}
+
+    body()
+
+
+def test_output_without_end_holds_the_exit_of_a_killed_container_for_a_while_and_ends_no_other(
+    pod_annotations: Annotations,
+) -> None:
+    """The guest has told the exit: the container has ended, whatever is still printed."""
+
+    @scenario
+    async def body(stack: Stack) -> None:
+        drips(stack)
+        await pod_of_two(stack, pod_annotations)
+
+        await stack.pod.kill(APP, None, KILL, False)
+        assert await took(stack.pod.wait(APP, None)) <= KILLED_DRAIN_S + 1
+        await asyncio.sleep(EXIT_S + 1)
+
+        assert stack.pod.state(OTHER, None).status is Status.RUNNING
+        assert stack.hypervisors[0].is_running
 
     body()
 
