@@ -44,7 +44,10 @@ class Node:
     async def sandbox(self, name: str) -> FakePod:
         pod = FakePod()
         (self.root / name).mkdir()
-        answers = ShimAnswers(pod, calls=Durations(), agent_calls=Durations())
+        calls, agent_calls = Durations(), Durations()
+        calls.took("create", 0.003)
+        agent_calls.took("grpc.CheckRequest", 0.001)
+        answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls)
         monitor = MonitorSocket(str(self.root / name / "shim-monitor.sock"), answers.answer)
         await monitor.open()
         self.end.push_async_callback(monitor.close)

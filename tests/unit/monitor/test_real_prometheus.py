@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 async def asked(port: int, query: str) -> Any:
-    """The result of a query; empty while Prometheus is not ready."""
+    """The result of a query; empty while Prometheus is not ready, or has scraped too little for a rate."""
     url = f"http://127.0.0.1:{port}/api/v1/query"
     try:
         async with aiohttp.ClientSession() as session, session.get(url, params={"query": query}) as reply:
@@ -83,7 +83,7 @@ def test_prometheus_scrapes_and_the_dashboard_has_something_to_draw(tmp_path: Pa
             dashboard = json.loads(DASHBOARD.read_text())
             for panel in dashboard["panels"]:
                 for each in panel["targets"]:
-                    await asked(port, each["expr"].replace("$namespace", ".*"))
+                    await results(port, each["expr"].replace("$namespace", ".*"))
             log_text = (tmp_path / "log").read_text()
             assert "level=error" not in log_text
             assert "out-of-order" not in log_text
