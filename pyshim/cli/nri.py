@@ -224,7 +224,8 @@ def run(
     check_reserved(machine, reserved)
     pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers))
     given = _given_socket(os.environ.get(_SOCKET, ""))
-    asyncio.run(serve(pods, Plugin(pods, name=name, index=index), given or path, placement_socket=placement_socket))
+    plugin = Plugin(pods, name=name, index=index, read_machine=read_machine)
+    asyncio.run(serve(pods, plugin, given or path, placement_socket=placement_socket))
     return 0
 
 

@@ -23,6 +23,7 @@ from pyshim.concurrency.tasks import TaskOwner
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.nri import translate
 from pyshim.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
+from pyshim.nri.placement import Machine, MachineError
 from pyshim.nri.pods import Container, CpuSet, Pod, Pods
 from pyshim.ttrpc import CallContext, Client, ImmediateHandler, RemoteError, Server, TtrpcError, connected_unix_socket
 
@@ -51,13 +52,15 @@ class RegistrationRefused(FailedPrecondition):
 class Plugin:
     """`run` for the process's life, or `serve` for one connection."""
 
-    def __init__(self, pods: Pods, *, name: str, index: str) -> None:
-        """Raises InvalidArgument for a name or an index that no runtime takes."""
+    def __init__(self, pods: Pods, *, name: str, index: str, read_machine: Callable[[], Machine]) -> None:
+        """`read_machine` says what the machine is now. Raises InvalidArgument for a name or an index that no runtime
+        takes."""
         if not _NAME.fullmatch(name):
             raise InvalidArgument(f"name plugin {name[:100]!r}: only letters, digits and -_.+ are allowed")
         if not _INDEX.fullmatch(index):
             raise InvalidArgument(f"index plugin {index[:100]!r}: not two digits")
         self._pods = pods
+        self._read_machine = read_machine
         self._name, self._index = name, index
         self._changed = asyncio.Event()
         self._synchronized = asyncio.Event()
@@ -218,12 +221,20 @@ class Plugin:
         self._synced_pods += pods
         self._synced_containers += containers
         if not more:
+            self._look_at_machine()
             self._pods.synchronize(self._synced_pods, self._synced_containers)
             log.info("synchronized", extra={"pods": len(self._synced_pods), "containers": len(self._synced_containers)})
             self._synced_pods, self._synced_containers = [], []
             self._synchronized.set()
             self._changed.set()
         return translate.synchronized(more)
+
+    def _look_at_machine(self) -> None:
+        """CPUs may have come or gone since the last runtime."""
+        try:
+            self._pods.machine_is(self._read_machine())
+        except MachineError as error:
+            log.warning("machine not read again", extra={"error": str(error)})
 
     def _create_container(self, payload: bytes) -> bytes:
         pod, container = translate.container_of(payload)

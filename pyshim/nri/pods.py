@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from pyshim.model.placement import Need, Placement
 from pyshim.nri.placement import (
     Assignments,
+    Machine,
     Other,
     PlacementError,
     keep,
@@ -103,16 +104,26 @@ class Pods:
         if need.sandbox_id in self.assignments.placements:
             return
         self._asked.add(need.sandbox_id)
-        try:
-            self.assignments = keep(self.assignments, need, placement)
+        if self._keep(need, placement):
             log.info("kept", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
-        except PlacementError as error:
-            log.warning("placement not kept", extra={"sandbox": need.sandbox_id, "error": str(error)})
 
     def shim_gone(self, sandbox_id: str) -> None:
         """The shim has ended, and the VM with it."""
         self._asked.discard(sandbox_id)
         self._release(sandbox_id)
+
+    # ---- what the kernel says
+
+    def machine_is(self, machine: Machine) -> None:
+        """Everything is placed on `machine` as it was. A VM whose CPUs or nodes are not all there is placed no more,
+        with a warning."""
+        before = self.assignments
+        if machine == before.machine:
+            return
+        log.info("the machine has changed", extra={"cpus": sum(cpu.online for cpu in machine.cpus)})
+        self.assignments = Assignments(machine=machine, reserved=before.reserved, others=before.others)
+        for sandbox_id, placement in before.placements.items():
+            self._keep(before.needs[sandbox_id], placement)
 
     # ---- what the runtime says
 
@@ -217,6 +228,14 @@ class Pods:
         self.assignments = place_or_share(self.assignments, need)
         placement = self.assignments.placements[need.sandbox_id]
         log.info("placed", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
+
+    def _keep(self, need: Need, placement: Placement) -> bool:
+        try:
+            self.assignments = keep(self.assignments, need, placement)
+        except PlacementError as error:
+            log.warning("placement not kept", extra={"sandbox": need.sandbox_id, "error": str(error)})
+            return False
+        return True
 
     def _release(self, sandbox_id: str) -> None:
         if sandbox_id in self.assignments.placements:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ import pytest
 
 from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.errors import InvalidArgument
-from pyshim.nri.placement import Assignments, Cpu, Machine, Node
+from pyshim.nri.placement import Assignments, Cpu, Machine, MachineError, Node
 from pyshim.nri.plugin import Plugin, RegistrationRefused
 from pyshim.nri.pods import Pods
 from tests.fakes.clock import FastForwardLoop
@@ -25,16 +25,24 @@ _ALL = (1 << 0) | (1 << 1) | (1 << 2) | (1 << 3) | (1 << 4) | (1 << 7) | (1 << 9
 
 
 def _pods(cpus: int = 4) -> Pods:
-    """One node, one thread per core; CPU 0 is reserved."""
-    machine = Machine(
-        cpus=tuple(Cpu(id=each, core=each, l3=0, die=0, socket=0, node=0, online=True) for each in range(cpus)),
+    """CPU 0 is reserved."""
+    return Pods(Assignments(machine=_machine(cpus), reserved=(0,)), frozenset({"pykata"}))
+
+
+def _machine(cpus: int, offline: int | None = None) -> Machine:
+    """One node, one thread per core."""
+    return Machine(
+        cpus=tuple(
+            Cpu(id=each, core=each, l3=0, die=0, socket=0, node=0, online=each != offline) for each in range(cpus)
+        ),
         nodes=(Node(id=0, memory_bytes=64 << 30, distances=(10,)),),
     )
-    return Pods(Assignments(machine=machine, reserved=(0,)), frozenset({"pykata"}))
 
 
-def _plugin(pods: Pods | None = None) -> Plugin:
-    return Plugin(pods or _pods(), name="pyshim", index="20")
+def _plugin(pods: Pods | None = None, read_machine: Callable[[], Machine] | None = None) -> Plugin:
+    pods = pods or _pods()
+    there = pods.assignments.machine
+    return Plugin(pods, name="pyshim", index="20", read_machine=read_machine or (lambda: there))
 
 
 @contextlib.asynccontextmanager
@@ -289,7 +297,7 @@ def test_a_refused_registration_is_named() -> None:
 )
 def test_a_name_that_no_runtime_takes_is_refused_here(name: str, index: str, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
-        Plugin(_pods(), name=name, index=index)
+        Plugin(_pods(), name=name, index=index, read_machine=lambda: _machine(1))
 
 
 @pytest.mark.parametrize(
@@ -356,3 +364,43 @@ def test_it_serves_the_runtime_that_comes_after_a_restart_and_keeps_what_is_plac
     _to_the_end(go())
 
     assert [record.message for record in caplog.records].count("placed") == 1
+
+
+@pytest.mark.parametrize(
+    ("offline", "vm", "others"),
+    [(3, "1-2", "0"), (2, "1,3", "0"), (None, "1-2", "0,3")],
+    ids=["a CPU of others", "a CPU of the VM", "none"],
+)
+def test_the_next_runtime_finds_the_machine_as_it_is_then(
+    offline: int | None, vm: str, others: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = _machine(4)
+    plugin = _plugin(_pods(), lambda: there)
+
+    async def go() -> None:
+        nonlocal there
+        pods = [pod("web"), pod("vm", handler="pykata", cpus=2)]
+        async with _connected(plugin) as runtime:
+            await runtime.accept(pods, [container("c1", "web"), container("v1", "vm")])
+            assert await runtime.updates.get() == {"c1": ("0,3", ""), "v1": ("1-2", "")}
+        there = _machine(4, offline)
+        async with _connected(plugin) as runtime:
+            await runtime.accept(pods, [container("c1", "web"), container("v1", "vm")])
+            assert await runtime.updates.get() == {"c1": (others, ""), "v1": (vm, "")}
+
+    _to_the_end(go())
+    assert [record.message for record in caplog.records].count("placement not kept") == (offline == 2)
+
+
+def test_a_machine_that_cannot_be_read_again_is_the_one_it_was(caplog: pytest.LogCaptureFixture) -> None:
+    def unreadable() -> Machine:
+        raise MachineError("read 'cpu/online': it is missing")
+
+    async def go() -> None:
+        async with _connected(_plugin(_pods(), unreadable)) as runtime:
+            await runtime.accept([pod("web")], [container("c1", "web")])
+            await runtime.call("RunPodSandbox", pb.PodRequest(pod=pod("vm", handler="pykata", cpus=2)))
+            assert await runtime.updates.get() == {"c1": ("0,3", "")}
+
+    _to_the_end(go())
+    assert "machine not read again" in [record.message for record in caplog.records]
