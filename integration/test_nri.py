@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -46,10 +47,20 @@ class PluginProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, runtime: Path, **environment: str) -> None:
-        words = [str(_PYSHIM), "nri", "run", "--socket", str(runtime), "--placement-socket", str(self.socket)]
-        words += ["--handler", STAND_IN_HANDLER, "--reserved", str(_RESERVED)]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(words, stdout=log, stderr=log, env={**os.environ, **environment})
+            self._process = subprocess.Popen(
+                [*self._words, "--socket", str(runtime)], stdout=log, stderr=log, env={**os.environ, **environment}
+            )
+
+    @property
+    def script(self) -> str:
+        """What a runtime executes that starts the plugin itself."""
+        return f"#!/bin/sh\nexec {shlex.join(self._words)} >>{self._log} 2>&1\n"
+
+    @property
+    def _words(self) -> list[str]:
+        words = [str(_PYSHIM), "nri", "run", "--placement-socket", str(self.socket)]
+        return [*words, "--handler", STAND_IN_HANDLER, "--reserved", str(_RESERVED)]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         assert self._process is not None
@@ -166,8 +177,8 @@ def test_a_plugin_that_was_killed_and_a_containerd_that_was_find_each_other_agai
 ) -> None:
     with cri.pod(handler=RUNC_HANDLER) as beside, _guaranteed(cri, 1) as vm:
         container = _pid(beside.start())
-        vm.start()
         eventually(lambda: len(_allowed(container)) == len(_ONLINE) - 1, what="it leaves a CPU")
+        vm.start()
         left = _allowed(container)
 
         plugin.end(signal.SIGKILL)
@@ -181,6 +192,59 @@ def test_a_plugin_that_was_killed_and_a_containerd_that_was_find_each_other_agai
         cri.connect()
         plugin.has_said("synchronized", times=3)
         assert _allowed(_pid(beside.start())) == left
+        beside.remove_containers()
+
+
+@pytest.fixture
+def started_by_containerd(cri: Cri, scratch: Path) -> Iterator[PluginProcess]:
+    """The plugin is in the directory of plugins, and containerd has started it."""
+    made = PluginProcess(scratch)
+    directory = NRI_SOCKET.parent / "plugins"
+    is_new = not directory.exists()
+    directory.mkdir(exist_ok=True)
+    program = directory / "42-placer"
+    program.write_text(made.script)
+    program.chmod(0o755)
+    try:
+        cri.daemon.restart()
+        cri.connect()
+        made.has_said("synchronized")
+        yield made
+    finally:
+        program.unlink()
+        if is_new:
+            directory.rmdir()
+        cri.daemon.restart()
+        cri.connect()
+        eventually(lambda: not _plugins_of(made), what=lambda: f"the plugin ends with containerd: {made.log()}")
+
+
+def _plugins_of(plugin: PluginProcess) -> list[int]:
+    return [each.pid for each in processes.find("nri", "run", str(plugin.socket))]
+
+
+@_needs_nri
+@_needs_two_cpus
+def test_a_plugin_that_containerd_starts_ends_with_it_and_is_started_with_the_next(
+    cri: Cri, started_by_containerd: PluginProcess
+) -> None:
+    plugin = started_by_containerd
+    (first,) = _plugins_of(plugin)
+    with cri.pod(handler=RUNC_HANDLER) as beside:
+        container = _pid(beside.start())
+        with _guaranteed(cri, 1) as vm:
+            # Before a container is created: see "What goes wrong" in docs/NRI.md.
+            plugin.has_said("containers updated")
+            left = _allowed(container)
+            assert len(_ONLINE - left) == 1
+            vm.start()
+
+            cri.daemon.restart(signal.SIGKILL)
+            cri.connect()
+            plugin.has_said("synchronized", times=2)
+            eventually(lambda: len(_plugins_of(plugin)) == 1, what=lambda: f"the first has ended: {plugin.log()}")
+            assert _plugins_of(plugin) != [first]
+            assert _allowed(_pid(beside.start())) == left
         beside.remove_containers()
 
 
