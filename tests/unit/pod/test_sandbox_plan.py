@@ -181,11 +181,12 @@ def test_the_sandbox_always_has_a_host_name(
     assert planned(config(), host(), spec(hostname=given)).guest.hostname == name
 
 
+@pytest.mark.parametrize("given", [{"net.core.somaxconn": 1}, ["net.core.somaxconn"], "net.core.somaxconn=1", 1, True])
 def test_sysctls_that_are_no_texts_are_refused(
-    config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
+    given: object, config: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec]
 ) -> None:
     with pytest.raises(InvalidArgument, match="sysctl"):
-        planned(config(), host(), spec(linux={"sysctl": {"net.core.somaxconn": 1}}))
+        planned(config(), host(), spec(linux={"sysctl": given}))
 
 
 @pytest.mark.parametrize(
