@@ -7,7 +7,7 @@ nowhere but to the forwarder's port, and behaves as the cloud API adaptor does w
 paths, refusals and their words. Unlike it, VMs and what is known of them survive the daemon, and the next one finds
 them. A pod's own network is not carried into its VM: its containers have a loopback and no more.
 
-How to use it by hand, and to point a shim at it, is in docs/HACKING.md.
+How to use it by hand, and to point a shim at it, is in docs/REMOTE.md.
 
     peer.py          read first: the calls, and what is known of each VM
     machine.py       one VM: QEMU's argv, its process and its port
