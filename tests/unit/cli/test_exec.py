@@ -185,7 +185,7 @@ def test_the_console_of_our_own_guest_runs_commands(guest: Guest) -> None:
         ("serial:///run/x", ("ab12",), 1, b"its agent is reached over a serial port, and a debug console needs vsock"),
         ("unix:///run/x", ("ab12",), 1, b"reached over 'unix:///run/x'"),
         ("", ("ab12",), 1, b"exec in sandbox 'ab12': its VM does not run"),
-        ("hvsock:///none:1024", ("ab12",), 1, b"at 'hvsock:///none:1026': ENOENT"),
+        ("hvsock:///none/such:1024", ("ab12",), 1, b"at 'hvsock:///none/such:1026': ENOENT"),
         ("vsock://4294967295:1024", ("ab12",), 1, b"at 'vsock://4294967295:1026': "),
         (None, (), 2, b"Missing argument 'SANDBOX'"),
         (None, ("ab12", "a\nb"), 1, b"type command: it has a line break"),
