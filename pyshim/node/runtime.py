@@ -35,9 +35,13 @@ def version(program: str) -> tuple[int, int]:
 
 
 def effective(program: str, config: str) -> dict[str, Any]:
-    """The configuration as containerd reads it, imported files included. Raises FailedPrecondition with its words."""
+    """The configuration as containerd reads it, imported files included. Raises FailedPrecondition with its words.
+
+    Where there is no file, as Ubuntu's package has none, containerd runs with its defaults.
+    """
+    words = ["--config", config, "config", "dump"] if os.path.exists(config) else ["config", "default"]
     try:
-        return tomllib.loads(_run([program, "--config", config, "config", "dump"]))
+        return tomllib.loads(_run([program, *words]))
     except tomllib.TOMLDecodeError as error:
         raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
 
