@@ -15,7 +15,7 @@ import pytest
 
 from pyshim.ttrpc import Code, RemoteError
 
-from .framework import oci, shim_config
+from .framework import oci, releases, shim_config
 from .framework.ctr import Ctr, Result
 from .framework.direct import DirectShim, StartFailed, code_of, direct_shim
 from .framework.images import IMAGE
@@ -31,6 +31,10 @@ def _refused(result: Result) -> str:
     line = result.err.strip()
     assert "Traceback" not in line
     return line
+
+
+def _has_code(error: str, *codes: str) -> bool:
+    return error.endswith(codes) or not releases.chosen().ctr_prints_codes
 
 
 def _run_with_config(ctr: Ctr, runtime: Runtime, name: str, config: Path) -> Result:
@@ -50,7 +54,7 @@ def test_missing_file_of_the_configuration_is_named(
 
     assert str(missing) in error
     assert "no such file" in error.lower() or "ENOENT" in error
-    assert error.endswith("failed precondition")
+    assert _has_code(error, "failed precondition")
     assert len(error.splitlines()) == 1
 
 
@@ -102,7 +106,7 @@ def test_invalid_configuration_is_refused_with_its_path_and_place(
 
     assert str(config) in error
     assert expected in error
-    assert error.endswith("invalid argument")
+    assert _has_code(error, "invalid argument")
 
 
 @pytest.mark.vm
@@ -156,7 +160,7 @@ def test_agent_that_never_answers_ends_in_a_deadline_that_names_it(
 
     assert "agent" in error
     assert "11 s" in error
-    assert error.endswith(("deadline exceeded", "unavailable"))
+    assert _has_code(error, "deadline exceeded", "unavailable")
 
 
 def test_unknown_network_namespace_is_named(ctr: Ctr, runtime: Runtime, name: str) -> None:

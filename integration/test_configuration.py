@@ -13,7 +13,7 @@ import pytest
 from pyshim.config.load import build_config
 from pyshim.config.sources import read_source
 
-from .framework import shim_config
+from .framework import releases, shim_config
 from .framework.ctr import Ctr, Result
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
@@ -78,7 +78,7 @@ def test_an_annotation_that_is_refused_is_named(
     assert result.code != 0
     assert H + annotation in result.err
     assert reason in result.err
-    assert result.err.strip().endswith(code)
+    assert result.err.strip().endswith(code) or not releases.chosen().ctr_prints_codes
 
 
 @pytest.mark.vm
@@ -124,4 +124,4 @@ def test_a_file_for_what_is_not_there_never_starts_a_plain_vm(
 
     assert result.code != 0
     assert named in result.err
-    assert result.err.strip().endswith("failed precondition")
+    assert result.err.strip().endswith("failed precondition") or not releases.chosen().ctr_prints_codes

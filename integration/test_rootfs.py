@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .framework import images
+from .framework import images, releases
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
@@ -25,7 +25,8 @@ def snapshotter(request: pytest.FixtureRequest, ctr: Ctr) -> str:
     """A snapshotter that holds the image; `overlayfs` hands the shim an overlay mount, `native` a bind mount."""
     chosen: str = request.param
     if chosen == "native":
-        ctr("images", "import", "--snapshotter", "native", "/run/pyshim-integration/busybox.tar")
+        how = releases.chosen().client_import
+        ctr("images", "import", *how, "--snapshotter", "native", "/run/pyshim-integration/busybox.tar")
     return chosen
 
 

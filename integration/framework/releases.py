@@ -87,6 +87,16 @@ class Release:
         return self.numbers >= (2,)
 
     @property
+    def ctr_prints_codes(self) -> bool:
+        """An error that `ctr` prints ends with the code of the API's error."""
+        return self.numbers < (2,)
+
+    @property
+    def client_import(self) -> tuple[str, ...]:
+        """Options of `ctr images import` for a snapshotter that the transfer service does not unpack to."""
+        return ("--local",) if self.numbers >= (2,) else ()
+
+    @property
     def cri_table(self) -> str:
         """The table of the configuration that holds `containerd.runtimes`."""
         return f'plugins."{_CRI_1 if self.numbers < (2,) else _CRI_2_RUNTIME}"'
