@@ -3,8 +3,11 @@
 Promised errors end here. Any other error is a finding.
 """
 
+import asyncio
+import base64
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +18,8 @@ from google.protobuf.message import DecodeError
 from msgspec.structs import replace
 
 from hypervisors.qemu.qmp import Monitor
+from hypervisors.remote.vm import _checked_agent_path
+from protos import hypervisor_pb2
 from protos.agent import agent_pb2
 from protos.kubelet import podresources_v1_pb2
 from pyshim.agent import translate as agent_translate
@@ -33,8 +38,10 @@ from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import ContainerId
 from pyshim.model.kind import membership
-from pyshim.model.task import RuntimeOptions
+from pyshim.model.remote_vms import shown
+from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.model.trace import spans_from_json
+from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import GUEST_PREFIXES, resize_request
 from pyshim.monitor.guest_text import judged_text
 from pyshim.nri import translate as nri_translate
@@ -47,8 +54,11 @@ from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.pod.plan.verity import root_device
 from pyshim.resources.confidential.plan import initdata
 from pyshim.resources.devices.host import kubelet
+from pyshim.resources.network.host.messages import Inbox
+from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.sizing.plan.record import SizingRecord
 from pyshim.resources.volumes.host.sources import parse_mount_info
+from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.start import argv, dialect, wire
 from pyshim.start import spec as start_spec
 from pyshim.start import zygote as zygote_link
@@ -67,6 +77,9 @@ CORPUS = Path(__file__).with_name("corpus")
 _HYPERVISOR = "io.katacontainers.config.hypervisor."
 _QUERIES = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
 _POD_CLASS = pod_class()
+_LOOP = asyncio.new_event_loop()
+_CONFIG = build_config(read_source(RuntimeOptions(config_path="", config_body=b"[hypervisor.qemu]\n"), {}))
+_SPEC = oci.parse_spec((CORPUS / "oci-spec" / "least.json").read_bytes(), "config.json")
 
 
 def corpus(name: str) -> list[Path]:
@@ -270,6 +283,57 @@ def _monitor_request(data: bytes) -> None:
         resize_request(data)
 
 
+class _Continued:
+    """A client's writer that takes the "100 Continue"."""
+
+    def write(self, data: bytes) -> None:
+        assert data.startswith(b"HTTP/1.1 100 ")
+
+
+async def _read_head(data: bytes) -> None:
+    reader = asyncio.StreamReader(limit=64 * 1024)
+    reader.feed_data(data)
+    reader.feed_eof()
+    with suppress(ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, monitor_socket._BodyTooLarge):
+        await monitor_socket._read(reader, _Continued())  # type: ignore[arg-type]
+
+
+def _monitor_head(data: bytes) -> None:
+    _LOOP.run_until_complete(_read_head(data))
+
+
+def _direct_network(data: bytes) -> None:
+    with suppress(ShimError):
+        direct_network(data, "/file", sandbox_id="s", queues=1)
+
+
+def _image_volume(data: bytes) -> None:
+    """The volume that a snapshotter hands over instead of a root, before base64."""
+    option = f"io.katacontainers.volume={base64.b64encode(data).decode()}"
+    root = RootfsMount(type="overlay", source="overlay", target="", options=(option,))
+    with suppress(ShimError):
+        root_pulled_in_guest((root,), _SPEC, _CONFIG, ContainerId("c"))
+
+
+def _namespace_messages(data: bytes) -> None:
+    """What the child in a pod's network namespace says."""
+    ours, child = socket.socketpair()
+    inbox = Inbox()
+    with ours, child, suppress(ValueError):
+        ours.setblocking(False)
+        child.sendall(data[:65536] or b"\0")
+        inbox.receive(ours)
+        while inbox.next():
+            pass
+
+
+def _remote_replies(data: bytes) -> None:
+    with suppress(DecodeError, ShimError):
+        _checked_agent_path("vm", hypervisor_pb2.CreateVMResponse.FromString(data).agentSocketPath)
+    with suppress(DecodeError):
+        assert shown(hypervisor_pb2.VersionResponse.FromString(data).version).isprintable()
+
+
 def _guest_metrics(data: bytes) -> None:
     text, _ = judged_text(data.decode(errors="replace"), GUEST_PREFIXES)
     assert judged_text(text, GUEST_PREFIXES) == (text, "")
@@ -377,20 +441,25 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "admission-review": _admission_review,
     "config-annotations": _config_annotations,
     "configuration": _configuration,
+    "direct-network": _direct_network,
     "direct-volume": _direct_volume,
+    "image-volume": _image_volume,
     "initdata": _initdata,
     "instances": _instances,
     "kata-state": _kata_state,
     "machine-description": _machine_description,
     "manifest": _manifest,
     "guest-metrics": _guest_metrics,
+    "monitor-head": _monitor_head,
     "monitor-request": _monitor_request,
+    "namespace-messages": _namespace_messages,
     "nri-events": _nri_events,
     "nri-frames": _nri_frames,
     "oci-spec": _oci_spec,
     "pod-resources": _pod_resources,
     "qmp": _qmp,
     "quantity": _quantity,
+    "remote-replies": _remote_replies,
     "sizing-record": _sizing_record,
     "start-spec": _start_spec,
     "start-stdin": _start_stdin,

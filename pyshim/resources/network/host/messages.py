@@ -65,7 +65,10 @@ class Inbox:
             raise MessageTooLong(f"{length} bytes, at most {MAX_MESSAGE_BYTES}")
         if len(self._data) < LENGTH.size + length:
             return None
-        message = json.loads(bytes(self._data[LENGTH.size : LENGTH.size + length]))
+        try:
+            message = json.loads(bytes(self._data[LENGTH.size : LENGTH.size + length]))
+        except RecursionError as error:
+            raise ValueError("nested too deep") from error
         if not isinstance(message, dict):
             raise ValueError("not an object")
         del self._data[: LENGTH.size + length]
