@@ -15,12 +15,15 @@ from protos.agent import agent_pb2 as pb
 from pyshim.agent import translate
 from pyshim.agent.client import MAX_REPLY_BYTES, MAX_STATS_BYTES
 from pyshim.model.host_facts import CgroupMode
+from pyshim.model.units import MIB
 from pyshim.task import translate_stats
+from tests.unit.failpoints.hostile import resident_bytes
 
 TABLES = (
     *("io_service_bytes_recursive", "io_serviced_recursive", "io_queued_recursive", "io_service_time_recursive"),
     *("io_wait_time_recursive", "io_merged_recursive", "io_time_recursive", "sectors_recursive"),
 )
+MEMORY_BYTES = 32 * MIB
 ZEROS = b"[" + b"0," * (1 << 19) + b"0]"
 
 
@@ -93,6 +96,22 @@ def test_the_dearest_statistics_cost_no_more_than_two_mib_of_json(kind: str, mod
     reference_ms, took_ms = cpu_ms(lambda: json.loads(ZEROS)), cpu_ms(decoded)
     print(f"{kind}, {mode}: {took_ms:.1f} ms for {len(payload)} bytes; a MiB of JSON takes {reference_ms:.1f} ms")
     assert took_ms <= 2 * reference_ms
+
+
+@pytest.mark.parametrize("kind", STATS)
+def test_the_largest_statistics_hold_little_memory(kind: str) -> None:
+    """From the bytes to the answer, all of it held at once; without a limit it was 211 MiB, which stayed."""
+    payload = STATS[kind](MAX_STATS_BYTES)
+    before = resident_bytes()
+
+    message = pb.StatsContainerResponse.FromString(payload)
+    stats = translate.container_stats(message)
+    answer = translate_stats.metrics(stats, CgroupMode.V2)
+
+    held = resident_bytes() - before
+    print(f"{kind}: {held / MIB:.1f} MiB for {len(payload)} bytes")
+    assert answer is not None
+    assert held < MEMORY_BYTES
 
 
 def test_any_other_reply_costs_a_fraction_of_that() -> None:

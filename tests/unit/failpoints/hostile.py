@@ -4,7 +4,10 @@ State answers at any time, memory is bounded, kill, wait and delete end, and the
 """
 
 import asyncio
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pyshim.model.errors import ShimError
 from pyshim.model.units import MIB
@@ -15,6 +18,32 @@ MEMORY_BYTES = 64 * MIB
 """What a peer may make the shim hold: some messages and what has been cut from them."""
 LIFE_S = 3600.0
 """Virtual seconds for a whole life: each of its calls may take the limit of several."""
+
+
+LONGEST_MIB_OF_JSON = 30
+"""What one callback may keep the loop from State, in the CPU time that reading a JSON array of 1 MiB takes here."""
+
+
+@contextmanager
+def callbacks_are_short() -> Iterator[None]:
+    """No callback of an event loop takes long. CPU time is compared with other work of this run: machines differ."""
+    longest_s, original = 0.0, asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        nonlocal longest_s
+        began = time.thread_time()
+        original(handle)
+        longest_s = max(longest_s, time.thread_time() - began)
+
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        asyncio.Handle._run = original  # type: ignore[method-assign]
+    zeros = b"[" + b"0," * (1 << 19) + b"0]"
+    began = time.thread_time()
+    json.loads(zeros)
+    assert longest_s < LONGEST_MIB_OF_JSON * (time.thread_time() - began)
 
 
 def resident_bytes() -> int:
@@ -64,4 +93,5 @@ def assert_survived(make: Callable[[], PodLife], spoil: Callable[[PodLife], None
         async with asyncio.timeout(LIFE_S):
             await body()
 
-    run_fast_forward(bounded())
+    with callbacks_are_short():
+        run_fast_forward(bounded())
