@@ -10,7 +10,7 @@ gives the reason, and `sandbox_lost` is called once.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -221,9 +221,18 @@ class Sandbox:
         try:
             await self._start_vmm()
         except ShimError as exc:
-            if (told := await self.cgroups.explain_failed_start(str(exc))) != str(exc):
+            if (told := await self._explain_failed_boot(str(exc))) != str(exc):
                 raise FailedPrecondition(told) from exc
             raise
+
+    async def _explain_failed_boot(self, told: str) -> str:
+        """`told`, or what it followed from: the kernel killed the VMM, or virtiofsd ended before the VMM found it."""
+        virtiofsd = self.plan.share.virtiofsd
+        if self._virtiofsd is not None and virtiofsd is not None and virtiofsd.listen_path in told:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOST_REASON_WAIT_S):
+                    return f"start vm '{self.plan.sandbox_id}': {await self._virtiofsd_end()}"
+        return await self.cgroups.explain_failed_start(told)
 
     async def _start_vmm(self) -> None:
         try:

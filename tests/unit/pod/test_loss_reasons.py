@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pyshim.model.errors import Unavailable
+from pyshim.model.errors import FailedPrecondition, Unavailable
 from tests.unit.pod.conftest import Stack, scenario, until
 
 
@@ -32,3 +32,34 @@ async def test_virtiofsd_that_dies_alone_is_the_reported_reason(stack: Stack) ->
 
     with pytest.raises(Unavailable, match="virtiofsd was killed"):
         await creating
+
+
+def lose_virtiofsd_and_miss(stack: Stack, socket: str) -> None:
+    """virtiofsd ends at once, for instance where it cannot make its sandbox; the VMM then cannot connect `socket`."""
+
+    def hit(step: str) -> None:
+        if step == "create_vm":
+            next(iter(stack.host.daemons)).ended.set_result("virtiofsd exited 1")
+            raise FailedPrecondition(f"connect '{socket}'")
+
+    stack.host.faults.hit = hit  # type: ignore[method-assign]
+
+
+@scenario
+async def test_a_vmm_that_does_not_find_virtiofsd_is_not_blamed(stack: Stack) -> None:
+    lose_virtiofsd_and_miss(stack, "/run/vc/vm/c1/vhost-fs.sock")
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await stack.create("c1", ["sleep"])
+
+    assert str(caught.value) == "start vm 'c1': virtiofsd exited 1"
+
+
+@scenario
+async def test_virtiofsd_that_ends_is_not_blamed_for_another_socket(stack: Stack) -> None:
+    lose_virtiofsd_and_miss(stack, "/elsewhere")
+
+    with pytest.raises(FailedPrecondition) as caught:
+        await stack.create("c1", ["sleep"])
+
+    assert str(caught.value) == "connect '/elsewhere'"
