@@ -9,6 +9,7 @@ import ctypes
 import errno
 import os
 from collections.abc import Collection
+from contextlib import suppress
 
 MS_RDONLY = 1
 MS_NOSUID = 2
@@ -55,11 +56,22 @@ RESOLVE_BENEATH = 0x08
 
 MADV_MERGEABLE = 12
 
+IN_MODIFY = 0x2
+IN_ATTRIB = 0x4
+IN_MOVED_FROM = 0x40
+IN_MOVED_TO = 0x80
+IN_CREATE = 0x100
+IN_DELETE = 0x200
+IN_DELETE_SELF = 0x400
+IN_MOVE_SELF = 0x800
+
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWNET = 0x40000000
 
 _SYS_OPEN_TREE = 428
+_INOTIFY_BYTES = 1 << 16
+"""At least one event: a header of 16 bytes and a file name."""
 CAP_DAC_OVERRIDE, CAP_IPC_LOCK = 1, 14
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
@@ -182,6 +194,25 @@ def become_user(user_id: int, group_ids: Collection[int]) -> None:
 def madvise(start: int, length: int, advice: int) -> None:
     """madvise(2), of memory by its address: `mmap` offers it for its own only."""
     _checked(_libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), ctypes.c_int(advice)))
+
+
+def inotify_init() -> int:
+    """inotify_init1(2): a new close-on-exec fd, of which reads do not wait."""
+    return _checked(_libc.inotify_init1(ctypes.c_int(os.O_CLOEXEC | os.O_NONBLOCK)))
+
+
+def inotify_add_watch(fd: int, path: str, events: int) -> None:
+    """inotify_add_watch(2), of events IN_*."""
+    _checked(_libc.inotify_add_watch(ctypes.c_int(fd), os.fsencode(path), ctypes.c_uint32(events)), path)
+
+
+def inotify_drain(fd: int) -> bool:
+    """Whether `inotify_init`'s fd had any event; it has none now."""
+    found = False
+    with suppress(BlockingIOError):
+        while os.read(fd, _INOTIFY_BYTES):
+            found = True
+    return found
 
 
 def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve: int) -> int:

@@ -1,10 +1,9 @@
 """The node's zygote as a client sees it: its address, and how `start` gets a daemon from it instead of by an exec.
 
 One exchange over a Unix socket that keeps messages apart. `start` connects and sends a request with two descriptors
-(listening socket, working directory); the zygote forks a child for it. Two answers come, in any order: the child's,
-once it is the daemon in all but serving, and the zygote's, which looks meanwhile whether its code is that on disk.
-Then `start` says "go", or it hangs up, and the child ends without having served. So there is never a second daemon on
-one socket, however late the answers.
+(listening socket, working directory); the zygote looks whether its code is that on disk, and forks a child. The child
+answers once it is the daemon in all but serving. Then `start` says "go", or it hangs up, and the child ends without
+having served. So there is never a second daemon on one socket, however late the answer.
 
 A zygote that is absent, of other code, busy or broken is no error: `start` executes a fresh interpreter instead, and
 the first one leaves a zygote behind. PYSHIM_ZYGOTE=off in containerd's environment switches both off.
@@ -19,13 +18,12 @@ import pyshim
 from pyshim.start.errors import BootstrapError, os_failure
 from pyshim.start.stdlib import sha256_digits, socket
 
-PROTOCOL = "3"
+PROTOCOL = "4"
 ANSWER_WITHIN_S = 2.0
 """Seconds for the whole exchange. On a node so busy that this is too short, an exec takes as long."""
 IDLE_S = 600
 """Seconds without a request after which a zygote that `start` launched ends."""
 READY = b"ready\n"
-CURRENT = b"current\n"
 GO = b"go\n"
 NO = b"no: "
 """The zygote refuses; the reason follows."""
@@ -82,7 +80,7 @@ def fork_daemon(
         connection.settimeout(within_s)
         _connect(connection, path)
         _send(connection, encode(program, words, shim_cgroup, log_path, environment), (listening_fd, cwd_fd))
-        _require_both_answers(connection, deadline)
+        _require_ready(connection, deadline)
     except TimeoutError as error:
         connection.close()
         raise NotForked(f"the zygote did not answer within {within_s:g} s") from error
@@ -153,17 +151,14 @@ def _receive(connection: socket.socket) -> bytes:
         return connection.recv(MAX_REPLY_BYTES)
 
 
-def _require_both_answers(connection: socket.socket, deadline: float) -> None:
-    """The child is ready, and its code is what is on disk. Raises NotForked, OSError."""
-    expected = {READY, CURRENT}
-    while expected:
-        connection.settimeout(max(deadline - time.monotonic(), 0.001))
-        reply = _receive(connection)
-        if reply.startswith(NO):
-            raise NotForked(f"the zygote refuses: {reply.removeprefix(NO).decode(errors='replace')}")
-        if reply not in expected:
-            raise NotForked("the zygote hung up")
-        expected.remove(reply)
+def _require_ready(connection: socket.socket, deadline: float) -> None:
+    """The child is ready. Raises NotForked, OSError."""
+    connection.settimeout(max(deadline - time.monotonic(), 0.001))
+    reply = _receive(connection)
+    if reply.startswith(NO):
+        raise NotForked(f"the zygote refuses: {reply.removeprefix(NO).decode(errors='replace')}")
+    if reply != READY:
+        raise NotForked("the zygote hung up")
 
 
 def _patience_s(environment: dict[str, str]) -> float:

@@ -3,60 +3,71 @@
 import os
 import sys
 import time
-from typing import NamedTuple
 
-from pyshim.start.errors import BootstrapError
+from pyshim.host.syscalls import (
+    IN_ATTRIB,
+    IN_CREATE,
+    IN_DELETE,
+    IN_DELETE_SELF,
+    IN_MODIFY,
+    IN_MOVE_SELF,
+    IN_MOVED_FROM,
+    IN_MOVED_TO,
+    inotify_add_watch,
+    inotify_drain,
+    inotify_init,
+)
+from pyshim.start.errors import BootstrapError, os_failure
 
 STARTED_NS = time.time_ns()
 _CLOCK_STEP_NS = 100_000_000
 """Files carry the kernel's coarse clock, which lags behind `time.time_ns` by up to a tick (10 ms at most)."""
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + "/"
+_CHANGES = IN_MODIFY | IN_ATTRIB | IN_CREATE | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF | IN_MOVE_SELF
 
 
-class Stamp(NamedTuple):
-    """Two strings, and not an object for each file: to look at an object is to write to the page that it is in."""
+class LoadedCode:
+    """Watches the directories that this process has loaded modules from, by inotify(7).
 
-    paths: str
-    """With NUL between them."""
-    facts: str
-    """Change time, inode and size of each."""
-
-
-def code_stamp() -> Stamp:
-    """The state of each file of ours that is loaded, and of each directory that others are loaded from.
-
-    Raises BootstrapError when a file of ours changed since this process began: the loaded code may be older.
+    The kernel notes a change before the call that makes it returns, so no process that began after a change finds the
+    code current. A change that another machine makes to a network file system is not noted. Raises BootstrapError where
+    the kernel has no watches left, or where a file of ours changed since this process began: the loaded code may be
+    older.
     """
-    paths = sorted(_loaded_paths())
-    for path in paths:
-        if path.endswith(".py") and _facts_of(path)[0] > STARTED_NS - _CLOCK_STEP_NS:
-            raise BootstrapError(f"use the loaded code: {path!r} changed while it was being loaded")
-    joined = "\0".join(paths)
-    return Stamp(joined, _facts(joined))
+
+    def __init__(self) -> None:
+        paths = _loaded_paths()
+        try:
+            self._changes_fd = inotify_init()
+            for directory in sorted({os.path.dirname(path) for path in paths}):
+                inotify_add_watch(self._changes_fd, directory, _CHANGES)
+        except OSError as error:
+            raise os_failure("watch", "directories of the loaded code", error) from error
+        for path in sorted(paths):
+            if _is_ours(path) and os.stat(path).st_ctime_ns > STARTED_NS - _CLOCK_STEP_NS:
+                raise BootstrapError(f"use the loaded code: {path!r} changed while it was being loaded")
+        self._roots = {path: _identity(path) for path in sys.path}
+
+    def is_current(self) -> bool:
+        """Whether nothing in these directories has changed, and nothing was mounted or moved over them."""
+        return not inotify_drain(self._changes_fd) and all(
+            _identity(path) == identity for path, identity in self._roots.items()
+        )
 
 
-def is_current(stamp: Stamp) -> bool:
-    """Whether every file is as it was."""
-    return _facts(stamp.paths) == stamp.facts
-
-
-def _facts(paths: str) -> str:
-    return repr([_facts_of(path) for path in paths.split("\0")])
-
-
-def _facts_of(path: str) -> tuple[int, int, int]:
+def _identity(path: str) -> tuple[int, int]:
     """Zeros where there is no such file."""
     try:
         found = os.stat(path)
     except OSError:
-        return 0, 0, 0
-    return found.st_ctime_ns, found.st_ino, found.st_size
+        return 0, 0
+    return found.st_dev, found.st_ino
+
+
+def _is_ours(path: str) -> bool:
+    return path.endswith(".py") and path.startswith(_HOME)
 
 
 def _loaded_paths() -> set[str]:
-    paths = set()
-    for name, module in tuple(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if path and os.path.isabs(path):
-            is_ours = name.split(".")[0] in ("pyshim", "hypervisors", "protos")
-            paths.add(path if is_ours else os.path.dirname(path))
-    return paths
+    paths = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
+    return {path for path in paths if path and os.path.isabs(path)}

@@ -15,7 +15,7 @@ from pyshim.host.writers import code_paths, writable_by_others
 from pyshim.start import zygote as link
 from pyshim.start.daemonize import raise_oom_score
 from pyshim.start.errors import BootstrapError
-from pyshim.zygote.code import code_stamp, is_current
+from pyshim.zygote.code import LoadedCode
 from pyshim.zygote.fork import ZYGOTES_SIGNALS, become_daemon_of, refuse, say
 from pyshim.zygote.request import receive
 
@@ -82,7 +82,7 @@ class _Server:
         self._path = path
         self._world = world_of("self")
         self._cgroups = ProcessCgroups()
-        self._code = code_stamp()
+        self._code = LoadedCode()
         with suppress(FileNotFoundError):
             os.unlink(path)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -108,6 +108,10 @@ class _Server:
                 except (OSError, ValueError, CallerDiffers) as error:
                     refuse(connection, str(error))
                     continue
+                if not self._code.is_current():
+                    request.close()
+                    refuse(connection, "the code on disk has changed")
+                    return None
                 try:
                     child = os.fork()
                 except OSError as error:
@@ -119,12 +123,6 @@ class _Server:
                     self._listener.detach()
                     return become_daemon_of(connection.detach(), request, self._cgroups)
                 request.close()
-                # Beside the child's own preparations: to look at 300 files takes as long as these.
-                if not is_current(self._code):
-                    refuse(connection, "the code on disk has changed")
-                    return None
-                with suppress(OSError):  # the caller has gone
-                    connection.send(link.CURRENT)
 
     def close(self) -> None:
         """The address is free for a successor."""

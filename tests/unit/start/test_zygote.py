@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,14 +166,37 @@ def test_a_request_that_is_none_is_refused_and_the_zygote_goes_on(bare_bench: St
     assert is_forked(bare_bench, "c1"), zygote.said
 
 
-def test_a_zygote_whose_code_has_changed_ends_and_what_it_forked_stays(bare_bench: StartBench) -> None:
+def touch(tree: Path) -> None:
+    (tree / "pyshim" / "zygote" / "server.py").touch()
+
+
+def write_in_place(tree: Path) -> None:
+    with (tree / "pyshim" / "start" / "zygote.py").open("a") as file:
+        file.write("\n")
+
+
+def replace_a_file(tree: Path) -> None:
+    new = tree / "new"
+    shutil.copyfile(tree / "pyshim" / "__init__.py", new)
+    new.rename(tree / "pyshim" / "__init__.py")
+
+
+def replace_the_tree(tree: Path) -> None:
+    old = tree.rename(tree.with_name("old"))
+    shutil.copytree(old, tree)
+
+
+@pytest.mark.parametrize("change", [touch, write_in_place, replace_a_file, replace_the_tree])
+def test_a_zygote_whose_code_has_changed_ends_and_what_it_forked_stays(
+    bare_bench: StartBench, change: Callable[[Path], None]
+) -> None:
     tree = bare_bench.root / "tree"
     shutil.copytree(REPOSITORY / "pyshim", tree / "pyshim", ignore=shutil.ignore_patterns("__pycache__"))
     time.sleep(0.2)  # files that changed just before a zygote began count as changed while it was importing
     zygote = bare_bench.with_zygote(repository=tree)
     bare_bench.repository = tree
     first = report(bare_bench, "c1")
-    (tree / "pyshim" / "zygote" / "server.py").touch()
+    change(tree)
 
     second = report(bare_bench, "c2")
 
