@@ -41,7 +41,23 @@ from pyshim.node.release import Sources
 _CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _PROGRAMS = ("cpu", "tun", "qemu", "virtiofsd")
 """Subjects of `pyshim check` without which no pod runs, whatever is configured later."""
-_prefix = click.option("--prefix", default=PREFIX, metavar="DIR", show_default=True, help="Where code and guest go.")
+
+
+def _absolute(_ctx: click.Context, _parameter: click.Parameter, path: str) -> str:
+    """For a path that is written into files."""
+    if not os.path.isabs(path) or os.path.normpath(path) == "/":
+        raise click.BadParameter(f"{path!r} is not the absolute path of a directory below the root")
+    return os.path.normpath(path)
+
+
+_prefix = click.option(
+    "--prefix",
+    default=PREFIX,
+    metavar="DIR",
+    show_default=True,
+    callback=_absolute,
+    help="Where code and guest go.",
+)
 _root = click.option("--root", default="/", metavar="DIR", help="A tree in place of this node, for images of nodes.")
 _config = click.option("--containerd-config", "config", default=runtime.CONFIG, metavar="FILE", show_default=True)
 _socket = click.option("--socket", default=runtime.SOCKET, metavar="PATH", show_default=True, help="containerd's.")

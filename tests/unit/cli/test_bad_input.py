@@ -98,6 +98,16 @@ def test_bad_input_is_one_line_that_names_the_cause(verb: str, files: Path, caps
     assert is_one_line(shown.err), shown.err
 
 
+@pytest.mark.parametrize("verb", ["install --dry-run", "uninstall", "status", "verify"])
+@pytest.mark.parametrize("prefix", ["opt/pyshim", "", "/", "/opt/.."])
+def test_a_prefix_that_files_cannot_name_is_refused(verb: str, prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*verb.split(), "--prefix", prefix]) == 2
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"{prefix!r} is not the absolute path of a directory below the root" in shown.err
+
+
 def test_a_zygote_that_cannot_be_is_one_line(files: Path) -> None:
     words = [sys.executable, "-m", "pyshim", "zygote", "--directory", str(files / "word")]
 
