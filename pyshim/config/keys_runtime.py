@@ -17,6 +17,7 @@ from pyshim.config.values import (
     tables,
     whole,
 )
+from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 
 _A = Rows(table=Table.AGENT)
 _A_RS = Rows(table=Table.AGENT, dialect=Dialect.RUST)
@@ -203,9 +204,9 @@ RUNTIME: tuple[Key, ...] = (
     _R.used(
         "placement_socket",
         PATH,
-        "",
-        "Socket of `pyshim nri run`, which is asked before the VM boots on which CPUs and NUMA nodes it is to run."
-        " Empty: the host's kernel decides. A VM boots unplaced when no plugin answers there.",
+        PLACEMENT_SOCKET,
+        "Socket of `pyshim nri run`, which is asked before the VM boots on which CPUs and NUMA nodes it is to run. A VM"
+        " boots unplaced when no plugin answers there. Empty: none is asked.",
         own=True,
     ),
     _R.used(

@@ -160,13 +160,16 @@ class Pod:
         return sandbox
 
     async def _placed(self, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
-        """`plan`, with a placement on the host if the configuration names a plugin and the plugin answers."""
+        """`plan`, with a placement on the host if the node has a plugin and the plugin answers."""
         path = plan.config.runtime.placement_socket
         if not path or plan.config.is_remote:
             return plan
         need = placement_need(plan, spec)
         try:
             placement = await step("ask for placement", self._env.ask_placement(path, need))
+        except NotFound as error:
+            log.debug("vm is not placed", extra={"sandbox": plan.sandbox_id, "error": str(error)})
+            return plan
         except ShimError as error:
             log.warning("vm is not placed", extra={"sandbox": plan.sandbox_id, "error": str(error)})
             return plan

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.placement import METHOD, SERVICE, Need, Placement
 from pyshim.ttrpc import Client, RemoteError, TtrpcError, connected_unix_socket
 
 AskPlacement = Callable[[str, Need], Awaitable[Placement]]
-"""The placement that the plugin at a socket's path gives a VM. Raises Unavailable, or FailedPrecondition when there
-is none."""
+"""The placement that the plugin at a socket's path gives a VM. Raises NotFound where the node has no plugin,
+Unavailable for one that does not answer, FailedPrecondition when it has no placement."""
 ANSWER_S = 2.0
 """Seconds a boot waits for the answer; the plugin computes it in milliseconds."""
 _MAX_REPLY_BYTES = 256 << 10
@@ -34,10 +34,12 @@ async def asked(path: str, need: Need) -> Placement:
         raise FailedPrecondition(f"ask '{path}' for a placement: {error}") from error
     except (TtrpcError, msgspec.DecodeError) as error:
         raise Unavailable(f"ask '{path}' for a placement: {error}") from error
+    except FileNotFoundError as error:
+        raise NotFound(f"ask '{path}' for a placement: no plugin runs") from error
     except OSError as error:
         raise Unavailable(f"ask '{path}' for a placement: {error.strerror or error}") from error
 
 
 async def no_plugin(path: str, _need: Need) -> Placement:
-    """For a pod without a plugin to ask. Raises Unavailable."""
-    raise Unavailable(f"ask '{path}' for a placement: there is nobody to ask")
+    """For a pod without a plugin to ask. Raises NotFound."""
+    raise NotFound(f"ask '{path}' for a placement: no plugin runs")

@@ -15,7 +15,7 @@ import pytest
 
 from pyshim.host.processes.identity import start_ticks
 from pyshim.host.sockets import listening_socket
-from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ids import SandboxId
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed, Placement
 from pyshim.nri.placement import Assignments, Cpu, Machine, Node
@@ -135,7 +135,7 @@ def test_a_question_that_makes_no_sense_is_refused_and_the_next_is_answered(tmp_
 def test_a_plugin_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
     path = str(tmp_path / "nri.sock")
 
-    with pytest.raises(Unavailable, match=rf"ask '{path}' for a placement: No such file"):
+    with pytest.raises(NotFound, match=rf"ask '{path}' for a placement: no plugin runs"):
         asyncio.run(asked(path, _need()))
     socket_left = listening_socket(path)
     socket_left.close()

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.errors import ShimError, Unavailable
+from pyshim.model.errors import NotFound, ShimError, Unavailable
 from pyshim.model.placement import Need, Placement
 from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
 
@@ -96,21 +96,42 @@ async def test_need_and_placement_are_in_the_state(stack: Stack) -> None:
     await stack.delete_last(container)
 
 
+def test_without_an_answer_the_vm_boots_unplaced(caplog: pytest.LogCaptureFixture) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        asked = _asking(stack, Unavailable("ask '/run/pyshim/nri.sock' for a placement: no answer within 2 s"))
+
+        container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+
+        assert len(asked) == 1
+        assert "Placed" not in stack.records[-1].snapshots[-1].cgroups
+        await stack.delete_last(container)
+
+    body()
+
+    assert "vm is not placed" in caplog.text
+
+
+def test_a_node_without_a_plugin_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        asked = _asking(stack, NotFound("ask '/run/pyshim/nri.sock' for a placement: no plugin runs"))
+        stack.document = DOCUMENT
+
+        container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+
+        assert [path for path, _ in asked] == [_SOCKET]
+        assert "Placed" not in stack.records[-1].snapshots[-1].cgroups
+        await stack.delete_last(container)
+
+    body()
+
+    assert "vm is not placed" not in caplog.text
+
+
 @scenario
-async def test_without_an_answer_the_vm_boots_unplaced(stack: Stack) -> None:
-    asked = _asking(stack, Unavailable("ask '/run/pyshim/nri.sock' for a placement: no answer within 2 s"))
-
-    container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
-
-    assert len(asked) == 1
-    assert "Placed" not in stack.records[-1].snapshots[-1].cgroups
-    await stack.delete_last(container)
-
-
-@scenario
-async def test_nobody_is_asked_unless_the_configuration_names_somebody(stack: Stack) -> None:
-    asked = _asking(stack)
-    stack.document = DOCUMENT
+async def test_nobody_is_asked_where_the_configuration_names_nobody(stack: Stack) -> None:
+    asked = _asking(stack, placement_socket="")
 
     container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
 
