@@ -88,6 +88,41 @@ def test_a_shutdown_with_notice_waits_until_every_vm_has_ended(kube: Cluster, sc
             kube.start_kubelet()
 
 
+def test_under_memory_pressure_the_pod_that_is_furthest_above_its_request_goes(kube: Cluster) -> None:
+    """The kubelet ranks pods by what their cgroups use, VMM and guest included, above request and overhead."""
+    resources = {"requests": {"memory": "64Mi"}, "limits": {"memory": "512Mi"}}
+    mounts: dict[str, Any] = {"volumeMounts": [{"name": "ram", "mountPath": "/ram"}], "resources": resources}
+    volumes = [{"name": "ram", "emptyDir": {"medium": "Memory"}}]
+    filled = container(f"dd if=/dev/zero of=/ram/file bs=1M count=300; {SLEEP}", **mounts)
+    usual = kube.kubelet_settings()["evictionHard"]
+    with (
+        kube.running("small", container(SLEEP, **mounts), volumes=volumes),
+        kube.running("large", filled, volumes=volumes),
+    ):
+        for name in ("small", "large"):
+            kube.phase(name, "Running")
+        eventually(lambda: working_set(kube, "large") > 300 << 20, what="the kubelet has seen it", within_s=150)
+        kube.kubelet.stop()
+        kube.configure_kubelet(evictionHard={**usual, "memory.available": "99%"})
+        kube.start_kubelet()
+        try:
+            gone = kube.phase("large", "Failed")["status"]
+            assert kube.pod("small")["status"]["phase"] == "Running"
+        finally:
+            kube.kubelet.stop()
+            kube.configure_kubelet(evictionHard=usual)
+            kube.start_kubelet()
+        assert gone["reason"] == "Evicted"
+        assert "Container main was using" in gone["message"]
+        assert "request is 64Mi" in gone["message"]
+
+
+def working_set(kube: Cluster, name: str) -> int:
+    """Bytes that the kubelet counts for the pod's containers."""
+    pods = [pod for pod in kube.stats()["pods"] if pod["podRef"]["name"] == name]
+    return sum(each.get("memory", {}).get("workingSetBytes", 0) for pod in pods for each in pod.get("containers", ()))
+
+
 def test_after_a_reboot_nothing_is_left_and_pods_come_back(kube: Cluster) -> None:
     comes_back = manifest("comes-back", container(SLEEP), restartPolicy="Always")
     kube.create("pods", comes_back)
