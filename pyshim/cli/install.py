@@ -315,10 +315,12 @@ class _Node:
         """They are as before, on the files of before."""
         if not self._is_running:
             return
-        runtime.reload_units()
-        runtime.restart_units(also_stopped=False)
-        if self._was_restarted:
-            runtime.restart()
+        try:
+            runtime.reload_units()
+            runtime.restart_units(also_stopped=False)
+        finally:
+            if self._was_restarted:
+                runtime.restart()
 
 
 def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> bool:

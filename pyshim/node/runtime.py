@@ -69,27 +69,48 @@ def require_answer(socket: str) -> None:
             ) from error
 
 
+_UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
+_SYSTEMD = "/run/systemd/system"
+"""A directory where systemd is the node's init. Source: sd_booted(3)."""
+
+
 def reload_units() -> None:
     """systemd knows units that came or went; nothing happens where it does not run."""
-    if os.path.isdir("/run/systemd/system"):
+    if os.path.isdir(_SYSTEMD):
         _run(["systemctl", "daemon-reload"])
-
-
-_UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
 
 
 def restart_units(*, also_stopped: bool) -> None:
     """The units that run are of the files that are there now; with `also_stopped` those that a boot would start run.
 
-    A zygote keeps the release it was started from, and its forks outlive it.
+    One whose file is gone has ended. A zygote keeps the release it was started from, and its forks outlive it.
     """
-    if os.path.isdir("/run/systemd/system"):
-        _run(["systemctl", "restart" if also_stopped else "try-restart", *_UNITS])
+    for unit, (has_file, runs) in _units().items():
+        if has_file:
+            _run(["systemctl", "restart" if also_stopped else "try-restart", unit])
+        elif runs:
+            _run(["systemctl", "stop", unit])
 
 
 def stop_units() -> None:
-    if os.path.isdir("/run/systemd/system"):
-        _run(["systemctl", "stop", *_UNITS])
+    """None of the units runs."""
+    for unit, (_, runs) in _units().items():
+        if runs:
+            _run(["systemctl", "stop", unit])
+
+
+def _units() -> dict[str, tuple[bool, bool]]:
+    """Of each of our units whether it has a file and whether it runs. To restart or stop one without a file fails."""
+    if not os.path.isdir(_SYSTEMD):
+        return {}
+    found = {}
+    for unit in _UNITS:
+        said = _run(["systemctl", "show", "--property=LoadState,ActiveState", unit]).splitlines()
+        found[unit] = (
+            "LoadState=not-found" not in said,
+            not {"ActiveState=inactive", "ActiveState=failed"} & set(said),
+        )
+    return found
 
 
 def restart() -> None:
