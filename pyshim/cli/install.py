@@ -174,11 +174,18 @@ def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
             return 0
         pids = runtime.running_of(f"{prefix}/releases") if root == "/" else ()
         zygotes = [pid for pid in pids if runtime.is_zygote(pid)]
-        pods = [pid for pid in pids if pid not in zygotes]
+        verbs = {pid: words for pid in pids if (words := runtime.operators_command(pid))}
+        pods = [pid for pid in pids if pid not in zygotes and pid not in verbs]
         if pods:
             raise FailedPrecondition(
                 f"uninstall pyshim: pods run with it, as processes {', '.join(map(str, pods[:20]))}"
                 " (hint: remove them first)"
+            )
+        if verbs:
+            found = "; ".join(f"'{words[:60]}' as process {pid}" for pid, words in verbs.items())
+            raise FailedPrecondition(
+                f"uninstall pyshim: commands of it run: {found}"
+                " (hint: end them first, units by 'systemctl disable --now')"
             )
         if root == "/":
             runtime.stop_units()

@@ -83,11 +83,12 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
     names = {handler.name for handler in handlers}
     if containerd.config_text is None:
         _refuse_others(names & containerd.effective_runtimes, path)
+        # All of the directory, which newer releases import when they have no configuration.
+        imports = f'imports = ["{posixpath.dirname(drop_in)}/*.toml"]\n'
         if containerd.version >= (2, 0):
-            # All of the directory, which newer releases import when they have no configuration.
-            imports = f'{_HEAD}version = 3\nimports = ["{posixpath.dirname(drop_in)}/*.toml"]\n'
-            return Addition(drop_in=f"{_HEAD}version = 3\n{handlers_text(handlers, 3, shim)}", text=imports)
-        return Addition(text=f"{_HEAD}version = 2\n{_runc()}{handlers_text(handlers, 2, shim)}")
+            text = handlers_text(handlers, 3, shim)
+            return Addition(drop_in=f"{_HEAD}version = 3\n{text}", text=f"{_HEAD}version = 3\n{imports}")
+        return Addition(text=f"{_HEAD}version = 2\n{imports}{_runc()}{handlers_text(handlers, 2, shim)}")
 
     document = parsed(containerd.config_text, path)
     version = _version(document, containerd.version, path)

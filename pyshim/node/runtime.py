@@ -9,6 +9,7 @@ import subprocess
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import Any
 
 from pyshim.host.processes.identity import arguments, find_by_argument
@@ -70,6 +71,8 @@ def require_answer(socket: str) -> None:
 
 
 _UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
+_SERVICES = ("pyshim-monitor.service", "pyshim-nri.service", "pyshim-webhook.service")
+"""Of the operator, who has put them there."""
 _SYSTEMD = "/run/systemd/system"
 """A directory where systemd is the node's init. Source: sd_booted(3)."""
 
@@ -83,9 +86,13 @@ def reload_units() -> None:
 def restart_units(*, also_stopped: bool) -> None:
     """The units that run are of the files that are there now; with `also_stopped` those that a boot would start run.
 
-    One whose file is gone has ended. A zygote keeps the release it was started from, and its forks outlive it.
+    One whose file is gone has ended. A zygote keeps the release it was started from, and its forks outlive it. The
+    operator's services, too, are of the release that is there now.
     """
-    for unit, (has_file, runs) in _units().items():
+    for unit, (has_file, runs) in _units(_SERVICES).items():
+        if has_file and runs:
+            _run(["systemctl", "restart", unit])
+    for unit, (has_file, runs) in _units(_UNITS).items():
         if has_file:
             _run(["systemctl", "restart" if also_stopped else "try-restart", unit])
         elif runs:
@@ -94,17 +101,17 @@ def restart_units(*, also_stopped: bool) -> None:
 
 def stop_units() -> None:
     """None of the units runs."""
-    for unit, (_, runs) in _units().items():
+    for unit, (_, runs) in _units(_UNITS).items():
         if runs:
             _run(["systemctl", "stop", unit])
 
 
-def _units() -> dict[str, tuple[bool, bool]]:
-    """Of each of our units whether it has a file and whether it runs. To restart or stop one without a file fails."""
+def _units(names: tuple[str, ...]) -> dict[str, tuple[bool, bool]]:
+    """Of each unit whether it has a file and whether it runs. To restart or stop one without a file fails."""
     if not os.path.isdir(_SYSTEMD):
         return {}
     found = {}
-    for unit in _UNITS:
+    for unit in names:
         said = _run(["systemctl", "show", "--property=LoadState,ActiveState", unit]).splitlines()
         found[unit] = (
             "LoadState=not-found" not in said,
@@ -126,6 +133,12 @@ def running_of(directory: str) -> tuple[int, ...]:
 def is_zygote(pid: int) -> bool:
     """Whether the process is a zygote; its forks have the command line of what they have become."""
     return arguments(pid)[-1:] == ("zygote",)
+
+
+def operators_command(pid: int) -> str:
+    """The words of the process if it is a verb of `pyshim`, such as the node's monitor; else empty."""
+    words = arguments(pid)
+    return " ".join(words[words.index("-m") + 1 :]) if ("-m", "pyshim") in pairwise(words) else ""
 
 
 def end(pid: int, number: int) -> None:

@@ -62,6 +62,7 @@ stop)
 esac
 """
 _TIMER, _ZYGOTE = "pyshim-cleanup.timer", "pyshim-zygote.service"
+_NRI, _MONITOR = "pyshim-nri.service", "pyshim-monitor.service"
 
 
 @pytest.fixture
@@ -91,9 +92,20 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             [f"{_TIMER}.loaded", f"{_ZYGOTE}.loaded", f"{_ZYGOTE}.active"],
             [f"restart {_TIMER}", f"restart {_ZYGOTE}"],
         ),
+        (
+            lambda: runtime.restart_units(also_stopped=True),
+            [f"{_TIMER}.loaded", f"{_ZYGOTE}.loaded", f"{_NRI}.loaded", f"{_NRI}.active", f"{_MONITOR}.loaded"],
+            [f"restart {_NRI}", f"restart {_TIMER}", f"restart {_ZYGOTE}"],
+        ),
         (runtime.stop_units, [f"{_TIMER}.loaded", f"{_ZYGOTE}.active"], [f"stop {_ZYGOTE}"]),
     ],
-    ids=["undone, as they never were", "undone, as one had been started", "installed", "removed by halves before"],
+    ids=[
+        "undone, as they never were",
+        "undone, as one had been started",
+        "installed",
+        "installed beside services",
+        "removed by halves before",
+    ],
 )
 def test_a_unit_without_a_file_is_no_failure(
     do: Callable[[], None], states: list[str], asked: list[str], systemd: Path
