@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
-from tests.unit.host.stream_ends import SHORT, opened, run
+from tests.unit.host.stream_ends import SHORT, TIMEOUT_S, opened, run
 
+SHORT_END = replace(SHORT, ready_s=TIMEOUT_S)
 PROGRAM = """\
 #!/bin/sh
 {{
@@ -96,7 +98,7 @@ def test_output_of_a_log_program_that_died_is_dropped(tmp_path: Path) -> None:
     program, _ = log_program(tmp_path, ready="exit 0")
 
     async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT)
+        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
         assert streams.stdout is not None
 
         await streams.stdout.write(bytes(4 << 20))
@@ -110,7 +112,7 @@ def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
     program, _ = log_program(tmp_path, end="echo $$ > $0.pid; kill -STOP $$")
 
     async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT)
+        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
 
         await streams.close()
 
