@@ -10,17 +10,30 @@ import sys
 
 from protos.cri import v1_pb2 as pb
 
+from . import kata_agent
 from .cri import Container, Pod
 
 _PYTHON = os.path.realpath(sys.executable)
 _TREES = tuple(dict.fromkeys(("/usr", *((sys.base_prefix,) if not sys.base_prefix.startswith("/usr") else ()))))
 _LINKS = "ln -sfn usr/lib /lib; ln -sfn usr/lib64 /lib64; "
 
-ECHO = """
-import os, socket, sys, threading
+ECHO = (
+    f"""
+# With kata-agent an IPv6 address can be bound only after the kernel's detection of duplicates.
+TENTATIVE = {kata_agent.is_chosen()}
+"""
+    + """
+import os, socket, sys, threading, time
 def tcp(address, port):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, port), family=family, backlog=64)
+    while True:
+        try:
+            listener = socket.create_server((address, port), family=family, backlog=64)
+            break
+        except OSError as error:
+            if not TENTATIVE or error.errno != 99:
+                raise
+            time.sleep(0.1)
     threading.Thread(target=accept, args=(listener,)).start()
 def accept(listener):
     while True:
@@ -47,6 +60,7 @@ for place in sys.argv[1:]:
             threading.Thread(target=udp, args=(family, int(port))).start()
 print("ready", flush=True)
 """
+)
 """Echoes on each place given: `ADDRESS:PORT` for TCP, `:PORT` for UDP. A TCP answer ends with `<end>`."""
 
 

@@ -166,14 +166,11 @@ class Cluster:
             every_s=0.3,
         )
 
-    def kubelet_settings(self) -> dict[str, Any]:
-        """The usual and what was set."""
-        path = GROUND / "kubelet.yaml"
-        return dict(json.loads(path.read_text())) if path.exists() else _KUBELET
-
     def configure_kubelet(self, **settings: Any) -> None:
         """What the kubelet reads when it starts: the usual, what was set before, and `settings`."""
-        (GROUND / "kubelet.yaml").write_text(json.dumps({**self.kubelet_settings(), **settings}))
+        path = GROUND / "kubelet.yaml"
+        before = json.loads(path.read_text()) if path.exists() else _KUBELET
+        path.write_text(json.dumps({**before, **settings}))
 
     def start_kubelet(self) -> None:
         """It runs, and has said that the node is ready."""
