@@ -198,6 +198,26 @@ def test_a_pods_life(kube: Cluster) -> None:
         assert "ps" in kube.log("life", "debug")
 
 
+def test_probes_go_on_while_a_container_takes_all_the_cpu_it_may(kube: Cluster) -> None:
+    """The kubelet asks every second, and gives each probe more time than an emulated processor needs."""
+    often = {"exec": {"command": ["sh", "-c", "echo probed >>/tmp/probes"]}, "periodSeconds": 1, "timeoutSeconds": 20}
+    busy = container(
+        "for number in 1 2 3 4; do (while :; do :; done) & done; tail -n +1 -F /tmp/probes",
+        livenessProbe={**often, "failureThreshold": 1},
+        readinessProbe={**often, "failureThreshold": 1},
+        resources={"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}},
+    )
+    with kube.running("busy", busy, restartPolicy="Always"):
+        eventually(
+            lambda: kube.log("busy").count("probed") >= 20,
+            what=lambda: f"twenty probes ran: {kube.pod('busy')['status']}; {kube.events('busy')}",
+            within_s=250,
+        )
+        found = status(kube.pod("busy"))
+        assert (found["restartCount"], found["ready"]) == (0, True)
+        assert not [text for reason, text in kube.events("busy") if reason == "Unhealthy"]
+
+
 def _memory_of(kube: Cluster, name: str) -> int:
     pods = kube.stats()["pods"]
     return next(
