@@ -208,6 +208,7 @@ def test_probes_go_on_while_a_container_takes_all_the_cpu_it_may(kube: Cluster) 
         resources={"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}},
     )
     with kube.running("busy", busy, restartPolicy="Always"):
+        kube.phase("busy", "Running")
         eventually(
             lambda: kube.log("busy").count("probed") >= 20,
             what=lambda: f"twenty probes ran: {kube.pod('busy')['status']}; {kube.events('busy')}",
