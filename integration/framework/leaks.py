@@ -25,6 +25,7 @@ _FURNITURE = frozenset(
     {
         "/run/containerd/runc",
         "/run/containerd/runc/default",
+        "/run/containerd/runc/k8s.io",
         "/run/containerd/s",
         "/run/containerd/io.containerd.runtime.v2.task/default",
         "/run/kata-containers",
