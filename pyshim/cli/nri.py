@@ -20,11 +20,12 @@ from pyshim.kubernetes.pod_need import pod_need
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.machine import Machine
 from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.model.units import MIB
 from pyshim.nri.description import read_description
-from pyshim.nri.placement import Assignments, Machine, Need, PlacementError, keep, place_or_share, shared_cpus
-from pyshim.nri.topology import read_machine
+from pyshim.nri.placement import Assignments, Need, PlacementError, keep, place_or_share, shared_cpus
+from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host
 from pyshim.state.store import StateStore
 

@@ -6,8 +6,8 @@ import msgspec
 
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
 from pyshim.model.units import MIB
-from pyshim.nri.placement import Cpu, Machine, MachineError, Node, checked
 
 MAX_CPUS = 8192
 _MAX_NODES = 128

@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.machine import Machine, MachineError
 from pyshim.nri import translate
 from pyshim.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
-from pyshim.nri.placement import Machine, MachineError
 from pyshim.nri.pods import Container, CpuSet, Pod, Pods
 from pyshim.ttrpc import CallContext, Client, ImmediateHandler, RemoteError, Server, TtrpcError, connected_unix_socket
 

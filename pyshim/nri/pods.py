@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.model.machine import Machine
 from pyshim.model.placement import Need, Placement
 from pyshim.nri.placement import (
     Assignments,
-    Machine,
     Other,
     PlacementError,
     keep,

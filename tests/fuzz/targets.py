@@ -38,6 +38,7 @@ from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import ContainerId
 from pyshim.model.kind import membership
+from pyshim.model.machine import Cpu, Machine, Node
 from pyshim.model.remote_vms import shown
 from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.model.trace import spans_from_json
@@ -47,13 +48,13 @@ from pyshim.monitor.guest_text import judged_text
 from pyshim.nri import translate as nri_translate
 from pyshim.nri.description import read_description
 from pyshim.nri.mux import FrameReader, MuxError
-from pyshim.nri.placement import Assignments, Cpu, Machine, Node
+from pyshim.nri.placement import Assignments
 from pyshim.nri.pods import Pods
-from pyshim.nri.topology import machine_of
 from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.pod.plan.verity import root_device
 from pyshim.resources.confidential.plan import initdata
 from pyshim.resources.devices.host import kubelet
+from pyshim.resources.machine import machine_of
 from pyshim.resources.network.host.messages import Inbox
 from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.sizing.plan.record import SizingRecord

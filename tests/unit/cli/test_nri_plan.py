@@ -16,7 +16,7 @@ from pyshim.kubernetes.pod_config import pod_config
 from pyshim.model.ids import SandboxId
 from pyshim.model.placement import Need, Placed
 from pyshim.nri.placement import Assignments, place
-from pyshim.nri.topology import read_machine
+from pyshim.resources.machine import read_machine
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.fakes.facts import host_facts

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import NamedTuple
 
+from pyshim.model.machine import Machine
 from pyshim.model.units import MIB
 from pyshim.nri.description import Description, machine
-from pyshim.nri.placement import Assignments, Machine, Need, place, release
-
-from .machines import ALL, need
+from pyshim.nri.placement import Assignments, Need, place, release
+from tests.fakes.machines import ALL, need
 
 _SIZES = (1, 2, 2, 4, 4, 8)
 _FULL = 0.75

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from pyshim.model.machine import MachineError
 from pyshim.model.units import MIB
 from pyshim.nri.description import described, read_description
-from pyshim.nri.placement import MachineError
 
 SMALL: dict[str, Any] = {"cores": 2, "memory_mib": 512}
 

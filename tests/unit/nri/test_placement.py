@@ -9,19 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
 from pyshim.model.units import MIB
 from pyshim.nri.description import Description, machine
 from pyshim.nri.placement import (
     Assignments,
-    Cpu,
-    Machine,
-    MachineError,
     Need,
-    Node,
     Other,
     Placement,
     PlacementError,
-    checked,
     keep,
     place,
     place_or_share,
@@ -29,8 +25,7 @@ from pyshim.nri.placement import (
     shared_cpus,
     with_others,
 )
-
-from .machines import (
+from tests.fakes.machines import (
     ALL,
     CHIPLETS,
     NO_MEMORY_IN_1,

@@ -14,7 +14,8 @@ import pytest
 
 from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.errors import InvalidArgument
-from pyshim.nri.placement import Assignments, Cpu, Machine, MachineError, Node
+from pyshim.model.machine import Cpu, Machine, MachineError, Node
+from pyshim.nri.placement import Assignments
 from pyshim.nri.plugin import Plugin, RegistrationRefused
 from pyshim.nri.pods import Pods
 from tests.fakes.clock import FastForwardLoop

@@ -17,8 +17,9 @@ from pyshim.host.processes.identity import start_ticks
 from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ids import SandboxId
+from pyshim.model.machine import Cpu, Machine, Node
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed, Placement
-from pyshim.nri.placement import Assignments, Cpu, Machine, Node
+from pyshim.nri.placement import Assignments
 from pyshim.nri.pods import Pods
 from pyshim.nri.shims import Shims
 from pyshim.resources.placement import asked

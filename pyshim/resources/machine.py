@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
-from pyshim.nri.placement import Cpu, Machine, MachineError, Node, checked
+from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
 
 _MAX_FILE_BYTES = 1 << 16
 _UNKNOWN = -1

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from pyshim.model.cpusets import cpuset_text
+from pyshim.model.machine import Machine, MachineError
 from pyshim.model.units import MIB
 from pyshim.nri.description import Description, machine
-from pyshim.nri.placement import Machine, MachineError
-from pyshim.nri.topology import machine_of, read_machine
-
-from .machines import ALL, SOME_OFFLINE, TWO_SOCKETS, with_device_memory
+from pyshim.resources.machine import machine_of, read_machine
+from tests.fakes.machines import ALL, SOME_OFFLINE, TWO_SOCKETS, with_device_memory
 
 Files = dict[str, str]
 
