@@ -12,7 +12,7 @@ import pytest
 
 from pyshim.model.units import MIB
 
-from .framework import shim_config
+from .framework import oci, shim_config
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
 from .framework.runtime import Runtime
@@ -78,6 +78,31 @@ def test_the_guest_has_what_the_record_says(
     assert count == sizing["vcpus"]["granted"] == min(vcpus, HOST_CPUS)
     # The guest's kernel keeps its image and a page table entry's worth of each page to itself.
     assert memory * 0.85 - 16 < seen_mib <= memory
+
+
+def test_the_guest_has_the_numa_nodes_of_the_mapping(
+    ctr: Ctr, runtime: Runtime, name: str, plain_rootfs: Path, scratch: Path
+) -> None:
+    """This host has one node: both of the guest's are on it."""
+    mapped = 'default_memory = 512\nenable_numa = true\nnuma_mapping = ["0", "0"]'
+    config = configuration(scratch, f"{mapped}\ndefault_vcpus = 2", 'sizing_policy = "sum"')
+    spec = oci.spec("sleep", "999", name=name, rootfs=plain_rootfs)
+    spec["linux"].setdefault("resources", {})["cpu"] = {"mems": "0"}
+    words = ("--runtime", runtime.name, "--runtime-config-path", config, "--config", oci.write(spec, scratch))
+    script = (
+        "cd /sys/devices/system/node; cat node0/cpulist node1/cpulist node1/distance; grep -h MemTotal */meminfo; "
+        "grep Mems_allowed_list /proc/self/status"
+    )
+    ctr("run", "-d", *words, name)
+
+    cpus_0, cpus_1, distances, *memory, own = ctr("task", "exec", "--exec-id", "n", name, "sh", "-c", script).lines
+    shown = subprocess.run([_PYSHIM, "cgroups", name], capture_output=True, text=True, timeout=60).stdout
+
+    assert (cpus_0, cpus_1, distances.split()) == ("0", "1", ["11", "10"])
+    assert [150 < int(line.split()[3]) / 1024 <= 256 for line in memory] == [True, True]
+    assert own.split()[1] == "0-1"
+    assert "numa      2 nodes, as numa_mapping says\n" in shown
+    assert "    node 1    vCPUs 1 on CPUs 0-1, 256 MiB of host node 0\n" in shown
 
 
 def test_a_container_that_asks_has_swap_in_the_guest_and_its_file_goes_with_the_sandbox(

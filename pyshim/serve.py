@@ -40,6 +40,7 @@ from pyshim.model.events import RemoteVmLost
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, SandboxId
 from pyshim.model.ledger import Ledger
+from pyshim.model.machine import Machine
 from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import Identity, RuntimeOptions
 from pyshim.model.trace import Trace
@@ -49,6 +50,7 @@ from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.resources.devices.host.finder import DeviceFinder
 from pyshim.resources.linux import LinuxHost
+from pyshim.resources.machine import read_machine
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.placement import asked
 from pyshim.resources.probe import probe_host
@@ -236,6 +238,10 @@ class _Daemon:
                 return PodDevices()
             return await DeviceFinder(children).find(question)
 
+        @within_s(CHANGE_S, "read machine")
+        async def machine() -> Machine:
+            return await asyncio.to_thread(read_machine)
+
         def export_trace(trace: Trace, endpoint: str, sandbox_id: SandboxId, annotations: Mapping[str, str]) -> None:
             if self._exporter is None:  # a second attempt at the sandbox is in the same trace
                 self._exporter = exporter_of(self._children, trace, endpoint, sandbox_id, annotations)
@@ -257,6 +263,7 @@ class _Daemon:
             serve_monitor=serve_monitor,
             export_trace=export_trace,
             ask_placement=asked,
+            read_machine=machine,
         )
         return environment if faults is None else faults.environment(environment)
 

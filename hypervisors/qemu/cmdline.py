@@ -150,7 +150,7 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     words += ("-cpu", config.cpu.model)
     words += devices.cpus(config.cpu, hotplug=hotplug)
     words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
-    words += devices.ram(config.memory)
+    words += devices.numa(config.memory, config.numa) if config.numa else devices.ram(config.memory)
     words += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
     if config.machine_type == "q35":
         words += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")

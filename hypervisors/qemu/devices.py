@@ -5,16 +5,19 @@ QEMU reads `name,key=value,...`: a comma inside a value is written twice.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
+from pyshim.model.cpusets import cpuset_text
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.units import MIB
 from pyshim.model.vm import (
     AgentChannel,
     CpuConfig,
     ExtensionDisk,
+    GuestNode,
     ImageDriver,
     MemoryBacking,
     MemoryConfig,
@@ -41,7 +44,7 @@ and 2 MiB huge ones."""
 _NODE_NAME_CHARS = 31
 
 Words = tuple[str, ...]
-Value = str | int | bool | list[int]
+Value = str | int | bool | list[int] | list[str]
 Fields = dict[str, Value]
 
 
@@ -91,7 +94,9 @@ def machine(config: VmConfig, more: Mapping[str, str]) -> Words:
     fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), "mem-merge": False, **more}
     if is_image_pmem(config):
         fields["nvdimm"] = True
-    text = option(config.machine_type, fields | {"memory-backend": RAM_ID})
+    # Where there are nodes, each names its own memory, and QEMU takes only one of both.
+    ram_fields: dict[str, str | bool] = {} if config.numa else {"memory-backend": RAM_ID}
+    text = option(config.machine_type, fields | ram_fields)
     return ("-machine", ",".join((text, *config.machine_options)))
 
 
@@ -153,9 +158,28 @@ def memory_backend(config: MemoryConfig, *, backend_id: str, size_mib: int) -> F
 
 
 def ram(config: MemoryConfig) -> Words:
-    fields = memory_backend(config, backend_id=RAM_ID, size_mib=config.boot_mib)
+    return _ram(config, RAM_ID, config.boot_mib)
+
+
+def numa(config: MemoryConfig, nodes: Sequence[GuestNode]) -> Words:
+    """The guest's nodes with their memory, vCPUs and distances."""
+    words: list[str] = []
+    for number, node in enumerate(nodes):
+        own = replace(config, host_nodes=node.memory_nodes)
+        backend_id = f"ram{number}"
+        fields: Fields = {"nodeid": number, "memdev": backend_id, "cpus": cpuset_text(node.vcpus).split(",")}
+        words += (*_ram(own, backend_id, node.memory_mib), "-numa", option("node", fields))
+    for src, node in enumerate(nodes):
+        for dst, distance in enumerate(node.distances):
+            if src != dst:
+                words += ("-numa", option("dist", {"src": src, "dst": dst, "val": distance}))
+    return tuple(words)
+
+
+def _ram(config: MemoryConfig, backend_id: str, size_mib: int) -> Words:
+    fields = memory_backend(config, backend_id=backend_id, size_mib=size_mib)
     kind = str(fields.pop("qom-type"))
-    return ("-object", option(kind, {**fields, "size": f"{config.boot_mib}M"}))
+    return ("-object", option(kind, {**fields, "size": f"{size_mib}M"}))
 
 
 def qmp(fd: int) -> Words:

@@ -4,13 +4,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
+import msgspec
 
 from pyshim.cli.output import json_option, print_json
 from pyshim.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 from pyshim.cli.state import read_snapshot
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.units import MIB
+from pyshim.model.vm import GuestNode
 from pyshim.resources.cgroups.host import usage as cgroup_usage
+from pyshim.resources.sizing.plan.numa import node_text
 
 _MEANING = {
     "sandbox": "counts as the pod's",
@@ -90,6 +93,10 @@ def _lines(sandbox_id: str, record: Mapping[str, Any]) -> Iterator[str]:
 def _outside(record: Mapping[str, Any]) -> Iterator[str]:
     pinned = ", ".join(f"vCPU {vcpu} on CPU {cpu}" for vcpu, cpu in record.get("Pinned", {}).items())
     yield f"pinning   {pinned or record.get('Pinning', '')}"
+    if numa := record.get("Numa"):
+        yield f"numa      {numa['Why']}"
+        for number, node in enumerate(msgspec.convert(numa["Nodes"], tuple[GuestNode, ...])):
+            yield f"    node {number:<4} {node_text(node)}"
     outside = [member for member, role in record["Members"].items() if role == "overhead"]
     if outside:
         yield f"outside   {', '.join(outside)}: with sandbox_cgroup_only = false they count as the node's"

@@ -28,11 +28,14 @@ from pyshim.model.mounts import HostMount
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.task import RuntimeOptions
 from pyshim.pod.plan.container import container_plan
+from pyshim.pod.plan.placement import with_guest_nodes
 from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
+from pyshim.resources.machine import read_machine
 from pyshim.resources.plan import ContainerPlan, SandboxPlan
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
 from pyshim.resources.sizing.plan.capacity import capacity_question
+from pyshim.resources.sizing.plan.numa import node_text
 from pyshim.resources.volumes.host.sources import source_facts
 from pyshim.resources.volumes.plan.share import SharePlan, no_share, share_plan
 from pyshim.resources.volumes.plan.volumes import volume_sources
@@ -166,7 +169,7 @@ def _content(path: str) -> bytes:
 
 def _sandbox(sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config) -> SandboxPlan:
     host: HostFacts = probe_host()
-    return sandbox_plan(
+    plan = sandbox_plan(
         sandbox_id=sandbox_id,
         kind=kind,
         uuid=_UUID,
@@ -176,6 +179,7 @@ def _sandbox(sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: 
         capacity=probe_capacity(capacity_question(config, spec.cgroups_path), cgroup_mode=host.cgroup_mode),
         sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
     )
+    return with_guest_nodes(plan, read_machine()) if config.hypervisor.enable_numa and not config.is_remote else plan
 
 
 def _store(config: Config) -> str:
@@ -231,6 +235,10 @@ def _sandbox_lines(plan: SandboxPlan) -> Iterator[str]:
     yield f"vm             {vm.machine_type}, {vm.cpu.accelerator}, cpu {vm.cpu.model}"
     yield f"vCPUs          {vm.cpu.boot_vcpus}, up to {vm.cpu.max_vcpus}"
     yield f"memory         {vm.memory.boot_mib} MiB, up to {vm.memory.max_mib} MiB, {vm.memory.backing}"
+    if plan.numa_why:
+        yield f"NUMA           {plan.numa_why}"
+    for number, node in enumerate(vm.numa):
+        yield f"  node {number:<9}{node_text(node)}"
     yield f"agent          {type(vm.agent_channel).__name__}"
     yield f"network        {plan.netns_path or 'no namespace of its own yet'}"
     for group in plan.cgroups.groups:

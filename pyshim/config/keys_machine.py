@@ -148,8 +148,20 @@ SIZE: tuple[Key, ...] = (
     ),
     _H.never("file_mem_backend", PATH, "", "Directory behind the guest's memory.", _NO_FILE, ann=True),
     _H.never("valid_file_mem_backends", GLOBS, ("",), "What annotation `file_mem_backend` may name.", _NO_FILE),
-    _H.later("enable_numa", BOOL, False, "NUMA nodes in the guest, as on the host."),
-    _H.later("numa_mapping", WORDS, (), "Host nodes of each guest node.", ann=True),
+    _H.used(
+        "enable_numa",
+        BOOL,
+        False,
+        "NUMA nodes in the guest, as on the host, where the VM is on several."
+        " Needs `static_sandbox_resource_mgmt` on hosts with several nodes.",
+    ),
+    _H.used(
+        "numa_mapping",
+        WORDS,
+        (),
+        "Host nodes of each guest node, such as `0-1`, with `enable_numa`; empty: as many as the VM needs.",
+        ann=True,
+    ),
     _H.used("enable_guest_swap", BOOL, False, "A swap disk for containers that ask for one.", ann=True),
     _RS.used(
         "guest_swap_path", PATH, "/run/kata-containers/swap", "Directory of swap files; below /run they are memory."

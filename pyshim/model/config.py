@@ -51,6 +51,9 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_mem_prealloc: bool
     enable_hugepages: bool
     reclaim_guest_freed_memory: bool
+    enable_numa: bool
+    numa_mapping: tuple[str, ...]
+    """Host nodes of each guest node, as they were written; empty: as many as the VM needs."""
     enable_guest_swap: bool
     guest_swap_path: str
     # Safety.

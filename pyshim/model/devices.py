@@ -52,6 +52,8 @@ class HostFunction(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     class_code: str
     """The last three as sysfs has them: `0x10de`, `0x2331`, `0x030200`."""
+    numa_node: int = -1
+    """Which of the host's nodes it is near; -1 where the firmware does not say."""
 
 
 class VfioNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,6 +59,19 @@ class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The host's NUMA nodes that all of it comes from, if there is room; empty: from anywhere."""
 
 
+class GuestNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A NUMA node of the guest, and what of the host is behind it. Numbered by its place in `VmConfig.numa`."""
+
+    vcpus: tuple[int, ...]
+    memory_mib: int
+    distances: tuple[int, ...]
+    """To every node of the guest, in their order; 10 to itself."""
+    memory_nodes: tuple[int, ...]
+    """The host's nodes its memory comes from, if there is room."""
+    cpus: tuple[int, ...]
+    """The host's CPUs its vCPUs run on."""
+
+
 class ShareDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A virtio-fs device: `socket_path` is where virtiofsd already listens."""
 
@@ -310,6 +323,8 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool
     start_timeout_s: float
     pci: PciLayout = PciLayout()
+    numa: tuple[GuestNode, ...] = ()
+    """Together they have all vCPUs and all memory. Empty: the guest has one node."""
     extensions: tuple[ExtensionDisk, ...] = ()
     vhost_user_nics: tuple[VhostUserNic, ...] = ()
     stop_timeout_s: float = 10.0

@@ -317,7 +317,7 @@ class Container:
         self.init.require(Status.CREATED, Status.RUNNING, Status.PAUSED, verb="update")
 
         async def apply(after: Mapping[str, Any]) -> None:
-            await self._agent.update_container(self.id, guest_resources(after))
+            await self._agent.update_container(self.id, guest_resources(after, self._services.nodes))
 
         await self._services.resizer.update(self.id, resources, apply)
 

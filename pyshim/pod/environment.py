@@ -23,6 +23,7 @@ from pyshim.model.seams import (
 from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import Trace
 from pyshim.resources.devices.live import FindDevices, no_devices
+from pyshim.resources.machine import ReadMachine
 from pyshim.resources.placement import AskPlacement, no_plugin
 
 
@@ -60,6 +61,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     clock_ns: Callable[[], int]
     new_uuid: Callable[[], str]
     serve_monitor: ServeMonitor
+    read_machine: ReadMachine
     find_devices: FindDevices = no_devices
     export_trace: ExportTrace = no_export
     ask_placement: AskPlacement = no_plugin

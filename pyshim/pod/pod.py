@@ -30,7 +30,7 @@ from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
 from pyshim.pod.plan.container import container_plan, without_image
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
-from pyshim.pod.plan.placement import placed, placement_need
+from pyshim.pod.plan.placement import placed, placement_need, with_guest_nodes
 from pyshim.pod.plan.sandbox import sandbox_plan
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
@@ -139,7 +139,7 @@ class Pod:
             devices=devices,
             dns=await self._dns(spec),
         )
-        plan = await self._placed(plan, spec)
+        plan = await self._with_guest_nodes(await self._placed(plan, spec))
         records = await self._env.open_records(member.sandbox_id)
         sandbox = Sandbox(
             plan=plan,
@@ -175,6 +175,18 @@ class Pod:
             return plan
         log.info("vm is placed", extra={"sandbox": plan.sandbox_id, "why": placement.why})
         return placed(plan, Placed(need=need, placement=placement))
+
+    async def _with_guest_nodes(self, plan: SandboxPlan) -> SandboxPlan:
+        if not plan.config.hypervisor.enable_numa or plan.config.is_remote:
+            return plan
+        try:
+            machine = await step("read machine", self._env.read_machine())
+        except ShimError as error:
+            log.warning("guest has one NUMA node", extra={"sandbox": plan.sandbox_id, "error": str(error)})
+            return plan
+        plan = with_guest_nodes(plan, machine)
+        log.info("NUMA nodes of guest", extra={"sandbox": plan.sandbox_id, "why": plan.numa_why})
+        return plan
 
     async def _dns(self, spec: OciSpec) -> tuple[str, ...]:
         """The lines of the pod's resolv.conf: the guest itself needs them where it pulls images."""
@@ -213,6 +225,7 @@ class Pod:
             devices=sandbox.devices,
             resizer=sandbox.resizer,
             swap=sandbox.swap,
+            nodes=sandbox.plan.vm.numa,
             publisher=self._env.publisher,
             tasks=self._tasks,
             clock_ns=self._env.clock_ns,
@@ -277,6 +290,7 @@ class Pod:
             sysctls=sandbox.plan.sysctls,
             terminal=request.stdio.terminal,
             disk_rootfs=request.container_id != self._owner or sandbox.plan.kind is not ContainerKind.POD_SANDBOX,
+            nodes=sandbox.plan.vm.numa,
         )
 
     @property

@@ -8,6 +8,7 @@ import msgspec
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.model.ledger import Ledger
 from pyshim.model.seams import ContainerAgent, Host, Publisher
+from pyshim.model.vm import GuestNode
 from pyshim.resources.devices.live import ContainerDevices
 from pyshim.resources.sizing.live import Resizer
 from pyshim.resources.sizing.swap import GuestSwap
@@ -26,6 +27,8 @@ class ContainerServices(msgspec.Struct, frozen=True, kw_only=True):
     devices: ContainerDevices
     resizer: Resizer
     swap: GuestSwap
+    nodes: tuple[GuestNode, ...]
+    """Of the guest, if it has several."""
     publisher: Publisher
     tasks: TaskOwner
     clock_ns: Callable[[], int]

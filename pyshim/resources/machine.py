@@ -4,7 +4,7 @@ Sources: the kernel's admin-guide/cputopology.rst, ABI/stable/sysfs-devices-syst
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
@@ -23,6 +23,8 @@ _CACHES = tuple(f"index{number}" for number in range(8))
 _DISTANCE = re.compile(r"[0-9]{1,9}", re.ASCII)
 _TOTAL = re.compile(r"MemTotal:\s+([0-9]{1,15})\s*kB", re.ASCII)
 
+ReadMachine = Callable[[], Awaitable[Machine]]
+"""`read_machine`, beside the event loop. Raises MachineError, or DeadlineExceeded."""
 Files = Mapping[str, str]
 """Text by path, from `/sys/devices/system`, of those files that are there."""
 

@@ -45,6 +45,8 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Until the guest's agent must have answered for the first time."""
     placement: Placed | None = None
     """Where on the host it runs, if somebody was asked and had an answer."""
+    numa_why: str = ""
+    """Why the guest has the NUMA nodes of `vm.numa`, or one; empty where nobody wants to know."""
 
 
 class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,12 +34,13 @@ _KEYED = {
     "-m": ("memory", "size"),
     "-mon": ("mon", "chardev"),
     "-name": ("name", "guest"),
-    "-numa": ("numa", "type"),
     "-rtc": ("rtc", "base"),
     "-sandbox": ("sandbox", "enable"),
     "-smp": ("smp-opts", "cpus"),
 }
 """Option -> (its list of keys, the key a first word without `=` stands for)."""
+_NUMA: dict[str, set[str]] = {"node": {"nodeid", "memdev", "cpus"}, "dist": {"src", "dst", "val"}}
+"""QEMU lists no key of -numa; these are there since 2.10. Source: qapi/machine.json, NumaOptions."""
 _UNLISTED_MACHINE = frozenset({"accel", "kernel-irqchip", "nvdimm", "pit", "rtc", "type"})
 """Properties of machines that query-command-line-options does not list; every version here has them."""
 
@@ -139,6 +140,9 @@ def _judged(option: str, value: str, grammar: Grammar) -> list[str]:
             return _object(value, grammar)
         case "-device":
             return _device(keyed(value, "driver"), grammar)
+        case "-numa":
+            fields = keyed(value, "type")
+            return _unknown(fields, _NUMA[fields["type"]] | {"type"})
         case "-machine":
             names = {key.replace("_", "-") for key in keyed(value, "type")}
             return _unknown(names, grammar.machine | _UNLISTED_MACHINE)

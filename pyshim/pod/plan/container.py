@@ -13,7 +13,7 @@ from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciDevice, OciSpec
 from pyshim.model.task import RootfsMount
-from pyshim.model.vm import GuestLocation
+from pyshim.model.vm import GuestLocation, GuestNode
 from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.resources.plan import ContainerPlan
@@ -40,6 +40,7 @@ def container_plan(
     sysctls: Mapping[str, str],
     terminal: bool,
     disk_rootfs: bool = True,
+    nodes: Sequence[GuestNode] = (),
 ) -> ContainerPlan:
     """The plan; `sources` holds the facts of every path in `volume_sources(spec)`.
 
@@ -77,6 +78,7 @@ def container_plan(
                 sysctls=sysctls,
                 terminal=terminal,
                 devices=[_guest_device_node(device, spec) for device in spec.devices if device.type in ("c", "u", "b")],
+                nodes=nodes,
             ),
             storages=(*((pulled,) if pulled else ()), *volumes.storages),
             devices=(),

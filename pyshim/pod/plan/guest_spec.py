@@ -8,6 +8,8 @@ from typing import Any
 
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.oci import OciMount, OciSpec
+from pyshim.model.vm import GuestNode
+from pyshim.resources.sizing.plan.numa import guest_memory_nodes
 from pyshim.resources.sizing.plan.swap import with_swap
 
 _LEFT_TO_THE_AGENT = frozenset({"cgroup", "network", "time", "user", "pid"})
@@ -30,11 +32,13 @@ def guest_spec(
     sysctls: Mapping[str, str],
     terminal: bool,
     devices: Sequence[Mapping[str, Any]],
+    nodes: Sequence[GuestNode] = (),
 ) -> dict[str, Any]:
     """A new JSON object for the agent: `root_path` and `mounts` are guest paths; the input stays as it was.
 
     Limits on CPU time and memory stay (they hold inside the guest); cpusets, pids, block I/O, network and device rules
-    go, since they name host objects. Namespace paths go: the guest has its own. `sysctls` are the pod's.
+    go, since they name host objects. Memory nodes become those of the guest's `nodes`, if it has several. Namespace
+    paths go: the guest has its own. `sysctls` are the pod's.
     """
     raw: dict[str, Any] = _copied(dict(spec.raw))
     raw["root"] = {**raw["root"], "path": root_path}
@@ -59,7 +63,7 @@ def guest_spec(
     ]
     if sysctls:
         linux["sysctl"] = {**sysctls, **(linux.get("sysctl") or {})}
-    linux["resources"] = guest_resources(with_swap(linux.get("resources") or {}, spec.annotations))
+    linux["resources"] = guest_resources(with_swap(linux.get("resources") or {}, spec.annotations), nodes)
     linux["devices"] = [dict(device) for device in devices]
     raw["linux"] = linux
     return raw
@@ -74,13 +78,17 @@ def guest_process(process: Mapping[str, Any], *, terminal: bool) -> dict[str, An
     return {**_copied(kept), "terminal": terminal}
 
 
-def guest_resources(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """The limits that hold inside the guest: CPU time and weight, memory, huge pages.
+def guest_resources(resources: Mapping[str, Any], nodes: Sequence[GuestNode] = ()) -> dict[str, Any]:
+    """The limits that hold inside the guest: CPU time and weight, memory, huge pages; and the memory nodes, where the
+    guest has several `nodes`, by its own numbers.
 
     Swappiness goes: cgroup v2 has no file for it, and kata-agent fails where there is none.
     """
     kept: dict[str, Any] = {}
     cpu = {key: value for key, value in (resources.get("cpu") or {}).items() if key not in ("cpus", "mems")}
+    mems = (resources.get("cpu") or {}).get("mems")
+    if nodes and mems and (own := guest_memory_nodes(mems, nodes)):
+        cpu["mems"] = own
     if cpu:
         kept["cpu"] = cpu
     for key in ("memory", "hugepageLimits", "unified"):

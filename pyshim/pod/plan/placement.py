@@ -1,11 +1,15 @@
-"""What a sandbox's VM asks of the node before it boots, and what the answer changes in the plan."""
+"""Where on the host a sandbox's VM is to be: what it asks of the node before it boots, what the answer changes in the
+plan, and which NUMA nodes the guest then has.
+"""
 
 from msgspec.structs import replace
 
+from pyshim.model.machine import Machine
 from pyshim.model.oci import OciSpec
 from pyshim.model.placement import Need, Placed, whole_cpus
 from pyshim.model.units import MIB
 from pyshim.resources.plan import SandboxPlan
+from pyshim.resources.sizing.plan.numa import VmNeeds, numa_plan
 from pyshim.resources.sizing.plan.static import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu
 
@@ -30,3 +34,16 @@ def placed(plan: SandboxPlan, answer: Placed) -> SandboxPlan:
     nodes = plan.vm.memory.host_nodes or answer.placement.memory_nodes
     memory = replace(plan.vm.memory, host_nodes=nodes)
     return replace(plan, placement=answer, vm=replace(plan.vm, memory=memory))
+
+
+def with_guest_nodes(plan: SandboxPlan, machine: Machine) -> SandboxPlan:
+    """The plan of a guest that sees the nodes of `machine` its VM is on. Raises InvalidArgument as `numa_plan` does."""
+    vm = plan.vm
+    near = vm.memory.host_nodes if plan.placement is None else ()
+    if not near:
+        functions = [function for node in plan.devices.nodes() for function in node.functions]
+        near = tuple(function.numa_node for function in functions if function.numa_node >= 0)
+    needs = VmNeeds(vcpus=vm.cpu.boot_vcpus, memory_mib=vm.memory.boot_mib, near=frozenset(near))
+    found = numa_plan(plan.config, machine, needs, plan.placement.placement if plan.placement else None)
+    memory = replace(vm.memory, host_nodes=found.memory_nodes or vm.memory.host_nodes)
+    return replace(plan, vm=replace(vm, memory=memory, numa=found.nodes), numa_why=found.why)

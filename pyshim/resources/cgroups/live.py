@@ -24,7 +24,7 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.seams import Cgroups, PinnedElsewhere
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
-from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, service_cpus
+from pyshim.resources.cgroups.plan.pinning import Pinning, node_cpus, pinning, service_cpus
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
     allowed_device,
@@ -72,6 +72,8 @@ class SandboxCgroups:
         self._sandbox_id = plan.sandbox_id
         self._plan = plan.cgroups
         self._placed = plan.placement
+        self._nodes = plan.vm.numa
+        self._numa_why = plan.numa_why
         self._host = host
         self._records = records
         self._ledger = records.ledger
@@ -200,6 +202,8 @@ class SandboxCgroups:
             await self._place_vcpus()
         if self._placed is not None:
             await self._pin_by_placement(self._placement_cpus())
+        elif self._nodes:
+            await self._pin(frozenset())
 
     async def allow(self, device: Device) -> None:
         """The VMM may open the device it is about to be given."""
@@ -267,7 +271,8 @@ class SandboxCgroups:
         # The VMM and its servers are children of the shim.
         problems = [await self._host.pin_family(self.own_pid, rest, self._threads)]
         for vcpu, tid in enumerate(self._threads):
-            problems.append(await self._host.pin(tid, (pairs[vcpu],) if vcpu in pairs else rest))
+            own = (pairs[vcpu],) if vcpu in pairs else node_cpus(vcpu, rest, self._nodes)
+            problems.append(await self._host.pin(tid, own))
         self._note(f"a thread is not where it is placed: {problem}" for problem in problems if problem)
         self._pinning = Pinning(pairs=pairs, reason=placement.why)
         self._on_change()
@@ -276,23 +281,28 @@ class SandboxCgroups:
         if self._placed is not None:
             await self._pin_by_placement(cpus)
             return
-        if not self._config.runtime.enable_vcpus_pinning:
-            return
         had = self._pinning
-        await to_the_end(self._decide_pinning(cpus))  # who is cancelled between lock and release would keep the lock
+        if self._config.runtime.enable_vcpus_pinning:
+            # Who is cancelled between lock and release would keep the lock.
+            await to_the_end(self._decide_pinning(cpus))
         pairs = self._pinning.pairs
-        if not pairs and not had.pairs:
+        if not (pairs or had.pairs or self._nodes):
             return
         anywhere = cpus or await self._all_cpus()
         for vcpu, tid in enumerate(self._threads):
-            if problem := await self._host.pin(tid, (pairs[vcpu],) if vcpu in pairs else anywhere):
+            own = (pairs[vcpu],) if vcpu in pairs else node_cpus(vcpu, anywhere, self._nodes)
+            if problem := await self._host.pin(tid, own):
                 self._note((f"vCPU {vcpu} is not where it is pinned to: {problem}",))
 
     async def _decide_pinning(self, cpus: frozenset[int]) -> None:
         had = self._pinning
         with await asyncio.to_thread(self._records.pins) as elsewhere:
             self._pinning = pinning(
-                vcpus=len(self._threads), base=self._record.vcpus.base, cpus=cpus, taken=elsewhere.taken
+                vcpus=len(self._threads),
+                base=self._record.vcpus.base,
+                cpus=cpus,
+                taken=elsewhere.taken,
+                nodes=self._nodes,
             )
             if self._pinning != had:
                 log.info("vCPU pinning", extra={"sandbox": self._sandbox_id, "reason": self._pinning.reason})
@@ -367,6 +377,7 @@ class SandboxCgroups:
             ],
             "Pinned": {str(vcpu): cpu for vcpu, cpu in self._pinning.pairs.items()},
             "Pinning": self._pinning.reason,
+            **({"Numa": {"Why": self._numa_why, "Nodes": msgspec.to_builtins(self._nodes)}} if self._numa_why else {}),
             **({"Placed": msgspec.to_builtins(self._placed)} if self._placed is not None else {}),
             "Notes": list(self._notes),
         }

@@ -164,7 +164,7 @@ def test_show_names_the_origin_of_each_value(file: Path, capsys: pytest.CaptureF
     assert "default_maxvcpus = 0  # default" in lines
     why = "not implemented yet: virtio devices reach all of the guest's memory"
     assert f"enable_iommu_platform = true  # {file}:5; no effect: {why}" in lines
-    assert not any(line.startswith("enable_numa") for line in lines)
+    assert not any(line.startswith("kubelet_root_dir") for line in lines)
 
 
 @pytest.mark.parametrize("words", [[], ["--all"]], ids=["what counts", "all"])

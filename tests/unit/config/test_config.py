@@ -126,11 +126,12 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
         """
         [hypervisor.qemu]
         kernal = "/x"
-        enable_numa = true
         enable_swap = true
         [runtime]
         jaeger_endpoint = "http://localhost:14268/api/traces"
         jaeger_user = ""
+        [factory]
+        enable_template = true
         [odd]
         a = 1
         [proxy.kata]
@@ -142,16 +143,16 @@ def test_every_key_without_effect_is_named_once(tmp_path: Path) -> None:
 
     assert found == (
         "hypervisor.qemu.kernal is not a known key (did you mean kernel?)",
-        "hypervisor.qemu.enable_numa has no effect: not implemented yet",
         "hypervisor.qemu.enable_swap was removed from Kata: guest memory follows the host's swap settings",
         "runtime.jaeger_endpoint has no effect: spans leave as OTLP, which Jaeger takes at port 4318: otlp_endpoint",
+        "factory.enable_template has no effect: not implemented yet",
         "odd is not a known table",
         "proxy was removed from Kata: the shim speaks to the agent itself",
     )
 
 
 def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write(tmp_path / "c.toml", "[hypervisor.qemu]\nenable_numa = true\n")
+    path = write(tmp_path / "c.toml", "[factory]\nenable_template = true\n")
 
     load_config(
         options(path),
@@ -160,6 +161,6 @@ def test_what_is_set_in_vain_is_logged_at_a_sandboxs_start(tmp_path: Path, caplo
     )
 
     assert [record.problem for record in caplog.records] == [
-        "hypervisor.qemu.enable_numa has no effect: not implemented yet",
+        "factory.enable_template has no effect: not implemented yet",
         "annotation io.katacontainers.config.runtime.agent_name has no effect: there is one",
     ]

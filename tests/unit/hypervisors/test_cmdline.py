@@ -13,6 +13,7 @@ from hypervisors.qemu.cmdline import FdTable, check_config, fd_table, kernel_com
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
+    GuestNode,
     ImageDriver,
     MemoryBacking,
     ScsiController,
@@ -26,6 +27,12 @@ from tests.grammar.check import problems, tables
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "qemu"
 IMAGE_BYTES = 64 << 20
+
+
+NUMA = (
+    GuestNode(vcpus=(0, 2), memory_mib=170, distances=(10, 21), memory_nodes=(0,), cpus=(0, 1)),
+    GuestNode(vcpus=(1,), memory_mib=86, distances=(21, 10), memory_nodes=(), cpus=(2,)),
+)
 
 
 def _kvm(config: VmConfig) -> VmConfig:
@@ -67,6 +74,9 @@ CONFIGS = {
     ),
     "q35-hugepages": with_memory(vm_config(), backing=MemoryBacking.HUGEPAGES, prealloc=True),
     "q35-virtio-mem": with_memory(vm_config(), max_mib=1027, virtio_mem=True, prealloc=True),
+    "q35-numa": with_memory(
+        replace(vm_config(), cpu=replace(vm_config().cpu, boot_vcpus=3, max_vcpus=3), numa=NUMA), max_mib=256
+    ),
     "q35-balloon": with_memory(vm_config(), reclaim=True),
     "q35-private-firmware": with_boot(
         with_memory(vm_config(share=None), backing=MemoryBacking.PRIVATE), firmware="/opt/OVMF.fd"

@@ -15,10 +15,12 @@ from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId, ExecId, HostPath
+from pyshim.model.machine import Machine
 from pyshim.model.seams import Records
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.model.trace import NO_PARENT, Span, Trace
 from pyshim.model.vm import Device, GuestLocation
+from pyshim.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.resources.devices.live import no_devices
@@ -28,6 +30,7 @@ from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.facts import PLENTY, host_facts
 from tests.fakes.host import FakeHost, FakePublisher, FakeRecords, Faults
+from tests.fakes.machines import ONE_NODE
 from tests.fakes.network import FakeNetworks
 from tests.fakes.vm import FakeVm
 
@@ -89,6 +92,7 @@ class Stack:
         self.block_hotplug = True
         self.find_devices = no_devices
         self.ask_placement: AskPlacement = no_plugin
+        self.machine: Machine | ShimError = machine(ONE_NODE)
         self.networks = FakeNetworks()
         self.clients: list[Client] = []
         self.request_timeout_s = 5.0
@@ -122,6 +126,7 @@ class Stack:
                 open_records=lambda sandbox_id: self.open_records(sandbox_id),
                 clock_ns=lambda: 1_700_000_000_000_000_000,
                 new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
+                read_machine=self._read_machine,
                 find_devices=lambda question: self.find_devices(question),
                 ask_placement=lambda path, need: self.ask_placement(path, need),
                 serve_monitor=self.host.serve_monitor,
@@ -140,6 +145,11 @@ class Stack:
 
     async def _host_facts(self) -> HostFacts:
         return FACTS
+
+    async def _read_machine(self) -> Machine:
+        if isinstance(self.machine, ShimError):
+            raise self.machine
+        return self.machine
 
     async def _capacity(self, question: CapacityQuestion) -> CapacityFacts:
         self.host.faults.hit("capacity")

@@ -3,8 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.errors import NotFound, ShimError, Unavailable
+from pyshim.model.errors import InvalidArgument, NotFound, ShimError, Unavailable
+from pyshim.model.machine import MachineError
 from pyshim.model.placement import Need, Placement
+from pyshim.nri.description import Description, machine
 from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
 
 _SOCKET = "/run/pyshim/nri.sock"
@@ -137,3 +139,77 @@ async def test_nobody_is_asked_where_the_configuration_names_nobody(stack: Stack
 
     assert asked == []
     await stack.delete_last(container)
+
+
+_TWO_NODES = Description(sockets=2, cores=2, memory_mib=65536)
+
+
+def _with_nodes(stack: Stack, *mapping: str, **hypervisor: object) -> None:
+    """The configuration lets guests have nodes; the host has two, with CPUs 0 and 1, and 2 and 3."""
+    stack.machine = machine(_TWO_NODES)
+    qemu = {**DOCUMENT["hypervisor"]["qemu"], "enable_numa": True, "numa_mapping": list(mapping), **hypervisor}
+    stack.document = {
+        **DOCUMENT,
+        "hypervisor": {"qemu": qemu},
+        "runtime": {"static_sandbox_resource_mgmt": True, "placement_socket": _SOCKET},
+    }
+
+
+@scenario
+async def test_the_guests_nodes_are_those_of_the_placement(stack: Stack) -> None:
+    _asking(stack, replace(_PLACEMENT, cpu_nodes=(0, 1), memory_nodes=(0, 1)))
+    _with_nodes(stack)
+
+    container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+
+    vm = stack.hypervisors[0].config
+    assert [(node.vcpus, node.cpus, node.memory_nodes) for node in vm.numa] == [
+        ((0,), (1,), (0,)),
+        ((1, 2), (2, 3), (1,)),
+    ]
+    assert sum(node.memory_mib for node in vm.numa) == vm.memory.boot_mib
+    saved = stack.records[-1].snapshots[-1].cgroups["Numa"]
+    assert isinstance(saved, dict)
+    assert saved["Why"] == "2 nodes, as the VM is placed"
+    await stack.delete_last(container)
+
+
+@scenario
+async def test_a_containers_memory_nodes_have_the_guests_numbers(stack: Stack) -> None:
+    _with_nodes(stack, "1", "0", default_vcpus=2)
+    stack.host.cgroup_tree.sets["mems"] = "0-1"
+    resources = {"cpu": {"shares": 512, "cpus": "0-1", "mems": "1"}}
+
+    container = await stack.create("c1", ["true"], linux={"resources": resources})
+    created = stack.agent.containers["c1"].OCI.Linux.Resources.CPU
+    await stack.pod.update(container, {"cpu": {"mems": "0"}}, {})
+
+    assert (created.Mems, created.Cpus) == ("0", "")
+    assert stack.agent.updates[-1].resources.CPU.Mems == "1"
+    await stack.delete_last(container)
+
+
+def test_a_machine_that_cannot_be_read_leaves_the_guest_one_node(caplog: pytest.LogCaptureFixture) -> None:
+    @scenario
+    async def body(stack: Stack) -> None:
+        _with_nodes(stack, "0", "1")
+        stack.machine = MachineError("read 'cpu/online': it is missing")
+
+        container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+
+        assert stack.hypervisors[0].config.numa == ()
+        await stack.delete_last(container)
+
+    body()
+
+    assert "guest has one NUMA node" in caplog.text
+
+
+@scenario
+async def test_a_mapping_of_another_host_is_refused_and_leaves_nothing(stack: Stack) -> None:
+    _with_nodes(stack, "0", "7")
+
+    with pytest.raises(InvalidArgument, match=r"numa_mapping in .*: the host has no node 7"):
+        await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+
+    assert stack.hypervisors == []

@@ -1,11 +1,12 @@
 """Which vCPU runs on which CPU of the host, when the containers have CPUs of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
 
 from pyshim.model.placement import Placement
+from pyshim.model.vm import GuestNode
 
 
 class Pinning(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,12 +15,14 @@ class Pinning(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-def pinning(*, vcpus: int, base: Fraction, cpus: frozenset[int], taken: Mapping[int, str]) -> Pinning:
+def pinning(
+    *, vcpus: int, base: Fraction, cpus: frozenset[int], taken: Mapping[int, str], nodes: Sequence[GuestNode] = ()
+) -> Pinning:
     """vCPUs one to one on `cpus`, the union of the containers' CPU sets.
 
     A VM has vCPUs for its base beside those for its work. Kata pins only when there are as many as CPUs, so never with
     a base; here the work's vCPUs, which are the last, are pinned, and those of the base run anywhere on the set.
-    `taken` says which CPUs other sandboxes of this node pin.
+    `taken` says which CPUs other sandboxes of this node pin. A vCPU of one of the guest's `nodes` has a CPU behind it.
     """
     if not cpus:
         return _none("not every container has a CPU set")
@@ -30,7 +33,12 @@ def pinning(*, vcpus: int, base: Fraction, cpus: frozenset[int], taken: Mapping[
         return _none(f"{vcpus} vCPUs are more than {len(cpus)} CPUs and the base")
     if both := sorted(cpus & taken.keys()):
         return _none(f"CPU {both[0]} is pinned by sandbox '{taken[both[0]]}'")
-    pairs = dict(zip(range(spare, vcpus), sorted(cpus), strict=True))
+    pairs: dict[int, int] = {}
+    behind = [(node.vcpus, sorted(cpus & {*node.cpus})) for node in nodes] or [(tuple(range(vcpus)), sorted(cpus))]
+    for number, (here, own) in enumerate(behind):
+        if len(own) > len(here):
+            return _none(f"{len(own)} CPUs for the {len(here)} vCPUs of the guest's node {number}")
+        pairs |= dict(zip(here[len(here) - len(own) :], own, strict=True))
     rest = f"; {spare} of the base run on any of them" if spare else ""
     return Pinning(pairs=pairs, reason=f"{len(pairs)} vCPUs on a CPU each{rest}")
 
@@ -39,6 +47,11 @@ def service_cpus(placement: Placement, cpus: frozenset[int]) -> frozenset[int]:
     """Those of `cpus` that are not vCPUs' alone: for everything of the sandbox but vCPUs with a CPU each."""
     shared = cpus - frozenset(placement.vcpu_cpus) if placement.exclusive else cpus
     return shared or cpus
+
+
+def node_cpus(vcpu: int, cpus: frozenset[int], nodes: Sequence[GuestNode]) -> frozenset[int]:
+    """Those of `cpus` that are behind the vCPU's node of the guest; all where there is none."""
+    return next((cpus & {*node.cpus} for node in nodes if vcpu in node.vcpus), cpus) or cpus
 
 
 def _none(why: str) -> Pinning:

@@ -71,7 +71,17 @@ def _facts(address: str, sys: str) -> HostFunction:
         except OSError as error:
             raise NotFound(f"look at PCI function {address}: {error.strerror}") from error
 
-    return HostFunction(address=address, vendor=text("vendor"), device=text("device"), class_code=text("class"))
+    try:
+        numa_node = int(text("numa_node"))
+    except (NotFound, ValueError):  # a kernel without NUMA shows no such file
+        numa_node = -1
+    return HostFunction(
+        address=address,
+        vendor=text("vendor"),
+        device=text("device"),
+        class_code=text("class"),
+        numa_node=numa_node,
+    )
 
 
 def node_of(address: str, *, iommufd: bool, sys: str = "/sys") -> str:

@@ -13,12 +13,14 @@ from pyshim.config.sources import Source
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.placement import Placed
+from pyshim.model.vm import GuestNode
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
 from pyshim.resources.sizing.plan.record import SizingRecord, dimension
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.host import FakePins
 from tests.fakes.ledger import FakeLedger
+from tests.fakes.vm_config import vm_config
 from tests.unit.pod.conftest import FACTS
 
 
@@ -40,7 +42,14 @@ def sizing_record(vcpus: str) -> SizingRecord:
 class Rig:
     """A sandbox's cgroups on fakes; `threads` is what the VMM answers."""
 
-    def __init__(self, mode: CgroupMode = CgroupMode.V1, *, placement: Placed | None = None, **runtime: Any) -> None:
+    def __init__(
+        self,
+        mode: CgroupMode = CgroupMode.V1,
+        *,
+        placement: Placed | None = None,
+        nodes: tuple[GuestNode, ...] = (),
+        **runtime: Any,
+    ) -> None:
         qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v"}
         tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}
         self.config = config = build_config(Source(path="/etc/test.toml", directory="/etc", document=tables))
@@ -58,7 +67,13 @@ class Rig:
         self.changes = 0
         self.record = sizing_record("1")
         plan: Any = SimpleNamespace(
-            config=config, sandbox_id="s1", cgroups=self.plan, sizing=self.record, placement=placement
+            config=config,
+            sandbox_id="s1",
+            cgroups=self.plan,
+            sizing=self.record,
+            placement=placement,
+            vm=replace(vm_config(), numa=nodes),
+            numa_why="as on the host" if nodes else "",
         )
         hypervisor: Any = self
         self.cgroups = SandboxCgroups(

@@ -16,12 +16,13 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.placement import Need, Placed, Placement
-from pyshim.model.vm import VmExit, VmExitKind
+from pyshim.model.vm import GuestNode, VmExit, VmExitKind
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore
 from tests.fakes.host import FakePins
+from tests.fakes.vm_config import vm_config
 
 from .cgroups_rig import Rig, sizing_record
 
@@ -58,7 +59,13 @@ def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one
         )
         records.ledger.acquire(LedgerEntry(kind=ResourceKind.DIRECTORY, key=f"/run/{name}"))
         plan: Any = SimpleNamespace(
-            config=rig.config, sandbox_id=name, cgroups=rig.plan, sizing=rig.record, placement=None
+            config=rig.config,
+            sandbox_id=name,
+            cgroups=rig.plan,
+            sizing=rig.record,
+            placement=None,
+            vm=vm_config(),
+            numa_why="",
         )
         hypervisor: Any = rig
         cgroups = SandboxCgroups(
@@ -413,3 +420,74 @@ async def test_a_placement_that_the_pods_cgroup_does_not_allow_is_given_up_and_n
     assert rig.host.pins == {}
     assert "Placed" not in rig.cgroups.saved()
     assert any("not placed: set cpuset" in str(note) for note in rig.cgroups.saved()["Notes"])  # type: ignore[attr-defined]
+
+
+def _node(vcpus: tuple[int, ...], cpus: tuple[int, ...]) -> GuestNode:
+    return GuestNode(vcpus=vcpus, memory_mib=128, distances=(10, 21), memory_nodes=(0,), cpus=cpus)
+
+
+_NODES = (_node((0, 1), (0, 1)), _node((2, 3), (2, 3)))
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["by enable_numa", "placed on shared CPUs"])
+def test_a_vcpu_runs_on_the_cpus_behind_its_node_of_the_guest(placed: bool) -> None:
+    @scenario
+    async def body() -> None:
+        placement = _placed(exclusive=False, cpus=(0, 1, 2, 3), service=(0, 1, 2, 3)) if placed else None
+        rig = Rig(placement=placement, nodes=_NODES)
+        rig.threads = (71, 72, 73, 74)
+        await rig.start()
+
+        before_the_guest_runs = {tid: rig.host.pins[tid] for tid in rig.threads}
+        await rig.fit(_cpus("1-2"))
+        by_containers = {tid: rig.host.pins[tid] for tid in rig.threads}
+        await rig.fit(_cpus("1"))
+
+        assert before_the_guest_runs == {71: (0, 1), 72: (0, 1), 73: (2, 3), 74: (2, 3)}
+        assert by_containers == {71: (1,), 72: (1,), 73: (2,), 74: (2,)}
+        assert {tid: rig.host.pins[tid] for tid in rig.threads} == dict.fromkeys(rig.threads, (1,))
+        numa = rig.cgroups.saved()["Numa"]
+        assert isinstance(numa, dict)
+        assert (numa["Why"], [node["vcpus"] for node in numa["Nodes"]]) == ("as on the host", [(0, 1), (2, 3)])
+
+    body()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "base", "pinned", "reason"),
+    [
+        ("0-3", "0", {0: 0, 1: 1, 2: 2, 3: 3}, "4 vCPUs on a CPU each"),
+        ("0,2-3", "1", {1: 0, 2: 2, 3: 3}, "3 vCPUs on a CPU each; 1 of the base run on any of them"),
+        ("1-3", "1/2", {1: 1, 2: 2, 3: 3}, "3 vCPUs on a CPU each; 1 of the base run on any of them"),
+    ],
+)
+def test_vcpus_are_pinned_to_cpus_behind_their_node(cpus: str, base: str, pinned: dict[int, int], reason: str) -> None:
+    @scenario
+    async def body() -> None:
+        rig = Rig(nodes=_NODES, enable_vcpus_pinning=True)
+        rig.threads = (71, 72, 73, 74)
+        rig.record = sizing_record(base)
+        await rig.start()
+
+        await rig.fit(_cpus(cpus), record=rig.record)
+
+        saved = rig.cgroups.saved()
+        assert (saved["Pinned"], saved["Pinning"]) == ({str(vcpu): cpu for vcpu, cpu in pinned.items()}, reason)
+        assert {71 + vcpu: rig.host.pins[71 + vcpu] for vcpu in pinned} == {
+            71 + vcpu: (cpu,) for vcpu, cpu in pinned.items()
+        }
+
+    body()
+
+
+@scenario
+async def test_more_cpus_behind_a_node_than_it_has_vcpus_pin_none() -> None:
+    rig = Rig(nodes=(_node((0,), (0, 1)), _node((1, 2, 3), (2, 3))), enable_vcpus_pinning=True)
+    rig.threads = (71, 72, 73, 74)
+    await rig.start()
+
+    await rig.fit(_cpus("0-3"))
+
+    assert rig.cgroups.saved()["Pinning"] == "not pinned: 2 CPUs for the 1 vCPUs of the guest's node 0"
+    assert rig.host.pins[71] == (0, 1)
+    assert rig.host.pins[74] == (2, 3)
