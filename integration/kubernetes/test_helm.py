@@ -10,12 +10,15 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.framework import processes
+from integration.framework import processes, releases
 from integration.framework.bare_node import everything
+from integration.framework.cgroups import SandboxCgroups
+from integration.framework.cri_session import NRI_SOCKET
 from integration.framework.waiting import eventually
 
 from . import helm, image
@@ -196,7 +199,88 @@ def test_install_upgrade_and_uninstall(kube: Cluster, images: None) -> None:
     until(kube, lambda: all_of_the_release(kube) == [], "nothing is in the cluster")
 
 
+_CPUS = frozenset(os.sched_getaffinity(0))
+_DROP_IN = Path("/etc/pyshim/config.d/50-own.toml")
+"""Of the node's operator: as many vCPUs as the pod has CPUs, so that each can have its own."""
+
+
+@pytest.mark.skipif(
+    not releases.chosen().has_nri, reason=f"containerd {releases.chosen().generation} has no NRI (CONTAINERD=2.3)"
+)
+@pytest.mark.skipif(len(_CPUS) < 2, reason="needs two CPUs: one stays shared")
+@pytest.mark.timeout(2400)
+def test_the_plugin_of_the_chart_places_vms(kube: Cluster, images: None) -> None:
+    """Its pod is made by the DaemonSet; containers beside the VM follow, also after another pod took its place."""
+    release, before, reserved = Release(), everything(), min(_CPUS)
+    values = ["nri.enabled=true", f"nri.socket={NRI_SOCKET}", f"nri.reservedCpus={reserved}"]
+    release.run(
+        "install", image.FIRST, "--create-namespace", "--set=removal.timeout=550", *(f"--set={v}" for v in values)
+    )
+    until(kube, lambda: is_ready(kube), "the node is ready")
+    until(kube, lambda: len(plugins(kube)) == 1, "the plugin is ready")
+    _DROP_IN.parent.mkdir()
+    _DROP_IN.write_text("[hypervisor.qemu]\noverhead_vcpus = 0\n[runtime]\nstatic_sandbox_resource_mgmt = true\n")
+    whole = {"cpu": "1", "memory": "64Mi"}
+
+    with kube.running("beside", container(SLEEP), runtimeClassName=None):
+        kube.phase("beside", "Running")
+        assert cpus_of(kube, "beside") == _CPUS
+        with kube.running("own", container(SLEEP, resources={"limits": whole, "requests": whole})):
+            made = kube.phase("own", "Running")
+            record = SandboxCgroups(sandbox_of(kube, "own")).record
+            placement = record["Placed"]["placement"]
+            (taken,) = placement["vcpu_cpus"]
+            assert (placement["exclusive"], taken != reserved) == (True, True)
+            assert [os.sched_getaffinity(tid) for tid in record["VcpuThreads"]] == [{taken}]
+            left = _CPUS - {taken}
+            eventually(lambda: cpus_of(kube, "beside") == left, what=lambda: f"it leaves a CPU: {agents(kube)}")
+
+            (first,) = plugins(kube)
+            kube.call("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{first}")
+            until(kube, lambda: bool(plugins(kube) - {first}), "another plugin is ready")
+            with kube.running("late", container(SLEEP), runtimeClassName=None):
+                kube.phase("late", "Running")
+                eventually(lambda: cpus_of(kube, "late") == left, what=lambda: f"it is told: {agents(kube)}")
+            assert cpus_of(kube, "beside") == left
+            assert kube.pod("own")["status"]["containerStatuses"] == made["status"]["containerStatuses"]
+        eventually(lambda: cpus_of(kube, "beside") == _CPUS, what=lambda: f"it has all again: {agents(kube)}")
+
+    _DROP_IN.unlink()
+    _DROP_IN.parent.rmdir()
+    kube.remove_ended_sandboxes()
+    ended(release.start("uninstall", "--timeout=10m"))
+    assert everything() == before
+    until(kube, lambda: all_of_the_release(kube) == [], "nothing is in the cluster")
+    kube.remove_ended_sandboxes()
+    assert not Path("/run/pyshim/nri.sock").exists()
+
+
+def plugins(kube: Cluster) -> set[str]:
+    """The pods of the plugin that are ready, and not on their way out."""
+    query = "labelSelector=app.kubernetes.io/name=pyshim-nri"
+    return {
+        each["metadata"]["name"]
+        for each in kube.call("GET", f"/api/v1/namespaces/{NAMESPACE}/pods?{query}")["items"]
+        if "deletionTimestamp" not in each["metadata"]
+        and {"type": "Ready", "status": "True"}.items()
+        <= next((at for at in each["status"].get("conditions", ()) if at["type"] == "Ready"), {}).items()
+    }
+
+
+def sandbox_of(kube: Cluster, pod: str) -> str:
+    (found,) = (each.id for each in kube.cri.call("ListPodSandbox").items if each.metadata.name == pod)
+    return str(found)
+
+
+def cpus_of(kube: Cluster, pod: str) -> frozenset[int]:
+    """Those on which the one container of a pod of runc's may run."""
+    (found,) = (
+        each.id for each in kube.cri.call("ListContainers").containers if each.labels["io.kubernetes.pod.name"] == pod
+    )
+    info = kube.cri.call("ContainerStatus", container_id=found, verbose=True).info["info"]
+    return frozenset(os.sched_getaffinity(json.loads(info)["pid"]))
+
+
 def vmm_of(kube: Cluster, pod: str) -> str:
     """The command line of the shim and of QEMU of a running pod."""
-    (sandbox,) = (each.id for each in kube.cri.call("ListPodSandbox").items if each.metadata.name == pod)
-    return "\n".join(str(each) for each in processes.find(sandbox))
+    return "\n".join(str(each) for each in processes.find(sandbox_of(kube, pod)))
