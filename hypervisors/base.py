@@ -22,6 +22,11 @@ class Hypervisor(Protocol):
     async def start(self) -> None:
         """The guest's CPUs run."""
 
+    async def await_agent_device(self, timeout_s: float) -> None:
+        """What the agent is reached over takes connections: at once, unless it is spoilt by one that comes before the
+        guest uses it. Raises DeadlineExceeded when the guest does not.
+        """
+
     async def stop(self) -> None:
         """The VMM is gone, politely asked first and killed after. Idempotent, and true also after a failed `create`."""
 

@@ -37,6 +37,7 @@ FIRST_BRIDGE_SLOT = 2
 SERIAL_PORTS = 2
 """The console and the agent's. QEMU's own default is 31, each with two queues that the guest's driver sets up as it is
 loaded, in its memory, and QEMU a descriptor for each."""
+VSOCK_ID = "vsock0"
 VIRTIO_MEM_ID = "virtiomem0"
 VIRTIO_MEM_UNIT_MIB = 4
 """What virtio-mem's size is rounded down to, as Kata has it: a multiple of every block size QEMU picks for 4 KiB pages
@@ -241,7 +242,7 @@ def agent_channel(channel: AgentChannel, bus: Bus, accelerator: Accelerator, *, 
         case VsockChannel():
             return (
                 "-device",
-                option(bus.virtio("vhost-vsock"), {"id": "vsock0", "vhostfd": fd, "guest-cid": guest_cid}),
+                option(bus.virtio("vhost-vsock"), {"id": VSOCK_ID, "vhostfd": fd, "guest-cid": guest_cid}),
             )
         case VhostUserVsockChannel():
             return (
@@ -250,7 +251,7 @@ def agent_channel(channel: AgentChannel, bus: Bus, accelerator: Accelerator, *, 
                 "-device",
                 option(
                     bus.virtio("vhost-user-vsock"),
-                    {"id": "vsock0", "chardev": "vsock-program0", **_vectors(bus, accelerator)},
+                    {"id": VSOCK_ID, "chardev": "vsock-program0", **_vectors(bus, accelerator)},
                 ),
             )
         case SerialChannel(port_name=name):
@@ -260,6 +261,11 @@ def agent_channel(channel: AgentChannel, bus: Bus, accelerator: Accelerator, *, 
                 "-device",
                 option("virtserialport", {"chardev": "agent0", "id": "agent-port0", "name": name}),
             )
+
+
+def vsock_path(bus: Bus) -> str:
+    """The virtio device of the vsock program among QEMU's objects."""
+    return f"/machine/peripheral/{VSOCK_ID}/virtio-backend" if bus.is_pci else f"/machine/peripheral/{VSOCK_ID}"
 
 
 def share(device: ShareDevice, bus: Bus) -> Words:

@@ -238,6 +238,21 @@ class Monitor:
     async def status(self) -> str:
         return _text(_mapping(await self.execute("query-status"), "query-status"), "status", "query-status")
 
+    async def is_vhost_started(self, path: str) -> bool | None:
+        """The guest's driver uses the virtio device at this path of QEMU's objects, and its back end knows; None where
+        this QEMU does not tell.
+
+        QEMU promises nothing for commands with an `x-`: an answer of another shape is none. Source: QEMU's
+        qapi/virtio.json, since 7.2.
+        """
+        try:
+            answer = await self.execute("x-query-virtio-status", {"path": path})
+        except QmpCommandFailed as error:
+            log.debug("no status of virtio device", extra={"vm": self._name, "error": str(error)})
+            return None
+        started = answer.get("vhost-started") if isinstance(answer, dict) else None
+        return started if isinstance(started, bool) else None
+
     async def cpus(self) -> tuple[Vcpu, ...]:
         """Every vCPU, by index."""
         name = "query-cpus-fast"

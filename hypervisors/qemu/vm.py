@@ -20,6 +20,7 @@ from enum import StrEnum
 
 from hypervisors.qemu.cmdline import check_config, extra_monitor_path, fd_table, qemu_argv, qmp_path, socket_paths
 from hypervisors.qemu.console import Console
+from hypervisors.qemu.devices import bus_of, vsock_path
 from hypervisors.qemu.exits import ExitClues, vm_exit
 from hypervisors.qemu.guards.launch import attest
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
@@ -71,6 +72,8 @@ memory, all of it. Disks, taps, vhost-net, vhost-vsock and QMP come as descripto
 QUIT_GRACE_S = 2.0
 _LAST_EVENTS_S = 2.0
 _LOST_CONTROL_GRACE_S = 2.0
+_VSOCK_PAUSE_S = 0.02
+"""Between two looks whether the guest has started its vsock: it boots in some hundred ms, or in seconds."""
 _LOST_VSOCK_GRACE_S = 0.1
 """For QEMU to end too: a program that has lost its QEMU may be seen to end first."""
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
@@ -383,6 +386,19 @@ class QemuVm:
             await attest(monitor, self._children, config.guard, config.sandbox_id)
         await monitor.cont()
         self._become(Phase.RUNNING)
+
+    @within_s(lambda self, timeout_s: timeout_s, "wait until the guest has started its vsock")
+    async def await_agent_device(self, timeout_s: float) -> None:
+        """vhost-device-vsock stops to serve for good when a connection comes before it has the guest's rings."""
+        config = self._config("await agent device")
+        if not isinstance(config.agent_channel, VhostUserVsockChannel):
+            return
+        monitor = self._live("await agent device", Phase.RUNNING, Phase.PAUSED)
+        path = vsock_path(bus_of(config))
+        while await monitor.is_vhost_started(path) is False:  # noqa: ASYNC110 - QEMU has no event for it
+            await asyncio.sleep(_VSOCK_PAUSE_S)
+        # QEMU's last words about the rings may still be on their way to the program.
+        await asyncio.sleep(_VSOCK_PAUSE_S)
 
     @within_s(CHANGE_S, "pause vm")
     async def pause(self) -> None:

@@ -135,6 +135,9 @@ class RemoteVm:
 
     # Life
 
+    async def await_agent_device(self, timeout_s: float) -> None:
+        """The service's socket takes connections from the start."""
+
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
         if self._phase is not Phase.NEW or self._vm is not None:

@@ -263,7 +263,10 @@ class Sandbox:
 
     async def _connect_agent(self, timeout_s: float) -> Agent:
         """Its undo is pushed here: a caller cancelled at the very end of the connect would never see the agent."""
-        agent = await self._connector.connect(self.hypervisor.agent_address, timeout_s)
+        started_s = asyncio.get_running_loop().time()
+        await self.hypervisor.await_agent_device(timeout_s)
+        left_s = timeout_s - (asyncio.get_running_loop().time() - started_s)
+        agent = await self._connector.connect(self.hypervisor.agent_address, left_s)
         self._undo.push(agent.close)
         return agent
 

@@ -228,6 +228,9 @@ class FakeHypervisor:
         self._in_phase("list vCPU threads", "created", "running", "paused")
         return tuple(_FIRST_THREAD + index for index in range(self._vcpus))
 
+    async def await_agent_device(self, timeout_s: float) -> None:
+        self._in_phase("await agent device", "running", "paused")
+
     @property
     def pid(self) -> int:
         return _FIRST_PID if self.config is not None else 0

@@ -13,6 +13,7 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.failpoints.points import Failpoints, Fault
 from pyshim.failpoints.wrapping import AgentWire, with_points
+from pyshim.model import machine as topology
 from pyshim.model.agent_address import AgentAddress
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.errors import ShimError
@@ -22,6 +23,7 @@ from pyshim.model.ledger import Ledger
 from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.model.units import MIB
+from pyshim.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.state.records import SandboxRecords
@@ -31,6 +33,7 @@ from tests.fakes.agent import FakeAgent
 from tests.fakes.deadlines import deadlines_of
 from tests.fakes.host import FakeMonitor, FakePublisher
 from tests.fakes.machine import Machine, MachineConnector, MachineHost, MachineStore, MachineVm
+from tests.fakes.machines import ONE_NODE
 from tests.unit.pod.conftest import CAPACITY, DOCUMENT, FACTS
 
 SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "pod"}
@@ -48,6 +51,10 @@ EXIT_S = 40.0
 
 async def _serve_monitor(path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
     return FakeMonitor(path, pod)
+
+
+async def _read_machine() -> topology.Machine:
+    return machine(ONE_NODE)
 
 
 class Hung(AssertionError):
@@ -132,6 +139,7 @@ class PodLife:
             clock_ns=clock_ns,
             new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
             serve_monitor=_serve_monitor,
+            read_machine=_read_machine,
         )
         identity = Identity(
             namespace="k8s.io",

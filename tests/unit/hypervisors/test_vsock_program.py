@@ -141,6 +141,90 @@ def test_a_vmm_that_dies_takes_the_program_along_and_is_the_reason(tmp_path: Pat
     run(tmp_path, scenario)
 
 
+def telling(bench: Bench, *answers: dict[str, object]) -> str:
+    """A VMM that says this, one after the other and the last for good, of the vsock device, and ends after "end"."""
+    return bench.vmm(
+        f"""answers, asked, qmp = {list(answers)!r}, [], greet()
+while text := qmp.recv(65536):
+    request, answer = json.loads(text), {{"return": {{}}}}
+    if request["execute"] == "x-query-virtio-status":
+        asked.append(request["arguments"]["path"])
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer == "end":
+            sys.exit(1)
+        open({str(bench.directory / "asked")!r}, "w").write(" ".join(asked))
+    qmp.sendall(json.dumps({{**answer, "id": request.get("id")}}).encode() + b"\\r\\n")
+    if request["execute"] == "quit":
+        break
+"""
+    )
+
+
+_NOT_YET: dict[str, object] = {"return": {"vhost-started": False}}
+_STARTED: dict[str, object] = {"return": {"vhost-started": True}}
+_UNKNOWN: dict[str, object] = {"error": {"class": "CommandNotFound", "desc": "not found"}}
+_PATH = "/machine/peripheral/vsock0/virtio-backend"
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        pytest.param((_STARTED,), 1, id="is started"),
+        pytest.param((_NOT_YET, _NOT_YET, _STARTED), 3, id="is started later"),
+        pytest.param((_UNKNOWN,), 1, id="a QEMU that does not tell"),
+        pytest.param(({"return": {"vhost-dev": {"started": False}}},), 1, id="tells otherwise"),
+        pytest.param(({"return": "yes"},), 1, id="tells nothing"),
+    ],
+)
+def test_the_agent_is_called_when_the_guest_has_started_its_vsock(
+    tmp_path: Path, answers: tuple[dict[str, object], ...], asked: int
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(hypervisor_path=telling(bench, *answers), agent_channel=channel(bench)))
+        await bench.vm.start()
+
+        await bench.vm.await_agent_device(50)
+        await bench.vm.stop()
+
+        assert (tmp_path / "asked").read_text().split() == [_PATH] * asked
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "text"),
+    [
+        pytest.param((_NOT_YET,), DeadlineExceeded, "wait until the guest has started its vsock", id="never"),
+        pytest.param((_NOT_YET, "end"), ShimError, "x-query-virtio-status.*qmp connection", id="ends"),
+    ],
+)
+def test_a_guest_that_does_not_start_its_vsock_is_named(
+    tmp_path: Path, answers: tuple[dict[str, object], ...], error: type[ShimError], text: str
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(hypervisor_path=telling(bench, *answers), agent_channel=channel(bench)))
+        await bench.vm.start()
+
+        with pytest.raises(error, match=text):
+            await bench.vm.await_agent_device(50 if "end" in answers else 0.3)
+        await bench.vm.stop()
+
+    run(tmp_path, scenario)
+
+
+def test_other_ways_to_the_agent_are_there_at_once(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(hypervisor_path=telling(bench, _NOT_YET)))
+        await bench.vm.start()
+
+        await bench.vm.await_agent_device(0.1)
+        await bench.vm.stop()
+
+        assert not (tmp_path / "asked").exists()
+
+    run(tmp_path, scenario)
+
+
 @pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
 @pytest.mark.skipif(REAL is None, reason="needs vhost-device-vsock (hint: cargo install vhost-device-vsock)")
 def test_the_real_program_serves_the_device_of_a_real_qemu(tmp_path: Path) -> None:
@@ -150,6 +234,8 @@ def test_the_real_program_serves_the_device_of_a_real_qemu(tmp_path: Path) -> No
         await bench.vm.create(bench.config(HALT, agent_channel=asked))
         await bench.vm.start()
 
+        with pytest.raises(DeadlineExceeded, match="guest has started its vsock"):
+            await bench.vm.await_agent_device(0.3)
         with socket.socket(socket.AF_UNIX) as agent:
             agent.setblocking(False)
             await asyncio.get_running_loop().sock_connect(agent, asked.socket_path)
