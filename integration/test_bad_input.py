@@ -185,6 +185,15 @@ def test_path_that_is_no_network_namespace_is_named(ctr: Ctr, runtime: Runtime, 
     assert str(path) in _refused(result)
 
 
+@pytest.mark.vm
+@pytest.mark.skipif(Path("/sys/fs/resctrl/schemata").exists(), reason="this machine has classes")
+def test_a_class_of_cache_that_the_node_does_not_have_is_named(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    result = ctr("run", "--rm", "--rdt-class", "gold", "--runtime", runtime.name, IMAGE, name, "true", check=False)
+
+    assert "join RDT class 'gold': open '/sys/fs/resctrl/gold/tasks': ENOENT" in _refused(result)
+    assert "mount -t resctrl" in result.err
+
+
 def test_bind_mount_of_a_missing_source_is_named(ctr: Ctr, runtime: Runtime, name: str) -> None:
     mount = "type=bind,src=/run/no-such-source,dst=/mnt,options=rbind:ro"
 

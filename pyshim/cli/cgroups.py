@@ -86,6 +86,8 @@ def _lines(sandbox_id: str, record: Mapping[str, Any]) -> Iterator[str]:
             yield "    allowed   " + ", ".join(f"{each['Value']} ({each['Source']})" for each in allowed)
     if record.get("Groups"):
         yield from _outside(record)
+    if name := record.get("RdtClass"):
+        yield f"rdt       class '{name}'"
     for note in record.get("Notes", []):
         yield f"note      {note}"
 

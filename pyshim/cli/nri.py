@@ -5,7 +5,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import click
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.model.units import MIB
 from pyshim.nri.description import read_description
 from pyshim.nri.placement import Assignments, Need, PlacementError, keep, place_or_share, shared_cpus
+from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host
 from pyshim.state.store import StateStore
@@ -40,6 +41,22 @@ def _reserved(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tu
         return tuple(sorted(cpu_set(text, "--reserved")))
     except InvalidArgument as error:
         raise click.BadParameter(f"{text!r} is not a list of CPUs") from error
+
+
+def _rdt_classes(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    from pyshim.nri.pods import EXCLUSIVE, SHARED
+
+    found: dict[str, str] = {}
+    for text in texts:
+        kind, _, name = text.partition("=")
+        try:
+            checked, _ = rdt_class({"intelRdt": {"closID": name}})
+        except InvalidArgument as error:
+            raise click.BadParameter(f"{text!r}: {str(error).partition(': ')[2]}") from error
+        if kind not in (EXCLUSIVE, SHARED) or not checked:
+            raise click.BadParameter(f"{text!r} is neither exclusive=NAME nor shared=NAME")
+        found[kind] = checked
+    return found
 
 
 @click.group(
@@ -209,8 +226,22 @@ def _document(assignments: Assignments, needs: list[Need], refused: dict[str, st
     metavar="CPUS",
     help="Never exclusive, such as 0-1; as the kubelet's reservedSystemCPUs.",
 )
+@click.option(
+    "--rdt-class",
+    "rdt_classes",
+    multiple=True,
+    callback=_rdt_classes,
+    metavar="exclusive=NAME|shared=NAME",
+    help="The node's class of cache and memory bandwidth for VMs with CPUs of their own, or for the others.",
+)
 def run(
-    handlers: tuple[str, ...], path: str, placement_socket: str, name: str, index: str, reserved: tuple[int, ...]
+    handlers: tuple[str, ...],
+    path: str,
+    placement_socket: str,
+    name: str,
+    index: str,
+    reserved: tuple[int, ...],
+    rdt_classes: Mapping[str, str],
 ) -> int:
     """Serve the runtime, and every later one at its socket, until SIGTERM.
 
@@ -223,7 +254,7 @@ def run(
     log.set_up(debug=False)
     machine = read_machine()
     check_reserved(machine, reserved)
-    pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers))
+    pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers), rdt_classes)
     given = _given_socket(os.environ.get(_SOCKET, ""))
     plugin = Plugin(pods, name=name, index=index, read_machine=read_machine)
     asyncio.run(serve(pods, plugin, given or path, placement_socket=placement_socket))

@@ -239,7 +239,8 @@ class Plugin:
     def _create_container(self, payload: bytes) -> bytes:
         pod, container = translate.container_of(payload)
         wanted = self._pods.container_comes(pod, container)
-        return translate.adjusted(wanted, mark=self._pods.shares_cpus(container.id))
+        mark, rdt_class = self._pods.shares_cpus(container.id), self._pods.rdt_class(pod, container)
+        return translate.adjusted(wanted, mark=mark, rdt_class=rdt_class)
 
     def _update_container(self, payload: bytes) -> bytes:
         container_id, asked = translate.wanted_update(payload)

@@ -14,6 +14,7 @@ are due: `due` compares that with what each container was last told.
 
 import logging
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import msgspec
 from msgspec.structs import replace
@@ -61,6 +62,8 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     """What the runtime says it has."""
     is_ours: bool
     """Its CPUs are from this plugin: it was made while the plugin ran, without exclusive CPUs."""
+    rdt_class: str = ""
+    """Of cache and memory bandwidth; empty for none."""
     whole_cpus: int
     """CPUs of a container of a Guaranteed pod that has a whole number of them, else 0."""
 
@@ -73,11 +76,20 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.had.cpus) and not self.is_ours and len(self.had.cpus) == self.whole_cpus
 
 
+EXCLUSIVE, SHARED = "exclusive", "shared"
+"""VMs with CPUs of their own, and the others."""
+_NO_CLASSES: Mapping[str, str] = MappingProxyType({})
+
+
 class Pods:
     """Mutable; every call leaves it consistent. `handlers` are the runtime handlers whose pods are VMs of ours."""
 
-    def __init__(self, assignments: Assignments, handlers: frozenset[str]) -> None:
+    def __init__(
+        self, assignments: Assignments, handlers: frozenset[str], rdt_classes: Mapping[str, str] = _NO_CLASSES
+    ) -> None:
+        """`rdt_classes` names the class of EXCLUSIVE and of SHARED VMs, where they have one."""
         self.assignments = assignments
+        self._rdt_classes = rdt_classes
         self._handlers = handlers
         self._asked: set[str] = set()
         """Sandboxes whose shim has asked, and lives."""
@@ -87,6 +99,13 @@ class Pods:
         self._told: dict[str, CpuSet] = {}
         self._settled: set[str] = set()
         """Containers that the runtime has finished making: only those can be updated."""
+
+    def rdt_class(self, pod: Pod, container: Container) -> str:
+        """The class to give to a container of a VM of ours that has none; empty for none."""
+        placement = self.assignments.placements.get(pod.id)
+        if placement is None or container.rdt_class:
+            return ""
+        return self._rdt_classes.get(EXCLUSIVE if placement.exclusive else SHARED, "")
 
     # ---- what shims say
 

@@ -102,13 +102,15 @@ _METHODS = {
 }
 
 
-def adjusted(wanted: CpuSet | None, mark: bool) -> bytes:
-    """The reply to CreateContainer."""
+def adjusted(wanted: CpuSet | None, mark: bool, rdt_class: str = "") -> bytes:
+    """The reply to CreateContainer. An empty class leaves the container's as it is."""
     reply = pb.CreateContainerResponse()
     if wanted is not None:
         reply.adjust.linux.resources.cpu.CopyFrom(_linux_cpu(wanted))
     if mark:
         reply.adjust.annotations[OURS] = "shared"
+    if rdt_class:
+        reply.adjust.linux.resources.rdt_class.value = rdt_class
     return reply.SerializeToString()
 
 
@@ -153,6 +155,7 @@ def _container(message: pb.Container, cgroup_parent: str) -> Container:
         had=_cpu_set(resources.cpu),
         is_ours=OURS in message.annotations,
         whole_cpus=_whole_cpus(resources.cpu, cgroup_parent),
+        rdt_class=message.linux.rdt.clos_id.value or resources.rdt_class.value,
     )
 
 

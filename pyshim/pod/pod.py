@@ -239,6 +239,8 @@ class Pod:
             services=services,
             listener=self,
         )
+        if agent is not self._pause:
+            await sandbox.cgroups.enter_class(request.container_id, spec.raw.get("linux") or {})
         try:
             await container.create(sandbox.plan.config.runtime.create_container_timeout_s)
         except AgentGone as exc:

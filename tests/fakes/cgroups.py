@@ -25,6 +25,8 @@ class FakeCgroups:
         """Files the kernel does not take, with its reason."""
         self.sets = {"cpus": "0-3", "mems": "0"}
         self.killed: HostOom | None = None
+        self.classes: list[tuple[str, tuple[int, ...]]] = []
+        """(resctrl group, processes) of every move."""
         self.pins: dict[int, tuple[int, ...]] = {}
         self.may_leave = asyncio.Event()
         """Cleared, `leave` does not return: the kernel takes its time."""
@@ -80,6 +82,10 @@ class FakeCgroups:
 
     async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
         return tuple((f"b 8:{number} rwm", path) for number, path in enumerate(paths))
+
+    async def join_class(self, name: str, pids: Iterable[int]) -> None:
+        self._hit("join_class")
+        self.classes.append((name, tuple(pids)))
 
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:
         self.pins[tid] = tuple(sorted(cpus))

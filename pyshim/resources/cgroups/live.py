@@ -25,6 +25,7 @@ from pyshim.model.seams import Cgroups, PinnedElsewhere
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
 from pyshim.resources.cgroups.plan.pinning import Pinning, node_cpus, pinning, service_cpus
+from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
     allowed_device,
@@ -88,6 +89,7 @@ class SandboxCgroups:
         self._threads: tuple[int, ...] = ()
         self._pids: dict[Member, int] = {}
         self._pinning = _NOT_PINNED
+        self._rdt_class = ""
         self._lock = asyncio.Lock()
         self._left = False
 
@@ -191,9 +193,9 @@ class SandboxCgroups:
 
         The guest has not run yet.
         """
+        self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if not self._plan.groups:
             return
-        self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if self._plan.group(Role.DEVICES) is not None:
             # The VMM answers while the kernel moves it.
             programs = filter(None, (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids))
@@ -241,6 +243,30 @@ class SandboxCgroups:
             await self._pin(cpus)
             if self.saved() != had:
                 self._on_change()
+
+    async def enter_class(self, container_id: str, linux: Mapping[str, Any]) -> None:
+        """What serves the guest is in the class of cache and memory bandwidth that this container's spec names.
+
+        All containers of a VM run on the VMM's threads, so it is the class of all. Raises InvalidArgument for a name
+        that is none, FailedPrecondition where the node has no such class or the VM is in another.
+        """
+        name, left_out = rdt_class(linux)
+        self._note(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM" for key in left_out)
+        known = (self._pids.get(Member.VMM), self._pids.get(Member.VIRTIOFSD), *self._hypervisor.helper_pids)
+        programs = tuple(pid for pid in known if pid)
+        if not name or not programs:
+            return
+        async with self._lock:
+            if name == self._rdt_class:
+                return
+            if self._rdt_class:
+                raise FailedPrecondition(
+                    f"join RDT class {name!r}: all containers of a VM have one class, and this one's is"
+                    f" {self._rdt_class!r}"
+                )
+            await self._host.join_class(name, programs)
+            self._rdt_class = name
+            self._on_change()
 
     async def _check_sets(self, cpus: frozenset[int], mems: frozenset[int]) -> None:
         group = self._group(Role.SANDBOX)
@@ -359,7 +385,7 @@ class SandboxCgroups:
         """A JSON object; numbers of processes are those it was left with."""
         plan = self._plan
         if not plan.groups:
-            return {"Mode": str(plan.mode), "Notes": list(self._notes)}
+            return {"Mode": str(plan.mode), **self._class_saved(), "Notes": list(self._notes)}
         return {
             "Mode": str(plan.mode),
             "SandboxCgroupOnly": self._config.runtime.sandbox_cgroup_only,
@@ -378,9 +404,13 @@ class SandboxCgroups:
             "Pinned": {str(vcpu): cpu for vcpu, cpu in self._pinning.pairs.items()},
             "Pinning": self._pinning.reason,
             **({"Numa": {"Why": self._numa_why, "Nodes": msgspec.to_builtins(self._nodes)}} if self._numa_why else {}),
+            **self._class_saved(),
             **({"Placed": msgspec.to_builtins(self._placed)} if self._placed is not None else {}),
             "Notes": list(self._notes),
         }
+
+    def _class_saved(self) -> Mapping[str, object]:
+        return {"RdtClass": self._rdt_class} if self._rdt_class else {}
 
     # ---- pieces
 

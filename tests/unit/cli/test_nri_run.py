@@ -91,6 +91,22 @@ def test_what_cannot_be_is_one_line(options: tuple[str, ...], environment: dict[
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("gold", "'gold' is neither exclusive=NAME nor shared=NAME"),
+        ("best=gold", "'best=gold' is neither exclusive=NAME nor shared=NAME"),
+        ("shared=", "'shared=' is neither exclusive=NAME nor shared=NAME"),
+        ("shared=../x", "'shared=../x': '../x' is no directory name"),
+    ],
+)
+def test_a_class_for_no_vm_is_a_wrong_word(text: str, problem: str) -> None:
+    done = subprocess.run(_words("--rdt-class", text), capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert problem in done.stderr
+
+
 def test_sigterm_ends_it_and_takes_its_socket_away(tmp_path: Path) -> None:
     path = tmp_path / "nri.sock"
     words = _words("--placement-socket", str(path), "--socket", str(tmp_path / "no-runtime.sock"))

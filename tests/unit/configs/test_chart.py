@@ -259,10 +259,12 @@ def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(pro
     assert container["args"][2:] == ["--socket=/run/crio/nri/n.sock", "--reserved=0-1,16", "--handler=pykata"]
 
 
-def test_one_reserved_cpu_is_a_number_to_helm(program: str) -> None:
-    spec = of(rendered(program, "--set=nri.enabled=true,nri.reservedCpus=0"), "DaemonSet", "pyshim-nri")
+def test_one_reserved_cpu_is_a_number_to_helm_and_options_are_the_plugins(program: str) -> None:
+    words = ("--set=nri.enabled=true,nri.reservedCpus=0", "--set=nri.options={--rdt-class=shared=gold}")
+    spec = of(rendered(program, *words), "DaemonSet", "pyshim-nri")
 
-    assert "--reserved=0" in spec["spec"]["template"]["spec"]["containers"][0]["args"]
+    arguments = spec["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[3:] == ["--reserved=0", "--handler=pykata", "--rdt-class=shared=gold"]
 
 
 def test_the_webhook_is_the_one_that_pyshim_prints(program: str) -> None:

@@ -17,7 +17,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.machine import Cpu, Machine, MachineError, Node
 from pyshim.nri.placement import Assignments
 from pyshim.nri.plugin import Plugin, RegistrationRefused
-from pyshim.nri.pods import Pods
+from pyshim.nri.pods import EXCLUSIVE, SHARED, Pods
 from tests.fakes.clock import FastForwardLoop
 from tests.fakes.nri_runtime import FakeRuntime, container, cpus_of, pod
 
@@ -107,6 +107,37 @@ def test_others_leave_the_cpus_of_a_vm_and_come_back_when_it_goes(is_old: bool) 
             assert runtime.updates.empty()
 
     _to_the_end(go())
+
+
+@pytest.mark.parametrize(
+    ("cpus", "own", "given"),
+    [(2, "", "gold"), (0, "", "silver"), (2, "mine", "")],
+    ids=["CPUs alone", "shared CPUs", "has one already"],
+)
+def test_containers_of_vms_get_the_nodes_class(cpus: int, own: str, given: str) -> None:
+    async def go() -> None:
+        machine, classes = _machine(4), {EXCLUSIVE: "gold", SHARED: "silver"}
+        pods = Pods(Assignments(machine=machine, reserved=()), frozenset({"pykata"}), classes)
+        async with _connected(_plugin(pods)) as runtime:
+            await runtime.accept()
+            vm, beside = pod("vm", handler="pykata", cpus=cpus), pod("web")
+            await runtime.call("RunPodSandbox", pb.PodRequest(pod=vm))
+            asked = container("v1", "vm")
+            asked.linux.rdt.clos_id.value = own
+
+            reply = await runtime.call("CreateContainer", pb.ContainerRequest(pod=vm, container=asked))
+            other = await runtime.call(
+                "CreateContainer", pb.ContainerRequest(pod=beside, container=container("c", "web"))
+            )
+
+            assert _class(reply) == given
+            assert _class(other) == ""
+
+    _to_the_end(go())
+
+
+def _class(reply: bytes) -> str:
+    return pb.CreateContainerResponse.FromString(reply).adjust.linux.resources.rdt_class.value
 
 
 def test_nothing_is_touched_on_a_node_where_no_vm_has_cpus_alone() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from pyshim.model.errors import InvalidArgument, NotFound, ShimError, Unavailable
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.machine import MachineError
 from pyshim.model.placement import Need, Placement
 from pyshim.nri.description import Description, machine
@@ -213,3 +213,20 @@ async def test_a_mapping_of_another_host_is_refused_and_leaves_nothing(stack: St
         await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
 
     assert stack.hypervisors == []
+
+
+@scenario
+async def test_a_container_of_another_class_is_refused_and_the_pod_goes_on(stack: Stack) -> None:
+    gold, silver = ({"intelRdt": {"closID": name}} for name in ("gold", "silver"))
+    pod = await stack.create("c1", ["pause"], annotations=_SANDBOX, linux=gold)
+    member = {"io.kubernetes.cri.container-type": "container", "io.kubernetes.cri.sandbox-id": "c1"}
+    one = await stack.create("one", ["true"], annotations=member, linux=gold)
+
+    with pytest.raises(FailedPrecondition, match="join RDT class 'silver'"):
+        await stack.create("two", ["true"], annotations=member, linux=silver)
+
+    assert [name for name, _ in stack.host.cgroup_tree.classes] == ["gold"]
+    assert set(stack.agent.containers) == {"one"}
+    await stack.pod.delete(one, None)
+    await stack.delete_last(pod)
+    assert stack.left() == {}

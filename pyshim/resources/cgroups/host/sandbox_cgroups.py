@@ -12,6 +12,7 @@ from pyshim.host.processes.identity import children
 from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
+from pyshim.resources.cgroups.host import resctrl
 from pyshim.resources.cgroups.host.systemd_scope import start_scope
 from pyshim.resources.cgroups.host.v1 import CgroupsV1
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
@@ -118,6 +119,11 @@ class LinuxCgroups:
     async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
         """(rule, path) that allows each device there is; VFIO groups by their major, which covers later ones."""
         return await asyncio.to_thread(_device_rules, tuple(paths))
+
+    @within_s(CHANGE_S, "join RDT class '{name}'")
+    async def join_class(self, name: str, pids: Iterable[int]) -> None:
+        """All threads of the processes, and of what they have started, are in the resctrl group of that name."""
+        await thread_to_the_end(resctrl.join, name, tuple(pids))
 
     @within_s(CHANGE_S, "pin thread {tid}")
     async def pin(self, tid: int, cpus: Iterable[int]) -> str:

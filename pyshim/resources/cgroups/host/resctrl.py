@@ -1,0 +1,51 @@
+"""Puts programs into resctrl groups, which belong to the node's administrator: nothing here makes or removes one.
+
+Source: the kernel's arch/x86/resctrl.rst: a write of a number to `tasks` moves one thread, and a new thread or process
+begins in the group of the one that made it.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+from pyshim.host.processes.identity import children
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import FailedPrecondition
+from pyshim.resources.cgroups.plan.rdt import ROOT_CLASS
+
+ROOT = "/sys/fs/resctrl"
+
+
+def join(name: str, pids: Iterable[int], root: str = ROOT) -> None:
+    """All threads of the processes, and of what they have started, are in the group.
+
+    Raises FailedPrecondition when there is no such group, or the kernel refuses.
+    """
+    directory = root if name == ROOT_CLASS else f"{root}/{name}"
+    try:
+        tasks = os.open(f"{directory}/tasks", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        is_mounted = os.path.exists(f"{root}/schemata")
+        hint = "" if is_mounted else f" (hint: mount -t resctrl resctrl {ROOT})"
+        cause = f"open '{directory}/tasks': {describe_os_error(error)}{hint}"
+        raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error
+    try:
+        family = list(pids)
+        for member in family:  # which grows on the way
+            _move(member, tasks)
+            family += [child.pid for child in children(member)]
+    except OSError as error:
+        raise FailedPrecondition(f"join RDT class {name!r}: {describe_os_error(error)}") from error
+    finally:
+        os.close(tasks)
+
+
+def _move(pid: int, tasks: int) -> None:
+    """A thread that is made meanwhile begins where the one that made it is."""
+    moved: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while new := {int(tid) for tid in os.listdir(f"/proc/{pid}/task")} - moved:
+            for tid in sorted(new):
+                with contextlib.suppress(ProcessLookupError):
+                    os.write(tasks, f"{tid}\n".encode())
+            moved |= new

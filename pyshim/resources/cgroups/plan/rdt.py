@@ -1,0 +1,31 @@
+"""Which class of cache and memory bandwidth (Intel RDT, AMD QoS, ARM MPAM) a container asks for: a resctrl group.
+
+Runtimes write it into the container's spec: containerd and CRI-O from the pod's annotation
+`rdt.resources.beta.kubernetes.io/pod`, or as an NRI plugin says. Source: OCI runtime-spec, config-linux.md, "IntelRdt".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyshim.model.errors import InvalidArgument
+
+ROOT_CLASS = "/"
+"""The group that every process begins in."""
+
+
+def rdt_class(linux: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The class of a spec's `linux`, empty for none, and what else it wants of the group, which is not done for a VM.
+
+    Raises InvalidArgument for a name that is none.
+    """
+    wanted = linux.get("intelRdt")
+    if wanted is None:
+        return "", ()
+    if not isinstance(wanted, Mapping):
+        raise InvalidArgument(f"read linux.intelRdt: not an object: {str(wanted)[:100]!r}")
+    name = wanted.get("closID") or ""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"read linux.intelRdt.closID: not a name: {str(name)[:100]!r}")
+    if name != ROOT_CLASS and (name in (".", "..") or "/" in name or not name.isprintable()):
+        raise InvalidArgument(f"read linux.intelRdt.closID: {name[:100]!r} is no directory name")
+    return name, tuple(sorted(key for key, value in wanted.items() if value and key != "closID"))
