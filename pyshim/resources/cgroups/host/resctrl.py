@@ -35,9 +35,20 @@ def join(name: str, pids: Iterable[int], root: str = ROOT) -> None:
             _move(member, tasks)
             family += [child.pid for child in children(member)]
     except OSError as error:
-        raise FailedPrecondition(f"join RDT class {name!r}: {describe_os_error(error)}") from error
+        cause = f"{describe_os_error(error)}{_last_words(root)}"
+        raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error
     finally:
         os.close(tasks)
+
+
+def _last_words(root: str) -> str:
+    """What resctrl says of a write that it has refused."""
+    try:
+        with open(f"{root}/info/last_cmd_status", encoding="utf-8", errors="replace") as file:
+            said = file.read(1000).strip()
+    except OSError:
+        return ""
+    return f": {said}" if said not in ("", "ok") else ""
 
 
 def _move(pid: int, tasks: int) -> None:

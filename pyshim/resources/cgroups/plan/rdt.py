@@ -11,6 +11,8 @@ from pyshim.model.errors import InvalidArgument
 
 ROOT_CLASS = "/"
 """The group that every process begins in."""
+_ROOT_CLASSES = (ROOT_CLASS, "system/default")
+"""Its names: OCI's, and that of goresctrl, which containerd and CRI-O read annotations with."""
 
 
 def rdt_class(linux: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -26,6 +28,8 @@ def rdt_class(linux: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     name = wanted.get("closID") or ""
     if not isinstance(name, str):
         raise InvalidArgument(f"read linux.intelRdt.closID: not a name: {str(name)[:100]!r}")
-    if name != ROOT_CLASS and (name in (".", "..") or "/" in name or not name.isprintable()):
+    if name in _ROOT_CLASSES:
+        name = ROOT_CLASS
+    elif name in (".", "..") or "/" in name or not name.isprintable():
         raise InvalidArgument(f"read linux.intelRdt.closID: {name[:100]!r} is no directory name")
     return name, tuple(sorted(key for key, value in wanted.items() if value and key != "closID"))

@@ -24,6 +24,7 @@ from .cgroups_rig import Rig
         ({}, "", ()),
         ({"closID": "gold"}, "gold", ()),
         ({"closID": "/"}, "/", ()),
+        ({"closID": "system/default"}, "/", ()),
         (
             {"closID": "gold", "l3CacheSchema": "L3:0=f", "memBwSchema": "", "enableMonitoring": True},
             "gold",
@@ -107,7 +108,10 @@ def test_a_refusal_of_the_kernels_is_told(tmp_path: Path) -> None:
     (tmp_path / "gold").mkdir()
     (tmp_path / "gold" / "tasks").symlink_to("/dev/full")
 
-    with pytest.raises(FailedPrecondition, match="join RDT class 'gold': ENOSPC"):
+    (tmp_path / "info").mkdir()
+    (tmp_path / "info" / "last_cmd_status").write_text("No more space\n")
+
+    with pytest.raises(FailedPrecondition, match=r"join RDT class 'gold': ENOSPC .*: No more space$"):
         resctrl.join("gold", (1,), str(tmp_path))
 
 
