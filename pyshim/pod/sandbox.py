@@ -262,11 +262,12 @@ class Sandbox:
             raise DeadlineExceeded(f"{exc}; last console lines: {tail or '(none)'}") from exc
 
     async def _connect_agent(self, timeout_s: float) -> Agent:
-        """Its undo is pushed here: a caller cancelled at the very end of the connect would never see the agent."""
-        started_s = asyncio.get_running_loop().time()
+        """Each of the two waits has the whole time: an error names the operator's number, not what was left of it.
+
+        The undo is pushed here: a caller cancelled at the very end of the connect would never see the agent.
+        """
         await self.hypervisor.await_agent_device(timeout_s)
-        left_s = timeout_s - (asyncio.get_running_loop().time() - started_s)
-        agent = await self._connector.connect(self.hypervisor.agent_address, left_s)
+        agent = await self._connector.connect(self.hypervisor.agent_address, timeout_s)
         self._undo.push(agent.close)
         return agent
 
