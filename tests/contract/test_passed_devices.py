@@ -343,6 +343,21 @@ async def until(guest: Guest, script: str, wanted: str) -> bool:
     return True
 
 
+async def agent_of(vm: QemuVm) -> AgentClient:
+    """The guest's agent, or at once the reason why there is none."""
+    asked = asyncio.ensure_future(Connector(request_timeout_s=TIMEOUT_S).connect(vm.agent_address, TIMEOUT_S))
+    ended = asyncio.ensure_future(vm.wait())
+    try:
+        await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
+        assert not ended.done(), f"{ended.result().reason}\n{vm.console_tail()}"
+        return await asked
+    except ShimError as error:
+        pytest.fail(f"{error}\n{vm.console_tail()}")
+    finally:
+        ended.cancel()
+        asked.cancel()
+
+
 async def why(vm: QemuVm) -> str:
     """How the VM ended; of one that has not, its last words."""
     with suppress(TimeoutError):
@@ -375,11 +390,7 @@ def test_devices_behind_every_kind_of_port_reach_their_containers_and_leave(tmp_
             await vm.create(config(tmp_path, layout))
             assert (await vm.plug(disk("cold", cold))).pci_path == "02/02"
             await vm.start()
-            try:
-                agent = await Connector(request_timeout_s=TIMEOUT_S).connect(vm.agent_address, TIMEOUT_S)
-            except ShimError as error:
-                error.add_note(await why(vm))
-                raise
+            agent = await agent_of(vm)
             try:
                 sandbox = GuestSandbox(
                     sandbox_id="pod1",

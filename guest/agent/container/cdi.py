@@ -62,10 +62,11 @@ class NamedDevices:
             asked = parse_visible(self._visible(spec))
         except InvalidName as error:
             raise InvalidArgument(f"{doing}: {error}") from error
-        cache = Cache(DIRECTORIES)
+        cache = Cache(DIRECTORIES, auto_refresh=False)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout_s
         while True:
+            cache.refresh()  # once: which kinds there are is asked after a device was not found
             try:
                 names = [*named, *expanded(asked, cache)]
                 edits = cache.edits(names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import pytest
 from agent_loop import in_a_loop
 from guest_agent_client import AgentClient, CallError, HostedAgent, inside, unused_id
 
+from guest.agent.container import cdi
 from guest.agent.container.cdi import NamedDevices, expanded, parse_visible
 from guest.agent.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from guest.agent.settings import parse
 from guest.agent.storage.passthrough import bind_function, full_address, functions_of, rewrite_env
 from protos.agent import agent_pb2, oci_pb2
-from pyshim.cdi import Cache, InvalidName
+from pyshim.cdi import Cache, ContainerEdits, InvalidName
 from pyshim.ttrpc import Code
+
+DEVICE = {"name": "0", "containerEdits": {"env": ["A=1"]}}
 
 
 def put_spec(agent: HostedAgent, kind: str, devices: dict[str, dict[str, Any]], name: str = "") -> None:
@@ -132,6 +136,29 @@ def test_a_node_that_the_guest_does_not_have_leaves_no_container(
     assert refused.value.code == Code.FAILED_PRECONDITION
     client.create(asking(hosted_agent, "true", ""), cid)
     client.remove(cid)
+
+
+@in_a_loop
+async def test_a_spec_that_comes_between_two_looks_is_found_by_the_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was missing and which kinds there are must be of one look: a driver may write its spec at any instant."""
+
+    class Overtaken(Cache):
+        def edits(self, names: Iterable[str]) -> ContainerEdits:
+            try:
+                return super().edits(names)
+            finally:
+                document = {"cdiVersion": "0.6.0", "kind": "v.org/a", "devices": [DEVICE]}
+                (tmp_path / "v.json").write_text(json.dumps(document))
+
+    monkeypatch.setattr(cdi, "Cache", Overtaken)
+    monkeypatch.setattr(cdi, "DIRECTORIES", (str(tmp_path),))
+    spec = oci_pb2.Spec(Annotations={"cdi.k8s.io/vfio1": "v.org/a=0"})
+
+    edits = await NamedDevices(timeout_s=100, reads_environment=False).wait_for_edits("c1", spec)
+
+    assert edits.env == ("A=1",)
 
 
 @in_a_loop
