@@ -96,7 +96,15 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
     record = SizingRecord(policy="sum", vcpus=sizes[0], memory_mib=sizes[1], warnings=())
     facts: Any = SimpleNamespace(cgroup_mode=CgroupMode.V2, systemd=systemd)
     cgroups = cgroup_plan(sandbox_id="s1", cgroups_path=path, config=config, host=facts)  # type: ignore[arg-type]
-    return SimpleNamespace(config=config, sandbox_id="s1", cgroups=cgroups, sizing=record, placement=None)
+    return SimpleNamespace(
+        config=config,
+        sandbox_id="s1",
+        cgroups=cgroups,
+        sizing=record,
+        placement=None,
+        vm=SimpleNamespace(numa=()),
+        numa_why="",
+    )
 
 
 def sandbox(path: str, vmm: Any, **runtime: Any) -> Any:
