@@ -68,7 +68,7 @@ class FakeRuntime:
                 container=getattr(message, "container", None),
             )
             method = "StateChange"
-        return await self._client.call(_PLUGIN, method, message.SerializeToString(), timeout_s=2)
+        return await self._client.call(_PLUGIN, method, message.SerializeToString(), timeout_s=60)
 
     async def accept(self, pods: Sequence[pb.PodSandbox] = (), containers: Sequence[pb.Container] = ()) -> int:
         """Registration, Configure and Synchronize; the events that the plugin wants."""
