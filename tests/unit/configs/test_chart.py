@@ -37,7 +37,7 @@ SETS: dict[str, list[str]] = {
     "own": [
         *("--set=image.digest=sha256:" + "a" * 64, "--set=node.startupTaint=", "--set=node.ownNodeOnly=false"),
         *("--set=monitor.enabled=true", "--set=monitor.podNames=false", "--set=node.maxUnavailable=10%"),
-        *("--set=webhook.enabled=true", "--set-string=webhook.options={--node-cpus,64}"),
+        *("--set=webhook.enabled=true", "--set=webhook.options={--node-cpus,64}"),
         *("--set=nri.enabled=true", "--set-string=nri.reservedCpus=0-1\\,16", "--set=nri.socket=/run/crio/nri/n.sock"),
         "--set-file=webhook.configurations.pykata=" + str(CONFIGS / "configuration-qemu.toml"),
     ],
@@ -265,6 +265,15 @@ def test_one_reserved_cpu_is_a_number_to_helm_and_options_are_the_plugins(progra
 
     arguments = spec["spec"]["template"]["spec"]["containers"][0]["args"]
     assert arguments[3:] == ["--reserved=0", "--handler=pykata", "--rdt-class=shared=gold"]
+
+
+def test_options_with_numbers_are_the_webhooks_words(program: str, tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("webhook: {enabled: true, options: [--node-cpus, 64, --node-memory, 4194304]}")
+    made = of(rendered(program, f"--values={values}"), "Deployment", "pyshim-webhook")
+
+    arguments = made["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert arguments[-4:] == ["--node-cpus", "64", "--node-memory", "4194304"]
 
 
 def test_the_webhook_is_the_one_that_pyshim_prints(program: str) -> None:
