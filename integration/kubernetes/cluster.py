@@ -428,6 +428,8 @@ def _api_server() -> list[str]:
         f"--service-account-key-file={GROUND}/sa.pub",
         f"--service-account-signing-key-file={GROUND}/sa.key",
         "--allow-privileged=true",
+        # A webhook behind a Service is called at its pods: there is no kube-proxy.
+        "--enable-aggregator-routing=true",
     ]
 
 

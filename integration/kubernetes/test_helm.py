@@ -33,6 +33,7 @@ NAMESPACE = "pyshim-system"
 SLEEP = "exec sleep 100000"
 WITHIN_S = 600.0
 """An installation makes virtual environments and runs two test pods."""
+_PODS = "/api/v1/namespaces/default/pods"
 _INSTANCE = "labelSelector=app.kubernetes.io/instance=pyshim"
 _KINDS = (
     *("/api/v1/pods", "/api/v1/configmaps", "/api/v1/secrets", "/api/v1/serviceaccounts", "/api/v1/services"),
@@ -40,6 +41,8 @@ _KINDS = (
     *("/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"),
     *("/apis/node.k8s.io/v1/runtimeclasses", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"),
     "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
 )
 
 
@@ -253,6 +256,56 @@ def test_the_plugin_of_the_chart_places_vms(kube: Cluster, images: None) -> None
     until(kube, lambda: all_of_the_release(kube) == [], "nothing is in the cluster")
     kube.remove_ended_sandboxes()
     assert not Path("/run/pyshim/nri.sock").exists()
+
+
+@pytest.mark.timeout(2400)
+def test_the_api_server_calls_the_webhook_of_the_chart(kube: Cluster, images: None) -> None:
+    """At the pods of its Deployment, by the Service and with the certificate that the chart made."""
+    release, before = Release(), everything()
+    words = ("--set=removal.timeout=550", "--set=webhook.enabled=true")
+    denied = manifest("denied", container("true"), hostNetwork=True)
+    asks = {"requests": {"cpu": "500m", "memory": "700Mi"}}
+    sized = manifest("sized", container("true", resources=asks))
+
+    release.run("install", image.FIRST, "--create-namespace", *words)
+    until(kube, lambda: is_ready(kube) and webhook_has(kube, 2), "node and webhook are ready")
+    until(kube, lambda: "hostNetwork" in refusal(kube, denied), "the webhook is called")
+    made = kube.call("POST", f"{_PODS}?dryRun=All", sized)["metadata"]["annotations"]
+    assert int(made["io.katacontainers.config.hypervisor.default_memory"]) >= 700
+
+    certificate = certificate_of(kube)
+    release.run("upgrade", image.FIRST, *words, "--set=webhook.replicas=1", "--set=webhook.options={--node-cpus,64}")
+    until(kube, lambda: webhook_has(kube, 1), "the upgrade of the webhook is there")
+    assert certificate_of(kube) == certificate, "authority and certificate stay a pair"
+    assert "hostNetwork" in refusal(kube, denied)
+
+    ended(release.start("uninstall", "--timeout=10m"))
+    until(kube, lambda: all_of_the_release(kube) == [], "nothing is in the cluster")
+    kube.remove_ended_sandboxes()
+    assert everything() == before
+    assert "hostNetwork" not in refusal(kube, denied), "nobody calls it any more"
+
+
+def refusal(kube: Cluster, pod: dict[str, Any]) -> str:
+    """Why the API server would not take the pod; empty when it would."""
+    try:
+        kube.call("POST", f"{_PODS}?dryRun=All", pod)
+    except Refused as error:
+        return str(error)
+    return ""
+
+
+def certificate_of(kube: Cluster) -> dict[str, str]:
+    found: dict[str, str] = kube.call("GET", f"/api/v1/namespaces/{NAMESPACE}/secrets/pyshim-webhook")["data"]
+    return found
+
+
+def webhook_has(kube: Cluster, replicas: int) -> bool:
+    """So many pods of the Deployment's newest form, ready, and none beside them."""
+    found = kube.call("GET", f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/pyshim-webhook")
+    counts = [found["status"].get(name) for name in ("replicas", "updatedReplicas", "readyReplicas")]
+    seen = found["status"].get("observedGeneration")
+    return bool(seen == found["metadata"]["generation"] and counts == [replicas] * 3)
 
 
 def plugins(kube: Cluster) -> set[str]:
