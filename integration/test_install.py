@@ -20,10 +20,10 @@ import pytest
 from bench import stubs
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
-from pyshim.node import runtime as installed
-from pyshim.node.in_cluster.host import Host
-from pyshim.node.in_cluster.payload import install
-from pyshim.node.release import Sources
+from pyshim.node.install import runtime as installed
+from pyshim.node.install.in_cluster.host import Host
+from pyshim.node.install.in_cluster.payload import install
+from pyshim.node.install.release import Sources
 
 from .framework import images, releases, wheels
 from .framework.bare_node import CONFIG, BareNode, everything, layouts

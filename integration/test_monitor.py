@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyshim.cli.monitor_client import exchange, monitor_socket
+from pyshim.node.cli.monitor_client import exchange, monitor_socket
 
 STATE_DIR = "/run/vc/sbs"
 

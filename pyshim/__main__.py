@@ -1,6 +1,6 @@
 """Both programs of the package: the shim that containerd calls (`main`) and the operator's command `pyshim`.
 
-`main` is entered by the launcher script (see operator/launcher.py) under `python -I -S`. It imports what an action
+`main` is entered by the launcher (pyshim/node/install/launcher.py) under `python -I -S`. It imports what an action
 needs once it knows the action: every container waits for `start`, which needs a tenth of what `serve` does.
 """
 
@@ -10,9 +10,18 @@ import sys
 from pyshim.start.argv import Invocation, parse
 from pyshim.start.errors import BootstrapError, os_failure
 
+TYPE_CHECKING = False  # `typing` itself would cost `start` more than it needs in all
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def main(words: list[str] | None = None, *, launcher: str = "") -> int:
-    """The exit code of the shim called with `words` (default: the command line) through the script `launcher`."""
+    from pyshim.serve import Faults
+
+
+def main(words: list[str] | None = None, *, launcher: str = "", faults: "Callable[[], Faults] | None" = None) -> int:
+    """The exit code of the shim called with `words` (default: the command line) through the script `launcher`.
+
+    `faults` makes what a test puts around the daemon's neighbours.
+    """
     launcher = launcher or sys.argv[0]
     try:
         call = parse(sys.argv[1:] if words is None else words)
@@ -34,7 +43,7 @@ def main(words: list[str] | None = None, *, launcher: str = "") -> int:
 
             return delete.main(call)
         if call.action == "serve":
-            return _serve(call, made_by="exec")
+            return _serve(call, made_by="exec", faults=faults() if faults else None)
         if call.action == "zygote":
             return _zygote(call)
         raise BootstrapError(f"run action {call.action!r}: expected start, delete, serve or zygote")
@@ -43,7 +52,7 @@ def main(words: list[str] | None = None, *, launcher: str = "") -> int:
         return 1
 
 
-def _serve(call: Invocation, *, made_by: str) -> int:
+def _serve(call: Invocation, *, made_by: str, faults: "Faults | None" = None) -> int:
     import gc
 
     gc.disable()  # the imports make next to no garbage, and collections would take 5 % of their CPU
@@ -63,7 +72,7 @@ def _serve(call: Invocation, *, made_by: str) -> int:
         bundle=HostPath(call.bundle),
         debug=call.debug,
     )
-    return serve(LISTENING_FD, identity, made_by=made_by, reason=call.executed_because)
+    return serve(LISTENING_FD, identity, made_by=made_by, reason=call.executed_because, faults=faults)
 
 
 def _zygote(call: Invocation) -> int:
@@ -86,7 +95,7 @@ def _zygote(call: Invocation) -> int:
 
 def operator_main(words: list[str] | None = None) -> int:
     """The exit code of the `pyshim` command."""
-    from pyshim.cli.command import run
+    from pyshim.node.cli.command import run
 
     return run(sys.argv[1:] if words is None else words)
 

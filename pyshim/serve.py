@@ -13,12 +13,13 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hypervisors.base import Hypervisor
 from hypervisors.qemu.vm import QemuVm
 from hypervisors.remote.vm import RemoteVm
 from pyshim import log as shim_log
+from pyshim.agent.client import Wire
 from pyshim.agent.connect import Connector
 from pyshim.cleanup.leftovers import undo_remains
 from pyshim.cleanup.release import release
@@ -62,10 +63,9 @@ from pyshim.state.schema import ShimRecord
 from pyshim.state.store import REGISTER, StateStore
 from pyshim.task.publisher import EventPublisher
 from pyshim.task.service import TaskService
-from pyshim.ttrpc import Server
+from pyshim.ttrpc import Client, Server
 
 if TYPE_CHECKING:
-    from pyshim.failpoints.wrapping import Faults
     from pyshim.tracing.exporter import SpanExporter
 
 log = logging.getLogger("pyshim.serve")
@@ -82,7 +82,19 @@ FORGOTTEN_S = 600.0
 between `start` and Create connects when it comes back, and may then forget the sandbox and keep the connection."""
 
 
-def serve(listening_fd: int, identity: Identity, *, made_by: str, reason: str = "") -> int:
+class Faults(Protocol):
+    """What a test puts between the pod and its neighbours (tests/failpoints)."""
+
+    def children(self, children: Children) -> Children: ...
+
+    def wire(self, client: Client) -> Wire: ...
+
+    def environment(self, environment: Environment) -> Environment: ...
+
+
+def serve(
+    listening_fd: int, identity: Identity, *, made_by: str, reason: str = "", faults: Faults | None = None
+) -> int:
     """The exit code, once every task is gone and containerd has been told: 0.
 
     The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process.
@@ -91,7 +103,7 @@ def serve(listening_fd: int, identity: Identity, *, made_by: str, reason: str = 
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     listener = socket.socket(fileno=listening_fd)
     os.set_inheritable(listening_fd, False)
-    asyncio.run(_Daemon(identity, made_by=made_by, reason=reason).run(listener))
+    asyncio.run(_Daemon(identity, made_by=made_by, reason=reason, faults=faults).run(listener))
     return 0
 
 
@@ -113,8 +125,9 @@ def _booted(config: Config) -> tuple[str, ...]:
 
 
 class _Daemon:
-    def __init__(self, identity: Identity, *, made_by: str, reason: str = "") -> None:
+    def __init__(self, identity: Identity, *, made_by: str, reason: str = "", faults: Faults | None = None) -> None:
         self._identity = identity
+        self._faults = faults
         self._origin = {"made_by": made_by} | ({"reason": reason} if reason else {})
         self._children = Children()
         self._facts: HostFacts | None = None
@@ -185,7 +198,7 @@ class _Daemon:
         log.info("shim ended", extra={"pid": os.getpid()})
 
     def _environment(self, publisher: EventPublisher, socket_path: str) -> Environment:
-        faults = faults_of(os.environ)
+        faults = self._faults
         children = self._children if faults is None else faults.children(self._children)
 
         def lost(vm_id: str) -> None:
@@ -289,7 +302,7 @@ def _random_uuid() -> str:
         return file.read().strip()
 
 
-def agent_connector(config: Config, faults: "Faults | None", calls: Durations) -> Connector:
+def agent_connector(config: Config, faults: Faults | None, calls: Durations) -> Connector:
     """Who reaches the agents of sandboxes with this configuration."""
     return Connector(
         request_timeout_s=config.agent.request_timeout_s,
@@ -313,15 +326,6 @@ def exporter_of(
     except Exception as error:  # an installation that was replaced meanwhile: whatever it meets, the pod starts
         log.warning("spans are not exported", extra={"error": f"{type(error).__name__}: {error}"})
         return None
-
-
-def faults_of(environ: Mapping[str, str]) -> "Faults | None":
-    """The faults a test asked for; in production None, and nothing of them is even imported."""
-    if not environ.get("PYSHIM_FAILPOINTS"):
-        return None
-    from pyshim.failpoints.wrapping import Faults
-
-    return Faults(environ)
 
 
 def refuse_living_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimRecord) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pyshim.ttrpc import TtrpcError
+from tests.failpoints.shim import write_launcher
 
 from . import oci, processes
 from .direct import DirectShim, StartFailed, direct_shim
@@ -139,6 +140,13 @@ class FaultyPod:
         eventually(look, what=lambda: f"{self.name} is gone; left: {left}", every_s=0.1)
 
 
+def _faulty_binaries(binaries: Path, runtime: Runtime, directory: Path) -> Path:
+    """A directory with the launcher of a shim that meets faults."""
+    directory.mkdir(parents=True)
+    write_launcher(str(binaries / runtime.binary), str(directory / runtime.binary))
+    return directory
+
+
 @contextlib.contextmanager
 def faulty_pod(
     runtime: Runtime,
@@ -171,5 +179,8 @@ def faulty_pod(
         shim = stack.enter_context(direct_shim(runtime, binaries, name, ground / name, specs[name]))
         if faults:
             shim.environment["PYSHIM_FAILPOINTS"] = faults
+            shim.environment["PATH"] = (
+                f"{_faulty_binaries(binaries, runtime, ground / name / 'bin')}:{os.environ['PATH']}"
+            )
         other = stack.enter_context(direct_shim(runtime, binaries, app, ground / app, specs[app]))
         yield FaultyPod(name=name, shim=shim, app_shim=other, network=network)

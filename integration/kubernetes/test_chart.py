@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from integration.framework.waiting import eventually
-from pyshim.node.in_cluster.api import Access
+from pyshim.node.install.in_cluster.api import Access
 from tests.fakes.api_server import FakeApiServer
 from tests.unit.configs.test_chart import SETS
-from tests.unit.node import test_node_agent as played
+from tests.unit.node.install import test_node_agent as played
 
 from . import helm
 from .cluster import ADDRESS, GROUND, NODE, SERVER, TOKEN, Cluster

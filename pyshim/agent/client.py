@@ -90,7 +90,7 @@ _ERRORS: dict[int, type[ShimError]] = {
 
 
 class Wire(Protocol):
-    """The connection to the agent: a `ttrpc.Client`, or one with failpoints around it."""
+    """The connection to the agent: a `ttrpc.Client`, or one that a test put around it."""
 
     @property
     def close_error(self) -> Exception | None: ...

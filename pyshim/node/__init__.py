@@ -1,7 +1,4 @@
-"""pyshim on a node: what `pyshim install` writes, how it is undone, and whether it works.
+"""What runs on a node beside shims: the operator's command, the installer, the webhook, the NRI plugin, the monitor.
 
-`plan.py` decides from values which files there will be (with `drop_ins.py` for containerd and CRI-O and `blocks.py` for
-files that are not ours); `apply.py` writes them, or nothing; `release.py` makes the code and the guest that they name;
-`containerd_config.py` reads containerd's configuration; `runtime.py` asks and restarts containerd. Read
-`plan.py` first. Nothing here runs on the way of a pod.
+These rooms import the shim's; no shim imports them. Read `cli/command.py` first: it lists the verbs.
 """

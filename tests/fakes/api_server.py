@@ -13,8 +13,8 @@ from typing import Any
 
 from aiohttp import web
 
-from pyshim.kubernetes.webhook.self_signed import self_signed
-from pyshim.node.in_cluster.api import Access
+from pyshim.node.install.in_cluster.api import Access
+from pyshim.node.webhook.self_signed import self_signed
 
 TOKEN = "of-the-service-account"
 

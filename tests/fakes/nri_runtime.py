@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protos.nri import v1alpha1_pb2 as pb
-from pyshim.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
+from pyshim.node.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
 from pyshim.ttrpc import CallContext, Client, Code, Server, TtrpcError
 
 _PLUGIN, _RUNTIME = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.v1alpha1.Runtime"

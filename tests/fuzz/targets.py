@@ -30,9 +30,6 @@ from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
 from pyshim.config.sources import read_source
 from pyshim.instances import InvalidTable, read_table
-from pyshim.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
-from pyshim.kubernetes.quantity import quantity
-from pyshim.kubernetes.webhook.review import Action, answer
 from pyshim.model import oci
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
@@ -45,11 +42,14 @@ from pyshim.model.trace import spans_from_json
 from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import GUEST_PREFIXES, resize_request
 from pyshim.monitor.guest_text import judged_text
-from pyshim.nri import translate as nri_translate
-from pyshim.nri.description import read_description
-from pyshim.nri.mux import FrameReader, MuxError
-from pyshim.nri.placement import Assignments
-from pyshim.nri.pods import Pods
+from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
+from pyshim.node.kubernetes.quantity import quantity
+from pyshim.node.nri import translate as nri_translate
+from pyshim.node.nri.description import read_description
+from pyshim.node.nri.mux import FrameReader, MuxError
+from pyshim.node.nri.placement import Assignments
+from pyshim.node.nri.pods import Pods
+from pyshim.node.webhook.review import Action, answer
 from pyshim.pod.plan.guest_spec import guest_spec
 from pyshim.pod.plan.verity import root_device
 from pyshim.resources.confidential.plan import initdata
@@ -72,7 +72,7 @@ from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.messages import MalformedMessage, decode_request, decode_response
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.qmp_peer import QmpPeer
-from tests.unit.kubernetes.webhook.reviews import pod_class
+from tests.unit.node.webhook.reviews import pod_class
 
 CORPUS = Path(__file__).with_name("corpus")
 _HYPERVISOR = "io.katacontainers.config.hypervisor."

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from pyshim.cli.command import SUBCOMMANDS
+from pyshim.node.cli.command import SUBCOMMANDS
 
 from .project_files import ROOT, python_files, shown, text
 

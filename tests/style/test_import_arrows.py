@@ -26,7 +26,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.start": (),
     "pyshim.task": ("pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.monitor": ("pyshim.host", "pyshim.model"),
-    "pyshim.node_monitor": ("pyshim.monitor", "pyshim.model", "protos"),
+    "pyshim.node.monitor": ("pyshim.monitor", "pyshim.model", "protos"),
     "pyshim.pod": ("pyshim.resources", "pyshim.concurrency", "pyshim.model", "hypervisors.base"),
     "pyshim.resources": (
         "pyshim.host",
@@ -46,21 +46,21 @@ ARROWS: dict[str, tuple[str, ...]] = {
     ),
     "pyshim.config": ("pyshim.host", "pyshim.model"),
     "pyshim.model": (),
-    "pyshim.kubernetes": ("pyshim.resources", "pyshim.config", "pyshim.model"),
-    "pyshim.nri": (*("pyshim.state", "pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),),
-    "pyshim.node": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),
+    "pyshim.node": (),
+    "pyshim.node.kubernetes": ("pyshim.resources", "pyshim.config", "pyshim.model"),
+    "pyshim.node.webhook": ("pyshim.node.kubernetes", "pyshim.resources", "pyshim.config", "pyshim.model"),
+    "pyshim.node.nri": ("pyshim.state", "pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),
+    "pyshim.node.install": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),
     "pyshim.tracing": ("pyshim.host", "pyshim.model"),
-    "pyshim.cli": (
-        *("pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.kubernetes", "pyshim.pod", "pyshim.resources"),
-        *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.instances", "pyshim.node"),
-        *("pyshim.node_monitor", "pyshim.nri", "pyshim.tracing", "pyshim.log", "hypervisors.qemu"),
+    "pyshim.node.cli": (
+        *("pyshim.node", "pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.pod", "pyshim.resources"),
+        *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.instances", "pyshim.tracing"),
+        *("pyshim.log", "hypervisors.qemu"),
     ),
     # Libraries of their own.
     "pyshim.ttrpc": (),
     "pyshim.cdi": (),
     "pyshim.instances": (),
-    # Wraps the seams in points where things go wrong; only `serve` loads it, when a test asks for faults.
-    "pyshim.failpoints": ("pyshim.pod", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "hypervisors.base"),
     "hypervisors": (),
     "hypervisors.base": ("pyshim.model",),
     "hypervisors.qemu": ("hypervisors.base", "pyshim.host", "pyshim.concurrency", "pyshim.model"),
@@ -93,15 +93,15 @@ _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "be
 # Protobuf types end at these edges; inside, everything is model.
 _PROTOBUF_EDGES = (
     *("pyshim/task/", "pyshim/agent/", "pyshim/resources/devices/host/kubelet.py", "hypervisors/remote/service.py"),
-    "pyshim/node/cri.py",
-    "pyshim/node_monitor/names.py",
+    "pyshim/node/install/cri.py",
+    "pyshim/node/monitor/names.py",
     "pyshim/tracing/request.py",
-    "pyshim/nri/translate.py",
+    "pyshim/node/nri/translate.py",
     "protos/",
 )
 # Files of these names decide and touch nothing: they take values and return values.
 _PURE_NAMES = ("plan",)
-_PURE = ("pyshim.model", "pyshim.nri.placement", "hypervisors.qemu.cmdline", "pyshim.ttrpc.framing")
+_PURE = ("pyshim.model", "pyshim.node.nri.placement", "hypervisors.qemu.cmdline", "pyshim.ttrpc.framing")
 _IMPURE_LIBRARIES = ("asyncio", "os", "socket", "subprocess", "time", "random")
 
 
@@ -174,6 +174,19 @@ def test_imports_follow_the_arrows() -> None:
     broken = [line for path in _sources("pyshim", "hypervisors", "protos", "guest") for line in broken_arrows(path)]
 
     assert broken == []
+
+
+def test_no_shim_imports_what_runs_beside_it() -> None:
+    """`__main__` alone does: it is the entry of both programs."""
+    strays = [
+        f"{shown(path)}:{wanted.line}: {wanted.module}"
+        for path in _sources("pyshim", "hypervisors", "guest")
+        if not _within(module_name(path), "pyshim.node") and module_name(path) != "pyshim.__main__"
+        for wanted in imports_of(path)
+        if _within(wanted.module, "pyshim.node")
+    ]
+
+    assert strays == []
 
 
 def test_rooms_that_must_be_small_use_the_standard_library_and_what_is_listed() -> None:

@@ -26,7 +26,7 @@ HEAVY = (
 )
 """Each takes tens of milliseconds or megabytes, and is for few pods, or for a child that answers one question."""
 OURS = ("pyshim.", "hypervisors.", "protos.")
-NOT_OF_A_POD = ("pyshim.failpoints", "pyshim.tracing")
+NOT_OF_A_POD = ("tests.failpoints", "pyshim.tracing")
 """Only tests ask for the one, only `enable_tracing` for the other: at Create, and a failure is a line in the log."""
 
 
@@ -50,7 +50,7 @@ def test_serve_does_not_import(loaded: frozenset[str], name: str) -> None:
 def test_neither_the_zygote_nor_delete_imports_what_is_for_operators() -> None:
     loaded = _loaded_by("pyshim.__main__, pyshim.zygote.server, pyshim.zygote.code, pyshim.cleanup.delete")
 
-    assert {name for name in loaded if name.startswith(("click", "rich", "pyshim.cli"))} == set()
+    assert {name for name in loaded if name.startswith(("click", "rich", "pyshim.node.cli"))} == set()
 
 
 def test_the_list_was_asked_of_the_right_program(loaded: frozenset[str]) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cli.config_reference import commented_toml, markdown
 from pyshim.config.catalogue import KEYS
 from pyshim.config.effective import Level
 from pyshim.config.keys import Table, Verdict
 from pyshim.config.load import build_config, load_config
 from pyshim.config.sources import Source
+from pyshim.node.cli.config_reference import commented_toml, markdown
 
 from .documents import examined, options
 

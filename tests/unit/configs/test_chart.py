@@ -14,13 +14,13 @@ import yaml
 
 from integration.kubernetes import helm
 from pyshim import __version__
-from pyshim.cli import monitor, node_agent, nri, webhook
-from pyshim.cli.command import run
-from pyshim.kubernetes.webhook.manifests import InCluster, manifests
-from pyshim.kubernetes.webhook.self_signed import SelfSigned
 from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
-from pyshim.node.drop_ins import HANDLERS
-from pyshim.node.in_cluster.plan import handler_label
+from pyshim.node.cli import monitor, node_agent, nri, webhook
+from pyshim.node.cli.command import run
+from pyshim.node.install.drop_ins import HANDLERS
+from pyshim.node.install.in_cluster.plan import handler_label
+from pyshim.node.webhook.manifests import InCluster, manifests
+from pyshim.node.webhook.self_signed import SelfSigned
 from pyshim.state import store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"

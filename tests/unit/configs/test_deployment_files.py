@@ -16,7 +16,7 @@ import yaml
 
 from integration.framework.containerd import DEBIAN
 from pyshim.__main__ import operator_main
-from pyshim.cli.command import PYSHIM
+from pyshim.node.cli.command import PYSHIM
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 SECTIONS = {

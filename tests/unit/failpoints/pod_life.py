@@ -11,8 +11,6 @@ from pyshim.agent.connect import Connector
 from pyshim.concurrency.deadlines import CHANGE_S, within_s
 from pyshim.config.load import build_config
 from pyshim.config.sources import Source
-from pyshim.failpoints.points import Failpoints, Fault
-from pyshim.failpoints.wrapping import AgentWire, with_points
 from pyshim.model import machine as topology
 from pyshim.model.agent_address import AgentAddress
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion
@@ -23,12 +21,14 @@ from pyshim.model.ledger import Ledger
 from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.model.units import MIB
-from pyshim.nri.description import machine
+from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.ttrpc import Client
+from tests.failpoints.points import Failpoints, Fault
+from tests.failpoints.wrapping import AgentWire, with_points
 from tests.fakes.agent import FakeAgent
 from tests.fakes.deadlines import deadlines_of
 from tests.fakes.host import FakeMonitor, FakePublisher

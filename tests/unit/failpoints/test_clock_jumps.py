@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from pyshim.cli.trace import as_otlp, as_svg, as_text
 from pyshim.model.events import TaskExited
+from pyshim.node.cli.trace import as_otlp, as_svg, as_text
 from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import PodLife
 

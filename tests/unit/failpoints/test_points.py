@@ -14,10 +14,10 @@ from protos.agent import agent_pb2
 from pyshim.agent import client
 from pyshim.concurrency.deadlines import within_s
 from pyshim.concurrency.undo import Undo
-from pyshim.failpoints.points import AGENT_CALLS, Action, Failpoints, Fault, parse, points, steps
-from pyshim.failpoints.wrapping import seam
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from tests.failpoints.points import AGENT_CALLS, Action, Failpoints, Fault, parse, points, steps
+from tests.failpoints.wrapping import seam
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.ledger import FakeLedger
 
@@ -56,7 +56,7 @@ def test_what_is_no_fault_is_refused_by_name(text: str, cause: str) -> None:
 
 
 def test_the_command_lists_every_point() -> None:
-    command = (sys.executable, "-m", "pyshim.failpoints")
+    command = (sys.executable, "-m", "tests.failpoints")
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.split()
 
     assert tuple(listed) == points()
@@ -157,7 +157,7 @@ def test_intents_written_at_once_pass_the_points_of_each_of_their_kinds_once(poi
 
 def test_kill_is_kill_9() -> None:
     program = (
-        "import asyncio; from pyshim.failpoints.points import Failpoints, parse; "
+        "import asyncio; from tests.failpoints.points import Failpoints, parse; "
         "faults = Failpoints(parse('hypervisor.start:before=kill')); "
         "asyncio.run(faults.reach('hypervisor.start:before')); print('alive')"
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pyshim.failpoints.points import Action, Fault, steps
+from tests.failpoints.points import Action, Fault, steps
 from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import PodLife
 

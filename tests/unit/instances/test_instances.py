@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyshim.cli.command import run
 from pyshim.instances import InstanceType, InvalidTable, Need, NoInstance, need_of, read_table, select
 from pyshim.instances.need import PREFIX
+from pyshim.node.cli.command import run
 
 
 def kind(name: str, vcpus: int, gib: int, gpus: int = 0, model: str = "", price: str = "") -> InstanceType:

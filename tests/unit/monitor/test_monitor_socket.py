@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cli.direct_volume import add, ask
-from pyshim.cli.monitor_client import exchange
 from pyshim.model.errors import FailedPrecondition
+from pyshim.node.cli.direct_volume import add, ask
+from pyshim.node.cli.monitor_client import exchange
 from tests.unit.monitor.monitored import FakePod, said, served
 
 

@@ -15,8 +15,8 @@ from pyshim.model.durations import Durations
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.guest_text import judged
 from pyshim.monitor.socket import MonitorSocket
-from pyshim.node_monitor.names import NO_NAME
-from pyshim.node_monitor.scrape import Scrapes
+from pyshim.node.monitor.names import NO_NAME
+from pyshim.node.monitor.scrape import Scrapes
 from tests.unit.monitor.monitored import FakePod
 
 ROOT = Path(__file__).parents[3]

@@ -20,7 +20,7 @@ from pyshim.model.seams import Records
 from pyshim.model.task import CreateTask, ExecTask, Identity, RootfsMount, Stdio
 from pyshim.model.trace import NO_PARENT, Span, Trace
 from pyshim.model.vm import Device, GuestLocation
-from pyshim.nri.description import machine
+from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.resources.devices.live import no_devices

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
 from pyshim.model.machine import MachineError
 from pyshim.model.placement import Need, Placement
-from pyshim.nri.description import Description, machine
+from pyshim.node.nri.description import Description, machine
 from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
 
 _SOCKET = "/run/pyshim/nri.sock"

@@ -11,13 +11,13 @@ import pytest
 from hypervisors.remote.vm import RemoteVm
 from pyshim.cleanup.lost_vms import lost_vms
 from pyshim.cleanup.release import release, release_all
-from pyshim.failpoints.points import Action, Failpoints, Fault
-from pyshim.failpoints.wrapping import seam
 from pyshim.model.errors import ShimError, Unimplemented
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.task import Status
 from pyshim.ttrpc import Code
+from tests.failpoints.points import Action, Failpoints, Fault
+from tests.failpoints.wrapping import seam
 from tests.fakes.remote_service import Call, FakeRemoteService
 
 from .conftest import Stack, until

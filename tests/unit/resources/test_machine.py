@@ -8,7 +8,7 @@ import pytest
 from pyshim.model.cpusets import cpuset_text
 from pyshim.model.machine import Machine, MachineError
 from pyshim.model.units import MIB
-from pyshim.nri.description import Description, machine
+from pyshim.node.nri.description import Description, machine
 from pyshim.resources.machine import machine_of, read_machine
 from tests.fakes.machines import ALL, SOME_OFFLINE, TWO_SOCKETS, with_device_memory
 

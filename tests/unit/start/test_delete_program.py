@@ -16,9 +16,9 @@ import pytest
 from delete_node import DEADLINE_S, SANDBOX, Node, directory, running
 
 from protos.containerd.task_v2_pb2 import DeleteResponse
-from pyshim.cli.launcher import import_paths
 from pyshim.host.fds import OwnedFd
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.node.cli.launcher import import_paths
 from tests.unit.state.states import container
 
 pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or not it is mounted

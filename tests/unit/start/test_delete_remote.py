@@ -16,13 +16,13 @@ from pyshim.cleanup import orphans
 from pyshim.cleanup.conventions import Places
 from pyshim.cleanup.leftovers import undo_remains
 from pyshim.cleanup.remote_vms import MARGIN_S, hold_s
-from pyshim.cli import cleanup
-from pyshim.cli.launcher import import_paths
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import NotFound
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import RemoteVmState, remote_vm_entry
+from pyshim.node.cli import cleanup
+from pyshim.node.cli.launcher import import_paths
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.fakes.remote_service import FakeRemoteService, when

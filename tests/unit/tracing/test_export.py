@@ -22,10 +22,10 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from pyshim.cli.trace import as_otlp
 from pyshim.host.processes.children import Children
-from pyshim.kubernetes.webhook.self_signed import self_signed
 from pyshim.model.trace import NO_PARENT, Span, Trace, mark, span
+from pyshim.node.cli.trace import as_otlp
+from pyshim.node.webhook.self_signed import self_signed
 from pyshim.tracing import child, exporter
 from pyshim.tracing.exporter import SpanExporter, export, traces_url
 

@@ -2,7 +2,7 @@
 
 No file is read here and nothing is rounded before the last step. `static.py` is the place to start: policies and
 limits. `workload.py` says what a pod asks for, `record.py` is what is kept of the decision, `capacity.py` compares it
-with the host, `resize.py` decides changes of a running VM. Kubernetes' own arithmetic is in `pyshim/kubernetes`.
+with the host, `resize.py` decides changes of a running VM. Kubernetes' own arithmetic is in `pyshim/node/kubernetes`.
 """
 
 from pyshim.resources.sizing.plan.capacity import capacity_check

@@ -1,0 +1,135 @@
+"""`pyshim cdi list|validate|resolve`: the devices that specs of this node define, and what they do to a container."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from pyshim.cdi import (
+    DEFAULT_DIRECTORIES,
+    Cache,
+    CdiError,
+    as_json,
+    is_qualified_name,
+    minimum_version,
+    read_spec,
+)
+from pyshim.cdi.version import is_older, plain_version
+from pyshim.model.errors import InvalidArgument, NotFound
+from pyshim.node.cli.output import examples, json_option, print_json
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _directory_option(command: _Command) -> _Command:
+    option = click.option(
+        "--directory",
+        "directories",
+        multiple=True,
+        metavar="DIR",
+        help=f"Repeatable, a later one wins; default: {' '.join(DEFAULT_DIRECTORIES)}.",
+    )
+    return option(command)
+
+
+@click.group(epilog=examples("pyshim cdi list", "pyshim cdi resolve vendor.com/gpu=0 --oci config.json"))
+def command() -> None:
+    """List, judge and resolve the devices of this node's CDI specs."""
+
+
+@command.command("list")
+@_directory_option
+@json_option
+def show(directories: tuple[str, ...], as_json: bool) -> int:
+    """Every device, and what is wrong with specs; exit 1 for the latter."""
+    cache = Cache(directories or DEFAULT_DIRECTORIES)
+    devices = cache.devices()
+    if as_json:
+        print_json([{"name": found.name, "file": found.path} for found in devices])
+    elif devices:
+        width = max(len(found.name) for found in devices)
+        print("\n".join(f"{found.name:<{width}}  {found.path}" for found in devices))
+    return _tell(cache)
+
+
+def _tell(cache: Cache) -> int:
+    errors = list(dict.fromkeys(str(error) for found in cache.errors().values() for error in found))
+    for error in errors:
+        print(f"pyshim: {error}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+@command.command()
+@click.argument("files", metavar="[FILE]...", nargs=-1)
+@_directory_option
+@json_option
+def validate(files: tuple[str, ...], directories: tuple[str, ...], as_json: bool) -> int:
+    """Judge spec files, or all in the directories; exit 1 for errors."""
+    found: list[tuple[str, Any]] = []
+    failed = 0
+    if not files:
+        cache = Cache(directories or DEFAULT_DIRECTORIES)
+        found = sorted(cache.specs().items())
+    for path in files:
+        try:
+            found.append((path, read_spec(path)))
+        except CdiError as error:
+            failed = 1
+            print(f"pyshim: {error}", file=sys.stderr)
+    if as_json:
+        print_json([_as_document(path, spec) for path, spec in found])
+    else:
+        for path, spec in found:
+            print(_verdict(path, spec))
+    return failed if files else _tell(cache)
+
+
+def _verdict(path: str, spec: Any) -> str:
+    needed = minimum_version(spec)
+    count = f"{len(spec.devices)} device{'s' if len(spec.devices) != 1 else ''}"
+    spare = f", {needed} would do" if is_older(needed, plain_version(spec.cdi_version)) else ""
+    return f"{path}: {spec.kind}, {count}, version {spec.cdi_version}{spare}"
+
+
+def _as_document(path: str, spec: Any) -> dict[str, object]:
+    return {
+        "file": path,
+        "kind": spec.kind,
+        "devices": len(spec.devices),
+        "version": spec.cdi_version,
+        "needed_version": minimum_version(spec),
+    }
+
+
+@command.command()
+@click.argument("devices", metavar="VENDOR/CLASS=NAME...", nargs=-1, required=True)
+@click.option("--oci", metavar="CONFIG.json", help="Print this OCI spec with the devices injected instead.")
+@_directory_option
+@click.option("--json", "_as_json", is_flag=True, help="As without it: JSON.")
+def resolve(devices: tuple[str, ...], oci: str | None, directories: tuple[str, ...], _as_json: bool) -> int:
+    """What devices do to a container, as containerEdits."""
+    cache = Cache(directories or DEFAULT_DIRECTORIES)
+    try:
+        if not oci:
+            print_json(as_json(cache.edits(devices)))
+            return 0
+        document = _oci_spec(oci)
+        cache.inject(document, devices)
+    except CdiError as error:
+        wrong = [name for name in devices if not is_qualified_name(name)]
+        raise (InvalidArgument if wrong else NotFound)(str(error)) from error
+    print_json(document)
+    return 0
+
+
+def _oci_spec(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        try:
+            document = json.load(file)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"read spec '{path}': not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"read spec '{path}': the document is not an object")
+    return document

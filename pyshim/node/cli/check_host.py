@@ -1,0 +1,214 @@
+"""What `pyshim check` reads of a host: files below `root`, and the answers of programs. It decides nothing.
+
+`root` is empty for this host; tests give it the tree of a host that they have made up.
+"""
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+
+from pyshim.host.fds import open_error
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition
+from pyshim.model.host_facts import HostFacts
+from pyshim.node.install.containerd_config import merged, runtimes_in, snapshotter_in, table_at
+from pyshim.node.install.runtime import CONFIG as CONTAINERD_CONFIG
+from pyshim.node.install.runtime import SOCKET as CONTAINERD_SOCKET
+from pyshim.resources.probe import create_kvm_vm, probe_host
+from pyshim.start.info import BINARY, RUNTIME
+
+MODULES = ("kvm", "vhost_net", "vhost_vsock", "tun", "sch_ingress", "cls_u32", "act_mirred")
+"""Modules that a pod's VM and network use. Each may be part of the kernel instead."""
+_SHIM_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""systemd's default PATH, on which containerd looks for shims. Source: systemd.exec(5)."""
+_PROGRAM_TIMEOUT_S = 20.0
+
+RunProgram = Callable[[Sequence[str]], str]
+"""The first line that a program prints. Raises OSError or subprocess.SubprocessError."""
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What a program said, or why it said nothing."""
+
+    path: str
+    text: str = ""
+    error: str = ""
+
+
+class ModuleFacts(Struct, frozen=True, kw_only=True):
+    name: str
+    is_there: bool
+    """Loaded, or part of the kernel."""
+    is_loadable: bool
+
+
+class Handler(Struct, frozen=True, kw_only=True):
+    """A runtime of containerd's CRI plugin that is this shim."""
+
+    name: str
+    runtime_path: str
+    snapshotter: str
+    config_path: str
+
+
+class ContainerdFacts(Struct, frozen=True, kw_only=True):
+    version: Answer
+    config_path: str
+    config_version: int = 0
+    """0: none is there; containerd runs with its defaults."""
+    error: str = ""
+    """Why the configuration cannot be read."""
+    runtimes: tuple[str, ...] = ()
+    """All runtimes that the configuration names."""
+    handlers: tuple[Handler, ...] = ()
+    snapshotter: str = ""
+    socket_error: str = ""
+    """Why nothing answers at its socket; empty when it does."""
+
+
+class HostReport(Struct, frozen=True, kw_only=True):
+    machine: str
+    is_root: bool
+    facts: HostFacts
+    device_errors: Mapping[str, str]
+    """Why a device cannot be opened, by its path; absent ones can."""
+    modules: tuple[ModuleFacts, ...]
+    config: Config | None
+    config_error: str
+    qemu: Answer
+    virtiofsd: Answer
+    missing_files: tuple[str, ...]
+    """Files of the guest that the configuration names and that are not there."""
+    containerd: ContainerdFacts
+    shim_path: str
+    """Where containerd finds the shim; empty when it does not."""
+
+
+def run_program(argv: Sequence[str]) -> str:
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=_PROGRAM_TIMEOUT_S,
+        check=True,
+    )
+    return next(iter(done.stdout.splitlines()), "").strip()
+
+
+def look(
+    config: Config | None,
+    config_error: str = "",
+    *,
+    root: str = "",
+    machine: str = "",
+    release: str = "",
+    is_root: bool | None = None,
+    run: RunProgram = run_program,
+    create_vm: Callable[[int], int] = create_kvm_vm,
+) -> HostReport:
+    """This host, or the one whose tree is below `root`; `config` is None where it cannot be read."""
+    devices = ("/dev/kvm", "/dev/vhost-vsock", "/dev/vhost-net", "/dev/net/tun")
+    errors = {path: open_error(f"{root}{path}") for path in devices}
+    hypervisor = None if config is None or config.is_remote else config.hypervisor
+    files = () if hypervisor is None else (hypervisor.kernel, hypervisor.image, hypervisor.initrd, hypervisor.firmware)
+    shares = hypervisor is not None and hypervisor.shared_fs != "none"
+    return HostReport(
+        machine=machine or platform.machine(),
+        is_root=os.geteuid() == 0 if is_root is None else is_root,
+        facts=probe_host(
+            proc_root=f"{root}/proc",
+            sys_root=f"{root}/sys",
+            dev_root=f"{root}/dev",
+            run_root=f"{root}/run",
+            create_vm=create_vm,
+        ),
+        device_errors={path: describe_os_error(error) for path, error in errors.items() if error is not None},
+        modules=_modules(root, release or platform.release()),
+        config=config,
+        config_error=config_error,
+        qemu=_ask(run, root, hypervisor.path if hypervisor else "", "--version"),
+        virtiofsd=_ask(run, root, hypervisor.virtio_fs_daemon if hypervisor and shares else "", "--version"),
+        missing_files=tuple(path for path in files if path and not os.path.exists(f"{root}{path}")),
+        containerd=_containerd(root, run),
+        shim_path=next(
+            (d for each in _SHIM_DIRECTORIES if os.access(f"{root}{(d := f'{each}/{BINARY}')}", os.X_OK)), ""
+        ),
+    )
+
+
+def _ask(run: RunProgram, root: str, path: str, *words: str) -> Answer:
+    if not path:
+        return Answer(path="")
+    try:
+        return Answer(path=path, text=run([f"{root}{path}" if path.startswith("/") else path, *words]))
+    except subprocess.CalledProcessError as error:
+        return Answer(path=path, error=f"it exited {error.returncode}")
+    except subprocess.TimeoutExpired:
+        return Answer(path=path, error=f"it did not answer within {_PROGRAM_TIMEOUT_S:g} s")
+    except OSError as error:
+        return Answer(path=path, error=describe_os_error(error))
+
+
+def _modules(root: str, release: str) -> tuple[ModuleFacts, ...]:
+    directory = f"{root}/lib/modules/{release}"
+    builtin = _names(f"{directory}/modules.builtin")
+    loadable = _names(f"{directory}/modules.dep")
+    return tuple(
+        ModuleFacts(
+            name=name,
+            is_there=name in builtin or os.path.isdir(f"{root}/sys/module/{name}"),
+            is_loadable=name in loadable,
+        )
+        for name in MODULES
+    )
+
+
+def _names(path: str) -> frozenset[str]:
+    """Module names of a list of paths, as the kernel spells them."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return frozenset()
+    paths = (line.partition(":")[0] for line in lines)
+    return frozenset(os.path.basename(each).partition(".ko")[0].replace("-", "_") for each in paths)
+
+
+def _containerd(root: str, run: RunProgram) -> ContainerdFacts:
+    version = _ask(run, "", "containerd", "--version")
+    socket_error = "" if os.path.exists(f"{root}{CONTAINERD_SOCKET}") else f"there is no '{CONTAINERD_SOCKET}'"
+    try:
+        document, config_version = merged(CONTAINERD_CONFIG, root=root)
+    except FileNotFoundError:
+        document, config_version = {}, 0
+    except (OSError, FailedPrecondition) as error:
+        text = f"read '{CONTAINERD_CONFIG}': {describe_os_error(error)}" if isinstance(error, OSError) else str(error)
+        return ContainerdFacts(version=version, config_path=CONTAINERD_CONFIG, error=text, socket_error=socket_error)
+    runtimes = runtimes_in(document)
+    handlers = [
+        Handler(
+            name=name,
+            runtime_path=str(each.get("runtime_path", "")),
+            snapshotter=str(each.get("snapshotter", "")),
+            config_path=str(table_at(each, "options").get("ConfigPath", "")),
+        )
+        for name, each in runtimes.items()
+        if isinstance(each, dict)
+        and (each.get("runtime_type") == RUNTIME or os.path.basename(str(each.get("runtime_path", ""))) == BINARY)
+    ]
+    return ContainerdFacts(
+        version=version,
+        config_path=CONTAINERD_CONFIG,
+        config_version=config_version,
+        runtimes=tuple(runtimes),
+        handlers=tuple(handlers),
+        snapshotter=snapshotter_in(document),
+        socket_error=socket_error,
+    )

@@ -1,0 +1,307 @@
+"""What a host's facts mean for pods: one verdict a line, each with what to do. Pure."""
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from fractions import Fraction
+
+from msgspec import Struct
+
+from pyshim.model.config import Config
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.units import MIB
+from pyshim.node.cli.check_host import HostReport
+from pyshim.node.kubernetes.agreement import class_fixed, policy_in_force
+from pyshim.node.kubernetes.quantity import cpu_text, memory_text
+from pyshim.resources.sizing.plan.capacity import host_side_mib
+
+QEMU_AT_LEAST = (7, 2)
+"""Debian 12's, the oldest that the tests run."""
+CONTAINERD_AT_LEAST = (1, 6)
+_NETWORK_MODULES = ("tun", "sch_ingress", "cls_u32", "act_mirred")
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """Pods run, but slower, or with less than this configuration asks for."""
+    MISSING = "missing"
+    """No pod of this configuration runs."""
+
+
+class Verdict(Struct, frozen=True, kw_only=True):
+    subject: str
+    level: Level
+    text: str
+    hint: str = ""
+    """What to do; empty where nothing has to be done."""
+
+
+def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = None) -> tuple[Verdict, ...]:
+    """All lines. `runtime_class` is the podFixed of the node's RuntimeClass, where it was given."""
+    return (
+        *_machine(host),
+        *_kernel(host),
+        *_configuration(host),
+        *_confidential(host),
+        *_containerd(host),
+        *_overhead(host, runtime_class),
+    )
+
+
+def _ok(subject: str, text: str) -> Verdict:
+    return Verdict(subject=subject, level=Level.OK, text=text)
+
+
+def _warning(subject: str, text: str, hint: str) -> Verdict:
+    return Verdict(subject=subject, level=Level.WARNING, text=text, hint=hint)
+
+
+def _missing(subject: str, text: str, hint: str) -> Verdict:
+    return Verdict(subject=subject, level=Level.MISSING, text=text, hint=hint)
+
+
+def _machine(host: HostReport) -> Iterator[Verdict]:
+    facts = host.facts
+    nested = ", itself a virtual machine" if facts.nested else ""
+    if host.machine == "x86_64":
+        yield _ok("cpu", f"{host.machine}, {facts.cpu_count} CPUs, {facts.memory_mib} MiB{nested}")
+    else:
+        yield _missing("cpu", f"{host.machine}: the VM's machine is made for x86_64", "use an x86_64 node")
+    if not host.is_root:
+        yield _warning("user", "not root: devices may look as if they were not usable", "run it as root")
+    wanted = host.config.hypervisor.accelerator if host.config and not host.config.is_remote else "auto"
+    if host.config is not None and host.config.is_remote:
+        yield _ok("kvm", "not needed: VMs are made elsewhere")
+    elif facts.kvm_usable:
+        unused = ', and the configuration says accelerator = "tcg"' if wanted == "tcg" else ""
+        yield _ok("kvm", facts.kvm_reason + unused)
+    elif wanted == "kvm":
+        yield _missing("kvm", facts.kvm_reason, f'{_kvm_hint(host)}, or set accelerator = "auto"')
+    else:
+        yield _warning("kvm", f"{facts.kvm_reason}: QEMU emulates the CPU, many times slower", _kvm_hint(host))
+
+
+def _kvm_hint(host: HostReport) -> str:
+    if "neither vmx nor svm" not in host.facts.kvm_reason:
+        return "modprobe kvm_intel or kvm_amd, and let root open /dev/kvm"
+    if host.facts.nested:
+        return "enable nested virtualization where this virtual machine is made"
+    return "enable VT-x or AMD-V in the firmware"
+
+
+def _kernel(host: HostReport) -> Iterator[Verdict]:
+    if host.config is None or not host.config.is_remote:
+        yield _vsock(host)
+        yield _vhost_net(host)
+    modules = {each.name: each for each in host.modules}
+    tun = host.device_errors.get("/dev/net/tun")
+    lacking = [name for name in _NETWORK_MODULES if not modules[name].is_there and not (name == "tun" and tun is None)]
+    unknown = [name for name in lacking if not modules[name].is_loadable]
+    if tun is not None and "tun" in unknown:
+        yield _missing("tun", f"'/dev/net/tun': {tun}: pods have no network card", "use a kernel with CONFIG_TUN")
+    if others := [name for name in unknown if name != "tun"]:
+        yield _warning(
+            "modules",
+            f"neither loaded nor found: {', '.join(others)}; the tcfilter network model needs them",
+            "use a kernel with them, unless they are part of this one",
+        )
+    elif lacking:
+        yield _ok("modules", f"the kernel loads {', '.join(lacking)} when they are needed")
+    else:
+        yield _ok("modules", "tun and those of traffic control are there")
+    mode = host.facts.cgroup_mode
+    manager = ", systemd manages them" if host.facts.systemd else ""
+    if mode is CgroupMode.NONE:
+        yield _missing("cgroups", "none is mounted", "mount cgroup v2 at /sys/fs/cgroup")
+    elif mode is CgroupMode.V1:
+        yield _warning("cgroups", f"version 1{manager}", "boot with systemd.unified_cgroup_hierarchy=1 for version 2")
+    else:
+        yield _ok("cgroups", f"version 2{manager}")
+
+
+def _vsock(host: HostReport) -> Verdict:
+    wanted = host.config.hypervisor.use_vsock if host.config else "auto"
+    error = host.device_errors.get("/dev/vhost-vsock", "")
+    if wanted == "vhost-user":
+        return _ok("vhost-vsock", "not needed: use_vsock is vhost-user")
+    if not error:
+        return _ok("vhost-vsock", "/dev/vhost-vsock opens")
+    text = f"'/dev/vhost-vsock': {error}"
+    if wanted == "true":
+        return _missing("vhost-vsock", text, f'{_modprobe(host, "vhost_vsock")}, or set use_vsock = "auto"')
+    return _warning(
+        "vhost-vsock",
+        f"{text}: the agent is reached over a serial port, and 'pyshim exec' does not work",
+        _modprobe(host, "vhost_vsock"),
+    )
+
+
+def _vhost_net(host: HostReport) -> Verdict:
+    error = host.device_errors.get("/dev/vhost-net", "")
+    if host.config is not None and host.config.hypervisor.disable_vhost_net:
+        return _ok("vhost-net", "not needed: disable_vhost_net is true")
+    if not error:
+        return _ok("vhost-net", "/dev/vhost-net opens")
+    return _warning("vhost-net", f"'/dev/vhost-net': {error}: QEMU copies packets itself", _modprobe(host, "vhost_net"))
+
+
+def _modprobe(host: HostReport, name: str) -> str:
+    module = next(each for each in host.modules if each.name == name)
+    if module.is_there:
+        return "let root open the device"
+    return f"modprobe {name}" if module.is_loadable else f"use a kernel that has {name}"
+
+
+def _configuration(host: HostReport) -> Iterator[Verdict]:
+    config = host.config
+    if config is None:
+        yield _missing("configuration", host.config_error, "pyshim config check")
+        return
+    yield _ok("configuration", config.source)
+    if config.is_remote:
+        return
+    if host.qemu.error or not host.qemu.text:
+        yield _missing(
+            "qemu", f"'{host.qemu.path}': {host.qemu.error or 'it says no version'}", "install qemu-system-x86"
+        )
+    elif (version := _version(host.qemu.text)) and version < QEMU_AT_LEAST:
+        wanted = ".".join(map(str, QEMU_AT_LEAST))
+        yield _missing("qemu", f"{host.qemu.text}: older than {wanted}", f"install QEMU {wanted} or newer")
+    else:
+        yield _ok("qemu", host.qemu.text)
+    if config.hypervisor.shared_fs == "none":
+        yield _ok("virtiofsd", 'not needed: shared_fs is "none"')
+    elif host.virtiofsd.error:
+        yield _missing(
+            "virtiofsd",
+            f"'{host.virtiofsd.path}': {host.virtiofsd.error}",
+            "install virtiofsd (Debian 12: qemu-system-common), and name it in virtio_fs_daemon",
+        )
+    else:
+        yield _ok("virtiofsd", host.virtiofsd.text or host.virtiofsd.path)
+    if host.missing_files:
+        yield _missing(
+            "guest",
+            f"not there: {', '.join(host.missing_files)}",
+            "make guest, or name a kernel and an image in the configuration",
+        )
+    else:
+        yield _ok("guest", f"kernel '{config.hypervisor.kernel}' and its root are there")
+
+
+def _confidential(host: HostReport) -> Iterator[Verdict]:
+    tee = host.facts.tee
+    offered = ", ".join(sorted(tee.available))
+    asked = host.config is not None and host.config.hypervisor.confidential_guest
+    if offered:
+        yield _ok("tee", offered)
+    elif asked:
+        yield _missing("tee", f"none, and confidential_guest is true: {'; '.join(tee.probed)}", "use another node")
+    else:
+        yield _ok("tee", "none; this configuration asks for none")
+
+
+def _containerd(host: HostReport) -> Iterator[Verdict]:
+    found = host.containerd
+    version = _version(found.version.text)
+    if found.version.error:
+        yield _missing("containerd", f"'containerd': {found.version.error}", "install containerd 1.6 or newer")
+    elif version is not None and version < CONTAINERD_AT_LEAST:
+        yield _missing("containerd", f"{found.version.text}: older than 1.6", "install containerd 1.6 or newer")
+    elif found.socket_error:
+        yield _warning("containerd", f"{found.version.text}; {found.socket_error}", "systemctl start containerd")
+    else:
+        yield _ok("containerd", found.version.text)
+    if found.error:
+        yield _missing("handler", found.error, "containerd config dump")
+        return
+    yield from _handler(host, version)
+
+
+def _handler(host: HostReport, version: tuple[int, ...] | None) -> Iterator[Verdict]:
+    found = host.containerd
+    major = version[0] if version else 0
+    file = f"configs/containerd/containerd-{2 if major >= 2 else 1}.x-pykata.toml"
+    if found.config_version == 1:
+        yield _missing(
+            "handler",
+            f"'{found.config_path}' has version 1, which knows no runtime type",
+            "containerd config migrate",
+        )
+        return
+    if found.config_version > 2 and major == 1:
+        yield _missing(
+            "handler",
+            f"'{found.config_path}' has version {found.config_version}, and containerd 1.x reads up to 2",
+            f"write it as version 2, with {file}",
+        )
+        return
+    if not found.handlers:
+        named = f" (it names {', '.join(found.runtimes)})" if found.runtimes else ""
+        where = f"'{found.config_path}' names no runtime of type io.containerd.pykata.v2{named}"
+        yield _missing("handler", where, f"pyshim install, or add {file}; then restart containerd")
+        return
+    for handler in found.handlers:
+        options = f", configuration '{handler.config_path}'" if handler.config_path else ""
+        yield _ok("handler", f"{handler.name}{options}")
+    if major == 1 and "runc" not in found.runtimes:
+        yield _missing(
+            "handler",
+            f"'{found.config_path}' names runtimes, but not runc: containerd 1.x does not load its CRI plugin",
+            f"add the section of runc, as {file} has it",
+        )
+    if not any(each.runtime_path for each in found.handlers) and not host.shim_path:
+        yield _missing(
+            "shim",
+            "containerd-shim-pykata-v2 is not on the PATH of containerd",
+            "pyshim install",
+        )
+    else:
+        yield _ok("shim", next((each.runtime_path for each in found.handlers if each.runtime_path), host.shim_path))
+    yield from _snapshotter(host)
+
+
+def _snapshotter(host: HostReport) -> Iterator[Verdict]:
+    config = host.config
+    for handler in host.containerd.handlers:
+        name = handler.snapshotter or host.containerd.snapshotter or "overlayfs"
+        no_share = config is not None and not config.is_remote and config.hypervisor.shared_fs == "none"
+        pulls = config is not None and config.runtime.experimental_force_guest_pull
+        if no_share and name in ("overlayfs", "native", "fuse-overlayfs") and not pulls:
+            yield _missing(
+                "snapshotter",
+                f'{name}: shared_fs is "none", so that a root file system has to be on a disk',
+                "use a block snapshotter, or experimental_force_guest_pull",
+            )
+        else:
+            yield _ok("snapshotter", f"{name} (runtime {handler.name})")
+
+
+def _overhead(host: HostReport, runtime_class: Mapping[str, Fraction] | None) -> Iterator[Verdict]:
+    config: Config | None = host.config
+    if config is None:
+        return
+    least = class_fixed(config, policy_in_force(config), host_side_mib(config, host.facts))
+    wanted = f"cpu: {cpu_text(least.cpus)}, memory: {memory_text(least.memory_mib)}"
+    if runtime_class is None:
+        yield _ok("overhead", f"the configuration needs podFixed of {wanted}; --runtimeclass FILE compares it")
+        return
+    cpus, memory_mib = runtime_class.get("cpu", Fraction(0)), runtime_class.get("memory", Fraction(0)) / MIB
+    told = f"RuntimeClass has cpu: {cpu_text(cpus)}, memory: {memory_text(memory_mib)}"
+    if cpus < least.cpus or memory_mib < least.memory_mib:
+        yield _warning(
+            "overhead", f"{told}: less than VMs of the configuration take", f"set podFixed to {wanted}, or more"
+        )
+    elif memory_mib > 2 * least.memory_mib or cpus > 2 * max(least.cpus, Fraction(1, 4)):
+        yield _warning(
+            "overhead", f"{told}: more than twice what VMs take, so that few pods fit a node", f"podFixed of {wanted}"
+        )
+    else:
+        yield _ok("overhead", f"{told}; the configuration needs {wanted}")
+
+
+def _version(text: str) -> tuple[int, ...] | None:
+    match = _VERSION.search(text)
+    return (int(match[1]), int(match[2])) if match else None

@@ -1,0 +1,118 @@
+"""`pyshim cleanup`: undo what dead shims left on this node, touch nothing else, and list lost remote VMs."""
+
+import sys
+import time
+
+import click
+from msgspec import Struct
+
+from pyshim.cleanup.conventions import Places
+from pyshim.cleanup.lost_vms import LostVm, lost_vms, strike
+from pyshim.cleanup.orphans import Orphan, Spared, candidates, clean_orphan, judged
+from pyshim.model.errors import ShimError
+from pyshim.model.ids import checked_id
+from pyshim.model.ledger import LedgerEntry
+from pyshim.node.cli.output import examples
+from pyshim.node.cli.progress import counted
+from pyshim.state.store import REGISTER, ROOT, StateStore
+
+CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
+"""Exit codes, besides 2 for wrong usage: nothing is left; something could not be undone, or a remote VM is lost;
+`--dry-run` found something; the sandbox that was named is in use, or not ours."""
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """Where sandboxes are recorded, and where they leave things."""
+
+    store: StateStore
+    places: Places
+
+
+@click.command(
+    epilog=examples("pyshim cleanup --all --dry-run", "pyshim cleanup --all")
+    + """
+
+Exit codes: 0 nothing left, 1 something could not be undone or a remote vm is lost, 3 --dry-run found something,
+4 ID in use."""
+)
+@click.argument("sandbox", metavar="[ID]", required=False)
+@click.option("--all", "everything", is_flag=True, help="Every sandbox whose shim is gone.")
+@click.option("--strike", metavar="ID", help="Strike a lost remote vm off the list, once it was looked for.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be undone; exit 3 if anything.")
+@click.pass_obj
+def command(node: Node | None, sandbox: str | None, everything: bool, strike: str | None, dry_run: bool) -> int:
+    """Undo what dead shims left on this node, touch nothing else, and list lost remote VMs.
+
+    Name one sandbox by its whole id, or all of them. A line per thing undone goes to stdout, one per thing that could
+    not be undone to stderr.
+    """
+    if sum((sandbox is not None, everything, strike is not None)) != 1:
+        raise click.UsageError("expected one of ID, --all and --strike")
+    node = node or Node(store=StateStore(root=ROOT, register=REGISTER), places=Places())
+    if strike is not None:
+        return _strike(strike)
+    if sandbox is not None:
+        codes = [_one(node, checked_id(sandbox, "sandbox id"), dry_run, was_named=True)]
+    else:
+        names = counted(candidates(node.store, node.places), "look at sandboxes" if dry_run else "clean sandboxes")
+        codes = [_one(node, name, dry_run, was_named=False) for name in names]
+    for lost in lost_vms():
+        if sandbox in (None, lost.id):
+            print(_lost_line(lost), file=sys.stderr)
+            codes.append(TO_DO if dry_run else FAILED)
+    return next((code for code in (FAILED, TO_DO, IN_USE) if code in codes), CLEAN)
+
+
+def _strike(vm_id: str) -> int:
+    try:
+        was_lost = strike(vm_id)
+    except (ShimError, OSError) as error:
+        print(f"pyshim: strike remote vm {vm_id!r}: {error}", file=sys.stderr)
+        return FAILED
+    print(f"remote vm '{vm_id}': {'struck off' if was_lost else 'it is not on the list'}")
+    return CLEAN
+
+
+def _lost_line(lost: LostVm) -> str:
+    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(lost.found_s)) if lost.found_s else "an unknown time"
+    return (
+        f"pyshim: remote vm '{lost.id}': lost: '{lost.service}' did not know it at {found}, and it may run on and cost"
+        f" money (hint: look for it in the cloud, then 'pyshim cleanup --strike {lost.id}')"
+    )
+
+
+def _one(node: Node, sandbox_id: str, dry_run: bool, *, was_named: bool) -> int:
+    held: tuple[LedgerEntry, ...] = ()
+    errors: list[str] = []
+    try:
+        if dry_run:
+            found = judged(node.store, sandbox_id, node.places)
+        else:
+            found, held, errors = clean_orphan(node.store, sandbox_id, node.places)
+    except (ShimError, OSError) as error:
+        print(f"pyshim: clean sandbox {sandbox_id!r}: {error}", file=sys.stderr)
+        return FAILED
+    if found is None:
+        if was_named:
+            print(f"sandbox '{sandbox_id}': nothing is left of it")
+        return CLEAN
+    if isinstance(found, Spared):
+        if was_named or not found.is_served:
+            print(f"sandbox '{sandbox_id}': left alone: {found.reason}")
+        return IN_USE if was_named else CLEAN
+    for line in _report(found, held, "would undo" if dry_run else "undone"):
+        print(line)
+    for text in errors:
+        print(f"pyshim: {text}", file=sys.stderr)
+    if dry_run:
+        return TO_DO
+    return FAILED if held or errors else CLEAN
+
+
+def _report(found: Orphan, held: tuple[LedgerEntry, ...], done: str) -> list[str]:
+    who = f", shim {found.shim.pid} of namespace '{found.shim.namespace}' is gone" if found.shim is not None else ""
+    lines = [f"sandbox '{found.sandbox_id}': known by {found.known_by}{who}"]
+    for entry in reversed(found.ledger):
+        pid = f" (pid {entry.detail['pid']})" if "pid" in entry.detail else ""
+        lines.append(f"  {'kept' if entry in held else done}: {entry.kind.value} {entry.key}{pid}")
+    return lines

@@ -1,0 +1,144 @@
+"""The `pyshim` command: which subcommands there are, and how every one of them ends."""
+
+import errno
+import importlib
+import os
+import signal
+import sys
+
+import click
+from click.shell_completion import shell_complete
+
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import ShimError
+
+SUBCOMMANDS = {
+    "install": ("pyshim.node.cli.install", "install pyshim on this node, or bring it up to date"),
+    "uninstall": ("pyshim.node.cli.install", "remove what 'pyshim install' wrote"),
+    "status": ("pyshim.node.cli.install", "show what is installed on this node"),
+    "verify": ("pyshim.node.cli.install", "run a test pod through containerd"),
+    "check": ("pyshim.node.cli.check", "say whether this host can run pods in virtual machines"),
+    "list": ("pyshim.node.cli.listing", "list the sandboxes of this node: size, use, health"),
+    "top": ("pyshim.node.cli.top", "show the sandboxes of this node and what they use, live"),
+    "env": ("pyshim.node.cli.env", "print this host and the configuration as kata-runtime env does"),
+    "state": ("pyshim.node.cli.state", "show what is recorded about a sandbox on this node"),
+    "cleanup": ("pyshim.node.cli.cleanup", "undo what dead shims left on this node"),
+    "config": ("pyshim.node.cli.config", "check, show and explain the configuration"),
+    "plan": ("pyshim.node.cli.dry_run", "show what would be done for a pod, without touching anything"),
+    "node-agent": ("pyshim.node.cli.node_agent", "install pyshim on the node of this pod (Helm chart)"),
+    "monitor": ("pyshim.node.cli.monitor", "serve the metrics of all sandboxes for Prometheus"),
+    "metrics": ("pyshim.node.cli.metrics", "print the metrics of a sandbox"),
+    "sizing": ("pyshim.node.cli.sizing", "explain how large a sandbox's VM is, or would be"),
+    "exec": ("pyshim.node.cli.debug_console", "open a shell in the guest of a sandbox, or run a command there"),
+    "logs": ("pyshim.node.cli.logs", "show the lines of a sandbox's shim and of its guest's console"),
+    "iptables": ("pyshim.node.cli.iptables", "read or replace the iptables rules within a sandbox's guest"),
+    "policy": ("pyshim.node.cli.policy", "replace the policy of a sandbox's guest"),
+    "direct-volume": ("pyshim.node.cli.direct_volume", "record, measure and resize volumes handed over as disks"),
+    "cdi": ("pyshim.node.cli.cdi", "list, judge and resolve the devices of this node's CDI specs"),
+    "initdata": ("pyshim.node.cli.initdata", "write, read and digest what a confidential guest's owner has measured"),
+    "cgroups": ("pyshim.node.cli.cgroups", "show a sandbox's host cgroups: who is in them, limits, usage"),
+    "debug": ("pyshim.node.cli.debug", "draw what the shim would decide"),
+    "instances": ("pyshim.node.cli.instances", "choose a cloud instance out of a table"),
+    "nri": ("pyshim.node.cli.nri", "place VMs on the CPUs and NUMA nodes of this node (NRI plugin)"),
+    "launcher": ("pyshim.node.cli.launcher", "write the shim binary that containerd calls"),
+    "trace": ("pyshim.node.cli.trace", "show where the time went until the first output"),
+    "webhook": ("pyshim.node.cli.webhook", "check and size pods as Kubernetes creates them (admission webhook)"),
+    "zygote": ("pyshim.node.cli.zygote", "run the node's zygote, which makes shims by forking"),
+    "completion": ("pyshim.node.cli.completion", "print the completion script of a shell"),
+    "version": ("pyshim.node.cli.version", "print versions"),
+}
+"""Each module has a `command`, or one of the subcommand's name, whose callback returns the exit code; a ShimError or
+OSError is shown as one line."""
+
+COMPLETION_VARIABLE = "_PYSHIM_COMPLETE"
+"""Set by the shells' completion scripts: what click calls it for a program named pyshim."""
+_TRACEBACK_VARIABLE = "PYSHIM_TRACEBACK"
+_WIDEST_HELP = 120
+
+
+class Subcommands(click.Group):
+    """Loads the module of the subcommand that was named, and for help none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        module_name, summary = SUBCOMMANDS[cmd_name]
+        module = importlib.import_module(module_name)
+        own = getattr(module, cmd_name, None)
+        command: click.Command = own if isinstance(own, click.Command) else module.command
+        command.short_help = summary
+        command.help = command.help or _sentence(summary)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Subcommands"):
+            formatter.write_dl([(name, summary) for name, (_module, summary) in SUBCOMMANDS.items()])
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
+
+
+PYSHIM = Subcommands(
+    name="pyshim",
+    help="The operator's command for containerd pods in virtual machines.",
+    subcommand_metavar="SUBCOMMAND [ARGUMENTS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST_HELP},
+)
+
+
+def run(words: list[str]) -> int:
+    """The exit code of `pyshim <words>`: 2 for wrong usage, 1 for a failure told on stderr."""
+    if instruction := os.environ.get(COMPLETION_VARIABLE):
+        return shell_complete(PYSHIM, {}, "pyshim", COMPLETION_VARIABLE, instruction)
+    try:
+        with PYSHIM.make_context("pyshim", list(words)) as context:
+            code = PYSHIM.invoke(context)
+        sys.stdout.flush()
+        return code or 0
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.UsageError as error:
+        print(_usage(error), file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader has what it wants, for instance `| head`. The interpreter's own flush must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except ShimError as error:
+        print(f"pyshim: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"pyshim: {_of_the_system(words, error)}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if os.environ.get(_TRACEBACK_VARIABLE):
+            raise
+        hint = f"(hint: this is a bug of pyshim; {_TRACEBACK_VARIABLE}=1 shows where)"
+        print(f"pyshim: run '{' '.join(words)}': {type(error).__name__}: {_one_line(error)} {hint}", file=sys.stderr)
+        return 1
+
+
+def _usage(error: click.UsageError) -> str:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return error.format_message()
+    usage = f"{error.ctx.get_usage()}\n" if error.ctx is not None else ""
+    path = error.ctx.command_path if error.ctx is not None else "pyshim"
+    return f"{usage}{path}: {_one_line(error.format_message())} (hint: '{path} --help')"
+
+
+def _of_the_system(words: list[str], error: OSError) -> str:
+    what = f"'{error.filename}': " if error.filename else ""
+    refused = error.errno in (errno.EACCES, errno.EPERM) and os.geteuid() != 0
+    return f"run '{_one_line(' '.join(words))}': {what}{describe_os_error(error)}" + (
+        " (hint: run it as root)" if refused else ""
+    )
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).splitlines())

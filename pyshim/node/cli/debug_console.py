@@ -1,0 +1,232 @@
+"""`pyshim exec SANDBOX [CMD]`: a shell in the guest, or one command of it, through the guest's debug console.
+
+The console is a terminal with a shell at each connection to a vsock port (`debug_console_enabled`): it has no way to
+name a command or to tell its end. So a command is typed to the shell between two lines that mark its output.
+"""
+
+import os
+import re
+import select
+import shlex
+import socket
+import sys
+import termios
+import tty
+import uuid
+from collections.abc import Callable
+
+import click
+
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unavailable
+from pyshim.node.cli.output import examples
+from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.state.store import StateStore
+
+CONSOLE_PORT = 1026
+"""Where kata-agent and the guest of this project listen, as the shim tells them to."""
+_CONNECT_TIMEOUT_S = 10.0
+_CHUNK_BYTES = 16 * 1024
+_MAX_HANDSHAKE_BYTES = 64
+_MAX_LINE_BYTES = 4000
+"""A terminal takes lines of 4096 bytes. Source: termios(3), MAX_CANON of Linux."""
+_END_OF_INPUT = b"\x04"
+"""Ctrl-D: at the beginning of a line it ends a shell."""
+_HINT = "(hint: debug_console_enabled = true in [agent.kata] gives new sandboxes a console)"
+_LOST = 255
+"""Exit code of a command whose end was not seen, as ssh has it."""
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=examples("pyshim exec 1a2b", "pyshim exec 1a2b ps -ef", "pyshim exec 1a2b sh -c 'dmesg | tail'"),
+)
+@click.option("--kata-debug-port", "port", type=click.IntRange(1, 2**32 - 1), default=CONSOLE_PORT, show_default=True)
+@state_dir_option
+@sandbox_argument
+@click.argument("command_words", metavar="[CMD]...", nargs=-1, type=click.UNPROCESSED)
+def command(port: int, state_dir: str, sandbox: str, command_words: tuple[str, ...]) -> int:
+    """Open a shell in the guest of a sandbox, or run CMD there.
+
+    The shell is the guest's own, outside of all containers, as root. The sandbox must have been started with
+    debug_console_enabled, and its agent must be reached over vsock. Options stand before SANDBOX.
+
+    With CMD, its output and its exit code are those of this command; it gets no input.
+    """
+    found = sandbox_id(sandbox, state_dir)
+    line, begin, end = typed(command_words) if command_words else (b"", b"", b"")
+    with connect(found, agent_address(found, state_dir), port) as console:
+        if command_words:
+            return run_command(console, line, begin, end, write=_write)
+        return interact(console)
+
+
+def agent_address(found: str, state_dir: str) -> str:
+    """Raises NotFound, FailedPrecondition for a sandbox that has no VM."""
+    snapshot = StateStore(root=state_dir).load(found).snapshot
+    if snapshot is None or not snapshot.agent_address:
+        raise FailedPrecondition(f"exec in sandbox '{found}': its VM does not run")
+    return snapshot.agent_address
+
+
+def connect(found: str, address: str, port: int) -> socket.socket:
+    """A connection to the debug console. Raises FailedPrecondition where none can be, Unavailable when none answers."""
+    if match := re.fullmatch(r"vsock://(\d{1,10}):\d+", address):
+        return _connected(found, socket.AF_VSOCK, (int(match[1]), port), f"vsock://{match[1]}:{port}")
+    if match := re.fullmatch(r"hvsock://(.+):\d+", address):
+        where = f"hvsock://{match[1]}:{port}"
+        console = _connected(found, socket.AF_UNIX, match[1], where)
+        try:
+            _shake_hands(console, port, f"connect debug console of sandbox '{found}' at '{where}'")
+        except BaseException:
+            console.close()
+            raise
+        return console
+    how = "a serial port" if address.startswith("serial://") else f"'{address}'"
+    raise FailedPrecondition(
+        f"exec in sandbox '{found}': its agent is reached over {how}, and a debug console needs vsock"
+        " (hint: 'pyshim check' says whether this host has vhost-vsock; use_vsock = \"vhost-user\" needs none)"
+    )
+
+
+def _connected(found: str, family: int, where: object, shown: str) -> socket.socket:
+    console = None
+    try:
+        console = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        console.settimeout(_CONNECT_TIMEOUT_S)
+        console.connect(where)  # type: ignore[arg-type]
+    except OSError as error:
+        if console is not None:
+            console.close()
+        text = "it does not answer" if isinstance(error, TimeoutError) else describe_os_error(error)
+        raise Unavailable(f"connect debug console of sandbox '{found}' at '{shown}': {text} {_HINT}") from error
+    return console
+
+
+def _shake_hands(console: socket.socket, port: int, doing: str) -> None:
+    """The vsock back end has connected us to the guest's port. Source: Firecracker's docs/vsock.md."""
+    try:
+        console.sendall(b"CONNECT %d\n" % port)
+        answer = b""
+        while not answer.endswith(b"\n") and len(answer) < _MAX_HANDSHAKE_BYTES:
+            byte = console.recv(1)  # what follows the line is the console's
+            if not byte:
+                break
+            answer += byte
+    except OSError as error:
+        text = "it does not answer" if isinstance(error, TimeoutError) else describe_os_error(error)
+        raise Unavailable(f"{doing}: {text} {_HINT}") from error
+    if not answer.startswith(b"OK "):
+        raise Unavailable(f"{doing}: nothing listens in the guest {_HINT}")
+
+
+def typed(words: tuple[str, ...]) -> tuple[bytes, bytes, bytes]:
+    """The line to type, and the beginnings of the lines before and after the output.
+
+    A terminal echoes what is typed: the marks stand there in two pieces, and whole only in what the shell prints. The
+    shell is not told to exit: a guest may end the console with it, before the last output has left.
+    """
+    token = uuid.uuid4().hex
+    quoted = shlex.join(words)
+    if any(character < " " and character != "\t" for character in quoted):
+        raise InvalidArgument("type command: it has a line break or another control character")
+    line = f"printf '\\n%s%s\\n' b {token}; {quoted} </dev/null; printf '\\n%s%s:%d\\n' e {token} $?\n".encode()
+    if len(line) > _MAX_LINE_BYTES:
+        raise InvalidArgument(f"type command: {len(line)} bytes with its marks, at most {_MAX_LINE_BYTES}")
+    return line, f"b{token}".encode(), f"e{token}:".encode()
+
+
+class MarkedOutput:
+    """What is between the marks, as it comes; the terminal's line ends are made the program's."""
+
+    def __init__(self, begin: bytes, end: bytes) -> None:
+        self._begin = re.compile(b"(?:^|\n)" + re.escape(begin) + b"\r?\n")
+        self._end = re.compile(b"\r?\n" + re.escape(end) + b"(\\d{1,3})\r?\n")
+        self._kept_bytes = len(end) + 16
+        """The most of an end mark that may have come: it is not written before the rest shows what it is."""
+        self._waiting = b""
+        self._begun = False
+        self.exit_code: int | None = None
+
+    def feed(self, data: bytes) -> bytes:
+        """What is known to be output by now."""
+        if self.exit_code is not None:
+            return b""
+        self._waiting += data
+        if not self._begun:
+            found = self._begin.search(self._waiting)
+            if found is None:
+                self._waiting = self._waiting[-_CHUNK_BYTES:]
+                return b""
+            self._begun = True
+            self._waiting = self._waiting[found.end() :]
+        if found := self._end.search(self._waiting):
+            self.exit_code = int(found[1]) & 0xFF
+            return _plain(self._waiting[: found.start()])
+        ready = len(self._waiting) - self._kept_bytes
+        if ready <= 0:
+            return b""
+        if self._waiting[ready - 1 : ready] == b"\r":
+            ready -= 1
+        out, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        return _plain(out)
+
+
+def _plain(data: bytes) -> bytes:
+    return data.replace(b"\r\n", b"\n")
+
+
+def run_command(
+    console: socket.socket, line: bytes, begin: bytes, end: bytes, *, write: Callable[[bytes], None]
+) -> int:
+    """The exit code of the command that is typed; 255 when the console ends without it."""
+    console.settimeout(None)
+    output = MarkedOutput(begin, end)
+    try:
+        console.sendall(line)
+        while output.exit_code is None and (data := console.recv(_CHUNK_BYTES)):
+            write(output.feed(data))
+    except ConnectionError:
+        pass
+    if output.exit_code is None:
+        print("pyshim: run command in guest: the console ended before the command did", file=sys.stderr)
+        return _LOST
+    return output.exit_code
+
+
+def interact(console: socket.socket) -> int:
+    """Standard input and output are the console's until one of the two ends it."""
+    console.settimeout(None)
+    stdin = sys.stdin.fileno()
+    saved = termios.tcgetattr(stdin) if os.isatty(stdin) else None
+    try:
+        if saved is not None:
+            tty.setraw(stdin)
+        _copy(console, stdin)
+    except ConnectionError:
+        pass
+    finally:
+        if saved is not None:
+            termios.tcsetattr(stdin, termios.TCSADRAIN, saved)
+    return 0
+
+
+def _copy(console: socket.socket, stdin: int) -> None:
+    reading = [console.fileno(), stdin]
+    while True:
+        ready, _, _ = select.select(reading, [], [])
+        if stdin in ready:
+            data = os.read(stdin, _CHUNK_BYTES)
+            if not data:
+                reading.remove(stdin)
+            console.sendall(data or _END_OF_INPUT)
+        if console.fileno() in ready:
+            data = console.recv(_CHUNK_BYTES)
+            if not data:
+                return
+            _write(data)
+
+
+def _write(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()

@@ -1,0 +1,301 @@
+"""`pyshim plan BUNDLE|POD.yaml`: what the shim would do for a pod, without touching anything.
+
+The plans are those that a shim carries out, made by the same functions from the same facts of this host. What only a
+running containerd, kubelet or CNI can tell is left out and named.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
+from hypervisors.qemu.devices import is_image_pmem
+from pyshim.config.load import load_config
+from pyshim.config.sources import named_file
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.kind import ContainerKind, membership
+from pyshim.model.mounts import HostMount
+from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.task import RuntimeOptions
+from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.node.cli.sizing_text import record_lines
+from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing, pods_in, read_documents
+from pyshim.pod.plan.container import container_plan
+from pyshim.pod.plan.placement import with_guest_nodes
+from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
+from pyshim.resources.machine import read_machine
+from pyshim.resources.plan import ContainerPlan, SandboxPlan
+from pyshim.resources.probe import probe_host
+from pyshim.resources.sizing.host import probe_capacity
+from pyshim.resources.sizing.plan.capacity import capacity_question
+from pyshim.resources.sizing.plan.numa import node_text
+from pyshim.resources.volumes.host.sources import source_facts
+from pyshim.resources.volumes.plan.share import SharePlan, no_share, share_plan
+from pyshim.resources.volumes.plan.volumes import volume_sources
+
+_UUID = "00000000-0000-4000-8000-000000000000"
+"""Each VM gets a random one."""
+_FIRST_GUEST_CID = 3
+"""A free one is chosen; those below mean the host. Source: vsock(7)."""
+_PASSED_ON = "io.katacontainers."
+"""Annotations of a pod that reach the shim, as the shipped files for containerd say (`pod_annotations`)."""
+_LEFT_OUT = (
+    "network cards: they come from the pod's network namespace",
+    "devices of the kubelet's PodResources and of CDI: the kubelet is not asked",
+)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The plans for one pod or container, of which there is at least one."""
+
+    title: str
+    config: Config
+    sandbox: SandboxPlan | None = None
+    argv: tuple[str, ...] = ()
+    """Empty for a VM that is made elsewhere."""
+    container: ContainerPlan | None = None
+    left_out: tuple[str, ...] = _LEFT_OUT
+
+
+@click.command(
+    epilog=examples(
+        "pyshim plan pod.yaml",
+        "pyshim plan /run/containerd/io.containerd.runtime.v2.task/k8s.io/1a2b",
+        "pyshim plan pod.yaml --json | jq -r '.[0].argv[]'",
+    )
+)
+@click.argument("source", metavar="BUNDLE|POD.yaml")
+@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@json_option
+def command(source: str, config_path: str | None, as_json: bool) -> int:
+    """Show the VM, QEMU's command line, mounts, devices and sizes of a pod, without touching anything.
+
+    BUNDLE is a directory with config.json; POD.yaml holds pods, or anything with a pod template.
+    """
+    options = named_file(config_path)
+    plans = [of_bundle(source, options)] if os.path.isdir(source) else of_manifest(source, options)
+    if as_json:
+        print_json([as_document(plan) for plan in plans])
+    else:
+        print("\n\n".join("\n".join(lines(plan)) for plan in plans))
+    return 0
+
+
+def of_bundle(bundle: str, options: RuntimeOptions | None) -> Plan:
+    """What Create of this bundle would come to, but for the root file system, which containerd names in its call."""
+    bundle = os.path.realpath(bundle)
+    where = f"{bundle}/config.json"
+    spec = parse_spec(_content(where), where)
+    container_id = ContainerId(os.path.basename(bundle))
+    member = membership(spec.annotations, container_id)
+    config = load_config(options, spec.annotations, dict(os.environ))
+    sandbox = (
+        None if member.kind is ContainerKind.POD_CONTAINER else _sandbox(member.sandbox_id, member.kind, spec, config)
+    )
+    container = None
+    if member.kind is not ContainerKind.POD_SANDBOX:
+        container = container_plan(
+            container_id=container_id,
+            bundle=HostPath(bundle),
+            rootfs=(),
+            spec=spec,
+            config=config,
+            share=sandbox.share if sandbox else _share(member.sandbox_id, config),
+            sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
+            hostname=spec.hostname,
+            sysctls=sandbox.sysctls if sandbox else {},
+            terminal=spec.terminal,
+        )
+    return Plan(
+        title=f"{member.kind.value} '{container_id}'",
+        config=config,
+        sandbox=sandbox,
+        argv=_argv(sandbox) if sandbox else (),
+        container=container,
+        left_out=(*_LEFT_OUT, "the root file system's mounts: containerd's Create call has them"),
+    )
+
+
+def of_manifest(path: str, options: RuntimeOptions | None) -> list[Plan]:
+    """The sandbox of each pod; its containers' mounts are the kubelet's to make, and are left out."""
+    documents = read_documents(path)
+    return [_of_pod(manifest, path, documents, options) for manifest in pods_in(documents, path)]
+
+
+def _of_pod(
+    manifest: PodManifest, path: str, documents: list[Mapping[str, Any]], options: RuntimeOptions | None
+) -> Plan:
+    sizing = pod_sizing(manifest, path, overhead_of(documents, manifest.runtime_class, path))
+    annotations = {
+        **{name: text for name, text in manifest.annotations.items() if name.startswith(_PASSED_ON)},
+        **sizing.sandbox_annotations(),
+        "io.kubernetes.cri.container-type": "sandbox",
+    }
+    # A namespace that is not named is the host's.
+    network = [] if str(manifest.spec.get("hostNetwork")).lower() == "true" else [{"type": "network"}]
+    document = {
+        "ociVersion": "1.1.0",
+        "process": {"args": ["/pause"], "cwd": "/"},
+        "root": {"path": "rootfs"},
+        "annotations": annotations,
+        "linux": {"namespaces": [{"type": "mount"}, *network]},
+    }
+    spec = parse_spec(msgspec.json.encode(document), path)
+    config = load_config(options, annotations, dict(os.environ))
+    sandbox = _sandbox(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config)
+    return Plan(
+        title=manifest.title,
+        config=config,
+        sandbox=sandbox,
+        argv=_argv(sandbox),
+        left_out=(*_LEFT_OUT, "containers and their volumes: the kubelet makes them; plan their bundles"),
+    )
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        content = file.read(MAX_SPEC_BYTES + 1)
+    if len(content) > MAX_SPEC_BYTES:
+        raise InvalidArgument(f"read spec '{path}': larger than {MAX_SPEC_BYTES} bytes")
+    return content
+
+
+def _sandbox(sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config) -> SandboxPlan:
+    host: HostFacts = probe_host()
+    plan = sandbox_plan(
+        sandbox_id=sandbox_id,
+        kind=kind,
+        uuid=_UUID,
+        spec=spec,
+        config=config,
+        host=host,
+        capacity=probe_capacity(capacity_question(config, spec.cgroups_path), cgroup_mode=host.cgroup_mode),
+        sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
+    )
+    return with_guest_nodes(plan, read_machine()) if config.hypervisor.enable_numa and not config.is_remote else plan
+
+
+def _store(config: Config) -> str:
+    return config.hypervisor.vhost_user_store_path if config.hypervisor.enable_vhost_user_store else ""
+
+
+def _share(sandbox_id: SandboxId, config: Config) -> SharePlan:
+    """The share of the pod that the container would join."""
+    hypervisor = config.hypervisor
+    if hypervisor.shared_fs == "none":
+        return no_share(sandbox_id)
+    return share_plan(
+        sandbox_id=sandbox_id,
+        vm_dir=f"{VM_ROOT}/{sandbox_id}",
+        binary=hypervisor.virtio_fs_daemon,
+        cache=hypervisor.virtio_fs_cache,
+        extra_args=hypervisor.virtio_fs_extra_args,
+        debug=hypervisor.enable_debug,
+        bind_mounts=config.runtime.sandbox_bind_mounts,
+    )
+
+
+def _argv(plan: SandboxPlan) -> tuple[str, ...]:
+    """QEMU's, with example numbers where only a running shim has some: descriptors, the CID, a missing image's size."""
+    if plan.config.is_remote:
+        return ()
+    check_config(plan.vm)
+    image_bytes = 0
+    if is_image_pmem(plan.vm) and plan.vm.boot.image and os.path.exists(plan.vm.boot.image):
+        image_bytes = os.path.getsize(plan.vm.boot.image)
+    return qemu_argv(plan.vm, fd_table(plan.vm, guest_cid=_FIRST_GUEST_CID, image_bytes=image_bytes))
+
+
+def lines(plan: Plan) -> Iterator[str]:
+    """The plan for people."""
+    yield plan.title
+    yield f"configuration  {plan.config.source}"
+    if plan.sandbox is not None:
+        yield from _sandbox_lines(plan.sandbox)
+    if plan.container is not None:
+        yield from _container_lines(plan.container)
+    if plan.argv:
+        yield ""
+        yield "command line"
+        yield from (f"  {line}" for line in _argv_lines(plan.argv))
+    yield ""
+    yield "not planned"
+    yield from (f"  {each}" for each in plan.left_out)
+
+
+def _sandbox_lines(plan: SandboxPlan) -> Iterator[str]:
+    vm = plan.vm
+    yield f"vm             {vm.machine_type}, {vm.cpu.accelerator}, cpu {vm.cpu.model}"
+    yield f"vCPUs          {vm.cpu.boot_vcpus}, up to {vm.cpu.max_vcpus}"
+    yield f"memory         {vm.memory.boot_mib} MiB, up to {vm.memory.max_mib} MiB, {vm.memory.backing}"
+    if plan.numa_why:
+        yield f"NUMA           {plan.numa_why}"
+    for number, node in enumerate(vm.numa):
+        yield f"  node {number:<9}{node_text(node)}"
+    yield f"agent          {type(vm.agent_channel).__name__}"
+    yield f"network        {plan.netns_path or 'no namespace of its own yet'}"
+    for group in plan.cgroups.groups:
+        yield f"cgroup         {group.role} {group.path}"
+    yield ""
+    yield "size"
+    yield from (f"  {line}" for line in record_lines(plan.sizing))
+    if plan.share.mounts or plan.share.bind_mounts:
+        yield ""
+        yield "mounts of the sandbox"
+        yield from _mount_lines((*plan.share.mounts, *plan.share.bind_mounts))
+
+
+def _container_lines(plan: ContainerPlan) -> Iterator[str]:
+    yield ""
+    yield "mounts of the container"
+    yield from _mount_lines((*plan.rootfs_mounts, *plan.share_mounts))
+    if plan.guest.storages:
+        yield ""
+        yield "mounted in the guest"
+        yield from (
+            f"  {each.driver or each.fs_type} {each.source} on {each.mount_point}" for each in plan.guest.storages
+        )
+    if plan.disks or plan.guest.devices:
+        yield ""
+        yield "devices"
+        yield from (f"  disk {each.disk.path} as {each.container_path or 'a file system'}" for each in plan.disks)
+        yield from (f"  {each.type} {each.container_path}" for each in plan.guest.devices)
+    if plan.copies:
+        yield ""
+        yield "copied into the guest"
+        yield from (f"  {each.source}" for each in plan.copies)
+
+
+def _mount_lines(mounts: tuple[HostMount, ...]) -> Iterator[str]:
+    for mount in mounts:
+        yield f"  {mount.type} {mount.source} on {mount.target} ({','.join(mount.options)})"
+
+
+def _argv_lines(argv: tuple[str, ...]) -> Iterator[str]:
+    """An option a line, as a shell reads it."""
+    line = shlex.quote(argv[0])
+    for word in argv[1:]:
+        if word.startswith("-"):
+            yield f"{line} \\"
+            line = f"  {shlex.quote(word)}"
+        else:
+            line += f" {shlex.quote(word)}"
+    yield line
+
+
+def as_document(plan: Plan) -> dict[str, Any]:
+    """The plan for programs: the values that a shim carries out. Values of environment variables are left out."""
+    found: dict[str, Any] = msgspec.to_builtins(plan, enc_hook=str, str_keys=True)
+    if plan.sandbox is not None:
+        found["sandbox"].pop("config")  # it is beside it
+    if plan.container is not None:
+        process = found["container"]["guest"]["spec"].get("process") or {}
+        process["env"] = [str(each).partition("=")[0] for each in process.get("env") or ()]
+    return found

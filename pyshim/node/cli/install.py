@@ -1,0 +1,459 @@
+"""`pyshim install`, `uninstall`, `status` and `verify`: this node's installation."""
+
+import os
+import shutil
+import signal
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import click
+
+from pyshim.config.load import build_config
+from pyshim.config.sources import SHIPPED_PATH, read_source
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.node.cli.check_host import look
+from pyshim.node.cli.check_verdicts import Level, verdicts
+from pyshim.node.cli.output import examples, json_option, print_json, print_table
+from pyshim.node.cli.progress import steps
+from pyshim.node.cli.sandbox import state_dir_option
+from pyshim.node.install import runtime
+from pyshim.node.install.apply import (
+    Change,
+    Manifest,
+    apply,
+    changes,
+    edits,
+    foreign_text,
+    read_manifest,
+    remove,
+    states,
+)
+from pyshim.node.install.blocks import block_in
+from pyshim.node.install.containerd_config import parsed, runtimes_in
+from pyshim.node.install.disk import Disk
+from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler
+from pyshim.node.install.plan import CONTAINERD_DROP_IN, PREFIX, InstallPlan, chosen_handlers, install_plan
+from pyshim.node.install.release import Sources
+
+_CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+_PROGRAMS = ("cpu", "tun", "qemu", "virtiofsd")
+"""Subjects of `pyshim check` without which no pod runs, whatever is configured later."""
+
+
+def _absolute(_ctx: click.Context, _parameter: click.Parameter, path: str) -> str:
+    """For a path that is written into files."""
+    if not os.path.isabs(path) or os.path.normpath(path) == "/":
+        raise click.BadParameter(f"{path!r} is not the absolute path of a directory below the root")
+    return os.path.normpath(path)
+
+
+_prefix = click.option(
+    "--prefix",
+    default=PREFIX,
+    metavar="DIR",
+    show_default=True,
+    callback=_absolute,
+    help="Where code and guest go.",
+)
+_root = click.option("--root", default="/", metavar="DIR", help="A tree in place of this node, for images of nodes.")
+_config = click.option("--containerd-config", "config", default=runtime.CONFIG, metavar="FILE", show_default=True)
+_socket = click.option("--socket", default=runtime.SOCKET, metavar="PATH", show_default=True, help="containerd's.")
+
+
+@click.command(
+    "install",
+    epilog=examples(
+        "pyshim install --dry-run",
+        "pyshim install --restart",
+        "pyshim install --handler pykata --handler pykata-debug",
+    ),
+)
+@_prefix
+@_root
+@_config
+@_socket
+@click.option("--guest", default=f"{_CHECKOUT}/.build/guest", metavar="DIR", help="Default: what 'make guest' built.")
+@click.option("--wheel", metavar="FILE", help="The package. Default: built from this checkout.")
+@click.option("--wheels", metavar="DIR", help="Its dependencies, where no package index is reached.")
+@click.option("--lock", default=f"{_CHECKOUT}/requirements.lock", metavar="FILE", help="Default: this checkout's.")
+@click.option("--handler", "names", multiple=True, metavar="NAME", help="Only these; default: all.")
+@click.option(
+    "--restart",
+    is_flag=True,
+    help="Restart containerd and run a test pod; undo everything if that fails. When nothing changes and the test pod"
+    " runs, containerd is not restarted.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+def install(
+    prefix: str,
+    root: str,
+    config: str,
+    socket: str,
+    guest: str,
+    wheel: str | None,
+    wheels: str | None,
+    lock: str,
+    names: tuple[str, ...],
+    restart: bool,
+    dry_run: bool,
+) -> int:
+    """Install pyshim on this node, or bring its installation up to date.
+
+    Code and guest go below the prefix, the configuration to /etc/pyshim, a handler for each kind of pod to containerd
+    and CRI-O. All of it is written or nothing. A file that was edited, or that is another's, is shown and refused.
+    Pods that run keep the code they were started with.
+    """
+    _require_root(root, dry_run)
+    disk, handlers = Disk(root), chosen_handlers(names)
+    with runtime.lock(root), Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels) as sources:
+        manifest = read_manifest(disk, prefix)
+        containerd = _containerd(disk, config, manifest)
+        plan = install_plan(
+            prefix=prefix,
+            release=sources.release(),
+            handlers=handlers,
+            configs=sources.configs(),
+            containerd=containerd,
+            has_crio=_has_crio(disk),
+        )
+        sys.stderr.writelines(edits(plan, manifest, disk))
+        if dry_run:
+            _print_plan(plan, changes(plan, manifest, disk), disk)
+            return 0
+        if root == "/" and any(handler.is_local for handler in handlers):
+            _require_programs()
+        if restart:
+            runtime.require_answer(socket)
+        node = _Node(
+            config,
+            socket,
+            handlers,
+            containerd,
+            restart=restart,
+            is_running=root == "/",
+            is_installed=_is_installed(plan, manifest, disk),
+        )
+        try:
+            with steps() as told, undone_at_sigterm():
+                done = apply(
+                    plan,
+                    disk,
+                    make_release=lambda place: sources.make(disk.at(place), plan.release_path, plan.release, told),
+                    check=lambda: node.check(told),
+                    rolled_back=node.rolled_back,
+                )
+        except (OSError, ShimError) as error:
+            raise _failure("install pyshim", error) from error
+    _print_changes(done)
+    print(f"release {plan.release.id}" + ("" if done else ": nothing to do"))
+    if root == "/":
+        _prune(disk, plan)
+    if containerd is not None and not restart and root == "/":
+        print("next: systemctl restart containerd && pyshim verify")
+    return 0
+
+
+@click.command("uninstall", epilog=examples("pyshim uninstall --restart"))
+@_prefix
+@_root
+@_socket
+@click.option("--restart", is_flag=True, help="Restart containerd.")
+def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
+    """Remove what `pyshim install` wrote, and nothing else.
+
+    Refused while pods run in virtual machines, and when a file was edited.
+    """
+    _require_root(root, False)
+    disk = Disk(root)
+    with runtime.lock(root):
+        if read_manifest(disk, prefix) is None:
+            print("nothing is installed")
+            return 0
+        pids = runtime.running_of(f"{prefix}/releases") if root == "/" else ()
+        zygotes = [pid for pid in pids if runtime.is_zygote(pid)]
+        verbs = {pid: words for pid in pids if (words := runtime.operators_command(pid))}
+        pods = [pid for pid in pids if pid not in zygotes and pid not in verbs]
+        if pods:
+            raise FailedPrecondition(
+                f"uninstall pyshim: pods run with it, as processes {', '.join(map(str, pods[:20]))}"
+                " (hint: remove them first)"
+            )
+        if verbs:
+            found = "; ".join(f"'{words[:60]}' as process {pid}" for pid, words in verbs.items())
+            raise FailedPrecondition(
+                f"uninstall pyshim: commands of it run: {found}"
+                " (hint: end them first, units by 'systemctl disable --now')"
+            )
+        if root == "/":
+            runtime.stop_units()
+        try:
+            with undone_at_sigterm():
+                done = remove(disk, prefix)
+        except (OSError, ShimError) as error:
+            raise _failure("uninstall pyshim", error) from error
+    for pid in zygotes:
+        runtime.end(pid, signal.SIGTERM)
+    if root == "/":
+        runtime.reload_units()
+    _print_changes(done)
+    if restart:
+        runtime.restart()
+    elif root == "/":
+        print("next: systemctl restart containerd")
+    return 0
+
+
+@click.command("status", epilog=examples("pyshim status"))
+@_prefix
+@_root
+@_config
+@state_dir_option
+@json_option
+def status(prefix: str, root: str, config: str, state_dir: str, as_json: bool) -> int:
+    """Show what is installed on this node, and which pods run with which release.
+
+    Exit code 1 when nothing is, or something is not as `pyshim install` wrote it.
+    """
+    disk = Disk(root)
+    manifest = read_manifest(disk, prefix)
+    if manifest is None:
+        raise NotFound(f"show the installation in '{prefix}': there is none")
+    files = states(manifest, disk)
+    running = {name: runtime.running_of(f"{prefix}/releases/{name}") for name in disk.names(f"{prefix}/releases")}
+    releases = {name: len(pids) for name, pids in running.items()}
+    pods = _pods_of(running, state_dir) if root == "/" else {}
+    bad = [path for path, state in files if state != "ok"]
+    if as_json:
+        document = {"release": manifest.release, "is_complete": manifest.is_complete, "releases": releases}
+        document |= {"pods": pods}
+        print_json({**document, "files": dict(files), "handlers": [handler.name for handler in _installed(manifest)]})
+    else:
+        unfinished = "" if manifest.is_complete else " (an installation was interrupted; run 'pyshim install' again)"
+        print(f"release {manifest.release or '-'}{unfinished}")
+        print(f"handlers {', '.join(handler.name for handler in _installed(manifest))}")
+        for name, count in releases.items():
+            print(f"processes of {name}: {count}" + (f", of pods {', '.join(pods[name])}" if pods.get(name) else ""))
+        print_table(("STATE", "FILE"), [(state, path) for path, state in files])
+    return 1 if bad or not manifest.is_complete else 0
+
+
+@click.command("verify", epilog=examples("pyshim verify", "pyshim verify --handler pykata-remote"))
+@_prefix
+@_socket
+@click.option("--handler", "name", metavar="NAME", help="Of the test pod; default: the first that is installed.")
+def verify(prefix: str, socket: str, name: str | None) -> int:
+    """Run a test pod through containerd, with an installed handler.
+
+    Says first whether containerd runs, has its CRI plugin, and knows the handlers.
+    """
+    from pyshim.node.install.cri import verify as verify_cri
+
+    manifest = read_manifest(Disk(), prefix)
+    if manifest is None:
+        raise NotFound(f"verify the installation in '{prefix}': there is none")
+    names = [handler.name for handler in _installed(manifest)]
+    runtime.require_answer(socket)
+    with undone_at_sigterm():
+        answer = verify_cri(socket, frozenset(names), pod=name or names[0])
+    print(f"ok: {answer} ran a pod with {name or names[0]}; it has {', '.join(names)}")
+    return 0
+
+
+class _Node:
+    """The programs that read what is written, as far as they are to be asked."""
+
+    def __init__(
+        self,
+        config: str,
+        socket: str,
+        handlers: tuple[Handler, ...],
+        containerd: Containerd | None,
+        *,
+        restart: bool,
+        is_running: bool,
+        is_installed: bool,
+    ) -> None:
+        self._config = config
+        self._socket = socket
+        self._handlers = handlers
+        self._containerd = containerd
+        self._restart = restart
+        self._is_running = is_running
+        self._is_installed = is_installed
+        self._was_restarted = False
+
+    def check(self, told: Callable[[str], None]) -> None:
+        """containerd takes the files, and with `--restart` ran a pod. `told` hears of each step. Raises ShimError."""
+        if not self._is_running:
+            return
+        told("ask containerd for its configuration")
+        runtime.reload_units()
+        names = frozenset(handler.name for handler in self._handlers)
+        program = runtime.find()
+        if self._containerd is not None and program is not None:
+            document = runtime.effective(program, self._config)
+            runtime.require_handlers(document, self._containerd.effective_runtimes, names)
+        if self._restart:
+            self._require_pod(names, told)
+        told("restart pyshim's units")
+        runtime.restart_units(also_stopped=self._restart)
+
+    def _require_pod(self, names: frozenset[str], told: Callable[[str], None]) -> None:
+        """A test pod ran. A containerd that has these files already is not restarted for it, if it can do without."""
+        from pyshim.node.install.cri import verify as verify_cri
+
+        if self._is_installed:
+            told("run a test pod")
+            try:
+                verify_cri(self._socket, names, pod=self._handlers[0].name)
+                return
+            except ShimError as error:
+                print(f"restarting containerd: {error}", file=sys.stderr)
+        self._was_restarted = True
+        told("restart containerd")
+        runtime.restart()
+        told("run a test pod")
+        verify_cri(self._socket, names, pod=self._handlers[0].name)
+
+    def rolled_back(self) -> None:
+        """They are as before, on the files of before."""
+        if not self._is_running:
+            return
+        try:
+            runtime.reload_units()
+            runtime.restart_units(also_stopped=False)
+        finally:
+            if self._was_restarted:
+                runtime.restart()
+
+
+def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> bool:
+    """The node is as `plan` has it."""
+    if manifest is None or not manifest.is_complete or manifest.release != plan.release.id:
+        return False
+    return disk.is_directory(plan.release_path) and not changes(plan, manifest, disk)
+
+
+@contextmanager
+def undone_at_sigterm() -> Iterator[None]:
+    """SIGTERM, too, ends what is under way as Ctrl-C does: what was written goes back. The undo hears neither."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        for number in before:
+            signal.signal(number, lambda _number, _frame: None)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _require_root(root: str, dry_run: bool) -> None:
+    if root == "/" and os.geteuid() != 0 and not dry_run:
+        raise FailedPrecondition("change the installation: only root can (hint: --dry-run needs no root)")
+
+
+def _require_programs() -> None:
+    """QEMU and what else the node's packages have to bring are there. Raises FailedPrecondition with their names."""
+    found = verdicts(look(build_config(read_source(None, {}, (SHIPPED_PATH,))), ""))
+    lacking = [each for each in found if each.subject in _PROGRAMS and each.level is Level.MISSING]
+    if lacking:
+        said = "; ".join(f"{each.subject}: {each.text} (hint: {each.hint})" for each in lacking)
+        raise FailedPrecondition(f"install pyshim: this node lacks what virtual machines need: {said}")
+
+
+def _containerd(disk: Disk, config: str, manifest: Manifest | None) -> Containerd | None:
+    """The node's containerd, what is ours left out. None for a node that has CRI-O only."""
+    program = runtime.find()
+    if program is None:
+        if not _has_crio(disk):
+            raise NotFound("find a container runtime: there is neither containerd nor CRI-O")
+        return None
+    text = foreign_text(disk, config)
+    owned = {entry.path for entry in manifest.entries} if manifest else set()
+    if config in owned and manifest is not None and not any(e.path == config and e.is_block for e in manifest.entries):
+        text = None  # all of the file is ours
+    if text is not None:
+        parsed(text, config)
+    found: frozenset[str] = frozenset()
+    if disk.root == "":
+        ours = {name for path in (config, CONTAINERD_DROP_IN) if path in owned for name in _written(disk, path)}
+        found = runtime.effective_runtimes(runtime.effective(program, config)) - ours
+    return Containerd(version=runtime.version(program), config_path=config, config_text=text, effective_runtimes=found)
+
+
+def _written(disk: Disk, path: str) -> set[str]:
+    """The handlers that a file or block of ours names."""
+    found = disk.read(path)
+    text = found[0].decode(errors="replace") if isinstance(found, tuple) else ""
+    try:
+        held = block_in(text)
+        return set(runtimes_in(tomllib.loads(text if held is None else held)))
+    except ValueError:
+        return set()
+
+
+def _has_crio(disk: Disk) -> bool:
+    return shutil.which("crio") is not None or disk.is_directory("/etc/crio")
+
+
+def _installed(manifest: Manifest) -> tuple[Handler, ...]:
+    paths = {entry.path for entry in manifest.entries}
+    return tuple(handler for handler in HANDLERS if handler.config_path in paths)
+
+
+def _pods_of(running: Mapping[str, tuple[int, ...]], state_dir: str) -> dict[str, list[str]]:
+    """By release, the pods whose shim was started from it; a sandbox that is no pod has its id."""
+    from pyshim.node.cli.sandboxes import sandboxes
+
+    found: dict[str, list[str]] = {name: [] for name in running}
+    for sandbox in sandboxes(state_dir):
+        pids = {process.pid for process in sandbox.processes}
+        for name in (name for name, ours in running.items() if pids & set(ours)):
+            found[name].append(sandbox.pod or sandbox.id)
+    return found
+
+
+def _print_plan(plan: InstallPlan, todo: tuple[Change, ...], disk: Disk) -> None:
+    print(f"release {plan.release.id}: {'is there' if disk.is_directory(plan.release_path) else 'would be made'}")
+    if not todo:
+        print("no file would change")
+    _print_changes(todo)
+
+
+def _print_changes(done: tuple[Change, ...]) -> None:
+    for change in done:
+        word = "remove" if change.after is None else "change" if change.before is not None else "write"
+        print(f"{word} {change.path}")
+
+
+def _prune(disk: Disk, plan: InstallPlan) -> None:
+    """Releases that no process uses are gone; the others are named."""
+    for name in disk.names(f"{plan.prefix}/releases"):
+        if name == plan.release.id:
+            continue
+        path = f"{plan.prefix}/releases/{name}"
+        pids = [pid for pid in runtime.running_of(path) if not runtime.is_zygote(pid)]
+        if pids:
+            print(f"release {name} stays: {len(pids)} processes of running pods use it")
+            continue
+        try:
+            disk.remove_tree(path)
+        except OSError as error:
+            print(f"pyshim: remove release '{name}': {describe_os_error(error)}", file=sys.stderr)
+
+
+def _failure(what: str, error: OSError | ShimError) -> ShimError:
+    """The error with the object's name, and with what could not be undone."""
+    if isinstance(error, OSError):
+        place = f" '{error.filename}'" if error.filename else ""
+        text = f"{what}:{place} {describe_os_error(error)}"
+    else:
+        text = str(error)
+    return FailedPrecondition("; ".join((text, *getattr(error, "__notes__", ()))))

@@ -1,0 +1,67 @@
+"""`pyshim iptables get|set`: the guest's packet filter, through the sandbox's shim."""
+
+import sys
+
+import click
+
+from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
+from pyshim.node.cli.monitor_client import ask_sandbox
+from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.node.cli.sandbox import named_sandbox, sandbox_id_option, state_dir_option
+
+
+@click.group(
+    epilog=examples(
+        "pyshim iptables get 1a2b",
+        "pyshim iptables set 1a2b rules.txt",
+        "pyshim iptables get --sandbox-id 1a2b --v6",
+    )
+)
+def command() -> None:
+    """Read or replace the iptables rules within a sandbox's guest."""
+
+
+def target(v6: bool) -> str:
+    """Kata's path on the monitor socket."""
+    return "/ip6tables" if v6 else "/iptables"
+
+
+@command.command("get")
+@click.argument("words", metavar="SANDBOX", nargs=-1)
+@sandbox_id_option
+@click.option("--v6", is_flag=True, help="Those of IPv6.")
+@state_dir_option
+@json_option
+def _get(words: tuple[str, ...], named: str, v6: bool, state_dir: str, as_json: bool) -> int:
+    """Print the rules, as iptables-save does."""
+    sandbox, _ = named_sandbox(words, named, further=0)
+    rules = ask_sandbox(state_dir, sandbox, "GET", target(v6))
+    if as_json:
+        print_json({"rules": rules.splitlines()})
+    else:
+        sys.stdout.write(rules if rules.endswith("\n") or not rules else f"{rules}\n")
+    return 0
+
+
+@command.command("set")
+@click.argument("words", metavar="SANDBOX FILE", nargs=-1)
+@sandbox_id_option
+@click.option("--v6", is_flag=True, help="Those of IPv6.")
+@state_dir_option
+def _set(words: tuple[str, ...], named: str, v6: bool, state_dir: str) -> int:
+    """Replace the rules by those of FILE, which has the form of iptables-save; - is stdin."""
+    sandbox, (path,) = named_sandbox(words, named, further=1)
+    ask_sandbox(state_dir, sandbox, "PUT", target(v6), read_limited(path, "rules"))
+    return 0
+
+
+def read_limited(path: str, what: str) -> bytes:
+    """The content of the file. Raises OSError, and UsageError for more than the shim takes."""
+    if path == "-":
+        content = sys.stdin.buffer.read(MAX_MONITOR_BODY_BYTES + 1)
+    else:
+        with open(path, "rb") as file:
+            content = file.read(MAX_MONITOR_BODY_BYTES + 1)
+    if len(content) > MAX_MONITOR_BODY_BYTES:
+        raise click.UsageError(f"read {what} of '{path}': more than {MAX_MONITOR_BODY_BYTES} bytes")
+    return content

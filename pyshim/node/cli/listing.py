@@ -1,0 +1,51 @@
+"""`pyshim list`: the sandboxes of this node, with the sizes of their VMs and what they use."""
+
+import sys
+import time
+
+import click
+
+from pyshim.model.errors import NotFound
+from pyshim.node.cli.output import examples, json_option, print_json, print_table
+from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
+from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, Sandbox, UsageMeter, document, row, sandboxes
+
+SAMPLE_S = 0.3
+"""Seconds over which the use of CPUs is measured."""
+
+
+@click.command(epilog=examples("pyshim list", "pyshim list --json | jq -r '.[] | select(.health != \"ok\").id'"))
+@click.argument("prefix", metavar="[SANDBOX]", default="")
+@state_dir_option
+@json_option
+def command(prefix: str, state_dir: str, as_json: bool) -> int:
+    """List the sandboxes of this node, or those that SANDBOX names: all whose ids begin so, or a pod's.
+
+    ASKED is what their containers ask for, VM what the virtual machine has, both CPUs and memory. CPU, in percent of
+    one CPU, and MEMORY are what shim, VMM and file server use now. HEALTH comes from states and processes: no shim and
+    no guest is asked.
+    """
+    found = _named(prefix, state_dir)
+    meter = UsageMeter()
+    if found:
+        meter.look(found)
+        time.sleep(SAMPLE_S)
+    usage = meter.look(found)
+    now_ns = time.time_ns()
+    if as_json:
+        print_json([document(each, usage[each.id], now_ns=now_ns) for each in found])
+        return 0
+    whole = not sys.stdout.isatty()
+    rows = [row(each, usage[each.id], now_ns=now_ns, whole_ids=whole) for each in found]
+    print_table(HEADINGS, rows, right=NUMBERS, wrap="HEALTH")
+    return 0
+
+
+def _named(text: str, state_dir: str) -> list[Sandbox]:
+    """Raises NotFound when `text` names none, InvalidArgument when it cannot be a name."""
+    found = sandboxes(state_dir, prefix=text)
+    if text and not found:
+        found = sandboxes(state_dir, prefix=sandbox_id(text, state_dir))
+        if not found:
+            raise NotFound(f"list sandboxes '{text}': no sandbox that is recorded here begins so")
+    return found

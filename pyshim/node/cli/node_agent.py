@@ -1,0 +1,130 @@
+"""`pyshim node-agent run|wait-removed`: what the pods of the Helm chart do."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any
+
+import click
+
+from pyshim import log
+from pyshim.node.cli.output import examples
+from pyshim.node.install import runtime
+from pyshim.node.install.plan import chosen_handlers
+
+_api_options = (
+    click.option("--server", metavar="URL", help="The API server; default: that of the pod's cluster."),
+    click.option("--token", metavar="FILE", help="With --server."),
+    click.option("--authority", metavar="FILE", help="With --server."),
+)
+
+
+def _with_api(command: Any) -> Any:
+    for option in _api_options:
+        command = option(command)
+    return command
+
+
+@click.group(epilog=examples("pyshim node-agent run --payload /opt/pyshim-image/payload --handler pykata"))
+def command() -> None:
+    """Install pyshim on the node of this pod, and label the node; for the DaemonSet of the Helm chart."""
+
+
+@command.command()
+@click.option("--node", envvar="NODE_NAME", required=True, metavar="NAME", help="Default: NODE_NAME.")
+@click.option("--payload", required=True, metavar="DIR", help="Wheel, wheels, requirements.lock, guest.")
+@click.option("--handler", "names", multiple=True, required=True, metavar="NAME", help="The first one has to work.")
+@click.option("--taint", default="", metavar="KEY", help="Taint to remove once the node is ready.")
+@click.option("--remove-when", required=True, metavar="FILE", help="While it exists, take pyshim off the node.")
+@click.option("--ready-file", required=True, metavar="FILE", help="Exists while the node is ready.")
+@click.option("--containerd-config", default=runtime.CONFIG, show_default=True, metavar="FILE", help="On the node.")
+@click.option("--socket", default=runtime.SOCKET, show_default=True, metavar="PATH", help="containerd's, on the node.")
+@click.option("--python", default="/usr/bin/python3", show_default=True, metavar="PATH", help="On the node.")
+@_with_api
+def run(
+    node: str,
+    payload: str,
+    names: tuple[str, ...],
+    taint: str,
+    remove_when: str,
+    ready_file: str,
+    containerd_config: str,
+    socket: str,
+    python: str,
+    server: str | None,
+    token: str | None,
+    authority: str | None,
+) -> int:
+    """Keep this node as the image has it, until SIGTERM.
+
+    A privileged pod in the host's pid namespace: commands run in the mount namespace of process 1.
+    """
+    from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
+    from pyshim.node.install.in_cluster.api import Api
+    from pyshim.node.install.in_cluster.host import Host
+    from pyshim.node.install.in_cluster.payload import read_payload
+
+    chosen_handlers(names)
+    read_payload(payload)
+    access = _access(server, token, authority)
+    config = NodeAgentConfig(
+        node=node,
+        payload=payload,
+        handlers=names,
+        taint=taint,
+        remove_when=remove_when,
+        ready_file=ready_file,
+        containerd_config=containerd_config,
+        socket=socket,
+        python=python,
+    )
+
+    async def work() -> None:
+        async with Api(access) as api:
+            await NodeAgent(config, api=api, host=Host(), pauses=Pauses()).run()
+
+    return _until_sigterm(work())
+
+
+@command.command()
+@click.option("--timeout", type=click.FloatRange(min=1), default=270.0, show_default=True, metavar="SECONDS")
+@_with_api
+def wait_removed(timeout: float, server: str | None, token: str | None, authority: str | None) -> int:
+    """Wait until no node of the cluster has pyshim; name those that have."""
+    from pyshim.node.install.in_cluster import agent
+    from pyshim.node.install.in_cluster.api import Api
+
+    access = _access(server, token, authority)
+
+    async def work() -> None:
+        async with Api(access) as api:
+            await agent.wait_removed(api, timeout_s=timeout)
+
+    return _until_sigterm(work())
+
+
+def _access(server: str | None, token: str | None, authority: str | None) -> Any:
+    from pyshim.node.install.in_cluster.api import Access, in_cluster
+
+    if server is None:
+        return in_cluster(os.environ)
+    if token is None or authority is None:
+        raise click.UsageError("--server needs --token and --authority")
+    return Access(server=server, token=token, authority=authority)
+
+
+def _until_sigterm(work: Coroutine[Any, Any, None]) -> int:
+    log.set_up(debug=False)
+
+    async def main() -> int:
+        task = asyncio.ensure_future(work)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+        return 0
+
+    return asyncio.run(main())

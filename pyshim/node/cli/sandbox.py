@@ -1,0 +1,99 @@
+"""How verbs name a sandbox: its id, the beginning of one, or the pod's NAMESPACE/NAME.
+
+Pods are found in the states, which have the names that the kubelet gave: containerd need not answer.
+"""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from pyshim.model.errors import InvalidArgument, NotFound
+from pyshim.model.ids import SandboxId, checked_id
+from pyshim.node.cli.sandboxes import STOPPED, sandboxes
+from pyshim.state.store import ROOT as STATE_DIR
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_MAX_NAMED = 5
+_POD = re.compile("[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*")
+"""NAMESPACE/NAME as Kubernetes allows them."""
+
+
+def sandbox_id(text: str, state_dir: str) -> SandboxId:
+    """The id of the one recorded sandbox that `text` is or begins, `text` itself when there is none; or the pod's.
+
+    Raises InvalidArgument when `text` is no identifier, or means several; NotFound for a pod without a sandbox.
+    """
+    if _POD.fullmatch(text):
+        return _of_pod(text, state_dir)
+    checked = SandboxId(checked_id(text, "sandbox id"))
+    found = recorded(state_dir, checked)
+    if checked in found or not found:
+        return checked
+    if len(found) > 1:
+        raise InvalidArgument(f"find sandbox '{text}': {len(found)} begin so: {_named(found)}")
+    return found[0]
+
+
+def _of_pod(name: str, state_dir: str) -> SandboxId:
+    """The pod's sandbox; one that has ended only when there is no other: after a failure a pod gets a new one."""
+    found = [each for each in sandboxes(state_dir) if each.pod == name]
+    running = [each for each in found if each.health != STOPPED]
+    ids = [SandboxId(each.id) for each in running or found]
+    if not ids:
+        raise NotFound(f"find pod '{name}': no sandbox of it is recorded here (hint: pyshim list)")
+    if len(ids) > 1:
+        raise InvalidArgument(f"find pod '{name}': it has {len(ids)} sandboxes: {_named(ids)}")
+    return ids[0]
+
+
+def _named(ids: Sequence[str]) -> str:
+    return ", ".join(sorted(ids)[:_MAX_NAMED]) + (", ..." if len(ids) > _MAX_NAMED else "")
+
+
+def recorded(state_dir: str, prefix: str = "") -> list[SandboxId]:
+    """The ids of recorded sandboxes that begin so; none where there is no state."""
+    try:
+        with os.scandir(state_dir) as entries:
+            return sorted(SandboxId(each.name) for each in entries if each.name.startswith(prefix) and each.is_dir())
+    except FileNotFoundError:
+        return []
+
+
+class _Sandbox(click.ParamType[str]):
+    name = "sandbox"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        try:
+            return [CompletionItem(found) for found in recorded(ctx.params.get("state_dir") or STATE_DIR, incomplete)]
+        except OSError:
+            return []
+
+
+def sandbox_argument(command: _Command) -> _Command:
+    return click.argument("sandbox", metavar="SANDBOX", type=_Sandbox())(command)
+
+
+def state_dir_option(command: _Command) -> _Command:
+    """An option of the verbs' tests, and of nodes whose state is elsewhere."""
+    option = click.option(
+        "--state-dir", default=STATE_DIR, show_default=True, metavar="DIR", help="Where sandboxes are recorded."
+    )
+    return option(command)
+
+
+def sandbox_id_option(command: _Command) -> _Command:
+    """The option by which kata-runtime's verbs name a sandbox."""
+    option = click.option("--sandbox-id", "named", default="", metavar="ID", help="SANDBOX, as kata-runtime has it.")
+    return option(command)
+
+
+def named_sandbox(words: Sequence[str], named: str, *, further: int) -> tuple[str, tuple[str, ...]]:
+    """The sandbox, from the option or the first word, and the `further` words. Raises UsageError for more or fewer."""
+    given = [named, *words] if named else list(words)
+    if len(given) != 1 + further or not all(given):
+        raise click.UsageError("expected SANDBOX" + (" and FILE" if further else ""))
+    return given[0], tuple(given[1:])

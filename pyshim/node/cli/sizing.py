@@ -1,0 +1,218 @@
+"""`pyshim sizing show|explain|podfixed`: why a sandbox has the size it has, what a pod's and its overhead would be."""
+
+import math
+import os
+import sys
+from fractions import Fraction
+
+import click
+from msgspec.structs import replace
+
+from pyshim.config.sources import named_file, read_source
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.host_facts import elsewhere
+from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.node.cli.sandboxes import host_side_mib_of, sandboxes
+from pyshim.node.cli.sizing_text import (
+    HostSide,
+    explanation_json,
+    explanation_lines,
+    pod_fixed_json,
+    pod_fixed_lines,
+    record_lines,
+    runtime_class_lines,
+)
+from pyshim.node.cli.state import read_snapshot
+from pyshim.node.kubernetes.agreement import Summand, class_summands, explain_pod, policy_in_force, total
+from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents, runtime_class
+from pyshim.node.kubernetes.pod_config import pod_config
+from pyshim.resources.probe import probe_host
+from pyshim.resources.sizing.plan.capacity import host_side_mib
+from pyshim.resources.sizing.plan.record import SizingRecord
+
+
+@click.group(
+    epilog=examples(
+        "pyshim sizing show 1a2b",
+        "pyshim sizing explain pod.yaml --node-cpus 8",
+        "pyshim sizing podfixed --runtimeclass pykata | kubectl apply -f -",
+    )
+)
+def command() -> None:
+    """Explain how large a sandbox's VM is, or would be, and what a pod costs beside its containers."""
+
+
+@command.command()
+@sandbox_argument
+@state_dir_option
+@json_option
+def show(sandbox: str, state_dir: str, as_json: bool) -> int:
+    """How a running sandbox came to its size."""
+    found = sandbox_id(sandbox, state_dir)
+    where = f"sizing record of '{found}'"
+    snapshot = read_snapshot(state_dir, found)
+    if not snapshot.get("Sizing"):
+        raise FailedPrecondition(f"show {where}: none is kept; the sandbox is not planned yet, or not ours")
+    record = SizingRecord.from_json(snapshot["Sizing"], where)
+    if as_json:
+        print_json(record.as_json())
+    else:
+        print("\n".join(record_lines(record)))
+    return 0
+
+
+@command.command()
+@click.argument("manifest", metavar="POD.yaml")
+@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@click.option("--runtimeclass", "class_path", metavar="FILE", help="Manifest with the RuntimeClass, for its overhead.")
+@click.option("--node-cpus", type=click.IntRange(min=1), metavar="N", help="Default: this machine's.")
+@click.option("--node-kvm", type=click.Choice(["yes", "no"]), help="Hardware virtualization; default: this machine's.")
+@click.option("--node-memory", type=click.IntRange(min=1), metavar="MIB", help="Default: this machine's.")
+@click.option(
+    "--host-side",
+    type=click.IntRange(min=0),
+    metavar="MIB",
+    help="Memory of VMM, file server and shim beside guest RAM; default: as measured, by the node's accelerator.",
+)
+@json_option
+def explain(
+    manifest: str,
+    config_path: str | None,
+    class_path: str | None,
+    node_cpus: int | None,
+    node_kvm: str | None,
+    node_memory: int | None,
+    host_side: int | None,
+    as_json: bool,
+) -> int:
+    """What Kubernetes reserves for a pod, and what its VM would be.
+
+    POD.yaml holds a pod, or anything with a pod template.
+    """
+    source = read_source(named_file(config_path), dict(os.environ))
+    facts = probe_host()
+    node = replace(
+        facts,
+        cpu_count=node_cpus or facts.cpu_count,
+        memory_mib=node_memory or facts.memory_mib,
+        kvm_usable=facts.kvm_usable if node_kvm is None else node_kvm == "yes",
+    )
+    documents = read_documents(manifest)
+    class_documents = read_documents(class_path) if class_path else documents
+    lines: list[str] = []
+    found = []
+    for pod in pods_in(documents, manifest):
+        overhead = overhead_of(class_documents, pod.runtime_class, class_path or manifest)
+        if class_path and overhead is None:
+            wanted = pod.runtime_class or "the pod names none, and the file does not hold exactly one"
+            raise FailedPrecondition(f"find RuntimeClass in '{class_path}' for {pod.title}: {wanted}")
+        config = pod_config(source, pod.annotations)
+        host = elsewhere(node) if config.is_remote else node
+        beside_mib = host_side_mib(config, host) if host_side is None else host_side
+        explained = explain_pod(pod_sizing(pod, manifest, overhead), config, host, host_side_mib=beside_mib)
+        found.append(explanation_json(pod.title, explained))
+        lines += ["", *explanation_lines(pod.title, explained, full_block=_block())]
+    if as_json:
+        print_json(found[0] if len(found) == 1 else found)
+    else:
+        print("\n".join(lines[1:]))
+    return 0
+
+
+def _label(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise click.BadParameter(f"{text!r} is not KEY=VALUE")
+        found[key] = value
+    return found
+
+
+@command.command()
+@click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@click.option("--node-kvm", type=click.Choice(["yes", "no"]), help="Hardware virtualization; default: this machine's.")
+@click.option(
+    "--host-side",
+    type=click.IntRange(min=0),
+    metavar="MIB",
+    help="Memory of VMM, file server and shim beside guest RAM; default: the most of a sandbox that runs here, else"
+    " as documented, by the accelerator.",
+)
+@click.option("--reserve", type=click.IntRange(min=0), default=0, metavar="MIB", help="Memory on top of the sum.")
+@click.option("--runtimeclass", "class_name", metavar="NAME", help="Print the manifest of a RuntimeClass of this name.")
+@click.option("--handler", metavar="NAME", help="Of the RuntimeClass; default: its name.")
+@click.option(
+    "--node-selector", multiple=True, callback=_label, metavar="KEY=VALUE", help="Of the RuntimeClass; may be repeated."
+)
+@state_dir_option
+@json_option
+def podfixed(
+    config_path: str | None,
+    node_kvm: str | None,
+    host_side: int | None,
+    reserve: int,
+    class_name: str | None,
+    handler: str | None,
+    node_selector: dict[str, str],
+    state_dir: str,
+    as_json: bool,
+) -> int:
+    """What a RuntimeClass has to state as overhead.podFixed, and the figures it is the sum of.
+
+    It covers the VM of every pod that states its limits; 'sizing explain' has the figures of one pod.
+    """
+    if class_name is None and (handler or node_selector):
+        raise click.UsageError("--handler and --node-selector belong to --runtimeclass")
+    source = read_source(named_file(config_path), dict(os.environ))
+    config = pod_config(source, {})
+    facts = probe_host()
+    facts = replace(facts, kvm_usable=facts.kvm_usable if node_kvm is None else node_kvm == "yes")
+    if host_side is not None:
+        beside = HostSide(mib=host_side, source="--host-side")
+    else:
+        beside = _measured(config, state_dir) or HostSide(
+            mib=host_side_mib(config, facts), source="documented in docs/KUBERNETES.md"
+        )
+    policy = policy_in_force(config)
+    summands = class_summands(config, policy, beside.mib)
+    if reserve:
+        summands = (*summands, Summand(name="reserve", memory_mib=Fraction(reserve)))
+    if class_name is not None:
+        manifest = runtime_class(class_name, handler or class_name, total(summands), node_selector)
+        if as_json:
+            print_json(manifest)
+        else:
+            print("\n".join(runtime_class_lines(manifest, summands, beside)))
+    elif as_json:
+        print_json(pod_fixed_json(summands, policy, beside))
+    else:
+        print("\n".join(pod_fixed_lines(summands, policy, beside)))
+    return 0
+
+
+def _measured(config: Config, state_dir: str) -> HostSide | None:
+    """The most that a sandbox on this node takes, of those with a VM here, or elsewhere, as `config` would have it."""
+    found = []
+    for sandbox in sandboxes(state_dir):
+        if sandbox.health != "ok" or (len(sandbox.processes) == 1) != config.is_remote:
+            continue
+        try:
+            found.append(host_side_mib_of(sandbox))
+        except NotFound:
+            continue  # it ended meanwhile
+    if not found:
+        return None
+    number = f"{len(found)} sandboxes" if len(found) > 1 else "the one sandbox"
+    return HostSide(mib=math.ceil(max(found)), source=f"measured: {'the most of ' * (len(found) > 1)}{number} here")
+
+
+def _block() -> str:
+    """What the terminal can show."""
+    try:
+        "█".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeError, LookupError):
+        return "#"
+    return "█"

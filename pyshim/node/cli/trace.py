@@ -1,0 +1,120 @@
+"""`pyshim trace SANDBOX`: where the time went from Create to the first output: as text, OpenTelemetry's JSON, drawn."""
+
+import json
+from html import escape
+
+import click
+
+from pyshim.model.errors import FailedPrecondition, Internal
+from pyshim.model.trace import NO_PARENT, Span, spans_from_json
+from pyshim.node.cli.output import examples
+from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.node.cli.state import read_snapshot
+from pyshim.tracing import ids
+
+_ROW_PX, _CHART_PX, _LABEL_PX, _TOP_PX = 22, 760, 330, 34
+_COLOURS = ("#4878a8", "#6aa56a", "#c28f3c", "#9a6fb0")
+
+
+@click.command(epilog=examples("pyshim trace 1a2b", "pyshim trace 1a2b --svg > start.svg"))
+@sandbox_argument
+@state_dir_option
+@click.option("--json", "as_json", is_flag=True, help="OpenTelemetry's JSON (OTLP), for any tracing tool.")
+@click.option("--svg", is_flag=True, help="A timeline.")
+def command(sandbox: str, state_dir: str, as_json: bool, svg: bool) -> int:
+    """Show where the time went from Create to the first output."""
+    if as_json and svg:
+        raise click.UsageError("--json and --svg are two forms of the same: choose one")
+    found = sandbox_id(sandbox, state_dir)
+    try:
+        spans = spans_from_json(read_snapshot(state_dir, found).get("Trace") or {})
+    except (ValueError, AttributeError) as error:
+        raise Internal(f"read trace of sandbox {found!r}: {error}") from error
+    if not spans:
+        raise FailedPrecondition(f"read trace of sandbox {found!r}: nothing is recorded yet")
+    if as_json:
+        print(json.dumps(as_otlp(found, spans), indent=2))
+    elif svg:
+        print(as_svg(found, spans))
+    else:
+        print("\n".join(as_text(spans)))
+    return 0
+
+
+def as_text(spans: tuple[Span, ...]) -> list[str]:
+    """One line per span, in order of their start: when it began, how long it took, what it is within."""
+    rows = [f"{'at':>10} {'took':>10}"]
+    begin_ns = spans[0].start_ns
+    for depth, span in _nested(spans):
+        took = "" if span.end_ns == span.start_ns else f"{(span.end_ns - span.start_ns) / 1e6:.1f} ms"
+        took = "unfinished" if not span.end_ns else took
+        failed = f" (failed: {span.error})" if span.error else ""
+        at = f"{(span.start_ns - begin_ns) / 1e6:.1f} ms"
+        rows.append(f"{at:>10} {took:>10}  {'  ' * depth}{span.name}{failed}")
+    return rows
+
+
+def as_otlp(sandbox_id: str, spans: tuple[Span, ...]) -> dict[str, object]:
+    """A TracesData message in OTLP's JSON encoding, with the ids that a receiver of the shim's spans has.
+
+    Source: opentelemetry-proto, trace/v1/trace.proto, and the OTLP specification: ids are hexadecimal, times text.
+    """
+    trace_id = ids.trace_id(sandbox_id, spans[0].start_ns)
+    rows: list[dict[str, object]] = [
+        {
+            "traceId": trace_id,
+            "spanId": ids.span_id(trace_id, index),
+            **({"parentSpanId": ids.span_id(trace_id, span.parent)} if span.parent != NO_PARENT else {}),
+            "name": span.name,
+            "kind": 1,
+            "startTimeUnixNano": str(span.start_ns),
+            "endTimeUnixNano": str(span.end_ns or span.start_ns),
+            "status": {"code": 2, "message": span.error} if span.error else {},
+        }
+        for index, span in enumerate(spans)
+    ]
+    attributes = [
+        {"key": "service.name", "value": {"stringValue": "pyshim"}},
+        {"key": "sandbox.id", "value": {"stringValue": sandbox_id}},
+    ]
+    scope = {"scope": {"name": "pyshim"}, "spans": rows}
+    return {"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [scope]}]}
+
+
+def as_svg(sandbox_id: str, spans: tuple[Span, ...]) -> str:
+    """A timeline: one bar per span, those within another below and indented."""
+    rows = _nested(spans)
+    begin_ns = spans[0].start_ns
+    whole_ns = max(max(span.end_ns, span.start_ns) for span in spans) - begin_ns or 1
+    height = _TOP_PX + _ROW_PX * len(rows) + 10
+    width = _LABEL_PX + _CHART_PX + 90
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
+        ' font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        f'<text x="8" y="20" font-size="14">sandbox {escape(sandbox_id)}: {whole_ns / 1e6:.0f} ms</text>',
+    ]
+    for row, (depth, span) in enumerate(rows):
+        y = _TOP_PX + row * _ROW_PX
+        x = _LABEL_PX + (span.start_ns - begin_ns) / whole_ns * _CHART_PX
+        took_ns = max(span.end_ns - span.start_ns, 0)
+        bar = max(took_ns / whole_ns * _CHART_PX, 2)
+        colour = "#b03030" if span.error else _COLOURS[depth % len(_COLOURS)]
+        parts.append(f'<text x="{8 + 14 * depth}" y="{y + 15}">{escape(span.name)}</text>')
+        parts.append(f'<rect x="{x:.1f}" y="{y + 4}" width="{bar:.1f}" height="{_ROW_PX - 8}" fill="{colour}"/>')
+        parts.append(f'<text x="{x + bar + 4:.1f}" y="{y + 15}" fill="#555">{took_ns / 1e6:.1f} ms</text>')
+    return "\n".join([*parts, "</svg>"])
+
+
+def _nested(spans: tuple[Span, ...]) -> list[tuple[int, Span]]:
+    """Each span with its depth, directly below the one it is within, by start."""
+    rows: list[tuple[int, Span]] = []
+
+    def add(parent: int, depth: int) -> None:
+        for index, span in sorted(enumerate(spans), key=lambda pair: pair[1].start_ns):
+            if span.parent == parent:
+                rows.append((depth, span))
+                add(index, depth + 1)
+
+    add(NO_PARENT, 0)
+    return rows

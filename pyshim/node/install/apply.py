@@ -1,0 +1,346 @@
+"""An installation is written, all of it or nothing, and taken away again.
+
+The manifest names each file that is ours, with the digest of what was written. It is written before the files (then a
+file may hold what was or what will be) and again after them, so a crash in between leaves nothing that the next
+`install` or `uninstall` does not know. A file whose digest is another has been edited, or is somebody else's: it is
+shown and left alone, and nothing else is changed either.
+"""
+
+import difflib
+import logging
+import posixpath
+from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
+
+import msgspec
+
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import FailedPrecondition, ShimError
+from pyshim.node.install.blocks import block_in, with_block, without_block
+from pyshim.node.install.disk import Disk, Found
+from pyshim.node.install.plan import BlockWrite, FileWrite, InstallPlan, Write
+
+log = logging.getLogger("pyshim.node.install")
+
+MANIFEST_VERSION = 1
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, link or block of ours."""
+
+    path: str
+    digests: tuple[str, ...]
+    """Of what it may hold: one, or during a change the one before, too."""
+    is_block: bool = False
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    version: int = MANIFEST_VERSION
+    release: str = ""
+    is_complete: bool = True
+    """False while an installation is under way."""
+    entries: tuple[Entry, ...] = ()
+    directories: tuple[str, ...] = ()
+    """Those that `install` made, the outer before the inner."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    before: Found
+    after: Found
+
+
+def manifest_path(prefix: str) -> str:
+    return f"{prefix}/manifest.json"
+
+
+def read_manifest(disk: Disk, prefix: str) -> Manifest | None:
+    """None where nothing is installed. Raises FailedPrecondition for a file that makes no sense."""
+    path = manifest_path(prefix)
+    found = disk.read(path)
+    if found is None:
+        return None
+    try:
+        manifest = msgspec.json.decode(found[0] if isinstance(found, tuple) else b"", type=Manifest)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise FailedPrecondition(f"read '{path}': {error}") from error
+    if manifest.version != MANIFEST_VERSION:
+        raise FailedPrecondition(f"read '{path}': version {manifest.version} is not known")
+    return manifest
+
+
+def foreign_text(disk: Disk, path: str) -> str | None:
+    """The text of a file that may have our block, without it; None where there is no such file."""
+    found = disk.read(path)
+    if not isinstance(found, tuple):
+        return None
+    try:
+        return without_block(found[0].decode())
+    except ValueError as error:
+        raise FailedPrecondition(f"read '{path}': {error}") from error
+
+
+def changes(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> tuple[Change, ...]:
+    """What has to be written and removed, in order; nothing is when all is there already.
+
+    Raises FailedPrecondition that shows each file which is not as we wrote it.
+    """
+    owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
+    refuse_edited(owned, found, {write.path for write in plan.writes if not isinstance(write, BlockWrite)})
+    wanted = [Change(path=write.path, before=found[write.path], after=_after(write, found)) for write in plan.writes]
+    kept = {write.path for write in plan.writes}
+    unwanted = [
+        Change(path=path, before=found[path], after=_without(entry, found[path]))
+        for path, entry in reversed(owned.items())
+        if path not in kept
+    ]
+    return tuple(change for change in (*wanted, *unwanted) if change.before != change.after)
+
+
+def refuse_edited(owned: Mapping[str, Entry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
+    """Raises FailedPrecondition for files of ours that were edited, and for `wanted` places that others have."""
+    said = []
+    for path, entry in owned.items():
+        held = _held(found[path], is_block=entry.is_block)
+        if held is not None and _digest(held) not in entry.digests:
+            said.append(f"'{path}' is not as 'pyshim install' wrote it")
+    said += [
+        f"'{path}' exists, and 'pyshim install' did not write it" for path in wanted if _is_foreign(path, owned, found)
+    ]
+    if said:
+        hint = "(hint: undo the edit or move the file away; settings of your own go into config.d)"
+        raise FailedPrecondition(f"change the installation: {'; '.join(said)} {hint}")
+
+
+def edits(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> list[str]:
+    """The differences between what is there and what would be, for each file that is not as we wrote it."""
+    owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    lines: list[str] = []
+    for write in plan.writes:
+        found = disk.read(write.path)
+        entry = owned.get(write.path)
+        held = _held(found, is_block=isinstance(write, BlockWrite))
+        if held is None or (entry is not None and _digest(held) in entry.digests):
+            continue
+        after = _held(_after(write, {write.path: found}), is_block=isinstance(write, BlockWrite)) or ""
+        lines += difflib.unified_diff(
+            held.splitlines(keepends=True), after.splitlines(keepends=True), write.path, f"{write.path} (ours)"
+        )
+    return lines
+
+
+def states(manifest: Manifest, disk: Disk) -> list[tuple[str, str]]:
+    """Each path of ours, and whether it is "ok", "edited" or "missing"."""
+    found = []
+    for entry in manifest.entries:
+        held = _held(disk.read(entry.path), is_block=entry.is_block)
+        state = "missing" if held is None else "ok" if _digest(held) in entry.digests else "edited"
+        found.append((entry.path, state))
+    return found
+
+
+def apply(
+    plan: InstallPlan,
+    disk: Disk,
+    *,
+    make_release: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    rolled_back: Callable[[], None] = lambda: None,
+) -> tuple[Change, ...]:
+    """The node is as `plan` has it, and `check` has passed; on any error the node is as it was. Returns the changes.
+
+    `make_release` fills the directory that it is given. `rolled_back` is called after files went back that `check` may
+    have seen. Raises what they raise, ShimError, OSError.
+    """
+    manifest = read_manifest(disk, plan.prefix)
+    todo = changes(plan, manifest, disk)
+    has_release = disk.is_directory(plan.release_path)
+    if not todo and has_release and manifest is not None and manifest.is_complete:
+        check()
+        return ()
+    undo = _Undo(disk)
+    checked = False
+    try:
+        places = [manifest_path(plan.prefix), plan.release_path, *(change.path for change in todo if change.after)]
+        missing = _missing_directories(disk, places)
+        begun = _begun(plan, manifest, missing)
+        for path in (path for path in missing if _is_within(plan.prefix, path)):
+            undo.make_directory(path)
+        undo.write(manifest_path(plan.prefix), _encoded(begun))
+        for path in (path for path in missing if not _is_within(plan.prefix, path)):
+            undo.make_directory(path)
+        if not has_release:
+            undo.make_tree(plan.release_path, make_release)
+        for change in todo:
+            undo.write(change.path, change.after)
+        checked = True
+        check()
+        undo.write(manifest_path(plan.prefix), _encoded(_finished(plan, begun, disk)))
+    except BaseException as error:
+        undo.all(error)
+        if checked:
+            try:
+                rolled_back()
+            except (OSError, ShimError) as failed:
+                error.add_note(f"undo failed: {failed}")
+        raise
+    return todo
+
+
+def remove(disk: Disk, prefix: str, *, check: Callable[[], None] = lambda: None) -> tuple[Change, ...]:
+    """Nothing that `install` wrote is left; on an error of these files all of them are back. Returns the changes.
+
+    Releases go last, and are not brought back. Raises FailedPrecondition for files that were edited.
+    """
+    manifest = read_manifest(disk, prefix)
+    if manifest is None:
+        return ()
+    owned = {entry.path: entry for entry in manifest.entries}
+    found = {path: disk.read(path) for path in owned}
+    refuse_edited(owned, found)
+    todo = [
+        Change(path=path, before=found[path], after=_without(entry, found[path]))
+        for path, entry in reversed(owned.items())
+        if found[path] is not None
+    ]
+    undo = _Undo(disk)
+    try:
+        for change in todo:
+            undo.write(change.path, change.after)
+        check()
+    except BaseException as error:
+        undo.all(error)
+        raise
+    if disk.is_directory(f"{prefix}/releases"):
+        disk.remove_tree(f"{prefix}/releases")
+    disk.write(manifest_path(prefix), None)
+    for path in reversed(manifest.directories):
+        try:
+            disk.remove_directory(path)
+        except OSError as error:
+            log.info("directory stays", extra={"path": path, "error": describe_os_error(error)})
+    return tuple(todo)
+
+
+class _Undo:
+    """Changes that can be taken back, the last one first."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._steps: list[Callable[[], None]] = []
+
+    def write(self, path: str, found: Found) -> None:
+        before = self._disk.read(path)
+        if before == found:
+            return
+        self._disk.write(path, found)
+        self._steps.append(lambda: self._disk.write(path, before))
+
+    def make_directory(self, path: str) -> None:
+        self._disk.make_directory(path)
+        self._steps.append(lambda: self._disk.remove_directory(path))
+
+    def make_tree(self, path: str, fill: Callable[[str], None]) -> None:
+        aside = f"{path}~"
+        if self._disk.is_directory(aside):  # of an installation that was killed
+            self._disk.remove_tree(aside)
+        try:
+            fill(aside)
+            self._disk.move(aside, path)
+        except BaseException:
+            if self._disk.is_directory(aside):
+                self._disk.remove_tree(aside)
+            raise
+        self._steps.append(lambda: self._disk.remove_tree(path))
+
+    def all(self, error: BaseException) -> None:
+        """As much as possible is as it was; what failed is noted on `error`."""
+        while self._steps:
+            try:
+                self._steps.pop()()
+            except (OSError, ShimError) as failed:
+                error.add_note(f"undo failed: {failed}")
+
+
+def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str]) -> Manifest:
+    """What holds while files are old or new."""
+    old = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    entries = dict(old)
+    for write in plan.writes:
+        before = old[write.path].digests if write.path in old else ()
+        new = _digest(_held(_after(write, {}), is_block=isinstance(write, BlockWrite)) or "")
+        digests = tuple(dict.fromkeys((*before, new)))
+        entries[write.path] = Entry(path=write.path, digests=digests, is_block=isinstance(write, BlockWrite))
+    return Manifest(
+        release=manifest.release if manifest else "",
+        is_complete=False,
+        entries=tuple(entries.values()),
+        directories=tuple(dict.fromkeys((*(manifest.directories if manifest else ()), *missing))),
+    )
+
+
+def _finished(plan: InstallPlan, begun: Manifest, disk: Disk) -> Manifest:
+    entries = []
+    for write in plan.writes:
+        is_block = isinstance(write, BlockWrite)
+        held = _held(disk.read(write.path), is_block=is_block) or ""
+        entries.append(Entry(path=write.path, digests=(_digest(held),), is_block=is_block))
+    return Manifest(release=plan.release.id, entries=tuple(entries), directories=begun.directories)
+
+
+def _after(write: Write, found: Mapping[str, Found]) -> Found:
+    if isinstance(write, FileWrite):
+        return write.content.encode(), write.mode
+    if isinstance(write, BlockWrite):
+        before = found.get(write.path)
+        content, mode = before if isinstance(before, tuple) else (b"", 0o644)
+        return with_block(without_block(content.decode()), write.body, first=write.first).encode(), mode
+    return write.target
+
+
+def _without(entry: Entry, found: Found) -> Found:
+    if entry.is_block and isinstance(found, tuple):
+        return without_block(found[0].decode()).encode(), found[1]
+    return None
+
+
+def _held(found: Found, *, is_block: bool) -> str | None:
+    """What of it is ours to write: the block, or all; a file's mode counts."""
+    if found is None or isinstance(found, str):
+        return found
+    text = found[0].decode(errors="replace")
+    if is_block:
+        try:
+            return block_in(text)
+        except ValueError:
+            return text  # its end was edited away: it is not as we wrote it
+    return f"{found[1]:o}\n{text}"
+
+
+def _digest(held: str) -> str:
+    return sha256(held.encode()).hexdigest()
+
+
+def _is_foreign(path: str, owned: Mapping[str, Entry], found: Mapping[str, Found]) -> bool:
+    return path not in owned and found[path] is not None
+
+
+def _encoded(manifest: Manifest) -> Found:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", 0o644
+
+
+def _missing_directories(disk: Disk, paths: Iterable[str]) -> list[str]:
+    """The directories above `paths` that are not there, the outer before the inner."""
+    missing: set[str] = set()
+    for path in paths:
+        above = posixpath.dirname(path)
+        while above != "/" and not disk.is_directory(above):
+            missing.add(above)
+            above = posixpath.dirname(above)
+    return sorted(missing)
+
+
+def _is_within(prefix: str, path: str) -> bool:
+    """Whether `path` is the prefix, above it or below it: needed before the manifest can be written."""
+    return path == prefix or path.startswith(f"{prefix}/") or prefix.startswith(f"{path}/")

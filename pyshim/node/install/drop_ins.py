@@ -1,0 +1,181 @@
+"""The runtime handlers in the words of containerd's and CRI-O's configuration. Pure.
+
+containerd 1.x takes the CRI plugin's settings from one file: those of an imported file would replace all of
+config.toml's, so the handlers go into config.toml itself. containerd 2.x merges imported files, if their version is
+that of config.toml.
+"""
+
+import fnmatch
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pyshim.model.errors import AlreadyExists, FailedPrecondition, Unimplemented
+from pyshim.node.install.containerd_config import CRI_PLUGINS, parsed, runtimes_in
+from pyshim.start.info import RUNTIME
+
+_KNOWN = ((1, 6), (1, 7))
+_KNOWN_MAJOR = 2
+_HEAD = "# Written by `pyshim install`. Settings of your own go into another file.\n"
+
+
+class Handler(msgspec.Struct, frozen=True, kw_only=True):
+    """One name that a RuntimeClass can have as its handler."""
+
+    name: str
+    source: str
+    """The file of configs/ that it starts from."""
+    config_path: str
+    debug: bool = False
+    is_local: bool = True
+    """Its VMs run on the node, in QEMU."""
+
+
+HANDLERS = (
+    Handler(name="pykata", source="configuration-qemu.toml", config_path="/etc/pyshim/configuration.toml"),
+    Handler(name="pykata-tdx", source="configuration-qemu-tdx.toml", config_path="/etc/pyshim/tdx/configuration.toml"),
+    Handler(name="pykata-snp", source="configuration-qemu-snp.toml", config_path="/etc/pyshim/snp/configuration.toml"),
+    Handler(
+        name="pykata-remote",
+        source="configuration-remote.toml",
+        config_path="/etc/pyshim/remote/configuration.toml",
+        is_local=False,
+    ),
+    Handler(
+        name="pykata-debug",
+        source="configuration-qemu.toml",
+        config_path="/etc/pyshim/debug/configuration.toml",
+        debug=True,
+    ),
+)
+
+
+class Containerd(msgspec.Struct, frozen=True, kw_only=True):
+    """The containerd of a node, and its configuration without what is ours."""
+
+    version: tuple[int, int]
+    config_path: str
+    config_text: str | None
+    """None: there is no such file."""
+    effective_runtimes: frozenset[str] = frozenset()
+    """The handlers that are there without ours, imported files included."""
+
+
+class Addition(msgspec.Struct, frozen=True, kw_only=True):
+    """What containerd's configuration gets: `drop_in` is a file of our own, `text` goes into config.toml."""
+
+    drop_in: str | None = None
+    text: str | None = None
+    first: bool = False
+    """`text` goes before all tables."""
+
+
+def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *, shim: str, drop_in: str) -> Addition:
+    """What makes `handlers` known to this containerd, `drop_in` being the path of a file for it.
+
+    Raises Unimplemented for a release that is not known, FailedPrecondition for a configuration that cannot take them,
+    AlreadyExists for a handler of one of these names that is not ours.
+    """
+    path = containerd.config_path
+    check_version(containerd.version)
+    names = {handler.name for handler in handlers}
+    if containerd.config_text is None:
+        _refuse_others(names & containerd.effective_runtimes, path)
+        # All of the directory, which newer releases import when they have no configuration.
+        imports = f'imports = ["{posixpath.dirname(drop_in)}/*.toml"]\n'
+        if containerd.version >= (2, 0):
+            text = handlers_text(handlers, 3, shim)
+            return Addition(drop_in=f"{_HEAD}version = 3\n{text}", text=f"{_HEAD}version = 3\n{imports}")
+        return Addition(text=f"{_HEAD}version = 2\n{imports}{_runc()}{handlers_text(handlers, 2, shim)}")
+
+    document = parsed(containerd.config_text, path)
+    version = _version(document, containerd.version, path)
+    named = runtimes_in(document)
+    _refuse_others(names & (containerd.effective_runtimes | named.keys()), path)
+    if {"cri", *CRI_PLUGINS.values()} & set(document.get("disabled_plugins", ())):
+        raise FailedPrecondition(f"add runtimes to '{path}': it disables the CRI plugin (hint: see disabled_plugins)")
+
+    text = handlers_text(handlers, version, shim)
+    if version == 2:
+        return Addition(text=text if named else _runc() + text)
+    if any(fnmatch.fnmatch(drop_in, _absolute(pattern, path)) for pattern in document.get("imports", ())):
+        return Addition(drop_in=f"{_HEAD}version = 3\n{text}")
+    if "imports" in document:
+        return Addition(text=text)  # TOML has a key once, and the list is not ours to change
+    return Addition(drop_in=f"{_HEAD}version = 3\n{text}", text=f'imports = ["{drop_in}"]\n', first=True)
+
+
+def check_version(version: tuple[int, int]) -> None:
+    """Raises Unimplemented for a containerd that the drop-ins were not made for."""
+    if version not in _KNOWN and version[0] != _KNOWN_MAJOR:
+        raise Unimplemented(f"configure containerd {version[0]}.{version[1]}: known are 1.6, 1.7 and 2.x")
+
+
+def handlers_text(handlers: tuple[Handler, ...], version: int, shim: str) -> str:
+    """The tables of the handlers in a configuration of this version; `shim` is the program."""
+    return "".join(_table(handler, version, shim) for handler in handlers)
+
+
+def _table(handler: Handler, version: int, shim: str) -> str:
+    table = f'plugins."{CRI_PLUGINS[version]}".containerd.runtimes.{handler.name}'
+    # privileged_without_host_devices: the host's devices mean nothing inside a VM.
+    # sandboxer: the pod sandbox is a task of the Task API; containerd 1.x has no such key.
+    return f"""\
+[{table}]
+  runtime_type = "{RUNTIME}"
+  runtime_path = "{shim}"
+  privileged_without_host_devices = true
+  pod_annotations = ["io.katacontainers.*"]
+  container_annotations = ["io.katacontainers.*"]
+{'  sandboxer = "podsandbox"' + chr(10) if version == 3 else ""}\
+  [{table}.options]
+    ConfigPath = "{handler.config_path}"
+"""
+
+
+def _runc() -> str:
+    """containerd 1.x forgets its default runtime when a file names another one only."""
+    return f'[plugins."{CRI_PLUGINS[2]}".containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'
+
+
+def crio_text(handlers: tuple[Handler, ...], shim: str) -> str:
+    """A file for /etc/crio/crio.conf.d."""
+    tables = [
+        f"""\
+[crio.runtime.runtimes.{handler.name}]
+runtime_type = "vm"
+runtime_path = "{shim}"
+runtime_root = "/run/vc"
+runtime_config_path = "{handler.config_path}"
+privileged_without_host_devices = true
+"""
+        for handler in handlers
+    ]
+    return _HEAD + "".join(tables)
+
+
+def _version(document: Mapping[str, Any], containerd: tuple[int, int], path: str) -> int:
+    version = document.get("version", 1)
+    known = (2, 3) if containerd >= (2, 0) else (2,)
+    if version not in known:
+        numbers = " or ".join(map(str, known))
+        said = "has no 'version', so it is of version 1" if "version" not in document else f"is of version {version!r}"
+        raise FailedPrecondition(
+            f"add runtimes to '{path}': it {said}, and {numbers} is needed (hint: 'containerd config migrate' or"
+            " 'containerd config default')"
+        )
+    return int(version)
+
+
+def _refuse_others(names: set[str] | frozenset[str], path: str) -> None:
+    if names:
+        raise AlreadyExists(
+            f"add runtime '{min(names)}' to containerd: '{path}' or a file that it imports has one of this name that"
+            " 'pyshim install' did not write"
+        )
+
+
+def _absolute(pattern: str, config_path: str) -> str:
+    return posixpath.join(posixpath.dirname(config_path), pattern)

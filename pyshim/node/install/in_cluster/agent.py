@@ -1,0 +1,321 @@
+"""One node of a cluster: installed, verified, labelled, watched, and cleaned when the chart is taken away.
+
+The order is the promise. A handler's label comes after a test pod has run through it, with what is installed now. The
+start-up taint goes last. A failed installation is undone by `pyshim install` itself; labels of handlers whose test pod
+still runs stay. SIGTERM, also in the middle, leaves the node as it was before the step, and the installation in place:
+a DaemonSet's pods are replaced at every upgrade. Only the file `remove_when` asks for removal.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.node.install.drop_ins import HANDLERS
+from pyshim.node.install.in_cluster.api import Api, Conflict
+from pyshim.node.install.in_cluster.host import Host
+from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies
+from pyshim.node.install.in_cluster.plan import MESSAGE, STATE, NodeWords, State, untainted_patch, words_of, words_patch
+
+log = logging.getLogger("pyshim.node.install.in_cluster")
+
+_COMMAND_S = 60.0
+_VERIFY_S = 420.0
+"""Seconds for `pyshim verify`: containerd may just have been restarted, and the guest has three minutes."""
+_CONFLICTS = 5
+
+
+class Pauses(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds between two tries."""
+
+    first_retry_s: float = 15.0
+    longest_retry_s: float = 1800.0
+    """A try may restart containerd twice: once for the test pod, once as it is undone."""
+    look_s: float = 5.0
+    """Between two looks for the wish to remove."""
+    status_s: float = 300.0
+    """Between two looks at what is installed and which pods run with it."""
+    removal_retry_s: float = 15.0
+
+
+class NodeAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    payload: str
+    handlers: tuple[str, ...]
+    """The first one has to work; the label of each other one depends on its own test pod only."""
+    taint: str
+    """Key of the start-up taint; empty for none."""
+    remove_when: str
+    """While this file exists, pyshim is taken off the node."""
+    ready_file: str
+    """Exists while the node is as the payload has it."""
+    containerd_config: str
+    socket: str
+    python: str
+
+
+class NodeAgent:
+    def __init__(self, config: NodeAgentConfig, *, api: Api, host: Host, pauses: Pauses) -> None:
+        self._config = config
+        self._api = api
+        self._host = host
+        self._pauses = pauses
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. Once pyshim is off the node it is not installed again."""
+        self._set_ready(False)
+        retry_s = self._pauses.first_retry_s
+        while True:
+            try:
+                if self._is_unwanted():
+                    await self._remove()
+                    await asyncio.Event().wait()
+                await self._install()
+                retry_s = self._pauses.first_retry_s
+                await self._watch()
+            except (ShimError, OSError) as error:
+                log.error("try failed", extra={"error": str(error), "retry_s": retry_s})
+                if self._is_unwanted():
+                    await asyncio.sleep(self._pauses.removal_retry_s)
+                else:
+                    await self._pause(retry_s)
+                retry_s = min(2 * retry_s, self._pauses.longest_retry_s)
+
+    # ---- installation
+
+    async def _install(self) -> None:
+        """The node is as the payload has it, and its object says so. Raises ShimError."""
+        config = self._config
+        words = words_of(await self._api.node(config.node))
+        await self._say(replace(words, state=State.INSTALLING, message=""))
+        options = ("--containerd-config", config.containerd_config, "--socket", config.socket)
+        try:
+            said = await install(
+                self._host, config.payload, python=config.python, handlers=config.handlers, options=options
+            )
+        except ShimError as error:
+            await self._say_failed(str(error))
+            raise
+        log.info("installed", extra={"said": said.strip()})
+        status = await self._status()
+        works, problems = await self._verified(status)
+        found = NodeWords(
+            state=State.READY if config.handlers[0] in works else State.FAILED,
+            handlers=works,
+            release=status["release"],
+            message="; ".join(problems),
+            older_pods=_older_pods(status),
+        )
+        await self._say(found)
+        if found.state is State.FAILED:
+            raise FailedPrecondition(found.message)
+        await self._untaint()
+        self._set_ready(True)
+        log.info("ready", extra={"handlers": ",".join(sorted(works)), "problems": found.message})
+
+    async def _say_failed(self, message: str) -> None:
+        """The label of a handler stays as long as what is installed runs a test pod with it."""
+        try:
+            status = await self._status()
+            works, _problems = await self._verified(status)
+        except ShimError:
+            status, works = {"release": ""}, frozenset()
+        await self._say(
+            NodeWords(
+                state=State.FAILED,
+                handlers=works,
+                release=status["release"],
+                message=message,
+                older_pods=_older_pods(status),
+            )
+        )
+
+    async def _verified(self, status: dict[str, Any]) -> tuple[frozenset[str], list[str]]:
+        """The handlers through which a test pod runs now, and what is to be said about the others and about classes."""
+        works, problems = set(), []
+        for handler in status["handlers"]:
+            try:
+                words = (PYSHIM, "verify", "--socket", self._config.socket, "--handler", handler)
+                await self._host.run(*words, timeout_s=_VERIFY_S)
+            except ShimError as error:
+                problems.append(f"{handler}: {error}")
+                continue
+            works.add(handler)
+            problems += [f"{handler}: {problem}" for problem in await self._overhead_problems(handler)]
+        return frozenset(works), problems
+
+    async def _overhead_problems(self, handler: str) -> list[str]:
+        """What `pyshim check` says of the overhead of the RuntimeClass of this name, if there is one."""
+        try:
+            found = await self._api.runtime_class(handler)
+        except NotFound:
+            return []
+        (config,) = (each.config_path for each in HANDLERS if each.name == handler)
+        async with self._file(json.dumps(found)) as path:
+            words = (PYSHIM, "check", "--json", "--config", config, "--runtimeclass", path)
+            printed = await self._host.run(*words, timeout_s=_COMMAND_S, codes=(0, 1))
+        verdicts = _decoded(printed).get("verdicts", [])
+        return [
+            f"{each['text']} (hint: {each['hint']})"
+            for each in verdicts
+            if each["subject"] == "overhead" and each["level"] != "ok"
+        ]
+
+    @asynccontextmanager
+    async def _file(self, text: str) -> AsyncIterator[str]:
+        """A file of the host that is gone afterwards."""
+        directory = tempfile.mkdtemp(prefix="pyshim-install-", dir=self._host.at("/var/lib"))
+        try:
+            _write(f"{directory}/class.json", text)
+            yield f"/var/lib/{os.path.basename(directory)}/class.json"
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    async def _untaint(self) -> None:
+        """The node takes pods. Raises Conflict when others change its taints again and again."""
+        for left in reversed(range(_CONFLICTS if self._config.taint else 0)):
+            patch = untainted_patch(await self._api.node(self._config.node), self._config.taint)
+            if patch is None:
+                return
+            try:
+                await self._api.patch_node(self._config.node, patch)
+                log.info("taint removed", extra={"taint": self._config.taint})
+                return
+            except Conflict:
+                if not left:
+                    raise
+
+    # ---- afterwards
+
+    async def _watch(self) -> None:
+        """Returns when pyshim is unwanted, or when the last pod of an earlier release has ended."""
+        while True:
+            await self._pause(self._pauses.status_s)
+            if self._is_unwanted():
+                return
+            try:
+                if await self._has_last_older_pod_ended():
+                    return  # the next installation removes their release
+            except Unavailable as error:
+                # Of all nodes at once, when the API server is away: no reason to install again.
+                log.warning("look failed", extra={"error": str(error)})
+
+    async def _has_last_older_pod_ended(self) -> bool:
+        """The node's object has what `pyshim status` says."""
+        status = await self._status()
+        words = words_of(await self._api.node(self._config.node))
+        older = _older_pods(status)
+        bad = [path for path, state in status["files"].items() if state != "ok"]
+        said = replace(words, older_pods=older)
+        if bad:
+            said = replace(said, message=f"not as installed: {', '.join(bad)}")
+        await self._say(said)
+        return bool(words.older_pods) and not older
+
+    async def _remove(self) -> None:
+        """Nothing of pyshim is on the node, nor on its object. Raises ShimError while pods run with it."""
+        self._set_ready(False)
+        words = words_of(await self._api.node(self._config.node))
+        # The labels first: no further pods come.
+        await self._say(replace(words, state=State.REMOVING, handlers=frozenset()))
+        remove_copies(self._host)
+        try:
+            status = await self._status()
+        except NotFound:
+            status = {}
+        if status:
+            if pods := sorted(name for names in status["pods"].values() for name in names):
+                message = f"waits for the end of pods {', '.join(pods)}"
+                await self._say(NodeWords(state=State.REMOVING, release=status["release"], message=message))
+                raise FailedPrecondition(f"remove pyshim from node '{self._config.node}': {message}")
+            try:
+                words_of_uninstall = (PYSHIM, "uninstall", "--restart", "--socket", self._config.socket)
+                log.info("removed", extra={"said": await self._host.run(*words_of_uninstall, timeout_s=_VERIFY_S)})
+            except ShimError as error:
+                await self._say(NodeWords(state=State.REMOVING, release=status["release"], message=str(error)))
+                raise
+        await self._say(NodeWords())
+
+    # ---- parts
+
+    async def _status(self) -> dict[str, Any]:
+        """What `pyshim status` says. Raises NotFound where nothing is installed."""
+        if not self._host.has(PYSHIM):
+            raise NotFound(f"ask for the installation: there is no '{PYSHIM}'")
+        return _decoded(await self._host.run(PYSHIM, "status", "--json", timeout_s=_COMMAND_S, codes=(0, 1)))
+
+    async def _say(self, words: NodeWords) -> None:
+        patch = words_patch(await self._api.node(self._config.node), words)
+        if patch is not None:
+            await self._api.patch_node(self._config.node, patch)
+
+    async def _pause(self, seconds: float) -> None:
+        """Or less, when pyshim is unwanted by then."""
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + seconds
+        while True:  # a mounted ConfigMap changes without a notice
+            left_s = end_s - loop.time()
+            if left_s <= 0 or self._is_unwanted():
+                return
+            await asyncio.sleep(min(left_s, self._pauses.look_s))
+
+    def _is_unwanted(self) -> bool:
+        return os.path.exists(self._config.remove_when)
+
+    def _set_ready(self, ready: bool) -> None:
+        if ready:
+            _write(self._config.ready_file, "")
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(self._config.ready_file)
+
+
+async def wait_removed(api: Api, *, timeout_s: float, look_s: float = 5.0) -> None:
+    """No node has pyshim any more. Raises DeadlineExceeded naming those that have, and what they wait for."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + timeout_s
+    before: list[str] | None = None
+    while True:
+        left = [_described(node) for node in await api.nodes_with(STATE)]
+        if not left:
+            return
+        if left != before:
+            log.info("waiting", extra={"nodes": len(left), "first": "; ".join(left[:10])})
+            before = left
+        if loop.time() > end_s:
+            raise DeadlineExceeded(f"remove pyshim: {len(left)} nodes have it still: {'; '.join(left[:10])}")
+        await asyncio.sleep(look_s)
+
+
+def _described(node: dict[str, Any]) -> str:
+    metadata = node.get("metadata") or {}
+    message = (metadata.get("annotations") or {}).get(MESSAGE, "")
+    return f"{metadata.get('name')} ({metadata.get('labels', {}).get(STATE)}{': ' * bool(message)}{message})"
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _older_pods(status: dict[str, Any]) -> tuple[str, ...]:
+    current = status["release"]
+    pods: dict[str, list[str]] = status.get("pods") or {}
+    return tuple(sorted(name for release, names in pods.items() if release != current for name in names))
+
+
+def _decoded(printed: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(printed)
+    except ValueError as error:
+        raise FailedPrecondition(f"read what pyshim printed: {error}") from error
+    return found

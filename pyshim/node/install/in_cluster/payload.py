@@ -1,0 +1,104 @@
+"""What the image brings: the wheel, its dependencies, the guest. `pyshim install` runs on the host out of a copy."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.node.install.in_cluster.host import Host
+from pyshim.node.install.plan import PREFIX
+
+_ABOVE = "/var/lib"
+"""Of root only; /tmp is anybody's, and often in memory."""
+_NAME = "pyshim-install-"
+_PIP_S = 300.0
+_INSTALL_S = 900.0
+"""Seconds for `pyshim install`: pip, a restart of containerd and a test pod, whose guest has three minutes."""
+PYSHIM = f"{PREFIX}/bin/pyshim"
+
+
+class Payload(msgspec.Struct, frozen=True, kw_only=True):
+    """File names below the image's directory."""
+
+    wheel: str
+    pip: str
+    """pip's own wheel, with which it installs itself: a node has Python, and often no pip."""
+
+
+def read_payload(directory: str) -> Payload:
+    """Raises NotFound for a part that is missing, FailedPrecondition for one that is there twice."""
+    for name in ("requirements.lock", "guest", "wheels"):
+        if not os.path.exists(f"{directory}/{name}"):
+            raise NotFound(f"read the payload '{directory}': there is no '{name}'")
+    return Payload(wheel=_only(directory, "pyshim-"), pip=_only(f"{directory}/wheels", "pip-"))
+
+
+def _only(directory: str, begin: str) -> str:
+    found = [name for name in os.listdir(directory) if name.startswith(begin) and name.endswith(".whl")]
+    if len(found) != 1:
+        raise (NotFound if not found else FailedPrecondition)(
+            f"read the payload '{directory}': there are {len(found)} wheels {begin}*.whl, not one"
+        )
+    return found[0]
+
+
+async def install(
+    host: Host, directory: str, *, python: str, handlers: tuple[str, ...], options: tuple[str, ...]
+) -> str:
+    """`pyshim install --restart` of the payload has run on the host. Returns what it printed.
+
+    Raises ShimError with its words; then the node is as before.
+    """
+    payload = read_payload(directory)
+    await host.run(python, "-I", "-c", _NEEDS_PYTHON, timeout_s=60)
+    async with _copied(host, directory) as stage:
+        here = f"{stage}/venv/bin/python"
+        pip = (here, "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps")
+        await host.run(python, "-I", "-m", "venv", "--without-pip", f"{stage}/venv", timeout_s=_PIP_S)
+        await host.run(
+            *(here, "-I", f"{stage}/wheels/{payload.pip}/pip", "--disable-pip-version-check", "install", "--quiet"),
+            *("--no-index", "--no-deps", f"{stage}/wheels/{payload.pip}"),
+            timeout_s=_PIP_S,
+        )
+        locked = ("--require-hashes", "--find-links", f"{stage}/wheels", "-r", f"{stage}/requirements.lock")
+        await host.run(*pip, *locked, timeout_s=_PIP_S)
+        await host.run(*pip, f"{stage}/{payload.wheel}", timeout_s=_PIP_S)
+        return await host.run(
+            *(here, "-I", "-m", "pyshim", "install", "--restart", "--wheel", f"{stage}/{payload.wheel}"),
+            *("--wheels", f"{stage}/wheels", "--lock", f"{stage}/requirements.lock", "--guest", f"{stage}/guest"),
+            *(word for handler in handlers for word in ("--handler", handler)),
+            *options,
+            timeout_s=_INSTALL_S,
+        )
+
+
+_NEEDS_PYTHON = """\
+import sys
+if sys.version_info < (3, 11):
+    sys.exit(f"{sys.executable} is Python {sys.version.split()[0]}; 3.11 or later is needed")
+"""
+
+
+@asynccontextmanager
+async def _copied(host: Host, directory: str) -> AsyncIterator[str]:
+    """The payload is on the host, at the path that is given; afterwards it is not, nor that of a killed agent."""
+    above = host.at(_ABOVE)
+    remove_copies(host)
+    copy = tempfile.mkdtemp(prefix=_NAME, dir=above)
+    try:
+        shutil.copytree(directory, copy, dirs_exist_ok=True)
+        yield f"{_ABOVE}/{os.path.basename(copy)}"
+    finally:
+        shutil.rmtree(copy, ignore_errors=True)
+
+
+def remove_copies(host: Host) -> None:
+    """None is left of an agent that was killed."""
+    above = host.at(_ABOVE)
+    for name in os.listdir(above):
+        if name.startswith(_NAME):
+            shutil.rmtree(f"{above}/{name}", ignore_errors=True)

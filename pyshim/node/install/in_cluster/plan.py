@@ -1,0 +1,104 @@
+"""What the Node object says of an installation: labels, annotations, the start-up taint. Pure."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from pyshim.node.install.drop_ins import HANDLERS
+
+PREFIX = "pyshim.io/"
+STATE = f"{PREFIX}state"
+RELEASE, MESSAGE, OLDER_PODS = (f"{PREFIX}{name}" for name in ("release", "message", "older-pods"))
+_MAX_MESSAGE = 1000
+_MAX_PODS = 50
+"""Annotations of an object have 256 KiB together; a node has some hundred pods."""
+
+
+class State(StrEnum):
+    """The label `pyshim.io/state`."""
+
+    INSTALLING = "installing"
+    READY = "ready"
+    FAILED = "failed"
+    REMOVING = "removing"
+
+
+class NodeWords(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the Node object says of us. Without a state: nothing."""
+
+    state: State | None = None
+    handlers: frozenset[str] = frozenset()
+    """A test pod ran through these, with what is installed now."""
+    release: str = ""
+    message: str = ""
+    """What is wrong, or what is waited for."""
+    older_pods: tuple[str, ...] = ()
+    """Pods that run with the code of an earlier release."""
+
+
+def handler_label(handler: str) -> str:
+    """The label by which a RuntimeClass's nodeSelector finds the nodes of this handler."""
+    return f"{PREFIX}{handler}"
+
+
+def words_of(node: Mapping[str, Any]) -> NodeWords:
+    """What an earlier agent has said. A state that no version of ours writes counts as failed."""
+    labels, annotations = _texts(node, "labels"), _texts(node, "annotations")
+    state = labels.get(STATE)
+    pods = annotations.get(OLDER_PODS, "")
+    return NodeWords(
+        state=None if state is None else State(state) if state in set(State) else State.FAILED,
+        handlers=frozenset(each.name for each in HANDLERS if labels.get(handler_label(each.name)) == "true"),
+        release=annotations.get(RELEASE, ""),
+        message=annotations.get(MESSAGE, ""),
+        older_pods=tuple(pods.split(",")) if pods else (),
+    )
+
+
+def words_patch(node: Mapping[str, Any], words: NodeWords) -> dict[str, Any] | None:
+    """A JSON merge patch (RFC 7386) after which the node says `words`; None when it does already.
+
+    Labels and annotations of others stay: the patch names ours only.
+    """
+    labels: dict[str, str | None] = {STATE: words.state}
+    labels |= {handler_label(each.name): "true" if each.name in words.handlers else None for each in HANDLERS}
+    annotations = {RELEASE: words.release, MESSAGE: words.message[:_MAX_MESSAGE], OLDER_PODS: _listed(words.older_pods)}
+    if words.state is None:
+        labels, annotations = dict.fromkeys(labels), dict.fromkeys(annotations, "")
+    metadata = {
+        "labels": _changed(_texts(node, "labels"), labels),
+        "annotations": _changed(
+            _texts(node, "annotations"), {name: text or None for name, text in annotations.items()}
+        ),
+    }
+    changed = {kind: found for kind, found in metadata.items() if found}
+    return {"metadata": changed} if changed else None
+
+
+def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
+    """A merge patch that takes the taints of this key away; None when there is none.
+
+    The list is replaced whole, so the patch holds for this version of the object only: a taint added
+    meanwhile, as by `kubectl drain`, makes it fail with a conflict.
+    """
+    taints = (node.get("spec") or {}).get("taints") or []
+    left = [each for each in taints if each.get("key") != key]
+    if left == taints:
+        return None
+    version = (node.get("metadata") or {}).get("resourceVersion", "")
+    return {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
+
+
+def _texts(node: Mapping[str, Any], kind: str) -> Mapping[str, str]:
+    return (node.get("metadata") or {}).get(kind) or {}
+
+
+def _changed(found: Mapping[str, str], wanted: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {name: text for name, text in wanted.items() if found.get(name) != text}
+
+
+def _listed(pods: Sequence[str]) -> str:
+    more = len(pods) - _MAX_PODS
+    return ",".join(pods[:_MAX_PODS]) + (f",and {more} more" if more > 0 else "")

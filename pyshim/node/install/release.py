@@ -1,0 +1,140 @@
+"""One release is made in a directory of its own: a virtual environment with what the lock file names, and the guest."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from hashlib import file_digest, sha256
+
+from pyshim import __version__
+from pyshim.host.writers import writable_below, writable_by_others
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.node.install.plan import Release, packages_path
+
+GUEST_FILES = ("vmlinux", "initrd.img", "rootfs.img", "relay")
+_PACKAGES = ("pyshim", "hypervisors", "protos", "configs")
+_PIP_S = 900.0
+"""Seconds that pip may take. It downloads 10 MB."""
+
+
+class Sources:
+    """What a release is made of; `checkout` has the code unless `wheel` is given, and `lock` names its dependencies."""
+
+    def __init__(self, *, checkout: str, guest: str, lock: str, wheel: str | None, wheels: str | None) -> None:
+        """`wheels` is a directory with the dependencies, for a node that reaches no package index."""
+        self.guest = guest
+        self.lock = lock
+        self._checkout = checkout
+        self._given = wheel
+        self._wheels = wheels
+        self._made: tempfile.TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> "Sources":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._made is not None:
+            self._made.cleanup()
+
+    def release(self) -> Release:
+        """What it will be called. Raises NotFound for a part that is missing."""
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        digest = sha256(f"{python}\n".encode())
+        with zipfile.ZipFile(self.wheel()) as archive:
+            for item in sorted(archive.infolist(), key=lambda item: item.filename):
+                if not item.filename.endswith("/RECORD"):
+                    digest.update(f"{item.filename} {item.CRC} {item.file_size}\n".encode())
+        for path in (self.lock, *(f"{self.guest}/{name}" for name in GUEST_FILES)):
+            try:
+                with open(path, "rb") as file:
+                    digest.update(f"{os.path.basename(path)} {file_digest(file, 'sha256').hexdigest()}\n".encode())
+            except FileNotFoundError as error:
+                hint = "'make guest' builds the guest, --guest names another place"
+                raise NotFound(f"read '{path}': there is no such file (hint: {hint})") from error
+        return Release(id=f"{__version__}-{digest.hexdigest()[:12]}", python=python)
+
+    def wheel(self) -> str:
+        """The package as a wheel; built from the checkout unless given."""
+        if self._given is None:
+            self._made = tempfile.TemporaryDirectory(prefix="pyshim-wheel-")
+            self._given = _built_wheel(self._checkout, self._made.name)
+        return self._given
+
+    def configs(self) -> dict[str, str]:
+        """The shipped files, by their path below configs/."""
+        with zipfile.ZipFile(self.wheel()) as archive:
+            return {
+                name.removeprefix("configs/"): archive.read(name).decode()
+                for name in archive.namelist()
+                if name.startswith("configs/")
+            }
+
+    def make(self, directory: str, final: str, release: Release, told: Callable[[str], None] = lambda _: None) -> None:
+        """`directory`, which will be renamed to `final`, holds the release. Raises FailedPrecondition, OSError.
+
+        `told` hears of each step.
+        """
+        before = os.umask(0o022)  # only root may write what root executes
+        try:
+            told("make the virtual environment")
+            _run("make the virtual environment", [_base_python(), "-m", "venv", "--without-pip", f"{directory}/venv"])
+            told("install the locked dependencies")
+            self._install(f"{directory}/venv/bin/python")
+            told("copy the guest")
+            os.mkdir(f"{directory}/guest")
+            for name in GUEST_FILES:
+                shutil.copy(f"{self.guest}/{name}", f"{directory}/guest/{name}")
+            # The package looks for the relay where a checkout has it.
+            packages = packages_path(directory, release)
+            os.mkdir(f"{packages}/.build")
+            os.symlink(f"{final}/guest", f"{packages}/.build/guest")
+        finally:
+            os.umask(before)
+        found = (*writable_by_others((directory, f"{directory}/venv/bin/python")), *writable_below((directory,)))
+        if found:
+            raise FailedPrecondition(f"install '{final}': users other than root can write {', '.join(found[:10])}")
+
+    def _install(self, python: str) -> None:
+        """By this interpreter's pip: a release needs none of its own."""
+        pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet", "install"]
+        where = ["--no-index", "--find-links", self._wheels] if self._wheels is not None else []
+        _run("install the locked dependencies", [*pip, "--no-deps", *where, "--require-hashes", "-r", self.lock])
+        _run("install the wheel", [*pip, "--no-deps", "--no-index", self.wheel()])
+
+
+def _built_wheel(checkout: str, directory: str) -> str:
+    """The wheel of the checkout, which stays as it is: setuptools builds beside its sources."""
+    copy = f"{directory}/source"
+    os.mkdir(copy)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        if not os.path.exists(f"{checkout}/{name}"):
+            raise NotFound(f"build the wheel: '{checkout}' is no checkout (hint: --wheel FILE)")
+        shutil.copy(f"{checkout}/{name}", copy)
+    for name in _PACKAGES:
+        shutil.copytree(f"{checkout}/{name}", f"{copy}/{name}", ignore=shutil.ignore_patterns("__pycache__"))
+    source = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    _run("build the wheel", [sys.executable, "-c", source, directory], cwd=copy)
+    (name,) = (name for name in os.listdir(directory) if name.endswith(".whl"))
+    return f"{directory}/{name}"
+
+
+def _base_python() -> str:
+    """The interpreter that this virtual environment was made with: the new one must not depend on this one."""
+    return os.path.realpath(sys.executable)
+
+
+def _run(what: str, command: list[str], cwd: str | None = None) -> None:
+    environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/")}
+    environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=_PIP_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FailedPrecondition(f"{what}: not done within {_PIP_S:g} s") from error
+    if done.returncode != 0:
+        raise FailedPrecondition(f"{what}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-1500:]}")

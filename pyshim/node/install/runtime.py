@@ -1,0 +1,172 @@
+"""The node's containerd: version, configuration, restart; and which processes use a release."""
+
+import fcntl
+import os
+import re
+import shutil
+import socket as sockets
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from typing import Any
+
+from pyshim.host.processes.identity import arguments, find_by_argument
+from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.node.install.containerd_config import runtimes_in
+
+CONFIG = "/etc/containerd/config.toml"
+SOCKET = "/run/containerd/containerd.sock"
+_COMMAND_S = 60.0
+
+
+def find() -> str | None:
+    """The program."""
+    return shutil.which("containerd")
+
+
+def version(program: str) -> tuple[int, int]:
+    """Raises FailedPrecondition when its words are not understood."""
+    said = _run([program, "--version"])
+    found = re.search(r"\bv?(\d+)\.(\d+)\.\d+", said)
+    if found is None:
+        raise FailedPrecondition(f"ask '{program}' for its version: {said.strip()[:200]!r} is not understood")
+    return int(found[1]), int(found[2])
+
+
+def effective(program: str, config: str) -> dict[str, Any]:
+    """The configuration as containerd reads it, imported files included. Raises FailedPrecondition with its words.
+
+    Where there is no file, as Ubuntu's package has none, containerd runs with its defaults.
+    """
+    words = ["--config", config, "config", "dump"] if os.path.exists(config) else ["config", "default"]
+    try:
+        return tomllib.loads(_run([program, *words]))
+    except tomllib.TOMLDecodeError as error:
+        raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
+
+
+def effective_runtimes(document: dict[str, Any]) -> frozenset[str]:
+    return frozenset(runtimes_in(document))
+
+
+def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: frozenset[str]) -> None:
+    """Raises FailedPrecondition unless `wanted` handlers are there, and all that were there `before`."""
+    lacking = sorted((before | wanted) - effective_runtimes(document))
+    if lacking:
+        raise FailedPrecondition(f"configure containerd: with the new files it has no runtime {', '.join(lacking)}")
+
+
+def require_answer(socket: str) -> None:
+    """Raises Unavailable where no containerd listens."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
+        connection.settimeout(5)
+        try:
+            connection.connect(socket)
+        except OSError as error:
+            raise Unavailable(
+                f"connect to containerd at '{socket}': {error.strerror or error} (hint: is it running?)"
+            ) from error
+
+
+_UNITS = ("pyshim-cleanup.timer", "pyshim-zygote.service")
+_SERVICES = ("pyshim-monitor.service", "pyshim-nri.service", "pyshim-webhook.service")
+"""Of the operator, who has put them there."""
+_SYSTEMD = "/run/systemd/system"
+"""A directory where systemd is the node's init. Source: sd_booted(3)."""
+
+
+def reload_units() -> None:
+    """systemd knows units that came or went; nothing happens where it does not run."""
+    if os.path.isdir(_SYSTEMD):
+        _run(["systemctl", "daemon-reload"])
+
+
+def restart_units(*, also_stopped: bool) -> None:
+    """The units that run are of the files that are there now; with `also_stopped` those that a boot would start run.
+
+    One whose file is gone has ended. A zygote keeps the release it was started from, and its forks outlive it. The
+    operator's services, too, are of the release that is there now.
+    """
+    for unit, (has_file, runs) in _units(_SERVICES).items():
+        if has_file and runs:
+            _run(["systemctl", "restart", unit])
+    for unit, (has_file, runs) in _units(_UNITS).items():
+        if has_file:
+            _run(["systemctl", "restart" if also_stopped else "try-restart", unit])
+        elif runs:
+            _run(["systemctl", "stop", unit])
+
+
+def stop_units() -> None:
+    """None of the units runs."""
+    for unit, (_, runs) in _units(_UNITS).items():
+        if runs:
+            _run(["systemctl", "stop", unit])
+
+
+def _units(names: tuple[str, ...]) -> dict[str, tuple[bool, bool]]:
+    """Of each unit whether it has a file and whether it runs. To restart or stop one without a file fails."""
+    if not os.path.isdir(_SYSTEMD):
+        return {}
+    found = {}
+    for unit in names:
+        said = _run(["systemctl", "show", "--property=LoadState,ActiveState", unit]).splitlines()
+        found[unit] = (
+            "LoadState=not-found" not in said,
+            not {"ActiveState=inactive", "ActiveState=failed"} & set(said),
+        )
+    return found
+
+
+def restart() -> None:
+    """containerd runs anew; pods run on. Raises FailedPrecondition with systemd's words."""
+    _run(["systemctl", "restart", "containerd"])
+
+
+def running_of(directory: str) -> tuple[int, ...]:
+    """Processes whose command line names `directory`: shims and VMs of that release."""
+    return tuple(process.pid for process in find_by_argument(f"{directory}/"))
+
+
+def is_zygote(pid: int) -> bool:
+    """Whether the process is a zygote; its forks have the command line of what they have become."""
+    return arguments(pid)[-1:] == ("zygote",)
+
+
+def operators_command(pid: int) -> str:
+    """The words of the process if it is a verb of `pyshim`, such as the node's monitor; else empty."""
+    words = arguments(pid)
+    return " ".join(words[words.index("-m") + 1 :]) if ("-m", "pyshim") in pairwise(words) else ""
+
+
+def end(pid: int, number: int) -> None:
+    """The process has the signal, if it still is there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+@contextmanager
+def lock(root: str) -> Iterator[None]:
+    """No other installation changes this node meanwhile. Raises FailedPrecondition when one does."""
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise FailedPrecondition("change the installation: another 'pyshim' does so now") from error
+    finally:
+        os.close(fd)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FailedPrecondition(f"run '{' '.join(command)}': {error}") from error
+    if done.returncode != 0:
+        raise FailedPrecondition(
+            f"run '{' '.join(command)}': exit code {done.returncode}: {done.stderr.strip()[-1500:]}"
+        )
+    return done.stdout

@@ -1,0 +1,33 @@
+"""What a pod's VM needs of its node: what the shim asks for it before it boots (`pyshim/pod/plan/placement.py`)."""
+
+from pyshim.model.config import Config
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.kind import ContainerKind
+from pyshim.model.placement import Need, whole_cpus
+from pyshim.model.units import MIB
+from pyshim.node.kubernetes.agreement import booted
+from pyshim.node.kubernetes.pod_size import PodSizing
+from pyshim.resources.sizing.plan import is_resizable
+from pyshim.resources.sizing.plan.workload import requested_cpu
+
+_GUARANTEED, _BURSTABLE = "/kubepods", "/kubepods/burstable"
+"""Where the kubelet has the cgroups of pods that are Guaranteed, and of others."""
+
+
+def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> Need:
+    """`name` is the pod's NAMESPACE/NAME, and for want of another the sandbox's id."""
+    record = booted(pod, config, host)
+    cpu = requested_cpu(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
+    whole = whole_cpus(
+        shares=cpu.shares,
+        quota=cpu.quota_us,
+        period=cpu.period_us,
+        cgroup_parent=_GUARANTEED if pod.is_guaranteed() else _BURSTABLE,
+    )
+    return Need(
+        sandbox_id=name,
+        name=name,
+        vcpus=record.vcpus.granted,
+        memory_bytes=record.memory_mib.granted * MIB,
+        exclusive=whole > 0 and not is_resizable(config),
+    )

@@ -1,0 +1,138 @@
+"""One scrape of all shims of the node: at the same time, each with a deadline, one text of all answers."""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import aiohttp
+
+from pyshim.model.durations import Durations
+from pyshim.monitor.exposition import Family, Sample, gauge, labels_text, text_of
+from pyshim.monitor.guest_text import TextFamily, judged, merged
+from pyshim.monitor.processes import own_families
+from pyshim.monitor.shim_metrics import durations_family
+from pyshim.node.monitor.names import PodName
+
+SHIM_S = 5.0
+"""Seconds for one shim: it gives its guest two, Prometheus gives a scrape ten."""
+MAX_ANSWER_BYTES = 8 << 20
+"""Bytes of one shim's answer."""
+MAX_SAMPLES = 20_000
+"""Of one shim: the guest's 10,000 and its own few hundred."""
+PREFIXES = ("kata_shim_", "kata_hypervisor_", "kata_virtiofsd_", "kata_agent_", "kata_guest_", "pyshim_")
+
+
+class Unanswered(Exception):
+    """The shim did not answer well; says why. `is_gone`: its sandbox has ended."""
+
+    def __init__(self, problem: str, *, is_gone: bool = False) -> None:
+        super().__init__(problem)
+        self.is_gone = is_gone
+
+
+class _Scraped(NamedTuple):
+    families: Mapping[str, TextFamily]
+    took_s: float
+    is_up: bool
+
+
+class Scrapes:
+    """Counts what it does under kata-monitor's names."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._failed = 0
+        self._durations = Durations()
+
+    async def text(self, sockets: Mapping[str, str], names: Mapping[str, PodName]) -> str:
+        """The metrics of the monitor and of all shims, each one's samples with the labels that name its sandbox."""
+        begin_s = time.monotonic()
+        self._count += 1
+        results = await asyncio.gather(*(self._scraped(path) for path in sockets.values()))
+        labels = {
+            sandbox_id: {
+                "sandbox_id": sandbox_id,
+                "cri_uid": names[sandbox_id].uid,
+                "cri_name": names[sandbox_id].name,
+                "cri_namespace": names[sandbox_id].namespace,
+            }
+            for sandbox_id in sockets
+        }
+        found = {sandbox_id: one for sandbox_id, one in zip(sockets, results, strict=True) if one is not None}
+        self._failed += sum(not one.is_up for one in found.values())
+        shims = await asyncio.to_thread(
+            merged, [(labels_text(labels[sandbox_id]), one.families) for sandbox_id, one in found.items()]
+        )
+        self._durations.took("", time.monotonic() - begin_s)
+        return text_of(self._own(labels, found)) + shims
+
+    def _own(self, labels: Mapping[str, Mapping[str, str]], found: Mapping[str, _Scraped]) -> list[Family]:
+        return [
+            gauge("kata_monitor_running_shim_count", "Sandboxes of this node.", len(found)),
+            Family("kata_monitor_scrape_count", "counter", "Scrapes.", (Sample({}, self._count),)),
+            Family(
+                "kata_monitor_scrape_failed_count",
+                "counter",
+                "Shims that did not answer a scrape.",
+                (Sample({}, self._failed),),
+            ),
+            durations_family(
+                "kata_monitor_scrape_durations_histogram_milliseconds",
+                "Time of a scrape of all shims.",
+                self._durations.all(),
+            ),
+            *own_families("kata_monitor"),
+            Family(
+                "pyshim_monitor_shim_up",
+                "gauge",
+                "1 when the shim of the sandbox has answered.",
+                tuple(Sample(labels[sandbox_id], int(one.is_up)) for sandbox_id, one in found.items()),
+            ),
+            Family(
+                "pyshim_monitor_shim_scrape_seconds",
+                "gauge",
+                "Time of the shim's answer.",
+                tuple(Sample(labels[sandbox_id], round(one.took_s, 6)) for sandbox_id, one in found.items()),
+            ),
+        ]
+
+    async def _scraped(self, path: str) -> _Scraped | None:
+        """None for a sandbox that has ended meanwhile."""
+        begin_s = time.monotonic()
+        try:
+            text = await asked(path, "/metrics")
+        except Unanswered as error:
+            return None if error.is_gone else _Scraped({}, time.monotonic() - begin_s, False)
+        took_s = time.monotonic() - begin_s
+        answer = await asyncio.to_thread(judged, text, PREFIXES, composed=True, most=MAX_SAMPLES)
+        return _Scraped(answer.families, took_s, True)
+
+
+async def asked(path: str, target: str, within_s: float | None = None) -> str:
+    """What the shim at the socket `path` answers to a GET. Raises Unanswered."""
+    limit = aiohttp.ClientTimeout(total=SHIM_S if within_s is None else within_s)
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, force_close=True), timeout=limit) as session,
+            session.get(f"http://shim{target}", allow_redirects=False) as reply,
+        ):
+            body = bytearray()
+            async for piece in reply.content.iter_any():
+                body += piece
+                if len(body) > MAX_ANSWER_BYTES:
+                    raise Unanswered(f"ask '{path}': its answer has more than {MAX_ANSWER_BYTES} bytes")
+            status = reply.status
+    except TimeoutError as error:
+        raise Unanswered(f"ask '{path}': no answer within {limit.total:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise Unanswered(f"ask '{path}': {error}", is_gone=_is_gone(path)) from error
+    text = body.decode(errors="replace")
+    if status != 200:
+        raise Unanswered(f"ask '{path}': {text[:200]}")
+    return text
+
+
+def _is_gone(path: str) -> bool:
+    return not os.path.exists(path)

@@ -1,0 +1,111 @@
+"""HTTP of the node's endpoint: kata-monitor's paths."""
+
+import asyncio
+import gzip
+import logging
+import signal
+from html import escape
+
+from aiohttp import web
+
+from pyshim.model.errors import FailedPrecondition
+from pyshim.monitor.exposition import CONTENT_TYPE
+from pyshim.node.monitor.names import Names
+from pyshim.node.monitor.sandboxes import Sandboxes
+from pyshim.node.monitor.scrape import Scrapes, Unanswered, asked
+
+log = logging.getLogger("pyshim.node.monitor")
+
+PATHS = ("/metrics", "/sandboxes", "/agent-url")
+END_S = 3.0
+"""Seconds for answers under way when the endpoint is asked to end."""
+
+
+class NodeMonitor:
+    """The endpoint at `host` and `port`, from `open` to `close`. `port` 0 is any that is free."""
+
+    def __init__(self, *, host: str, port: int, roots: tuple[str, ...], cri_endpoint: str) -> None:
+        self._host = host
+        self._port = port
+        self._names = Names(cri_endpoint)
+        self._sandboxes = Sandboxes(roots, self._names.forget)
+        self._scrapes = Scrapes()
+        app = web.Application(client_max_size=1024)
+        app.router.add_get("/", self._index, allow_head=False)
+        app.router.add_get("/metrics", self._metrics, allow_head=False)
+        app.router.add_get("/sandboxes", self._list, allow_head=False)
+        app.router.add_get("/agent-url", self._agent_url, allow_head=False)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_S, keepalive_timeout=75.0)
+
+    async def open(self) -> tuple[str, int]:
+        """It answers at the returned address. Raises FailedPrecondition."""
+        try:
+            self._sandboxes.watch()
+            await self._runner.setup()
+            await web.TCPSite(self._runner, self._host, self._port).start()
+        except OSError as error:
+            await self.close()
+            raise FailedPrecondition(f"listen at {self._host}:{self._port}: {error.strerror or error}") from error
+        host, port = self._runner.addresses[0][:2]
+        return host, port
+
+    async def close(self) -> None:
+        self._sandboxes.close()
+        await self._runner.cleanup()
+
+    async def _index(self, _: web.Request) -> web.Response:
+        return web.Response(text="".join(f"{path}\n" for path in PATHS))
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if "sandbox" in request.query:
+            text = await self._of_sandbox(request, "/metrics")
+        else:
+            sockets = self._sandboxes.sockets()
+            text = await self._scrapes.text(sockets, await self._names.of(list(sockets)))
+        headers = {"Content-Type": CONTENT_TYPE}
+        body = text.encode()
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            headers["Content-Encoding"] = "gzip"
+            body = await asyncio.to_thread(gzip.compress, body, 1)
+        return web.Response(body=body, headers=headers)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        """One id on each line, or links for a browser."""
+        found = list(self._sandboxes.sockets())
+        if "text/html" not in request.headers.get("Accept", ""):
+            return web.Response(text="".join(f"{each}\n" for each in found))
+        rows = "".join(
+            f'<li>{escape(each)}: <a href="/metrics?sandbox={escape(each)}">metrics</a>, '
+            f'<a href="/agent-url?sandbox={escape(each)}">agent-url</a></li>'
+            for each in found
+        )
+        return web.Response(text=f"<h1>Sandboxes</h1><ul>{rows}</ul>", content_type="text/html")
+
+    async def _agent_url(self, request: web.Request) -> web.Response:
+        return web.Response(text=f"{await self._of_sandbox(request, '/agent-url')}\n")
+
+    async def _of_sandbox(self, request: web.Request, target: str) -> str:
+        sandbox_id = request.query.get("sandbox", "")
+        if not sandbox_id:
+            raise web.HTTPBadRequest(text="parameter 'sandbox' is missing")
+        path = self._sandboxes.sockets().get(sandbox_id)
+        if path is None:
+            raise web.HTTPNotFound(text="no such sandbox")
+        try:
+            return await asked(path, target)
+        except Unanswered as error:
+            raise web.HTTPBadGateway(text=str(error)) from error
+
+
+async def serve(monitor: NodeMonitor) -> None:
+    """Until SIGTERM or SIGINT. Raises FailedPrecondition."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    host, port = await monitor.open()
+    log.info("monitor started", extra={"address": f"{host}:{port}"})
+    try:
+        await stop.wait()
+    finally:
+        await monitor.close()

@@ -1,0 +1,247 @@
+"""The plugin at its runtime: connect, register, be configured and synchronized, answer, ask for updates, connect again.
+
+Theory of operation. One connection after the other, each like the first:
+
+    connect --> RegisterPlugin --> Configure, Synchronize (the runtime asks) --> events and UpdateContainers
+       ^                                                                             |
+       +------------------------ pause <---------- the connection ends --------------+
+
+A runtime closes a plugin that is slower than its time-out, and pods go on without it. So every call is answered within
+the read that brought it, from what `Pods` knows; nothing is waited for. Updates of other containers are requests of
+their own: the runtime answers them only after the call it is in, and a plugin that waited for them there would wait for
+itself.
+"""
+
+import asyncio
+import itertools
+import logging
+import re
+import socket
+from collections.abc import Callable
+
+from pyshim.concurrency.tasks import TaskOwner
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.machine import Machine, MachineError
+from pyshim.node.nri import translate
+from pyshim.node.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
+from pyshim.node.nri.pods import Container, CpuSet, Pod, Pods
+from pyshim.ttrpc import CallContext, Client, ImmediateHandler, RemoteError, Server, TtrpcError, connected_unix_socket
+
+log = logging.getLogger("pyshim.node.nri")
+
+_PLUGIN, _RUNTIME = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.v1alpha1.Runtime"
+REGISTRATION_S = 30.0
+"""Seconds until the runtime has taken, configured and synchronized the plugin. It takes plugins one at a time, and
+gives each 5 s by default."""
+UPDATE_S = 60.0
+"""Seconds for one UpdateContainers: the runtime, and a shim for each container, do it one container at a time."""
+UPDATES_PER_CALL = 64
+"""The peer closes a connection of which it has 256 frames of 4 KiB unread; a call of this many is two of them."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+"""Seconds before the next attempt to connect; doubled until a runtime has synchronized the plugin."""
+_LAST_WORDS_S = 1.0
+"""Seconds for what is under way when a connection ends."""
+_NAME = re.compile(r"[A-Za-z0-9_.+-]+", re.ASCII)
+_INDEX = re.compile(r"[0-9]{2}", re.ASCII)
+
+
+class RegistrationRefused(FailedPrecondition):
+    """The runtime answered that it will not have this plugin: another attempt would end the same."""
+
+
+class Plugin:
+    """`run` for the process's life, or `serve` for one connection."""
+
+    def __init__(self, pods: Pods, *, name: str, index: str, read_machine: Callable[[], Machine]) -> None:
+        """`read_machine` says what the machine is now. Raises InvalidArgument for a name or an index that no runtime
+        takes."""
+        if not _NAME.fullmatch(name):
+            raise InvalidArgument(f"name plugin {name[:100]!r}: only letters, digits and -_.+ are allowed")
+        if not _INDEX.fullmatch(index):
+            raise InvalidArgument(f"index plugin {index[:100]!r}: not two digits")
+        self._pods = pods
+        self._read_machine = read_machine
+        self._name, self._index = name, index
+        self._changed = asyncio.Event()
+        self._synchronized = asyncio.Event()
+        self._synced_pods: list[Pod] = []
+        self._synced_containers: list[Container] = []
+
+    def pods_changed(self) -> None:
+        """What shims said has changed what containers are due."""
+        self._changed.set()
+
+    async def run(self, path: str) -> None:
+        """Serves the runtime that listens at `path`, and every later one, until cancelled.
+
+        Raises RegistrationRefused.
+        """
+        pause_s, said = _FIRST_PAUSE_S, ""
+        while True:
+            problem = await self._attempt(path)
+            if self._synchronized.is_set():
+                pause_s, said = _FIRST_PAUSE_S, ""
+            if problem != said:
+                log.warning("no connection to the runtime", extra={"socket": path, "error": problem})
+                said = problem
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _attempt(self, path: str) -> str:
+        """One connection, from its begin to its end; why it ended."""
+        self._synchronized.clear()
+        try:
+            async with asyncio.timeout(REGISTRATION_S):
+                sock = await connected_unix_socket(path)
+        except OSError as error:
+            return f"connect: {error.strerror or 'no answer'}"
+        return await self.serve(sock)
+
+    async def serve(self, sock: socket.socket) -> str:
+        """One runtime, until the connection ends: why it did. Owns the socket. Raises RegistrationRefused."""
+        self._synchronized.clear()
+        mux = Mux(sock)
+        server = Server(services={_PLUGIN: self._methods()}, log=log)
+        tasks = TaskOwner()
+        # Served before it registers: the runtime configures the plugin before it answers the registration, or after.
+        serving = tasks.spawn("nri/serve", server.serve_connection(mux.open(PLUGIN_SERVICE)))
+        client = await Client.connect_socket(mux.open(RUNTIME_SERVICE))
+        carrying = tasks.spawn("nri/mux", mux.run())
+        talking = tasks.spawn("nri/talk", self._talk(client))
+        try:
+            await asyncio.wait([serving, carrying, talking], return_when=asyncio.FIRST_COMPLETED)
+            if not talking.done() or not isinstance(talking.exception(), RegistrationRefused):
+                await asyncio.wait([carrying], timeout=_LAST_WORDS_S)  # it knows why the others have ended
+            if carrying.done():
+                carrying.result()
+                return "the runtime closed the connection"
+            if talking.done():
+                talking.result()
+            return "the plugin's service ended"
+        except TimeoutError:
+            return f"the runtime has not synchronized the plugin within {REGISTRATION_S:g} s"
+        except (MuxError, TtrpcError) as error:
+            return str(error)
+        finally:
+            await server.shutdown(grace_s=_LAST_WORDS_S)
+            client.close()
+            await asyncio.wait([carrying], timeout=_LAST_WORDS_S)  # the last answers leave
+            await tasks.close()
+
+    async def _talk(self, client: Client) -> None:
+        """Registers, and then tells the runtime what containers are due, for ever."""
+        async with asyncio.timeout(REGISTRATION_S):
+            await self._register(client)
+            await self._synchronized.wait()
+        while True:
+            self._changed.clear()
+            while due := dict(itertools.islice(self._pods.due().items(), UPDATES_PER_CALL)):
+                # Told before it is carried out: what changes meanwhile is due again.
+                self._pods.told(due)
+                await self._update(client, due)
+            await self._changed.wait()
+
+    async def _register(self, client: Client) -> None:
+        request = translate.registration(self._name, self._index)
+        try:
+            await client.call(_RUNTIME, "RegisterPlugin", request, timeout_s=REGISTRATION_S)
+        except RemoteError as error:
+            text = f"register plugin '{self._index}-{self._name}': the runtime refuses it: {error}"
+            raise RegistrationRefused(text) from error
+
+    async def _update(self, client: Client, due: dict[str, CpuSet]) -> None:
+        try:
+            reply = await client.call(_RUNTIME, "UpdateContainers", translate.updates(due), timeout_s=UPDATE_S)
+            failed = translate.failed(reply)
+        except TtrpcError as error:
+            if client.is_closed:
+                raise
+            log.warning("containers not updated", extra={"containers": ",".join(due), "error": str(error)})
+            return
+        log.info("containers updated", extra={"count": len(due) - len(failed)})
+        if failed:
+            log.warning("containers not updated", extra={"containers": ",".join(failed)})
+
+    # ---- what the runtime calls
+
+    def _methods(self) -> dict[str, ImmediateHandler]:
+        self._synced_pods, self._synced_containers = [], []
+        advisory: dict[str, Callable[[bytes], bytes | None]] = {
+            "RunPodSandbox": lambda payload: self._pods.pod_runs(translate.pod_of(payload)),
+            "StopPodSandbox": lambda payload: self._pods.pod_gone(translate.pod_of(payload).id),
+            "RemovePodSandbox": lambda payload: self._pods.pod_gone(translate.pod_of(payload).id),
+            "CreateContainer": self._create_container,
+            "PostCreateContainer": lambda payload: self._pods.container_is(translate.container_of(payload)[1]),
+            "UpdateContainer": self._update_container,
+            "StopContainer": lambda payload: self._pods.container_gone(translate.container_of(payload)[1].id),
+            "RemoveContainer": lambda payload: self._pods.container_gone(translate.container_of(payload)[1].id),
+        }
+        events = {name: ImmediateHandler(self._event(name, act)) for name, act in advisory.items()}
+
+        def state_change(payload: bytes, call: CallContext) -> bytes:
+            name, request = translate.state_change(payload)
+            return events[name].function(request, call) if name in events else b""
+
+        return {
+            **events,
+            "StateChange": ImmediateHandler(state_change),
+            "Configure": ImmediateHandler(self._configure),
+            "Synchronize": ImmediateHandler(self._synchronize),
+            "Shutdown": ImmediateHandler(lambda _payload, _call: b""),
+        }
+
+    def _event(self, name: str, act: Callable[[bytes], bytes | None]) -> Callable[[bytes, CallContext], bytes]:
+        """A pod runs where it may rather than not at all: what goes wrong here is logged, and changes nothing."""
+
+        def handle(payload: bytes, _call: CallContext) -> bytes:
+            try:
+                reply = act(payload)
+            except Exception:
+                log.exception("event not followed", extra={"event": name})
+                return b""
+            self._changed.set()
+            return reply or b""
+
+        return handle
+
+    def _configure(self, payload: bytes, _call: CallContext) -> bytes:
+        runtime = translate.runtime(payload)
+        log.info(
+            "registered",
+            extra={
+                "runtime": f"{runtime.name} {runtime.version}",
+                "nri": runtime.nri or "?",
+                "request_timeout_s": runtime.request_timeout_s,
+            },
+        )
+        return translate.configured()
+
+    def _synchronize(self, payload: bytes, _call: CallContext) -> bytes:
+        pods, containers, more = translate.inventory(payload)
+        self._synced_pods += pods
+        self._synced_containers += containers
+        if not more:
+            self._look_at_machine()
+            self._pods.synchronize(self._synced_pods, self._synced_containers)
+            log.info("synchronized", extra={"pods": len(self._synced_pods), "containers": len(self._synced_containers)})
+            self._synced_pods, self._synced_containers = [], []
+            self._synchronized.set()
+            self._changed.set()
+        return translate.synchronized(more)
+
+    def _look_at_machine(self) -> None:
+        """CPUs may have come or gone since the last runtime."""
+        try:
+            self._pods.machine_is(self._read_machine())
+        except MachineError as error:
+            log.warning("machine not read again", extra={"error": str(error)})
+
+    def _create_container(self, payload: bytes) -> bytes:
+        pod, container = translate.container_of(payload)
+        wanted = self._pods.container_comes(pod, container)
+        mark, rdt_class = self._pods.shares_cpus(container.id), self._pods.rdt_class(pod, container)
+        return translate.adjusted(wanted, mark=mark, rdt_class=rdt_class)
+
+    def _update_container(self, payload: bytes) -> bytes:
+        container_id, asked = translate.wanted_update(payload)
+        return translate.updated(container_id, self._pods.container_changes(container_id, asked))

@@ -1,0 +1,288 @@
+"""The node's pods and containers, as the runtime and the shims tell them, and which CPUs each container is to have.
+
+Theory of operation. A VM is placed when its shim asks, before it boots; one whose shim does not ask is placed when the
+runtime tells of its pod. Every change of what is placed changes the shared CPUs, and with them what other containers
+are due: `due` compares that with what each container was last told.
+
+- a container of a VM whose shim has asked: the CPUs of the VM. The shim has placed the threads already,
+  and learns of changed shared CPUs by this.
+- a container of another VM with CPUs alone: these CPUs. Its shim can pin as many vCPUs to them.
+- a container of another VM: nothing. Its shim would make the VM as large as the set.
+- a container with CPUs from somebody else, as the kubelet's CPU manager gives them: nothing, and they are taken.
+- any other container: the shared CPUs, from the first exclusive placement of the node on.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import msgspec
+from msgspec.structs import replace
+
+from pyshim.model.machine import Machine
+from pyshim.model.placement import Need, Placement
+from pyshim.node.nri.placement import (
+    Assignments,
+    Other,
+    PlacementError,
+    keep,
+    place_or_share,
+    release,
+    shared_cpus,
+    with_others,
+)
+
+log = logging.getLogger("pyshim.node.nri")
+
+
+class Pod(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    name: str
+    """`NAMESPACE/POD`."""
+    handler: str
+    """The runtime handler; empty for the runtime's default."""
+    need: Need
+    """Of a VM of the pod's size, as far as the runtime knows it."""
+
+
+class CpuSet(msgspec.Struct, frozen=True, kw_only=True):
+    cpus: tuple[int, ...] = ()
+    """In ascending order; empty: not restricted."""
+    nodes: tuple[int, ...] = ()
+    """Memory nodes, the same."""
+
+
+class Container(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    pod_id: str
+    name: str
+    memory_bytes: int
+    """Its limit; 0 for none."""
+    had: CpuSet
+    """What the runtime says it has."""
+    is_ours: bool
+    """Its CPUs are from this plugin: it was made while the plugin ran, without exclusive CPUs."""
+    rdt_class: str = ""
+    """Of cache and memory bandwidth; empty for none."""
+    whole_cpus: int
+    """CPUs of a container of a Guaranteed pod that has a whole number of them, else 0."""
+
+    @property
+    def has_own_cpus(self) -> bool:
+        """Somebody gave it CPUs alone, as the kubelet's static CPU manager does: as many as it has a right to.
+
+        Any other set is one that is shared with others, from whomever it is.
+        """
+        return bool(self.had.cpus) and not self.is_ours and len(self.had.cpus) == self.whole_cpus
+
+
+EXCLUSIVE, SHARED = "exclusive", "shared"
+"""VMs with CPUs of their own, and the others."""
+_NO_CLASSES: Mapping[str, str] = MappingProxyType({})
+
+
+class Pods:
+    """Mutable; every call leaves it consistent. `handlers` are the runtime handlers whose pods are VMs of ours."""
+
+    def __init__(
+        self, assignments: Assignments, handlers: frozenset[str], rdt_classes: Mapping[str, str] = _NO_CLASSES
+    ) -> None:
+        """`rdt_classes` names the class of EXCLUSIVE and of SHARED VMs, where they have one."""
+        self.assignments = assignments
+        self._rdt_classes = rdt_classes
+        self._handlers = handlers
+        self._asked: set[str] = set()
+        """Sandboxes whose shim has asked, and lives."""
+        self._pods: dict[str, Pod] = {}
+        self._containers: dict[str, Container] = {}
+        self._others: dict[str, Other] = {}
+        self._told: dict[str, CpuSet] = {}
+        self._settled: set[str] = set()
+        """Containers that the runtime has finished making: only those can be updated."""
+
+    def rdt_class(self, pod: Pod, container: Container) -> str:
+        """The class to give to a container of a VM of ours that has none; empty for none."""
+        placement = self.assignments.placements.get(pod.id)
+        if placement is None or container.rdt_class:
+            return ""
+        return self._rdt_classes.get(EXCLUSIVE if placement.exclusive else SHARED, "")
+
+    # ---- what shims say
+
+    def ask(self, need: Need) -> Placement:
+        """The placement of a VM about to boot. Raises PlacementError, and InvalidArgument for a need that is none.
+
+        Without room for exclusive CPUs the VM runs on shared ones.
+        """
+        self._place(need)
+        self._asked.add(need.sandbox_id)
+        return self.assignments.placements[need.sandbox_id]
+
+    def placed_before(self, need: Need, placement: Placement) -> None:
+        """A living shim was given this by an earlier run of the plugin. What another has by now is logged."""
+        if need.sandbox_id in self.assignments.placements:
+            return
+        self._asked.add(need.sandbox_id)
+        if self._keep(need, placement):
+            log.info("kept", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
+
+    def shim_gone(self, sandbox_id: str) -> None:
+        """The shim has ended, and the VM with it."""
+        self._asked.discard(sandbox_id)
+        self._release(sandbox_id)
+
+    # ---- what the kernel says
+
+    def machine_is(self, machine: Machine) -> None:
+        """Everything is placed on `machine` as it was. A VM whose CPUs or nodes are not all there is placed no more,
+        with a warning."""
+        before = self.assignments
+        if machine == before.machine:
+            return
+        log.info("the machine has changed", extra={"cpus": sum(cpu.online for cpu in machine.cpus)})
+        self.assignments = Assignments(machine=machine, reserved=before.reserved, others=before.others)
+        for sandbox_id, placement in before.placements.items():
+            self._keep(before.needs[sandbox_id], placement)
+
+    # ---- what the runtime says
+
+    def synchronize(self, pods: Iterable[Pod], containers: Iterable[Container]) -> None:
+        """These are all pods and containers of the runtime. VMs whose shim asked may be known to it later, or never."""
+        self._pods = {pod.id: pod for pod in pods}
+        self._containers = {each.id: each for each in containers}
+        self._told = {each.id: each.had for each in self._containers.values()}
+        self._settled = set(self._containers)
+        for sandbox_id in set(self.assignments.placements) - self._asked - set(self._pods):
+            self._release(sandbox_id)
+        self._others = {
+            each.id: self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)
+        }
+        self._count_others()
+        # Stopped pods are among them, and only containers tell which.
+        for pod_id in dict.fromkeys(each.pod_id for each in self._containers.values()):
+            if pod_id in self._pods:
+                self._place_pod(self._pods[pod_id])
+
+    def pod_runs(self, pod: Pod) -> None:
+        self._pods[pod.id] = pod
+        self._place_pod(pod)
+
+    def pod_gone(self, pod_id: str) -> None:
+        """Stopped or removed; one that was never seen is none's business."""
+        self._pods.pop(pod_id, None)
+        self._asked.discard(pod_id)
+        self._release(pod_id)
+
+    def container_comes(self, pod: Pod, container: Container) -> CpuSet | None:
+        """What the container is to be made with; None: as it is."""
+        self.pod_runs(pod)
+        self._containers[container.id] = container
+        self._told[container.id] = container.had
+        self._settled.discard(container.id)
+        if not self._is_vm(pod.id):
+            self._others[container.id] = self._other(container)
+            self._count_others()
+        wanted = self._wanted(container)
+        if wanted is None or wanted == container.had:
+            return None
+        self._told[container.id] = wanted
+        return wanted
+
+    def shares_cpus(self, container_id: str) -> bool:
+        """It is in no VM, and has no CPUs alone."""
+        other = self._others.get(container_id)
+        return other is not None and not other.own_cpus
+
+    def container_is(self, container: Container) -> None:
+        """The runtime has made it, and can update it from now on."""
+        if container.id in self._containers:
+            self._settled.add(container.id)
+
+    def container_changes(self, container_id: str, asked: CpuSet) -> CpuSet | None:
+        """What it is to have instead of `asked`, which somebody else wants for it; None: that."""
+        container = self._containers.get(container_id)
+        if container is None or not asked.cpus:
+            return None
+        wanted = self._wanted(container)
+        self._told[container_id] = wanted or asked
+        return wanted if wanted != asked else None
+
+    def container_gone(self, container_id: str) -> None:
+        self._containers.pop(container_id, None)
+        self._told.pop(container_id, None)
+        self._settled.discard(container_id)
+        if self._others.pop(container_id, None) is not None:
+            self._count_others()
+
+    # ---- what the runtime is to do
+
+    def due(self) -> Mapping[str, CpuSet]:
+        """By container, what it is to be told now."""
+        found = {}
+        for container_id in self._settled:
+            wanted = self._wanted(self._containers[container_id])
+            if wanted is not None and wanted != self._told[container_id]:
+                found[container_id] = wanted
+        return found
+
+    def told(self, updates: Mapping[str, CpuSet]) -> None:
+        """The runtime was told these, whether it could carry them out or not."""
+        self._told.update({each: wanted for each, wanted in updates.items() if each in self._containers})
+
+    # ---- pieces
+
+    def _is_vm(self, pod_id: str) -> bool:
+        pod = self._pods.get(pod_id)
+        return pod_id in self.assignments.placements or (pod is not None and pod.handler in self._handlers)
+
+    def _place_pod(self, pod: Pod) -> None:
+        if pod.handler not in self._handlers or pod.id in self.assignments.placements:
+            return
+        try:
+            self._place(pod.need)
+        except PlacementError as error:
+            log.warning("pod not placed", extra={"sandbox": pod.id, "pod": pod.name, "error": str(error)})
+
+    def _place(self, need: Need) -> None:
+        self.assignments = place_or_share(self.assignments, need)
+        placement = self.assignments.placements[need.sandbox_id]
+        log.info("placed", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
+
+    def _keep(self, need: Need, placement: Placement) -> bool:
+        try:
+            self.assignments = keep(self.assignments, need, placement)
+        except PlacementError as error:
+            log.warning("placement not kept", extra={"sandbox": need.sandbox_id, "error": str(error)})
+            return False
+        return True
+
+    def _release(self, sandbox_id: str) -> None:
+        if sandbox_id in self.assignments.placements:
+            self.assignments = release(self.assignments, sandbox_id)
+            log.info("released", extra={"sandbox": sandbox_id})
+
+    def _other(self, container: Container) -> Other:
+        own_cpus = container.had.cpus if container.has_own_cpus else ()
+        pod = self._pods.get(container.pod_id)
+        name = f"{pod.name if pod else container.pod_id}/{container.name}"
+        return Other(container_id=container.id, name=name, memory_bytes=container.memory_bytes, own_cpus=own_cpus)
+
+    def _count_others(self) -> None:
+        self.assignments = with_others(self.assignments, self._others.values())
+
+    def _wanted(self, container: Container) -> CpuSet | None:
+        """None: what it has is none of our business."""
+        placement = self.assignments.placements.get(container.pod_id)
+        if placement is not None:
+            has_asked = container.pod_id in self._asked
+            if not has_asked and not placement.exclusive:
+                return None
+            cpus = {*placement.vcpu_cpus, *(placement.service_cpus if has_asked else ())}
+            return replace(self._told[container.id], cpus=tuple(sorted(cpus)))
+        other = self._others.get(container.id)
+        if other is None or other.own_cpus:
+            return None
+        told = self._told[container.id]
+        if not told.cpus and not any(each.exclusive for each in self.assignments.placements.values()):
+            return None
+        return replace(told, cpus=shared_cpus(self.assignments))

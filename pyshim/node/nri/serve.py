@@ -1,0 +1,57 @@
+"""The plugin as a process: its runtime, the shims that ask, and its end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+
+from pyshim.concurrency.tasks import cancel_all
+from pyshim.host.sockets import listening_socket
+from pyshim.node.nri.plugin import Plugin
+from pyshim.node.nri.pods import Pods
+from pyshim.node.nri.shims import Shims
+from pyshim.state.store import REGISTER, StateStore
+
+log = logging.getLogger("pyshim.node.nri")
+
+_BACKLOG = 64
+"""Shims that may wait for their turn: as many pods as start at once when a node boots."""
+
+
+async def serve(pods: Pods, plugin: Plugin, runtime: str | socket.socket, *, placement_socket: str) -> None:
+    """Until SIGTERM or SIGINT; on a connection that the `runtime` gave, until its end; else at its socket's path.
+
+    Shims are answered at `placement_socket`, unless it is empty. Raises RegistrationRefused, ShimError, OSError.
+    """
+    with contextlib.ExitStack() as end:
+        shims = Shims(pods, on_change=plugin.pods_changed)
+        shims.find(StateStore(register=REGISTER))
+        work = []
+        if placement_socket:
+            os.makedirs(os.path.dirname(placement_socket), mode=0o700, exist_ok=True)
+            listener = listening_socket(placement_socket, backlog=_BACKLOG)
+            end.callback(_take_away, placement_socket, os.stat(placement_socket))
+            work.append(asyncio.ensure_future(shims.serve(listener)))
+        serving = asyncio.ensure_future(plugin.run(runtime) if isinstance(runtime, str) else plugin.serve(runtime))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, serving.cancel)
+        try:
+            await asyncio.wait([serving, *work], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await cancel_all(serving, *work)
+            await shims.close()
+        for task in work:
+            if not task.cancelled():
+                task.result()
+        log.info("plugin ended", extra={"reason": "told to" if serving.cancelled() else serving.result()})
+
+
+def _take_away(path: str, ours: os.stat_result) -> None:
+    """The socket is gone, unless it is another's by now: a runtime that was restarted starts the next plugin before
+    the one it had has ended."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(path), ours):
+            os.unlink(path)

@@ -1,0 +1,116 @@
+"""What shims say: the socket at which they ask before they boot a VM, and the states they keep.
+
+One ttrpc call, its messages JSON: a `Need` in, a `Placement` out. A placement lasts as long as the process that asked
+for it, so nothing has to be given back. It is in the sandbox's state, too, where a plugin that starts finds those of
+its earlier run.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import msgspec
+
+from pyshim.host.processes.ends import Ends
+from pyshim.host.processes.identity import ProcessRef, start_ticks
+from pyshim.model.errors import InvalidArgument, ShimError
+from pyshim.model.placement import METHOD, SERVICE, Need, Placed
+from pyshim.node.nri.pods import Pods
+from pyshim.state.errors import NotOurState
+from pyshim.state.store import StateStore
+from pyshim.ttrpc import CallContext, ImmediateHandler, PeerCredentials, Server
+
+log = logging.getLogger("pyshim.node.nri")
+
+MAX_REQUEST_BYTES = 64 << 10
+"""A need is a few hundred bytes."""
+_IN_FLIGHT = 16
+
+
+class Shims:
+    """Made in a running loop. `find` first, then `serve`; `close` at the end."""
+
+    def __init__(self, pods: Pods, *, on_change: Callable[[], None]) -> None:
+        self._pods = pods
+        self._on_change = on_change
+        self._ends = Ends()
+        self._askers: dict[str, ProcessRef] = {}
+        """By sandbox: a name may be used again before its former shim has ended."""
+        self._server = Server(
+            services={SERVICE: {METHOD: ImmediateHandler(self._place)}},
+            log=log,
+            authorize=_only_our_user,
+            max_message_bytes=MAX_REQUEST_BYTES,
+            max_in_flight=_IN_FLIGHT,
+        )
+
+    def find(self, store: StateStore) -> None:
+        """Placements of living sandboxes are placements again."""
+        for shim, placed in placed_sandboxes(store, store.entered_ids()):
+            self._pods.placed_before(placed.need, placed.placement)
+            self._watch(shim, placed.need.sandbox_id)
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Shims that connect are answered, until cancelled."""
+        await self._server.serve(listener)
+
+    async def close(self) -> None:
+        await self._server.shutdown(grace_s=0)
+        self._ends.close()
+
+    def _place(self, payload: bytes, call: CallContext) -> bytes:
+        """The placement, or PlacementError: the VM boots unplaced then. Raises InvalidArgument."""
+        try:
+            need = msgspec.json.decode(payload, type=Need)
+        except msgspec.DecodeError as error:
+            raise InvalidArgument(f"read need of a sandbox: {error}") from error
+        placement = self._pods.ask(need)
+        pid = call.peer.pid if call.peer is not None else 0
+        ticks = start_ticks(pid) if pid else None
+        if ticks is not None:
+            self._watch(ProcessRef(pid, ticks), need.sandbox_id)
+        self._on_change()
+        return msgspec.json.encode(placement)
+
+    def _watch(self, shim: ProcessRef, sandbox_id: str) -> None:
+        self._askers[sandbox_id] = shim
+        self._ends.watch(shim, lambda: self._gone(shim, sandbox_id))
+
+    def _gone(self, shim: ProcessRef, sandbox_id: str) -> None:
+        if self._askers.get(sandbox_id) == shim:
+            del self._askers[sandbox_id]
+            self._pods.shim_gone(sandbox_id)
+            self._on_change()
+
+
+def placed_sandboxes(store: StateStore, sandbox_ids: Iterable[str]) -> Iterator[tuple[ProcessRef, Placed]]:
+    """Those that have a placement, and whose shim lives. A state that cannot be read is logged."""
+    for sandbox_id in sandbox_ids:
+        try:
+            state = store.load(sandbox_id)
+            placed = _placed(state.snapshot.cgroups if state.snapshot is not None else {})
+        except NotOurState:
+            continue
+        except ShimError as error:
+            log.warning("state not read", extra={"sandbox": sandbox_id, "error": str(error)})
+            continue
+        shim = ProcessRef(state.shim.pid, state.shim.start_ticks)
+        if placed is not None and start_ticks(shim.pid) == shim.start_ticks:
+            yield shim, placed
+
+
+def _placed(cgroups: Mapping[str, object]) -> Placed | None:
+    value = cgroups.get("Placed")
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, Placed)
+    except msgspec.ValidationError as error:
+        raise InvalidArgument(f"read placement: {error}") from error
+
+
+def _only_our_user(sock: socket.socket) -> None:
+    peer = PeerCredentials.of(sock)
+    if peer is None or peer.uid != os.geteuid():
+        raise PermissionError(f"a process of user {peer.uid if peer else '?'} is not served")

@@ -1,0 +1,68 @@
+"""The server's TLS: a certificate and its key from files, read again when they have changed."""
+
+import logging
+import os
+import ssl
+
+from pyshim.model.errors import FailedPrecondition
+
+log = logging.getLogger("pyshim.node.webhook")
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Certificate:
+    """An SSL context that has, at each handshake, what the files hold.
+
+    Raises FailedPrecondition when they hold no pair at the start. Later a pair that cannot be used, for instance one
+    that is half written, is logged, and the last good one stays.
+    """
+
+    def __init__(self, certificate_path: str, key_path: str) -> None:
+        self._paths = (certificate_path, key_path)
+        self.failures = 0
+        """Changes that could not be used, since the start."""
+        self._stamp = self._look()
+        try:
+            self._latest = self._loaded()
+        except (OSError, ssl.SSLError) as error:
+            raise FailedPrecondition(
+                f"load certificate '{certificate_path}' with key '{key_path}': {_cause(error)}"
+            ) from error
+        self.context = self._loaded()
+        self.context.sni_callback = self._on_handshake
+
+    def _on_handshake(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        # Called at every handshake, with or without a name. A Secret's files change all at once, by a renamed link.
+        stamp = self._look()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._latest = self._loaded()
+                log.info("certificate loaded", extra={"file": self._paths[0]})
+            except (OSError, ssl.SSLError) as error:
+                self.failures += 1
+                log.warning("certificate not loaded", extra={"file": self._paths[0], "error": _cause(error)})
+        connection.context = self._latest
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        # An encrypted key is an error, not a question on the terminal.
+        context.load_cert_chain(*self._paths, password=b"")
+        return context
+
+    def _look(self) -> _Stamp:
+        """What changes with the files; of a file that is not there, nothing."""
+        found = []
+        for path in self._paths:
+            try:
+                status = os.stat(path)
+            except OSError:
+                continue
+            found.append((status.st_ino, status.st_mtime_ns, status.st_size))
+        return tuple(found)
+
+
+def _cause(error: OSError | ssl.SSLError) -> str:
+    return error.strerror or str(error)

@@ -1,0 +1,259 @@
+"""An AdmissionReview of a pod to its answer: one pure function of the request's bytes and the configured classes.
+
+Mutating, it writes annotations and never denies. Validating, it sees the pod as all webhooks have left it: it warns,
+and denies what the shim would refuse each time. Source: Kubernetes, admission.k8s.io/v1.
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from pyshim.config.sources import Source
+from pyshim.model.config import Config
+from pyshim.model.errors import InvalidArgument, ShimError
+from pyshim.model.host_facts import HostFacts, elsewhere
+from pyshim.node.kubernetes.agreement import explain_pod
+from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing
+from pyshim.node.kubernetes.pod_config import pod_config
+from pyshim.node.kubernetes.pod_size import PodSizing
+from pyshim.node.webhook.base import base_annotations
+from pyshim.resources.sizing.plan.capacity import check_vcpus, host_side_mib
+
+API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
+MARK = "pyshim.io/written-by-webhook"
+"""On a pod: the annotations the webhook wrote, as JSON. What still has the value written is the webhook's to change
+when it is called again; everything else is the pod's own."""
+MAX_WARNING_CHARS = 256
+"""Longer ones are cut by the API server."""
+_UNPROCESSABLE = 422
+
+
+class Action(StrEnum):
+    MUTATE = "mutate"
+    VALIDATE = "validate"
+
+
+class Outcome(StrEnum):
+    IGNORED = "ignored"
+    """Not the creation of a pod of a configured class."""
+    PASSED = "passed"
+    PATCHED = "patched"
+    DENIED = "denied"
+
+
+class PodClass(msgspec.Struct, frozen=True, kw_only=True):
+    """A runtime class: the configuration its nodes have, and the largest of them, as far as it is known."""
+
+    source: Source
+    node: HostFacts
+    host_side_mib: int | None
+    """MiB a VM takes beside guest RAM; None: as measured, by the node's accelerator."""
+
+    def config(self, annotations: Mapping[str, str]) -> Config:
+        """As the shim has it for a pod with these annotations. Raises ShimError where the shim refuses them."""
+        return pod_config(self.source, annotations)
+
+    def beside_mib(self, config: Config) -> int:
+        return host_side_mib(config, self.node) if self.host_side_mib is None else self.host_side_mib
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    document: Mapping[str, Any]
+    """The AdmissionReview that goes back."""
+    outcome: Outcome
+    kinds: tuple[str, ...] = ()
+    """What the warnings are about."""
+    message: str = ""
+    """Why the pod is denied."""
+
+
+class _Pod(msgspec.Struct, frozen=True, kw_only=True):
+    manifest: PodManifest
+    has_metadata: bool
+    has_annotations: bool
+
+    def sizing(self) -> PodSizing:
+        return pod_sizing(self.manifest, KIND, None)
+
+
+def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Answer:
+    """What goes back for `body`. Raises InvalidArgument for what is no AdmissionReview to answer."""
+    request = _request(body)
+    uid = request["uid"]
+    try:
+        pod = _created_pod(request)
+        chosen = classes.get(pod.manifest.runtime_class) if pod else None
+        if pod is None or chosen is None:
+            return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.IGNORED)
+        return _patched(uid, pod, chosen) if action is Action.MUTATE else _judged(uid, pod, chosen)
+    except ShimError as error:
+        if action is Action.MUTATE:
+            return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.PASSED)
+        return _denied(uid, str(error))
+
+
+def _request(body: bytes) -> Mapping[str, Any]:
+    try:
+        # Numbers stay text, as in manifests: a quantity may be written as one.
+        document = json.loads(body, parse_int=str, parse_float=str, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"read {KIND}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise InvalidArgument(f"read {KIND}: not an object")
+    kind, version = document.get("kind"), document.get("apiVersion")
+    if (kind, version) != (KIND, API_VERSION):
+        raise InvalidArgument(f"read {KIND}: kind {_shown(kind)} of {_shown(version)}, not {KIND} of {API_VERSION}")
+    request = document.get("request")
+    if not isinstance(request, dict):
+        raise InvalidArgument(f"read {KIND}: request: not an object")
+    if not isinstance(request.get("uid"), str) or not request["uid"]:
+        raise InvalidArgument(f"read {KIND}: request.uid: none is given")
+    return request
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:100]
+
+
+def _created_pod(request: Mapping[str, Any]) -> _Pod | None:
+    """The pod, if the request creates one; not what it does to a pod that exists."""
+    kind = request.get("kind")
+    named = (kind.get("group") or "", kind.get("version"), kind.get("kind")) if isinstance(kind, dict) else ()
+    if named != ("", "v1", "Pod") or request.get("operation") != "CREATE" or request.get("subResource"):
+        return None
+    pod = _mapping(request.get("object"), "request.object")
+    metadata = _mapping(pod.get("metadata"), "metadata")
+    spec = _mapping(pod.get("spec"), "spec")
+    namespace = metadata.get("namespace") or request.get("namespace") or "default"
+    name = metadata.get("name") or metadata.get("generateName") or "-"
+    title = f"Pod {namespace}/{name}"
+    return _Pod(
+        manifest=PodManifest(
+            title=title,
+            runtime_class=str(spec.get("runtimeClassName") or ""),
+            annotations=annotations_in(metadata, title),
+            spec=spec,
+        ),
+        has_metadata=pod.get("metadata") is not None,
+        has_annotations=metadata.get("annotations") is not None,
+    )
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"read {KIND}: {where}: not an object")
+    return value
+
+
+def _patched(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
+    wanted = _annotated(pod, chosen)
+    patch = _patch(pod, wanted)
+    if not patch:
+        return Answer(document=_response(uid, {"allowed": True}), outcome=Outcome.PASSED)
+    encoded = base64.b64encode(json.dumps(patch).encode()).decode()
+    response = {"allowed": True, "patchType": "JSONPatch", "patch": encoded}
+    return Answer(document=_response(uid, response), outcome=Outcome.PATCHED)
+
+
+def _annotated(pod: _Pod, chosen: PodClass) -> dict[str, str]:
+    """The pod's annotations as they should be. What an earlier call wrote is forgotten first."""
+    written = _written(pod.manifest.annotations)
+    own = {name: text for name, text in pod.manifest.annotations.items() if name != MARK and written.get(name) != text}
+    config = chosen.config(own)
+    added = {}
+    for name, text in base_annotations(pod.sizing(), config, host_side_mib=chosen.beside_mib(config)).items():
+        is_pods_own = name.rpartition(".")[2] in config.annotated
+        if not is_pods_own and _is_enabled(chosen, {**own, name: text}):
+            added[name] = text
+    return {**own, **added, MARK: json.dumps(added, sort_keys=True)} if added else own
+
+
+def _is_enabled(chosen: PodClass, annotations: Mapping[str, str]) -> bool:
+    """Whether the shim would take them: the file's `enable_annotations` decides."""
+    try:
+        chosen.config(annotations)
+    except ShimError:
+        return False
+    return True
+
+
+def _written(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    """What the mark says. Anybody may have written it: a mark that is none says nothing."""
+    try:
+        found = json.loads(annotations.get(MARK, "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _patch(pod: _Pod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
+    """RFC 6902, from the pod's annotations to `wanted`."""
+    if wanted == pod.manifest.annotations:
+        return []
+    if not pod.has_metadata:
+        return [{"op": "add", "path": "/metadata", "value": {"annotations": dict(wanted)}}]
+    if not pod.has_annotations:
+        return [{"op": "add", "path": "/metadata/annotations", "value": dict(wanted)}]
+    operations: list[dict[str, Any]] = []
+    for name in sorted({*pod.manifest.annotations, *wanted}):
+        path = "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
+        if name not in wanted:
+            operations.append({"op": "remove", "path": path})
+        elif pod.manifest.annotations.get(name) != wanted[name]:
+            # `add` replaces what is there.
+            operations.append({"op": "add", "path": path, "value": wanted[name]})
+    return operations
+
+
+def _judged(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
+    """Raises ShimError for a pod that the shim refuses on every node."""
+    config = chosen.config(pod.manifest.annotations)
+    sizing = pod.sizing()
+    _check_network(pod, config)
+    node = elsewhere(chosen.node) if config.is_remote else chosen.node
+    check_vcpus(config, node)
+    explanation = explain_pod(sizing, config, node, host_side_mib=chosen.beside_mib(config))
+    (view,) = [view for view in explanation.views if view.record.policy == explanation.in_force]
+    response: dict[str, Any] = {
+        "allowed": True,
+        "auditAnnotations": {"vm-size": f"{view.record.vcpus.granted} vCPU, {view.record.memory_mib.granted} MiB"},
+    }
+    warnings = [_cut(f"pyshim: {found.kind.value}: {found.text}") for found in view.findings]
+    if warnings:
+        response["warnings"] = warnings
+    return Answer(
+        document=_response(uid, response),
+        outcome=Outcome.PASSED,
+        kinds=tuple(found.kind.value for found in view.findings),
+    )
+
+
+def _check_network(pod: _Pod, config: Config) -> None:
+    if pod.manifest.spec.get("hostNetwork") is True and (config.is_remote or not config.runtime.allow_host_network):
+        raise InvalidArgument(
+            f"admit {pod.manifest.title}: hostNetwork is true, and a VM cannot have the host's network"
+        )
+
+
+def _denied(uid: str, message: str) -> Answer:
+    status = {"code": _UNPROCESSABLE, "reason": "Invalid", "message": f"pyshim: {message}"}
+    document = _response(uid, {"allowed": False, "status": status})
+    return Answer(document=document, outcome=Outcome.DENIED, message=message)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_WARNING_CHARS else text[: MAX_WARNING_CHARS - 3] + "..."
+
+
+def _response(uid: str, members: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": KIND, "response": {"uid": uid, **members}}

@@ -1,0 +1,378 @@
+"""`pyshim cleanup` on real leftovers below directories of the test's own."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from msgspec.structs import replace
+
+from pyshim.cleanup import lost_vms
+from pyshim.cleanup.conventions import VMM_WORD, Places
+from pyshim.cleanup.orphans import candidates
+from pyshim.host.processes import identity as processes
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.node.cli import cleanup
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
+from tests.fakes.namespaces import Namespace
+
+Process = subprocess.Popen[bytes]
+NAME = f"test-{os.getpid()}-"
+"""Instead of `sandbox-`: a test must not find the VMs that run on this machine."""
+
+
+def until_it_shows(pid: int, word: str) -> None:
+    """The kernel shows a new program's command line a moment after its start."""
+    deadline = time.monotonic() + 60
+    while word not in processes.arguments(pid) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+class Node:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = StateStore(root=f"{root}/sbs", register=f"{root}/register")
+        self.places = Places(
+            vm_root=f"{root}/vm",
+            shared_root=f"{root}/shared",
+            cgroup_root=f"{root}/cgroup",
+            vmm_name=NAME,
+            netns_root=f"{root}/netns",
+        )
+        self.running: list[Process] = []
+
+    def program(self, name: str, *words: str) -> Process:
+        path = self.root / name
+        if not path.exists():
+            shutil.copy(shutil.which("cat") or "/bin/cat", path)
+        process = subprocess.Popen(
+            [path, "--", "-", *words], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.running.append(process)
+        until_it_shows(process.pid, words[-1] if words else "-")
+        return process
+
+    def vmm(self, sandbox_id: str) -> Process:
+        return self.program("qemu-system-x86_64", "-name", f"{NAME}{sandbox_id},debug-threads=on", "-mon", VMM_WORD)
+
+    def directory(self, *parts: str) -> Path:
+        path = self.root.joinpath(*parts)
+        path.mkdir(parents=True)
+        (path / "file").touch()
+        return path
+
+    def shim(self, process: Process | None) -> ShimRecord:
+        pid, ticks = (2**22 + 1, 0) if process is None else (process.pid, processes.start_ticks(process.pid) or 0)
+        return ShimRecord(pid=pid, start_ticks=ticks, socket=f"unix://{self.root}/shim.sock", namespace="k8s.io")
+
+    def save(self, sandbox_id: str, *ledger: LedgerEntry, shim: Process | None = None) -> None:
+        record = self.shim(shim)
+        self.store.enter(sandbox_id, record)
+        self.store.save(SandboxState(sandbox_id=SandboxId(sandbox_id), shim=record, snapshot=None, ledger=ledger))
+
+    def state_file(self, sandbox_id: str) -> Path:
+        return Path(f"{self.store.root}/{sandbox_id}/persist.json")
+
+    def cleanup(self, *words: str) -> int:
+        node = cleanup.Node(store=self.store, places=self.places)
+        code: int = cleanup.command.main(words, obj=node, standalone_mode=False)
+        return code
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr("pyshim.cleanup.lost_vms.LOST_VMS", f"{tmp_path}/lost-vms")
+    found = Node(tmp_path)
+    yield found
+    for process in found.running:
+        process.kill()
+        process.communicate()
+
+
+def entry(kind: ResourceKind, key: Path | str, **detail: str | int) -> LedgerEntry:
+    return LedgerEntry(kind=kind, key=str(key), detail=detail)
+
+
+def test_the_ledger_of_a_dead_shim_is_undone_and_reported_line_by_line(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vmm, directory = node.vmm("dead"), node.directory("vm", "dead", "somewhere")
+    detail = {"program": str(vmm.args[0]), "pid": vmm.pid, "start_ticks": processes.start_ticks(vmm.pid) or 0}  # type: ignore[index]
+    node.save("dead", entry(ResourceKind.DIRECTORY, directory), entry(ResourceKind.PROCESS, "the-uuid", **detail))
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert capsys.readouterr().out.splitlines() == [
+        "sandbox 'dead': known by its state, shim 4194305 of namespace 'k8s.io' is gone",
+        f"  undone: process the-uuid (pid {vmm.pid})",
+        f"  undone: directory {directory}",
+    ]
+    assert vmm.wait() == -signal.SIGKILL
+    assert not directory.exists()
+    assert not node.store.knows("dead")
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert capsys.readouterr().out == ""
+
+
+def test_a_dry_run_says_the_same_and_changes_nothing(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    vmm, directory = node.vmm("dead"), node.directory("vm", "dead", "somewhere")
+    node.save("dead", entry(ResourceKind.DIRECTORY, directory))
+
+    assert node.cleanup("--all", "--dry-run") == cleanup.TO_DO
+
+    assert f"  would undo: directory {directory}" in capsys.readouterr().out.splitlines()
+    assert vmm.poll() is None
+    assert directory.exists()
+    assert node.store.knows("dead")
+
+
+def test_a_living_shims_sandbox_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    shim = node.program("shim")
+    directory = node.directory("vm", "alive", "somewhere")
+    node.save("alive", entry(ResourceKind.DIRECTORY, directory), shim=shim)
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert capsys.readouterr().out == ""
+    assert node.cleanup("alive") == cleanup.IN_USE
+
+    assert f"shim {shim.pid} of namespace 'k8s.io' serves it" in capsys.readouterr().out
+    assert directory.exists()
+
+
+@pytest.mark.parametrize("body", [None, "", "{", '{"PersistVersion":2,"Pyshim":{}}'])
+def test_a_lost_or_damaged_state_is_made_up_for_by_conventions(
+    node: Node, body: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vmm = node.vmm("dead")
+    virtiofsd = node.program("virtiofsd", f"source={node.root}/shared/dead/shared")
+    vsock = node.program("vhost-device-vsock", f"--socket={node.root}/vm/dead/vhost-vsock.sock")
+    directories = [node.directory("vm", "dead"), node.directory("shared", "dead")]
+    others = [node.directory("vm", "dead2"), node.directory("shared", "other")]
+    bystander = node.vmm("dead2")
+    node.save("dead")
+    node.state_file("dead").unlink()
+    if body is not None:
+        node.state_file("dead").write_text(body)
+
+    assert node.cleanup("dead") == cleanup.CLEAN
+
+    out = capsys.readouterr().out
+    assert "sandbox 'dead': known by the register" in out
+    assert f"undone: process qemu-system-x86_64 (pid {vmm.pid})" in out
+    assert [process.wait() for process in (vmm, virtiofsd, vsock)] == 3 * [-signal.SIGKILL]
+    assert bystander.poll() is None
+    assert [path.exists() for path in directories] == [False, False]
+    assert [path.exists() for path in others] == [True, True]
+    assert not node.store.knows("dead")
+
+
+def test_a_vmm_that_may_have_an_unrecorded_shim_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its parent is this very test, a Python program, and might be its shim."""
+    vmm = node.vmm("lost")
+
+    assert node.cleanup("lost") == cleanup.IN_USE
+    assert f"process {os.getpid()} looks like its shim" in capsys.readouterr().out
+    assert vmm.poll() is None
+
+
+def test_a_vmm_whose_parent_is_no_shim_is_an_orphan(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    program = node.root / "qemu-system-x86_64"
+    shutil.copy(shutil.which("cat") or "/bin/cat", program)
+    # The shell stands for the process that inherits orphans.
+    script = f"exec 3<&0; '{program}' -- - -name {NAME}lost -mon {VMM_WORD} <&3 >&3 2>&3 & echo $!; wait"
+    ours, theirs = socket.socketpair()
+    with ours, subprocess.Popen(["sh", "-c", script], stdin=theirs.fileno(), stdout=subprocess.PIPE) as shell:
+        theirs.close()
+        assert shell.stdout is not None
+        pid = int(shell.stdout.readline())
+        until_it_shows(pid, VMM_WORD)
+
+        assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert f"known by its VMM (read state '{node.store.root}/lost/persist.json'" in capsys.readouterr().out
+    assert processes.start_ticks(pid) is None
+
+
+@pytest.mark.root
+def test_a_vmm_another_user_pretends_to_run_shows_nothing(node: Node) -> None:
+    """Otherwise any user could have root remove the cgroup of any container, by the container's id."""
+    program = node.root / "qemu-system-x86_64"
+    shutil.copy(shutil.which("cat") or "/bin/cat", program)
+    fd = os.open(program, os.O_RDONLY)
+    words = [str(program), "--", "-", "-name", f"{NAME}victim", "-mon", VMM_WORD]
+    # By its descriptor: the way to the file is closed to other users.
+    pretender = subprocess.Popen(
+        words, executable=f"/proc/self/fd/{fd}", pass_fds=(fd,), user=65534, stdin=subprocess.PIPE
+    )
+    os.close(fd)
+    node.running.append(pretender)
+    until_it_shows(pretender.pid, VMM_WORD)
+    ours = node.vmm("ours")
+
+    assert candidates(node.store, node.places) == ("ours",)
+    assert pretender.poll() is None
+    assert ours.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"PersistVersion": 2, "State": "running"}', "another runtime's"),
+        ('{"PersistVersion": 2, "Sta', "nothing shows whose it is"),
+        ('{"PersistVersion": 9, "Pyshim": {"Version": 9}}', "reads up to"),
+    ],
+    ids=["kata's", "kata's, cut off", "newer"],
+)
+def test_what_is_not_provably_ours_is_left_alone(
+    node: Node, body: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = node.directory("vm", "theirs")
+    node.state_file("theirs").parent.mkdir(parents=True)
+    node.state_file("theirs").write_text(body)
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert reason in capsys.readouterr().out
+    assert node.cleanup("theirs") == cleanup.IN_USE
+
+    assert directory.exists()
+    assert node.state_file("theirs").read_text() == body
+
+
+def test_what_cannot_be_undone_is_kept_and_told_and_the_others_are_cleaned(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stuck = entry(ResourceKind.SOCKET, node.directory("vm", "bad", "in-the-way"))
+    node.save("bad", stuck, entry(ResourceKind.DIRECTORY, node.directory("vm", "bad", "gone")))
+    node.save("good", entry(ResourceKind.DIRECTORY, node.directory("vm", "good", "gone too")))
+
+    assert node.cleanup("--all") == cleanup.FAILED
+
+    captured = capsys.readouterr()
+    assert f"  kept: socket {node.root}/vm/bad/in-the-way" in captured.out
+    assert f"pyshim: release socket '{node.root}/vm/bad/in-the-way': not a socket" in captured.err
+    assert node.store.load("bad").ledger == (stuck,)
+    assert not node.store.knows("good")
+
+
+def test_what_no_shim_can_have_written_is_told_once_and_then_forgotten(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It will never be undone, so keeping it would fail every later run."""
+    outside = node.directory("elsewhere", "theirs")
+    node.save("odd", entry(ResourceKind.DIRECTORY, outside), entry(ResourceKind.DIRECTORY, node.directory("vm", "odd")))
+
+    assert node.cleanup("--all") == cleanup.FAILED
+    assert f"release directory '{outside}': it is no place of sandbox 'odd', so it is left" in capsys.readouterr().err
+    assert outside.exists()
+    assert not node.store.knows("odd")
+    assert node.cleanup("--all") == cleanup.CLEAN
+
+
+def test_cgroups_are_found_by_katas_names(node: Node) -> None:
+    ours = ["kubepods/pod1/kata_dead", "kata_overhead/dead", "system.slice/cri-containerd-dead.scope"]
+    others = ["kubepods/pod1/dead", "kata_overhead/dead2", "kubepods/kata_dead2"]
+    for path in (*ours, *others):
+        (node.root / "cgroup" / path).mkdir(parents=True)
+    node.save("dead")
+    node.state_file("dead").unlink()
+
+    assert node.cleanup("dead") == cleanup.CLEAN
+
+    assert [(node.root / "cgroup" / path).exists() for path in (*ours, *others)] == [False] * 3 + [True] * 3
+
+
+@pytest.mark.parametrize("words", [[], ["x", "--all"]])
+def test_it_wants_one_or_all(node: Node, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.UsageError, match="expected one of ID, --all and --strike"):
+        node.cleanup(*words)
+
+    assert capsys.readouterr().out == ""
+
+
+def test_an_unknown_id_is_clean(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert node.cleanup("nobody") == cleanup.CLEAN
+    assert capsys.readouterr().out == "sandbox 'nobody': nothing is left of it\n"
+
+
+def test_the_register_is_distinguished_from_a_damaged_entry(node: Node) -> None:
+    node.save("dead", entry(ResourceKind.DIRECTORY, node.directory("vm", "dead", "gone")))
+    Path(f"{node.root}/register/dead").write_text(json.dumps({"Pid": "x"}))
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert node.store.entered_ids() == ()
+    assert not (node.root / "gone").exists()
+
+
+@pytest.mark.root
+def test_taps_are_found_by_their_alias_and_the_filters_by_what_it_says(node: Node) -> None:
+    netns = node.root / "netns"
+    netns.mkdir()
+    (netns / "stale").touch()
+    (netns / "pod").touch()
+    script = (
+        "ip link add eth0 type veth peer name out0 && ip tuntap add tap0 mode tap && ip tuntap add tap1 mode tap"
+        " && ip link set tap0 alias pykata:dead:eth0 && ip link set tap1 alias pykata:dead2:eth0"
+        " && tc qdisc add dev eth0 ingress"
+    )
+    with contextlib.closing(Namespace()) as namespace:
+        subprocess.run(["mount", "--bind", namespace.path, netns / "pod"], check=True)
+        try:
+            namespace.run("sh", "-c", script)
+            node.save("dead")
+            node.state_file("dead").unlink()
+
+            assert node.cleanup("dead") == cleanup.CLEAN
+
+            links = namespace.run("ip", "-o", "link", "show")
+            assert ("tap0" in links, "tap1" in links, "eth0" in links) == (False, True, True)
+            assert "ingress" not in namespace.run("tc", "qdisc", "show", "dev", "eth0")
+        finally:
+            subprocess.run(["umount", netns / "pod"], check=True)
+
+
+def test_a_shim_of_another_pid_namespace_cannot_be_said_to_be_dead(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A containerd in a container, its /run shared with the host: its pids mean others here."""
+    directory = node.directory("somewhere")
+    record = replace(node.shim(None), pid_namespace=processes.our_pid_namespace() + 1)
+    ledger = (entry(ResourceKind.DIRECTORY, directory),)
+    node.store.save(SandboxState(sandbox_id=SandboxId("nested"), shim=record, snapshot=None, ledger=ledger))
+
+    assert node.cleanup("--all") == cleanup.CLEAN
+
+    assert "of another pid namespace" in capsys.readouterr().out
+    assert directory.exists()
+
+
+def test_a_lost_remote_vm_is_listed_until_a_person_strikes_it(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    lost_vms.bury(entry(ResourceKind.REMOTE_VM, "pod1", socket="/run/peerpod/hypervisor.sock"))
+
+    for words, code in ((("--all",), cleanup.FAILED), (("--all", "--dry-run"), cleanup.TO_DO), (("pod1",), 1)):
+        assert node.cleanup(*words) == code
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("pyshim: remote vm 'pod1': lost: '/run/peerpod/hypervisor.sock' did not know it at 2")
+        assert "'pyshim cleanup --strike pod1'" in line
+    assert node.cleanup("other") == cleanup.CLEAN
+    assert capsys.readouterr().err == ""
+
+    assert node.cleanup("--strike", "pod1") == cleanup.CLEAN
+    assert node.cleanup("--strike", "pod1") == cleanup.CLEAN
+    assert node.cleanup("--all") == cleanup.CLEAN
+    assert capsys.readouterr().out.splitlines() == [
+        "remote vm 'pod1': struck off",
+        "remote vm 'pod1': it is not on the list",
+    ]
+    assert node.cleanup("--strike", "../x") == cleanup.FAILED
+    assert "not a valid identifier" in capsys.readouterr().err

@@ -1,0 +1,220 @@
+"""How every verb of `pyshim` is called, helps, and ends."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from pyshim.node.cli import command, output
+from pyshim.node.cli.command import PYSHIM, SUBCOMMANDS, run
+
+PROJECT = Path(__file__).parents[4]
+WITHOUT_JSON = {
+    # These become something, or print what is a format of its own.
+    *("install", "uninstall", "verify"),
+    *("cleanup", "completion", "zygote", "launcher install", "config reference", "monitor", "metrics"),
+    *("webhook serve", "webhook manifests", "nri run", "node-agent run", "node-agent wait-removed"),
+    *("initdata encode", "initdata decode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
+    *("iptables set", "policy set", "exec"),
+}
+
+
+def verbs() -> dict[str, click.Command]:
+    """Every verb with its words, those of groups among them."""
+    found: dict[str, click.Command] = {}
+    for name in SUBCOMMANDS:
+        made = PYSHIM.get_command(click.Context(PYSHIM), name)
+        assert made is not None
+        if isinstance(made, click.Group):
+            found |= {f"{name} {action}": each for action, each in made.commands.items()}
+        else:
+            found[name] = made
+    return found
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"Usage: pyshim {name} ")
+    assert shown.err == ""
+
+
+def test_every_verb_that_prints_data_prints_it_for_programs() -> None:
+    without = {name for name, verb in verbs().items() if not any("--json" in each.opts for each in verb.params)}
+
+    assert without == WITHOUT_JSON
+
+
+def test_every_verb_says_what_it_does() -> None:
+    assert [name for name, verb in verbs().items() if not verb.help] == []
+
+
+def test_examples_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["trace", "--help"])
+
+    assert "    pyshim trace 1a2b\n    pyshim trace 1a2b --svg > start.svg\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["frobnicate"], "pyshim: No such command 'frobnicate'. (hint: 'pyshim --help')"),
+        (["state"], "pyshim state: Missing argument 'SANDBOX'. (hint: 'pyshim state --help')"),
+        (["state", "x", "--jsno"], "pyshim state: No such option '--jsno'."),
+        (["trace", "x", "--json", "--svg"], "pyshim trace: --json and --svg are two forms of the same: choose one"),
+        (["cleanup"], "pyshim cleanup: expected one of ID, --all and --strike"),
+        (["cleanup", "x", "--all"], "pyshim cleanup: expected one of ID, --all and --strike"),
+        (["zygote", "--idle=nan"], "pyshim zygote: Invalid value for '--idle': nan is no number of seconds"),
+        (["completion", "tcsh"], "pyshim completion: Invalid value for '{bash|zsh|fish}'"),
+    ],
+)
+def test_wrong_usage_is_named_in_the_last_line(words: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words) == 2
+
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines()[-1].startswith(line)
+
+
+def _broken(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def raise_it() -> int:
+        raise error
+
+    version = PYSHIM.get_command(click.Context(PYSHIM), "version")
+    assert version is not None
+    monkeypatch.setattr(version, "callback", lambda as_json: raise_it())
+
+
+def test_a_bug_is_one_line_and_a_traceback_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _broken(monkeypatch, TypeError("two\nlines"))
+
+    assert run(["version"]) == 1
+    assert capsys.readouterr().err == (
+        "pyshim: run 'version': TypeError: two lines (hint: this is a bug of pyshim; PYSHIM_TRACEBACK=1 shows where)\n"
+    )
+
+    monkeypatch.setenv("PYSHIM_TRACEBACK", "1")
+    with pytest.raises(TypeError):
+        run(["version"])
+
+
+@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (PermissionError(13, "no", "/x"), 1)])
+def test_an_interrupt_and_a_refusal_end_with_a_code(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    _broken(monkeypatch, error)
+
+    assert run(["version"]) == code
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    script = f"{sys.executable} -m pyshim config reference | head -n 1; echo ${{PIPESTATUS[0]}}"
+
+    done = subprocess.run(["bash", "-c", script], cwd=PROJECT, capture_output=True, text=True, timeout=100)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] in ("0", "141")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_asks_the_command(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", shell]) == 0
+
+    assert f"{command.COMPLETION_VARIABLE}={shell}_complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("pyshim sta", ["plain,status", "plain,state"]),
+        ("pyshim config ch", ["plain,check"]),
+        ("pyshim state --state-dir {dir} ab", ["plain,ab12", "plain,ab34"]),
+    ],
+)
+def test_words_are_completed(
+    tmp_path: Path,
+    words: str,
+    found: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _record(tmp_path, "ab12", "ab34", "cd")
+    monkeypatch.setenv(command.COMPLETION_VARIABLE, "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", words.format(dir=tmp_path))
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+
+    assert run([]) == 0
+
+    assert capsys.readouterr().out.splitlines() == found
+
+
+def _record(directory: Path, *ids: str) -> None:
+    for each in ids:
+        (directory / each).mkdir()
+        (directory / each / "persist.json").write_text(json.dumps({"SandboxContainer": each}))
+
+
+@pytest.mark.parametrize(("typed", "shown"), [("ab12", "ab12"), ("ab", "ab"), ("c", "cd"), ("ab3", "ab34")])
+def test_a_sandbox_is_named_by_its_id_or_by_how_only_it_begins(
+    tmp_path: Path, typed: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _record(tmp_path, "ab", "ab12", "ab34", "cd")
+
+    assert run(["state", typed, "--state-dir", str(tmp_path)]) == 0
+
+    assert capsys.readouterr().out == f"SandboxContainer: {shown}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "error"),
+    [
+        ("a", "find sandbox 'a': 2 begin so: ab12, ab34"),
+        ("x", "read state '{dir}/x/persist.json': no sandbox of this id is recorded"),
+        ("../ab12", "check sandbox id '../ab12': not a valid identifier"),
+    ],
+)
+@pytest.mark.parametrize("verb", [("state",), ("trace",), ("cgroups",), ("sizing", "show")])
+def test_an_unknown_or_ambiguous_sandbox_is_one_line(
+    tmp_path: Path, verb: tuple[str, ...], typed: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _record(tmp_path, "ab12", "ab34")
+
+    assert run([*verb, typed, "--state-dir", str(tmp_path)]) == 1
+
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"pyshim: {error.format(dir=tmp_path)}\n")
+
+
+def test_a_table_has_colour_on_terminals_only(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(("what", "how"), [("[red]a[/red]" + "x" * 200, "ok")])
+
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "[red]a[/red]" + "x" * 200 + "  ok" in shown
+
+
+def test_a_table_on_a_terminal_has_colour() -> None:
+    program = "from pyshim.node.cli.output import print_table; print_table(('what',), [('ok',)])"
+    environment: dict[str, Any] = {**os.environ, "TERM": "xterm-256color"}
+    environment.pop("NO_COLOR", None)
+
+    done = subprocess.run(
+        ["script", "-qec", f'{sys.executable} -c "{program}"', "/dev/null"],
+        cwd=PROJECT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+    assert "\x1b[32mok" in done.stdout

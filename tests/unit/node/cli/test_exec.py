@@ -1,0 +1,247 @@
+"""`pyshim exec`: the debug console of a guest, played by a shell on a terminal behind a vsock back end's socket."""
+
+import contextlib
+import os
+import pty
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.ids import SandboxId
+from pyshim.node.cli.debug_console import MarkedOutput, typed
+from pyshim.state.store import StateStore
+from tests.unit.state import states
+
+PROJECT = Path(__file__).parents[4]
+
+
+class Guest:
+    """A hybrid vsock socket behind which each connection to port 1026 gets an interactive shell, as in a guest."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.path = f"{directory}/vsock"
+        self.answer = b"OK 77\n"
+        self.ends_at_once = False
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def save(self, address: str) -> None:
+        state = states.state()
+        assert state.snapshot is not None
+        snapshot = replace(state.snapshot, sandbox_id=SandboxId("ab12"), agent_address=address)
+        StateStore(root=self.directory).save(replace(state, sandbox_id=SandboxId("ab12"), snapshot=snapshot))
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(60)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                asked = b""
+                while not asked.endswith(b"\n"):
+                    byte = connection.recv(1)
+                    if not byte:
+                        break
+                    asked += byte
+                connection.sendall(self.answer if asked == b"CONNECT 1026\n" else b"")
+                if self.answer.startswith(b"OK") and not self.ends_at_once:
+                    self._shell(connection)
+
+    def _shell(self, connection: socket.socket) -> None:
+        master, slave = pty.openpty()
+        environment = {**os.environ, "PS1": "# ", "ENV": ""}
+        with subprocess.Popen(["/bin/sh", "-i"], stdin=slave, stdout=slave, stderr=slave, env=environment) as shell:
+            os.close(slave)
+
+            def inward() -> None:
+                with contextlib.suppress(OSError):  # the shell has ended, or the client
+                    while data := connection.recv(4096):
+                        os.write(master, data)
+                shell.kill()  # the client has gone: a guest's shell ends with its terminal
+
+            typing = threading.Thread(target=inward)
+            typing.start()
+            with contextlib.suppress(OSError):
+                while data := os.read(master, 4096):
+                    connection.sendall(data)
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            typing.join(60)
+            shell.kill()
+        os.close(master)
+
+
+@pytest.fixture
+def guest() -> Iterator[Guest]:
+    # Not pytest's tmp_path: a socket's path must stay below 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="exec-") as directory:
+        made = Guest(directory)
+        made.save(f"hvsock://{made.path}:1024")
+        yield made
+        made.close()
+
+
+def asked(guest: Guest, *words: str, stdin: bytes | None = None) -> "subprocess.CompletedProcess[bytes]":
+    """The command in a process of its own: it takes the standard streams."""
+    command = [sys.executable, "-m", "pyshim", "exec", "--state-dir", guest.directory, *words]
+    given = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, timeout=100, **given)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "code"),
+    [
+        (("echo", "hello  world"), b"hello  world\n", 0),
+        (("printf", "no line end"), b"no line end", 0),
+        (("true",), b"", 0),
+        (("sh", "-c", "echo a; exit 7"), b"a\n", 7),
+        (("sh", "-c", "kill -9 $$"), None, 137),
+        (("cat",), b"", 0),
+        (("ls", "-d", "/"), b"/\n", 0),
+    ],
+)
+def test_a_command_has_its_output_and_its_exit_code(
+    guest: Guest, words: tuple[str, ...], output: bytes | None, code: int
+) -> None:
+    done = asked(guest, "ab12", *words)
+
+    assert (done.returncode, done.stderr) == (code, b"")
+    assert output is None or done.stdout == output
+
+
+def test_long_output_comes_whole(guest: Guest) -> None:
+    done = asked(guest, "ab", "seq", "1", "20000")
+
+    assert done.stdout == b"".join(b"%d\n" % number for number in range(1, 20001))
+
+
+def test_without_a_command_standard_input_is_typed(guest: Guest) -> None:
+    done = asked(guest, "ab12", stdin=b"echo $((40 + 2))\n")
+
+    assert done.returncode == 0
+    assert b"42\r\n" in done.stdout
+
+
+_CONSOLE = """if True:
+    import asyncio, socket, sys
+    from guest.agent.children import Children
+    from guest.agent.console import serve_shell
+
+    async def main():
+        children, loop = Children(), asyncio.get_running_loop()
+        children.start()
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(sys.argv[1])
+        listener.listen()
+        listener.setblocking(False)
+        print("ready", flush=True)
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            await loop.sock_recv(connection, 64)
+            await loop.sock_sendall(connection, b"OK 1\\n")
+            await serve_shell(children, connection)
+
+    asyncio.run(main())
+"""
+
+
+def test_the_console_of_our_own_guest_runs_commands(guest: Guest) -> None:
+    path = f"{guest.directory}/own"
+    guest.save(f"hvsock://{path}:1024")
+    command = [sys.executable, "-c", _CONSOLE, path]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) as console:
+        try:
+            assert console.stdout is not None
+            assert console.stdout.readline() == b"ready\n"
+            done = [asked(guest, "ab12", "sh", "-c", f"echo {code}; exit {code}") for code in (0, 3)]
+        finally:
+            console.kill()
+
+    assert [(each.returncode, each.stdout) for each in done] == [(0, b"0\n"), (3, b"3\n")]
+
+
+@pytest.mark.parametrize(
+    ("address", "words", "code", "error"),
+    [
+        (None, ("zz",), 1, b"no such file"),
+        ("serial:///run/x", ("ab12",), 1, b"its agent is reached over a serial port, and a debug console needs vsock"),
+        ("unix:///run/x", ("ab12",), 1, b"reached over 'unix:///run/x'"),
+        ("", ("ab12",), 1, b"exec in sandbox 'ab12': its VM does not run"),
+        ("hvsock:///none/such:1024", ("ab12",), 1, b"at 'hvsock:///none/such:1026': ENOENT"),
+        ("vsock://4294967295:1024", ("ab12",), 1, b"at 'vsock://4294967295:1026': "),
+        (None, (), 2, b"Missing argument 'SANDBOX'"),
+        (None, ("ab12", "a\nb"), 1, b"type command: it has a line break"),
+        (None, ("ab12", "x" * 5000), 1, b"at most 4000"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    guest: Guest, address: str | None, words: tuple[str, ...], code: int, error: bytes
+) -> None:
+    if address is not None:
+        guest.save(address)
+
+    done = asked(guest, *words)
+
+    assert (done.returncode, done.stdout) == (code, b"")
+    assert error in done.stderr.splitlines()[-1]
+    assert code == 2 or done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("answer", [b"", b"FAILURE\n", b"x" * 100])
+def test_a_guest_without_a_console_is_named_with_the_key(guest: Guest, answer: bytes) -> None:
+    guest.answer = answer
+
+    done = asked(guest, "ab12", "true")
+
+    assert done.returncode == 1
+    assert b"debug_console_enabled = true" in done.stderr
+
+
+def test_a_console_that_ends_early_is_exit_code_255(guest: Guest) -> None:
+    guest.ends_at_once = True
+
+    done = asked(guest, "ab12", "true")
+
+    assert done.returncode == 255
+    assert b"the console ended before the command did" in done.stderr
+
+
+def test_marks_are_found_however_the_bytes_come() -> None:
+    stream = b"# printf 'b T...'\r\n\r\nbT\r\nab\r\n\x1b[1mc\r\n\r\neT:300\r\n# exit\r\n"
+    for size in (1, 2, 7, 1000):
+        output = MarkedOutput(b"bT", b"eT:")
+        pieces = [output.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+
+        assert b"".join(pieces) == b"ab\n\x1b[1mc\n"
+        assert output.exit_code == 300 & 0xFF
+
+
+def test_the_echo_of_the_typed_line_has_no_mark() -> None:
+    line, begin, end = typed(("echo", "a b"))
+
+    assert b"echo 'a b'" in line
+    assert begin not in line
+    assert end not in line
+
+
+def test_control_characters_are_not_typed() -> None:
+    with pytest.raises(InvalidArgument):
+        typed(("echo", "\x03"))

@@ -1,0 +1,82 @@
+"""`pyshim trace`: the same spans as text, as OTLP and as a picture."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyshim.node.cli.command import run
+
+SPANS = [
+    ["create a<b", -1, 1_000_000, 9_000_000, ""],
+    ["start vmm", 0, 2_000_000, 4_500_000, "ShimError"],
+    ["first output", 0, 8_000_000, 8_000_000, ""],
+    ["start", -1, 9_000_000, 0, ""],
+]
+
+
+def state(root: Path, trace: object) -> None:
+    (root / "pod1").mkdir()
+    (root / "pod1" / "persist.json").write_text(json.dumps({"Pyshim": {"Snapshot": {"Trace": trace}}}))
+
+
+def shown(root: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert run(["trace", "pod1", "--state-dir", str(root), *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_text_has_offsets_durations_and_nesting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state(tmp_path, {"Spans": SPANS})
+
+    assert shown(tmp_path, capsys).splitlines() == [
+        "        at       took",
+        "    0.0 ms     8.0 ms  create a<b",
+        "    1.0 ms     2.5 ms    start vmm (failed: ShimError)",
+        "    7.0 ms               first output",
+        "    8.0 ms unfinished  start",
+    ]
+
+
+def test_json_is_a_traces_message_of_otlp(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state(tmp_path, {"Spans": SPANS})
+
+    document: dict[str, Any] = json.loads(shown(tmp_path, capsys, "--json"))
+
+    (resource,) = document["resourceSpans"]
+    assert {"key": "service.name", "value": {"stringValue": "pyshim"}} in resource["resource"]["attributes"]
+    spans = resource["scopeSpans"][0]["spans"]
+    assert [len(span["spanId"]) for span in spans] == [16] * 4
+    assert {len(span["traceId"]) for span in spans} == {32}
+    assert "parentSpanId" not in spans[0]
+    assert spans[1]["parentSpanId"] == spans[0]["spanId"]
+    assert (spans[1]["startTimeUnixNano"], spans[1]["status"]["code"]) == ("2000000", 2)
+    assert int(spans[3]["endTimeUnixNano"]) >= int(spans[3]["startTimeUnixNano"])
+
+
+def test_svg_is_well_formed_and_has_a_bar_for_each_span(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state(tmp_path, {"Spans": SPANS})
+
+    root = ElementTree.fromstring(shown(tmp_path, capsys, "--svg"))
+
+    bars = [item for item in root if item.tag.endswith("rect")]
+    assert len(bars) == len(SPANS) + 1  # the background
+    assert "create a<b" in [item.text for item in root]
+
+
+@pytest.mark.parametrize(
+    ("trace", "text"),
+    [
+        pytest.param({}, "nothing is recorded yet", id="none"),
+        pytest.param({"Spans": [1]}, "span 0 is not", id="damaged"),
+        pytest.param([1], "a trace is an object", id="another thing"),
+    ],
+)
+def test_a_missing_trace_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], trace: object, text: str
+) -> None:
+    state(tmp_path, trace)
+
+    assert run(["trace", "pod1", "--state-dir", str(tmp_path)]) == 1
+    assert text in capsys.readouterr().err

@@ -1,0 +1,321 @@
+"""An installation on a directory in place of the node: all of it or nothing, and gone without a trace."""
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from integration.framework.containerd import DEBIAN
+from pyshim.model.errors import FailedPrecondition
+from pyshim.node.cli.install import undone_at_sigterm
+from pyshim.node.install.apply import (
+    Manifest,
+    apply,
+    changes,
+    edits,
+    foreign_text,
+    manifest_path,
+    read_manifest,
+    remove,
+)
+from pyshim.node.install.disk import Disk, Found
+from pyshim.node.install.drop_ins import Containerd
+from pyshim.node.install.plan import PREFIX, InstallPlan, Release, chosen_handlers, install_plan
+
+CONFIG = "/etc/containerd/config.toml"
+_SHIPPED = Path(__file__).resolve().parents[4] / "configs"
+CONFIGS = {str(path.relative_to(_SHIPPED)): path.read_text() for path in _SHIPPED.rglob("*.*") if path.is_file()}
+FIRST, SECOND = (Release(id=f"0.1.0-{letter * 12}", python="3.11") for letter in "ab")
+
+
+class Fault(Exception):
+    pass
+
+
+class FaultyDisk(Disk):
+    """The change of number `at`, counted from 0, fails as a full disk does. `made` counts them."""
+
+    def __init__(self, root: str, at: int = -1) -> None:
+        super().__init__(root)
+        self._at = at
+        self.made = 0
+
+    def _count(self) -> None:
+        self.made += 1
+        if self.made - 1 == self._at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def write(self, path: str, found: Found) -> None:
+        self._count()
+        super().write(path, found)
+
+    def make_directory(self, path: str) -> None:
+        self._count()
+        super().make_directory(path)
+
+    def move(self, source: str, target: str) -> None:
+        self._count()
+        super().move(source, target)
+
+
+def everything(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Path, mode and content of all there is."""
+    found: dict[str, tuple[int, bytes]] = {}
+    for path in sorted(root.rglob("*")):
+        mode = path.lstat().st_mode
+        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""
+        found[str(path.relative_to(root))] = (stat.S_IMODE(mode), content)
+    return found
+
+
+def plan(
+    disk: Disk, release: Release = FIRST, names: tuple[str, ...] = (), version: tuple[int, int] = (1, 6)
+) -> InstallPlan:
+    return install_plan(
+        prefix=PREFIX,
+        release=release,
+        handlers=chosen_handlers(names),
+        configs=CONFIGS,
+        containerd=Containerd(version=version, config_path=CONFIG, config_text=foreign_text(disk, CONFIG)),
+        has_crio=True,
+    )
+
+
+def make_release(disk: Disk, made: InstallPlan) -> Callable[[str], None]:
+    def fill(directory: str) -> None:
+        os.makedirs(disk.at(f"{directory}/venv"))
+        Path(disk.at(f"{directory}/venv/code")).write_text(made.release.id)
+
+    return fill
+
+
+def install(disk: Disk, made: InstallPlan, **options: object) -> object:
+    return apply(made, disk, make_release=make_release(disk, made), **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    for name in ("opt", "usr/local/bin", "etc/containerd", "etc/crio/crio.conf.d", "etc/systemd/system"):
+        (tmp_path / name).mkdir(parents=True)
+    config = tmp_path / CONFIG[1:]
+    config.write_text(DEBIAN)
+    config.chmod(0o600)
+    return tmp_path
+
+
+def test_install_again_upgrade_and_uninstall(node: Path) -> None:
+    disk, before = Disk(str(node)), everything(node)
+
+    assert install(disk, plan(disk))
+    manifest = read_manifest(disk, PREFIX)
+    assert manifest is not None
+    assert (manifest.release, manifest.is_complete) == (FIRST.id, True)
+    installed = everything(node)
+    assert installed["etc/containerd/config.toml"][0] == 0o600
+    assert FIRST.id.encode() in installed["opt/pyshim/bin/containerd-shim-pykata-v2"][1]
+    assert installed["usr/local/bin/containerd-shim-pykata-v2"][1] == b"/opt/pyshim/bin/containerd-shim-pykata-v2"
+    assert b"enable_debug = true" in installed["etc/pyshim/debug/configuration.toml"][1]
+    assert f"/opt/pyshim/releases/{FIRST.id}/guest/vmlinux".encode() in installed["etc/pyshim/configuration.toml"][1]
+
+    assert install(disk, plan(disk)) == ()
+    assert everything(node) == installed
+
+    assert install(disk, plan(disk, SECOND, ("pykata",)))
+    upgraded = everything(node)
+    assert "etc/pyshim/tdx/configuration.toml" not in upgraded
+    assert b"pykata-tdx" not in upgraded["etc/containerd/config.toml"][1]
+    assert f"opt/pyshim/releases/{FIRST.id}/venv/code" in upgraded  # of running pods
+
+    assert remove(disk, PREFIX)
+    assert everything(node) == before
+    assert remove(disk, PREFIX) == ()
+
+
+@pytest.mark.parametrize("what", ["install", "upgrade"])
+def test_a_full_disk_at_any_step_leaves_the_node_as_it_was(node: Path, what: str) -> None:
+    if what == "upgrade":
+        install(Disk(str(node)), plan(Disk(str(node))))
+    before = everything(node)
+    counting = FaultyDisk(str(node))
+    made = plan(counting, SECOND)
+    with pytest.raises(Fault):
+        install(counting, made, check=_refuse)
+    assert everything(node) == before
+    steps = counting.made
+
+    for step in range(steps):
+        with pytest.raises((OSError, Fault)) as caught:
+            install(FaultyDisk(str(node), step), made, check=_refuse)
+        if caught.type is Fault:  # the undo has begun, and its step failed
+            assert caught.value.__notes__ == [f"undo failed: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}"]
+            assert step > len(made.writes) / (1 if what == "install" else 4)
+            break
+        assert everything(node) == before
+
+
+def _refuse() -> None:
+    raise Fault
+
+
+def test_sigterm_half_way_undoes_all_and_is_not_heard_by_the_undo(node: Path) -> None:
+    def terminate() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    disk, before, usual = Disk(str(node)), everything(node), signal.getsignal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt), undone_at_sigterm():
+        install(disk, plan(disk), check=terminate, rolled_back=terminate)
+
+    assert everything(node) == before
+    assert signal.getsignal(signal.SIGTERM) is usual
+
+
+def test_a_release_that_cannot_be_made_changes_nothing(node: Path) -> None:
+    disk, before = Disk(str(node)), everything(node)
+
+    def fill(directory: str) -> None:
+        os.makedirs(disk.at(f"{directory}/venv"))
+        raise FailedPrecondition("install the wheel: exit code 1")
+
+    with pytest.raises(FailedPrecondition, match="install the wheel"):
+        apply(plan(disk), disk, make_release=fill)
+
+    assert everything(node) == before
+
+
+def test_what_was_rolled_back_is_told_once_the_check_has_begun(node: Path) -> None:
+    disk, before, said = Disk(str(node)), everything(node), []
+
+    with pytest.raises(Fault):
+        install(disk, plan(disk), check=_refuse, rolled_back=lambda: said.append(everything(node)))
+
+    assert said == [before]
+
+
+def test_an_undo_that_fails_does_not_hide_the_error(node: Path) -> None:
+    disk = Disk(str(node))
+
+    def rolled_back() -> None:
+        raise FailedPrecondition("run 'systemctl restart containerd': exit code 1")
+
+    with pytest.raises(Fault) as caught:
+        install(disk, plan(disk), check=_refuse, rolled_back=rolled_back)
+
+    assert caught.value.__notes__ == ["undo failed: run 'systemctl restart containerd': exit code 1"]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_crash_in_between_is_brought_to_an_end_by_the_next_call(node: Path) -> None:
+    before = everything(node)
+    steps = FaultyDisk(str(node))
+    install(steps, plan(steps))
+    remove(Disk(str(node)), PREFIX)
+
+    for step in range(3, steps.made):
+        disk = DyingDisk(str(node), step)
+        with pytest.raises(Killed):
+            install(disk, plan(disk))
+        again = Disk(str(node))
+        if step % 2:
+            install(again, plan(again))
+        remove(again, PREFIX)
+        assert everything(node) == before, step
+
+
+class DyingDisk(FaultyDisk):
+    """From the change of number `at` on nothing is done any more."""
+
+    def _count(self) -> None:
+        self.made += 1
+        if self.made > self._at:
+            raise Killed
+
+
+@pytest.mark.parametrize("path", ["/etc/pyshim/configuration.toml", "/opt/pyshim/bin/pyshim"])
+def test_an_edited_file_is_shown_and_nothing_is_changed(node: Path, path: str) -> None:
+    disk = Disk(str(node))
+    install(disk, plan(disk))
+    file = node / path[1:]
+    file.write_text(file.read_text() + "mine = true\n")
+    before = everything(node)
+    upgrade = plan(disk, SECOND)
+
+    assert f"--- {path}" in "".join(edits(upgrade, read_manifest(disk, PREFIX), disk))
+    assert "-mine = true\n" in edits(upgrade, read_manifest(disk, PREFIX), disk)
+    with pytest.raises(FailedPrecondition, match=f"'{path}' is not as 'pyshim install' wrote it"):
+        install(disk, upgrade)
+    with pytest.raises(FailedPrecondition, match=f"'{path}' is not as"):
+        remove(disk, PREFIX)
+
+    assert everything(node) == before
+
+
+def test_an_edited_block_is_refused_and_the_rest_of_its_file_is_the_operators(node: Path) -> None:
+    disk, config = Disk(str(node)), node / CONFIG[1:]
+    install(disk, plan(disk))
+    config.write_text("# mine\n" + config.read_text() + "# and this\n")
+
+    install(disk, plan(disk, SECOND))
+    remove(disk, PREFIX)
+    assert config.read_text() == f"# mine\n{DEBIAN}# and this\n"
+
+    install(disk, plan(disk))
+    config.write_text(config.read_text().replace("runtimes.pykata]", "runtimes.mine]"))
+    with pytest.raises(FailedPrecondition, match=f"'{CONFIG}' is not as"):
+        remove(disk, PREFIX)
+
+
+def test_a_file_of_somebody_else_is_left_alone(node: Path) -> None:
+    disk = Disk(str(node))
+    (node / "usr/local/bin/pyshim").write_text("#!/bin/sh\n")
+    before = everything(node)
+
+    with pytest.raises(
+        FailedPrecondition, match="'/usr/local/bin/pyshim' exists, and 'pyshim install' did not write it"
+    ):
+        install(disk, plan(disk))
+
+    assert everything(node) == before
+
+
+def test_a_file_that_is_gone_comes_back_and_is_no_obstacle(node: Path) -> None:
+    disk, before = Disk(str(node)), everything(node)
+    install(disk, plan(disk))
+    installed = everything(node)
+    (node / "etc/pyshim/configuration.toml").unlink()
+
+    install(disk, plan(disk))
+    assert everything(node) == installed
+
+    (node / "etc/pyshim/configuration.toml").unlink()
+    remove(disk, PREFIX)
+    assert everything(node) == before
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"version": 2}'])
+def test_a_manifest_that_makes_no_sense_is_refused(node: Path, text: str) -> None:
+    disk = Disk(str(node))
+    (node / "opt/pyshim").mkdir()
+    (node / manifest_path(PREFIX)[1:]).write_text(text)
+
+    with pytest.raises(FailedPrecondition, match=r"read '/opt/pyshim/manifest.json': "):
+        install(disk, plan(disk))
+
+
+def test_what_would_be_changed_is_a_value(node: Path) -> None:
+    disk, before = Disk(str(node)), everything(node)
+
+    todo = changes(plan(disk), None, disk)
+
+    assert [change.path for change in todo if change.before] == [CONFIG]
+    assert everything(node) == before
+    assert read_manifest(disk, PREFIX) is None
+    assert changes(plan(disk), replace(Manifest(), release="x"), disk) == todo

@@ -1,0 +1,135 @@
+"""What each containerd's configuration gets, and which configurations are refused."""
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.framework.containerd import DEBIAN
+from pyshim.model.errors import AlreadyExists, FailedPrecondition, ShimError, Unimplemented
+from pyshim.node.install.blocks import with_block
+from pyshim.node.install.containerd_config import runtimes_in
+from pyshim.node.install.drop_ins import HANDLERS, Addition, Containerd, containerd_addition, crio_text
+
+SHIM = "/opt/pyshim/bin/containerd-shim-pykata-v2"
+DROP_IN = "/etc/containerd/conf.d/pyshim.toml"
+CONFIGS = Path(__file__).resolve().parents[4] / "configs" / "containerd"
+NAMES = {handler.name for handler in HANDLERS}
+RUNC_NAMED = """\
+version = 2
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"""
+IMPORTING = 'version = 3\nimports = ["conf.d/*.toml"]\n'
+
+
+def addition(version: tuple[int, int], text: str | None, *, runtimes: frozenset[str] = frozenset()) -> Addition:
+    containerd = Containerd(
+        version=version, config_path="/etc/containerd/config.toml", config_text=text, effective_runtimes=runtimes
+    )
+    return containerd_addition(containerd, HANDLERS, shim=SHIM, drop_in=DROP_IN)
+
+
+def whole(text: str | None, made: Addition) -> dict[str, Any]:
+    """config.toml afterwards."""
+    if made.text is None:
+        return tomllib.loads(text or "")
+    return tomllib.loads(made.text if text is None else with_block(text, made.text, first=made.first))
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "in_config", "has_drop_in"),
+    [
+        pytest.param((1, 6), None, {"runc", *NAMES}, False, id="1.6-no-configuration"),
+        pytest.param((1, 6), DEBIAN, {"runc", *NAMES}, False, id="1.6-debian-12"),
+        pytest.param(
+            (1, 7), 'imports = ["conf.d/*.toml"]\n' + DEBIAN, {"runc", *NAMES}, False, id="1.7-imports-discard"
+        ),
+        pytest.param((1, 7), RUNC_NAMED, {"runc", *NAMES}, False, id="1.7-names-runc-itself"),
+        pytest.param((2, 1), RUNC_NAMED, {"runc", *NAMES}, False, id="2.1-configuration-of-version-2"),
+        pytest.param((2, 1), None, set(), True, id="2.1-no-configuration"),
+        pytest.param((2, 1), "version = 3\n", set(), True, id="2.1-without-imports"),
+        pytest.param((2, 3), IMPORTING, set(), True, id="2.3-with-imports"),
+        pytest.param((2, 3), 'version = 3\nimports = ["/etc/a/*.toml"]\n', NAMES, False, id="2.3-imports-elsewhere"),
+    ],
+)
+def test_each_containerd_gets_what_it_reads(
+    version: tuple[int, int], text: str | None, in_config: set[str], has_drop_in: bool
+) -> None:
+    made = addition(version, text)
+
+    document = whole(text, made)
+    assert runtimes_in(document).keys() == in_config
+    assert (made.drop_in is not None) is has_drop_in
+    if made.drop_in is not None:
+        assert runtimes_in(tomllib.loads(made.drop_in)).keys() == NAMES
+        assert any(
+            pattern in (DROP_IN, "conf.d/*.toml", "/etc/containerd/conf.d/*.toml") for pattern in document["imports"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "runtimes", "error", "words"),
+    [
+        ((1, 5), DEBIAN, (), Unimplemented, "containerd 1.5: known are"),
+        ((3, 0), None, (), Unimplemented, "containerd 3.0: known are"),
+        ((1, 6), "version = [", (), FailedPrecondition, "parse '/etc/containerd/config.toml': "),
+        ((1, 6), 'root = "/x"\n', (), FailedPrecondition, "has no 'version'"),
+        ((1, 6), "version = 3\n", (), FailedPrecondition, "of version 3, and 2 is needed"),
+        ((2, 0), "version = 4\n", (), FailedPrecondition, "of version 4, and 2 or 3 is needed"),
+        ((1, 6), 'version = 2\ndisabled_plugins = ["cri"]\n', (), FailedPrecondition, "disables the CRI plugin"),
+        ((1, 6), RUNC_NAMED.replace("runc]", "pykata-tdx]"), (), AlreadyExists, "add runtime 'pykata-tdx'"),
+        ((2, 1), IMPORTING, ("pykata",), AlreadyExists, "add runtime 'pykata' to containerd"),
+        ((2, 3), None, ("pykata",), AlreadyExists, "add runtime 'pykata' to containerd"),
+    ],
+)
+def test_what_cannot_be_configured_is_refused(
+    version: tuple[int, int], text: str | None, runtimes: tuple[str, ...], error: type[ShimError], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        addition(version, text, runtimes=frozenset(runtimes))
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [((1, 6), "containerd-1.x-pykata.toml"), ((2, 1), "containerd-2.x-pykata.toml")]
+)
+def test_the_handler_is_that_of_the_shipped_file(version: tuple[int, int], name: str) -> None:
+    made = addition(version, None)
+    (ours,) = [runtimes_in(tomllib.loads(text))["pykata"] for text in (made.drop_in or made.text,) if text]
+
+    assert ours.pop("runtime_path") == SHIM
+    assert ours.pop("options") == {"ConfigPath": "/etc/pyshim/configuration.toml"}
+    assert ours == runtimes_in(tomllib.loads((CONFIGS / name).read_text()))["pykata"]
+
+
+def test_crio_gets_every_handler_as_a_vm() -> None:
+    runtimes = tomllib.loads(crio_text(HANDLERS, SHIM))["crio"]["runtime"]["runtimes"]
+
+    assert {(name, runtime["runtime_type"], runtime["runtime_path"]) for name, runtime in runtimes.items()} == {
+        (name, "vm", SHIM) for name in NAMES
+    }
+    assert runtimes["pykata-remote"]["runtime_config_path"] == "/etc/pyshim/remote/configuration.toml"
+
+
+@pytest.mark.skipif(not shutil.which("containerd"), reason="no containerd")
+def test_the_installed_containerd_reads_it(tmp_path: Path) -> None:
+    said = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=True).stdout
+    if " 1." not in said:
+        pytest.skip("containerd is not 1.x")
+    config = tmp_path / "config.toml"
+    config.write_text(with_block(DEBIAN, addition((1, 6), DEBIAN).text or "", first=False))
+
+    done = subprocess.run(
+        ["containerd", "--config", config, "config", "dump"], capture_output=True, text=True, check=True
+    )
+
+    cri = tomllib.loads(done.stdout)["plugins"]["io.containerd.grpc.v1.cri"]
+    assert cri["cni"]["bin_dir"] == "/usr/lib/cni"
+    assert cri["containerd"]["default_runtime_name"] == "runc"
+    assert cri["containerd"]["runtimes"].keys() == {"runc", *NAMES}
+    assert cri["containerd"]["runtimes"]["pykata"]["runtime_path"] == SHIM

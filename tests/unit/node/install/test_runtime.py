@@ -1,0 +1,119 @@
+"""What containerd and systemd are asked."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyshim.model.errors import FailedPrecondition
+from pyshim.node.install import runtime
+from pyshim.node.install.runtime import effective
+
+_CONTAINERD = """#!/bin/sh
+# As containerd 1.7, which has no dump of a file that is not there.
+case $* in
+"config default") echo 'from = "the defaults"' ;;
+"--config $2 config dump") [ -e "$2" ] && echo 'from = "the file"' ;;
+*) exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture
+def containerd(tmp_path: Path) -> str:
+    program = tmp_path / "containerd"
+    program.write_text(_CONTAINERD)
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_node_without_a_configuration_has_containerds_defaults(containerd: str, tmp_path: Path) -> None:
+    """As on Ubuntu, whose package brings no config.toml."""
+    assert effective(containerd, str(tmp_path / "config.toml")) == {"from": "the defaults"}
+
+
+def test_a_file_is_read_with_its_imports_by_containerd_itself(containerd: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+
+    assert effective(containerd, str(tmp_path / "config.toml")) == {"from": "the file"}
+
+
+def test_what_containerd_refuses_is_named(containerd: str, tmp_path: Path) -> None:
+    Path(containerd).write_text("#!/bin/sh\necho 'invalid plugin' >&2; exit 1\n")
+    (tmp_path / "config.toml").touch()
+
+    with pytest.raises(FailedPrecondition, match="invalid plugin"):
+        effective(containerd, str(tmp_path / "config.toml"))
+
+
+_SYSTEMCTL = """#!/bin/sh
+# As systemd 255, of which the states are files here: UNIT.loaded, UNIT.active.
+cd {states}
+[ $1 = show ] || echo "$*" >>asked
+case $1 in
+show)
+    [ -e "$3.loaded" ] && echo LoadState=loaded || echo LoadState=not-found
+    [ -e "$3.active" ] && echo ActiveState=active || echo ActiveState=inactive ;;
+restart | try-restart)
+    [ -e "$2.loaded" ] || {{ echo "Unit $2 not found." >&2; exit 5; }} ;;
+stop)
+    [ -e "$2.loaded" ] || [ -e "$2.active" ] || {{ echo "Unit $2 not loaded." >&2; exit 5; }}
+    rm -f "$2.active" ;;
+esac
+"""
+_TIMER, _ZYGOTE = "pyshim-cleanup.timer", "pyshim-zygote.service"
+_NRI, _MONITOR = "pyshim-nri.service", "pyshim-monitor.service"
+
+
+@pytest.fixture
+def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The states of units."""
+    (tmp_path / "states").mkdir()
+    program = tmp_path / "bin" / "systemctl"
+    program.parent.mkdir()
+    program.write_text(_SYSTEMCTL.format(states=tmp_path / "states"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(runtime, "_SYSTEMD", str(tmp_path / "states"))
+    return tmp_path / "states"
+
+
+@pytest.mark.parametrize(
+    ("do", "states", "asked"),
+    [
+        (lambda: runtime.restart_units(also_stopped=False), [], []),
+        (
+            lambda: runtime.restart_units(also_stopped=False),
+            [f"{_TIMER}.loaded", f"{_ZYGOTE}.active"],
+            [f"try-restart {_TIMER}", f"stop {_ZYGOTE}"],
+        ),
+        (
+            lambda: runtime.restart_units(also_stopped=True),
+            [f"{_TIMER}.loaded", f"{_ZYGOTE}.loaded", f"{_ZYGOTE}.active"],
+            [f"restart {_TIMER}", f"restart {_ZYGOTE}"],
+        ),
+        (
+            lambda: runtime.restart_units(also_stopped=True),
+            [f"{_TIMER}.loaded", f"{_ZYGOTE}.loaded", f"{_NRI}.loaded", f"{_NRI}.active", f"{_MONITOR}.loaded"],
+            [f"restart {_NRI}", f"restart {_TIMER}", f"restart {_ZYGOTE}"],
+        ),
+        (runtime.stop_units, [f"{_TIMER}.loaded", f"{_ZYGOTE}.active"], [f"stop {_ZYGOTE}"]),
+    ],
+    ids=[
+        "undone, as they never were",
+        "undone, as one had been started",
+        "installed",
+        "installed beside services",
+        "removed by halves before",
+    ],
+)
+def test_a_unit_without_a_file_is_no_failure(
+    do: Callable[[], None], states: list[str], asked: list[str], systemd: Path
+) -> None:
+    for name in states:
+        (systemd / name).touch()
+
+    do()
+
+    said = systemd / "asked"
+    assert (said.read_text().splitlines() if said.exists() else []) == asked

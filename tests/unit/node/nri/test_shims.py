@@ -1,0 +1,212 @@
+"""Shims that ask before they boot, over a real socket; shims that end, and those of an earlier run of the plugin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyshim.host.processes.identity import start_ticks
+from pyshim.host.sockets import listening_socket
+from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
+from pyshim.model.ids import SandboxId
+from pyshim.model.machine import Cpu, Machine, Node
+from pyshim.model.placement import METHOD, SERVICE, Need, Placed, Placement
+from pyshim.node.nri.placement import Assignments
+from pyshim.node.nri.pods import Pods
+from pyshim.node.nri.shims import Shims
+from pyshim.resources.placement import asked
+from pyshim.state.schema import SandboxState, ShimRecord
+from pyshim.state.store import StateStore
+from pyshim.ttrpc import Client, RemoteError, connected_unix_socket
+from tests.fakes.clock import FastForwardLoop
+from tests.unit.state.states import snapshot
+
+_ASK = """\
+import asyncio, sys
+from pyshim.model.placement import Need
+from pyshim.resources.placement import asked
+need = Need(sandbox_id="other", name="default/other", vcpus=1, memory_bytes=1 << 30, exclusive=True)
+print(asyncio.run(asked(sys.argv[1], need)).vcpu_cpus, flush=True)
+sys.stdin.read()
+"""
+
+
+def _asking_process(path: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-c", _ASK, str(path)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _pods(cpus: int = 4) -> Pods:
+    machine = Machine(
+        cpus=tuple(Cpu(id=each, core=each, l3=0, die=0, socket=0, node=0, online=True) for each in range(cpus)),
+        nodes=(Node(id=0, memory_bytes=64 << 30, distances=(10,)),),
+    )
+    return Pods(Assignments(machine=machine, reserved=(0,)), frozenset({"pykata"}))
+
+
+def _need(sandbox_id: str = "vm", vcpus: int = 2) -> Need:
+    return Need(sandbox_id=sandbox_id, name=f"default/{sandbox_id}", vcpus=vcpus, memory_bytes=1 << 30, exclusive=True)
+
+
+@contextlib.asynccontextmanager
+async def _served(pods: Pods, path: Path) -> AsyncIterator[asyncio.Event]:
+    """Shims are answered at `path`; the event is set when one has changed something."""
+    changed = asyncio.Event()
+    shims = Shims(pods, on_change=changed.set)
+    serving = asyncio.ensure_future(shims.serve(listening_socket(str(path), backlog=8)))
+    try:
+        yield changed
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+        await shims.close()
+
+
+def test_a_shim_is_told_where_its_vm_runs(tmp_path: Path) -> None:
+    pods = _pods()
+
+    async def go() -> Placement:
+        async with _served(pods, tmp_path / "nri.sock"):
+            return await asked(str(tmp_path / "nri.sock"), _need())
+
+    placement = asyncio.run(go())
+
+    assert placement == pods.assignments.placements["vm"]
+    assert (placement.vcpu_cpus, placement.service_cpus) == ((1, 2), (0, 3))
+
+
+def test_a_placement_ends_with_the_shim_that_asked_for_it(tmp_path: Path) -> None:
+    pods = _pods()
+    path = tmp_path / "nri.sock"
+
+    async def go() -> None:
+        async with _served(pods, path) as changed:
+            shim = await asyncio.to_thread(_asking_process, path)
+            try:
+                assert shim.stdout is not None
+                assert await asyncio.to_thread(shim.stdout.readline) == b"(1,)\n"
+                assert "other" in pods.assignments.placements
+                changed.clear()
+            finally:
+                shim.kill()
+            await changed.wait()
+            with shim:
+                pass
+        assert pods.assignments.placements == {}
+
+    asyncio.run(go())
+
+
+def test_a_vm_for_which_there_are_no_cpus_runs_on_shared_ones(tmp_path: Path) -> None:
+    async def go() -> Placement:
+        async with _served(_pods(), tmp_path / "nri.sock"):
+            return await asked(str(tmp_path / "nri.sock"), _need(vcpus=64))
+
+    placement = asyncio.run(go())
+
+    assert not placement.exclusive
+    assert placement.vcpu_cpus == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xff", b"[]", b'{"sandbox_id": "vm"}', msgspec.json.encode(_need(vcpus=0))],
+    ids=["empty", "no UTF-8", "no object", "incomplete", "no vCPU"],
+)
+def test_a_question_that_makes_no_sense_is_refused_and_the_next_is_answered(tmp_path: Path, payload: bytes) -> None:
+    async def go() -> None:
+        path = str(tmp_path / "nri.sock")
+        async with _served(_pods(), tmp_path / "nri.sock"):
+            async with await Client.connect_socket(await connected_unix_socket(path)) as client:
+                with pytest.raises(RemoteError):
+                    await client.call(SERVICE, METHOD, payload, timeout_s=10)
+            assert (await asked(path, _need())).exclusive
+
+    asyncio.run(go())
+
+
+def test_a_plugin_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+
+    with pytest.raises(NotFound, match=rf"ask '{path}' for a placement: no plugin runs"):
+        asyncio.run(asked(path, _need()))
+    socket_left = listening_socket(path)
+    socket_left.close()
+    with pytest.raises(Unavailable, match="Connection refused"):
+        asyncio.run(asked(path, _need()))
+
+
+def test_a_plugin_that_does_not_answer_holds_a_boot_up_for_two_seconds(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+
+    with (
+        listening_socket(path),
+        asyncio.Runner(loop_factory=FastForwardLoop) as runner,
+        pytest.raises(Unavailable, match="no answer within 2 s"),
+    ):
+        runner.run(asked(path, _need()))
+
+
+def test_a_plugin_that_answers_nonsense_is_named(tmp_path: Path) -> None:
+    from pyshim.ttrpc import CallContext, ImmediateHandler, Server
+
+    def nonsense(_payload: bytes, _call: CallContext) -> bytes:
+        return b"{}"
+
+    async def go() -> None:
+        path = str(tmp_path / "nri.sock")
+        server = Server(services={SERVICE: {METHOD: ImmediateHandler(nonsense)}})
+        serving = asyncio.ensure_future(server.serve(listening_socket(path)))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="missing required field"):
+            await asked(path, _need())
+        await server.shutdown(grace_s=0)
+        await serving
+
+    asyncio.run(go())
+
+
+def test_a_plugin_that_has_no_place_is_quoted(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with _served(_pods(), tmp_path / "nri.sock"):
+            with pytest.raises(FailedPrecondition, match="are no VM"):
+                await asked(str(tmp_path / "nri.sock"), _need(vcpus=0))
+
+    asyncio.run(go())
+
+
+def _saved(store: StateStore, sandbox_id: str, *, pid: int, cgroups: dict[str, object]) -> None:
+    shim = ShimRecord(pid=pid, start_ticks=start_ticks(pid) or 1, socket="unix:///x", namespace="default")
+    taken = msgspec.structs.replace(snapshot(), cgroups=cgroups)
+    store.enter(sandbox_id, shim)
+    store.save(SandboxState(sandbox_id=SandboxId(sandbox_id), shim=shim, snapshot=taken, ledger=()))
+
+
+def test_placements_of_living_shims_are_found_again_and_broken_ones_are_not(tmp_path: Path) -> None:
+    first = _pods()
+    placement = first.ask(_need())
+    placed = msgspec.to_builtins(Placed(need=_need(), placement=placement))
+    store = StateStore(root=str(tmp_path / "sbs"), register=str(tmp_path / "register"))
+    _saved(store, "vm", pid=os.getpid(), cgroups={"Placed": placed})
+    _saved(store, "unplaced", pid=os.getpid(), cgroups={})
+    _saved(store, "broken", pid=os.getpid(), cgroups={"Placed": {"need": 1}})
+    _saved(store, "dead", pid=2**22 + 1, cgroups={"Placed": placed})
+    (tmp_path / "register" / "damaged").write_text("{}")
+    pods = _pods()
+
+    async def go() -> None:
+        shims = Shims(pods, on_change=lambda: None)
+        shims.find(store)
+        await shims.close()
+
+    asyncio.run(go())
+
+    assert dict(pods.assignments.placements) == {"vm": placement}

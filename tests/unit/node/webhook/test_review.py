@@ -1,0 +1,393 @@
+"""What the webhook answers: bytes in, AdmissionReview out."""
+
+import base64
+import copy
+import json
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+import pytest
+
+from pyshim.config.load import for_pod, typed
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.kind import ContainerKind
+from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
+from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
+from pyshim.node.webhook.review import MARK, MAX_WARNING_CHARS, Action, Outcome, PodClass, answer
+from pyshim.resources.sizing.plan.static import static_size
+from pyshim.resources.sizing.plan.workload import workload
+from tests.unit.node.webhook import kubernetes_oracle as oracle
+from tests.unit.node.webhook.reviews import (
+    HOST_SIDE,
+    HYPERVISOR,
+    annotations_of,
+    answered,
+    mutated,
+    pod,
+    pod_class,
+    review,
+    sizes,
+)
+
+SUM = {"sizing_policy": "sum"}
+LIMITED = {"limits": {"cpu": "1", "memory": "1Gi"}}
+REQUESTS = {"requests": {"cpu": "3", "memory": "4Gi"}}
+
+
+def warnings(found: dict[str, Any], chosen: PodClass | None = None) -> list[str]:
+    response = answered(found, Action.VALIDATE, chosen).document["response"]
+    assert response["allowed"] is True, response
+    given: list[str] = response.get("warnings", [])
+    return given
+
+
+def denial(found: dict[str, Any], chosen: PodClass | None = None) -> str:
+    answer_ = answered(found, Action.VALIDATE, chosen)
+    assert answer_.outcome is Outcome.DENIED
+    response = answer_.document["response"]
+    assert (response["allowed"], response["status"]["code"]) == (False, 422)
+    message: str = response["status"]["message"]
+    return message
+
+
+# ---- which size is written
+
+
+@pytest.mark.parametrize(
+    ("containers", "by_overhead", "by_sum"),
+    [
+        pytest.param([LIMITED], {}, {}, id="limits-tell-the-shim"),
+        pytest.param([{}], {}, {}, id="nothing-asked"),
+        pytest.param(
+            [REQUESTS],
+            {"default_vcpus": "3.25", "default_memory": str(4096 + 112)},
+            {"default_vcpus": "3.25", "default_memory": str(4096 + 320 - HOST_SIDE)},
+            id="requests-without-limits",
+        ),
+        pytest.param([{"requests": {"cpu": "100m", "memory": "64Mi"}}], {}, {}, id="less-than-the-default"),
+        pytest.param(
+            [LIMITED, REQUESTS],
+            {},
+            {"default_vcpus": "3.25", "default_memory": str(4096 + 320 - HOST_SIDE)},
+            id="one-with-limits-one-without",
+        ),
+        pytest.param(
+            [{"requests": {"cpu": "3", "memory": "4Gi"}, "limits": {"cpu": "4"}}],
+            {"default_memory": str(4096 + 112)},
+            {"default_memory": str(4096 + 320 - HOST_SIDE)},
+            id="each-resource-by-itself",
+        ),
+    ],
+)
+def test_annotations_stand_only_for_what_the_limits_do_not_say(
+    containers: list[dict[str, Any]], by_overhead: dict[str, str], by_sum: dict[str, str]
+) -> None:
+    found = pod(*containers)
+
+    assert sizes(mutated(found)) == by_overhead
+    assert sizes(mutated(found, pod_class(runtime=SUM))) == by_sum
+
+
+def test_a_pod_without_requests_needs_no_patch() -> None:
+    response = answered(pod(LIMITED), Action.MUTATE).document["response"]
+
+    assert response == {"uid": review(None)["request"]["uid"], "allowed": True}
+
+
+def sizing_of(found: dict[str, Any]) -> PodSizing:
+    manifest = PodManifest(title="p", runtime_class="pykata", annotations={}, spec=found["spec"])
+    return pod_sizing(manifest, "p", None)
+
+
+def vm_size(found: dict[str, Any], chosen: PodClass) -> str:
+    """What a shim that gets this pod from containerd boots, by the shim's own functions."""
+    passed = {name: text for name, text in annotations_of(found).items() if name.startswith("io.katacontainers.")}
+    config = typed(for_pod(chosen.source, passed))
+    sizing = sizing_of(found)
+    asked = workload(ContainerKind.POD_SANDBOX, sizing.sandbox_annotations(), {})
+    record = static_size(config, chosen.node, asked)
+    return f"{record.vcpus.granted} vCPU, {record.memory_mib.granted} MiB"
+
+
+def check_against_the_oracle(seed: int, *, whole_answer: bool) -> None:
+    random = Random(seed)
+    model = oracle.random_pod(random)
+    found = oracle.as_object(model, random)
+    chosen = pod_class(runtime={"sizing_policy": random.choice(("sum", "overhead"))})
+    by_sum = chosen.source.document["runtime"]["sizing_policy"] == "sum"
+
+    sizing = sizing_of(found)
+    unit = {CPU: 1000, MEMORY: 1}
+    for name in (CPU, MEMORY):
+        assert sizing.effective_requests().get(name, 0) * unit[name] == oracle.request(model, name), seed
+        assert sizing.effective_limits().get(name, 0) * unit[name] == oracle.limit(model, name), seed
+        reserved = oracle.request(model, name) + model.overhead.get(name, 0)
+        assert sizing.reserved().get(name, 0) * unit[name] == reserved, seed
+
+    after = mutated(found, chosen)
+    written = sizes(after)
+    for name, key, step, default, overhead, beside in (
+        (CPU, "default_vcpus", 1, 1000, 250, 0),
+        (MEMORY, "default_memory", oracle.MI, 512, 112, HOST_SIDE),
+    ):
+        unseen = oracle.request(model, name) - oracle.limit(model, name)
+        reserved = max(0, model.overhead.get(name, 0) - beside * step)
+        base = min(default if by_sum else overhead, reserved // step) * step
+        wanted = max((unseen + base) // step, -(-unseen // step))
+        needed = unseen > 0 and wanted > default and (by_sum or not oracle.limit(model, name))
+        assert (key in written) is needed, seed
+        if needed:
+            given = Fraction(written[key]) * (1000 if name == CPU else 1)
+            assert given == wanted, seed
+    if whole_answer:
+        assert mutated(after, chosen) == after, seed
+        judged = answered(after, Action.VALIDATE, chosen).document["response"]
+        assert judged["auditAnnotations"]["vm-size"] == vm_size(after, chosen), seed
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 10))])
+def test_generated_pods_are_counted_as_kubernetes_counts_them(block: int) -> None:
+    for seed in range(block * 1000, (block + 1) * 1000):
+        check_against_the_oracle(seed, whole_answer=seed % 50 == 0)
+
+
+# ---- called again
+
+
+@pytest.mark.parametrize("policy", ["sum", "overhead"])
+def test_a_second_call_changes_nothing(policy: str) -> None:
+    chosen = pod_class(runtime={"sizing_policy": policy})
+    once = mutated(pod(REQUESTS, annotations={"team": "a"}), chosen)
+
+    assert MARK in annotations_of(once)
+    assert mutated(once, chosen) == once
+
+
+def test_a_sidecar_of_another_webhook_is_counted_in_the_next_call() -> None:
+    once = mutated(pod(REQUESTS))
+    injected = copy.deepcopy(once)
+    injected["spec"]["containers"].append({"name": "proxy", "resources": {"requests": {"memory": "1Gi"}}})
+
+    assert sizes(mutated(injected))["default_memory"] == str(5120 + 112)
+
+
+def test_annotations_no_longer_needed_are_taken_back() -> None:
+    once = mutated(pod(REQUESTS, annotations={"team": "a"}))
+    limited = copy.deepcopy(once)
+    limited["spec"]["containers"][0]["resources"] = LIMITED
+
+    assert annotations_of(mutated(limited)) == {"team": "a"}
+
+
+def test_what_the_pods_owner_wrote_stays() -> None:
+    found = pod(REQUESTS, annotations={f"{HYPERVISOR}default_memory": "6000"})
+
+    once = mutated(found)
+
+    assert sizes(once) == {"default_vcpus": "3.25", "default_memory": "6000"}
+    assert sizes(mutated(once)) == sizes(once)
+
+
+def test_what_the_owner_changed_after_the_first_call_is_the_owners() -> None:
+    once = mutated(pod(REQUESTS))
+    annotations_of(once)[f"{HYPERVISOR}default_memory"] = "6000"
+
+    assert sizes(mutated(once))["default_memory"] == "6000"
+
+
+@pytest.mark.parametrize("mark", ["", "[]", "{", '{"a": 1}', "[" * 100_000])
+def test_a_mark_that_is_none_says_nothing(mark: str) -> None:
+    assert sizes(mutated(pod(REQUESTS, annotations={MARK: mark})))["default_vcpus"] == "3.25"
+
+
+def test_an_annotation_that_the_file_does_not_enable_is_not_written() -> None:
+    chosen = pod_class(enable_annotations=["default_memory"])
+
+    after = mutated(pod(REQUESTS), chosen)
+
+    assert sizes(after) == {"default_memory": str(4096 + 112)}
+    assert any("VM below requests: CPU: the pod requests 3 CPUs" in text for text in warnings(after, chosen))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"annotations": None},
+        {"annotations": {}},
+        {"annotations": {"a/b~c": "1"}},
+        pytest.param(None, id="null"),
+    ],
+)
+def test_the_patch_applies_whatever_is_there(metadata: dict[str, Any] | None) -> None:
+    found = {**pod(REQUESTS), "metadata": metadata}
+
+    assert sizes(mutated(found)) == {"default_vcpus": "3.25", "default_memory": str(4096 + 112)}
+
+
+def test_a_patch_to_a_pod_without_metadata_makes_it() -> None:
+    found = pod(REQUESTS)
+    del found["metadata"]
+
+    assert sizes(mutated(found))["default_vcpus"] == "3.25"
+
+
+@pytest.mark.parametrize("action", Action)
+def test_a_dry_run_has_the_same_answer(action: Action) -> None:
+    wet = answered(pod(REQUESTS), action)
+
+    assert answered(pod(REQUESTS), action, dryRun=True) == wet
+
+
+# ---- what is warned about
+
+
+@pytest.mark.parametrize(
+    ("found", "kinds"),
+    [
+        pytest.param(pod(LIMITED), [], id="in-order"),
+        pytest.param(pod(LIMITED, overhead={}), ["base not covered"] * 2 + ["cgroup below VM"], id="no-overhead"),
+        pytest.param(
+            pod({"requests": {"cpu": "500m", "memory": "512Mi"}, **LIMITED}),
+            ["requests below limits"] * 2,
+            id="limits-above-requests",
+        ),
+        pytest.param(pod({}), ["defaults not reserved"], id="no-limits"),
+        pytest.param(pod(LIMITED, {}), ["container without limit"] * 2, id="one-without"),
+        pytest.param(
+            pod({"limits": {**LIMITED["limits"], "hugepages-2Mi": "64Mi"}}), ["huge pages not told"], id="huge-pages"
+        ),
+    ],
+)
+def test_each_inconsistency_is_a_warning(found: dict[str, Any], kinds: list[str]) -> None:
+    assert [text.split(": ")[1] for text in warnings(found)] == kinds
+    assert list(answered(found, Action.VALIDATE).kinds) == kinds
+
+
+def test_a_pod_larger_than_the_largest_node_is_a_warning() -> None:
+    chosen = pod_class(node={"cpu_count": 2, "memory_mib": 4096})
+
+    assert "more than the node" in warnings(pod({"limits": {"cpu": "2", "memory": "1Gi"}}), chosen)[0]
+
+
+def test_what_the_webhook_wrote_is_nothing_to_warn_about() -> None:
+    assert warnings(mutated(pod(REQUESTS))) == []
+    assert [text.split(": ")[1] for text in warnings(pod(REQUESTS))] == ["VM below requests"] * 2
+
+
+def test_warnings_fit_what_the_api_server_shows() -> None:
+    names = [{"name": "a" * 60 + str(n), "resources": {}} for n in range(9)]
+    found = pod(LIMITED)
+    found["spec"]["containers"] += names
+
+    assert max(map(len, warnings(found))) == MAX_WARNING_CHARS
+
+
+# ---- what is denied
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        pytest.param(pod({"limits": {"cpu": "many"}}), "not a quantity: 'many'", id="unknown-quantity"),
+        pytest.param(pod({"limits": {"memory": "1Gb"}}), "unknown suffix 'Gb'", id="unknown-unit"),
+        pytest.param(pod({"limits": {"memory": "-1Gi"}}), "negative", id="negative"),
+        pytest.param(pod(), "containers: there is none", id="no-container"),
+        pytest.param(pod(LIMITED, hostNetwork=True), "hostNetwork is true", id="host-network"),
+        pytest.param(
+            pod(LIMITED, annotations={f"{HYPERVISOR}kernel": "/boot/vmlinuz"}),
+            "not enabled",
+            id="annotation-not-enabled",
+        ),
+        pytest.param(
+            pod(LIMITED, annotations={f"{HYPERVISOR}default_memory": "lots"}), "default_memory'", id="annotation-wrong"
+        ),
+        pytest.param(
+            {**pod(LIMITED), "metadata": {"annotations": {"a": True}}}, "annotation 'a': not text", id="odd-text"
+        ),
+        pytest.param({**pod(LIMITED), "spec": {"runtimeClassName": "pykata", "containers": 1}}, "not a list", id="odd"),
+        pytest.param({**pod(LIMITED), "metadata": []}, "metadata: not an object", id="odd-metadata"),
+        pytest.param([], "request.object: not an object", id="odd-object"),
+    ],
+)
+def test_what_can_never_start_is_denied_by_the_validating_call_only(found: Any, text: str) -> None:
+    assert text in denial(found)
+    assert answered(found, Action.MUTATE).document["response"]["allowed"] is True
+    assert "patch" not in answered(found, Action.MUTATE).document["response"]
+
+
+def test_a_base_above_every_nodes_cpus_is_denied() -> None:
+    found = pod(LIMITED, annotations={f"{HYPERVISOR}default_vcpus": "64"})
+
+    assert "default_vcpus = 64" in denial(found, pod_class(node={"cpu_count": 8, "memory_mib": 16384}))
+    assert warnings(found) == []
+
+
+def test_host_network_passes_where_the_configuration_allows_it() -> None:
+    assert warnings(pod(LIMITED, hostNetwork=True), pod_class(runtime={"allow_host_network": True})) == []
+
+
+def test_a_path_in_an_annotation_is_the_nodes_business() -> None:
+    chosen = pod_class(enable_annotations=["kernel"])
+
+    assert warnings(pod(LIMITED, annotations={f"{HYPERVISOR}kernel": "/only/on/the/node"}), chosen) == []
+
+
+def test_a_quantity_may_be_a_number() -> None:
+    assert sizes(mutated(pod({"requests": {"cpu": 3, "memory": 4294967296}}))) == sizes(mutated(pod(REQUESTS)))
+
+
+# ---- what is not the webhook's
+
+
+@pytest.mark.parametrize("action", Action)
+@pytest.mark.parametrize(
+    ("found", "request_"),
+    [
+        pytest.param({**pod(REQUESTS), "spec": {"containers": []}}, {}, id="no-class"),
+        pytest.param(pod(REQUESTS, runtimeClassName="runc"), {}, id="another-class"),
+        pytest.param(pod(REQUESTS), {"operation": "UPDATE"}, id="update"),
+        pytest.param(pod(REQUESTS), {"subResource": "resize"}, id="sub-resource"),
+        pytest.param(pod(REQUESTS), {"kind": {"group": "apps", "version": "v1", "kind": "Deployment"}}, id="no-pod"),
+        pytest.param(pod(REQUESTS), {"kind": None}, id="no-kind"),
+        pytest.param(None, {"operation": "DELETE"}, id="delete"),
+    ],
+)
+def test_everything_else_passes_untouched(action: Action, found: object, request_: dict[str, Any]) -> None:
+    given = answered(found, action, **request_)
+
+    assert given.outcome is Outcome.IGNORED
+    assert given.document["response"] == {"uid": review(None)["request"]["uid"], "allowed": True}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        pytest.param(b"", "not JSON", id="empty"),
+        pytest.param(b"{", "not JSON", id="cut"),
+        pytest.param(b"\xff\xfe\x00", "not JSON", id="bytes"),
+        pytest.param(b"[" * 100_000, "not JSON", id="deep"),
+        pytest.param(b'{"a": NaN}', "not JSON", id="nan"),
+        pytest.param(b"[]", "not an object", id="list"),
+        pytest.param({**review({}), "kind": "Pod"}, "kind 'Pod' of 'admission.k8s.io/v1'", id="kind"),
+        pytest.param({**review({}), "apiVersion": "admission.k8s.io/v1beta1"}, "v1beta1", id="version"),
+        pytest.param({**review({}), "request": None}, "request: not an object", id="no-request"),
+        pytest.param(review({}, uid=""), "uid: none is given", id="empty-uid"),
+        pytest.param(review({}, uid=True), "uid: none is given", id="odd-uid"),
+    ],
+)
+def test_what_is_no_review_is_an_error_of_the_caller(body: object, text: str) -> None:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    with pytest.raises(InvalidArgument, match=r"^read AdmissionReview: ") as caught:
+        answer(data, {"pykata": pod_class()}, Action.MUTATE)
+    assert text in str(caught.value)
+
+
+def test_the_answer_echoes_the_uid_and_encodes_the_patch() -> None:
+    document = answered(pod(REQUESTS), Action.MUTATE, uid="u-1").document
+
+    assert (document["apiVersion"], document["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert document["response"]["uid"] == "u-1"
+    assert [operation["op"] for operation in json.loads(base64.b64decode(document["response"]["patch"]))] == ["add"]

@@ -1,0 +1,285 @@
+"""The webhook over real TLS: who may call it, what it refuses, how it ends."""
+
+import asyncio
+import datetime
+import io
+import json
+import os
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pyshim.model.errors import FailedPrecondition
+from pyshim.node.webhook.certificate import Certificate
+from pyshim.node.webhook.self_signed import SelfSigned, self_signed
+from pyshim.node.webhook.server import MAX_BODY_BYTES, Limits, serving
+from tests.unit.node.webhook.reviews import pod, pod_class, review
+
+NAME = "pyshim-webhook.pyshim-system.svc"
+REQUESTS = {"requests": {"cpu": "3", "memory": "4Gi"}}
+PATIENT = Limits()
+NOW = datetime.datetime.now(datetime.UTC)
+GENEROUS_S = 60.0
+"""For what has to come, on a busy machine."""
+
+
+class Cluster:
+    """A running webhook, and callers of it."""
+
+    def __init__(self, port: int, pair: SelfSigned, directory: Path) -> None:
+        self.port = port
+        self.pair = pair
+        self.directory = directory
+
+    def trusting(self, authority: bytes) -> ssl.SSLContext:
+        return ssl.create_default_context(cadata=authority.decode())
+
+    async def call(
+        self, method: str, path: str, *, authority: bytes = b"", body: bytes = b"", name: str = NAME
+    ) -> tuple[int, str]:
+        """Through a connection of its own."""
+        context = self.trusting(authority or self.pair.authority)
+        connector = aiohttp.TCPConnector(ssl=context, force_close=True)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            url = f"https://127.0.0.1:{self.port}{path}"
+            async with session.request(method, url, data=io.BytesIO(body), server_hostname=name) as response:
+                return response.status, await response.text()
+
+    async def connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(
+            "127.0.0.1", self.port, ssl=self.trusting(self.pair.authority), server_hostname=NAME
+        )
+
+
+def write(pair: SelfSigned, directory: Path) -> None:
+    """Both files change at once, as those of a mounted Secret do: a link is renamed."""
+    version = directory / f"..{time.monotonic_ns()}"
+    version.mkdir()
+    (version / "tls.crt").write_bytes(pair.certificate)
+    (version / "tls.key").write_bytes(pair.key)
+    (directory / "..new").symlink_to(version.name)
+    (directory / "..new").rename(directory / "..data")
+    for name in ("tls.crt", "tls.key"):
+        if not (directory / name).is_symlink():
+            (directory / name).symlink_to(f"..data/{name}")
+
+
+def certificate(directory: Path) -> Certificate:
+    return Certificate(str(directory / "tls.crt"), str(directory / "tls.key"))
+
+
+@asynccontextmanager
+async def cluster(
+    directory: Path, *, limits: Limits = PATIENT, days: int = 30, now: datetime.datetime = NOW
+) -> AsyncIterator[Cluster]:
+    pair = self_signed((NAME,), days=days, now=now)
+    write(pair, directory)
+    async with serving(
+        {"pykata": pod_class()}, certificate(directory), host="127.0.0.1", port=0, limits=limits
+    ) as port:
+        yield Cluster(port, pair, directory)
+
+
+def run(directory: Path, body: Callable[[Cluster], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(GENEROUS_S), cluster(directory, **options) as running:
+            await body(running)
+
+    asyncio.run(main())
+
+
+REVIEW = json.dumps(review(pod(REQUESTS))).encode()
+
+
+def test_a_caller_that_trusts_the_private_authority_is_answered(tmp_path: Path) -> None:
+    async def body(running: Cluster) -> None:
+        for path, member in (("/mutate", "patch"), ("/validate", "warnings")):
+            status, text = await running.call("POST", path, body=REVIEW)
+            assert (status, member in json.loads(text)["response"]) == (200, True)
+        assert await running.call("GET", "/healthz") == (200, "ok\n")
+
+    run(tmp_path, body)
+
+
+def test_a_caller_does_not_take_a_wrong_or_expired_certificate(tmp_path: Path) -> None:
+    other = self_signed((NAME,), days=1, now=NOW)
+
+    async def wrong(running: Cluster) -> None:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await running.call("POST", "/mutate", body=REVIEW, authority=other.authority)
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await running.call("POST", "/mutate", body=REVIEW, name="another.pyshim-system.svc")
+        assert await running.call("GET", "/healthz") == (200, "ok\n")
+
+    async def expired(running: Cluster) -> None:
+        with pytest.raises(aiohttp.ClientConnectorCertificateError, match="expired"):
+            await running.call("POST", "/mutate", body=REVIEW)
+
+    run(tmp_path, wrong)
+    run(tmp_path, expired, now=NOW - datetime.timedelta(days=30), days=29)
+
+
+def test_a_changed_certificate_is_used_from_the_next_connection_on(tmp_path: Path) -> None:
+    async def body(running: Cluster) -> None:
+        assert await running.call("GET", "/healthz") == (200, "ok\n")
+        following = self_signed((NAME,), days=30, now=NOW)
+        write(following, tmp_path)
+
+        assert await running.call("GET", "/healthz", authority=following.authority) == (200, "ok\n")
+
+    run(tmp_path, body)
+
+
+def test_a_broken_change_leaves_the_last_good_certificate(tmp_path: Path) -> None:
+    async def body(running: Cluster) -> None:
+        good, other = running.pair, self_signed((NAME,), days=30, now=NOW)
+        for broken in (
+            SelfSigned(authority=b"", certificate=good.certificate, key=other.key),
+            SelfSigned(authority=b"", certificate=b"", key=b""),
+        ):
+            write(broken, tmp_path)
+            assert await running.call("GET", "/healthz") == (200, "ok\n")
+        (tmp_path / "..data").unlink()
+        status, figures = await running.call("GET", "/metrics")
+        assert status == 200
+        assert "pyshim_webhook_certificate_failures 3.0" in figures
+        write(other, tmp_path)
+        assert await running.call("GET", "/healthz", authority=other.authority) == (200, "ok\n")
+
+    run(tmp_path, body)
+
+
+@pytest.mark.parametrize(
+    ("certificate_text", "key_text"),
+    [pytest.param(None, None, id="absent"), pytest.param(b"no", b"pem", id="no-pem")],
+)
+def test_no_usable_certificate_at_the_start_is_an_error(
+    tmp_path: Path, certificate_text: bytes | None, key_text: bytes | None
+) -> None:
+    for name, content in (("tls.crt", certificate_text), ("tls.key", key_text)):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+
+    with pytest.raises(FailedPrecondition, match=r"^load certificate '.*tls\.crt' with key '.*tls\.key': "):
+        certificate(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        pytest.param("POST", "/mutate", b"{", 400, id="not-json"),
+        pytest.param("POST", "/validate", json.dumps({**review({}), "kind": "Pod"}).encode(), 400, id="wrong-kind"),
+        pytest.param("POST", "/mutate", json.dumps(review({}, uid="")).encode(), 400, id="no-uid"),
+        pytest.param("POST", "/mutate", b" " * (10 << 20), 413, id="10-mib"),
+        pytest.param("POST", "/mutate", b" " * (MAX_BODY_BYTES + 1), 413, id="one-byte-too-many"),
+        pytest.param("GET", "/mutate", b"", 405, id="method"),
+        pytest.param("POST", "/elsewhere", b"{}", 404, id="path"),
+    ],
+)
+def test_bad_input_has_its_status_and_the_next_call_works(
+    tmp_path: Path, method: str, path: str, body: bytes, status: int
+) -> None:
+    async def calls(running: Cluster) -> None:
+        assert (await running.call(method, path, body=body))[0] == status
+        assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
+
+    run(tmp_path, calls)
+
+
+@pytest.mark.parametrize(
+    ("sent", "limits"),
+    [
+        pytest.param(b"", Limits(idle_s=0.2), id="nothing"),
+        pytest.param(b"POST /mutate HTTP/1.1\r\nHo", Limits(idle_s=0.2), id="half-a-header"),
+        pytest.param(
+            b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{", Limits(body_s=0.2), id="half-a-body"
+        ),
+    ],
+)
+def test_a_slow_caller_loses_its_connection(tmp_path: Path, sent: bytes, limits: Limits) -> None:
+    async def body(running: Cluster) -> None:
+        reader, writer = await running.connection()
+        writer.write(sent)
+        answer = await reader.read()
+        assert (b"408" in answer.partition(b"\r\n")[0]) is (limits.body_s < 1)
+        writer.close()
+
+    run(tmp_path, body, limits=limits)
+
+
+def test_a_caller_that_does_not_shake_hands_loses_its_connection(tmp_path: Path) -> None:
+    async def body(running: Cluster) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        assert await reader.read() == b""
+        writer.close()
+
+    run(tmp_path, body, limits=Limits(handshake_s=0.2))
+
+
+def test_two_hundred_reviews_at_once_are_answered(tmp_path: Path) -> None:
+    async def body(running: Cluster) -> None:
+        answers = await asyncio.gather(*(running.call("POST", "/mutate", body=REVIEW) for _ in range(200)))
+        assert {status for status, _text in answers} == {200}
+        _status, figures = await running.call("GET", "/metrics")
+        assert 'pyshim_webhook_reviews_total{action="mutate",outcome="patched"} 200.0' in figures
+
+    run(tmp_path, body)
+
+
+def test_figures_count_outcomes_and_warnings(tmp_path: Path) -> None:
+    async def body(running: Cluster) -> None:
+        await running.call("POST", "/validate", body=REVIEW)
+        await running.call("POST", "/validate", body=json.dumps(review(pod())).encode())
+        await running.call("POST", "/mutate", body=b"{")
+        await running.call("POST", "/mutate", body=b" " * (MAX_BODY_BYTES + 1))
+        _status, figures = await running.call("GET", "/metrics")
+        for line in (
+            'pyshim_webhook_reviews_total{action="validate",outcome="passed"} 1.0',
+            'pyshim_webhook_reviews_total{action="validate",outcome="denied"} 1.0',
+            'pyshim_webhook_reviews_total{action="mutate",outcome="malformed"} 1.0',
+            'pyshim_webhook_reviews_total{action="mutate",outcome="too large"} 1.0',
+            'pyshim_webhook_warnings_total{kind="VM below requests"} 2.0',
+        ):
+            assert line in figures
+
+    run(tmp_path, body)
+
+
+def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with cluster(tmp_path) as running:
+            reader, writer = await running.connection()
+            head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(REVIEW)}\r\n"
+            writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
+            # The server asks for the body: the request is under way.
+            assert b"100" in await reader.readline()
+            ending = asyncio.create_task(_later(writer))
+        await ending
+        answer = await reader.read()
+        assert b"200 OK" in answer
+        writer.close()
+
+    async def _later(writer: asyncio.StreamWriter) -> None:
+        """Once the way out has begun, which is at the next turn of the loop."""
+        await asyncio.sleep(0)
+        writer.write(REVIEW)
+
+    async def limited() -> None:
+        async with asyncio.timeout(GENEROUS_S):
+            await main()
+
+    asyncio.run(limited())
+
+
+def test_the_key_of_the_authority_is_not_kept_and_the_certificate_is_the_servers() -> None:
+    pair = self_signed((NAME, "10.0.0.7"), days=1, now=NOW)
+
+    assert pair.key.count(b"PRIVATE KEY") == 2
+    assert b"PRIVATE" not in pair.authority + pair.certificate
+    assert os.linesep.encode() in pair.certificate
