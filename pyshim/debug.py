@@ -12,7 +12,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-log = logging.getLogger("pyshim.debug")
+log = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 1 << 20
 """Of one text for the monitor socket."""

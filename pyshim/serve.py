@@ -68,7 +68,7 @@ from pyshim.ttrpc import Client, Server
 if TYPE_CHECKING:
     from pyshim.tracing.exporter import SpanExporter
 
-log = logging.getLogger("pyshim.serve")
+log = logging.getLogger(__name__)
 
 REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0

@@ -9,7 +9,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.host.streams.paced_text import PacedText
 
-log = logging.getLogger("hypervisors.qemu.console")
+log = logging.getLogger(__name__)
 
 TAIL_LINES = 50
 MAX_SHOWN_CHARS = 240

@@ -19,7 +19,7 @@ from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.model.errors import FailedPrecondition, ResourceExhausted, ShimError
 from pyshim.model.vm import BlockDevice, DiskAio, GuestLocation
 
-log = logging.getLogger("hypervisors.qemu.disks")
+log = logging.getLogger(__name__)
 
 
 class Disks:

@@ -40,7 +40,7 @@ from pyshim.model.vm import (
     VmConfig,
 )
 
-log = logging.getLogger("hypervisors.qemu.hotplug")
+log = logging.getLogger(__name__)
 
 VCPU_UNPLUG_TIMEOUT_S = 3.0
 """A guest that lets go of a vCPU does so at once. A growth of the VM waits for this call, so it must be short."""

@@ -12,7 +12,7 @@ from hypervisors.qemu.qmp import Monitor
 from pyshim.model.errors import Internal, ResourceExhausted, ShimError, Unimplemented
 from pyshim.model.vm import GuestLocation, PciDevice, PortKind, VmConfig
 
-log = logging.getLogger("hypervisors.qemu.passthrough")
+log = logging.getLogger(__name__)
 
 VFIO_TIMEOUT_S = 120.0
 """QEMU pins all of the guest's memory before it answers."""

@@ -27,7 +27,7 @@ from hypervisors.qemu.qmp_client import QmpClient
 from pyshim.host.streams.text_tail import printable
 from pyshim.model.errors import DeadlineExceeded, Internal, Unavailable
 
-log = logging.getLogger("hypervisors.qemu.qmp")
+log = logging.getLogger(__name__)
 
 COMMAND_TIMEOUT_S = 25.0
 """For QEMU's answer to a command: less than CHANGE_S, the caller's, which names less."""

@@ -64,7 +64,7 @@ from pyshim.model.vm import (
     VsockChannel,
 )
 
-log = logging.getLogger("hypervisors.qemu")
+log = logging.getLogger(__name__)
 
 CAPABILITIES = frozenset({CAP_DAC_OVERRIDE, CAP_IPC_LOCK})
 """All that QEMU keeps as root; another user has none. Kernels and images may be of any owner; VFIO locks the guest's

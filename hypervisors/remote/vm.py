@@ -39,7 +39,7 @@ from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_v
 from pyshim.model.vm import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
 from pyshim.ttrpc import Code
 
-log = logging.getLogger("hypervisors.remote")
+log = logging.getLogger(__name__)
 
 REACH_S = 30.0
 """Seconds for which a service that is being restarted is tried again, before the VM is left to `pyshim cleanup`."""

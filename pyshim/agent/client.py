@@ -42,7 +42,7 @@ from pyshim.model.trace import context, span
 from pyshim.model.volumes import VolumeStats
 from pyshim.ttrpc.status import CallTimedOut, ConnectionClosed, TtrpcError
 
-log = logging.getLogger("pyshim.agent")
+log = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 
 AGENT_SERVICE = "grpc.AgentService"

@@ -16,7 +16,7 @@ from pyshim.model.durations import Durations
 from pyshim.model.errors import AgentGone, DeadlineExceeded, ShimError, Unavailable
 from pyshim.ttrpc.client import Client, connected_unix_socket
 
-log = logging.getLogger("pyshim.agent.connect")
+log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.01
 LAST_PAUSE_S = 0.5

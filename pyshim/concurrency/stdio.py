@@ -13,7 +13,7 @@ from pyshim.model.errors import Internal, ShimError
 from pyshim.model.seams import InputStream, OutputStream
 from pyshim.model.trace import mark
 
-log = logging.getLogger("pyshim.concurrency.stdio")
+log = logging.getLogger(__name__)
 
 FIRST_READ_BYTES = 64 * 1024
 """Bytes of the first read: an agent allocates as many for every read that waits, and most streams are quiet."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pyshim.model.errors import Cancelled
 
-log = logging.getLogger("pyshim.concurrency.tasks")
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec
 
-log = logging.getLogger("pyshim.host")
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 

@@ -10,7 +10,7 @@ from pyshim.concurrency.tasks import to_the_end
 from pyshim.model.errors import ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry
 
-log = logging.getLogger("pyshim.concurrency.undo")
+log = logging.getLogger(__name__)
 
 
 class _Step(NamedTuple):

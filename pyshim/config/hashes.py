@@ -17,7 +17,7 @@ from pyshim.config.keys import Table
 from pyshim.host.files import replace_file
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
-log = logging.getLogger("pyshim.config")
+log = logging.getLogger(__name__)
 
 HASHED_ASSETS: Mapping[str, str] = {
     "kernel_hash": "kernel",

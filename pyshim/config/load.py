@@ -16,7 +16,7 @@ from pyshim.model.config import AgentConfig, Config, HypervisorConfig, RuntimeCo
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
 
-log = logging.getLogger("pyshim.config")
+log = logging.getLogger(__name__)
 
 SUPPORTED_HYPERVISORS = frozenset({"qemu", "remote"})
 _SUPPORTED_VALUES: tuple[tuple[Table, str, tuple[str, ...]], ...] = (

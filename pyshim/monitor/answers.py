@@ -26,7 +26,7 @@ from pyshim.monitor.guest_text import judged_text
 from pyshim.monitor.shim_metrics import guest_family, shim_families
 from pyshim.monitor.socket import Reply, Request
 
-log = logging.getLogger("pyshim.monitor")
+log = logging.getLogger(__name__)
 
 GUEST_PREFIXES = ("kata_agent_", "kata_guest_")
 Handler = Callable[[Request], Awaitable[Reply]]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from pyshim.model.observation import MAX_MONITOR_BODY_BYTES
 
-log = logging.getLogger("pyshim.monitor")
+log = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S = 10.0
 """Seconds for a client to send its request, and as many to take the reply."""

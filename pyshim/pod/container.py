@@ -31,7 +31,7 @@ from pyshim.pod.services import ContainerServices
 from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.volumes.live import make_mounts
 
-log = logging.getLogger("pyshim.pod.container")
+log = logging.getLogger(__name__)
 
 # The kubelet gives Delete ten seconds: these and the streams' CLOSE_DRAIN_S are its parts.
 KILL_CREATED_WAIT_S = 2.0

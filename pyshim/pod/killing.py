@@ -19,7 +19,7 @@ from pyshim.pod.container import Container
 from pyshim.pod.process import SIGKILL, Process
 from pyshim.pod.sandbox import Sandbox
 
-log = logging.getLogger("pyshim.pod.killing")
+log = logging.getLogger(__name__)
 
 END_S = 10.0
 """Seconds for the end of the sandbox's own process after its KILL; the VM would end with it anyway."""

@@ -24,7 +24,7 @@ from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.volumes.copying import VolumeCopies
 from pyshim.resources.volumes.live import make_mounts
 
-log = logging.getLogger("pyshim.pod.pause")
+log = logging.getLogger(__name__)
 
 REMOVE_TIMEOUT_S = 3
 _ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}

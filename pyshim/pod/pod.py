@@ -43,7 +43,7 @@ from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.swap import with_swap
 from pyshim.resources.volumes.live import volume_facts
 
-log = logging.getLogger("pyshim.pod.pod")
+log = logging.getLogger(__name__)
 
 MAX_RESOLV_CONF_BYTES = 64 * 1024
 

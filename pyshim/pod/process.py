@@ -32,7 +32,7 @@ from pyshim.model.snapshot import StreamPositions
 from pyshim.model.task import CreateTask, ExitStatus, ProcessState, Status, Stdio, can_become
 from pyshim.pod.services import ContainerServices
 
-log = logging.getLogger("pyshim.pod.process")
+log = logging.getLogger(__name__)
 
 SIGKILL = 9
 HELD_S = 2.7

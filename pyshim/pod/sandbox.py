@@ -38,7 +38,7 @@ from pyshim.resources.volumes.attachments import Attachments
 from pyshim.resources.volumes.direct_volumes import DirectVolumes
 from pyshim.resources.volumes.live import make_share
 
-log = logging.getLogger("pyshim.pod")
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STATE_ROOT = "/run/vc/sbs"

@@ -17,7 +17,7 @@ from pyshim.pod.plan.kata_config import kata_hypervisor_config
 from pyshim.pod.plan.kata_state import kata_device, kata_device_maps, kata_endpoint, kata_mounts, kata_sandbox_config
 from pyshim.pod.sandbox import Sandbox
 
-log = logging.getLogger("pyshim.pod.snapshot")
+log = logging.getLogger(__name__)
 
 
 EXECS_WRITTEN_AFTER_S = 0.2

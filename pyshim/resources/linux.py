@@ -29,7 +29,7 @@ from pyshim.resources.volumes.host.sources import source_facts
 from pyshim.resources.volumes.host.virtiofsd import VirtiofsdProcess, start_virtiofsd
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 
-log = logging.getLogger("pyshim.host")
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from pyshim.state.elsewhere import PinnedElsewhere, claimed_elsewhere, held_by_n
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
-log = logging.getLogger("pyshim.state")
+log = logging.getLogger(__name__)
 
 STRUCK_OUT_AT_ONCE = EXCLUSIVE | {ResourceKind.REMOTE_VM}
 """Kinds whose strike-out waits for nothing: once released, the key may be another sandbox's, or its undo is dear."""

@@ -16,7 +16,7 @@ from pyshim.model.events import TaskEvent, TaskExited
 from pyshim.task.translate_events import forward_request
 from pyshim.ttrpc import Client, Code, MessageTooLarge, RemoteError, TtrpcError, connected_unix_socket
 
-log = logging.getLogger("pyshim.task.publisher")
+log = logging.getLogger(__name__)
 
 _SERVICE = "containerd.services.events.ttrpc.v1.Events"
 _METHOD = "Forward"

@@ -17,7 +17,7 @@ from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Pro
 from pyshim.task import translate, translate_stats
 from pyshim.ttrpc import CallContext, Handler, ImmediateHandler, TtrpcError, UnaryHandler
 
-log = logging.getLogger("pyshim.task")
+log = logging.getLogger(__name__)
 
 SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 # These only wait: the call ends when the caller's timeout has passed.
@@ -226,7 +226,7 @@ def _log_call(call: _OpenCall, failure: str) -> None:
     log.debug("task call", extra={key: value for key, value in fields.items() if value != ""})
 
 
-log = logging.getLogger("pyshim.task")
+log = logging.getLogger(__name__)
 
 
 def status_of(error: Exception, method: str) -> TtrpcError:

@@ -28,7 +28,7 @@ from pyshim.model.task import (
     Stdio,
 )
 
-log = logging.getLogger("pyshim.task")
+log = logging.getLogger(__name__)
 
 _RUNTIME_OPTIONS = "runtimeoptions.v1.Options"
 _PROCESS = "opencontainers/runtime-spec/1/Process"

@@ -21,7 +21,7 @@ from pyshim.model.errors import ShimError
 from pyshim.model.trace import NO_PARENT, Span, Trace
 from pyshim.tracing import ids
 
-log = logging.getLogger("pyshim.tracing")
+log = logging.getLogger(__name__)
 
 QUEUE_SPANS = 2048
 """Spans that wait in the shim: a pod of tens of containers has some hundred until the child runs."""

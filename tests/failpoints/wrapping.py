@@ -20,7 +20,7 @@ from pyshim.pod.environment import Environment
 from pyshim.ttrpc import Client, Code, RemoteError
 from tests.failpoints.points import VARIABLE, Failpoints, Step, parse, steps
 
-log = logging.getLogger("tests.failpoints")
+log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 

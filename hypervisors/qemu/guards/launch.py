@@ -22,7 +22,7 @@ from pyshim.model.confidential import SevGuard
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
-log = logging.getLogger("hypervisors.qemu.guards")
+log = logging.getLogger(__name__)
 
 HOOK_TIMEOUT_S = 20.0
 """Below what the start of a VM may take in all."""

@@ -24,7 +24,7 @@ from pyshim.host.streams.paced_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
-log = logging.getLogger("pyshim.host.children")
+log = logging.getLogger(__name__)
 
 _NO_FDS: Mapping[int, int] = MappingProxyType({})
 KILL_WAIT_S = 10.0

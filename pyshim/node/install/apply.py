@@ -20,7 +20,7 @@ from pyshim.node.install.blocks import block_in, with_block, without_block
 from pyshim.node.install.disk import Disk, Found
 from pyshim.node.install.plan import BlockWrite, FileWrite, InstallPlan, Write
 
-log = logging.getLogger("pyshim.node.install")
+log = logging.getLogger(__name__)
 
 MANIFEST_VERSION = 1
 

@@ -8,7 +8,7 @@ import grpc
 
 from protos.cri import v1_pb2, v1_pb2_grpc
 
-log = logging.getLogger("pyshim.node.monitor.names")
+log = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 5.0
 """Seconds between two questions at least, as kata-monitor waits: a pod's sandbox is there before CRI lists it."""

@@ -10,7 +10,7 @@ from inotify_simple import INotify, flags
 
 from pyshim.model.observation import MONITOR_SOCKET
 
-log = logging.getLogger("pyshim.node.monitor.sandboxes")
+log = logging.getLogger(__name__)
 
 _EVENTS = flags.CREATE | flags.DELETE | flags.MOVED_TO | flags.MOVED_FROM
 

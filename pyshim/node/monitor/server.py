@@ -14,7 +14,7 @@ from pyshim.node.monitor.names import Names
 from pyshim.node.monitor.sandboxes import Sandboxes
 from pyshim.node.monitor.scrape import Scrapes, Unanswered, asked
 
-log = logging.getLogger("pyshim.node.monitor")
+log = logging.getLogger(__name__)
 
 PATHS = ("/metrics", "/sandboxes", "/agent-url")
 END_S = 3.0

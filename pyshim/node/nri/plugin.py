@@ -27,7 +27,7 @@ from pyshim.node.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
 from pyshim.node.nri.pods import Container, CpuSet, Pod, Pods
 from pyshim.ttrpc import CallContext, Client, ImmediateHandler, RemoteError, Server, TtrpcError, connected_unix_socket
 
-log = logging.getLogger("pyshim.node.nri")
+log = logging.getLogger(__name__)
 
 _PLUGIN, _RUNTIME = "nri.pkg.api.v1alpha1.Plugin", "nri.pkg.api.v1alpha1.Runtime"
 REGISTRATION_S = 30.0

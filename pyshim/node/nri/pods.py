@@ -32,7 +32,7 @@ from pyshim.node.nri.placement import (
     with_others,
 )
 
-log = logging.getLogger("pyshim.node.nri")
+log = logging.getLogger(__name__)
 
 
 class Pod(msgspec.Struct, frozen=True, kw_only=True):

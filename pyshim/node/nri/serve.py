@@ -14,7 +14,7 @@ from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims
 from pyshim.state.store import REGISTER, StateStore
 
-log = logging.getLogger("pyshim.node.nri")
+log = logging.getLogger(__name__)
 
 _BACKLOG = 64
 """Shims that may wait for their turn: as many pods as start at once when a node boots."""

@@ -21,7 +21,7 @@ from pyshim.state.errors import NotOurState
 from pyshim.state.store import StateStore
 from pyshim.ttrpc import CallContext, ImmediateHandler, PeerCredentials, Server
 
-log = logging.getLogger("pyshim.node.nri")
+log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 64 << 10
 """A need is a few hundred bytes."""

@@ -6,7 +6,7 @@ import ssl
 
 from pyshim.model.errors import FailedPrecondition
 
-log = logging.getLogger("pyshim.node.webhook")
+log = logging.getLogger(__name__)
 
 _Stamp = tuple[tuple[int, int, int], ...]
 

@@ -15,7 +15,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.node.webhook.certificate import Certificate
 from pyshim.node.webhook.review import Action, PodClass, answer
 
-log = logging.getLogger("pyshim.node.webhook")
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
 """Bytes of a review: twice the largest object etcd takes by default, 1.5 MiB, and what is around it."""

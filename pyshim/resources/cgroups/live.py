@@ -38,7 +38,7 @@ from pyshim.resources.cgroups.plan.settings import (
 from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.sizing.plan import SizingRecord
 
-log = logging.getLogger("pyshim.resources.cgroups.live")
+log = logging.getLogger(__name__)
 
 CLAIM_S = 10.0
 """For other shims' turns, each of which takes some milliseconds."""

@@ -37,7 +37,7 @@ from pyshim.resources.devices.vm_devices import VmDevices
 from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.services import SandboxServices
 
-log = logging.getLogger("pyshim.pod.devices")
+log = logging.getLogger(__name__)
 
 UNPLUG_WAIT_S = 2.0
 """Seconds that a Delete waits for the guest to release a device."""

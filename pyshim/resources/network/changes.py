@@ -16,7 +16,7 @@ from pyshim.model.seams import Agent, Network
 from pyshim.model.vm import NicDevice
 from pyshim.resources.services import SandboxServices
 
-log = logging.getLogger("pyshim.pod.network")
+log = logging.getLogger(__name__)
 
 SETTLE_S = 0.3
 """Seconds: a plugin makes a link, then addresses, then routes; one look is for all of them."""

@@ -18,7 +18,7 @@ from pyshim.model.seams import ContainerAgent, Door, DoorConnection, Host
 from pyshim.resources.network.plan.relay import RelayPlan, relay_plan, relay_process
 from pyshim.resources.plan import SandboxPlan
 
-log = logging.getLogger("pyshim.resources.network.port_forward")
+log = logging.getLogger(__name__)
 
 _READ_BYTES = 256 * 1024
 

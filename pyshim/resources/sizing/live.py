@@ -32,7 +32,7 @@ from pyshim.resources.sizing.plan.resize import (
     resize_plan,
 )
 
-log = logging.getLogger("pyshim.resources.sizing.live")
+log = logging.getLogger(__name__)
 
 _NO_BLOCKS = 1
 """Stands for the memory block of a guest that has none; its memory then stays as it is."""

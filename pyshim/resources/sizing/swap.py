@@ -19,7 +19,7 @@ from pyshim.resources.sizing.plan.swap import (
 )
 from pyshim.resources.volumes.attachments import Attachments
 
-log = logging.getLogger("pyshim.resources.sizing.swap")
+log = logging.getLogger(__name__)
 
 
 class GuestSwap:

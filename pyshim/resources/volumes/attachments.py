@@ -19,7 +19,7 @@ from pyshim.model.volumes import DirectVolume
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.volumes.copying import VolumeCopies
 
-log = logging.getLogger("pyshim.resources.volumes.attachments")
+log = logging.getLogger(__name__)
 
 UNPLUG_WAIT_S = 2.0
 """What a Delete waits for a guest to let go of a disk."""

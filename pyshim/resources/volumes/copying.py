@@ -15,7 +15,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import GuestPath
 from pyshim.model.seams import ContainerAgent, Host
 
-log = logging.getLogger("pyshim.resources.volumes.copying")
+log = logging.getLogger(__name__)
 
 PIECE_BYTES = 1 << 20
 FOLLOW_PAUSE_S = 2.0

@@ -78,7 +78,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [
         (record.getMessage(), getattr(record, "error", ""))
         for record in caplog.records
-        if record.name == "pyshim.tracing" and record.levelno >= logging.WARNING
+        if record.name.startswith("pyshim.tracing") and record.levelno >= logging.WARNING
     ]
 
 

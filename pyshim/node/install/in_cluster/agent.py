@@ -26,7 +26,7 @@ from pyshim.node.install.in_cluster.host import Host
 from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies
 from pyshim.node.install.in_cluster.plan import MESSAGE, STATE, NodeWords, State, untainted_patch, words_of, words_patch
 
-log = logging.getLogger("pyshim.node.install.in_cluster")
+log = logging.getLogger(__name__)
 
 _COMMAND_S = 60.0
 _VERIFY_S = 420.0

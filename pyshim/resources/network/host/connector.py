@@ -19,7 +19,7 @@ from pyshim.resources.network.plan.network import network_plan
 if TYPE_CHECKING:
     from pyshim.model.network import DirectNetwork
 
-log = logging.getLogger("pyshim.resources.network.host")
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 """For everything in the namespace together; a healthy host needs a fraction of a second."""

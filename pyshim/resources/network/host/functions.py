@@ -10,7 +10,7 @@ from pyshim.model.vm import VfioDevice
 from pyshim.resources.devices.host import vfio
 from pyshim.resources.network.host.held import Held
 
-log = logging.getLogger("pyshim.resources.network.host")
+log = logging.getLogger(__name__)
 
 BINDING_WAIT_S = 8.0
 """What an undo waits for a driver to let go of a card; shorter than what an undo has."""

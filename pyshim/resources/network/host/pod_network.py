@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
     from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan
 
-log = logging.getLogger("pyshim.resources.network.host")
+log = logging.getLogger(__name__)
 
 
 class Plan(Protocol):

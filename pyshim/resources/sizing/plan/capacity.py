@@ -11,7 +11,7 @@ from pyshim.model.units import MIB
 from pyshim.model.vm import MemoryBacking
 from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, decimal
 
-log = logging.getLogger("pyshim.resources.sizing.capacity")
+log = logging.getLogger(__name__)
 HOST_SIDE_MIB = 206
 """MiB that one sandbox takes beside guest RAM, at most. Measured with emulation, proportional set sizes, one container
 running: QEMU 7.2 up to 180 (its translated code included), virtiofsd 4, the shim 22."""

@@ -17,7 +17,7 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.volumes import VirtiofsdPlan
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 
-log = logging.getLogger("pyshim.resources.volumes.host.virtiofsd")
+log = logging.getLogger(__name__)
 
 LISTEN_FD = 3
 CACHE_MODES = ("never", "metadata", "auto", "always")

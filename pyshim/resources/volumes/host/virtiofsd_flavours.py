@@ -17,7 +17,7 @@ from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.host_facts import VirtiofsdFlavour
 
-log = logging.getLogger("pyshim.resources.volumes.host.virtiofsd")
+log = logging.getLogger(__name__)
 
 ANSWERS = "/run/pyshim/virtiofsd-flavours"
 """A line for each binary, the last asked last: its identity, its flavour."""
