@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.state.kata_shape import SANDBOX_STATE, filled
+from tests.unit.state.kata_shape import SANDBOX_STATE, check
 
 from .framework.containerd import Containerd
 from .framework.ctr import Ctr
@@ -36,7 +36,7 @@ def test_what_a_shim_left_that_died_while_containerd_was_away_is_cleaned(
     persisted = runtime.persisted(name)
     document = json.loads(persisted.read_bytes())
     del document["Pyshim"]
-    assert filled(document, SANDBOX_STATE, "") == document  # every key of Kata's, with its type
+    check(document, SANDBOX_STATE)
     assert document["HypervisorState"]["Pid"] == runtime.vmms(name)[0].pid
 
     containerd.stop(signal.SIGKILL)

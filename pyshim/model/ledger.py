@@ -34,7 +34,9 @@ second one would take it from the first.
 """
 
 
-class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """`rename`: the state of a sandbox has entries under these names (`state/schema.py`)."""
+
     kind: ResourceKind
     key: str
     detail: Mapping[str, str | int] = msgspec.field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""What is true of a sandbox at one moment, as `state/` persists it and a later shim or `delete` reads it.
+"""A sandbox as it is at one moment: `state/` persists it, `delete`, `cleanup` and the operator's command read it.
 
-Containers and execs are persisted as they are, under the names of their fields in Pascal case: a field of another name
-or type is a new version of the format (`state/schema.py`).
+The classes are persisted as they are, under the names of their fields in Pascal case. A field of another name or type
+is a new version of the format (`state/schema.py`).
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.task import ExitStatus, Status, Stdio
 
 
@@ -22,36 +22,6 @@ class SandboxStatus(StrEnum):
     STOPPED = "stopped"
 
 
-class StreamPositions(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """Bytes that have reached their reader: what a process took of its stdin, what its client took of its output."""
-
-    stdin: int
-    stdout: int
-    stderr: int
-
-
-NOTHING_MOVED = StreamPositions(stdin=0, stdout=0, stderr=0)
-
-
-def moved_together(*positions: StreamPositions) -> StreamPositions:
-    return StreamPositions(
-        stdin=sum(each.stdin for each in positions),
-        stdout=sum(each.stdout for each in positions),
-        stderr=sum(each.stderr for each in positions),
-    )
-
-
-class ExecSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """An added process; `spec` is its OCI process object until it is started: until then only the shim has it."""
-
-    exec_id: ExecId = msgspec.field(name="ID")
-    status: Status
-    stdio: Stdio
-    exit: ExitStatus | None = None
-    moved: StreamPositions
-    spec: Mapping[str, object]
-
-
 class ContainerSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     container_id: ContainerId = msgspec.field(name="ID")
     bundle: HostPath
@@ -59,8 +29,6 @@ class ContainerSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
     stdio: Stdio
     exit: ExitStatus | None = None
     rootfs: HostPath = HostPath("")
-    moved: StreamPositions
-    execs: tuple[ExecSnapshot, ...]
     annotations: Mapping[str, str]
     resources: Mapping[str, object]
     """`linux.resources` as last set: the VM's size is made of them."""
@@ -70,8 +38,8 @@ class ContainerSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pasca
     """Kata's Mount objects."""
 
 
-class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    sandbox_id: SandboxId
+class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    sandbox_id: SandboxId = msgspec.field(name="SandboxID")
     status: SandboxStatus
     config_source: str
     hypervisor_type: str
@@ -87,9 +55,9 @@ class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     failure: str
     """Why the sandbox died; empty while it has not."""
     cgroups: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """Its host cgroups: where, who is in them, what was set and why (`resources/cgroups/live.py`)."""
+    """Its host cgroups: their places, processes and settings, with the reasons (`resources/cgroups/live.py`)."""
     owner: ContainerId | None = None
-    """The container whose end is the sandbox's; None once it is deleted."""
+    """The container whose end ends the sandbox; None once it is deleted."""
     endpoints: tuple[Mapping[str, object], ...] = ()
     """Kata's Endpoint objects, one per network card."""
     devices: tuple[Mapping[str, object], ...] = ()
@@ -97,4 +65,4 @@ class SandboxSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     sandbox_config: Mapping[str, object] = msgspec.field(default_factory=dict)
     """Keys of Kata's SandboxConfig that this sandbox was started with, besides its hypervisor's."""
     trace: Mapping[str, object] = msgspec.field(default_factory=dict)
-    """What took how long, from Create to the first output (`model/trace.py`)."""
+    """The spans from Create to the first output (`model/trace.py`)."""

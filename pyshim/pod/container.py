@@ -7,6 +7,7 @@ deletion after it.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -20,7 +21,6 @@ from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ExecId, HostPath
 from pyshim.model.oci import OciSpec
 from pyshim.model.seams import ProcessStreams
-from pyshim.model.snapshot import NOTHING_MOVED, StreamPositions, moved_together
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.model.trace import span
@@ -47,8 +47,6 @@ class ContainerListener(Protocol):
     def init_started(self) -> None: ...
     def init_exited(self, container: "Container") -> None: ...
     def container_changed(self) -> None: ...
-    def execs_changed(self, container: "Container") -> None:
-        """An exec was added, or has started, ended or gone."""
 
 
 class Container:
@@ -78,8 +76,8 @@ class Container:
         self._execs: dict[ExecId, Process] = {}
         self._exec_specs: dict[ExecId, Mapping[str, Any]] = {}
         self._undo = Undo(f"container '{self.id}'")
-        self._moved_before = NOTHING_MOVED
-        """By execs that are gone."""
+        self._moved_before = Counter[str]()
+        """Bytes by stream, of execs that are gone."""
         self.oom_kills = 0
         self.is_insisted = False
         """A KILL of the init is being insisted on (`killing.py`)."""
@@ -88,14 +86,10 @@ class Container:
     def plan(self) -> ContainerPlan:
         return self._plan
 
-    def execs(self) -> tuple[tuple[Process, Mapping[str, Any]], ...]:
-        """Every added process, with its OCI process object while it was not started."""
-        return tuple((process, self._exec_specs.get(exec_id, {})) for exec_id, process in self._execs.items())
-
     @property
-    def moved(self) -> StreamPositions:
-        """What has reached its reader of all its processes, those included that are gone."""
-        return moved_together(self._moved_before, self.init.moved, *(each.moved for each in self._execs.values()))
+    def moved(self) -> Counter[str]:
+        """Bytes by stream that have reached their reader, of all processes that the container has had."""
+        return sum((each.moved for each in self._execs.values()), self._moved_before + self.init.moved)
 
     @property
     def rootfs(self) -> HostPath:
@@ -187,10 +181,9 @@ class Container:
                 await self._start_init(process)
             else:
                 await self._start_exec(process, exec_id)
-        if exec_id is None and process.status is Status.RUNNING:
-            self._listener.init_started()
-        else:
-            self._changed(process)
+        if exec_id is None:
+            is_running = process.status is Status.RUNNING
+            self._listener.init_started() if is_running else self._listener.container_changed()
         return process.pid
 
     async def _start_init(self, process: Process) -> None:
@@ -244,7 +237,6 @@ class Container:
         self._exec_specs[exec_id] = guest_process(request.process, terminal=request.stdio.terminal)
         self._execs[exec_id] = self._new_process(exec_id, request.stdio, None)
         self._publisher.publish(ExecAdded(container_id=self.id, exec_id=exec_id))
-        self._listener.execs_changed(self)
 
     async def delete_exec(self, exec_id: ExecId) -> ExitStatus:
         process = self.process(exec_id)
@@ -255,8 +247,7 @@ class Container:
             if self._execs.get(exec_id) is process:  # else another Delete was faster, and the id may be in use again
                 del self._execs[exec_id]
                 self._exec_specs.pop(exec_id, None)
-                self._moved_before = moved_together(self._moved_before, process.moved)
-                self._listener.execs_changed(self)
+                self._moved_before += process.moved
         return await process.wait()
 
     async def delete(self) -> ExitStatus:
@@ -374,13 +365,8 @@ class Container:
         self._publisher.publish(
             TaskExited(container_id=self.id, process_id=process.guest_id, pid=process.pid, exit=exit_status)
         )
-        self._changed(process)
-
-    def _changed(self, process: Process) -> None:
         if process.exec_id is None:
             self._listener.container_changed()
-        else:
-            self._listener.execs_changed(self)
 
     async def _remove_from_guest(self) -> None:
         """The guest was asked; one that refuses or says nothing must not keep the container on the host for ever."""

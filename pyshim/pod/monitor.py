@@ -26,7 +26,7 @@ class PodMonitor:
         for container in self._containers:
             moved = container.moved
             for stream in ("stdin", "stdout", "stderr"):
-                streams[container.id, stream] = getattr(moved, stream)
+                streams[container.id, stream] = moved[stream]
         return Observation(
             vmm_pid=sandbox.hypervisor.pid,
             virtiofsd_pid=sandbox.virtiofsd_pid,

@@ -151,7 +151,7 @@ class Pod:
         )
         self._sandbox = sandbox
         self._saved = SavedState(
-            records, self._trace, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._trace)
+            records, lambda: sandbox_snapshot(sandbox, self._containers.values(), self._owner, self._trace)
         )
         self._saved.save()
         await sandbox.start(
@@ -468,10 +468,6 @@ class Pod:
 
     def container_changed(self) -> None:
         self._save()
-
-    def execs_changed(self, container: Container) -> None:
-        if self._saved is not None:
-            self._saved.save_execs(container)
 
     def sandbox_changed(self) -> None:
         self._save()

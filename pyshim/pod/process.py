@@ -18,6 +18,7 @@ open after the process has ended; then three things lead to the exit:
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -28,7 +29,6 @@ from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import AgentGone, DeadlineExceeded, FailedPrecondition, NotFound, ShimError
 from pyshim.model.ids import ExecId
 from pyshim.model.seams import InputStream, ProcessStreams
-from pyshim.model.snapshot import StreamPositions
 from pyshim.model.task import CreateTask, ExitStatus, ProcessState, Status, Stdio, can_become
 from pyshim.pod.services import ContainerServices
 
@@ -126,10 +126,10 @@ class Process:
         )
 
     @property
-    def moved(self) -> StreamPositions:
-        """What has reached its reader, by stream."""
+    def moved(self) -> Counter[str]:
+        """Bytes by stream that have reached their reader."""
         progress = self._progress
-        return StreamPositions(stdin=progress.stdin_bytes, stdout=progress.stdout_bytes, stderr=progress.stderr_bytes)
+        return Counter(stdin=progress.stdin_bytes, stdout=progress.stdout_bytes, stderr=progress.stderr_bytes)
 
     def _count_stdout(self, count: int) -> None:
         self._progress.stdout_bytes += count

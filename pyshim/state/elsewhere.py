@@ -1,8 +1,8 @@
 """What the node's other sandboxes hold, read from their states. One shim of the node at a time decides by it."""
 
 import fcntl
-import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +18,8 @@ _SHORT_WAIT_S = 1.0
 """Seconds to wait for the lock on the event loop, which answers no call meanwhile."""
 _PAUSE_S = 0.01
 """Seconds between two attempts to lock."""
+_PLAIN = re.compile("[A-Za-z0-9_.-]+")
+"""Part of a key that JSON spells in one way only."""
 K = TypeVar("K")
 
 
@@ -92,7 +94,7 @@ def held_by_no_other(sandbox_id: str, entry: LedgerEntry, root: str = ROOT) -> I
 def _claims_of(kind: ResourceKind, keys: Iterable[str]) -> Callable[[StateStore, str], Iterable[str]]:
     """A function that returns those of the keys that a sandbox's ledger has."""
     wanted = frozenset(keys)
-    words = tuple(json.dumps(key.rpartition("/")[2])[1:-1].encode() for key in wanted)
+    words = tuple(max(_PLAIN.findall(key.rpartition("/")[2]), key=len, default="").encode() for key in wanted)
 
     def claims_of(store: StateStore, other: str) -> Iterable[str]:
         # Most states of a busy node name none of them, and decoding JSON takes most of the time.

@@ -1,30 +1,27 @@
-"""persist.json to values and back: Kata's keys for its operators (`kata.py`), one key of ours for us.
+"""persist.json to values and back: Kata's keys for its readers (`kata.py`), one key of ours, which alone is read back.
 
-Our key is read back, and of Kata's keys those of `_Kata`. Ours holds what Kata does not keep: the ledger, the sizing
-record, the agent's address, the bundles and exits of the containers, and which shim it is. The classes here, and those
-of `model/snapshot.py`, are the format: a field without a default is a key that must be there, further keys are ignored.
+The classes here, those of `model/snapshot.py` and `LedgerEntry` are the format: a field without a default is a key that
+must be there, further keys are ignored.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
 
 from pyshim.model.decoding import decoded
-from pyshim.model.ids import ContainerId, SandboxId
-from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
+from pyshim.model.ids import SandboxId
+from pyshim.model.ledger import LedgerEntry
+from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.state.errors import NotOurState, StateDamaged, StateTooNew
-from pyshim.state.kata import as_kata_sees, kata_sandbox
-from pyshim.state.kata_shape import PERSIST_VERSION
-from pyshim.state.migration import migrated
+from pyshim.state.kata import PERSIST_VERSION, kata_sandbox
 
 KEY = "Pyshim"
-VERSION = 3
+VERSION = 4
+OLDEST_VERSION = 3
+"""Files of earlier versions have no checksum."""
 CHECKSUM = "Checksum"
 """The last key below ours, and of the file: SHA-256 of every byte before it (`store.py`)."""
-_SEALED_SINCE = 3
 
 
 class ShimRecord(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -39,52 +36,19 @@ class ShimRecord(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     """Inode of the pid namespace in which `pid` means something; 0 where it is not known."""
 
 
-class SandboxState(msgspec.Struct, frozen=True, kw_only=True):
-    """All of one persist.json. `snapshot` is None until the sandbox has been planned."""
+class SandboxState(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
+    """All that stands under our key. `snapshot` is None until the sandbox has been planned."""
 
-    sandbox_id: SandboxId
-    shim: ShimRecord
-    snapshot: SandboxSnapshot | None
-    ledger: tuple[LedgerEntry, ...]
-    """In the order of acquisition; undone from the end."""
-
-
-class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    kind: ResourceKind
-    key: str
-    detail: Mapping[str, Any]
-
-
-class _Snapshot(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The fields of a snapshot that Kata's keys do not hold."""
-
-    config_source: str = ""
-    hypervisor_type: str = ""
-    hypervisor: Mapping[str, object]
-    vmm_pid: int = 0
-    agent_address: str = ""
-    netns_path: str = ""
-    sizing: Mapping[str, object] = msgspec.field(default_factory=dict)
-    cgroups: Mapping[str, object] = msgspec.field(default_factory=dict)
-    failure: str = ""
-    owner: str
-    """Empty for none."""
-    sandbox_config: Mapping[str, object]
-    trace: Mapping[str, object] = msgspec.field(default_factory=dict)
-    containers: tuple[ContainerSnapshot, ...]
-
-
-class _Own(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """What stands under our key."""
-
+    version: int = VERSION
     sandbox_id: SandboxId = msgspec.field(name="SandboxID")
     shim: ShimRecord
-    ledger: tuple[_Entry, ...]
-    snapshot: _Snapshot | None = None
+    ledger: tuple[LedgerEntry, ...]
+    """In the order of acquisition; undone from the end."""
+    snapshot: SandboxSnapshot | None
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
-    own: _Own = msgspec.field(name=KEY)
+    own: SandboxState = msgspec.field(name=KEY)
 
 
 class _Version(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
@@ -98,71 +62,16 @@ class _Versions(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     own: _Version = msgspec.field(name=KEY)
 
 
-class _HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    hypervisor_config: Mapping[str, object] = msgspec.field(default_factory=dict)
+def document_of(state: SandboxState) -> dict[str, object]:
+    """All of the file but its checksum, for msgspec to encode; our key is the last."""
+    return {**kata_sandbox(state.snapshot), KEY: state}
 
 
-class _Network(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    endpoints: tuple[Mapping[str, object], ...]
-
-
-class _Kata(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """Those of Kata's keys that a snapshot is made of."""
-
-    state: SandboxStatus = SandboxStatus.CREATING
-    config: _HypervisorConfig = _HypervisorConfig()
-    network: _Network
-    devices: tuple[Mapping[str, object], ...]
-
-
-def kata_to_json(snapshot: SandboxSnapshot | None) -> dict[str, object]:
-    """The document without our key; it lacks what `as_kata_sees` leaves out of the snapshot."""
-    if snapshot is None:
-        return {"PersistVersion": PERSIST_VERSION, "State": ""}
-    return kata_sandbox(as_kata_sees(snapshot))
-
-
-def head_to_json(state: SandboxState) -> dict[str, object]:
-    """What stands under our key, without the snapshot."""
-    ledger = [_Entry(kind=entry.kind, key=entry.key, detail=entry.detail) for entry in state.ledger]
-    return {
-        "Version": VERSION,
-        "SandboxID": state.sandbox_id,
-        "Shim": msgspec.to_builtins(state.shim),
-        "Ledger": msgspec.to_builtins(ledger),
-    }
-
-
-def sandbox_to_json(snapshot: SandboxSnapshot) -> dict[str, object]:
-    """What stands under `Snapshot` in our key, without the containers."""
-    own = {key: getattr(snapshot, name) for name, key in _OWN_KEYS}
-    document: dict[str, object] = msgspec.to_builtins({**own, "Owner": snapshot.owner or ""})
-    return document
-
-
-_OWN_KEYS = tuple(
-    (name, key)
-    for name, key in zip(_Snapshot.__struct_fields__, _Snapshot.__struct_encode_fields__, strict=True)
-    if name != "containers"
-)
-
-
-def container_to_json(container: ContainerSnapshot) -> dict[str, object]:
-    """One container without its execs."""
-    document: dict[str, object] = msgspec.to_builtins(container)
-    del document["Execs"]
-    return document
-
-
-def execs_to_json(container: ContainerSnapshot) -> list[dict[str, object]]:
-    execs: list[dict[str, object]] = msgspec.to_builtins(container.execs)
-    return execs
-
-
-def state_from_json(document: object, where: str, *, sealed: bool = True) -> SandboxState:
+def state_from_json(document: Any, where: str, *, sealed: bool) -> SandboxState:
     """The state in `document`, read from `where`; not `sealed`: its text did not end in a checksum.
 
-    Raises NotOurState without our key, StateTooNew for a later version, StateDamaged naming the key that is wrong.
+    Raises NotOurState without our key, StateTooNew for a later version, StateDamaged for one before checksums and for a
+    wrong key, which it names.
     """
 
     def damaged(problem: str) -> StateDamaged:
@@ -177,38 +86,30 @@ def state_from_json(document: object, where: str, *, sealed: bool = True) -> San
             f"read state {where!r}: it has version {version}/{own_version}, this pyshim reads up to "
             f"{PERSIST_VERSION}/{VERSION}"
         )
-    if not sealed and (own_version >= _SEALED_SINCE or _has_checksum(document)):
+    if own_version < OLDEST_VERSION:
+        raise damaged(f"it has version {own_version}, and versions before {OLDEST_VERSION} have no checksum")
+    if not sealed:
         raise damaged("it does not end in its checksum")
     if own_version < VERSION:
-        document = migrated(document, KEY, own_version, where)
-    own = decoded(document, _Document, damaged).own
-    snapshot = None
-    if own.snapshot is not None:
-        snapshot = _snapshot(own.sandbox_id, own.snapshot, decoded(document, _Kata, damaged))
-    return SandboxState(
-        sandbox_id=own.sandbox_id, shim=own.shim, snapshot=snapshot, ledger=tuple(map(_ledger_entry, own.ledger))
-    )
+        try:
+            document = {KEY: _from_version_3(document)}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise damaged(f"not what version {own_version} wrote: {error!r}") from error
+    return decoded(document, _Document, damaged).own
 
 
-def _has_checksum(document: object) -> bool:
-    """A newer version wrote the document, whatever its version says now."""
-    own = document.get(KEY) if isinstance(document, Mapping) else None
-    return isinstance(own, Mapping) and CHECKSUM in own
-
-
-def _ledger_entry(entry: _Entry) -> LedgerEntry:
-    """The entry, without values that no detail can have."""
-    known = {name: value for name, value in entry.detail.items() if isinstance(value, str | int) and name != "Kind"}
-    return LedgerEntry(kind=entry.kind, key=entry.key, detail=known)
-
-
-def _snapshot(sandbox_id: SandboxId, own: _Snapshot, kata: _Kata) -> SandboxSnapshot:
-    told = {**asdict(own), "owner": ContainerId(own.owner) if own.owner else None}
-    return SandboxSnapshot(
-        sandbox_id=sandbox_id,
-        status=kata.state,
-        hypervisor_config=kata.config.hypervisor_config,
-        endpoints=kata.network.endpoints,
-        devices=kata.devices,
-        **told,
-    )
+def _from_version_3(document: Any) -> Mapping[str, Any]:
+    """Our key of a document of version 3, which kept part of the snapshot under Kata's keys only."""
+    own = document[KEY]
+    if own["Snapshot"] is None:
+        return {**own, "Version": VERSION}
+    snapshot = {
+        **own["Snapshot"],
+        "SandboxID": own["SandboxID"],
+        "Status": document["State"],
+        "HypervisorConfig": document["Config"]["HypervisorConfig"],
+        "Endpoints": document["Network"]["Endpoints"],
+        "Devices": document["Devices"],
+        "Owner": own["Snapshot"]["Owner"] or None,
+    }
+    return {**own, "Version": VERSION, "Snapshot": snapshot}

@@ -13,27 +13,16 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
 from pyshim.host.files import ASIDE, remove_tree, replace_file
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot
+from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.state.errors import StateDamaged
-from pyshim.state.kata import container_as_kata_sees, fields_of, kata_container, told, told_of_container
-from pyshim.state.schema import (
-    CHECKSUM,
-    KEY,
-    SandboxState,
-    ShimRecord,
-    container_to_json,
-    execs_to_json,
-    head_to_json,
-    kata_to_json,
-    sandbox_to_json,
-    state_from_json,
-)
+from pyshim.state.kata import kata_container
+from pyshim.state.schema import CHECKSUM, KEY, SandboxState, ShimRecord, document_of, state_from_json
 
 ROOT = "/run/vc/sbs"
 REGISTER = "/run/pyshim/sandboxes"
@@ -51,11 +40,8 @@ class StateStore:
         """Without a `register` no sandbox is entered in one or found there."""
         self.root = root
         self._register = register
-        self._text = _StateText()
-        self._complete: tuple[str, SandboxSnapshot | None] | None = None
-        """The last sandbox and snapshot written, when the files of its containers were written, too."""
-        self._containers: dict[tuple[str, str], tuple[object, int]] = {}
-        """What the containers' files were made from, by sandbox and container id; the number is the VMM's pid."""
+        self._written: dict[str, bytes] = {}
+        """The files of the last sandbox's containers, by directory; empty after a failed write."""
 
     def directory(self, sandbox_id: str) -> str:
         """Where the sandbox's state is. Raises FailedPrecondition for an id that is no plain file name."""
@@ -67,8 +53,7 @@ class StateStore:
         """The state is on disk, whole, with a file for each of its containers. Raises FailedPrecondition."""
         directory = self.directory(state.sandbox_id)
         try:
-            complete, self._complete = self._complete, None
-            body = self._text.document(state)
+            body = _sealed(_encoded(document_of(state)).removesuffix(_END))
             if len(body) > MAX_BYTES:
                 raise FailedPrecondition(f"write state {directory!r}: {len(body)} bytes are above {MAX_BYTES}")
             try:
@@ -76,9 +61,7 @@ class StateStore:
             except FileNotFoundError:  # the first of many writes
                 self._make(directory)
                 _replace(f"{directory}/{FILE_NAME}", body)
-            if complete is None or complete[0] != state.sandbox_id or complete[1] is not state.snapshot:
-                self._save_containers(directory, state)
-            self._complete = state.sandbox_id, state.snapshot
+            self._save_containers(directory, state.snapshot)
         except OSError as error:
             raise FailedPrecondition(f"write state {directory!r}: {error.strerror}") from error
 
@@ -111,7 +94,7 @@ class StateStore:
             return
         try:
             os.makedirs(self._register, mode=0o700, exist_ok=True)
-            _replace(self._entry(sandbox_id), _encoded(msgspec.to_builtins(shim)).encode())
+            _replace(self._entry(sandbox_id), _encoded(shim))
         except OSError as error:
             raise FailedPrecondition(f"write register {self._register!r}: {error.strerror}") from error
 
@@ -156,8 +139,7 @@ class StateStore:
     def remove(self, sandbox_id: str) -> None:
         """Nothing of the sandbox's state is left. Idempotent; raises FailedPrecondition."""
         directory = self.directory(sandbox_id)
-        self._complete = None
-        self._containers.clear()
+        self._written = {}
         try:
             remove_tree(directory)
             if self._register is not None:
@@ -179,28 +161,21 @@ class StateStore:
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory, 0o700)
 
-    def _save_containers(self, directory: str, state: SandboxState) -> None:
-        snapshot = state.snapshot
-        containers = () if snapshot is None else snapshot.containers
-        vmm_pid = 0 if snapshot is None else snapshot.vmm_pid
-        wanted = {
-            (state.sandbox_id, container.container_id): (told_of_container(container), vmm_pid)
-            for container in containers
-        }
-        if self._containers == wanted:
+    def _save_containers(self, directory: str, snapshot: SandboxSnapshot | None) -> None:
+        """Each container has its file; only files that change are written."""
+        containers = snapshot.containers if snapshot is not None else ()
+        vmm_pid = snapshot.vmm_pid if snapshot is not None else 0
+        bodies = {f"{directory}/{each.container_id}": _encoded(kata_container(each, vmm_pid)) for each in containers}
+        if self._written == bodies:
             return
-        self._remove_containers(directory, {container_id for _, container_id in wanted})
-        self._containers = {slot: said for slot, said in self._containers.items() if slot in wanted}
-        for container in containers:
-            slot = (state.sandbox_id, container.container_id)
-            if self._containers.get(slot) == wanted[slot]:
-                continue
-            path = f"{directory}/{container.container_id}"
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(path, 0o700)
-            document = kata_container(container_as_kata_sees(container), vmm_pid)
-            _replace(f"{path}/{FILE_NAME}", _encoded(document).encode())
-            self._containers[slot] = wanted[slot]
+        former, self._written = self._written, {}
+        self._remove_containers(directory, {container.container_id for container in containers})
+        for path, body in bodies.items():
+            if former.get(path) != body:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path, 0o700)
+                _replace(f"{path}/{FILE_NAME}", body)
+        self._written = bodies
 
     def _remove_containers(self, directory: str, wanted: set[str]) -> None:
         with os.scandir(directory) as entries:
@@ -213,79 +188,23 @@ class StateStore:
                 os.rmdir(path)
 
 
-class _StateText:
-    """Encodes one state after the other, and only what has changed since the one before.
-
-    Most changes are of the ledger alone, or of an exec, which Kata's keys do not hold.
-    """
-
-    def __init__(self) -> None:
-        self._snapshot: SandboxSnapshot | None = None
-        self._kata = _Kept()
-        self._head = _Kept()
-        self._sandbox = _Kept()
-        self._containers: dict[str, _Kept] = {}
-        self._ours = "null"
-
-    def document(self, state: SandboxState) -> bytes:
-        """All of persist.json: Kata's keys, then ours."""
-        snapshot = state.snapshot
-        if snapshot is not self._snapshot:  # snapshots are never changed
-            self._ours = "null" if snapshot is None else self._follow(snapshot)
-            self._snapshot = snapshot
-        kata = self._kata.text(None if snapshot is None else told(snapshot), lambda: kata_to_json(snapshot))
-        head = self._head.text((state.sandbox_id, state.shim, state.ledger), lambda: head_to_json(state))
-        return _sealed(f'{kata[:-1]},"{KEY}":{head[:-1]},"Snapshot":{self._ours}'.encode())
-
-    def _follow(self, snapshot: SandboxSnapshot) -> str:
-        sandbox = self._sandbox.text(_OF_SANDBOX(snapshot), lambda: sandbox_to_json(snapshot))
-        former = self._containers
-        self._containers = {each.container_id: former.get(each.container_id, _Kept()) for each in snapshot.containers}
-        containers = ",".join([self._container(container) for container in snapshot.containers])
-        return f'{sandbox[:-1]},"Containers":[{containers}]}}'
-
-    def _container(self, container: ContainerSnapshot) -> str:
-        kept = self._containers[container.container_id]
-        text = kept.text(_OF_CONTAINER(container), lambda: container_to_json(container))
-        return f'{text[:-1]},"Execs":{_encoded(execs_to_json(container))}}}'
-
-
-class _Kept:
-    """The text of an object, encoded again only when what it is made of has changed."""
-
-    __slots__ = ("_of", "_text")
-
-    def __init__(self) -> None:
-        self._of: object = self
-        self._text = ""
-
-    def text(self, of: object, make: Callable[[], object]) -> str:
-        if of != self._of:
-            self._text = _encoded(make())
-            self._of = of
-        return self._text
-
-
-_OF_SANDBOX = fields_of(SandboxSnapshot, without=("containers",))
-_OF_CONTAINER = fields_of(ContainerSnapshot, without=("execs",))
-
-
-def _encoded(document: object) -> str:
-    return _ENCODER.encode(document)
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
+def _encoded(document: object) -> bytes:
+    """JSON text. msgspec refuses half of a character, which JSON's escapes can spell and `json` writes."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(document), separators=(",", ":")).encode()
 
 
 def _sealed(body: bytes) -> bytes:
-    """`body`, which lacks the ends of our object and of the whole, with its checksum and both ends."""
-    return body + _SEAL + hashlib.sha256(body).hexdigest().encode() + _SEAL_END
+    """`body`, which lacks `_END`, with its checksum and `_END`."""
+    return body + _SEAL + hashlib.sha256(body).hexdigest().encode() + b'"' + _END
 
 
 def _is_sealed(body: bytes, path: str) -> bool:
     """True when a checksum ends the file and is right; False without one. Raises StateDamaged when it is wrong."""
     start = len(body) - _SEAL_BYTES
-    if start < 0 or body[start : start + len(_SEAL)] != _SEAL or not body.endswith(_SEAL_END):
+    if start < 0 or body[start : start + len(_SEAL)] != _SEAL or not body.endswith(b'"' + _END):
         return False
     if _sealed(body[:start]) != body:
         raise StateDamaged(f"read state {path!r}: its checksum is wrong")
@@ -293,8 +212,9 @@ def _is_sealed(body: bytes, path: str) -> bool:
 
 
 _SEAL = f',"{CHECKSUM}":"'.encode()
-_SEAL_END = b'"}}'
-_SEAL_BYTES = len(_SEAL) + 2 * hashlib.sha256().digest_size + len(_SEAL_END)
+_END = b"}}"
+"""The ends of our object and of the whole."""
+_SEAL_BYTES = len(_SEAL) + 2 * hashlib.sha256().digest_size + len(b'"' + _END)
 
 
 def _content(path: str, limit: int) -> bytes:

@@ -64,8 +64,7 @@ from pyshim.start import argv, dialect, wire
 from pyshim.start import spec as start_spec
 from pyshim.start import zygote as zygote_link
 from pyshim.start.errors import BootstrapError
-from pyshim.state.kata import kata_container_from_json, kata_from_json
-from pyshim.state.schema import head_to_json, state_from_json
+from pyshim.state import schema
 from pyshim.task import translate, translate_stats
 from pyshim.tracing.request import problem_in
 from pyshim.ttrpc.connection import ClientConnection, ServerConnection
@@ -131,17 +130,7 @@ def _state(data: bytes) -> None:
     except (ValueError, RecursionError):
         return
     with suppress(ShimError):
-        head_to_json(state_from_json(document, "persist.json"))
-
-
-def _kata_state(data: bytes) -> None:
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    for read in (kata_from_json, kata_container_from_json):
-        with suppress(ShimError):
-            read(document, "persist.json")
+        schema.document_of(schema.state_from_json(document, "persist.json", sealed=True))
 
 
 def _qmp(data: bytes) -> None:
@@ -447,7 +436,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "image-volume": _image_volume,
     "initdata": _initdata,
     "instances": _instances,
-    "kata-state": _kata_state,
     "machine-description": _machine_description,
     "manifest": _manifest,
     "guest-metrics": _guest_metrics,

@@ -6,7 +6,10 @@ from pyshim.resources.plan import SandboxPlan
 
 
 def kata_hypervisor_config(plan: SandboxPlan) -> Mapping[str, object]:
-    """A JSON object; NumVCPUsF is the exact sum before the ceil, as a float."""
+    """A JSON object; NumVCPUsF is the exact sum before the ceil, as a float.
+
+    One of ImagePath and InitrdPath is empty: Kata refuses both, and its `delete` then removes the state.
+    """
     config, vm = plan.config.hypervisor, plan.vm
     return {
         "NumVCPUsF": float(plan.sizing.vcpus.exact),
@@ -17,7 +20,7 @@ def kata_hypervisor_config(plan: SandboxPlan) -> Mapping[str, object]:
         "HypervisorPath": config.path,
         "KernelPath": config.kernel,
         "ImagePath": config.image,
-        "InitrdPath": config.initrd,
+        "InitrdPath": "" if config.image else config.initrd,
         "FirmwarePath": config.firmware,
         "HypervisorMachineType": config.machine_type,
         "MachineAccelerators": config.machine_accelerators,

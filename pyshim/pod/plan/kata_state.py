@@ -1,6 +1,6 @@
 """Plans in the terms of Kata's state file: its Mount, DeviceMap, DeviceState, Endpoint and SandboxConfig objects. Pure.
 
-A zero value need not be said; the writer of the file knows every key.
+A key with its zero value may be left out.
 """
 
 import posixpath
@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyshim.model.guest import NetworkInterface
-from pyshim.model.ids import GuestPath
+from pyshim.model.ids import GuestPath, HostPath
+from pyshim.model.kind import membership
 from pyshim.model.network import NetworkModel
 from pyshim.model.vm import BlockDevice, GuestLocation, NicDevice, VhostUserBackend
 from pyshim.resources.plan import ContainerPlan, SandboxPlan
@@ -17,10 +18,21 @@ _MODELS = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
 """Kata's NetInterworkingModel; 0 is the default, which is the tc filter too."""
 _VHOST_USER_BLK = "vhost-user-blk-pci"
 _ENDPOINTS = {"macvlan": "Macvlan", "ipvlan": "IPVlan"}
+_OCI = "io.katacontainers.pkg.oci."
+
+
+def kata_annotations(plan: ContainerPlan, bundle: HostPath) -> Mapping[str, str]:
+    """The container's annotations, and the two by which Kata's `delete` finds the bundle of a container of its own.
+
+    Without these, Kata's runtime cannot restore the sandbox, and removes its state together with our ledger.
+    """
+    annotations = plan.guest.spec.get("annotations") or {}
+    kind = membership(annotations, plan.container_id).kind
+    return {**annotations, f"{_OCI}bundle_path": bundle, f"{_OCI}container_type": kind}
 
 
 def kata_mounts(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
-    """The container's volumes: what of the host is where in the container, and by what way it gets there."""
+    """The container's volumes: their places on the host and in the container, and how they get there."""
     shared = {posixpath.basename(mount.target): mount for mount in plan.share_mounts}
     disks = {use.storage.mount_point: use.disk.id for use in plan.disks if use.storage is not None}
     found = []
@@ -47,7 +59,7 @@ def kata_device_maps(plan: ContainerPlan) -> tuple[Mapping[str, object], ...]:
 
 
 def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mapping[str, object]:
-    """A disk in the VM. Kata's PCIPath has no form of its own in JSON, so the driver's options tell it."""
+    """A disk in the VM. Kata's PCIPath has no form of its own in JSON, so it is one of the driver's options."""
     every: dict[str, object] = {
         "ID": disk.id,
         "DevType": "b",
@@ -71,7 +83,7 @@ def kata_device(disk: BlockDevice, location: GuestLocation, users: int) -> Mappi
 
 
 def _served(disk: BlockDevice, program: VhostUserBackend) -> dict[str, object]:
-    """What a disk of another program has of its own, under Kata's name of its type."""
+    """The keys of a disk that another program serves, under Kata's name of its type."""
     return {
         "Type": _VHOST_USER_BLK,
         "VhostUserDev": {
@@ -102,7 +114,7 @@ def kata_model(model: str) -> int:
 
 
 def kata_sandbox_config(plan: SandboxPlan) -> Mapping[str, Any]:
-    """SandboxConfig, without what the state tells by itself."""
+    """SandboxConfig, without the keys that the state has by itself."""
     runtime = plan.config.runtime
     return {
         "NetworkConfig": {

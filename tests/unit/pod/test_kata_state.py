@@ -9,9 +9,9 @@ from pyshim.model.config import Config
 from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.pod.plan.kata_state import kata_device
 from pyshim.resources.volumes.plan.disks import disk, served_disk
-from pyshim.state.kata_shape import DEVICE_STATE, filled
+from tests.unit.state.kata_shape import DEVICE_STATE, check
 
-SHAPES: dict[str, Any] = {name: DEVICE_STATE[name] for name in ("BlockDrive", "VhostUserDev")}
+KINDS = {"BlockDrive", "VhostUserDev"}
 PLACE = GuestLocation(pci_path="02/01")
 
 
@@ -37,12 +37,9 @@ def test_a_disk_of_each_kind_has_katas_keys(
     what: dict[str, object],
     config: Callable[..., Config],
 ) -> None:
-    found = kata_device(make(config(vhost_user_reconnect_timeout_sec=3)), PLACE, 2)
+    found: Any = kata_device(make(config(vhost_user_reconnect_timeout_sec=3)), PLACE, 2)
 
-    full = filled(found, DEVICE_STATE, "Devices[0]")
-    assert isinstance(full, dict)
-    assert set(full) <= set(DEVICE_STATE), "none but Kata's"
-    assert set(full[where]) <= set(SHAPES[where].item)
-    assert (full["Type"], full["RefCount"], full["DriverOptions"]["pci-path"]) == (kind, 2, "02/01")
-    assert what.items() <= full[where].items()
-    assert [full.get(each) for each in SHAPES.keys() - {where}] == [None]
+    check(found, DEVICE_STATE)
+    assert (found["Type"], found["RefCount"], found["DriverOptions"]["pci-path"]) == (kind, 2, "02/01")
+    assert what.items() <= found[where].items()
+    assert KINDS & found.keys() == {where}

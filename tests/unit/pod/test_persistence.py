@@ -1,4 +1,4 @@
-"""What is on disk at each moment is enough for a clean-up after a crash."""
+"""The state on disk is enough for a clean-up after a crash, at each moment."""
 
 import asyncio
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
-from pyshim.model.trace import Trace
-from pyshim.pod.snapshot import AFTER_REPLY_S, EXECS_WRITTEN_AFTER_S, SavedState
+from pyshim.pod.snapshot import AFTER_REPLY_S, SavedState
 from tests.fakes.host import FakeRecords
 from tests.unit.pod.conftest import PIPES, Stack, scenario, until
 
@@ -88,7 +87,7 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
 
 
 @scenario
-async def test_a_create_and_its_start_are_told_of_by_one_write(stack: Stack) -> None:
+async def test_a_create_and_its_start_share_one_write(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
     snapshots = stack.records[-1].snapshots
     assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING]
@@ -99,97 +98,44 @@ async def test_a_create_and_its_start_are_told_of_by_one_write(stack: Stack) -> 
 
 
 @scenario
-async def test_a_pod_that_ends_before_its_begin_was_told_of_is_not_told_of_again(stack: Stack) -> None:
+async def test_a_pod_that_ends_before_its_start_was_written_is_not_written_again(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
     await stack.delete_last(container)
     records = stack.records[-1]
     assert records.removed
-    told = len(records.snapshots)
+    before = len(records.snapshots)
     await asyncio.sleep(2 * AFTER_REPLY_S)
 
-    assert len(records.snapshots) == told
-
-
-def test_what_an_exec_changes_is_written_soon_as_if_all_had_been_looked_at_anew(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        async def assert_complete() -> None:
-            await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
-            snapshots = stack.records[-1].snapshots
-            written = snapshots[-1]
-            stack.pod._save()
-            assert snapshots[-1] is not written
-            assert snapshots[-1] == written
-
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        app = await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
-        lasting = await stack.exec(app, "lasting", ["sleep"])
-        await stack.pod.start(app, lasting)
-        short = await stack.exec(app, "short", ["exit", "3"], PIPES)
-        await assert_complete()
-        await stack.pod.start(app, short)
-        await assert_complete()
-        await stack.pod.wait(app, short)
-        await assert_complete()
-        await stack.pod.delete(app, short)
-        await assert_complete()
-        (container,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == app)
-        assert [each.exec_id for each in container.execs] == [lasting]
-
-    body()
+    assert len(records.snapshots) == before
 
 
 @scenario
-async def test_an_exec_that_soon_ends_costs_no_write(stack: Stack) -> None:
+async def test_an_exec_costs_no_write(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
-    exec_id = await stack.exec(container, "warm", ["exit", "0"])
-    await stack.pod.delete(container, exec_id)
-    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
     before = len(stack.records[-1].snapshots)
 
-    for number in range(3):
-        exec_id = await stack.exec(container, f"probe{number}", ["exit", "0"])
-        await stack.pod.start(container, exec_id)
-        await stack.pod.wait(container, exec_id)
-        await stack.pod.delete(container, exec_id)
-    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    exec_id = await stack.exec(container, "e1", ["exit", "0"])
+    await stack.pod.start(container, exec_id)
+    await stack.pod.wait(container, exec_id)
+    await stack.pod.delete(container, exec_id)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
 
     assert len(stack.records[-1].snapshots) == before
 
 
 @scenario
-async def test_any_other_change_takes_along_what_execs_have_changed(stack: Stack) -> None:
-    container = await stack.run("c1", ["sleep"])
-    exec_id = await stack.exec(container, "e1", ["sleep"])
-    await stack.pod.start(container, exec_id)
-
-    await stack.pod.pause(container)
-
-    snapshots = stack.records[-1].snapshots
-    (each,) = snapshots[-1].containers[0].execs
-    assert (each.exec_id, each.status) == (exec_id, Status.RUNNING)
-    before = len(snapshots)
-    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
-    assert len(snapshots) == before
-    await stack.pod.resume(container)
-
-
-@scenario
-async def test_what_execs_change_is_not_written_over_a_state_that_was_given_up(stack: Stack) -> None:
-    """It may stay on disk, since something is held; then the next sandbox of the name writes there."""
-    container = await stack.run("c1", ["sleep"])
+async def test_a_delayed_write_does_not_follow_the_removal(stack: Stack) -> None:
+    """The state may stay on disk, since something is held; then the next sandbox of the name writes there."""
+    await stack.run("c1", ["sleep"])
     records = FakeRecords(stack.host)
-    saved = SavedState(records, Trace(lambda: 0), lambda: stack.records[-1].snapshots[-1])
+    saved = SavedState(records, lambda: stack.records[-1].snapshots[-1])
     saved.save()
-    await stack.exec(container, "e1", ["sleep"])
-    saved.save_execs(stack.pod._containers[container])
     saved.save_soon()
 
     saved.remove()
-    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
-    saved.save_execs(stack.pod._containers[container])
     saved.save_soon()
-    await asyncio.sleep(2 * EXECS_WRITTEN_AFTER_S)
+    await asyncio.sleep(2 * AFTER_REPLY_S)
 
     assert len(records.snapshots) == 1
 

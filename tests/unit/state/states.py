@@ -3,29 +3,14 @@
 import json
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
-from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.snapshot import (
-    NOTHING_MOVED,
-    ContainerSnapshot,
-    ExecSnapshot,
-    SandboxSnapshot,
-    SandboxStatus,
-    StreamPositions,
-)
+from pyshim.model.snapshot import ContainerSnapshot, SandboxSnapshot, SandboxStatus
 from pyshim.model.task import ExitStatus, Status, Stdio
-from pyshim.state.schema import (
-    KEY,
-    SandboxState,
-    ShimRecord,
-    container_to_json,
-    execs_to_json,
-    head_to_json,
-    kata_to_json,
-    sandbox_to_json,
-)
+from pyshim.state.schema import SandboxState, ShimRecord, document_of
 
 SHIM = ShimRecord(pid=4711, start_ticks=99, socket="unix:///run/containerd/s/abc", namespace="k8s.io")
 LEDGER = (
@@ -42,8 +27,6 @@ def container(name: str, end: ExitStatus | None = None) -> ContainerSnapshot:
         stdio=Stdio(stdin="", stdout="/fifo/out", stderr="", terminal=True),
         exit=end,
         rootfs=HostPath(f"/bundles/{name}/rootfs"),
-        moved=NOTHING_MOVED,
-        execs=(),
         annotations={},
         resources={},
         device_maps=(),
@@ -78,18 +61,9 @@ def state(*containers: ContainerSnapshot, planned: bool = True) -> SandboxState:
 
 
 def everything() -> SandboxState:
-    """The state of a pod with everything: an entry of each kind, each kind of device, a bridge, execs, exits."""
-    run = ExecSnapshot(
-        exec_id=ExecId("e1"),
-        status=Status.CREATED,
-        stdio=Stdio(stdin="/in", stdout="/out", stderr="", terminal=False),
-        exit=None,
-        moved=StreamPositions(stdin=1, stdout=2, stderr=3),
-        spec={"args": ["true"]},
-    )
+    """The state of a pod with everything: an entry of each kind, each kind of device, a bridge, exits."""
     c1 = replace(
         container("c1"),
-        execs=(run,),
         annotations={"a": "b"},
         resources={"cpu": {"shares": 2}},
         device_maps=({"ID": "blk-1", "ContainerPath": "/dev/data"},),
@@ -150,8 +124,4 @@ def everything() -> SandboxState:
 
 def written(state: SandboxState) -> Any:
     """The document of the state, as JSON has it."""
-    own: dict[str, object] = {**head_to_json(state), "Snapshot": None}
-    if state.snapshot is not None:
-        containers = [{**container_to_json(each), "Execs": execs_to_json(each)} for each in state.snapshot.containers]
-        own["Snapshot"] = {**sandbox_to_json(state.snapshot), "Containers": containers}
-    return json.loads(json.dumps({**kata_to_json(state.snapshot), KEY: own}))
+    return json.loads(json.dumps(msgspec.to_builtins(document_of(state))))

@@ -9,8 +9,8 @@ import pytest
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, HostFunction, PodDevices, VfioNode
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ResourceExhausted, ShimError
 from pyshim.model.ids import ContainerId
-from pyshim.state.kata_shape import DEVICE_STATE, filled
 from tests.unit.pod.conftest import DOCUMENT, Stack, give_up_while_it_plugs, scenario, until
+from tests.unit.state.kata_shape import DEVICE_STATE, check
 
 SANDBOX = {
     "io.kubernetes.cri.container-type": "sandbox",
@@ -71,9 +71,10 @@ def told(stack: Stack, container: str) -> tuple[dict[str, str], list[str], list[
 
 def saved_devices(stack: Stack) -> list[tuple[Any, Any, Any]]:
     """(node, whether cold plugged, guest paths) of what the last snapshot has."""
-    found = stack.records[-1].snapshots[-1].devices
-    shaped = [filled(dict(each), DEVICE_STATE, "Devices") for each in found]
-    return [(each["ID"], each["ColdPlug"], each["DriverOptions"]) for each in shaped if isinstance(each, dict)]
+    found: tuple[Any, ...] = stack.records[-1].snapshots[-1].devices
+    for each in found:
+        check(each, DEVICE_STATE)
+    return [(each["ID"], each.get("ColdPlug", False), each.get("DriverOptions", {})) for each in found]
 
 
 @scenario

@@ -1,18 +1,11 @@
-"""Every key of Kata's persist.json and its type, as data: what a reader of those files may count on.
+"""Every key of Kata's persist.json and its type, as data: what its readers take.
 
 Source: kata-containers src/runtime/virtcontainers/persist/api of Kata 4.x, PersistVersion 2. Keys are Go's field names.
-Go writes an empty list or map as null and leaves a pointer out; both are read here as the zero value of the key. Files
-of Kata 3.x are read, too.
+A key may be left out: encoding/json of Go leaves its zero value then.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple
-
-from pyshim.state.errors import StateDamaged
-
-PERSIST_VERSION = 2
-NO_TIME = "0001-01-01T00:00:00Z"
-"""Go's zero time; an empty string would not parse as one."""
 
 
 class ListOf(NamedTuple):
@@ -23,14 +16,8 @@ class MapOf(NamedTuple):
     item: object
 
 
-class OneOf(NamedTuple):
-    """A key whose type has changed: the first is what is written, all are read."""
-
-    items: tuple[object, ...]
-
-
 class Maybe(NamedTuple):
-    """A pointer: null, or left out."""
+    """A pointer, which may be null."""
 
     item: object
 
@@ -59,7 +46,7 @@ BRIDGE = {
     "DeviceAddr": MapOf(""),
     **_texts("Type ID"),
     **_numbers("Addr ParentAddr"),
-    "ParentID": OneOf(("", 0)),  # a string since Kata 4.0, a number before
+    "ParentID": "",  # since Kata 4.0; a number before
 }
 
 HYPERVISOR_STATE = {
@@ -162,80 +149,33 @@ MOUNT = {**_texts("Source Destination Type HostPath BlockDeviceID"), **_lists("O
 CONTAINER_STATE = {
     **_texts("State CgroupPath BundlePath"),
     "Rootfs": _texts("BlockDeviceID FsType"),
-    "Process": {"Token": "", "Pid": 0, "StartTime": NO_TIME},
+    "Process": {"Token": "", "Pid": 0, "StartTime": ""},
     "DeviceMaps": ListOf(DEVICE_MAP),
     "Mounts": ListOf(MOUNT),
 }
 
 
-def filled(value: object, shape: object, where: str) -> object:
-    """`value` with every key of `shape`, zero where it says nothing. Raises StateDamaged naming a wrong value.
-
-    Keys that `shape` does not know are kept: a later Kata may have written them.
-    """
-    if type(shape) in _TYPES:
-        holds = type(value) is type(shape) or (isinstance(shape, float) and type(value) is int)
-        _check(holds, where, _TYPES[type(shape)])
-        return value
+def check(value: object, shape: object, where: str = "document") -> None:
+    """Fails naming the first key of `value` that Kata does not have, or has with another type."""
     match shape:
-        case dict():
-            _check(isinstance(value, Mapping), where, "an object")
-            assert isinstance(value, Mapping)
-            return _filled_object(value, shape, where)
+        case None:
+            return
         case Maybe(item):
-            return None if value is None else filled(value, item, where)
-        case OneOf(items):
-            _check(any(type(value) is type(item) for item in items), where, _TYPES[type(items[0])])
-            return value
+            if value is not None:
+                check(value, item, where)
         case ListOf(item):
-            _check(value is None or isinstance(value, list), where, "a list")
-            assert value is None or isinstance(value, list)
-            return [filled(one, item, f"{where}[{index}]") for index, one in enumerate(value or ())]
+            assert isinstance(value, list | tuple), f"{where} is not a list"
+            for index, one in enumerate(value):
+                check(one, item, f"{where}[{index}]")
         case MapOf(item):
-            _check(value is None or isinstance(value, Mapping), where, "an object")
-            assert value is None or isinstance(value, Mapping)
-            return {str(key): filled(one, item, f"{where}.{key}") for key, one in (value or {}).items()}
-    return value
-
-
-_TYPES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def _filled_object(value: Mapping[str, object], shape: Mapping[str, object], where: str) -> dict[str, object]:
-    """Every state that is written goes through here with some two hundred keys, most of them plain and right."""
-    found = dict(value)
-    for key, below in shape.items():
-        plain = type(below) in _TYPES
-        if key not in found:
-            if plain:
-                found[key] = below
-            elif not isinstance(below, Maybe):
-                found[key] = zero(below)
-        elif not plain or type(found[key]) is not type(below):
-            found[key] = filled(found[key], below, f"{where}.{key}" if where else key)
-    return found
-
-
-def zero(shape: object) -> object:
-    """The value Go writes for a key without a value, lists and maps being empty rather than null."""
-    if type(shape) in _TYPES:
-        return shape
-    match shape:
+            assert isinstance(value, Mapping), f"{where} is not an object"
+            for key, one in value.items():
+                check(one, item, f"{where}.{key}")
         case dict():
-            return {
-                key: below if type(below) in _TYPES else zero(below)
-                for key, below in shape.items()
-                if not isinstance(below, Maybe)
-            }
-        case ListOf():
-            return []
-        case MapOf():
-            return {}
-        case OneOf(items):
-            return zero(items[0])
-    return None
-
-
-def _check(holds: bool, where: str, expected: str) -> None:
-    if not holds:
-        raise StateDamaged(f"read state: {where} is not {expected}")
+            assert isinstance(value, Mapping), f"{where} is not an object"
+            assert value.keys() <= shape.keys(), f"{where} has keys that Kata does not have"
+            for key, one in value.items():
+                check(one, shape[key], f"{where}.{key}")
+        case _:
+            is_right = type(value) is type(shape) or (isinstance(shape, float) and type(value) is int)
+            assert is_right, f"{where} is not a {type(shape).__name__}"
