@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyshim.cdi.errors import CdiError, DeviceConflict, InvalidName, UnresolvedDevices
-from pyshim.cdi.files import SUFFIXES, read_spec, remove_spec, write_spec
-from pyshim.cdi.host_nodes import host_node
-from pyshim.cdi.inject import LookAt, inject
-from pyshim.cdi.names import parse_qualified_name
-from pyshim.cdi.spec import ContainerEdits, Device, Spec
+from .errors import CdiError, DeviceConflict, InvalidName, UnresolvedDevices
+from .files import SUFFIXES, read_spec
+from .host_nodes import host_node
+from .inject import LookAt, inject
+from .names import parse_qualified_name
+from .spec import ContainerEdits, Device, Spec
 
 DEFAULT_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 """The first for files that an administrator writes, the second for those that programs write at run time."""
@@ -144,20 +144,11 @@ class Cache:
             self._current()
             return tuple(self._devices[name] for name in sorted(self._devices))
 
-    def device(self, name: str) -> CachedDevice | None:
-        with self._lock:
-            self._current()
-            return self._devices.get(name)
-
-    def specs(self) -> Mapping[str, Spec]:
-        """The valid specs, by path."""
-        with self._lock:
-            self._current()
-            return {path: file.spec for path, file in self._files.items() if file.spec is not None}
-
     def kinds(self) -> tuple[str, ...]:
         """The kinds of all valid specs."""
-        return tuple(sorted({spec.kind for spec in self.specs().values()}))
+        with self._lock:
+            self._current()
+            return tuple(sorted({file.spec.kind for file in self._files.values() if file.spec is not None}))
 
     def find(self, names: Iterable[str]) -> tuple[CachedDevice, ...]:
         """The devices, in the order asked for. Raises UnresolvedDevices with all that are missing and why."""
@@ -197,17 +188,6 @@ class Cache:
     def inject(self, oci_spec: dict[str, Any], names: Iterable[str]) -> None:
         """`oci_spec` has the devices. Raises UnresolvedDevices or InjectionFailed with the spec untouched."""
         inject(oci_spec, self.edits(names), look_at=self._look_at)
-
-    def write(self, spec: Spec, *, transient_id: str = "", suffix: str = ".json") -> str:
-        """The path of `spec` in the directory of highest priority, written whole."""
-        if not self.directories:
-            raise CdiError(f"write cdi spec of kind {spec.kind!r}: there is no directory")
-        return write_spec(spec, self.directories[-1], transient_id=transient_id, suffix=suffix)
-
-    def remove(self, kind: str, *, transient_id: str = "", suffix: str = ".json") -> None:
-        """What `write` made is gone. Idempotent."""
-        if self.directories:
-            remove_spec(kind, self.directories[-1], transient_id=transient_id, suffix=suffix)
 
 
 def _signature(path: str) -> _Signature:

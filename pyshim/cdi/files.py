@@ -1,18 +1,14 @@
-"""Specs as files: read within bounds, written whole or not at all."""
+"""Specs as files, read within bounds."""
 
-import contextlib
 import errno
 import json
 import os
 import stat
-import tempfile
-from collections.abc import Callable
 from typing import Any
 
-from pyshim.cdi.errors import CdiError, InvalidName, InvalidSpec
-from pyshim.cdi.names import check_device, check_kind
-from pyshim.cdi.parse import parse_spec
-from pyshim.cdi.spec import Spec, as_json
+from .errors import InvalidSpec
+from .parse import parse_spec
+from .spec import Spec
 
 SUFFIXES = (".json", ".yaml")
 MAX_SPEC_BYTES = 4 * 1024 * 1024
@@ -77,7 +73,7 @@ def _yaml(text: str, where: str) -> object:
     except ImportError as error:
         raise InvalidSpec(where, ("not JSON, and reading YAML needs PyYAML, which is not installed",)) from error
 
-    from pyshim.cdi.yaml_text import load
+    from .yaml_text import load
 
     try:
         return load(text, max_values=MAX_VALUES)
@@ -102,68 +98,6 @@ def _bounded(document: object, where: str) -> object:
         elif isinstance(value, list):
             pending.extend((item, depth + 1) for item in value)
     return document
-
-
-def spec_file_name(kind: str, transient_id: str = "", suffix: str = ".json") -> str:
-    """`vendor-class.json`, or `vendor-class_<id>.json` for a spec that lives as long as something else does.
-
-    A `/` of the id becomes `_`. Raises InvalidName.
-    """
-    if problem := check_kind(kind):
-        raise InvalidName(f"name cdi spec of kind {kind[:100]!r}: the kind {problem}")
-    if suffix not in SUFFIXES:
-        raise InvalidName(f"name cdi spec of kind {kind!r}: suffix {suffix!r} is not one of {', '.join(SUFFIXES)}")
-    owner = transient_id.replace("/", "_")
-    if owner and check_device(owner):
-        raise InvalidName(f"name cdi spec of kind {kind!r}: id {transient_id[:100]!r} {check_device(owner)}")
-    return f"{kind.replace('/', '-')}{'_' if owner else ''}{owner}{suffix}"
-
-
-def write_spec(spec: Spec, directory: str, *, transient_id: str = "", suffix: str = ".json") -> str:
-    """The path of the file that now holds `spec`; a reader sees the old file or the new one, never a part.
-
-    The directory is made if need be. Raises InvalidSpec, InvalidName or CdiError.
-    """
-    path = os.path.join(directory, spec_file_name(spec.kind, transient_id, suffix))
-    parse_spec(as_json(spec), path)
-    text = _text(as_json(spec), suffix)
-    try:
-        os.makedirs(directory, mode=0o755, exist_ok=True)
-        # Readers skip it: its name begins with a dot and has no suffix.
-        fd, temporary = tempfile.mkstemp(prefix=".", dir=directory)
-        try:
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fchmod(fd, 0o644)
-                os.fsync(fd)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise CdiError(f"write cdi spec '{path}': {_cause(error)}") from error
-    return path
-
-
-def _text(document: object, suffix: str) -> str:
-    if suffix == ".json":
-        return json.dumps(document, indent=2) + "\n"
-    import yaml
-
-    dump: Callable[..., str] = yaml.safe_dump
-    return dump(document, sort_keys=False)
-
-
-def remove_spec(kind: str, directory: str, *, transient_id: str = "", suffix: str = ".json") -> None:
-    """The file that `write_spec` made is gone. Idempotent."""
-    path = os.path.join(directory, spec_file_name(kind, transient_id, suffix))
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-    except OSError as error:
-        raise CdiError(f"remove cdi spec '{path}': {_cause(error)}") from error
 
 
 def _cause(error: OSError) -> str:

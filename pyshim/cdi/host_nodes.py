@@ -5,7 +5,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from pyshim.cdi.errors import InjectionFailed
+from .errors import InjectionFailed
 
 
 class HostNode(NamedTuple):

@@ -9,9 +9,9 @@ import posixpath
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pyshim.cdi.errors import InjectionFailed
-from pyshim.cdi.host_nodes import HostNode, host_node
-from pyshim.cdi.spec import NO_PERMISSIONS, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount
+from .errors import InjectionFailed
+from .host_nodes import HostNode, host_node
+from .spec import NO_PERMISSIONS, ContainerEdits, DeviceNode, Hook, IntelRdt, Mount
 
 Json = dict[str, Any]
 LookAt = Callable[[str], HostNode]

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from pyshim.cdi.errors import InvalidName
+from .errors import InvalidName
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _ALPHANUMERIC = _LETTERS | frozenset("0123456789")

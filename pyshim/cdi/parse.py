@@ -7,9 +7,9 @@ is taken where a text is meant (`name: 0`), because YAML spells texts without qu
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pyshim.cdi.errors import InvalidSpec
-from pyshim.cdi.spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
-from pyshim.cdi.validate import spec_problems
+from .errors import InvalidSpec
+from .spec import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from .validate import spec_problems
 
 T = TypeVar("T")
 _INT64 = 1 << 63

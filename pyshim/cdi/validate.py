@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from pyshim.cdi.names import check_device, check_kind
-from pyshim.cdi.spec import NO_PERMISSIONS, ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
-from pyshim.cdi.version import KNOWN_VERSIONS, is_older, minimum_version, plain_version
+from .names import check_device, check_kind
+from .spec import NO_PERMISSIONS, ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec
+from .version import KNOWN_VERSIONS, is_older, minimum_version, plain_version
 
 DEVICE_TYPES = ("", "b", "c", "u", "p")
 HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")

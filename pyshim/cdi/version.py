@@ -1,6 +1,6 @@
 """Versions of the specification: which exist, and the least one a spec's content needs."""
 
-from pyshim.cdi.spec import ContainerEdits, Spec
+from .spec import ContainerEdits, Spec
 
 KNOWN_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 CURRENT_VERSION = KNOWN_VERSIONS[-1]

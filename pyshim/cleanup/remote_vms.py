@@ -12,13 +12,15 @@ service that is deleting the VM.
 import socket
 import time
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from pyshim.cleanup.lost_vms import bury
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import MAX_REPLY_BYTES, SERVICE, RemoteVmState, is_unknown_vm, shown
-from pyshim.ttrpc.connection import ClientConnection
-from pyshim.ttrpc.events import ResponseReceived, StreamFailed
+
+if TYPE_CHECKING:
+    from pyshim.ttrpc.events import ResponseReceived
 
 USUAL_PATIENCE_S = 600
 """Seconds for StopVM where the ledger does not say: some clouds take minutes to delete a VM."""
@@ -110,8 +112,6 @@ def _is_unknown(entry: LedgerEntry, deadline: float) -> bool:
         raise Unavailable(f"{action}: remote hypervisor '{path}': {cause}") from error
     if reply is None:
         raise Unavailable(f"{action}: remote hypervisor '{path}' closed the connection before it answered")
-    if isinstance(reply, StreamFailed):
-        raise Unavailable(f"{action}: remote hypervisor '{path}': {reply.error}")
     if reply.code == 0:
         return False
     if is_unknown_vm(entry.key, reply.code, reply.message):
@@ -131,8 +131,15 @@ def _connect(sock: socket.socket, path: str, deadline: float) -> None:
             time.sleep(CROWDED_PAUSE_S)
 
 
-def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> ResponseReceived | StreamFailed | None:
-    """The answer; None when the peer closed first. No deadline is on the wire: the service must not give up."""
+def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> "ResponseReceived | None":
+    """The answer; None when the peer closed first. Raises ValueError for an answer that cannot be used.
+
+    No deadline is on the wire: the service must not give up.
+    """
+    # Loads asyncio, which the clean-up of a local VM does without.
+    from pyshim.ttrpc.connection import ClientConnection
+    from pyshim.ttrpc.events import ResponseReceived, StreamFailed
+
     core = ClientConnection()
     stream_id, frame = core.send_request(SERVICE, "StopVM", _stop_request(vm_id), max_reply_bytes=MAX_REPLY_BYTES)
     sock.sendall(frame)
@@ -144,7 +151,11 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> ResponseRecei
             if not data:
                 return None
             for event in core.receive_data(data):
-                if event.stream_id == stream_id and isinstance(event, ResponseReceived | StreamFailed):
+                if event.stream_id != stream_id:
+                    continue
+                if isinstance(event, StreamFailed):
+                    raise ValueError(str(event.error))
+                if isinstance(event, ResponseReceived):
                     return event
     raise TimeoutError
 

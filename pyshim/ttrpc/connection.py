@@ -13,7 +13,7 @@ Received bytes never raise and never end the connection: each frame says its len
 (too large, malformed, bad stream id, unknown type) is answered or ignored alone. State is bounded: one unfinished
 frame and one entry per open stream. Source: containerd/ttrpc PROTOCOL.md and server.go.
 
-Every `send_x` returns the frame as one `bytes`; the `x_parts` under it returns the buffers to be written in order,
+`send_x` returns a frame as one `bytes`; `x_parts` returns the buffers of a frame to be written in order, with the
 payload uncopied.
 """
 
@@ -120,12 +120,11 @@ class ServerConnection(_Connection):
         self._max_open_streams = max_open_streams
         self._last_stream_id = 0
 
-    def send_response(self, stream_id: int, payload: Buffer = b"") -> bytes:
-        """The frame that ends a stream with success."""
-        return b"".join(self.response_parts(stream_id, payload))
-
     def response_parts(self, stream_id: int, payload: Buffer = b"") -> Parts:
-        """As `send_response`. Raises MessageTooLarge and leaves the stream open when the reply exceeds the limit."""
+        """The frame that ends a stream with success.
+
+        Raises MessageTooLarge and leaves the stream open when the reply exceeds the limit.
+        """
         self._require_open(stream_id)
         parts = self._frame(stream_id, RESPONSE, 0, response_before(len(payload)), payload)
         self._streams.remove(stream_id)

@@ -1,4 +1,4 @@
-"""What a service is made of: its handlers, and the context of a call."""
+"""The parts of a service: its handlers, and the context of a call."""
 
 from __future__ import annotations
 
@@ -31,13 +31,10 @@ class CallContext(NamedTuple):
     method: str
     stream_id: int
     metadata: tuple[tuple[str, str], ...]
+    """Keys are lower case on the wire."""
     deadline: float | None
     """Absolute, on the loop's monotonic clock; DEADLINE_EXCEEDED is answered then. None: the caller set no timeout."""
     peer: PeerCredentials | None
-
-    def metadata_value(self, key: str) -> str | None:
-        """The first value of this key; keys are lower case on the wire."""
-        return next((value for name, value in self.metadata if name == key), None)
 
 
 ImmediateFunction: TypeAlias = Callable[[bytes, CallContext], bytes]

@@ -74,11 +74,6 @@ class Server:
     def connections(self) -> int:
         return len(self._sessions)
 
-    @property
-    def running_handlers(self) -> int:
-        """Handlers at work, those of dropped connections and passed deadlines included."""
-        return len(self._handlers)
-
     async def serve(self, listener: socket.socket) -> None:
         """Accept on a listening stream socket until `shutdown` begins. Owns the listener: it is closed at the end."""
         listener.setblocking(False)

@@ -198,7 +198,7 @@ class FakeAgent:
 
         async def handle(payload: bytes, context: CallContext) -> bytes:
             self.calls.append(name)
-            self.contexts[name] = context.metadata_value("traceparent")
+            self.contexts[name] = dict(context.metadata).get("traceparent")
             if name in self.hung:
                 await asyncio.get_running_loop().create_future()
             if name in self.held:

@@ -29,7 +29,6 @@ from pyshim.config.annotations import with_annotations
 from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
 from pyshim.config.sources import read_source
-from pyshim.instances import InvalidTable, read_table
 from pyshim.model import oci
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
@@ -396,11 +395,6 @@ def _agent_replies(data: bytes) -> None:
         agent_translate.stream_data(data)
 
 
-def _instances(data: bytes) -> None:
-    with suppress(InvalidTable):
-        _with_file(data, read_table)
-
-
 def _machine_description(data: bytes) -> None:
     with suppress(ShimError):
         _with_file(data, read_description)
@@ -435,7 +429,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "direct-volume": _direct_volume,
     "image-volume": _image_volume,
     "initdata": _initdata,
-    "instances": _instances,
     "machine-description": _machine_description,
     "manifest": _manifest,
     "guest-metrics": _guest_metrics,

@@ -54,13 +54,12 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.tracing": ("pyshim.host", "pyshim.model"),
     "pyshim.node.cli": (
         *("pyshim.node", "pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.pod", "pyshim.resources"),
-        *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.instances", "pyshim.tracing"),
+        *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.tracing"),
         *("pyshim.log", "hypervisors.qemu"),
     ),
     # Libraries of their own.
     "pyshim.ttrpc": (),
     "pyshim.cdi": (),
-    "pyshim.instances": (),
     "hypervisors": (),
     "hypervisors.base": ("pyshim.model",),
     "hypervisors.qemu": ("hypervisors.base", "pyshim.host", "pyshim.concurrency", "pyshim.model"),

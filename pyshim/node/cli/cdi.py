@@ -1,4 +1,4 @@
-"""`pyshim cdi list|validate|resolve`: the devices that specs of this node define, and what they do to a container."""
+"""`pyshim cdi list|resolve`: the devices that specs of this node define, and their edits of a container."""
 
 import json
 import sys
@@ -7,16 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from pyshim.cdi import (
-    DEFAULT_DIRECTORIES,
-    Cache,
-    CdiError,
-    as_json,
-    is_qualified_name,
-    minimum_version,
-    read_spec,
-)
-from pyshim.cdi.version import is_older, plain_version
+from pyshim.cdi import DEFAULT_DIRECTORIES, Cache, CdiError, as_json, is_qualified_name
 from pyshim.model.errors import InvalidArgument, NotFound
 from pyshim.node.cli.output import examples, json_option, print_json
 
@@ -36,14 +27,14 @@ def _directory_option(command: _Command) -> _Command:
 
 @click.group(epilog=examples("pyshim cdi list", "pyshim cdi resolve vendor.com/gpu=0 --oci config.json"))
 def command() -> None:
-    """List, judge and resolve the devices of this node's CDI specs."""
+    """List and resolve the devices of this node's CDI specs."""
 
 
 @command.command("list")
 @_directory_option
 @json_option
 def show(directories: tuple[str, ...], as_json: bool) -> int:
-    """Every device, and what is wrong with specs; exit 1 for the latter."""
+    """List every device, and the errors in specs; exit 1 when there are errors."""
     cache = Cache(directories or DEFAULT_DIRECTORIES)
     devices = cache.devices()
     if as_json:
@@ -51,56 +42,10 @@ def show(directories: tuple[str, ...], as_json: bool) -> int:
     elif devices:
         width = max(len(found.name) for found in devices)
         print("\n".join(f"{found.name:<{width}}  {found.path}" for found in devices))
-    return _tell(cache)
-
-
-def _tell(cache: Cache) -> int:
     errors = list(dict.fromkeys(str(error) for found in cache.errors().values() for error in found))
     for error in errors:
         print(f"pyshim: {error}", file=sys.stderr)
     return 1 if errors else 0
-
-
-@command.command()
-@click.argument("files", metavar="[FILE]...", nargs=-1)
-@_directory_option
-@json_option
-def validate(files: tuple[str, ...], directories: tuple[str, ...], as_json: bool) -> int:
-    """Judge spec files, or all in the directories; exit 1 for errors."""
-    found: list[tuple[str, Any]] = []
-    failed = 0
-    if not files:
-        cache = Cache(directories or DEFAULT_DIRECTORIES)
-        found = sorted(cache.specs().items())
-    for path in files:
-        try:
-            found.append((path, read_spec(path)))
-        except CdiError as error:
-            failed = 1
-            print(f"pyshim: {error}", file=sys.stderr)
-    if as_json:
-        print_json([_as_document(path, spec) for path, spec in found])
-    else:
-        for path, spec in found:
-            print(_verdict(path, spec))
-    return failed if files else _tell(cache)
-
-
-def _verdict(path: str, spec: Any) -> str:
-    needed = minimum_version(spec)
-    count = f"{len(spec.devices)} device{'s' if len(spec.devices) != 1 else ''}"
-    spare = f", {needed} would do" if is_older(needed, plain_version(spec.cdi_version)) else ""
-    return f"{path}: {spec.kind}, {count}, version {spec.cdi_version}{spare}"
-
-
-def _as_document(path: str, spec: Any) -> dict[str, object]:
-    return {
-        "file": path,
-        "kind": spec.kind,
-        "devices": len(spec.devices),
-        "version": spec.cdi_version,
-        "needed_version": minimum_version(spec),
-    }
 
 
 @command.command()
@@ -109,7 +54,7 @@ def _as_document(path: str, spec: Any) -> dict[str, object]:
 @_directory_option
 @click.option("--json", "_as_json", is_flag=True, help="As without it: JSON.")
 def resolve(devices: tuple[str, ...], oci: str | None, directories: tuple[str, ...], _as_json: bool) -> int:
-    """What devices do to a container, as containerEdits."""
+    """Print the edits that the devices make to a container, as containerEdits."""
     cache = Cache(directories or DEFAULT_DIRECTORIES)
     try:
         if not oci:

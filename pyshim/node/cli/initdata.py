@@ -1,4 +1,4 @@
-"""`pyshim initdata encode|decode|digest`: the document of annotation cc_init_data, for the owner of a guest."""
+"""`pyshim initdata encode|digest`: the document of annotation cc_init_data, for the owner of a guest."""
 
 import base64
 import sys
@@ -17,7 +17,7 @@ from pyshim.resources.confidential.plan.initdata import MAX_TEXT_BYTES, decode, 
     )
 )
 def command() -> None:
-    """Write, read and digest what a confidential guest's owner has measured."""
+    """Encode and digest the initdata document of a confidential guest, which its owner has measured."""
 
 
 @command.command("encode")
@@ -31,15 +31,6 @@ def _encode(file: str, disk: str | None) -> int:
             image.write(disk_image(initdata))
     else:
         print(encode(initdata))
-    return 0
-
-
-@command.command("decode")
-@click.argument("file", metavar="[FILE]", default="-")
-def _decode(file: str) -> int:
-    """The TOML document of an annotation's text. FILE is by default stdin."""
-    sys.stdout.buffer.write(decode(_text(_read(file), _origin(file)), _origin(file)).document)
-    sys.stdout.flush()
     return 0
 
 

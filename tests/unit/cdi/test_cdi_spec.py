@@ -10,15 +10,12 @@ from hypothesis import strategies as st
 from pyshim.cdi import (
     InvalidName,
     InvalidSpec,
-    annotation_key,
-    annotation_value,
     as_json,
     is_qualified_name,
     minimum_version,
     parse_annotations,
     parse_qualified_name,
     parse_spec,
-    update_annotations,
 )
 
 FULL_EDITS: dict[str, Any] = {
@@ -333,17 +330,6 @@ def test_any_edit_replaced_by_anything_is_valid_or_refused(member: str, value: o
         assert all(found.startswith(f"devices[0].containerEdits.{member}") for found in problems(document, "x"))
 
 
-def test_annotations_both_ways() -> None:
-    key = annotation_key("vendor.plugin", "pool/dev_1")
-    annotations = update_annotations({"other": "x"}, "vendor.plugin", "pool/dev_1", ["v/c=b", "v/c=a"])
-
-    assert key == "cdi.k8s.io/vendor.plugin_pool_dev_1"
-    assert annotations == {"other": "x", key: "v/c=b,v/c=a"}
-    assert parse_annotations(annotations) == ((key,), ("v/c=b", "v/c=a"))
-    with pytest.raises(InvalidName, match="the key is in use"):
-        update_annotations(annotations, "vendor.plugin", "pool/dev_1", ["v/c=b"])
-
-
 def test_annotations_are_read_in_the_order_of_their_keys_and_each_device_once() -> None:
     annotations = {"cdi.k8s.io/b": "v/c=2,v/c=1", "cdi.k8s.io/a": "v/c=3,v/c=2", "cdi.k8s.io.not/x": "?"}
 
@@ -372,16 +358,3 @@ def test_an_annotation_is_read_whatever_its_key_is_called_after_the_prefix(name:
     key = f"cdi.k8s.io/{name}"
 
     assert parse_annotations({key: "v/c=1"}) == ((key,), ("v/c=1",))
-
-
-@pytest.mark.parametrize(
-    ("plugin", "device"), [("", "x"), ("p", ""), ("p", "x" * 62), ("-p", "x"), ("p", "x-"), ("p q", "x"), ("p", "é")]
-)
-def test_bad_annotation_keys_are_refused(plugin: str, device: str) -> None:
-    with pytest.raises(InvalidName, match="make cdi annotation key"):
-        annotation_key(plugin, device)
-
-
-def test_annotation_values_take_qualified_names_only() -> None:
-    with pytest.raises(InvalidName, match="parse cdi device 'x'"):
-        annotation_value(["v/c=1", "x"])

@@ -77,7 +77,7 @@ class Containerd:
         if envelope.topic in self.refuse:
             raise TtrpcError(self.refuse[envelope.topic], "no")
         self.envelopes.append(envelope)
-        self.namespaces.append(call.metadata_value("containerd-namespace-ttrpc"))
+        self.namespaces.append(dict(call.metadata).get("containerd-namespace-ttrpc"))
         self.arrived.set()
         return b""
 

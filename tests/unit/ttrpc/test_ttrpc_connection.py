@@ -10,6 +10,7 @@ from pyshim.ttrpc.events import RequestReceived, ResponseReceived, StreamFailed
 from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
 from pyshim.ttrpc.messages import decode_response
 from pyshim.ttrpc.status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
+from tests.fakes.ttrpc_frames import response
 
 
 def test_unary_call_golden_bytes() -> None:
@@ -25,7 +26,7 @@ def test_empty_success_is_a_frame_of_length_zero() -> None:
     server = ServerConnection()
     server.receive_data(request(1))
 
-    assert server.send_response(1) == bytes.fromhex("00000000 00000001 02 00")
+    assert response(server, 1) == bytes.fromhex("00000000 00000001 02 00")
 
 
 def test_frame_of_length_zero_is_success() -> None:
@@ -60,7 +61,7 @@ def test_replies_may_come_in_any_order() -> None:
     for name in ("a", "b", "c"):
         server.receive_data(client.send_request("s", name, b"")[1])
 
-    replies = server.send_response(5, b"c") + server.send_error(1, Code.NOT_FOUND, "no") + server.send_response(3, b"b")
+    replies = response(server, 5, b"c") + server.send_error(1, Code.NOT_FOUND, "no") + response(server, 3, b"b")
 
     assert client.receive_data(replies) == [
         ResponseReceived(5, b"c"),
@@ -94,10 +95,10 @@ def server_with_request(**options: int) -> ServerConnection:
 
 def test_a_stream_is_answered_once() -> None:
     server = server_with_request()
-    server.send_response(1)
+    response(server, 1)
 
     for again in (
-        lambda: server.send_response(1),
+        lambda: response(server, 1),
         lambda: server.send_error(1, 5, ""),
     ):
         with pytest.raises(LocalProtocolError):
@@ -108,7 +109,7 @@ def test_sender_refuses_what_exceeds_the_limit_and_the_stream_stays() -> None:
     server = server_with_request(max_message_bytes=100)
 
     with pytest.raises(MessageTooLarge):
-        server.send_response(1, bytes(101))
+        response(server, 1, bytes(101))
     assert server.is_open(1)
 
 
@@ -140,7 +141,7 @@ def test_late_reply_of_a_forgotten_call_is_dropped() -> None:
 
     client.forget(1)
 
-    assert client.receive_data(server.send_response(1, b"late")) == []
+    assert client.receive_data(response(server, 1, b"late")) == []
     assert client.late_frames == 1
 
 

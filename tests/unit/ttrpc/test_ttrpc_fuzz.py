@@ -103,7 +103,7 @@ def test_server_survives_any_bytes_and_serves_others(data: bytes) -> None:
         assert await client.call("demo", "Echo", b"alive", timeout_s=None) == b"alive"
         client.close()
         await server.shutdown(1)
-        assert (server.connections, server.running_handlers) == (0, 0)
+        assert (server.connections, len(server._handlers)) == (0, 0)
         await serving
 
     run(main)

@@ -100,7 +100,7 @@ def test_a_peer_that_does_not_read_is_not_answered_into_memory() -> None:
         services = {"demo": {"Look": ImmediateHandler(large)}}
         async with raw_server(services, queue_bytes=2 * len(reply)) as (server, peer):
             await peer.send(b"".join(request(2 * n + 1, "Look") for n in range(100)))
-            await until(lambda: asked and server.running_handlers)
+            await until(lambda: asked and len(server._handlers))
             seen = asked
 
             assert seen < 20  # the queue's, and what the kernel took
@@ -109,7 +109,7 @@ def test_a_peer_that_does_not_read_is_not_answered_into_memory() -> None:
                 assert frame is not None
                 assert (frame[1], len(frame[3]) > len(reply)) == (RESPONSE, True)
             assert asked == 100
-            assert server.running_handlers == 0
+            assert len(server._handlers) == 0
 
     run(main)
 
@@ -126,9 +126,9 @@ def test_after_the_connection_is_lost_nothing_is_asked_any_more() -> None:
         services = {"demo": {"Look": ImmediateHandler(large)}}
         async with raw_server(services, queue_bytes=1) as (server, peer):
             await peer.send(b"".join(request(2 * n + 1, "Look") for n in range(5)))
-            await until(lambda: server.running_handlers)
+            await until(lambda: len(server._handlers))
             peer.close()
-            await until(lambda: not server.running_handlers)
+            await until(lambda: not len(server._handlers))
 
     run(main)
     assert asked == 1

@@ -44,7 +44,7 @@ def test_shutdown_lets_calls_finish_and_sends_their_replies_before_closing() -> 
         await stopping
         await serving
         await client.closed()
-        assert (server.connections, server.running_handlers) == (0, 0)
+        assert (server.connections, len(server._handlers)) == (0, 0)
 
     run(main)
 
@@ -65,7 +65,7 @@ def test_shutdown_cancels_what_outlives_the_grace_and_answers_it() -> None:
             with pytest.raises(RemoteError) as caught:
                 await call
             assert caught.value.code == Code.CANCELLED
-            assert server.running_handlers == 0
+            assert len(server._handlers) == 0
 
     run(main)
 

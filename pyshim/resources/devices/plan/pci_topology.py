@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind, VfioDevice
+from pyshim.model.vm import PciDevice, PciLayout, PciPort, PlacedDevice, PortKind
 
 MAX_PORTS = 16
 """Of each kind; Kata's limit."""
@@ -23,7 +23,7 @@ BRIDGE_SLOTS = 30
 """Of one PCI bridge: 1 to 30."""
 _END_OF_ROOT_BUS = 0x1F
 ROOT_BUS = "pcie.0"
-SWITCH_ROOT, SWITCH_UP = "swrp0", "swup0"
+SWITCH_UP = "swup0"
 
 
 class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,39 +125,3 @@ def _behind_bridges(request: PortRequest, devices: Sequence[PciDevice], where: s
             )
         )
     return tuple(placed)
-
-
-def topology_lines(layout: PciLayout, bridges: int) -> tuple[str, ...]:
-    """The tree as a person reads it: slot, name, and of a device what it is on the host and its guest path."""
-    behind: dict[str, list[str]] = {}
-    for placed in layout.placed:
-        behind.setdefault(placed.bus, []).append(f"{placed.slot:02x} {_title(placed.device)}, path {placed.pci_path}")
-    top = [(f"{FIRST_BRIDGE_SLOT + index:02x} pci-bridge-{index}", f"pci-bridge-{index}") for index in range(bridges)]
-    top += [(f"{port.slot:02x} {port.id}, root port", port.id) for port in layout.ports if port.kind is PortKind.ROOT]
-    tree: list[_Node] = [(title, [(line, []) for line in behind.get(bus, [])]) for title, bus in top]
-    switch = [port for port in layout.ports if port.kind is PortKind.SWITCH]
-    if switch:
-        down: list[_Node] = [
-            (f"{port.slot:02x} {port.id}, downstream port", [(line, []) for line in behind.get(port.id, [])])
-            for port in switch
-        ]
-        up: _Node = (f"00 {SWITCH_UP}, upstream port", down)
-        tree.append((f"{_END_OF_ROOT_BUS - 1:02x} {SWITCH_ROOT}, root port", [up]))
-    return (ROOT_BUS, *_drawn(tree, ""))
-
-
-_Node = tuple[str, list["_Node"]]
-
-
-def _drawn(nodes: list[_Node], indent: str) -> list[str]:
-    lines = []
-    for index, (title, children) in enumerate(nodes):
-        is_last = index + 1 == len(nodes)
-        lines.append(f"{indent}{'└─' if is_last else '├─'} {title}")
-        lines += _drawn(children, indent + ("   " if is_last else "│  "))
-    return lines
-
-
-def _title(device: PciDevice) -> str:
-    what = f"host {device.host_address}" if isinstance(device, VfioDevice) else device.model
-    return f"{device.id} ({what})"

@@ -26,19 +26,6 @@ def test_list_names_devices_and_errors(low: Path, capsys: pytest.CaptureFixture[
     assert f"load cdi spec '{low}/b.json': not JSON" in shown.err
 
 
-def test_validate_judges_each_file(low: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad = put(low, "a.json", spec("v.com/a", "x")), put(low, "b.json", spec("v.com/b", version="0.9.0"))
-
-    assert run(["cdi", "validate", str(good)]) == 0
-    assert capsys.readouterr().out == f"{good}: v.com/a, 1 device, version 1.1.0, 0.3.0 would do\n"
-    assert run(["cdi", "validate", str(bad), str(good), str(low / "none.json")]) == 1
-    shown = capsys.readouterr()
-    assert "cdiVersion '0.9.0' is not one of" in shown.err
-    assert "ENOENT" in shown.err
-    assert str(good) in shown.out
-    assert run(["cdi", "validate", "--directory", str(low)]) == 1
-
-
 def test_resolve_prints_edits_or_a_whole_spec(low: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(low, "a.json", spec("v.com/a", "x"))
     config = put(low, "config.oci", {"process": {"env": ["DEV_x=0"]}})

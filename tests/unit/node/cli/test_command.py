@@ -19,7 +19,7 @@ WITHOUT_JSON = {
     *("install", "uninstall", "verify"),
     *("cleanup", "completion", "zygote", "launcher install", "config reference", "monitor", "metrics"),
     *("webhook serve", "webhook manifests", "nri run", "node-agent run", "node-agent wait-removed"),
-    *("initdata encode", "initdata decode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
+    *("initdata encode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
     *("iptables set", "policy set", "exec"),
 }
 

@@ -1,6 +1,7 @@
 """`pyshim initdata`."""
 
 import base64
+import gzip
 import hashlib
 from pathlib import Path
 
@@ -18,12 +19,10 @@ def document(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_encoded_is_decoded_again(document: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_encoded_text_is_gzip_in_base64(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert operator_main(["initdata", "encode", str(document)]) == 0
-    (tmp_path / "text").write_text(capsys.readouterr().out)
 
-    assert operator_main(["initdata", "decode", str(tmp_path / "text")]) == 0
-    assert capsys.readouterr().out.encode() == DOCUMENT
+    assert gzip.decompress(base64.b64decode(capsys.readouterr().out)) == DOCUMENT
 
 
 def test_digest_shows_what_each_technology_will_report(document: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +43,7 @@ def test_the_guests_disk_can_be_had(document: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"version", b"x" * (3 << 20)], ids=["no-text", "no-toml", "too-long"])
-@pytest.mark.parametrize("action", ["encode", "decode", "digest"])
+@pytest.mark.parametrize("action", ["encode", "digest"])
 def test_what_cannot_be_read_is_one_line_on_stderr(
     document: Path, action: str, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:

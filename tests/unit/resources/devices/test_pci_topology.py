@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, ShimError
-from pyshim.model.vm import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice
-from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout, port_kind, topology_lines
+from pyshim.model.vm import PciDevice, PciLayout, PortKind, VfioDevice
+from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout, port_kind
 
 
 def request(
@@ -119,22 +119,3 @@ def test_the_values_of_the_configuration() -> None:
         PortKind.SWITCH,
         PortKind.BRIDGE,
     ]
-
-
-def test_the_drawing() -> None:
-    found = layout(
-        request(PortKind.SWITCH, roots=1, switches=2),
-        [*devices(1), EmulatedDevice(id="toy", model="edu")],
-    )
-
-    assert topology_lines(found, bridges=1) == (
-        "pcie.0",
-        "├─ 02 pci-bridge-0",
-        "├─ 1d rp0, root port",
-        "└─ 1e swrp0, root port",
-        "   └─ 00 swup0, upstream port",
-        "      ├─ 00 swdp0, downstream port",
-        "      │  └─ 00 gpu0 (host 0000:00:00.0), path 1e/00/00/00",
-        "      └─ 01 swdp1, downstream port",
-        "         └─ 00 toy (edu), path 1e/00/01/00",
-    )
