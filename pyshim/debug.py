@@ -1,4 +1,4 @@
-"""What this shim is doing right now: written to its log on SIGUSR1, or told at its monitor socket."""
+"""The shim's tasks, calls, children and objects at this moment: for its log on SIGUSR1, and for its monitor socket."""
 
 import asyncio
 import gc
@@ -15,24 +15,18 @@ from collections.abc import Callable, Iterable
 log = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 1 << 20
-"""Of one text for the monitor socket."""
+"""Characters of one text."""
 _TOP_TYPES = 50
 
 
 def dump_on_signal(loop: asyncio.AbstractEventLoop, open_requests: Callable[[], Iterable[str]]) -> None:
-    """From now on SIGUSR1 writes `dump`'s lines to the log."""
-    loop.add_signal_handler(signal.SIGUSR1, lambda: write_dump(loop, open_requests()))
+    """From now on SIGUSR1 writes the lines of `stacks` to the log."""
 
+    def write() -> None:
+        for line in stacks(open_requests()).splitlines():
+            log.info("dump", extra={"line": line})
 
-def write_dump(loop: asyncio.AbstractEventLoop, open_requests: Iterable[str]) -> None:
-    """One log line per task of `loop` (with where it waits), per open request and per child, and the fd count."""
-    for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
-        log.info("dump task", extra={"task": task.get_name(), "waits_at": " > ".join(waiting_at(task))})
-    for request in open_requests:
-        log.info("dump request", extra={"request": request})
-    for pid, command in children():
-        log.info("dump child", extra={"pid": pid, "command": command})
-    log.info("dump end", extra={"pid": os.getpid(), "fds": len(os.listdir("/proc/self/fd"))})
+    loop.add_signal_handler(signal.SIGUSR1, write)
 
 
 def stacks(open_requests: Iterable[str]) -> str:
@@ -40,7 +34,7 @@ def stacks(open_requests: Iterable[str]) -> str:
 
     Cut to `MAX_TEXT_CHARS`.
     """
-    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    tasks = sorted(asyncio.all_tasks(asyncio.get_running_loop()), key=lambda task: task.get_name())
     lines = [f"tasks {len(tasks)}"]
     lines += [f"task {task.get_name()}: {' > '.join(waiting_at(task)) or 'running'}" for task in tasks]
     lines += [f"request {request}" for request in open_requests]
@@ -54,7 +48,7 @@ def stacks(open_requests: Iterable[str]) -> str:
 
 
 def objects() -> str:
-    """How many objects of each type there are, the most frequent ones first. Takes some tens of milliseconds."""
+    """The number of objects of each type, the most frequent ones first. Takes some tens of milliseconds."""
     counted = Counter(f"{type(each).__module__}.{type(each).__qualname__}" for each in gc.get_objects())
     lines = [f"objects {counted.total()}", f"collections {[each['collections'] for each in gc.get_stats()]}"]
     lines += [f"{count:>8} {name}" for name, count in counted.most_common(_TOP_TYPES)]

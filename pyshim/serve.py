@@ -221,7 +221,7 @@ class _Daemon:
         async def records(sandbox_id: SandboxId) -> SandboxRecords:
             store = StateStore(register=REGISTER)
             refuse_living_namesake(store, sandbox_id, shim)
-            if store.knows(sandbox_id):  # hardly ever: no thread for nothing
+            if store.has_record(sandbox_id):  # rare, so no thread otherwise
                 await thread_to_the_end(clear_remains, store, sandbox_id)
             return SandboxRecords(store=store, sandbox_id=sandbox_id, shim=shim, release=host.release)
 
@@ -353,7 +353,7 @@ def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
 
     Blocking. Raises FailedPrecondition naming what cannot be undone: a new sandbox on top of it would hide it for ever.
     """
-    if not store.knows(sandbox_id):
+    if not store.has_record(sandbox_id):
         return
 
     errors = undo_remains(store, sandbox_id, deadline=time.monotonic() + REMAINS_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """Work that a process begins and another carries on: `delete` has seconds, and containerd kills it after five.
 
 The other process is made before anything that may take time, and has nothing of its parent but one pipe, so the work is
-done whether or not somebody still waits for it.
+done even when the caller has stopped waiting.
 """
 
 import os
@@ -12,53 +12,53 @@ from contextlib import suppress
 from enum import StrEnum
 
 Clock = Callable[[], float]
-HEARD_S = 1.0
-"""Seconds that work which has said that it takes long is still waited for: an error at once is reported."""
+LONG_WAIT_S = 1.0
+"""Seconds to wait for work that has reported LONG: an immediate error still reaches the caller."""
 _MAX_TEXT_BYTES = 1 << 16
 
 
-class Word(StrEnum):
-    """What the work can tell."""
+class Report(StrEnum):
+    """The kinds of lines that the work writes into the pipe."""
 
     ANSWER = "answer"
-    """What the caller wanted to know, which is known before the work is done."""
+    """The answer to the caller, reported before the work is done."""
     ERROR = "error"
     NOTE = "note"
     LONG = "long"
-    """What it waits for, perhaps for minutes; of no interest any more once it has ended."""
+    """The reason of a wait of perhaps minutes; unimportant once the work has ended."""
 
 
-Tell = Callable[[Word, str], None]
-Work = Callable[[Tell], None]
+Reporter = Callable[[Report, str], None]
+Work = Callable[[Reporter], None]
 
 
 class Outcome:
-    """What the work reported until it ended or its caller stopped waiting."""
+    """The reports of the work until it ended or its caller stopped waiting."""
 
     def __init__(self) -> None:
         self.pid = 0
-        """Of the process that is still at it; 0 when it has ended."""
+        """Pid of the process that still works; 0 when it has ended."""
         self.answer = ""
         self.errors: list[str] = []
         self.notes: list[str] = []
         self.waits_for = ""
 
-    def hear(self, word: Word, text: str) -> None:
-        match word:
-            case Word.ANSWER:
+    def take(self, kind: Report, text: str) -> None:
+        match kind:
+            case Report.ANSWER:
                 self.answer = text
-            case Word.ERROR:
+            case Report.ERROR:
                 self.errors.append(text)
-            case Word.NOTE:
+            case Report.NOTE:
                 self.notes.append(text)
-            case Word.LONG:
+            case Report.LONG:
                 self.waits_for = text
 
 
 def apart(work: Work, action: str, deadline: float, *, clock: Clock = time.monotonic) -> Outcome:
-    """What `work` told; it goes on in a process of its own when it is not done at `deadline`.
+    """The reports of `work`, which goes on in a process of its own when it is not done at `deadline`.
 
-    What it reports later is dropped. The caller must be a process of one thread. Where the system has no room for
+    Later reports are dropped. The caller must be a process of one thread. Where the system has no room for
     another process the work is done in this one, however long it takes.
     """
     outcome = Outcome()
@@ -68,7 +68,7 @@ def apart(work: Work, action: str, deadline: float, *, clock: Clock = time.monot
     except OSError:
         os.close(ours)
         os.close(theirs)
-        _carry_out(work, action, outcome.hear)
+        _carry_out(work, action, outcome.take)
         return outcome
     if pid == 0:
         code = 1
@@ -102,10 +102,10 @@ def listen(fd: int, outcome: Outcome, deadline: float, *, clock: Clock = time.mo
             return True
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            word, _, text = line.decode(errors="replace").partition(" ")
-            if word == Word.LONG and not outcome.waits_for:
-                deadline = min(deadline, clock() + HEARD_S)
-            outcome.hear(Word(word), text)
+            kind, _, text = line.decode(errors="replace").partition(" ")
+            if kind == Report.LONG and not outcome.waits_for:
+                deadline = min(deadline, clock() + LONG_WAIT_S)
+            outcome.take(Report(kind), text)
     return False
 
 
@@ -117,18 +117,18 @@ def _work_here(work: Work, action: str, parent: int) -> int:
     for fd in (0, 1, 2):
         os.dup2(null, fd)
 
-    def tell(word: Word, text: str) -> None:
-        line = f"{word} {' '.join(text.splitlines())}".encode(errors="replace")[: _MAX_TEXT_BYTES - 1]
+    def report(kind: Report, text: str) -> None:
+        line = f"{kind} {' '.join(text.splitlines())}".encode(errors="replace")[: _MAX_TEXT_BYTES - 1]
         with suppress(OSError):  # the caller has stopped waiting
             os.write(parent, line + b"\n")
 
-    return 0 if _carry_out(work, action, tell) else 1
+    return 0 if _carry_out(work, action, report) else 1
 
 
-def _carry_out(work: Work, action: str, tell: Tell) -> bool:
+def _carry_out(work: Work, action: str, report: Reporter) -> bool:
     try:
-        work(tell)
+        work(report)
     except Exception as error:
-        tell(Word.ERROR, f"{action}: {error}")
+        report(Report.ERROR, f"{action}: {error}")
         return False
     return True

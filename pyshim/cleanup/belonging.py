@@ -1,7 +1,7 @@
-"""Whether an entry of a ledger that was read from disk can be its sandbox's: a check before anything is undone.
+"""Checks that an entry of a ledger read from disk can be its sandbox's, before anything is undone.
 
-The state's checksum finds what a disk or an editor has changed. This finds what no shim would have written: an entry
-that would remove, unmount or end what is another's.
+The state's checksum finds changes by a disk or an editor. This finds entries that no shim would have written,
+whose undo would remove, unmount or end another sandbox's resources.
 """
 
 import posixpath
@@ -42,7 +42,7 @@ def is_foreign(entry: LedgerEntry, check: Callable[[LedgerEntry], None]) -> bool
 
 
 def _problem(entry: LedgerEntry, sandbox_id: str, own: tuple[str, ...], places: Places, proc_root: str) -> str:
-    """Why the entry cannot be the sandbox's, whose directories are `own`; empty when it can."""
+    """The reason why the entry cannot be the sandbox's, whose directories are `own`; empty when it can."""
     key = entry.key
     match entry.kind:
         case ResourceKind.VFIO:

@@ -2,7 +2,7 @@
 
 Kata's shims use the same directories and also name their VMM `sandbox-<id>`, so a name alone proves nothing. A process
 is ours when its executable, and not only its command line, is what the name says, it runs as our user, and it lives in
-our pid namespace: what runs in a container of this node, a nested node's VMs among them, is that container's, and a
+our pid namespace. Programs in a container of this node, a nested node's VMs among them, are that container's, and
 another user can give a process any command line, to have us remove what that user cannot.
 """
 
@@ -18,9 +18,9 @@ SHARED_ROOT = "/run/kata-containers/shared/sandboxes"
 VM_ROOT = "/run/vc/vm"
 CGROUP_ROOT = "/sys/fs/cgroup"
 VMM_NAME = "sandbox-"
-"""What `-name` of a VMM begins with, before the sandbox's id."""
+"""The beginning of `-name` of a VMM, before the sandbox's id."""
 VMM_WORD = "chardev=qmp0,mode=control"
-"""A word every VMM of ours has in its command line and Kata's has not; a test asks the builder of it."""
+"""An argument of every VMM of ours that Kata's VMMs lack; a test compares it with the builder of command lines."""
 _PROGRAMS = ("qemu", "kvm", "virtiofsd", "vhost-device-vsock")
 _MAX_CGROUP_DEPTH = 12
 """Levels below the root in which cgroups are looked for: the kubelet's pods are about five deep."""
@@ -46,7 +46,7 @@ class Places:
 
 
 def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = False) -> tuple[LedgerEntry, ...]:
-    """What is there of the sandbox now, as its ledger would have it: to be undone from the end.
+    """The sandbox's resources that exist now, in the form of its ledger: to be undone from the end.
 
     `thorough` costs a walk through all cgroups and a look into every pod's network namespace.
     """

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from pyshim.cleanup.background import Outcome, Tell, Work, apart
+from pyshim.cleanup.background import Outcome, Reporter, Work, apart
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.host.mounts.table import unmount_all
 from pyshim.host.processes.stat import start_ticks_of
@@ -79,7 +79,7 @@ def delete(
     pid, status, exited_at_ns = 0, EXIT_KILLED, time.time_ns()
     if sandbox_id:
 
-        def clean(tell: Tell) -> None:
+        def clean(report: Reporter) -> None:
             from pyshim.cleanup.leftovers import clean_sandbox  # imports three times what the usual case needs
 
             clean_sandbox(
@@ -89,7 +89,7 @@ def delete(
                 namespace=call.namespace,
                 state_root=state_root,
                 register=register,
-                tell=tell,
+                report=report,
             )
 
         outcome = carry_out(clean, f"clean sandbox {sandbox_id!r}", deadline)
@@ -112,7 +112,7 @@ def _print_notes(sandbox_id: str, outcome: Outcome) -> None:
 
 
 def _sandbox_of(container_id: str, bundle: str, state_root: str, register: str) -> str:
-    """The sandbox whose state, or entry in the register, knows of the container; empty when there is none."""
+    """The sandbox whose state, or entry in the register, names the container; empty without one."""
     candidates = [container_id]
     # A damaged config.json must not keep us from cleaning; the directories below answer as well.
     with contextlib.suppress(BootstrapError):

@@ -1,7 +1,6 @@
-"""Undoes what a sandbox has left on the host, by its state, when no shim serves it any more.
+"""Undoes the resources that a sandbox has left on the host, by its state, when no shim serves it any more.
 
-Part of `delete`, which imports it only when there is a state, and in a process of its own: `clean_sandbox` takes as
-long as it takes.
+`delete` imports it only when there is a state, and in a process of its own, since `clean_sandbox` has no time limit.
 """
 
 import contextlib
@@ -14,7 +13,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from pyshim.cleanup.background import Tell, Word
+from pyshim.cleanup.background import Report, Reporter
 from pyshim.cleanup.belonging import belongs_to
 from pyshim.cleanup.conventions import Places, conventional_ledger
 from pyshim.cleanup.dead_socket import remove_dead_socket
@@ -41,7 +40,7 @@ HELD_PAUSE_S = 1.0
 REST_S = 60.0
 """Seconds for a shim whose remote VM is gone to undo the rest and exit."""
 _ONE_UNDO_S = 1.5
-"""Seconds for one entry while somebody waits, so that one that hangs leaves time for the others."""
+"""Seconds for one entry while a caller waits, so that one that hangs leaves time for the others."""
 _LOCK_PAUSE_S = 0.02
 """Seconds between two attempts to lock."""
 _SOCKET_NAME_CHARS = 64
@@ -55,26 +54,25 @@ def clean_sandbox(
     address: str,
     namespace: str,
     state_root: str,
-    tell: Tell,
+    report: Reporter,
     register: str | None = None,
     places: Places | None = None,
 ) -> None:
-    """What no shim serves of the sandbox is gone, except for what the errors name.
+    """All that no shim serves of the sandbox is gone, except for what the reported errors name.
 
-    Tells the answer first (`_known`), if there is a state.
+    Reports the answer first (`_answer`), if there is a state.
 
     A sandbox of that name in another namespace, or of another containerd (`address` is the caller's), is another
     sandbox: the state's path has neither.
     With a living daemon nothing is touched, unless the container is the sandbox's own: then containerd has given up the
-    whole sandbox, and a daemon that still holds resources after a grace is ended first.
+    whole sandbox, and a daemon that still has resources after a grace is ended first.
     """
     store = StateStore(root=state_root, register=register)
-    places = places or Places()
-    errors: list[str] = []
-    with contextlib.suppress(ShimError):  # told below
+    remains = _Remains(store, sandbox_id, places or Places(), one_timeout_s=UNDO_S)
+    with contextlib.suppress(ShimError):  # reported below
         state = store.load(sandbox_id)
         if _is_callers(state.shim, sandbox_id, address, namespace):
-            tell(Word.ANSWER, _known(state, container_id))
+            report(Report.ANSWER, _answer(state, container_id))
     with locked(store.directory(sandbox_id), time.monotonic() + LOCK_WAIT_S) as lock:
         try:
             state = store.load(sandbox_id)
@@ -84,21 +82,13 @@ def clean_sandbox(
                 return
             _end_daemon(
                 state.shim,
-                holds=lambda: bool(store.load(sandbox_id).ledger),
+                has_resources=lambda: bool(store.load(sandbox_id).ledger),
                 may_kill=are_stopped(remote := remote_vms(state.ledger)),
             )
             if remote and _is_served(state.shim):
-                _outlive(store, sandbox_id, state.shim, remote, tell, errors, places, alone=lock.is_held)
+                remains.wait_and_undo(state.shim, remote, report, alone=lock.is_held)
             else:
-                _undo_all(
-                    store,
-                    sandbox_id,
-                    float("inf"),
-                    errors,
-                    places,
-                    one_timeout_s=UNDO_S,
-                    tell=tell if lock.is_held else None,
-                )
+                remains.undo(report=report if lock.is_held else None)
         except (StateDamaged, NotFound) as error:
             shim = store.entered(sandbox_id)
             is_callers = shim is None or _is_callers(shim, sandbox_id, address, namespace)
@@ -106,17 +96,16 @@ def clean_sandbox(
                 return
             if shim is not None:
                 # A daemon at its normal end removes its state first and the entry right after.
-                _end_daemon(shim, holds=lambda: store.entered(sandbox_id) is not None)
+                _end_daemon(shim, has_resources=lambda: store.entered(sandbox_id) is not None)
             if shim is not None or isinstance(error, StateDamaged):
-                errors += _clean_unread(store, sandbox_id, str(error), float("inf"), places, one_timeout_s=UNDO_S)
+                remains.undo_by_names(str(error))
         except NotOurState:
-            # Kata's own, with which we have nothing to do.
-            pass
+            pass  # Kata's own
         except ShimError as error:
-            errors.append(str(error))
+            remains.errors.append(str(error))
         finally:
-            for text in errors:
-                tell(Word.ERROR, text)
+            for text in remains.errors:
+                report(Report.ERROR, text)
 
 
 def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places: Places | None = None) -> list[str]:
@@ -124,14 +113,13 @@ def undo_remains(store: StateStore, sandbox_id: str, *, deadline: float, places:
 
     Raises StateTooNew, NotOurState.
     """
-    errors: list[str] = []
-    places = places or Places()
+    remains = _Remains(store, sandbox_id, places or Places(), one_timeout_s=_ONE_UNDO_S, deadline=deadline)
     with locked(store.directory(sandbox_id), deadline):
         try:
-            _undo_all(store, sandbox_id, deadline, errors, places, one_timeout_s=_ONE_UNDO_S, is_gone=True)
+            remains.undo(is_gone=True)
         except (StateDamaged, NotFound) as error:
-            errors = _clean_unread(store, sandbox_id, str(error), deadline, places, one_timeout_s=_ONE_UNDO_S)
-    return errors
+            remains.undo_by_names(str(error))
+    return remains.errors
 
 
 def _is_callers(shim: ShimRecord, sandbox_id: str, address: str, namespace: str) -> bool:
@@ -176,7 +164,7 @@ class locked:
             os.close(self._fd)
 
 
-def _known(state: SandboxState, container_id: str) -> str:
+def _answer(state: SandboxState, container_id: str) -> str:
     """The pid of the VMM; behind it the container's exit status and its time in nanoseconds, where it has one."""
     if state.snapshot is None:
         return "0"
@@ -190,8 +178,8 @@ def _is_served(shim: ShimRecord) -> bool:
     return processes.is_alive(processes.ProcessRef(shim.pid, shim.start_ticks))
 
 
-def _end_daemon(shim: ShimRecord, *, holds: Callable[[], bool], may_kill: bool = True) -> None:
-    """The daemon has ended, or holds nothing any more; without `may_kill` it has been asked to end.
+def _end_daemon(shim: ShimRecord, *, has_resources: Callable[[], bool], may_kill: bool = True) -> None:
+    """The daemon has ended, or has no resources any more; without `may_kill` it has been asked to end.
 
     At the normal end it has stopped the VM already and exits by itself; where other containers' tasks are still to be
     deleted it lives on, without resources, and is left alone.
@@ -203,7 +191,7 @@ def _end_daemon(shim: ShimRecord, *, holds: Callable[[], bool], may_kill: bool =
     with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
         if _gone_within(fd, EXIT_WAIT_S):
             return
-        if not holds():
+        if not has_resources():
             return
         ways = ((signal.SIGTERM, TERM_WAIT_S), (signal.SIGKILL, UNDO_S))
         for signal_number, wait_s in ways if may_kill else ways[:1]:
@@ -221,31 +209,6 @@ def _can_be_shim(shim: ShimRecord) -> bool:
         and processes.is_of_user(process, os.getuid())
         and os.path.basename(processes.executable(process)).startswith("python")
     )
-
-
-def _outlive(
-    store: StateStore,
-    sandbox_id: str,
-    shim: ShimRecord,
-    remote: tuple[LedgerEntry, ...],
-    tell: Tell,
-    errors: list[str],
-    places: Places,
-    *,
-    alone: bool,
-) -> None:
-    """A shim that was asked to end its VM has done so, or both were ended because it never would."""
-    if not alone:  # another process has the lock, most likely one that waits already
-        tell(Word.NOTE, f"remote vm '{remote[0].key}': shim {shim.pid} waits for its end")
-        return
-    tell(Word.LONG, f"remote vm '{remote[0].key}': process {os.getpid()} waits for shim {shim.pid} to end it")
-    _wait_or_kill(store, sandbox_id, shim, max(map(hold_s, remote)))
-    with contextlib.suppress(NotFound):  # as a shim that came to its end leaves it
-        state = store.load(sandbox_id)
-        until = time.monotonic() + TIMEOUT_S * len(state.ledger)
-        check = belongs_to(sandbox_id, places, store.root)
-        held = release_all(state.ledger, deadline=until, errors=errors, check=check, patient=True)
-        _keep(store, sandbox_id, replace(state, ledger=held), is_gone=True)
 
 
 def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: float) -> None:
@@ -270,65 +233,89 @@ def _gone_within(pidfd: int, wait_s: float) -> bool:
     return bool(poll.poll(max(0.0, wait_s) * 1000))
 
 
-def _undo_all(
-    store: StateStore,
-    sandbox_id: str,
-    deadline: float,
-    errors: list[str],
-    places: Places,
-    *,
-    one_timeout_s: float,
-    is_gone: bool = False,
-    tell: Tell | None = None,
-) -> None:
-    """The ledger on disk is undone from its end; what could not be undone stays in it, for the next attempt.
+class _Remains:
+    """A sandbox's resources on the host: found by its ledger, or by its names where that cannot be read."""
 
-    Remote VMs are ended by who can wait for it, and says so by `tell`; else not at all.
-    """
-    state = store.load(sandbox_id)
-    remote = remote_vms(state.ledger)
-    if remote and tell is None and not is_gone:
-        return  # another process has the lock, most likely the one that waits for their end
-    local = tuple(entry for entry in state.ledger if entry not in remote)
-    check = belongs_to(sandbox_id, places, store.root)
-    held = release_all(local, deadline=deadline, one_timeout_s=one_timeout_s, errors=errors, check=check)
-    if held != local or not remote:
-        _keep(store, sandbox_id, replace(state, ledger=(*held, *remote)), is_gone)
-    if remote and tell is not None:
-        while errors:
-            tell(Word.ERROR, errors.pop(0))
-        tell(Word.LONG, f"remote vm '{remote[0].key}': process {os.getpid()} waits for its end")
-        now = time.monotonic()
-        if not release_all(remote, deadline=now, one_timeout_s=0, errors=errors, check=check, patient=True):
-            _keep(store, sandbox_id, replace(state, ledger=held), is_gone)
-    elif remote:
-        errors += [f"release remote-vm {entry.key!r}: its end may take minutes" for entry in remote]
+    def __init__(
+        self,
+        store: StateStore,
+        sandbox_id: str,
+        places: Places,
+        *,
+        one_timeout_s: float,
+        deadline: float = float("inf"),
+    ) -> None:
+        """One entry may take `one_timeout_s`, all of them until `deadline`; remote VMs take as long as they take."""
+        self._store = store
+        self._sandbox_id = sandbox_id
+        self._places = places
+        self._one_timeout_s = one_timeout_s
+        self._deadline = deadline
+        self._check = belongs_to(sandbox_id, places, store.root)
+        self.errors: list[str] = []
 
+    def undo(self, *, is_gone: bool = False, report: Reporter | None = None) -> None:
+        """The ledger on disk is undone from its end; entries that could not be undone stay, for the next attempt.
 
-def _keep(store: StateStore, sandbox_id: str, state: SandboxState, is_gone: bool) -> None:
-    """The state has what is still held; without any it is gone, unless its shim still serves."""
-    if state.ledger:
-        store.save(state)
-    elif is_gone or not _is_served(state.shim):
-        remove_dead_socket(state.shim.socket)
-        store.remove(sandbox_id)
+        Remote VMs are ended with a `report` only, whose caller waits for it. `is_gone`: no shim serves any more.
+        """
+        state = self._store.load(self._sandbox_id)
+        remote = remote_vms(state.ledger)
+        if remote and report is None and not is_gone:
+            return  # another process has the lock, most likely the one that waits for their end
+        local = tuple(entry for entry in state.ledger if entry not in remote)
+        left = self._release(local)
+        if left != local or not remote:
+            self._save(replace(state, ledger=(*left, *remote)), is_gone)
+        if remote and report is not None:
+            while self.errors:
+                report(Report.ERROR, self.errors.pop(0))
+            report(Report.LONG, f"remote vm '{remote[0].key}': process {os.getpid()} waits for its end")
+            if not self._release(remote):
+                self._save(replace(state, ledger=left), is_gone)
+        elif remote:
+            self.errors += [f"release remote-vm {entry.key!r}: its end may take minutes" for entry in remote]
 
+    def wait_and_undo(
+        self, shim: ShimRecord, remote: tuple[LedgerEntry, ...], report: Reporter, *, alone: bool
+    ) -> None:
+        """A shim that was asked to end its VM has done so, or both were ended because it never would."""
+        if not alone:  # another process has the lock, most likely one that waits already
+            report(Report.NOTE, f"remote vm '{remote[0].key}': shim {shim.pid} waits for its end")
+            return
+        report(Report.LONG, f"remote vm '{remote[0].key}': process {os.getpid()} waits for shim {shim.pid} to end it")
+        _wait_or_kill(self._store, self._sandbox_id, shim, max(map(hold_s, remote)))
+        with contextlib.suppress(NotFound):  # the shim has come to its end
+            state = self._store.load(self._sandbox_id)
+            self._deadline = time.monotonic() + TIMEOUT_S * len(state.ledger)
+            self._one_timeout_s = TIMEOUT_S
+            self._save(replace(state, ledger=self._release(state.ledger)), is_gone=True)
 
-def _clean_unread(
-    store: StateStore, sandbox_id: str, reason: str, deadline: float, places: Places, *, one_timeout_s: float
-) -> list[str]:
-    """Errors for what could not be cleaned of a sandbox whose state cannot be read: it is found by its names.
+    def undo_by_names(self, reason: str) -> None:
+        """As `undo`, for a state that cannot be read. It is removed last, so that a failure leaves a trace."""
+        errors: list[str] = []
+        try:
+            if not self._release(conventional_ledger(self._sandbox_id, self._places), errors):
+                self._store.remove(self._sandbox_id)
+        except OSError as error:
+            errors.append(f"look for remains: {error.strerror} ({error.filename})")
+        except ShimError as error:
+            errors.append(str(error))
+        self.errors += [f"clean sandbox {self._sandbox_id!r} ({reason}): {error}" for error in errors]
 
-    The damaged state is removed last, so that a failure leaves a trace.
-    """
-    errors: list[str] = []
-    try:
-        ledger = conventional_ledger(sandbox_id, places)
-        check = belongs_to(sandbox_id, places, store.root)
-        if not release_all(ledger, deadline=deadline, one_timeout_s=one_timeout_s, errors=errors, check=check):
-            store.remove(sandbox_id)
-    except OSError as error:
-        errors.append(f"look for remains: {error.strerror} ({error.filename})")
-    except ShimError as error:
-        errors.append(str(error))
-    return [f"clean sandbox {sandbox_id!r} ({reason}): {error}" for error in errors]
+    def _release(self, ledger: tuple[LedgerEntry, ...], errors: list[str] | None = None) -> tuple[LedgerEntry, ...]:
+        return release_all(
+            ledger,
+            deadline=self._deadline,
+            one_timeout_s=self._one_timeout_s,
+            errors=self.errors if errors is None else errors,
+            check=self._check,
+        )
+
+    def _save(self, state: SandboxState, is_gone: bool) -> None:
+        """The state has the entries that are left; without any it is gone, unless its shim still serves."""
+        if state.ledger:
+            self._store.save(state)
+        elif is_gone or not _is_served(state.shim):
+            remove_dead_socket(state.shim.socket)
+            self._store.remove(self._sandbox_id)

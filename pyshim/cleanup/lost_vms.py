@@ -1,4 +1,4 @@
-"""Remote VMs that their service has forgotten: a tombstone for each, kept until a person strikes it.
+"""Remote VMs that their service has forgotten: a tombstone for each, until a person removes it.
 
 A service that was restarted without its memory answers StopVM with "no such VM" while the VM may run on and cost money.
 No call of the protocol can end such a VM, so its tombstone is for the person who looks in the cloud.
@@ -29,22 +29,22 @@ class LostVm(msgspec.Struct, frozen=True, kw_only=True):
     """When the service no longer knew the VM, by the time of the epoch."""
 
 
-def bury(entry: LedgerEntry) -> None:
-    """The VM of this ledger entry has a tombstone. Raises OSError, and InvalidArgument for an id that is no name."""
+def write_tombstone(entry: LedgerEntry) -> None:
+    """The VM of this ledger entry has a tombstone. Raises OSError; InvalidArgument for an id that cannot be a name."""
     name = checked_id(entry.key, "id of remote vm")
     os.makedirs(LOST_VMS, mode=0o700, exist_ok=True)
-    stone = LostVm(
+    tombstone = LostVm(
         id=entry.key,
         service=str(entry.detail.get("socket", "")),
         agent=str(entry.detail.get("agent", "")),
         found_s=int(time.time()),
     )
-    content = msgspec.json.format(msgspec.json.encode(stone)) + b"\n"
+    content = msgspec.json.format(msgspec.json.encode(tombstone)) + b"\n"
     replace_file(f"{LOST_VMS}/{name}", content, mode=0o600, durable=False, many_writers=True)
 
 
 def lost_vms() -> tuple[LostVm, ...]:
-    """Every VM with a tombstone, by id. Of a tombstone that cannot be read the id is known. Raises OSError."""
+    """Every VM with a tombstone, by id; of one that cannot be read only the id is given. Raises OSError."""
     try:
         names = sorted(os.listdir(LOST_VMS))
     except FileNotFoundError:
@@ -58,8 +58,8 @@ def _read(name: str) -> LostVm:
     return LostVm(id=name)
 
 
-def strike(vm_id: str) -> bool:
-    """The VM has no tombstone; False when it had none. Raises OSError, and InvalidArgument for what is no id."""
+def remove_tombstone(vm_id: str) -> bool:
+    """The tombstone of the VM is gone; False when there was none. Raises OSError; InvalidArgument for a wrong id."""
     try:
         os.unlink(f"{LOST_VMS}/{checked_id(vm_id, 'id of remote vm')}")
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Sandboxes whose shim is gone: found by their states, by the register, and by what runs under their name.
 
-What could be another runtime's, or a living shim's, is spared, with a reason.
+A sandbox that may be another runtime's, or a living shim's, is spared, with a reason.
 """
 
 import time
@@ -33,7 +33,7 @@ class Orphan(NamedTuple):
     shim: ShimRecord | None
     state: SandboxState | None
     ledger: tuple[LedgerEntry, ...]
-    """What is to be undone, from the end."""
+    """The entries to undo, from the end."""
 
 
 class Spared(NamedTuple):
@@ -51,7 +51,7 @@ def candidates(store: StateStore, places: Places) -> tuple[str, ...]:
 
 
 def judged(store: StateStore, sandbox_id: str, places: Places) -> Orphan | Spared | None:
-    """Whether the sandbox is an orphan of ours; None when nothing is there that was ours."""
+    """The sandbox as an orphan of ours or spared; None when nothing on the host was ours."""
     known_by, state, shim = "its state", None, None
     try:
         state = store.load(sandbox_id)
@@ -115,14 +115,14 @@ def clean_orphan(
             reason = f"another process cleans it, and ends remote vm '{remote[0].key}'"
             return Spared(sandbox_id, reason, is_served=False), (), errors
         check = belongs_to(sandbox_id, places, store.root)
-        held = release_all(found.ledger, deadline=deadline, errors=errors, check=check, patient=True)
-        # What is not the sandbox's has been told, and is not kept: every later run would fail on it.
-        kept = tuple(entry for entry in held if not is_foreign(entry, check))
-        if not kept:
+        left = release_all(found.ledger, deadline=deadline, errors=errors, check=check)
+        # Foreign entries are in `errors` and are dropped: every later run would fail on them.
+        own = tuple(entry for entry in left if not is_foreign(entry, check))
+        if not own:
             _forget(store, found, errors)
         elif found.state is not None:
-            store.save(replace(found.state, ledger=kept))
-    return found, held, errors
+            store.save(replace(found.state, ledger=own))
+    return found, left, errors
 
 
 def _forget(store: StateStore, found: Orphan, errors: list[str]) -> None:

@@ -49,35 +49,34 @@ def release_all(
     one_timeout_s: float = TIMEOUT_S,
     errors: list[str],
     check: Callable[[LedgerEntry], None],
-    patient: bool = False,
 ) -> tuple[LedgerEntry, ...]:
     """Every entry was undone, the last first; those that could not be are returned in their order, `errors` says why.
 
     For a ledger whose shim is gone. `check` raises ShimError for an entry that must be left alone. `deadline` (of the
-    monotonic clock) is for all of them, but for remote VMs when `patient`: the end of one takes as long as it takes.
+    monotonic clock) is for all of them but remote VMs: the end of one takes as long as it takes.
     """
-    held: list[LedgerEntry] = []
+    left: list[LedgerEntry] = []
     for entry in reversed(ledger):
         began = time.monotonic()
         left_s = min(deadline - began, one_timeout_s)
-        is_awaited = patient and entry.kind is ResourceKind.REMOTE_VM
+        is_awaited = entry.kind is ResourceKind.REMOTE_VM
         if is_awaited:
             left_s = patience_s(entry)
         if left_s <= 0:
             errors.append(f"release {entry.kind.value} {entry.key!r}: no time left")
-            held.append(entry)
+            left.append(entry)
             continue
         try:
             check(entry)
             release(entry, timeout_s=left_s)
         except Exception as error:
             # Any error of an entry that makes no sense: those before it must still be undone.
-            told = isinstance(error, ShimError)
-            errors.append(str(error) if told else f"release {entry.kind.value} {entry.key!r}: {error!r}")
-            held.append(entry)
+            is_named = isinstance(error, ShimError)
+            errors.append(str(error) if is_named else f"release {entry.kind.value} {entry.key!r}: {error!r}")
+            left.append(entry)
         if is_awaited:
             deadline += time.monotonic() - began
-    return tuple(reversed(held))
+    return tuple(reversed(left))
 
 
 def _release_directory(entry: LedgerEntry, _deadline: float) -> None:
@@ -130,7 +129,6 @@ def _has_argument(process: processes.ProcessRef, text: str) -> bool:
 
 
 def _release_cgroup(entry: LedgerEntry, deadline: float) -> None:
-
     # With roots the key is a path in each of these hierarchies, without it is a directory.
     for root in str(entry.detail.get("roots", "")).split(":"):
         remove_cgroup(root + entry.key, deadline)
@@ -142,17 +140,14 @@ def _namespace_of(entry: LedgerEntry) -> "_Namespace":
 
 
 def _release_link(entry: LedgerEntry, _deadline: float) -> None:
-
     delete_link(entry.key, **_namespace_of(entry))
 
 
 def _release_ingress(entry: LedgerEntry, _deadline: float) -> None:
-
     delete_ingress(entry.key, **_namespace_of(entry))
 
 
 def _release_qdisc(entry: LedgerEntry, _deadline: float) -> None:
-
     delete_qdisc(entry.key, **_namespace_of(entry))
 
 

@@ -1,7 +1,8 @@
 """The end of a remote VM whose shim is gone: StopVM, called by `delete` or `pyshim cleanup`.
 
-A service deletes the VM within the call and may give up when the connection closes, after which no process knows of
-the VM. So only a caller that can wait for the answer makes the call (`stop_remote_vm`, synchronous like every undo).
+A service deletes the VM within the call and may give up when the connection closes, after which no process has
+a record of the VM. So only a caller that can wait for the answer makes the call (`stop_remote_vm`, synchronous like
+every undo).
 
 That may take minutes, and `delete` has seconds. Its work is done by another process (`background.py`), which keeps the
 connection to the service and the lock on the sandbox's state, and strikes the VM out when the service has answered.
@@ -14,7 +15,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from pyshim.cleanup.lost_vms import bury
+from pyshim.cleanup.lost_vms import write_tombstone
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import MAX_REPLY_BYTES, SERVICE, RemoteVmState, is_unknown_vm, shown
@@ -41,13 +42,13 @@ def are_stopped(entries: tuple[LedgerEntry, ...]) -> bool:
 
 
 def patience_s(entry: LedgerEntry) -> float:
-    """How long the end of this VM may take."""
-    told = entry.detail.get("stop_timeout_s")
-    return float(told) if isinstance(told, int) and told > 0 else USUAL_PATIENCE_S
+    """Seconds that the end of this VM may take."""
+    stop_s = entry.detail.get("stop_timeout_s")
+    return float(stop_s) if isinstance(stop_s, int) and stop_s > 0 else USUAL_PATIENCE_S
 
 
 def hold_s(entry: LedgerEntry) -> float:
-    """How long a shim that was asked to end may still rightly be busy with this VM.
+    """Seconds for which a shim that was asked to end may still be busy with this VM.
 
     With the CreateVM or StartVM under way, then with StopVM, each up to its deadline.
     """
@@ -58,19 +59,19 @@ def hold_s(entry: LedgerEntry) -> float:
 
 
 def stop_remote_vm(entry: LedgerEntry, deadline: float) -> None:
-    """The service has answered StopVM, or knows no such VM and never will.
+    """The service has answered StopVM, or has no such VM and never will.
 
-    A VM that was started and that the service does not know any more has a tombstone then.
+    A VM that was started and that the service has forgotten has a tombstone then.
 
     Raises FailedPrecondition without a call when `deadline` leaves too little time; Unavailable when the service cannot
-    be reached or drops the call; FailedPrecondition with its words, or while a CreateVM whose caller is gone may still
-    be carried out.
+    be reached or drops the call; FailedPrecondition with the service's text, or while a CreateVM whose caller is gone
+    may still be carried out.
     """
     state = entry.detail.get("state")
     if state == RemoteVmState.STOPPED:
         return
     if state == RemoteVmState.LOST:
-        bury(entry)
+        write_tombstone(entry)
         return
     left_s = deadline - time.monotonic()
     if left_s + 1 < patience_s(entry):
@@ -80,7 +81,7 @@ def stop_remote_vm(entry: LedgerEntry, deadline: float) -> None:
         )
     while _is_unknown(entry, deadline):
         if state == RemoteVmState.STARTED:
-            bury(entry)
+            write_tombstone(entry)
             return
         if not _may_come_yet(entry):
             return
@@ -143,7 +144,7 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> "ResponseRece
     core = ClientConnection()
     stream_id, frame = core.send_request(SERVICE, "StopVM", _stop_request(vm_id), max_reply_bytes=MAX_REPLY_BYTES)
     sock.sendall(frame)
-    # What comes instead of the answer may come without end, and then no single wait is long.
+    # Other frames may come without end, and then no single wait is long.
     while (left_s := deadline - time.monotonic()) > 0:
         sock.settimeout(left_s)
         with suppress(InterruptedError):

@@ -162,13 +162,13 @@ class Cgroups(Protocol):
     async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str: ...
 
 
-class PinnedElsewhere(Protocol):
+class PinnedCpus(Protocol):
     """Held until our own pins are on disk."""
 
     taken: Mapping[int, str]
     """The sandbox that pins each CPU."""
 
-    def __enter__(self) -> "PinnedElsewhere": ...
+    def __enter__(self) -> "PinnedCpus": ...
     def __exit__(self, *error: object) -> None: ...
 
 
@@ -226,7 +226,7 @@ class Records(Protocol):
     def held(self) -> Mapping[str, int]:
         """Entries of the ledger by kind."""
 
-    def pins(self) -> PinnedElsewhere:
+    def pins(self) -> PinnedCpus:
         """Which CPUs other sandboxes pin; this shim alone decides until it is closed. Blocks for a moment."""
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:

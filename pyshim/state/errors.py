@@ -1,4 +1,4 @@
-"""Why a state cannot be used."""
+"""Reasons why a state cannot be used."""
 
 from pyshim.model.errors import FailedPrecondition, Internal
 

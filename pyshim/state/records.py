@@ -1,4 +1,4 @@
-"""The state of a live sandbox, kept on disk: an intent is written before its effect, a strike-out soon after.
+"""The state of a live sandbox on disk: an intent is written before its effect, a strike-out soon after.
 
 `PersistentLedger` is the `Ledger` rooms see (model/ledger.py); `SandboxRecords` implements the seam `Records`.
 """
@@ -13,17 +13,17 @@ from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import EXCLUSIVE, LedgerEntry, ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot
-from pyshim.state.elsewhere import PinnedElsewhere, claimed_elsewhere, held_by_no_other, pinned_elsewhere
+from pyshim.state.claims import PinnedCpus, claimed_cgroups, exclusive_claim, pinned_cpus
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
 log = logging.getLogger(__name__)
 
 STRUCK_OUT_AT_ONCE = EXCLUSIVE | {ResourceKind.REMOTE_VM}
-"""Kinds whose strike-out waits for nothing: once released, the key may be another sandbox's, or its undo is dear."""
+"""Kinds whose strike-out is written at once: another sandbox may take the key, or a second undo takes long."""
 STRIKE_OUT_WITHIN_S = 0.05
-"""Seconds after which a strike-out is on disk when no other write took it along. A Delete ends with such a write, so
-its strike-outs, however many, cost none of their own. Until then a crash costs one idempotent undo for each."""
+"""Seconds after which a strike-out is on disk when no other write contained it. A Delete ends with such a write, so
+its strike-outs need none of their own. Until then a crash costs one idempotent undo for each."""
 
 
 class PersistentLedger:
@@ -49,7 +49,7 @@ class PersistentLedger:
         self._entries: dict[tuple[ResourceKind, str], LedgerEntry] = {}
 
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """What is held, in order of acquisition."""
+        """All entries, in order of acquisition."""
         return tuple(self._entries.values())
 
     def acquire(self, *entries: LedgerEntry) -> None:
@@ -69,17 +69,17 @@ class PersistentLedger:
             raise
 
     async def release(self, entry: LedgerEntry) -> None:
-        """The resource is gone and struck out, on disk soon after. An entry that is not held is success.
+        """The resource is gone and struck out, on disk soon after. An entry that is not in the ledger is success.
 
-        The entry may be the first intent: what was learned since (a pid) is taken from the ledger. Raises ShimError
-        when the undo fails; the entry stays then.
+        The entry may be the first intent: later details (a pid) are taken from the ledger. Raises ShimError when the
+        undo fails; the entry stays then.
         """
         slot = (entry.kind, entry.key)
-        held = self._entries.get(slot)
-        if held is None:
+        current = self._entries.get(slot)
+        if current is None:
             return
-        await self._undo(held)
-        if self._entries.get(slot) is not held:
+        await self._undo(current)
+        if self._entries.get(slot) is not current:
             return
         del self._entries[slot]
         if entry.kind not in STRUCK_OUT_AT_ONCE:
@@ -88,12 +88,12 @@ class PersistentLedger:
         try:
             self._write()
         except ShimError as error:
-            # The resource is gone; after a crash the line that stays on disk costs one idempotent undo.
+            # The resource is gone; after a crash the entry that stays on disk costs one idempotent undo.
             log.warning("strike out of ledger", extra={"kind": entry.kind.value, "key": entry.key, "error": str(error)})
 
 
 class SandboxRecords:
-    """One sandbox's persist.json, kept current until `remove`."""
+    """One sandbox's persist.json, current until `remove`."""
 
     def __init__(
         self,
@@ -123,19 +123,19 @@ class SandboxRecords:
     def held(self) -> Mapping[str, int]:
         return Counter(entry.kind.value for entry in self._ledger.entries())
 
-    def pins(self) -> PinnedElsewhere:
-        """Which CPUs the node's other sandboxes pin. Blocks for a moment; raises ShimError."""
-        return pinned_elsewhere(self._sandbox_id, self._store.root)
+    def pins(self) -> PinnedCpus:
+        """The CPUs that the node's other sandboxes pin. Blocks for a moment; raises ShimError."""
+        return pinned_cpus(self._sandbox_id, self._store.root)
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:
         """Within it, the sandbox of each of the cgroups that another one has; None while another shim decides.
 
         Entering it raises ShimError.
         """
-        return claimed_elsewhere(self._sandbox_id, cgroups, self._store.root)
+        return claimed_cgroups(self._sandbox_id, cgroups, self._store.root)
 
     def _alone(self, entry: LedgerEntry) -> AbstractContextManager[None]:
-        return held_by_no_other(self._sandbox_id, entry, self._store.root)
+        return exclusive_claim(self._sandbox_id, entry, self._store.root)
 
     def save(self, snapshot: SandboxSnapshot) -> None:
         """The snapshot is on disk, whole, with the ledger; ignored after `remove`. Raises ShimError naming the file."""
@@ -146,8 +146,8 @@ class SandboxRecords:
     def remove(self) -> None:
         """Nothing of the sandbox is on disk, nor will be. Idempotent, never raises.
 
-        While the ledger still holds something the files stay, since nothing else names it. What cannot be removed
-        otherwise is only logged: it must not fail the Delete or Shutdown whose resources are all gone.
+        While the ledger has entries the files stay, since nothing else names these. Another failure is only logged: it
+        must not fail the Delete or Shutdown whose resources are all gone.
         """
         if self._ledger.entries():
             if self._timer is not None:
@@ -177,7 +177,7 @@ class SandboxRecords:
         try:
             self._write()
         except ShimError as error:
-            # What was struck out is gone; after a crash the lines that stay on disk cost one idempotent undo each.
+            # The resources are gone; after a crash the entries that stay on disk cost one idempotent undo each.
             log.warning("strike out of ledger", extra={"sandbox": self._sandbox_id, "error": str(error)})
 
     def _stop_timer(self) -> None:

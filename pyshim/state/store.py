@@ -1,7 +1,7 @@
-"""Where states are kept: <root>/<sandbox>/persist.json and <root>/<sandbox>/<container>/persist.json.
+"""States as files: <root>/<sandbox>/persist.json and <root>/<sandbox>/<container>/persist.json.
 
-A second file, <register>/<sandbox>, says no more than that a shim of ours made the sandbox, and which. Kata's shims use
-the same root, so the register tells whose a sandbox is when its state was lost or damaged.
+A second file, <register>/<sandbox>, says which shim of ours made the sandbox, and nothing else. Kata's shims use
+the same root, so the register identifies our sandboxes whose state was lost or damaged.
 
 A file is replaced whole (written aside, synced, renamed), so a reader finds the old or the new one, after a crash too.
 Directories have mode 0700 and files 0600: bundles and addresses are for their owner alone.
@@ -34,7 +34,7 @@ MAX_ENTRY_BYTES = 64 * 1024
 
 
 class StateStore:
-    """The states below one root directory, as files; `schema.py` knows what they mean."""
+    """The states below one root directory, as files; `schema.py` has their format."""
 
     def __init__(self, *, root: str = ROOT, register: str | None = None) -> None:
         """Without a `register` no sandbox is entered in one or found there."""
@@ -44,7 +44,7 @@ class StateStore:
         """The files of the last sandbox's containers, by directory; empty after a failed write."""
 
     def directory(self, sandbox_id: str) -> str:
-        """Where the sandbox's state is. Raises FailedPrecondition for an id that is no plain file name."""
+        """The directory of the sandbox's state. Raises FailedPrecondition for an id that is not a file name."""
         if sandbox_id in ("", ".", "..") or "/" in sandbox_id or "\0" in sandbox_id:
             raise FailedPrecondition(f"find state of {sandbox_id!r}: not a sandbox id")
         return f"{self.root}/{sandbox_id}"
@@ -119,15 +119,15 @@ class StateStore:
         return tuple(name for name in names if not name.endswith(ASIDE))  # as no id does
 
     def names_us(self, sandbox_id: str) -> bool:
-        """The state, however damaged, has our key in it."""
+        """The state, however damaged, contains our key."""
         return self.mentions(sandbox_id, (f'"{KEY}"'.encode(),))
 
-    def mentions(self, sandbox_id: str, words: Iterable[bytes]) -> bool:
-        """The state, however damaged, has one of the words in it."""
-        text = _content(f"{self.directory(sandbox_id)}/{FILE_NAME}", MAX_BYTES)
-        return any(word in text for word in words)
+    def mentions(self, sandbox_id: str, texts: Iterable[bytes]) -> bool:
+        """The state, however damaged, contains one of the texts."""
+        content = _content(f"{self.directory(sandbox_id)}/{FILE_NAME}", MAX_BYTES)
+        return any(text in content for text in texts)
 
-    def knows(self, sandbox_id: str) -> bool:
+    def has_record(self, sandbox_id: str) -> bool:
         """There is a state of the sandbox, readable or not, or an entry in the register."""
         if os.path.lexists(f"{self.directory(sandbox_id)}/{FILE_NAME}"):
             return True
@@ -183,7 +183,7 @@ class StateStore:
         for path in gone:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{path}/{FILE_NAME}")
-            # What is not ours in there stays, and its directory with it.
+            # Another program's file stays, and its directory with it.
             with contextlib.suppress(OSError):
                 os.rmdir(path)
 

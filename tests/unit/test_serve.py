@@ -194,7 +194,7 @@ def test_what_a_dead_shim_left_is_undone_before_its_record_is_overwritten(tmp_pa
     clear_remains(store, SANDBOX)
 
     assert not left.exists()
-    assert not store.knows(SANDBOX)
+    assert not store.has_record(SANDBOX)
     clear_remains(store, SANDBOX)
 
 

@@ -7,7 +7,7 @@ import click
 from msgspec import Struct
 
 from pyshim.cleanup.conventions import Places
-from pyshim.cleanup.lost_vms import LostVm, lost_vms, strike
+from pyshim.cleanup.lost_vms import LostVm, lost_vms, remove_tombstone
 from pyshim.cleanup.orphans import Orphan, Spared, candidates, clean_orphan, judged
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import checked_id
@@ -65,7 +65,7 @@ def command(node: Node | None, sandbox: str | None, everything: bool, strike: st
 
 def _strike(vm_id: str) -> int:
     try:
-        was_lost = strike(vm_id)
+        was_lost = remove_tombstone(vm_id)
     except (ShimError, OSError) as error:
         print(f"pyshim: strike remote vm {vm_id!r}: {error}", file=sys.stderr)
         return FAILED

@@ -21,7 +21,7 @@ from pyshim.model.cgroups import Group, GroupSetting, Member, Role
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
-from pyshim.model.seams import Cgroups, PinnedElsewhere
+from pyshim.model.seams import Cgroups, PinnedCpus
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
 from pyshim.resources.cgroups.plan.pinning import Pinning, node_cpus, pinning, service_cpus
@@ -53,7 +53,7 @@ class CgroupRecords(Protocol):
 
     @property
     def ledger(self) -> Ledger: ...
-    def pins(self) -> PinnedElsewhere: ...
+    def pins(self) -> PinnedCpus: ...
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]: ...
 
 

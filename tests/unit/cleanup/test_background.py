@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.background import HEARD_S, Outcome, listen
+from pyshim.cleanup.background import LONG_WAIT_S, Outcome, listen
 
 PROJECT = Path(__file__).parents[3]
 
@@ -68,13 +68,13 @@ def test_without_time_left_what_was_told_is_heard_and_nothing_is_waited_for(pipe
 
 
 def test_work_that_takes_long_is_waited_for_a_moment_only(pipe: Pipe) -> None:
-    outcome, clock = Outcome(), Clock(each_look_s=HEARD_S)
+    outcome, clock = Outcome(), Clock(each_look_s=LONG_WAIT_S)
     pipe.tell("long it waits for its end\n")
 
     assert not listen(pipe.ours, outcome, clock.now + 3600, clock=clock)
 
     assert outcome.waits_for == "it waits for its end"
-    assert clock.now - 1000.0 < 10 * HEARD_S
+    assert clock.now - 1000.0 < 10 * LONG_WAIT_S
 
 
 def test_a_line_that_was_cut_off_is_not_heard(pipe: Pipe) -> None:
@@ -90,8 +90,8 @@ def test_a_line_that_was_cut_off_is_not_heard(pipe: Pipe) -> None:
 PROGRAM = """
 import os, sys, time
 sys.path.insert(0, {project!r})
-from pyshim.cleanup.background import Word, apart
-def work(tell):
+from pyshim.cleanup.background import Report, apart
+def work(report):
 {work}
 if {has_room}:
     pass
@@ -116,8 +116,8 @@ def carried_out(*work: str, has_room: bool = True) -> str:
 @pytest.mark.parametrize(
     ("work", "heard"),
     [
-        pytest.param(["tell(Word.ANSWER, '7')"], "0|7|[]", id="answers"),
-        pytest.param(["tell(Word.ERROR, 'two\\nlines')"], "0||['two lines']", id="fails in part"),
+        pytest.param(["report(Report.ANSWER, '7')"], "0|7|[]", id="answers"),
+        pytest.param(["report(Report.ERROR, 'two\\nlines')"], "0||['two lines']", id="fails in part"),
         pytest.param(["raise ValueError('why')"], "0||['work: why']", id="fails"),
         pytest.param(["os._exit(3)"], "0||['work: the process that was to do it ended with status 768']", id="dies"),
         pytest.param(["print('lost')"], "0||[]", id="prints"),
@@ -128,4 +128,4 @@ def test_how_the_work_ends_is_heard(work: list[str], heard: str) -> None:
 
 
 def test_where_there_is_no_room_for_another_process_this_one_does_the_work() -> None:
-    assert carried_out("tell(Word.ANSWER, str(os.getpid() > 0))", has_room=False) == "0|True|[]"
+    assert carried_out("report(Report.ANSWER, str(os.getpid() > 0))", has_room=False) == "0|True|[]"

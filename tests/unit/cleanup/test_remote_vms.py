@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyshim.cleanup import remote_vms
-from pyshim.cleanup.lost_vms import lost_vms, strike
+from pyshim.cleanup.lost_vms import lost_vms, remove_tombstone
 from pyshim.cleanup.release import release, release_all
 from pyshim.cleanup.remote_vms import USUAL_PATIENCE_S, patience_s
 from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
@@ -83,8 +83,8 @@ def test_a_started_vm_that_the_service_has_forgotten_leaves_a_tombstone(service:
     (lost,) = lost_vms()
     assert (lost.id, lost.service, lost.agent) == (VM, service.path, service.agent_path)
     assert abs(lost.found_s - time.time()) < 3600
-    assert strike(VM)
-    assert not strike(VM)
+    assert remove_tombstone(VM)
+    assert not remove_tombstone(VM)
     assert lost_vms() == ()
 
 
@@ -232,7 +232,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_patient_replay_waits_for_the_vm_and_still_undoes_the_rest(
+def test_a_replay_waits_for_the_vm_and_still_undoes_the_rest(
     service: FakeRemoteService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others' deadline is not used up by a service that takes its time."""
@@ -255,27 +255,10 @@ def test_a_patient_replay_waits_for_the_vm_and_still_undoes_the_rest(
         one_timeout_s=PATIENCE_S,
         errors=errors,
         check=lambda _entry: None,
-        patient=True,
     )
 
     assert (held, errors, service.vms) == ((), [], {})
     assert not directory.exists()
-
-
-def test_an_impatient_replay_keeps_the_vm_and_undoes_the_rest(service: FakeRemoteService, tmp_path: Path) -> None:
-    directory = tmp_path / "vm"
-    directory.mkdir()
-    ledger = (LedgerEntry(kind=ResourceKind.DIRECTORY, key=str(directory)), entry(service))
-    errors: list[str] = []
-
-    held = release_all(
-        ledger, deadline=time.monotonic() + 60, one_timeout_s=5, errors=errors, check=lambda _entry: None
-    )
-
-    assert [one.kind for one in held] == [ResourceKind.REMOTE_VM]
-    assert len(errors) == 1
-    assert not directory.exists()
-    assert service.calls == []
 
 
 @pytest.mark.parametrize("told", [{}, {"stop_timeout_s": "x"}, {"stop_timeout_s": 0}], ids=str)

@@ -89,10 +89,9 @@ def play(tmp_path: Path, test: Scenario, *faults: Fault) -> FakeRemoteService:
                 records.remove()
             assert stack.left() == {}
             errors: list[str] = []
-            assert (
-                release_all(kept, deadline=0, one_timeout_s=0, errors=errors, check=lambda _entry: None, patient=True)
-                == ()
-            ), errors
+            assert release_all(kept, deadline=0, one_timeout_s=0, errors=errors, check=lambda _entry: None) == (), (
+                errors
+            )
 
         asyncio.run(body())
         assert service.vms == {}

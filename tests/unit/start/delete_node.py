@@ -135,7 +135,7 @@ class Node:
 def carried_out_here(work: Work, action: str, deadline: float) -> Outcome:
     """In the test's own process, which has threads."""
     outcome = Outcome()
-    work(outcome.hear)
+    work(outcome.take)
     return outcome
 
 

@@ -30,13 +30,13 @@ from tests.fakes.remote_service import FakeRemoteService, when
 SANDBOX = f"test-remote-{os.getpid()}"
 WAIT_S = 60.0
 IMPATIENT = (
-    "leftovers.EXIT_WAIT_S = leftovers.TERM_WAIT_S = leftovers.HELD_PAUSE_S = background.HEARD_S = 0.05; "
+    "leftovers.EXIT_WAIT_S = leftovers.TERM_WAIT_S = leftovers.HELD_PAUSE_S = background.LONG_WAIT_S = 0.05; "
     "remote_vms.PAUSE_S = 0.05"
 )
 """For a `delete` that waits in vain: here nothing that it waits for ends before the test says so."""
 LOCKED = "leftovers.LOCK_WAIT_S = 0"
 """For a `delete` while another process has the lock: it tries once."""
-PATIENT = f"delete.DEADLINE_S = background.HEARD_S = {WAIT_S}"
+PATIENT = f"delete.DEADLINE_S = background.LONG_WAIT_S = {WAIT_S}"
 """For a `delete` that is to be done with everything before it answers, on a machine however busy."""
 Process = subprocess.Popen[bytes]
 

@@ -113,7 +113,7 @@ def test_a_full_disk_from_the_start_refuses_the_first_intent_and_leaves_nothing_
 os.mkdir(top + "/sbs")
 full()
 refused = attempt(lambda: records.ledger.acquire(entry("/a")))
-print(json.dumps({"refused": refused, "held": len(records.ledger.entries()), "known": store.knows("sb1")}))
+print(json.dumps({"refused": refused, "held": len(records.ledger.entries()), "known": store.has_record("sb1")}))
 """)
 
     assert "No space left on device" in str(found["refused"])

@@ -119,7 +119,7 @@ def test_the_ledger_of_a_dead_shim_is_undone_and_reported_line_by_line(
     ]
     assert vmm.wait() == -signal.SIGKILL
     assert not directory.exists()
-    assert not node.store.knows("dead")
+    assert not node.store.has_record("dead")
     assert node.cleanup("--all") == cleanup.CLEAN
     assert capsys.readouterr().out == ""
 
@@ -133,7 +133,7 @@ def test_a_dry_run_says_the_same_and_changes_nothing(node: Node, capsys: pytest.
     assert f"  would undo: directory {directory}" in capsys.readouterr().out.splitlines()
     assert vmm.poll() is None
     assert directory.exists()
-    assert node.store.knows("dead")
+    assert node.store.has_record("dead")
 
 
 def test_a_living_shims_sandbox_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,7 +173,7 @@ def test_a_lost_or_damaged_state_is_made_up_for_by_conventions(
     assert bystander.poll() is None
     assert [path.exists() for path in directories] == [False, False]
     assert [path.exists() for path in others] == [True, True]
-    assert not node.store.knows("dead")
+    assert not node.store.has_record("dead")
 
 
 def test_a_vmm_that_may_have_an_unrecorded_shim_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,7 +261,7 @@ def test_what_cannot_be_undone_is_kept_and_told_and_the_others_are_cleaned(
     assert f"  kept: socket {node.root}/vm/bad/in-the-way" in captured.out
     assert f"pyshim: release socket '{node.root}/vm/bad/in-the-way': not a socket" in captured.err
     assert node.store.load("bad").ledger == (stuck,)
-    assert not node.store.knows("good")
+    assert not node.store.has_record("good")
 
 
 def test_what_no_shim_can_have_written_is_told_once_and_then_forgotten(
@@ -274,7 +274,7 @@ def test_what_no_shim_can_have_written_is_told_once_and_then_forgotten(
     assert node.cleanup("--all") == cleanup.FAILED
     assert f"release directory '{outside}': it is no place of sandbox 'odd', so it is left" in capsys.readouterr().err
     assert outside.exists()
-    assert not node.store.knows("odd")
+    assert not node.store.has_record("odd")
     assert node.cleanup("--all") == cleanup.CLEAN
 
 
@@ -357,7 +357,7 @@ def test_a_shim_of_another_pid_namespace_cannot_be_said_to_be_dead(
 
 
 def test_a_lost_remote_vm_is_listed_until_a_person_strikes_it(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    lost_vms.bury(entry(ResourceKind.REMOTE_VM, "pod1", socket="/run/peerpod/hypervisor.sock"))
+    lost_vms.write_tombstone(entry(ResourceKind.REMOTE_VM, "pod1", socket="/run/peerpod/hypervisor.sock"))
 
     for words, code in ((("--all",), cleanup.FAILED), (("--all", "--dry-run"), cleanup.TO_DO), (("pod1",), 1)):
         assert node.cleanup(*words) == code

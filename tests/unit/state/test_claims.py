@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.state import elsewhere
-from pyshim.state.elsewhere import claimed_elsewhere, held_by_no_other, pinned_elsewhere
+from pyshim.state import claims
+from pyshim.state.claims import claimed_cgroups, exclusive_claim, pinned_cpus
 from pyshim.state.store import StateStore
 from tests.unit.state.states import state as some_state
 
@@ -28,13 +28,13 @@ def test_others_pins_are_known_and_our_own_left_out(tmp_path: Path) -> None:
     (tmp_path / "kata").mkdir()
     (tmp_path / "kata/persist.json").write_text("{}")
 
-    with pinned_elsewhere("two", str(tmp_path)) as others:
+    with pinned_cpus("two", str(tmp_path)) as others:
         assert others.taken == {2: "one", 3: "one"}
 
 
 def test_a_node_without_states_is_an_error_that_names_the_directory(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match=f"lock '{tmp_path}/none'"):
-        pinned_elsewhere("one", f"{tmp_path}/none")
+        pinned_cpus("one", f"{tmp_path}/none")
 
 
 @pytest.mark.parametrize("path", ["/pod1/kata_c1", '/system.slice/kata-ü "1".scope'])
@@ -50,9 +50,9 @@ def test_a_cgroup_is_its_sandboxs_from_the_intent_on(tmp_path: Path, path: str) 
     (tmp_path / "damaged/persist.json").write_text(path)
     (tmp_path / "empty").mkdir()
 
-    with claimed_elsewhere("new", [path, "/other"], str(tmp_path)) as taken:
+    with claimed_cgroups("new", [path, "/other"], str(tmp_path)) as taken:
         assert taken == {path: "one"}
-    with claimed_elsewhere("one", [path, "/other"], str(tmp_path)) as taken:
+    with claimed_cgroups("one", [path, "/other"], str(tmp_path)) as taken:
         assert taken == {}
 
 
@@ -66,23 +66,23 @@ def test_what_one_sandbox_alone_may_have_is_its_own_alive_or_not(tmp_path: Path)
         StateStore(root=str(tmp_path)).save(replace(some_state(), sandbox_id=sandbox_id, ledger=ledger))  # type: ignore[arg-type]
 
     refusal = r"take vfio '0000:41:08\.0': sandbox 'dead' has it \(hint: .*'pyshim cleanup dead'\)"
-    with pytest.raises(FailedPrecondition, match=refusal), held_by_no_other("new", card, str(tmp_path)):
+    with pytest.raises(FailedPrecondition, match=refusal), exclusive_claim("new", card, str(tmp_path)):
         pass
     for sandbox_id, key in (("dead", card.key), ("new", "0000:41:08.1")):
-        with held_by_no_other(sandbox_id, replace(card, key=key), str(tmp_path)):
+        with exclusive_claim(sandbox_id, replace(card, key=key), str(tmp_path)):
             pass
 
 
 def test_a_shim_that_decides_for_too_long_is_an_error_of_the_one_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elsewhere, "_SHORT_WAIT_S", 0.1)
+    monkeypatch.setattr(claims, "_SHORT_WAIT_S", 0.1)
     card = LedgerEntry(kind=ResourceKind.VFIO, key="0000:41:08.0")
 
     with (
-        pinned_elsewhere("one", str(tmp_path)),
+        pinned_cpus("one", str(tmp_path)),
         pytest.raises(DeadlineExceeded, match=r"take vfio '0000:41:08\.0': other shims decide for too long"),
-        held_by_no_other("two", card, str(tmp_path)),
+        exclusive_claim("two", card, str(tmp_path)),
     ):
         pass
 
@@ -91,17 +91,17 @@ def test_while_one_shim_decides_the_others_wait(tmp_path: Path) -> None:
     done = threading.Event()
 
     def decide() -> None:
-        with pinned_elsewhere("two", str(tmp_path)):
+        with pinned_cpus("two", str(tmp_path)):
             done.set()
 
-    with pinned_elsewhere("one", str(tmp_path)):
+    with pinned_cpus("one", str(tmp_path)):
         other = threading.Thread(target=decide)
         other.start()
         assert not done.wait(0.1)
-        with claimed_elsewhere("three", ["/a"], str(tmp_path)) as taken:
+        with claimed_cgroups("three", ["/a"], str(tmp_path)) as taken:
             assert taken is None
 
     assert done.wait(30)
     other.join()
-    with claimed_elsewhere("three", ["/a"], str(tmp_path)) as taken:
+    with claimed_cgroups("three", ["/a"], str(tmp_path)) as taken:
         assert taken == {}
