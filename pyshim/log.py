@@ -53,7 +53,7 @@ class FdHandler(logging.Handler):
         try:
             written = os.write(self._fd, data)
         except OSError:
-            # Full, or without a reader: there is no other place to say so.
+            # The pipe is full or has no reader, and the log is the only place to report that.
             return
         # A long line can be cut by a nearly full pipe; the next one shall not be glued to its rest.
         self._torn = written < len(data)

@@ -6,6 +6,7 @@ Replies are checked here and in `translate.py`. A reply that does not fit its ca
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -49,11 +50,13 @@ AGENT_SERVICE = "grpc.AgentService"
 HEALTH_SERVICE = "grpc.Health"
 MAX_ERROR_CHARS = 4096
 """Characters of an agent's error text that are kept: an error and a log line stay readable."""
+CONFIGURED_S = -1.0
+"""Stands for the timeout of the configuration."""
 REPLY_MARGIN_S = 0.5
 """Seconds for the way of a call whose time limit the agent itself keeps."""
 MAX_REPLY_BYTES = 64 * 1024
-"""Bytes of the largest reply of an ordinary call, added to twice the request's size: UpdateRoutes answers with what it
-was given."""
+"""Bytes of the largest reply of an ordinary call, added to twice the request's size: UpdateRoutes returns the
+request."""
 MAX_STATS_BYTES = 256 * 1024
 """Bytes of the largest reply of StatsContainer: a guest with hundreds of CPUs and disks needs some tens of KiB. The
 reply is decoded on the event loop; one of this size takes up to 20 ms."""
@@ -67,15 +70,15 @@ ENVELOPE_BYTES = 1024
 """Bytes that envelope and message may add to the data that a read asked for."""
 LATE_STATUS_S = 3600.0
 """Seconds to wait for the answer to a WaitProcess whose time is over: an agent, or a proxy before it, that ignores the
-timeout tells the exit later, and only once."""
+timeout reports the exit later, and only once."""
 END_OF_STREAM = frozenset({"eof", "read meet eof", "Input/output error (os error 5)"})
-"""Texts of the INTERNAL error by which kata-agent tells the end of an output (its src/agent/src/rpc.rs, read_stream).
+"""Texts of the INTERNAL error by which kata-agent reports the end of an output (its src/agent/src/rpc.rs, read_stream).
 
 The last one is what the kernel answers to a read of a terminal after the last process with it has ended; reading a pipe
 never fails so.
 """
 _BACKTRACE = "Stack backtrace:"
-"""Begins what kata-agent adds to its errors (anyhow, RUST_BACKTRACE=full)."""
+"""The beginning of kata-agent's addition to its errors (anyhow, RUST_BACKTRACE=full)."""
 
 _ERRORS: dict[int, type[ShimError]] = {
     ErrorCode.INVALID_ARGUMENT: InvalidArgument,
@@ -149,7 +152,7 @@ class AgentClient:
             raise Unavailable("check agent: it answers that it does not serve")
 
     async def gone(self) -> str:
-        """Why the connection ended, once it has."""
+        """The reason why the connection ended, once it has."""
         await self._wire.closed()
         return str(self._wire.close_error or "the agent closed it")
 
@@ -161,10 +164,10 @@ class AgentClient:
 
     async def set_policy(self, policy: str) -> None:
         request = pb.SetPolicyRequest(policy=policy)
-        await self._tell("set policy in guest", "SetPolicy", request, timeout_s=self._set_up_timeout_s)
+        await self._do("set policy in guest", "SetPolicy", request, timeout_s=self._set_up_timeout_s)
 
     async def create_sandbox(self, sandbox: GuestSandbox) -> None:
-        await self._tell(
+        await self._do(
             f"create sandbox '{sandbox.sandbox_id}' in guest",
             "CreateSandbox",
             translate.create_sandbox(sandbox),
@@ -172,7 +175,7 @@ class AgentClient:
         )
 
     async def destroy_sandbox(self) -> None:
-        await self._tell("destroy sandbox in guest", "DestroySandbox", pb.DestroySandboxRequest())
+        await self._do("destroy sandbox in guest", "DestroySandbox", pb.DestroySandboxRequest())
 
     async def guest_details(self) -> AgentDetails:
         request = pb.GuestDetailsRequest(mem_block_size=True, mem_hotplug_probe=True)
@@ -181,11 +184,11 @@ class AgentClient:
 
     async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None:
         request = pb.OnlineCPUMemRequest(wait=False, nb_cpus=cpus, cpu_only=cpu_only)
-        await self._tell("bring cpus and memory online in guest", "OnlineCPUMem", request)
+        await self._do("bring cpus and memory online in guest", "OnlineCPUMem", request)
 
     async def add_swap(self, pci_path: str) -> None:
         slots = [int(slot, 16) for slot in pci_path.split("/")]
-        await self._tell(f"add swap '{pci_path}' in guest", "AddSwap", pb.AddSwapRequest(PCIPath=slots))
+        await self._do(f"add swap '{pci_path}' in guest", "AddSwap", pb.AddSwapRequest(PCIPath=slots))
 
     async def volume_stats(self, guest_path: str) -> VolumeStats:
         request = pb.VolumeStatsRequest(volume_guest_path=guest_path)
@@ -196,7 +199,7 @@ class AgentClient:
 
     async def resize_volume(self, guest_path: str, size_bytes: int) -> None:
         request = pb.ResizeVolumeRequest(volume_guest_path=guest_path, size=size_bytes)
-        await self._tell(f"resize volume '{guest_path}'", "ResizeVolume", request)
+        await self._do(f"resize volume '{guest_path}'", "ResizeVolume", request)
 
     async def metrics(self) -> str:
         reply = await self._ask(
@@ -217,7 +220,7 @@ class AgentClient:
         return reply.data
 
     async def set_iptables(self, data: bytes, *, ipv6: bool) -> None:
-        await self._tell("set iptables in guest", "SetIPTables", pb.SetIPTablesRequest(is_ipv6=ipv6, data=data))
+        await self._do("set iptables in guest", "SetIPTables", pb.SetIPTablesRequest(is_ipv6=ipv6, data=data))
 
     async def next_oom_event(self) -> str:
         reply = await self._ask(
@@ -229,20 +232,20 @@ class AgentClient:
 
     async def update_interface(self, interface: NetworkInterface) -> None:
         request = pb.UpdateInterfaceRequest(interface=translate.interface(interface))
-        await self._tell(f"set up interface '{interface.name}' in guest", "UpdateInterface", request)
+        await self._do(f"set up interface '{interface.name}' in guest", "UpdateInterface", request)
 
     async def update_routes(self, routes: tuple[NetworkRoute, ...]) -> None:
         request = pb.UpdateRoutesRequest(routes=pb.Routes(Routes=[translate.route(route) for route in routes]))
-        await self._tell("set routes in guest", "UpdateRoutes", request)
+        await self._do("set routes in guest", "UpdateRoutes", request)
 
     async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None:
         rows = pb.ARPNeighbors(ARPNeighbors=[translate.neighbour(neighbour) for neighbour in neighbours])
-        await self._tell("add neighbours in guest", "AddARPNeighbors", pb.AddARPNeighborsRequest(neighbors=rows))
+        await self._do("add neighbours in guest", "AddARPNeighbors", pb.AddARPNeighborsRequest(neighbors=rows))
 
     # ---- containers
 
     async def create_container(self, container: GuestContainer, timeout_s: float) -> None:
-        await self._tell(
+        await self._do(
             f"create container '{container.container_id}' in guest",
             "CreateContainer",
             translate.create_container(container),
@@ -250,15 +253,15 @@ class AgentClient:
         )
 
     async def copy_file(self, piece: CopiedPiece) -> None:
-        await self._tell(f"copy '{piece.path}' into guest", "CopyFile", translate.copy_file(piece))
+        await self._do(f"copy '{piece.path}' into guest", "CopyFile", translate.copy_file(piece))
 
     async def start_container(self, container_id: str) -> None:
         request = pb.StartContainerRequest(container_id=container_id)
-        await self._tell(f"start container '{container_id}' in guest", "StartContainer", request)
+        await self._do(f"start container '{container_id}' in guest", "StartContainer", request)
 
     async def remove_container(self, container_id: str, timeout_s: int) -> None:
         request = pb.RemoveContainerRequest(container_id=container_id, timeout=timeout_s)
-        await self._tell(
+        await self._do(
             f"remove container '{container_id}' from guest",
             "RemoveContainer",
             request,
@@ -269,7 +272,7 @@ class AgentClient:
         request = pb.UpdateContainerRequest(
             container_id=container_id, resources=translate.linux_resources(resources, container_id)
         )
-        await self._tell(f"update container '{container_id}' in guest", "UpdateContainer", request)
+        await self._do(f"update container '{container_id}' in guest", "UpdateContainer", request)
 
     async def stats_container(self, container_id: str) -> ContainerStats:
         request = pb.StatsContainerRequest(container_id=container_id)
@@ -284,11 +287,11 @@ class AgentClient:
 
     async def pause_container(self, container_id: str) -> None:
         request = pb.PauseContainerRequest(container_id=container_id)
-        await self._tell(f"pause container '{container_id}' in guest", "PauseContainer", request)
+        await self._do(f"pause container '{container_id}' in guest", "PauseContainer", request)
 
     async def resume_container(self, container_id: str) -> None:
         request = pb.ResumeContainerRequest(container_id=container_id)
-        await self._tell(f"resume container '{container_id}' in guest", "ResumeContainer", request)
+        await self._do(f"resume container '{container_id}' in guest", "ResumeContainer", request)
 
     # ---- processes
 
@@ -296,11 +299,11 @@ class AgentClient:
         request = pb.ExecProcessRequest(
             container_id=container_id, exec_id=exec_id, process=translate.process(process, exec_id)
         )
-        await self._tell(f"run exec '{exec_id}' in container '{container_id}'", "ExecProcess", request)
+        await self._do(f"run exec '{exec_id}' in container '{container_id}'", "ExecProcess", request)
 
     async def signal_process(self, container_id: str, exec_id: str, signal: int) -> None:
         request = pb.SignalProcessRequest(container_id=container_id, exec_id=exec_id, signal=signal)
-        await self._tell(f"signal process '{container_id}/{exec_id}' in guest", "SignalProcess", request)
+        await self._do(f"signal process '{container_id}/{exec_id}' in guest", "SignalProcess", request)
 
     async def wait_process(self, container_id: str, exec_id: str, within_s: float | None = None) -> int:
         request = pb.WaitProcessRequest(container_id=container_id, exec_id=exec_id)
@@ -316,7 +319,7 @@ class AgentClient:
 
     async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None:
         request = pb.TtyWinResizeRequest(container_id=container_id, exec_id=exec_id, row=rows, column=columns)
-        await self._tell(f"resize terminal of '{container_id}/{exec_id}'", "TtyWinResize", request)
+        await self._do(f"resize terminal of '{container_id}/{exec_id}'", "TtyWinResize", request)
 
     # ---- streams: no deadline, a quiet process may say nothing for days
 
@@ -338,9 +341,9 @@ class AgentClient:
         action = f"{method} of '{container_id}/{exec_id}'"
         try:
             limit_bytes = max(max_bytes + ENVELOPE_BYTES, MAX_REPLY_BYTES)
-            payload = await self._exchange(action, AGENT_SERVICE, method, request, None, max_bytes=limit_bytes)
+            payload = await self._exchange(action, method, request, None, max_bytes=limit_bytes)
         except Internal as exc:
-            if isinstance(exc.__cause__, TtrpcError) and guest_words(exc.__cause__.message) in END_OF_STREAM:
+            if isinstance(exc.__cause__, TtrpcError) and guest_text(exc.__cause__.message) in END_OF_STREAM:
                 return b""
             raise
         try:
@@ -353,12 +356,12 @@ class AgentClient:
 
     async def close_stdin(self, container_id: str, exec_id: str) -> None:
         request = pb.CloseStdinRequest(container_id=container_id, exec_id=exec_id)
-        await self._tell(f"close stdin of '{container_id}/{exec_id}'", "CloseStdin", request)
+        await self._do(f"close stdin of '{container_id}/{exec_id}'", "CloseStdin", request)
 
-    # ---- the one way out
+    # ---- every call
 
-    async def _tell(self, action: str, method: str, request: Message, *, timeout_s: float | None = -1) -> None:
-        await self._exchange(action, AGENT_SERVICE, method, request, timeout_s)
+    async def _do(self, action: str, method: str, request: Message, *, timeout_s: float | None = CONFIGURED_S) -> None:
+        await self._exchange(action, method, request, timeout_s)
 
     async def _ask(
         self,
@@ -367,12 +370,14 @@ class AgentClient:
         request: Message,
         reply_type: type[M],
         *,
-        timeout_s: float | None = -1,
+        timeout_s: float | None = CONFIGURED_S,
         late_s: float = 0.0,
         max_bytes: int = MAX_REPLY_BYTES,
         service: str = AGENT_SERVICE,
     ) -> M:
-        payload = await self._exchange(action, service, method, request, timeout_s, late_s, max_bytes)
+        payload = await self._exchange(
+            action, method, request, timeout_s, late_s=late_s, max_bytes=max_bytes, service=service
+        )
         try:
             return reply_type.FromString(payload)
         except DecodeError as exc:
@@ -381,67 +386,55 @@ class AgentClient:
     async def _exchange(
         self,
         action: str,
-        service: str,
         method: str,
         request: Message,
         timeout_s: float | None,
+        *,
         late_s: float = 0.0,
         max_bytes: int = MAX_REPLY_BYTES,
+        service: str = AGENT_SERVICE,
     ) -> bytes:
-        """One call; -1 stands for the configured timeout, None for no deadline.
+        """The reply to one call; without `timeout_s` the call has no deadline.
 
         The agent gets the timeout; the client waits for the reply `late_s` longer. A reply larger than `max_bytes` plus
         twice the request is refused before it is decoded.
 
-        A call of the agent's own service with a deadline is a span, and the agent is told of it where the trace is
-        followed: by W3C's `traceparent`, which is what kata-agent reads. Streams and waits have none: they last longer
-        than what began them.
+        A call of the agent's own service with a deadline is a span, whose `traceparent` (W3C, as kata-agent reads it)
+        goes to the agent while the trace is followed. Streams and waits have none: they outlast the span that began
+        them.
         """
-        limit_s = self._timeout_s if timeout_s == -1 else timeout_s
-        if limit_s is None or service != AGENT_SERVICE:
-            return await self._call(action, service, method, request, limit_s, late_s, max_bytes, "")
-        with span(f"agent {method}", kept=False):
-            return await self._call(action, service, method, request, limit_s, late_s, max_bytes, context())
-
-    async def _call(
-        self,
-        action: str,
-        service: str,
-        method: str,
-        request: Message,
-        limit_s: float | None,
-        late_s: float,
-        max_bytes: int,
-        traceparent: str,
-    ) -> bytes:
-        started = asyncio.get_running_loop().time()
-        try:
-            sent = request.SerializeToString()
-            payload = await self._wire.call(
-                service,
-                method,
-                sent,
-                timeout_s=limit_s,
-                late_s=late_s,
-                metadata=(("traceparent", traceparent),) if traceparent else (),
-                max_reply_bytes=max_bytes + 2 * len(sent),
-            )
-        except ConnectionClosed as exc:
-            raise AgentGone(f"{action}: the agent is gone: {exc}") from exc
-        except CallTimedOut as exc:
-            raise DeadlineExceeded(f"{action}: no reply within {limit_s:g} s") from exc
-        except TtrpcError as exc:
-            raise _ERRORS.get(int(exc.code), Internal)(f"{action}: {guest_words(exc.message)}") from exc
-        finally:
-            took_s = asyncio.get_running_loop().time() - started
-            self._durations.took(request.DESCRIPTOR.full_name, took_s)
+        limit_s = self._timeout_s if timeout_s == CONFIGURED_S else timeout_s
+        is_span = limit_s is not None and service == AGENT_SERVICE
+        with span(f"agent {method}", kept=False) if is_span else nullcontext():
+            traceparent = context() if is_span else ""
+            started = asyncio.get_running_loop().time()
+            try:
+                sent = request.SerializeToString()
+                payload = await self._wire.call(
+                    service,
+                    method,
+                    sent,
+                    timeout_s=limit_s,
+                    late_s=late_s,
+                    metadata=(("traceparent", traceparent),) if traceparent else (),
+                    max_reply_bytes=max_bytes + 2 * len(sent),
+                )
+            except ConnectionClosed as exc:
+                raise AgentGone(f"{action}: the agent is gone: {exc}") from exc
+            except CallTimedOut as exc:
+                raise DeadlineExceeded(f"{action}: no reply within {limit_s:g} s") from exc
+            except TtrpcError as exc:
+                raise _ERRORS.get(int(exc.code), Internal)(f"{action}: {guest_text(exc.message)}") from exc
+            finally:
+                took_s = asyncio.get_running_loop().time() - started
+                self._durations.took(request.DESCRIPTOR.full_name, took_s)
         if log.isEnabledFor(logging.DEBUG):
             took_ms = round(took_s * 1000, 1)
             log.debug("-->", extra={"method": method, "bytes": len(payload), "took_ms": took_ms})
         return payload
 
 
-def guest_words(text: str) -> str:
-    """A guest's words made safe for a log or a terminal: bounded, without control characters, without a backtrace."""
-    words = text[:MAX_ERROR_CHARS].partition(_BACKTRACE)[0]
-    return "".join(char if char.isprintable() else " " for char in words).strip()
+def guest_text(text: str) -> str:
+    """A guest's text, safe for a log or a terminal: bounded, without control characters, without a backtrace."""
+    shown = text[:MAX_ERROR_CHARS].partition(_BACKTRACE)[0]
+    return "".join(char if char.isprintable() else " " for char in shown).strip()

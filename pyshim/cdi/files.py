@@ -83,8 +83,8 @@ def _yaml(text: str, where: str) -> object:
 
 
 def _bounded(document: object, where: str) -> object:
-    """`document`, if it is no deeper or larger than a spec can be: a small text with YAML aliases can spell billions of
-    values."""
+    """`document`. Raises InvalidSpec for one deeper or larger than a spec can be: a small text with YAML aliases can
+    spell billions of values."""
     left = MAX_VALUES
     pending = [(document, 0)]
     while pending:

@@ -17,7 +17,7 @@ class HostNode(NamedTuple):
 
 
 def host_node(path: str) -> HostNode:
-    """The node at `path`, a link not followed. Raises InjectionFailed when there is none, or something else."""
+    """The node at `path`, a link not followed. Raises InjectionFailed when it is missing or something else."""
     try:
         found = os.lstat(path)
     except (OSError, ValueError) as error:

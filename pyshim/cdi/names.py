@@ -48,7 +48,7 @@ def is_qualified_name(text: str) -> bool:
 
 
 def check_kind(kind: str) -> str:
-    """What is wrong with `kind`; empty when nothing is."""
+    """The problem of `kind`; empty for a valid one."""
     vendor, slash, device_class = kind.partition("/")
     if not slash:
         return "is not VENDOR/CLASS"

@@ -5,7 +5,7 @@ from .spec import ContainerEdits, Spec
 KNOWN_VERSIONS = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 CURRENT_VERSION = KNOWN_VERSIONS[-1]
 LEAST_VERSION = "0.3.0"
-"""What a spec without any newer content needs; so one that declares 0.1.0 or 0.2.0 is never valid."""
+"""The version of a spec without newer content; so a spec that declares 0.1.0 or 0.2.0 is never valid."""
 
 
 def plain_version(text: str) -> str:

@@ -1,7 +1,7 @@
-"""The paths of the monitor socket, which are Kata's, and what each of them answers.
+"""The paths of the monitor socket, which are Kata's, and the answer of each.
 
-`kata-runtime` and CSI drivers rely on the words: `direct-volume stats` gives the agent's answer as JSON, `resize` takes
-{"VolumePath", "Size"}, `iptables` and `ip6tables` take and give the text of iptables-restore and iptables-save,
+`kata-runtime` and CSI drivers rely on these formats: `direct-volume stats` gives the agent's answer as JSON, `resize`
+takes {"VolumePath", "Size"}, `iptables` and `ip6tables` take and give the text of iptables-restore and iptables-save,
 `policy` takes the text of a policy.
 """
 
@@ -33,7 +33,7 @@ Handler = Callable[[Request], Awaitable[Reply]]
 
 
 class ShimAnswers:
-    """What the monitor socket of one pod answers."""
+    """The answers of one pod's monitor socket."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class ShimAnswers:
             "/iptables": {"GET": self._iptables, "PUT": self._set_iptables},
             "/ip6tables": {"GET": self._iptables, "PUT": self._set_iptables},
             "/policy": {"PUT": self._set_policy},
-            **{f"/debug/{name}": {"GET": _told(text)} for name, text in debug.items()},
+            **{f"/debug/{name}": {"GET": _text(text)} for name, text in debug.items()},
         }
 
     async def answer(self, request: Request) -> Reply:
-        """The reply to any request; an error has its status and its words."""
+        """The reply to any request; an error has its status and its text."""
         path = urlsplit(request.target).path
         methods = self._paths.get(path)
         if methods is None:
@@ -80,9 +80,9 @@ class ShimAnswers:
             return Reply(HTTPStatus.INTERNAL_SERVER_ERROR, type(error).__name__.encode())
 
     async def _metrics(self, _: Request) -> Reply:
-        """All that can be told: a guest that does not answer, or answers nonsense, is named in a comment."""
+        """All metrics that there are; a comment names a guest that does not answer, or answers nonsense."""
         try:
-            # In a thread: of a guest that says as much as it may, this takes some 50 ms.
+            # In a thread: the largest text that a guest may send takes some 50 ms.
             guest, problem = await asyncio.to_thread(judged_text, await self._pod.guest_metrics(), GUEST_PREFIXES)
         except ShimError as error:
             guest, problem = "", str(error)
@@ -124,7 +124,7 @@ class ShimAnswers:
         return Reply(HTTPStatus.OK)
 
 
-def _told(text: Callable[[], str]) -> Handler:
+def _text(text: Callable[[], str]) -> Handler:
     async def handler(_: Request) -> Reply:
         return Reply(HTTPStatus.OK, text().encode(errors="replace"))
 

@@ -32,7 +32,7 @@ def gauge(name: str, help_text: str, value: float) -> Family:
 
 
 def gauges(name: str, help_text: str, label: str, values: Mapping[str, float]) -> Family:
-    """One gauge for each value, told apart by `label`."""
+    """One gauge for each value, distinguished by `label`."""
     return Family(name, "gauge", help_text, tuple(Sample({label: key}, value) for key, value in values.items()))
 
 

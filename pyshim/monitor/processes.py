@@ -1,6 +1,6 @@
 """Metrics of one process, under Kata's names: `kata_shim_*`, `kata_hypervisor_*`, `kata_virtiofsd_*`.
 
-Read from /proc: Kata's items are the kernel's own lines, most of which psutil does not tell. Kata gives sizes in
+Read from /proc: Kata's items are the kernel's own lines, most of which psutil does not have. Kata gives sizes in
 bytes and times in clock ticks.
 """
 
@@ -52,7 +52,7 @@ def process_families(pid: int, prefix: str, what: str, proc_root: str = "/proc")
 
 
 def own_families(prefix: str, proc_root: str = "/proc") -> list[Family]:
-    """What Prometheus' own libraries tell of the process they are in: `<prefix>_process_*`."""
+    """The metrics of their own process that Prometheus' libraries have: `<prefix>_process_*`."""
     try:
         stat = stat_fields("self", proc_root)
         fds = len(os.listdir(f"{proc_root}/self/fd"))
@@ -106,7 +106,7 @@ def _pairs(path: str) -> list[tuple[str, str]]:
 
 
 def _bytes(text: str) -> int:
-    """The number at the beginning, in bytes; 0 where there is none."""
+    """The number at the beginning, in bytes; 0 without a number."""
     words = text.split()
     if not words or not words[0].isdecimal():
         return 0

@@ -1,4 +1,4 @@
-"""What one shim's `/metrics` tells: Kata's metrics of shim, VMM and virtiofsd, and pyshim's own."""
+"""One shim's `/metrics`: Kata's metrics of shim, VMM and virtiofsd, and pyshim's own."""
 
 from collections.abc import Mapping
 

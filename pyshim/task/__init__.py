@@ -1,4 +1,4 @@
-"""The RPC edge: containerd's Task API decoded, carried to the sandbox room, answered; events published.
+"""containerd's edge: the Task API decoded, carried to `pyshim/pod`, and answered; events published.
 
-Protobuf types live in `translate.py` only.
+Protobuf types live in `translate.py`, `translate_stats.py` and `translate_events.py` only. Read `service.py` first.
 """

@@ -97,7 +97,7 @@ class EventPublisher:
             self._disconnect()
 
     async def flush(self, timeout_s: float) -> bool:
-        """Whether every event published so far has been taken or refused, after at most `timeout_s`."""
+        """True when every event published so far has been taken or refused, after at most `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._emptied.wait()

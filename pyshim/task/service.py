@@ -23,7 +23,7 @@ SERVICES = ("containerd.task.v2.Task", "containerd.task.v3.Task")
 # These only wait: the call ends when the caller's timeout has passed.
 _WAITING_METHODS = frozenset({"Wait"})
 _KATA_NAMES = {"ResizePty": "resize_pty", "CloseIO": "close_io"}
-"""Of calls in Kata's metrics; those of the others are in lower case."""
+"""Names of calls in Kata's metrics; those of the others are in lower case."""
 
 
 class SandboxRpc(Protocol):
@@ -68,13 +68,8 @@ class SandboxRpc(Protocol):
 
 class _Method(NamedTuple):
     decode: Callable[[bytes], Any]
-    act: Callable[[Any], Awaitable[Any]]
-    encode: Callable[[Any], bytes]
-
-
-class _Look(NamedTuple):
-    decode: Callable[[bytes], Any]
-    look: Callable[[Any], Any]
+    act: Callable[[Any], Any]
+    """Returns an awaitable, except for methods that only read memory."""
     encode: Callable[[Any], bytes]
 
 
@@ -115,11 +110,13 @@ class TaskService:
             name: UnaryHandler(self._handler(name, method), cancel_on_timeout=name in _WAITING_METHODS)
             for name, method in self._methods().items()
         }
-        handlers |= {name: ImmediateHandler(self._immediate(name, look)) for name, look in self._looks().items()}
+        handlers |= {
+            name: ImmediateHandler(self._immediate(name, method)) for name, method in self._immediate_methods().items()
+        }
         return dict.fromkeys(SERVICES, handlers)
 
     def idle_s(self) -> float:
-        """How long ago the last call was answered, or this object was made; 0 while one is open."""
+        """Seconds since the last call was answered, or this object was made; 0 while a call is open."""
         return 0.0 if self._open else time.monotonic() - self._last_call_s
 
     def open_calls(self) -> Iterator[str]:
@@ -148,34 +145,30 @@ class TaskService:
             "Checkpoint": _Method(translate.task_ref, _checkpoint, translate.empty_reply),
         }
 
-    def _looks(self) -> dict[str, _Look]:
+    def _immediate_methods(self) -> dict[str, _Method]:
         """The methods that only read memory: they are answered at once."""
         rpc = self._sandboxes
         return {
-            "State": _Look(translate.process_ref, lambda r: rpc.state(*r), translate.state_reply),
-            "Pids": _Look(translate.task_ref, lambda r: rpc.pids(*r), translate.pids_reply),
-            "Connect": _Look(translate.connect_request, lambda r: rpc.connect(*r), _connect_reply),
+            "State": _Method(translate.process_ref, lambda r: rpc.state(*r), translate.state_reply),
+            "Pids": _Method(translate.task_ref, lambda r: rpc.pids(*r), translate.pids_reply),
+            "Connect": _Method(translate.connect_request, lambda r: rpc.connect(*r), _connect_reply),
         }
 
     def _handler(self, name: str, method: _Method) -> Callable[[bytes, CallContext], Awaitable[bytes]]:
         async def handle(payload: bytes, _: CallContext) -> bytes:
             with self._answering(name) as call:
-                self._open.add(call)
-                try:
-                    request = method.decode(payload)
-                    call.is_about(request)
-                    return method.encode(await method.act(request))
-                finally:
-                    self._open.discard(call)
+                request = method.decode(payload)
+                call.is_about(request)
+                return method.encode(await method.act(request))
 
         return handle
 
-    def _immediate(self, name: str, method: _Look) -> Callable[[bytes, CallContext], bytes]:
+    def _immediate(self, name: str, method: _Method) -> Callable[[bytes, CallContext], bytes]:
         def handle(payload: bytes, _: CallContext) -> bytes:
             with self._answering(name) as call:
                 request = method.decode(payload)
                 call.is_about(request)
-                return method.encode(method.look(request))
+                return method.encode(method.act(request))
 
         return handle
 
@@ -183,6 +176,7 @@ class TaskService:
     def _answering(self, name: str) -> Iterator[_OpenCall]:
         """Turns an error into a ttrpc status and logs the call."""
         call = _OpenCall(name)
+        self._open.add(call)
         failure = ""
         try:
             yield call
@@ -193,6 +187,7 @@ class TaskService:
             failure = f"{type(error).__name__}: {error}"
             raise status_of(error, name) from error
         finally:
+            self._open.discard(call)
             self._last_call_s = time.monotonic()
             self._durations.took(_KATA_NAMES.get(name, name.lower()), time.monotonic() - call.since_s)
             _log_call(call, failure)
@@ -226,11 +221,8 @@ def _log_call(call: _OpenCall, failure: str) -> None:
     log.debug("task call", extra={key: value for key, value in fields.items() if value != ""})
 
 
-log = logging.getLogger(__name__)
-
-
 def status_of(error: Exception, method: str) -> TtrpcError:
-    """`error` with its code and its own words; any other exception becomes INTERNAL with only its type named.
+    """`error` with its code and its text; any other exception becomes INTERNAL with only its type named.
 
     The traceback of such an exception goes to the log only: users see what is on the wire.
     """

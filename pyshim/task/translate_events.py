@@ -57,10 +57,10 @@ def _message(event: events.TaskEvent) -> tuple[str, Message]:
         case events.TaskOom():
             return "/tasks/oom", pb.TaskOOM(container_id=event.container_id)
         case events.RemoteVmLost():
-            # No event of containerd's says this. It passes on topics that it does not know.
-            told = Struct()
-            told["remote_vm"] = event.container_id
-            return "/pyshim/remote-vm-lost", told
+            # containerd has no such event, and passes on topics that it does not have.
+            details = Struct()
+            details["remote_vm"] = event.container_id
+            return "/pyshim/remote-vm-lost", details
 
 
 def _created(event: events.TaskCreated) -> pb.TaskCreate:

@@ -19,7 +19,7 @@ from pyshim.tracing.request import problem_in, request, shown
 
 SOCKET_FD = 3
 NICENESS = 10
-"""Whatever the pod does comes first."""
+"""The pod's own work comes first."""
 MAX_MESSAGE_BYTES = 64 * 1024
 QUEUE_SPANS = 4096
 BATCH_SPANS = 512
@@ -27,7 +27,7 @@ BATCH_SPANS = 512
 LINGER_S = 0.5
 """Seconds after a span for others to come along: one request takes all steps of a Start."""
 REQUEST_TIMEOUT_S = 10.0
-"""OTLP's default, for a whole exchange: a receiver that drips its answer has no more."""
+"""OTLP's default, for a whole exchange: a receiver that drips its answer gets no more."""
 RETRY_PAUSES_S = (1.0, 3.0)
 MAX_ANSWER_BYTES = 64 * 1024
 REPORT_EVERY_S = 60.0
@@ -108,7 +108,7 @@ class Sender:
         return True
 
     async def _export(self, batch: list[tuple[int, Span]]) -> bool:
-        """Whether the receiver took the request."""
+        """True when the receiver took the request."""
         body = request(self._settings.trace_id, self._settings.attributes, batch)
         for pause_s in (*RETRY_PAUSES_S, 0.0):
             try:
@@ -126,7 +126,7 @@ class Sender:
         raise AssertionError("the last attempt is not repeated")
 
     async def _post(self, body: bytes) -> str:
-        """What the receiver that took the request complained of. Raises Refused."""
+        """The complaint of the receiver that took the request, or "". Raises Refused."""
         try:
             async with self._session.post(
                 self._settings.url, data=body, headers=_HEADERS, allow_redirects=False
@@ -168,7 +168,7 @@ async def _beginning(content: aiohttp.StreamReader) -> bytes:
 
 async def _send(sock: socket.socket, settings: Settings) -> None:
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=1, force_close=True),  # a kept connection would wake this process
+        connector=aiohttp.TCPConnector(limit=1, force_close=True),  # an idle connection would wake this process
         timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,

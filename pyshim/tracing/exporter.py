@@ -1,7 +1,7 @@
 """The shim's side: a bounded queue, and a child that empties it.
 
-The child is started when the first Create is over, and ends with the shim. What a receiver costs, it costs the child:
-time, memory and failures. A span is one message on a socket that never makes the shim wait; what does not fit is lost
+The child is started when the first Create is over, and ends with the shim. A receiver costs the child time, memory and
+failures, and not the shim. A span is one message on a socket that never makes the shim wait; what does not fit is lost
 and counted.
 """
 
@@ -103,7 +103,7 @@ class SpanExporter:
                     (sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_paths()),
                     env=_ENV,
                     fds={_SOCKET_FD: theirs.fileno()},
-                    capabilities=frozenset(),  # it reads what somebody else's server answers
+                    capabilities=frozenset(),  # it reads the answers of a foreign server
                 )
             except (ShimError, OSError) as error:
                 ours.close()
@@ -111,7 +111,7 @@ class SpanExporter:
                 return
         self._socket = ours
         self._waiting.appendleft(self._settings)
-        asyncio.get_running_loop().add_reader(ours, self._hear)
+        asyncio.get_running_loop().add_reader(ours, self._on_report)
         self._send()
 
     def _send(self) -> None:
@@ -132,8 +132,8 @@ class SpanExporter:
         loop.remove_writer(self._socket)
         self._is_empty.set()
 
-    def _hear(self) -> None:
-        """The child tells of failures, and of its end."""
+    def _on_report(self) -> None:
+        """Logs the child's report of a failure or of success, and its end."""
         assert self._socket is not None, "its reader is removed with it"
         try:
             report = self._socket.recv(_MAX_REPORT_BYTES)
@@ -145,16 +145,16 @@ class SpanExporter:
             self._over()
             return
         if not report:
-            self._give_up("the exporting process has ended; its last words are in the log, as stderr")
+            self._give_up("the exporting process has ended; its last output is in the log, as stderr")
             return
-        told = json.loads(report)
-        if told["error"]:
-            log.warning("spans are not exported", extra={"error": told["error"], "lost": told["lost"]})
+        fields = json.loads(report)
+        if fields["error"]:
+            log.warning("spans are not exported", extra=fields)
         else:
-            log.info("spans are exported again", extra={"lost": told["lost"]})
+            log.info("spans are exported again", extra={"lost": fields["lost"]})
 
     def _give_up(self, reason: str) -> None:
-        """Nothing is sent any more, and nothing is kept."""
+        """Spans are neither sent nor queued any more."""
         if self._is_over:
             return
         log.warning("spans are not exported any more", extra={"error": reason, "lost": self._lost + len(self._waiting)})
@@ -199,8 +199,8 @@ class SpanExporter:
             with suppress(OSError):  # it has just ended by itself
                 self._socket.shutdown(socket.SHUT_WR)
             await self._child.wait()
-        while self._socket is not None:  # what it told last, and the end
-            self._hear()
+        while self._socket is not None:  # its last reports, and its end
+            self._on_report()
 
 
 def _import_paths() -> list[str]:
@@ -211,13 +211,13 @@ def export(
     children: Children, trace: Trace, *, endpoint: str, sandbox_id: str, annotations: Mapping[str, str]
 ) -> SpanExporter:
     """An exporter that follows `trace`, which has begun, with the base URL of a receiver."""
-    told = {attribute: annotations.get(annotation, "") for annotation, attribute in _POD_ATTRIBUTES.items()}
+    pod = {attribute: annotations.get(annotation, "") for annotation, attribute in _POD_ATTRIBUTES.items()}
     attributes = {
         "service.name": "pyshim",
         "service.version": __version__,
         "host.name": os.uname().nodename,
         "sandbox.id": sandbox_id,
-        **{attribute: value for attribute, value in told.items() if value},
+        **{attribute: value for attribute, value in pod.items() if value},
     }
     trace_id = ids.trace_id(sandbox_id, trace.spans[0].start_ns)
     exporter = SpanExporter(children, url=traces_url(endpoint), trace_id=trace_id, attributes=attributes)
@@ -226,6 +226,6 @@ def export(
 
 
 def traces_url(endpoint: str) -> str:
-    """Where the receiver with this base URL takes spans. Source: OpenTelemetry, "OTLP Exporter Configuration"."""
+    """The URL for spans of the receiver with this base URL. Source: OpenTelemetry, "OTLP Exporter Configuration"."""
     base = endpoint.rstrip("/")
     return base if base.endswith("/v1/traces") else f"{base}/v1/traces"

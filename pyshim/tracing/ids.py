@@ -16,5 +16,5 @@ def span_id(trace: str, number: int) -> str:
 
 
 def traceparent(trace: str, number: int) -> str:
-    """What another program reads; its last field says that the span is sampled."""
+    """The header for another program; its last field says that the span is sampled."""
     return f"00-{trace}-{span_id(trace, number)}-01"

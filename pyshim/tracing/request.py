@@ -1,4 +1,4 @@
-"""Spans as one request of OTLP, and what the receiver's answer means; protobuf ends here."""
+"""Spans as one request of OTLP, and the meaning of the receiver's answer; protobuf ends here."""
 
 from collections.abc import Iterable, Mapping
 
@@ -16,7 +16,7 @@ from pyshim.tracing import ids
 
 SCOPE = "pyshim"
 MAX_WORDS_CHARS = 200
-"""Characters of a receiver's words that reach the log."""
+"""Characters of a receiver's text that reach the log."""
 _WHITE = " "
 
 
@@ -47,7 +47,7 @@ def _span(trace_id: str, number: int, span: Span) -> pb.Span:
 
 
 def problem_in(answer: bytes) -> str:
-    """What the body of a receiver's "200 OK" complains of; empty when all spans were taken.
+    """The complaint in the body of a receiver's "200 OK"; empty when all spans were taken.
 
     An empty body is what a simple receiver sends.
     """
@@ -61,6 +61,6 @@ def problem_in(answer: bytes) -> str:
 
 
 def shown(words: str) -> str:
-    """Somebody else's words made safe for a log."""
+    """A foreign text made safe for a log."""
     text = "".join(char if char.isprintable() else _WHITE for char in words[:MAX_WORDS_CHARS])
     return _WHITE.join(text.split())

@@ -49,7 +49,7 @@ class Client:
 
     @property
     def close_error(self) -> Exception | None:
-        """Why the connection dropped; None while it lives and after a plain end."""
+        """The reason why the connection dropped; None while it lives and after a plain end."""
         return self._link.error
 
     @property

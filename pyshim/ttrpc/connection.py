@@ -58,7 +58,7 @@ class _Connection:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes held for an unfinished frame: at most the message limit."""
+        """Bytes buffered for an unfinished frame: at most the message limit."""
         return self._reader.buffered_bytes
 
     @property
@@ -69,7 +69,7 @@ class _Connection:
         return stream_id in self._streams
 
     def receive_data(self, data: Buffer) -> list[Event]:
-        """What `data`, the next bytes of the peer, means."""
+        """The events in `data`, the next bytes of the peer."""
         return self._events(self._reader.feed(data))
 
     def receive_buffer(self) -> memoryview:
@@ -77,7 +77,7 @@ class _Connection:
         return self._reader.buffer()
 
     def received(self, count: int) -> list[Event]:
-        """What the `count` bytes (at least 1) just received into `receive_buffer()` mean."""
+        """The events in the `count` bytes (at least 1) just received into `receive_buffer()`."""
         return self._events(self._reader.received(count))
 
     def receive_eof(self) -> RemoteProtocolError | None:
@@ -198,12 +198,12 @@ class ServerConnection(_Connection):
 
 
 class ClientConnection(_Connection):
-    """The client's end. Reports ResponseReceived and StreamFailed, and only for streams it knows."""
+    """The client's end. Reports ResponseReceived and StreamFailed, and only for open streams."""
 
     __slots__ = ("_limits", "_next_stream_id", "late_frames")
 
     def __init__(self, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        # A frame of a stream that is not open is dropped anyway: none of it is held.
+        # A frame of a stream that is not open is dropped, so none of it is buffered.
         super().__init__(max_message_bytes, lambda stream_id: self._limits.get(stream_id, 0))
         self._limits: dict[int, int] = {}
         """The largest reply of each open stream, in bytes."""
@@ -224,7 +224,7 @@ class ClientConnection(_Connection):
         """The new stream's id and the frame that opens it.
 
         Frames must be written in the order they were made: the peer wants rising ids. A reply above `max_reply_bytes`,
-        envelope included, fails the call and is neither held nor decoded.
+        envelope included, fails the call and is neither buffered nor decoded.
         """
         stream_id, parts = self.request_parts(
             service, method, payload, timeout_ns=timeout_ns, metadata=metadata, max_reply_bytes=max_reply_bytes

@@ -1,4 +1,4 @@
-"""What the protocol core reports about received bytes. Plain slotted classes: cheap to define, cheap to make."""
+"""Reports of the protocol core about received bytes. Plain slotted classes: cheap to define, cheap to make."""
 
 from __future__ import annotations
 

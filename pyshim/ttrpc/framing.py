@@ -17,7 +17,7 @@ RESPONSE = 2
 DATA = 3
 
 FLAG_REMOTE_OPEN = 0x2
-"""On a request: the sender will send data frames. The other flags, 0x1 and 0x4, say nothing of a unary call."""
+"""On a request: the sender will send data frames. The other flags, 0x1 and 0x4, have no meaning in a unary call."""
 
 MAX_STREAM_ID = 0xFFFFFFFF
 
@@ -88,7 +88,7 @@ class FrameReader:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a stream that ended now would be cut inside a frame."""
+        """True when a stream that ended now would be cut inside a frame."""
         return bool(self._head) or self._view is not None or self._skip_bytes > 0
 
     def feed(self, data: Buffer) -> list[Frame]:
@@ -120,7 +120,7 @@ class FrameReader:
         return frames
 
     def buffer(self) -> memoryview:
-        """Where the next bytes of the stream belong. Never empty; valid until `received` or `feed` is called."""
+        """The buffer for the next bytes of the stream. Never empty; valid until `received` or `feed` is called."""
         if self._view is not None and self._length - self._filled >= _DIRECT_BYTES:
             return self._view[self._filled :]
         if self._scratch is None:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class PeerCredentials(NamedTuple):
-    """Who connected to a unix socket, as of its connect(2)."""
+    """The process that connected to a unix socket, as of its connect(2)."""
 
     pid: int
     uid: int

@@ -65,7 +65,7 @@ class Link:
         self._drained: asyncio.Future[None] | None = None
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.error: Exception | None = None
-        """Why the link closed; None when the peer or this side simply ended it."""
+        """The reason why the link closed; None when the peer or this side ended it."""
         sock.setblocking(False)
         self._sock = sock
         self._queue: deque[Buffer] = deque()
@@ -86,7 +86,7 @@ class Link:
 
     @property
     def has_room(self) -> bool:
-        """Whether `send` would not wait."""
+        """True when `send` would not wait."""
         return self.queued_bytes <= self._queue_bytes and not self._gate.locked()
 
     def start(self) -> None:
@@ -115,7 +115,7 @@ class Link:
         return mark
 
     def was_sent(self, mark: int) -> bool:
-        """Whether the peer may have received the whole frame of this mark."""
+        """True when the peer may have received the whole frame of this mark."""
         return mark <= self._accepted_bytes - self._queued_bytes
 
     async def flush(self) -> None:
@@ -129,7 +129,7 @@ class Link:
         """Call `make` once the queue has room and queue its frame, in one synchronous stretch. Raises ConnectionClosed.
 
         `make` is called as late as possible: the stream id it takes, and its decision whether an answer is still
-        wanted, are then true when the frame is queued. None means that there is nothing to send any more.
+        wanted, are then true when the frame is queued. None means that nothing is to be sent any more.
         """
         if self.has_room:
             return self._send_now(make)
@@ -219,7 +219,7 @@ class Link:
                 return
 
     def _read_once(self) -> bool:
-        """Whether there may be more to read right now."""
+        """True when there may be more to read right now."""
         buffer = self._core.receive_buffer()
         size = len(buffer)
         try:

@@ -24,7 +24,7 @@ empty fields would take seconds to decode, and much memory."""
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no protobuf message, or a string field that is not UTF-8."""
+    """Bytes that do not form a protobuf message, or a string field that is not UTF-8."""
 
 
 class Request:
@@ -55,7 +55,7 @@ class Response:
 def request_around(
     service: str, method: str, payload_bytes: int, timeout_ns: int = 0, metadata: Iterable[tuple[str, str]] = ()
 ) -> tuple[bytes, bytes]:
-    """What comes before and after a payload of `payload_bytes` in an encoded Request."""
+    """The bytes before and after a payload of `payload_bytes` in an encoded Request."""
     before = _text_field(0x0A, service) + _text_field(0x12, method) + _payload_head(0x1A, payload_bytes)
     after = b""
     if timeout_ns:
@@ -66,7 +66,7 @@ def request_around(
 
 
 def response_before(payload_bytes: int, code: int = 0, message: str = "", details: Iterable[bytes] = ()) -> bytes:
-    """What comes before a payload of `payload_bytes` in an encoded Response; nothing follows it.
+    """The bytes before a payload of `payload_bytes` in an encoded Response; nothing follows it.
 
     Success is an absent status. Text that UTF-8 cannot hold is escaped and text over 16 KiB is cut: an error is
     answered in any case.

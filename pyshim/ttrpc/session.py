@@ -31,7 +31,7 @@ class SessionLimits(NamedTuple):
 
 
 class SessionOwner(Protocol):
-    """What a session needs of its server."""
+    """The part of a server that a session uses."""
 
     @property
     def services(self) -> Mapping[str, Mapping[str, Handler]]: ...

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protos.agent import agent_pb2 as pb
-from pyshim.agent.client import AgentClient, guest_words
+from pyshim.agent.client import AgentClient, guest_text
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import AgentGone, DeadlineExceeded, NotFound, ShimError, Unavailable
 from pyshim.model.guest import GuestSandbox
@@ -174,8 +174,8 @@ def test_an_exit_status_is_always_a_byte(status: int, seen: int) -> None:
 
 
 def test_a_guests_words_are_bounded_and_harmless() -> None:
-    assert guest_words("a\x1b[31mred\nline\x00") == "a [31mred line"
-    assert len(guest_words("x" * 100_000)) == 4096
+    assert guest_text("a\x1b[31mred\nline\x00") == "a [31mred line"
+    assert len(guest_text("x" * 100_000)) == 4096
 
 
 @pytest.mark.parametrize(("status", "is_refused"), [(0, False), (1, False), (2, True), (3, False)])
@@ -255,4 +255,4 @@ def test_the_end_of_an_output_may_be_told_by_kata_agents_error(words: str) -> No
 
 
 def test_a_backtrace_is_cut_from_the_agents_error() -> None:
-    assert guest_words("no such file\n\nStack backtrace:\n   0: <unknown>\n   1: <unknown>") == "no such file"
+    assert guest_text("no such file\n\nStack backtrace:\n   0: <unknown>\n   1: <unknown>") == "no such file"

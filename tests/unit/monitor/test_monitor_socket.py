@@ -115,7 +115,7 @@ def test_a_policy_reaches_the_guest_also_from_a_client_that_asks_first(tmp_path:
 def test_clients_that_say_nothing_keep_out_others_only_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pyshim.monitor.socket.REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("pyshim.monitor.socket.REQUEST_TIMEOUT_S", 1.0)
     monkeypatch.setattr("pyshim.monitor.socket.MAX_CLIENTS", 1)
 
     async def scenario(path: str, pod: FakePod) -> None:
