@@ -7,6 +7,7 @@ another user can give a process any command line, to have us remove what that us
 """
 
 import os
+from typing import NamedTuple
 
 from pyshim.host.mounts.table import mounted_below
 from pyshim.host.processes import identity as processes
@@ -26,23 +27,14 @@ _MAX_CGROUP_DEPTH = 12
 """Levels below the root in which cgroups are looked for: the kubelet's pods are about five deep."""
 
 
-class Places:
+class Places(NamedTuple):
     """The roots to look below; others than the real ones are for tests."""
 
-    def __init__(
-        self,
-        *,
-        vm_root: str = VM_ROOT,
-        shared_root: str = SHARED_ROOT,
-        cgroup_root: str = CGROUP_ROOT,
-        vmm_name: str = VMM_NAME,
-        netns_root: str = NETNS_ROOT,
-    ) -> None:
-        self.vm_root = vm_root
-        self.shared_root = shared_root
-        self.cgroup_root = cgroup_root
-        self.vmm_name = vmm_name
-        self.netns_root = netns_root
+    vm_root: str = VM_ROOT
+    shared_root: str = SHARED_ROOT
+    cgroup_root: str = CGROUP_ROOT
+    vmm_name: str = VMM_NAME
+    netns_root: str = NETNS_ROOT
 
 
 def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = False) -> tuple[LedgerEntry, ...]:

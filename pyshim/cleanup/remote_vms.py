@@ -142,8 +142,8 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> "ResponseRece
     from pyshim.ttrpc.events import ResponseReceived, StreamFailed
 
     core = ClientConnection()
-    stream_id, frame = core.send_request(SERVICE, "StopVM", _stop_request(vm_id), max_reply_bytes=MAX_REPLY_BYTES)
-    sock.sendall(frame)
+    stream_id, parts = core.request_parts(SERVICE, "StopVM", _stop_request(vm_id), max_reply_bytes=MAX_REPLY_BYTES)
+    sock.sendall(b"".join(parts))
     # Other frames may come without end, and then no single wait is long.
     while (left_s := deadline - time.monotonic()) > 0:
         sock.settimeout(left_s)

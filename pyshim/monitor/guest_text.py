@@ -52,7 +52,7 @@ class TextFamily:
 class Judged(NamedTuple):
     families: Mapping[str, TextFamily]
     problem: str
-    """What was left out, and why; empty when nothing was."""
+    """The lines that were left out, and why; empty when none were."""
 
 
 def judged(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most: int = MAX_SAMPLES) -> Judged:

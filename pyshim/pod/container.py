@@ -181,9 +181,10 @@ class Container:
                 await self._start_init(process)
             else:
                 await self._start_exec(process, exec_id)
-        if exec_id is None:
-            is_running = process.status is Status.RUNNING
-            self._listener.init_started() if is_running else self._listener.container_changed()
+        if exec_id is None and process.status is Status.RUNNING:
+            self._listener.init_started()
+        elif exec_id is None:
+            self._listener.container_changed()
         return process.pid
 
     async def _start_init(self, process: Process) -> None:

@@ -13,8 +13,7 @@ Received bytes never raise and never end the connection: each frame says its len
 (too large, malformed, bad stream id, unknown type) is answered or ignored alone. State is bounded: one unfinished
 frame and one entry per open stream. Source: containerd/ttrpc PROTOCOL.md and server.go.
 
-`send_x` returns a frame as one `bytes`; `x_parts` returns the buffers of a frame to be written in order, with the
-payload uncopied.
+`x_parts` returns the buffers of a frame to be written in order, with the payload uncopied.
 """
 
 from __future__ import annotations
@@ -211,26 +210,6 @@ class ClientConnection(_Connection):
         self.late_frames = 0
         """Frames for streams that are over or were forgotten, dropped."""
 
-    def send_request(
-        self,
-        service: str,
-        method: str,
-        payload: Buffer,
-        *,
-        timeout_ns: int = 0,
-        metadata: Iterable[tuple[str, str]] = (),
-        max_reply_bytes: int | None = None,
-    ) -> tuple[int, bytes]:
-        """The new stream's id and the frame that opens it.
-
-        Frames must be written in the order they were made: the peer wants rising ids. A reply above `max_reply_bytes`,
-        envelope included, fails the call and is neither buffered nor decoded.
-        """
-        stream_id, parts = self.request_parts(
-            service, method, payload, timeout_ns=timeout_ns, metadata=metadata, max_reply_bytes=max_reply_bytes
-        )
-        return stream_id, b"".join(parts)
-
     def request_parts(
         self,
         service: str,
@@ -241,7 +220,11 @@ class ClientConnection(_Connection):
         metadata: Iterable[tuple[str, str]] = (),
         max_reply_bytes: int | None = None,
     ) -> tuple[int, Parts]:
-        """As `send_request`. Raises MessageTooLarge; then no id is used up."""
+        """The new stream's id and the frame that opens it. Raises MessageTooLarge; then no id is used up.
+
+        Frames must be written in the order they were made: the peer wants rising ids. A reply above `max_reply_bytes`,
+        envelope included, fails the call and is neither buffered nor decoded.
+        """
         stream_id = self._next_stream_id
         if stream_id > MAX_STREAM_ID:
             raise LocalProtocolError("open stream: all stream ids of this connection are used up")

@@ -70,6 +70,7 @@ from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.messages import MalformedMessage, decode_request, decode_response
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.qmp_peer import QmpPeer
+from tests.fakes.ttrpc_frames import request_frame
 from tests.unit.node.webhook.reviews import pod_class
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -164,7 +165,7 @@ def _ttrpc_server(data: bytes) -> None:
 def _ttrpc_client(data: bytes) -> None:
     core = ClientConnection()
     for _ in range(3):
-        core.send_request("s", "m", b"")
+        request_frame(core, "s", "m", b"")
     core.receive_data(data)
     core.receive_eof()
 

@@ -8,7 +8,7 @@ from ttrpc_peers import frame, kinds, only, refusal, request
 from pyshim.ttrpc.connection import ServerConnection
 from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, REQUEST, RESPONSE
 from pyshim.ttrpc.status import Code, LocalProtocolError
-from tests.fakes.ttrpc_frames import response
+from tests.fakes.ttrpc_frames import response_frame
 
 
 @pytest.mark.parametrize("stream_id", [0, 2, 0xFFFFFFFE])
@@ -20,7 +20,7 @@ def test_even_stream_id_is_invalid(stream_id: int) -> None:
 def test_stream_id_must_rise(stream_id: int) -> None:
     server = ServerConnection()
     server.receive_data(request(5))
-    response(server, 5)
+    response_frame(server, 5)
 
     assert refusal(server.receive_data(request(stream_id)))[:2] == (stream_id, Code.INVALID_ARGUMENT)
 
@@ -31,7 +31,7 @@ def test_reused_id_of_an_open_stream_ends_that_stream() -> None:
 
     assert refusal(server.receive_data(request(1)))[3] is True
     with pytest.raises(LocalProtocolError):
-        response(server, 1)
+        response_frame(server, 1)
 
 
 def test_malformed_request_is_invalid_and_the_connection_goes_on() -> None:
@@ -71,7 +71,7 @@ def test_more_open_streams_than_allowed_are_exhausted() -> None:
     server.receive_data(request(1) + request(3))
 
     assert refusal(server.receive_data(request(5)))[:2] == (5, Code.RESOURCE_EXHAUSTED)
-    response(server, 1)
+    response_frame(server, 1)
     assert kinds(server.receive_data(request(7))) == ["RequestReceived"]
 
 
