@@ -35,7 +35,7 @@ LOCK_WAIT_S = 10.0
 """Seconds for another process that cleans the same sandbox."""
 UNDO_S = 30.0
 """Seconds for one entry when no caller waits: a process may write its core, or have much memory to give back."""
-HELD_PAUSE_S = 1.0
+WATCH_PAUSE_S = 1.0
 """Seconds between two looks at a shim that ends its remote VM, which takes minutes."""
 REST_S = 60.0
 """Seconds for a shim whose remote VM is gone to undo the rest and exit."""
@@ -216,7 +216,7 @@ def _wait_or_kill(store: StateStore, sandbox_id: str, shim: ShimRecord, hold_s: 
     daemon = processes.ProcessRef(shim.pid, shim.start_ticks)
     until = time.monotonic() + hold_s
     with contextlib.suppress(ProcessLookupError), processes.opened(daemon) as fd:
-        while not _gone_within(fd, HELD_PAUSE_S) and (now := time.monotonic()) < until:
+        while not _gone_within(fd, WATCH_PAUSE_S) and (now := time.monotonic()) < until:
             with contextlib.suppress(ShimError):  # NotFound: it has undone everything and only has to exit
                 if not are_stopped(remote_vms(store.load(sandbox_id).ledger)):
                     continue

@@ -30,7 +30,7 @@ from tests.fakes.remote_service import FakeRemoteService, when
 SANDBOX = f"test-remote-{os.getpid()}"
 WAIT_S = 60.0
 IMPATIENT = (
-    "leftovers.EXIT_WAIT_S = leftovers.TERM_WAIT_S = leftovers.HELD_PAUSE_S = background.LONG_WAIT_S = 0.05; "
+    "leftovers.EXIT_WAIT_S = leftovers.TERM_WAIT_S = leftovers.WATCH_PAUSE_S = background.LONG_WAIT_S = 0.05; "
     "remote_vms.PAUSE_S = 0.05"
 )
 """For a `delete` that waits in vain: here nothing that it waits for ends before the test says so."""
