@@ -202,7 +202,7 @@ class _Reader:
             self._say(at, "is not a text")
             return ""
         if "\0" in value or any("\ud800" <= char <= "\udfff" for char in value):
-            self._say(at, f"is no text a kernel would take: {value[:100]!r}")
+            self._say(at, f"is not a text that a kernel takes: {value[:100]!r}")
             return ""
         return value
 

@@ -113,7 +113,7 @@ def _rdt(rdt: IntelRdt, at: str, version: str) -> Iterator[str]:
         if len(rdt.clos_id.encode()) > MAX_CLOS_ID_BYTES:
             yield f"{at}.closID is longer than {MAX_CLOS_ID_BYTES} bytes"
         if rdt.clos_id in (".", "..") or "/" in rdt.clos_id or "\n" in rdt.clos_id:
-            yield f"{at}.closID {rdt.clos_id[:100]!r} is no directory name"
+            yield f"{at}.closID {rdt.clos_id[:100]!r} is not a directory name"
     for member, is_set in (("enableCMT", rdt.enable_cmt), ("enableMBM", rdt.enable_mbm)):
         if is_set and version not in _OLD_RDT_VERSIONS:
             yield f"{at}.{member} is known from version {_OLD_RDT_VERSIONS[0]} to {_OLD_RDT_VERSIONS[-1]} only"

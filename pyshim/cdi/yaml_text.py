@@ -34,11 +34,11 @@ class _Loader(_Base):  # type: ignore[misc]
         for key_node, value_node in node.value:
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is no member's name", key_node.start_mark)
+                problem = f"{key!r} is not a member's name"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             if key in found:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the name {key[:100]!r} is given twice in one object", key_node.start_mark
-                )
+                problem = f"the name {key[:100]!r} is given twice in one object"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             found[key] = self.construct_object(value_node, deep=deep)
         return found
 

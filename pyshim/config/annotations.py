@@ -1,4 +1,4 @@
-"""What a pod's annotations change in its sandbox's configuration, and which of them it may set.
+"""A pod's annotations change its sandbox's configuration where its file allows it.
 
 Kata's rules: annotations under `io.katacontainers.config.hypervisor.` need the file's permission (enable_annotations),
 those for runtime and agent do not; values are checked like the file's own. What is refused is an error, never silence.
@@ -29,8 +29,8 @@ _WITHOUT_EFFECT = {
     PREFIX + "agent.cdh_api_timeout": "Kata documents it and reads cdh_api_timeout_ms only",
     "io.katacontainers.config_path": "removed from Kata: a pod does not choose the node's configuration",
 }
-_ELSEWHERE = tuple(f"{ANNOTATION_PREFIX}{group}." for group in ("pkg", "volume", "image", "fs-opt"))
-"""Beginnings of annotations that are no configuration: marks of the runtimes themselves and of snapshotters."""
+_NOT_CONFIGURATION = tuple(f"{ANNOTATION_PREFIX}{group}." for group in ("pkg", "volume", "image", "fs-opt"))
+"""Prefixes of annotations that set no key: marks of the runtimes themselves and of snapshotters."""
 PATH_LISTS: Mapping[str, str] = {
     "path": "valid_hypervisor_paths",
     "jailer_path": "valid_jailer_paths",
@@ -46,7 +46,7 @@ PATH_LISTS: Mapping[str, str] = {
 _NEVER_A_PODS: Mapping[str, str] = {
     "sandbox_bind_mounts": "a pod does not choose what of its node is shown to the guest",
 }
-"""Annotations that Kata knows and no list can enable: Kata ignores this one with a warning."""
+"""Annotations of Kata that no list can enable: Kata ignores this one with a warning."""
 _OPEN_WHEN_EMPTY = frozenset({"kernel", "image", "initrd", "firmware"})
 """Kata has no list for these: an empty one means what it means there, any file."""
 
@@ -83,7 +83,7 @@ def with_annotations(
 
 
 def path_is_listed(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern covers `path`, name by name: `*` never crosses a slash, as in a shell."""
+    """True when a pattern covers `path`, name by name: `*` never crosses a slash, as in a shell."""
     names = path.split("/")
     for pattern in patterns:
         parts = pattern.replace("[^", "[!").split("/")
@@ -164,7 +164,7 @@ def _not_a_key(name: str) -> list[Finding]:
         return [_finding(name, Verdict.NO_EFFECT, _WITHOUT_EFFECT[name], True)]
     if name in (SWAPPINESS_ANNOTATION, SWAP_IN_BYTES_ANNOTATION):
         return []  # a container's own
-    if name.startswith(PREFIX) or (name.startswith(ANNOTATION_PREFIX) and not name.startswith(_ELSEWHERE)):
+    if name.startswith(PREFIX) or (name.startswith(ANNOTATION_PREFIX) and not name.startswith(_NOT_CONFIGURATION)):
         near = difflib.get_close_matches(name, annotated(), n=1, cutoff=0.93)
         hint = f" (did you mean {near[0]}?)" if near else ""
         if name.startswith(HYPERVISOR_PREFIX):

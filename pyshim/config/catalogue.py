@@ -43,5 +43,5 @@ def nearest(table: Table, name: str) -> str:
     near = difflib.get_close_matches(name, own, n=1, cutoff=0.75)
     if near:
         return near[0]
-    elsewhere = [f"{where}.{known}" for where, known in spellings() if known == name]
-    return elsewhere[0] if elsewhere else ""
+    others = [f"{where}.{known}" for where, known in spellings() if known == name]
+    return others[0] if others else ""

@@ -1,4 +1,4 @@
-"""What a document comes to: a value and its origin for every key, and a finding for everything that was written.
+"""The result of a document: a value and its origin for every key, and a finding for everything that was written.
 
 Never stops at the first mistake: `pyshim config check` shows them all, a sandbox's start raises the first.
 """
@@ -186,7 +186,7 @@ class _Reader:
         return self._located(Setting(key=key, value=value, place=last.place, annotation="", is_default=False))
 
     def unknown(self) -> Iterator[Finding]:
-        """What stands in the document and is no key."""
+        """Findings for names in the document that are not keys."""
         for name, value in self._source.document.items():
             if name not in _TOP:
                 yield self._stranger((name,), value)

@@ -86,7 +86,7 @@ def _identity(fd: int) -> str:
 
 
 def _cached(directory: str, identity: str) -> str:
-    """The digest kept for `identity`; empty when there is none, or when others than us could have written it."""
+    """The digest stored for `identity`; empty where it is absent, or where others than us could have written it."""
     try:
         status = os.lstat(directory)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:

@@ -1,4 +1,4 @@
-"""What a key is: where it stands, what it may hold, what it is when absent, and what it decides here.
+"""A key: its table, the values it may hold, its default, and its effect here.
 
 The keys themselves are data, a file per subject (`keys_*.py`); `catalogue.py` puts them together.
 """

@@ -235,7 +235,7 @@ RUNTIME: tuple[Key, ...] = (
         "pod_resource_api_sock",
         PATH,
         "",
-        "Socket of the kubelet's PodResources service, which knows the devices of a pod. Empty: it is not asked.",
+        "Socket of the kubelet's PodResources service, which lists the devices of a pod. Empty: it is not asked.",
     ),
     _R.later("kubelet_root_dir", PATH, "/var/lib/kubelet", "Where the kubelet keeps volumes."),
     _R.used(

@@ -23,7 +23,7 @@ _SUPPORTED_VALUES: tuple[tuple[Table, str, tuple[str, ...]], ...] = (
     (Table.HYPERVISOR, "shared_fs", ("virtio-fs", "none")),
     (Table.RUNTIME, "internetworking_model", ("tcfilter", "macvtap", "none")),
 )
-"""Keys some of whose values Kata knows and a sandbox here is refused with, and the values it starts with."""
+"""Keys that take more values in Kata: the values a sandbox starts with here; the others are refused."""
 
 
 def load_config(

@@ -1,4 +1,4 @@
-"""On which line of a TOML text each key and table stands: what `tomllib` does not tell.
+"""The line of each key and table in a TOML text, which `tomllib` does not report.
 
 Reads texts that `tomllib` has accepted, so it only has to find its way, not to judge.
 """

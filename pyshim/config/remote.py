@@ -17,12 +17,12 @@ from pyshim.config.values import TEXT
 
 NAME = "remote"
 _ONLY_REMOTE = frozenset((key.table, key.name) for key in REMOTE)
-_ELSEWHERE = "the service that makes remote VMs decides"
+_SERVICE_DECIDES = "the service that makes remote VMs decides"
 _HELD: Mapping[tuple[Table, str], tuple[Any, str]] = {
-    (Table.HYPERVISOR, "shared_fs"): ("none", "a VM elsewhere shares no files with this host"),
+    (Table.HYPERVISOR, "shared_fs"): ("none", "a remote VM shares no files with this host"),
     (Table.RUNTIME, "internetworking_model"): ("none", "the service connects the pod's network"),
-    (Table.RUNTIME, "static_sandbox_resource_mgmt"): (True, "a VM elsewhere keeps its size"),
-    (Table.RUNTIME, "emptydir_mode"): ("shared-fs", "a VM elsewhere has no disks of this host"),
+    (Table.RUNTIME, "static_sandbox_resource_mgmt"): (True, "a remote VM keeps its size"),
+    (Table.RUNTIME, "emptydir_mode"): ("shared-fs", "a remote VM has no disks of this host"),
 }
 """The one value a key can have, which is also its default, and why."""
 _DEFAULTS: Mapping[tuple[Table, str], Any] = {(Table.RUNTIME, "experimental_force_guest_pull"): True}
@@ -71,4 +71,4 @@ def _for_remote(key: Key) -> Key:
         return replace(key, kind=TEXT, default="", aliases=aliases)
     if key.name in _CONFIDENTIAL:
         return replace(key, verdict=Verdict.REFUSED, why="the service decides whether a remote VM is confidential")
-    return key if key.verdict is Verdict.REFUSED else replace(key, verdict=Verdict.NO_EFFECT, why=_ELSEWHERE)
+    return key if key.verdict is Verdict.REFUSED else replace(key, verdict=Verdict.NO_EFFECT, why=_SERVICE_DECIDES)

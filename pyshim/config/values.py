@@ -1,4 +1,4 @@
-"""What a key may hold: type, range and unit, the conversion that checks them, and the way back to TOML text.
+"""The values that a key may hold: type, range, unit, the conversion that checks them, and TOML text of them.
 
 The same `Kind` converts a value of a file and the text of an annotation. `convert` raises ValueError saying what is
 wrong with the value; the caller adds key, file and line.
@@ -41,7 +41,7 @@ _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
 
 class UnusableNumber(msgspec.Struct, frozen=True):
-    """A TOML float no number here can be: NaN, an infinity, 1e400. Kept until the key that holds it is known."""
+    """A TOML float that is refused: NaN, an infinity, 1e400. It is stored so that the refusal can name its key."""
 
     text: str
 
@@ -52,7 +52,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     """Range or choices, for people; empty when the type says it all."""
     unit: str
     suffix: str
-    """What a field's name adds to the key's, so that it carries its unit."""
+    """The unit at the end of a field's name, which the key's name does not have."""
     from_toml: Callable[[Any], Any]
     from_text: Callable[[str], Any]
     """The TOML-like value an annotation's text stands for; `from_toml` then checks it."""
@@ -298,7 +298,7 @@ SECONDS = _kind("number", _seconds, _number, allowed="0.001 to 86400", unit="s",
 MILLISECONDS = _kind(
     "whole number", lambda value: _whole(1, 86_400_000)(value) / 1000, _number, allowed="1 to 86400000", unit="ms"
 )
-"""Held in seconds, like SECONDS."""
+"""Converted to seconds, like SECONDS."""
 SECTOR_SIZE = _kind(
     "whole number", _sector_size, _number, allowed="0, or a power of two from 512 to 65536", unit="byte"
 )

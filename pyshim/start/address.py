@@ -92,7 +92,7 @@ def _bind(listener: socket.socket, path: str) -> bool:
 
 
 def _is_served(path: str) -> bool:
-    """Whether a connect succeeds. Does not wait: a Unix socket answers a non-blocking connect at once."""
+    """True when a connect succeeds. Does not wait: a Unix socket answers a non-blocking connect at once."""
     probe = _new_socket()
     try:
         probe.setblocking(False)

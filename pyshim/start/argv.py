@@ -1,6 +1,6 @@
 """The shim's command line, in the grammar of Go's `flag` package, which containerd writes for.
 
-One or two dashes; `-x value` or `-x=value`; switches take a value only with `=`; the first word that is no flag is the
+One or two dashes; `-x value` or `-x=value`; switches take a value only with `=`; the first word without a dash is the
 action. Unlike Go, unknown flags are skipped, so that a later containerd with more flags still gets its shim.
 """
 
@@ -25,7 +25,7 @@ _FALSE = ("0", "f", "F", "FALSE", "false", "False")
 
 
 class Invocation:
-    """What one call of the shim binary asks for; flags that were not given are empty or False."""
+    """One call of the shim binary; flags that were not given are empty or False."""
 
     __slots__ = (
         "action",

@@ -24,8 +24,8 @@ def spawn(
 ) -> int:
     """The pid of a new daemon that executes `command` in a session of its own, in our working directory.
 
-    It is our child; it has one more point of OOM score than we have. Raises BootstrapError, and then there is no
-    child: whatever failed on its side, the exec included, is reported by it and it is reaped.
+    It is our child; it has one more point of OOM score than we have. Raises BootstrapError when
+    any step failed, the exec included; the child has reported it then and is reaped.
     """
     if environment.get("SCHED_CORE"):
         _share_core_only_with_own()

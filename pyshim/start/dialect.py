@@ -9,7 +9,7 @@ The answer names the Task API that containerd is to use. `serve` offers versions
 the bootstrap protocol gets 3, as every release that speaks it (2.3 and later) takes 3. Version 3 also means that one
 shim serves all tasks of a pod: containerd then calls neither `start` nor `delete` for the containers of a pod, only for
 its sandbox. A legacy caller gets the bare address, which every release takes for version 2: 1.6 and 1.7 know no other,
-and 2.0 to 2.2 cannot be told from 1.7.
+and 2.0 to 2.2 look like 1.7.
 """
 
 from pyshim.start.argv import Invocation
@@ -22,7 +22,7 @@ _RUNC_OPTIONS = "containerd.runc.v1.Options"
 
 
 class Caller:
-    """What stdin says besides the flags; empty where it says nothing."""
+    """The part of a call that stdin holds; fields that are absent there are empty."""
 
     __slots__ = ("bootstrap", "debug", "shim_cgroup", "socket_dir", "ttrpc_address")
 

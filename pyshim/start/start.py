@@ -55,7 +55,7 @@ def start(
     stdin_fd: int = 0,
     stdout_fd: int = 1,
 ) -> None:
-    """A daemon listens for the container's group, containerd knows its address, the bundle has it in `address`.
+    """A daemon listens for the container's group; its address is on stdout and in the bundle's file `address`.
 
     Of simultaneous calls for one group one makes the daemon, by executing `program` with the arguments of `serve`; all
     give the same answer. Raises BootstrapError, and then neither daemon nor socket nor `address` file of ours is left.

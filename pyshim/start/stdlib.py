@@ -47,7 +47,7 @@ def parse_json(data: bytes) -> object:
 
 
 class _Decoder:
-    """What the scanner reads of the JSONDecoder that mostly makes it."""
+    """The attributes of JSONDecoder that the scanner reads."""
 
     strict = True
     object_hook = None

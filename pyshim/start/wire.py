@@ -35,7 +35,7 @@ def decode(data: bytes) -> "list[tuple[int, int | bytes]]":
     """Every field of the message, in wire order, repeats and unknown ones included; raises WireError.
 
     Varints come as unsigned ints (see `signed`), fixed-width fields as their bytes. Groups are refused: none of our
-    messages ever had one, and refusing them tells foreign bytes apart sooner.
+    messages ever had one, and refusing them recognizes foreign bytes sooner.
     """
     fields: list[tuple[int, int | bytes]] = []
     position = 0

@@ -5,7 +5,7 @@ One exchange over a Unix socket that keeps messages apart. `start` connects and 
 answers once it is the daemon in all but serving. Then `start` says "go", or it hangs up, and the child ends without
 having served. So there is never a second daemon on one socket, however late the answer.
 
-A zygote that is absent, of other code, busy or broken is no error: `start` executes a fresh interpreter instead, and
+Where the zygote is absent, of other code, busy or broken, `start` executes a fresh interpreter instead, and
 the first one leaves a zygote behind. PYSHIM_ZYGOTE=off in containerd's environment switches both off.
 """
 
@@ -57,7 +57,7 @@ class NotForked(Exception):
 
 
 class NoZygote(NotForked):
-    """There is none."""
+    """No zygote listens at the address."""
 
 
 def fork_daemon(
@@ -171,7 +171,7 @@ def _patience_s(environment: dict[str, str]) -> float:
 
 
 def _is_coming(path: str) -> bool:
-    """Whether a zygote holds the lock of `path`: it has the socket already, or is still importing."""
+    """True when a zygote holds the lock of `path`: it has the socket already, or is still importing."""
     try:
         lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

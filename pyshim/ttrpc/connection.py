@@ -130,7 +130,7 @@ class ServerConnection(_Connection):
         return parts
 
     def send_error(self, stream_id: int, code: int, message: str, details: Iterable[bytes] = ()) -> bytes:
-        """The frame that ends a stream with a status. Code 0 is no error: it is sent as UNKNOWN."""
+        """The frame that ends a stream with a status. Code 0 means OK, so it is sent as UNKNOWN."""
         self._require_open(stream_id)
         frame = self._error(stream_id, code or Code.UNKNOWN, message, details)
         self._streams.remove(stream_id)

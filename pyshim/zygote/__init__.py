@@ -7,6 +7,6 @@ environment, descriptors, command line. Where that cannot be, it answers "no" wi
 An upgrade replaces it: it listens at an address made of version and place, and it ends as soon as a request finds its
 own files changed. Forked daemons go on without it.
 
-`server.py` first; `request.py` is what callers ask for, `fork.py` what happens in a fork, `code.py` knows the files on
-disk.
+Read `server.py` first; `request.py` reads a caller's request, `fork.py` runs in the child, `code.py` watches the
+files on disk.
 """

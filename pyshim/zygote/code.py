@@ -1,4 +1,4 @@
-"""What of a process's code is on disk: whether it still is what was loaded."""
+"""Finds out when the files of the loaded code have changed on disk."""
 
 import os
 import sys
@@ -49,14 +49,14 @@ class LoadedCode:
         self._roots = {path: _identity(path) for path in sys.path}
 
     def is_current(self) -> bool:
-        """Whether nothing in these directories has changed, and nothing was mounted or moved over them."""
+        """True while nothing in these directories has changed, and nothing was mounted or moved over them."""
         return not inotify_drain(self._changes_fd) and all(
             _identity(path) == identity for path, identity in self._roots.items()
         )
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """Zeros where there is no such file."""
+    """Device and inode; zeros where the file is missing."""
     try:
         found = os.stat(path)
     except OSError:

@@ -18,7 +18,7 @@ from pyshim.start.errors import BootstrapError
 from pyshim.zygote.request import Request
 
 ZYGOTES_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
-"""What the zygote handles, and an executed daemon finds at its default."""
+"""Signals that the zygote handles; an executed daemon finds them at their defaults."""
 _GO_WITHIN_S = 10.0
 """A `start` that gives up hangs up, long before this."""
 
@@ -43,7 +43,7 @@ def become_daemon_of(caller_fd: int, request: Request, cgroups: ProcessCgroups) 
                 os._exit(0)
             caller.settimeout(_GO_WITHIN_S)
             caller.send(link.READY)
-            # What cannot fail, while the caller tells containerd.
+            # These steps cannot fail; the caller answers containerd meanwhile.
             set_environment(request.environment)
             with suppress(OSError):
                 set_command_line([*request.program, *request.words])
@@ -58,7 +58,7 @@ def become_daemon_of(caller_fd: int, request: Request, cgroups: ProcessCgroups) 
 
 
 def refuse(caller: socket.socket, reason: str) -> None:
-    """The caller has been told why it gets no daemon, and so has the log."""
+    """The caller and the log have the reason why it gets no daemon."""
     say(f"refused: {reason}")
     with suppress(OSError):
         caller.send(link.NO + reason.encode(errors="replace")[: link.MAX_REPLY_BYTES - len(link.NO)])
@@ -71,7 +71,7 @@ def say(text: str) -> None:
 
 
 def _become_like(request: Request, cgroups: ProcessCgroups) -> None:
-    """We have from the caller what an exec would have inherited and what can fail.
+    """Take over from the caller what an exec would have inherited; only the steps that can fail.
 
     Raises OSError, CallerDiffers, BootstrapError.
     """

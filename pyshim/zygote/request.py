@@ -1,4 +1,4 @@
-"""What a `start` asks the zygote for. All of it is examined before there is a child, which then has little to do."""
+"""A request of `start` to the zygote. All of it is checked before the fork, so the child has little to do."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
 
 def receive(caller: socket.socket, world: World) -> Request:
-    """What the process at the other end of `caller` asks for; it lives in our `world`.
+    """The request of the process at the other end of `caller`, which lives in our `world`.
 
     Raises CallerDiffers, ValueError for a request that makes no sense, OSError for a caller that has gone or says
     nothing; then no descriptor of it stays open.

@@ -20,7 +20,7 @@ from pyshim.zygote.fork import ZYGOTES_SIGNALS, become_daemon_of, refuse, say
 from pyshim.zygote.request import receive
 
 SHIM_MODULES = ("pyshim.serve", "concurrent.futures.thread")
-"""What a shim uses; asyncio imports the second one when it first needs a thread."""
+"""Modules that a shim uses; asyncio imports the second one when it first needs a thread."""
 _BACKLOG = 128
 
 

@@ -91,7 +91,7 @@ def test_log_without_a_reader_is_dropped(logger: logging.Logger) -> None:
     os.close(read_end)
     attach(logger, write_end)
 
-    logger.info("nobody hears this")
+    logger.info("no reader")
 
     os.close(write_end)
 

@@ -72,7 +72,7 @@ def test_content_decides_between_json_and_yaml(tmp_path: Path) -> None:
         ("x.json", '{"kind": "a/b", "kind": "a/c"}', "the name 'kind' is given twice"),
         ("x.yaml", "kind: a/b\nkind: a/c", "the name 'kind' is given twice"),
         ("x.yaml", "a: [", "not YAML"),
-        ("x.yaml", "{1: 2}", "is no member's name"),
+        ("x.yaml", "{1: 2}", "is not a member's name"),
         ("x.yaml", "--- {}\n--- {}", "not YAML"),
         ("x.yaml", "!!int", "not YAML"),
         ("x.yaml", "!!bool x", "not YAML"),
@@ -82,7 +82,7 @@ def test_content_decides_between_json_and_yaml(tmp_path: Path) -> None:
         ("x.json", "[" * 100_000, "not YAML"),
         ("x.yaml", "&a [*a]", "nested deeper than"),
         ("x.json", "\ud800", "not UTF-8 at byte 0"),
-        ("x.json", '{"kind": "\\ud800/x"}', "no text a kernel would take"),
+        ("x.json", '{"kind": "\\ud800/x"}', "not a text that a kernel takes"),
     ],
     ids=lambda value: str(value)[:30].encode("ascii", "replace").decode(),
 )

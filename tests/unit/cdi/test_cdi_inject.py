@@ -1,4 +1,4 @@
-"""What edits do to an OCI spec: one by one, together, twice, and in another order."""
+"""Edits change an OCI spec: one by one, together, twice, and in another order."""
 
 import copy
 from typing import Any

@@ -18,7 +18,7 @@ def options(path: Path) -> RuntimeOptions:
 
 
 def examined(path: Path, text: str = "") -> Effective:
-    """What the file at `path` comes to, after it was written if `text` is given."""
+    """The result of the file at `path`, which is written first if `text` is given."""
     if text:
         write(path, text)
     return examine(read_source(options(path), {}))

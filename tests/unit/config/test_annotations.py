@@ -1,4 +1,4 @@
-"""What a pod may change, what it may not, and with which error."""
+"""A pod may change some keys; others are refused with an error that names the rule."""
 
 import base64
 from fractions import Fraction

@@ -137,7 +137,7 @@ def test_a_key_that_decides_nothing_has_a_field_only_for_katas_state() -> None:
 
 
 def _readers() -> list[Path]:
-    """What acts on the configuration: not `config/`, not the state file's copy of it, not the operator's pictures."""
+    """The sources that act on the configuration: not `config/`, not the state file's copy."""
     rooms = ("pod", "resources", "agent", "host", "task")
     files = [path for room in rooms for path in (PACKAGE / room).rglob("*.py") if path.name != "kata_config.py"]
     return [*files, PACKAGE / "serve.py"]

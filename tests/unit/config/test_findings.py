@@ -1,4 +1,4 @@
-"""What a document comes to: origins, aliases of both dialects, lines of mistakes."""
+"""The result of a document: origins, aliases of both dialects, lines of mistakes."""
 
 import os
 from pathlib import Path

@@ -56,8 +56,8 @@ def test_the_verdict_on_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     effective = examined(path)
     errors = {finding.subject for finding in (*effective.errors(), *obstacles(effective))}
     assert (code, errors) == (0 if file["starts"] else 1, set(file["errors"]))
-    told = {warning.partition(" ")[0] for warning in warnings(effective)}
-    assert told == set(file["in_vain"])
+    named = {warning.partition(" ")[0] for warning in warnings(effective)}
+    assert named == set(file["in_vain"])
     assert all(finding.level < Level.WARNING for finding in effective.findings if finding.verdict is not None)
     assert ": error: " in capsys.readouterr().out or file["starts"]
 

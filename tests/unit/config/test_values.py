@@ -1,4 +1,4 @@
-"""What each kind of value takes, from a file and from an annotation, and what it says about the rest."""
+"""Each kind of value takes its range, from a file and from an annotation, and refuses the rest by name."""
 
 import re
 from fractions import Fraction

@@ -1,7 +1,7 @@
-"""A program of the tests: takes the place of `serve`, and tells everybody who connects to fd 3 what it was given.
+"""A program of the tests: takes the place of `serve`, and reports its arguments to each client of fd 3.
 
 It notes its pid in the directory FAKE_DAEMON_PIDS, so that a test can count daemons and end them, and gives up by
-itself when nobody asks for a minute.
+itself after a minute without a client.
 """
 
 import gc
@@ -21,7 +21,7 @@ status = Path("/proc/self/status").read_text().splitlines()
 heap = Path("/proc/self/smaps").read_text().partition("[heap]")[2].partition("VmFlags:")[2].splitlines()[0]
 command = Path("/proc/self/cmdline").read_bytes().decode().split("\0")[:-1]
 reason = ""
-if "-executed-because" in command:  # what an executed daemon is told, and a forked one is not
+if "-executed-because" in command:  # an executed daemon gets this flag, a forked one does not
     at = command.index("-executed-because")
     reason = command[at + 1]
     del command[at : at + 2]

@@ -16,7 +16,7 @@ REPOSITORY = HERE.parents[2]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs: one that has ended but is not reaped does not."""
+    """True while the process runs; False for one that has ended and is not reaped."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -132,7 +132,7 @@ class StartBench:
         return [pid for pid in self.daemons() if is_alive(pid)]
 
     def ask(self, address: str) -> dict[str, Any]:
-        """What the daemon behind `unix://…` says of itself."""
+        """The report of the daemon behind `unix://…`."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(30)
             sock.connect(address.removeprefix("unix://"))

@@ -1,4 +1,4 @@
-"""Which containerd is calling: told from bytes that its own messages make."""
+"""The dialect of a caller, recognized by bytes that containerd's own messages make."""
 
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage

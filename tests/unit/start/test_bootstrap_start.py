@@ -1,4 +1,4 @@
-"""`start` as containerd sees it: real processes, real sockets, a daemon that tells what it was given."""
+"""`start` as containerd sees it: real processes, real sockets, a daemon that reports its arguments."""
 
 import fcntl
 import os

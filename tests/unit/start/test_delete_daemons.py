@@ -45,7 +45,7 @@ def test_a_sandbox_of_the_same_name_in_another_namespace_is_not_touched(node: No
 
 
 def test_a_sandbox_of_the_same_name_and_namespace_of_another_containerd_is_not_touched(node: Node) -> None:
-    """Two containerds on one node, as with k3s beside another: only the name of the shim's socket tells them apart."""
+    """Two containerds on one node, as with k3s beside another: their shims differ only in the name of the socket."""
     node.socket = socket_path("/run/containerd/s", "/run/one.sock", "k8s.io", SANDBOX)
     vmm = node.process()
     kept = directory(node.own / "vm")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.root  # `delete` unmounts the bundle's root, whether or
 def launch_words(
     node: Node, container_id: str = SANDBOX, *, deadline_s: float = DEADLINE_S, starts_in_s: float = 0
 ) -> list[str]:
-    """What the launcher executes, but with time enough on a busy machine."""
+    """The program of the launcher, with time enough on a busy machine."""
     program = (
         f"import time; time.sleep({starts_in_s})\n"
         f"import sys; sys.path += {list(import_paths())!r}\n"
@@ -79,7 +79,7 @@ def is_clean(node: Node) -> bool:
 
 
 def test_without_time_left_it_answers_and_another_process_undoes_what_is_left(node: Node) -> None:
-    """What the interpreter took to start counts: containerd counts it, and kills `delete` at the end."""
+    """The interpreter's own start counts: containerd counts it, and kills `delete` at the end."""
     vmm = node.process()
     node.save(directory(node.own / "vm"), running(vmm), vmm_pid=vmm.pid)
 
@@ -89,10 +89,10 @@ def test_without_time_left_it_answers_and_another_process_undoes_what_is_left(no
         assert not is_clean(node)
 
     assert ended.returncode == 0
-    told = re.fullmatch(
+    logged = re.fullmatch(
         rf"sandbox '{SANDBOX}': process (\d+) goes on with undoing what is left of it\n", ended.stderr.decode()
     )
-    assert told is not None
+    assert logged is not None
     assert DeleteResponse.FromString(ended.stdout).exit_status == 137
     assert vmm.wait() == -signal.SIGKILL
     until(lambda: is_clean(node))

@@ -1,4 +1,4 @@
-"""`delete` and `pyshim cleanup` of sandboxes whose VM a service made elsewhere."""
+"""`delete` and `pyshim cleanup` of sandboxes whose VM is remote."""
 
 import os
 import signal
@@ -285,8 +285,8 @@ def test_an_end_whose_process_died_is_taken_up_by_cleanup(node: Node) -> None:
 
 def test_a_shim_that_ends_its_remote_vm_is_asked_to_end_and_then_waited_for(node: Node) -> None:
     """Killed, it would hang up on a service that is deleting the VM."""
-    told = node.root / "told"
-    shim = node.shim(f"signal.signal(15, lambda *_: open({str(told)!r}, 'w').close())")
+    signalled = node.root / "signalled"
+    shim = node.shim(f"signal.signal(15, lambda *_: open({str(signalled)!r}, 'w').close())")
     node.save(shim=shim)
 
     code, _, err = finished(node.delete())
@@ -294,7 +294,7 @@ def test_a_shim_that_ends_its_remote_vm_is_asked_to_end_and_then_waited_for(node
     assert code == 0
     assert f"remote vm '{SANDBOX}': process " in err
     assert f" waits for shim {shim.pid} to end it\n" in err
-    until(told.exists)
+    until(signalled.exists)
     assert shim.poll() is None
     assert node.held() == [ResourceKind.DIRECTORY, ResourceKind.REMOTE_VM]
     assert node.service.calls == []

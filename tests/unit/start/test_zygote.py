@@ -20,7 +20,7 @@ NOT_COMPARED = {"pid", "session", "parent", "random", "frozen", "fds", "heap", "
 
 
 def expected_of_a_heap() -> list[str]:
-    """What /proc/PID/smaps says of a fork's: that equal pages may be merged, where the kernel can."""
+    """In /proc/PID/smaps of a fork: equal pages may be merged, where the kernel can."""
     return ["mg"] if Path("/sys/kernel/mm/ksm").exists() else []
 
 

@@ -1,4 +1,4 @@
-"""What the Task API refuses, and how errors are told."""
+"""The Task API refuses bad requests, and each error has its code and text."""
 
 from __future__ import annotations
 

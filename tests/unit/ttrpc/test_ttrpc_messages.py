@@ -87,7 +87,7 @@ def test_responses_encode_as_protobuf_does(
 
 
 def parsed(data: bytes) -> ttrpc_pb2.Request | None:
-    """What the protobuf library makes of `data`; None when it refuses."""
+    """The fields that the protobuf library reads from `data`; None when it refuses."""
     message = ttrpc_pb2.Request()
     try:
         message.ParseFromString(data)

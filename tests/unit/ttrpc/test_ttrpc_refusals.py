@@ -1,4 +1,4 @@
-"""What the protocol core of a server refuses, and whether the connection goes on."""
+"""The protocol core of a server refuses bad frames; some close the connection."""
 
 from __future__ import annotations
 

@@ -100,10 +100,10 @@ def test_exception_becomes_status(error: BaseException, code: int, message: str 
 
     async def main() -> None:
         async with served({"demo": {"Fail": fail, "Echo": echo}}) as (_, client):
-            told = await fails_alone(client, "Fail")
+            failure = await fails_alone(client, "Fail")
 
-        assert told.code == code
-        assert message is None or told.message == message
+        assert failure.code == code
+        assert message is None or failure.message == message
 
     run(main)
 
@@ -237,7 +237,7 @@ def test_dropped_connection_does_not_stop_the_work() -> None:
             entered.set()
             await go.wait()
             done.set()
-            return b"for nobody"
+            return b"unread"
 
         async with raw_server({"demo": {"Work": work}}) as (server, peer):
             await peer.send(request(1, "Work"))

@@ -1,4 +1,4 @@
-"""What a peer may ask of the asyncio server at once: sizes, numbers, bytes in flight."""
+"""The asyncio server limits a peer's requests: sizes, numbers, bytes in flight."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_request_bytes_in_flight_are_bounded() -> None:
             assert (await code_of(peer))[:2] == (3, Code.RESOURCE_EXHAUSTED)
             go.set()
             assert (await code_of(peer))[:2] == (1, 0)
-            # What has ended does not count; and one request alone may always be as large as a message.
+            # Ended calls do not count; one request alone may always be as large as a message.
             go.clear()
             await peer.send(request(5, "Wait", bytes(500)) + request(7, "Wait", bytes(400)) + request(9, "Other"))
             assert (await code_of(peer))[0] == 9

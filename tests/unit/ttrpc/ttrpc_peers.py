@@ -152,7 +152,7 @@ DEMO = {"demo": {"Echo": echo}}
 
 
 async def fails_alone(client: Client, method: str) -> RemoteError:
-    """What the call of `method` fails with; the connection lives on."""
+    """The error of a call of `method`; the connection lives on."""
     with pytest.raises(RemoteError) as caught:
         await client.call("demo", method, b"", timeout_s=None)
     assert await client.call("demo", "Echo", b"alive", timeout_s=None) == b"alive"
