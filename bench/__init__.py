@@ -1,4 +1,4 @@
-"""What the shim costs, as ratios to references measured in the same run: `make bench`.
+"""The cost of the shim, as ratios to references measured in the same run: `make bench`.
 
 `measures.py` takes single samples, `rounds.py` says in which order, `report.py` turns them into a table, JSON, Markdown
 and `chart.py` into an SVG. `peers.py` measures ours beside another shim on `remote_stub.py`. No number here is a limit:

@@ -19,7 +19,7 @@ from integration.framework.runtime import Runtime
 from pyshim.resources.probe import probe_host
 
 RESULTS = PROJECT / "bench" / "results"
-# Only a part of the table: the kept results stay as they are.
+# Only a part of the table: the stored results stay as they are.
 PART_RESULTS = PROJECT / ".build" / "bench"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _LIMIT_S = 120.0
 _DROPPED_IDS = ("qmp0", "agent0", "share0", "image0")
-"""What connects the VM to the shim, to virtiofsd and to the root image: a bare kernel uses none of it."""
+"""Options that connect the VM to shim, virtiofsd and root image: a bare kernel needs none."""
 _CONSOLES = ("hvc0", "tty0")
 # The serial line is built into any kernel; hvc0 is a module in Debian's, and a bare kernel has no modules.
 _MARK_ON = "tty0"

@@ -21,7 +21,7 @@ from bench import measures
 from bench.measures import MIB, PYKATA, Ground
 
 FIO = Path("/usr/bin/fio")
-# What fio does, its block size, and whether its rate is told in operations (in MB otherwise).
+# The mode of fio, its block size, and True for a rate in operations (in MB otherwise).
 JOBS = {"read": ("1m", False), "write": ("1m", False), "randread": ("4k", True), "randwrite": ("4k", True)}
 FILE_MIB = 64
 _IMAGE_MIB = 128
@@ -73,7 +73,7 @@ def fio_argv(places: Sequence[Place], runtime_ms: int) -> list[str]:
 def rates(report: str, places: Sequence[Place]) -> dict[str, dict[str, float]]:
     """The rate of each job of each place, in MB/s (10^6 bytes) or operations a second as `JOBS` says, of a fio report.
 
-    Raises ValueError for what is no report, and for one in which a job is missing, failed or did nothing.
+    Raises ValueError for a text that is not a report, and for one in which a job is missing, failed or did nothing.
     """
     try:
         # fio puts its remarks before the object.
@@ -85,12 +85,12 @@ def rates(report: str, places: Sequence[Place]) -> dict[str, dict[str, float]]:
         raise ValueError(f"read fio's report: {error}") from error
 
 
-def _rate(told: dict[str, Any], job: str) -> float:
-    if told["error"] != 0:
-        raise ValueError(f"job {told['jobname']!r} failed: error {told['error']}")
-    done = told["read" if job.endswith("read") else "write"]
+def _rate(report: dict[str, Any], job: str) -> float:
+    if report["error"] != 0:
+        raise ValueError(f"job {report['jobname']!r} failed: error {report['error']}")
+    done = report["read" if job.endswith("read") else "write"]
     if done["total_ios"] == 0:
-        raise ValueError(f"job {told['jobname']!r} did nothing")
+        raise ValueError(f"job {report['jobname']!r} did nothing")
     _, in_operations = JOBS[job]
     return float(done["iops"]) if in_operations else done["bw_bytes"] / 1e6
 

@@ -1,4 +1,4 @@
-"""What every measurement stands on: a containerd of its own, our programs, a guest that is not rebuilt meanwhile."""
+"""The base of every measurement: a containerd of its own, our programs, a guest that is not rebuilt meanwhile."""
 
 from __future__ import annotations
 

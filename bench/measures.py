@@ -45,7 +45,7 @@ class Ground:
         return self.containerd.ctr
 
     def options(self, runtime: Runtime) -> tuple[str, ...]:
-        """What `ctr run` needs to use `runtime`."""
+        """The options by which `ctr run` uses `runtime`."""
         config = ("--runtime-config-path", str(self.config)) if runtime.has_vm else ()
         return ("--runtime", runtime.name, *config)
 
@@ -143,7 +143,7 @@ def exec_s(ground: Ground, name: str) -> float:
 
 
 def exec_out(ground: Ground, name: str, *command: str) -> str:
-    """What a command that is added to the container prints on stdout. Raises AssertionError when it fails."""
+    """The stdout of a command executed in the container. Raises AssertionError when it fails."""
     return ground.ctr("task", "exec", "--exec-id", f"e{next(_numbers)}", name, *command).out
 
 

@@ -273,6 +273,6 @@ def _syslog() -> Iterator[None]:
 
 
 def _read_until_empty(sock: socket.socket) -> None:
-    """What comes is thrown away, until an empty message or the end."""
+    """Drops all input until an empty message or the end."""
     while sock.recv(1 << 16):
         pass

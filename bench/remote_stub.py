@@ -1,7 +1,7 @@
 """`python -m bench.remote_stub DIRECTORY`: a remote hypervisor and the agents of its VMs, none of which exists.
 
-Every shim that knows the remote hypervisor's protocol can be measured on it, and all of them on the same: what a pod on
-it costs is the shim's work. It listens on `hypervisor.sock` in DIRECTORY and gives each VM an agent on a socket of its
+Every shim that speaks the remote hypervisor's protocol can be measured on it, all on the same terms: the cost of a
+pod is the shim's work. It listens on `hypervisor.sock` in DIRECTORY and gives each VM an agent on a socket of its
 own. The agents answer as kata-agent does: a container runs until it is signalled, an exec has ended at once, and a read
 of an ended process's output fails with `eof`.
 """

@@ -104,7 +104,7 @@ def run_file_io(ground: Ground, below: Path, size: Size, progress: Callable[[str
 
 
 def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
-    """The shim's own share, on a VM that is none: executed shims first, then forked ones."""
+    """The shim's own share, on a stand-in for a VM: executed shims first, then forked ones."""
     ten, stdout = (samples.open_round(f"stub_{name}") for name in ("ten", "stdout"))
     _creates(ground, samples, "stub", size.creates)
     ten.append(stub_pods.together_s(ground, _TOGETHER))
@@ -146,7 +146,7 @@ def _starts(ground: Ground, samples: Samples, count: int) -> None:
 
 
 def _in_containers(ground: Ground, samples: Samples, execs: int) -> list[str]:
-    """What needs a running container: memory and exec. Returns the VMM's command line, for the bare boots."""
+    """Memory and exec, measured in a running container. Returns the VMM's command line, for the bare boots."""
     with measures.container(ground, PYKATA) as name, measures.container(ground, RUNC) as reference:
         daemon, runc_daemon = measures.daemon_of(PYKATA, name), measures.daemon_of(RUNC, reference)
         for series, pid in (("pykata", daemon.pid), ("runc", runc_daemon.pid)):

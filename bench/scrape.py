@@ -1,4 +1,4 @@
-"""What a scrape of a node costs: `pyshim monitor` over idle pods on the stand-ins of `stubs.py`.
+"""The cost of a scrape of a node: `pyshim monitor` over idle pods on the stand-ins of `stubs.py`.
 
 `python -m integration.framework.enclosure python -m bench.scrape`, as root, prints it.
 """

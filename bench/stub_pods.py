@@ -54,9 +54,9 @@ def options(config: Path) -> PbAny:
 
 async def create_and_start(shim: DirectShim, config: Path) -> float:
     """Seconds from the call of Create to the reply of Start."""
-    told = options(config)
+    encoded = options(config)
     started = time.monotonic()
-    await shim.ask("Create", None, WITHIN_S, bundle=str(shim.bundle), options=told)
+    await shim.ask("Create", None, WITHIN_S, bundle=str(shim.bundle), options=encoded)
     await shim.ask("Start", None, WITHIN_S)
     return time.monotonic() - started
 
@@ -77,14 +77,14 @@ def create(ground: Ground) -> Created:
 
 
 def trace_of(shim: DirectShim) -> tuple[Span, ...]:
-    """The spans of the sandbox's trace, once its state, which is written after the replies, tells of Start."""
+    """The spans of the sandbox's trace, once its state, which is written after the replies, includes Start."""
 
     def spans() -> tuple[Span, ...]:
         snapshot = StateStore().load(shim.container).snapshot
         found = spans_from_json(snapshot.trace) if snapshot is not None else ()
         return found if any(span.name == f"start {shim.container}" for span in found) else ()
 
-    return eventually(spans, what=f"the state of {shim.container!r} tells of its start")
+    return eventually(spans, what=f"the state of {shim.container!r} includes its start")
 
 
 def waited_s(spans: tuple[Span, ...]) -> float:
@@ -142,7 +142,7 @@ def running(ground: Ground, count: int) -> Iterator[list[int]]:
 
 
 def warm(shim: DirectShim) -> None:
-    """The shim is up: it has answered that it knows no such container, and it uses no CPU time any more."""
+    """The shim is up: it has answered NotFound for a container, and it uses no more CPU time."""
     try:
         shim.call("State")
     except Exception as error:

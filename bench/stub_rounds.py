@@ -21,7 +21,7 @@ from bench.measures import MIB, memory_of
 WARM_UP = 200
 """Rounds until what is filled once is full."""
 KIB_A_ROUND = 4.0
-"""Far below what a kept task, stream or container is in hundreds of rounds, above what one growth of a table is."""
+"""Far below the size of a leaked task, stream or container over hundreds of rounds, above one growth of a table."""
 
 
 def main() -> int:

@@ -64,7 +64,7 @@ class _Qmp:
         _send_all(sock, _GREETING)
 
     def serve(self) -> bool:
-        """Whether it goes on. One command comes at a time."""
+        """False at the end. One command comes at a time."""
         request = self.sock.recv(65536)
         if not request:
             return False

@@ -119,7 +119,7 @@ class ShimAnswers:
         try:
             policy = request.body.decode()
         except UnicodeDecodeError as error:
-            raise InvalidArgument(f"read monitor request: the policy is no UTF-8 text: {error}") from error
+            raise InvalidArgument(f"read monitor request: the policy is not UTF-8: {error}") from error
         await self._pod.set_policy(policy)
         return Reply(HTTPStatus.OK)
 

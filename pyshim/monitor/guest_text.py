@@ -1,7 +1,7 @@
-"""Metrics that another program wrote, judged: a guest says what it likes, and one bad line spoils a whole scrape.
+"""Metrics of an untrusted program, filtered: one bad line of a guest would spoil a whole scrape.
 
-What is kept is grouped by family, as the text format wants it, and free of time stamps and of the labels by which
-sandboxes are told apart: no guest can write into another one's metrics.
+The result is grouped by family, as the text format wants it, and free of time stamps and of the labels that identify
+sandboxes: a guest cannot write into another one's metrics.
 Source of the grammar: prometheus.io, "Exposition formats", text format 0.0.4.
 """
 

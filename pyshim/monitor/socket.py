@@ -1,7 +1,7 @@
 """The monitor socket as an HTTP server: one request for each connection, all of it bounded in time and size.
 
-Only the shim's own user can connect. An HTTP library would be loaded into every shim (see the room's `__init__`); what
-is needed of HTTP is a head, a body of known length and one reply.
+Only the shim's own user can connect. An HTTP library would be loaded into every shim (see the room's `__init__`), for
+a head, a body of known length and one reply.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class MonitorSocket:
             os.unlink(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
-            # The mode of an unbound socket is its file's (unix(7)): there is no moment in which others could connect.
+            # The mode of an unbound socket is its file's (unix(7)): at no moment can others connect.
             os.fchmod(listener.fileno(), 0o600)
             listener.bind(self._path)
             if self._address_file:
@@ -142,7 +142,7 @@ async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> R
             case "expect":
                 waits = value.strip().lower() == "100-continue"
     if length < 0:
-        raise ValueError("Content-Length is no number of bytes")
+        raise ValueError("Content-Length is not a number of bytes")
     if length > MAX_MONITOR_BODY_BYTES:
         raise _BodyTooLarge(f"a body may have {MAX_MONITOR_BODY_BYTES} bytes")
     if waits:

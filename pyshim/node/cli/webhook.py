@@ -147,20 +147,20 @@ def manifests(
     """Print manifests for `kubectl apply`, with a certificate that a new authority signed, whose key is not kept."""
     import yaml
 
-    from pyshim.node.webhook.manifests import Elsewhere, InCluster
+    from pyshim.node.webhook.manifests import AtUrl, InCluster
     from pyshim.node.webhook.manifests import manifests as objects
     from pyshim.node.webhook.self_signed import self_signed
 
     if (image is None) == (url is None) or (url is None) != (tls_dir is None):
         raise click.UsageError("give either --image, or --url with --tls-dir")
-    place: InCluster | Elsewhere
+    place: InCluster | AtUrl
     if image is not None:
         texts = {name: _text(path) for name, path in classes.items()}
         place = InCluster(namespace=namespace, image=image, configurations=texts, options=options)
         host = place.host
     else:
         assert url is not None, "checked above"
-        place = Elsewhere(url=url)
+        place = AtUrl(url=url)
         host = str(urlsplit(url).hostname)
     # What would be refused at its start is refused now.
     pod_classes(classes, elsewhere(probe_host()), None)

@@ -1,4 +1,4 @@
-"""Which sandboxes this node has, by the directories of their states; inotify tells when they come and go."""
+"""The sandboxes of this node, found by the directories of their states; inotify reports changes."""
 
 import asyncio
 import logging

@@ -25,7 +25,7 @@ PREFIXES = ("kata_shim_", "kata_hypervisor_", "kata_virtiofsd_", "kata_agent_", 
 
 
 class Unanswered(Exception):
-    """The shim did not answer well; says why. `is_gone`: its sandbox has ended."""
+    """The shim gave no good answer; the text has the cause. `is_gone`: its sandbox has ended."""
 
     def __init__(self, problem: str, *, is_gone: bool = False) -> None:
         super().__init__(problem)
@@ -39,7 +39,7 @@ class _Scraped(NamedTuple):
 
 
 class Scrapes:
-    """Counts what it does under kata-monitor's names."""
+    """Scrapes all shims, and counts scrapes and failures under kata-monitor's names."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -111,7 +111,7 @@ class Scrapes:
 
 
 async def asked(path: str, target: str, within_s: float | None = None) -> str:
-    """What the shim at the socket `path` answers to a GET. Raises Unanswered."""
+    """The answer of the shim at the socket `path` to a GET. Raises Unanswered."""
     limit = aiohttp.ClientTimeout(total=SHIM_S if within_s is None else within_s)
     try:
         async with (

@@ -85,7 +85,7 @@ class Mux:
     async def run(self) -> None:
         """Carries bytes until the peer or the owner of a stream ends; then all is closed. Raises MuxError.
 
-        What a stream's owner wrote before it closed is sent. Bytes for streams that are not open are dropped.
+        Bytes that a stream's owner wrote before it closed are sent. Bytes for streams that are not open are dropped.
         """
         work = [self._receive(), *(self._send(stream, far) for stream, far in self._far_ends.items())]
         tasks = [asyncio.ensure_future(each) for each in work]

@@ -1,4 +1,4 @@
-"""Which CPUs and NUMA nodes a VM gets, from the machine's topology and what is taken; pure, and the same every time.
+"""The CPUs and NUMA nodes of a VM, chosen from the machine's topology and the placements so far; pure, deterministic.
 
 A VM is placed once, as a whole, before it boots. In this order:
 
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 _LEVELS = ("node", "socket", "die", "l3")
-"""What CPUs have in common, from far to near."""
+"""The groups of CPUs, from far to near."""
 _ALL_SETS_OF = 2
 """Nodes: sets of so many are all tried. A larger one is a node and its nearest neighbours."""
 
@@ -61,7 +61,7 @@ class Other(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """`NAMESPACE/POD/CONTAINER`, for people."""
     memory_bytes: int
-    """What it asked for, 0 where that is not known: counted on all nodes by their size."""
+    """Its request, 0 where unknown: counted on all nodes by their size."""
     own_cpus: tuple[int, ...]
     """Its exclusive CPUs, given by another manager (the kubelet's); empty: it runs on the shared CPUs."""
 
@@ -84,7 +84,7 @@ def place(assignments: Assignments, need: Need) -> Assignments:
     """`need` has a placement, and shared VMs have followed. The same need again changes nothing, another need of the
     same sandbox replaces the first.
 
-    Raises PlacementError when there are not enough CPUs, InvalidArgument for a need that is none.
+    Raises PlacementError when there are not enough CPUs, InvalidArgument for an empty need.
     """
     if need.vcpus < 1 or need.memory_bytes < 0:
         raise InvalidArgument(f"{_placing(need)}: {need.vcpus} vCPUs and {need.memory_bytes} bytes are no VM")
@@ -125,8 +125,8 @@ def release(assignments: Assignments, sandbox_id: str) -> Assignments:
 
 
 def keep(assignments: Assignments, need: Need, placement: Placement) -> Assignments:
-    """`need` has the nodes of `placement`, and its CPUs if they are exclusive: what it was given in an earlier life of
-    the plugin.
+    """`need` has the nodes of `placement`, and its CPUs if they are exclusive: a placement from an earlier run of the
+    plugin.
 
     Raises PlacementError when a CPU of it is offline, reserved or taken, or a node is not there.
     """
@@ -163,7 +163,7 @@ def _with(assignments: Assignments, need: Need, placement: Placement) -> Assignm
 
 
 def _settled(assignments: Assignments) -> Assignments:
-    """What follows the shared CPUs has those there are now."""
+    """Placements that follow the shared CPUs have the present ones."""
     view = _View(assignments)
     settled = {}
     for sandbox_id, placement in assignments.placements.items():
@@ -174,7 +174,7 @@ def _settled(assignments: Assignments) -> Assignments:
 
 
 class _View:
-    """A machine and what is taken of it, as one decision needs it."""
+    """A machine and its taken parts, as one decision needs them."""
 
     def __init__(self, assignments: Assignments) -> None:
         self._assignments = assignments
@@ -309,7 +309,7 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_H
             memory_nodes = view.memory_of(nodes) if memory_fits else view.with_memory
             if memory_fits and memory_nodes and sum(view.free_bytes[each] for each in memory_nodes) < need.memory_bytes:
                 continue
-            # Where memory comes from everywhere, only the CPUs' nodes tell one home from another.
+            # Where memory comes from all nodes, homes differ by the nodes of their CPUs.
             together = {*nodes, *memory_nodes} if memory_fits else set(nodes)
             size = len(together), view.spread(together)
             if best_size is None or size < best_size:
@@ -442,7 +442,7 @@ def _from_cores(view: _View, cpus: tuple[int, ...], count: int) -> tuple[int, ..
 
 
 def _quality(view: _View, cpus: tuple[int, ...]) -> tuple[object, ...]:
-    """What an exclusive set costs, the worst first; the least is the best."""
+    """The cost of an exclusive set, the worst part first; the least is the best."""
     mixed = _shared_cores(view, cpus)
     left = []
     for level in reversed(_LEVELS):
@@ -479,7 +479,7 @@ def _crowding(view: _View, cpus: tuple[int, ...], home: _Home) -> tuple[object, 
     return missing, not any(remaining)
 
 
-# ---- words
+# ---- texts
 
 
 def _placing(need: Need, verb: str = "place") -> str:
@@ -496,9 +496,9 @@ def _count(number: int, noun: str) -> str:
 
 
 def _costs(view: _View, home: _Home, need: Need) -> str:
-    """What is less than best about the nodes."""
+    """The drawbacks of the nodes, as text."""
     if not home.memory_nodes:
-        return "; no node tells its memory"
+        return "; the memory of the nodes is unknown"
     if not home.memory_fits:
         return f"; {need.memory_bytes // MIB} MiB are free on no nodes: memory from any"
     if home.memory_nodes != home.cpu_nodes:

@@ -7,7 +7,7 @@ Theory of operation. One connection after the other, each like the first:
        +------------------------ pause <---------- the connection ends --------------+
 
 A runtime closes a plugin that is slower than its time-out, and pods go on without it. So every call is answered within
-the read that brought it, from what `Pods` knows; nothing is waited for. Updates of other containers are requests of
+the read that brought it, from the state in `Pods`, without waiting. Updates of other containers are requests of
 their own: the runtime answers them only after the call it is in, and a plugin that waited for them there would wait for
 itself.
 """
@@ -39,8 +39,8 @@ UPDATES_PER_CALL = 64
 """The peer closes a connection of which it has 256 frames of 4 KiB unread; a call of this many is two of them."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 """Seconds before the next attempt to connect; doubled until a runtime has synchronized the plugin."""
-_LAST_WORDS_S = 1.0
-"""Seconds for what is under way when a connection ends."""
+_CLOSING_S = 1.0
+"""Seconds for calls under way when a connection ends."""
 _NAME = re.compile(r"[A-Za-z0-9_.+-]+", re.ASCII)
 _INDEX = re.compile(r"[0-9]{2}", re.ASCII)
 
@@ -53,8 +53,7 @@ class Plugin:
     """`run` for the process's life, or `serve` for one connection."""
 
     def __init__(self, pods: Pods, *, name: str, index: str, read_machine: Callable[[], Machine]) -> None:
-        """`read_machine` says what the machine is now. Raises InvalidArgument for a name or an index that no runtime
-        takes."""
+        """`read_machine` reads the machine anew. Raises InvalidArgument for a name or index that no runtime takes."""
         if not _NAME.fullmatch(name):
             raise InvalidArgument(f"name plugin {name[:100]!r}: only letters, digits and -_.+ are allowed")
         if not _INDEX.fullmatch(index):
@@ -68,7 +67,7 @@ class Plugin:
         self._synced_containers: list[Container] = []
 
     def pods_changed(self) -> None:
-        """What shims said has changed what containers are due."""
+        """A shim's request changed the CPUs of containers: send the updates."""
         self._changed.set()
 
     async def run(self, path: str) -> None:
@@ -76,14 +75,14 @@ class Plugin:
 
         Raises RegistrationRefused.
         """
-        pause_s, said = _FIRST_PAUSE_S, ""
+        pause_s, logged = _FIRST_PAUSE_S, ""
         while True:
             problem = await self._attempt(path)
             if self._synchronized.is_set():
-                pause_s, said = _FIRST_PAUSE_S, ""
-            if problem != said:
+                pause_s, logged = _FIRST_PAUSE_S, ""
+            if problem != logged:
                 log.warning("no connection to the runtime", extra={"socket": path, "error": problem})
-                said = problem
+                logged = problem
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -111,7 +110,7 @@ class Plugin:
         try:
             await asyncio.wait([serving, carrying, talking], return_when=asyncio.FIRST_COMPLETED)
             if not talking.done() or not isinstance(talking.exception(), RegistrationRefused):
-                await asyncio.wait([carrying], timeout=_LAST_WORDS_S)  # it knows why the others have ended
+                await asyncio.wait([carrying], timeout=_CLOSING_S)  # its result names the cause
             if carrying.done():
                 carrying.result()
                 return "the runtime closed the connection"
@@ -123,21 +122,21 @@ class Plugin:
         except (MuxError, TtrpcError) as error:
             return str(error)
         finally:
-            await server.shutdown(grace_s=_LAST_WORDS_S)
+            await server.shutdown(grace_s=_CLOSING_S)
             client.close()
-            await asyncio.wait([carrying], timeout=_LAST_WORDS_S)  # the last answers leave
+            await asyncio.wait([carrying], timeout=_CLOSING_S)  # the last answers leave
             await tasks.close()
 
     async def _talk(self, client: Client) -> None:
-        """Registers, and then tells the runtime what containers are due, for ever."""
+        """Registers, then sends the runtime the updates that are due, for ever."""
         async with asyncio.timeout(REGISTRATION_S):
             await self._register(client)
             await self._synchronized.wait()
         while True:
             self._changed.clear()
             while due := dict(itertools.islice(self._pods.due().items(), UPDATES_PER_CALL)):
-                # Told before it is carried out: what changes meanwhile is due again.
-                self._pods.told(due)
+                # Recorded before the call: a change during the call is due again.
+                self._pods.sent(due)
                 await self._update(client, due)
             await self._changed.wait()
 
@@ -162,7 +161,7 @@ class Plugin:
         if failed:
             log.warning("containers not updated", extra={"containers": ",".join(failed)})
 
-    # ---- what the runtime calls
+    # ---- calls of the runtime
 
     def _methods(self) -> dict[str, ImmediateHandler]:
         self._synced_pods, self._synced_containers = [], []
@@ -191,7 +190,7 @@ class Plugin:
         }
 
     def _event(self, name: str, act: Callable[[bytes], bytes | None]) -> Callable[[bytes, CallContext], bytes]:
-        """A pod runs where it may rather than not at all: what goes wrong here is logged, and changes nothing."""
+        """A failure here is logged and the reply is empty: the pod runs unplaced rather than not at all."""
 
         def handle(payload: bytes, _call: CallContext) -> bytes:
             try:

@@ -1,14 +1,14 @@
-"""The node's pods and containers, as the runtime and the shims tell them, and which CPUs each container is to have.
+"""The node's pods and containers, as runtime and shims report them, and the CPUs that each container should have.
 
 Theory of operation. A VM is placed when its shim asks, before it boots; one whose shim does not ask is placed when the
-runtime tells of its pod. Every change of what is placed changes the shared CPUs, and with them what other containers
-are due: `due` compares that with what each container was last told.
+runtime reports its pod. Every change of what is placed changes the shared CPUs, and with them the CPUs that
+other containers should have: `due` compares these with the last ones sent for each container.
 
 - a container of a VM whose shim has asked: the CPUs of the VM. The shim has placed the threads already,
   and learns of changed shared CPUs by this.
 - a container of another VM with CPUs alone: these CPUs. Its shim can pin as many vCPUs to them.
 - a container of another VM: nothing. Its shim would make the VM as large as the set.
-- a container with CPUs from somebody else, as the kubelet's CPU manager gives them: nothing, and they are taken.
+- a container with CPUs from another manager, such as the kubelet's: nothing, and they are taken.
 - any other container: the shared CPUs, from the first exclusive placement of the node on.
 """
 
@@ -42,7 +42,7 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     handler: str
     """The runtime handler; empty for the runtime's default."""
     need: Need
-    """Of a VM of the pod's size, as far as the runtime knows it."""
+    """Of a VM of the pod's size, as far as the runtime reports it."""
 
 
 class CpuSet(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +59,9 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     """Its limit; 0 for none."""
     had: CpuSet
-    """What the runtime says it has."""
+    """Its CPUs and nodes, as the runtime reports them."""
     is_ours: bool
-    """Its CPUs are from this plugin: it was made while the plugin ran, without exclusive CPUs."""
+    """This plugin chose its CPUs: it was made while the plugin ran, without exclusive CPUs."""
     rdt_class: str = ""
     """Of cache and memory bandwidth; empty for none."""
     whole_cpus: int
@@ -69,9 +69,9 @@ class Container(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_own_cpus(self) -> bool:
-        """Somebody gave it CPUs alone, as the kubelet's static CPU manager does: as many as it has a right to.
+        """True when another manager, such as the kubelet's, gave it exclusive CPUs: as many as it has a right to.
 
-        Any other set is one that is shared with others, from whomever it is.
+        Any other set is shared with others, whoever gave it.
         """
         return bool(self.had.cpus) and not self.is_ours and len(self.had.cpus) == self.whole_cpus
 
@@ -96,18 +96,18 @@ class Pods:
         self._pods: dict[str, Pod] = {}
         self._containers: dict[str, Container] = {}
         self._others: dict[str, Other] = {}
-        self._told: dict[str, CpuSet] = {}
+        self._sent: dict[str, CpuSet] = {}
         self._settled: set[str] = set()
         """Containers that the runtime has finished making: only those can be updated."""
 
     def rdt_class(self, pod: Pod, container: Container) -> str:
-        """The class to give to a container of a VM of ours that has none; empty for none."""
+        """The class for a container of a VM of ours without one; empty for no class."""
         placement = self.assignments.placements.get(pod.id)
         if placement is None or container.rdt_class:
             return ""
         return self._rdt_classes.get(EXCLUSIVE if placement.exclusive else SHARED, "")
 
-    # ---- what shims say
+    # ---- from shims
 
     def ask(self, need: Need) -> Placement:
         """The placement of a VM about to boot. Raises PlacementError, and InvalidArgument for a need that is none.
@@ -119,19 +119,19 @@ class Pods:
         return self.assignments.placements[need.sandbox_id]
 
     def placed_before(self, need: Need, placement: Placement) -> None:
-        """A living shim was given this by an earlier run of the plugin. What another has by now is logged."""
+        """A living shim was given this by an earlier run of the plugin. CPUs that another owns by now are logged."""
         if need.sandbox_id in self.assignments.placements:
             return
         self._asked.add(need.sandbox_id)
         if self._keep(need, placement):
-            log.info("kept", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
+            log.info("placement restored", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
 
     def shim_gone(self, sandbox_id: str) -> None:
         """The shim has ended, and the VM with it."""
         self._asked.discard(sandbox_id)
         self._release(sandbox_id)
 
-    # ---- what the kernel says
+    # ---- from the kernel
 
     def machine_is(self, machine: Machine) -> None:
         """Everything is placed on `machine` as it was. A VM whose CPUs or nodes are not all there is placed no more,
@@ -144,13 +144,13 @@ class Pods:
         for sandbox_id, placement in before.placements.items():
             self._keep(before.needs[sandbox_id], placement)
 
-    # ---- what the runtime says
+    # ---- from the runtime
 
     def synchronize(self, pods: Iterable[Pod], containers: Iterable[Container]) -> None:
         """These are all pods and containers of the runtime. VMs whose shim asked may be known to it later, or never."""
         self._pods = {pod.id: pod for pod in pods}
         self._containers = {each.id: each for each in containers}
-        self._told = {each.id: each.had for each in self._containers.values()}
+        self._sent = {each.id: each.had for each in self._containers.values()}
         self._settled = set(self._containers)
         for sandbox_id in set(self.assignments.placements) - self._asked - set(self._pods):
             self._release(sandbox_id)
@@ -158,7 +158,7 @@ class Pods:
             each.id: self._other(each) for each in self._containers.values() if not self._is_vm(each.pod_id)
         }
         self._count_others()
-        # Stopped pods are among them, and only containers tell which.
+        # The list includes stopped pods; a running one has containers.
         for pod_id in dict.fromkeys(each.pod_id for each in self._containers.values()):
             if pod_id in self._pods:
                 self._place_pod(self._pods[pod_id])
@@ -168,16 +168,16 @@ class Pods:
         self._place_pod(pod)
 
     def pod_gone(self, pod_id: str) -> None:
-        """Stopped or removed; one that was never seen is none's business."""
+        """Stopped or removed; an unknown pod is ignored."""
         self._pods.pop(pod_id, None)
         self._asked.discard(pod_id)
         self._release(pod_id)
 
     def container_comes(self, pod: Pod, container: Container) -> CpuSet | None:
-        """What the container is to be made with; None: as it is."""
+        """The CPUs with which to create the container; None: those of the request."""
         self.pod_runs(pod)
         self._containers[container.id] = container
-        self._told[container.id] = container.had
+        self._sent[container.id] = container.had
         self._settled.discard(container.id)
         if not self._is_vm(pod.id):
             self._others[container.id] = self._other(container)
@@ -185,7 +185,7 @@ class Pods:
         wanted = self._wanted(container)
         if wanted is None or wanted == container.had:
             return None
-        self._told[container.id] = wanted
+        self._sent[container.id] = wanted
         return wanted
 
     def shares_cpus(self, container_id: str) -> bool:
@@ -199,35 +199,35 @@ class Pods:
             self._settled.add(container.id)
 
     def container_changes(self, container_id: str, asked: CpuSet) -> CpuSet | None:
-        """What it is to have instead of `asked`, which somebody else wants for it; None: that."""
+        """The CPUs it should have instead of `asked`, another client's wish; None: take `asked`."""
         container = self._containers.get(container_id)
         if container is None or not asked.cpus:
             return None
         wanted = self._wanted(container)
-        self._told[container_id] = wanted or asked
+        self._sent[container_id] = wanted or asked
         return wanted if wanted != asked else None
 
     def container_gone(self, container_id: str) -> None:
         self._containers.pop(container_id, None)
-        self._told.pop(container_id, None)
+        self._sent.pop(container_id, None)
         self._settled.discard(container_id)
         if self._others.pop(container_id, None) is not None:
             self._count_others()
 
-    # ---- what the runtime is to do
+    # ---- for the runtime
 
     def due(self) -> Mapping[str, CpuSet]:
-        """By container, what it is to be told now."""
+        """By container, the updates to send now."""
         found = {}
         for container_id in self._settled:
             wanted = self._wanted(self._containers[container_id])
-            if wanted is not None and wanted != self._told[container_id]:
+            if wanted is not None and wanted != self._sent[container_id]:
                 found[container_id] = wanted
         return found
 
-    def told(self, updates: Mapping[str, CpuSet]) -> None:
-        """The runtime was told these, whether it could carry them out or not."""
-        self._told.update({each: wanted for each, wanted in updates.items() if each in self._containers})
+    def sent(self, updates: Mapping[str, CpuSet]) -> None:
+        """The runtime has these updates, carried out or not."""
+        self._sent.update({each: wanted for each, wanted in updates.items() if each in self._containers})
 
     # ---- pieces
 
@@ -271,18 +271,18 @@ class Pods:
         self.assignments = with_others(self.assignments, self._others.values())
 
     def _wanted(self, container: Container) -> CpuSet | None:
-        """None: what it has is none of our business."""
+        """The CPUs it should have; None: leave it as it is."""
         placement = self.assignments.placements.get(container.pod_id)
         if placement is not None:
             has_asked = container.pod_id in self._asked
             if not has_asked and not placement.exclusive:
                 return None
             cpus = {*placement.vcpu_cpus, *(placement.service_cpus if has_asked else ())}
-            return replace(self._told[container.id], cpus=tuple(sorted(cpus)))
+            return replace(self._sent[container.id], cpus=tuple(sorted(cpus)))
         other = self._others.get(container.id)
         if other is None or other.own_cpus:
             return None
-        told = self._told[container.id]
-        if not told.cpus and not any(each.exclusive for each in self.assignments.placements.values()):
+        sent = self._sent[container.id]
+        if not sent.cpus and not any(each.exclusive for each in self.assignments.placements.values()):
             return None
-        return replace(told, cpus=shared_cpus(self.assignments))
+        return replace(sent, cpus=shared_cpus(self.assignments))

@@ -32,7 +32,7 @@ async def serve(pods: Pods, plugin: Plugin, runtime: str | socket.socket, *, pla
         if placement_socket:
             os.makedirs(os.path.dirname(placement_socket), mode=0o700, exist_ok=True)
             listener = listening_socket(placement_socket, backlog=_BACKLOG)
-            end.callback(_take_away, placement_socket, os.stat(placement_socket))
+            end.callback(_unlink_ours, placement_socket, os.stat(placement_socket))
             work.append(asyncio.ensure_future(shims.serve(listener)))
         serving = asyncio.ensure_future(plugin.run(runtime) if isinstance(runtime, str) else plugin.serve(runtime))
         loop = asyncio.get_running_loop()
@@ -46,12 +46,12 @@ async def serve(pods: Pods, plugin: Plugin, runtime: str | socket.socket, *, pla
         for task in work:
             if not task.cancelled():
                 task.result()
-        log.info("plugin ended", extra={"reason": "told to" if serving.cancelled() else serving.result()})
+        log.info("plugin ended", extra={"reason": "signal" if serving.cancelled() else serving.result()})
 
 
-def _take_away(path: str, ours: os.stat_result) -> None:
-    """The socket is gone, unless it is another's by now: a runtime that was restarted starts the next plugin before
-    the one it had has ended."""
+def _unlink_ours(path: str, ours: os.stat_result) -> None:
+    """Removes the socket unless a later plugin owns it: a restarted runtime starts the next plugin before the former
+    one has ended."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.stat(path), ours):
             os.unlink(path)

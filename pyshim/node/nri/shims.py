@@ -1,8 +1,8 @@
-"""What shims say: the socket at which they ask before they boot a VM, and the states they keep.
+"""The shims' side: the socket at which they ask before they boot a VM, and the placements in their states.
 
 One ttrpc call, its messages JSON: a `Need` in, a `Placement` out. A placement lasts as long as the process that asked
-for it, so nothing has to be given back. It is in the sandbox's state, too, where a plugin that starts finds those of
-its earlier run.
+for it, so there is no call to return it. The sandbox's state has it, too: a plugin that starts reads those of its
+earlier run there.
 """
 
 import logging

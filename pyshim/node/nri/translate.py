@@ -1,4 +1,4 @@
-"""NRI's messages to what the plugin works with, and back: protobuf ends here."""
+"""NRI's messages to the plugin's nouns, and back: protobuf ends here."""
 
 from collections.abc import Mapping
 
@@ -19,9 +19,9 @@ EVENTS = (
     pb.STOP_CONTAINER,
     pb.REMOVE_CONTAINER,
 )
-"""What the plugin wants to be told. A runtime refuses a plugin for an event that it does not know."""
+"""The events to which the plugin subscribes. A runtime refuses a plugin that names an unknown event."""
 _VERSION = "v0.12.0"
-"""The release of NRI whose messages are known here; runtimes log it."""
+"""The release of NRI whose messages this file reads; runtimes log it."""
 OURS = "io.pyshim.nri/cpus"
 """Annotation of a container that was made while the plugin ran and had no CPUs of its own."""
 _ALIVE = (pb.CONTAINER_CREATED, pb.CONTAINER_PAUSED, pb.CONTAINER_RUNNING)
@@ -79,13 +79,13 @@ def container_of(payload: bytes) -> tuple[Pod, Container]:
 
 
 def wanted_update(payload: bytes) -> tuple[str, CpuSet]:
-    """The container of an UpdateContainer request and the CPUs somebody wants for it. Raises InvalidArgument."""
+    """The container of an UpdateContainer request and the CPUs asked for it. Raises InvalidArgument."""
     message = pb.UpdateContainerRequest.FromString(payload)
     return message.container.id, _cpu_set(message.linux_resources.cpu)
 
 
 def state_change(payload: bytes) -> tuple[str, bytes]:
-    """The method that newer runtimes call for it, empty for none we know, and that method's request."""
+    """The method that newer runtimes call for it, empty for an unknown event, and that method's request."""
     message = pb.StateChangeEvent.FromString(payload)
     method = _METHODS.get(message.event, "")
     request = pb.ContainerRequest(container=message.container)

@@ -15,11 +15,11 @@ from pyshim.resources.sizing.plan.static import OVERHEAD, is_resizable
 
 DEFAULT_VCPUS, DEFAULT_MEMORY = f"{HYPERVISOR_PREFIX}default_vcpus", f"{HYPERVISOR_PREFIX}default_memory"
 _MILLI = Fraction(1, 1000)
-"""CPUs: what Kubernetes counts them in."""
+"""CPUs: the unit in which Kubernetes counts them."""
 
 
 def base_annotations(pod: PodSizing, config: Config, *, host_side_mib: int) -> dict[str, str]:
-    """The annotations without which the VM has less than the pod requests; none where the limits say it all.
+    """The annotations that make the VM as large as the pod's requests; empty where its limits suffice.
 
     The VM then has request + base, and never more than Kubernetes reserves on the node, which is request + overhead
     (less the host side, for memory): a shim refuses a base above the node's CPUs. Empty, too, for what no annotation

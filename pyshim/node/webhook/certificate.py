@@ -12,10 +12,10 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """An SSL context that has, at each handshake, what the files hold.
+    """An SSL context that uses, at each handshake, the pair that the files hold.
 
-    Raises FailedPrecondition when they hold no pair at the start. Later a pair that cannot be used, for instance one
-    that is half written, is logged, and the last good one stays.
+    Raises FailedPrecondition when they hold no pair at the start. Later an unusable pair, such as a half-written one,
+    is logged, and the last good one stays.
     """
 
     def __init__(self, certificate_path: str, key_path: str) -> None:
@@ -53,7 +53,7 @@ class Certificate:
         return context
 
     def _look(self) -> _Stamp:
-        """What changes with the files; of a file that is not there, nothing."""
+        """Inode, time and size of each file that exists: they change with its content."""
         found = []
         for path in self._paths:
             try:

@@ -1,4 +1,4 @@
-"""What `kubectl apply` has to make so that the API server calls the webhook. Pure; the CLI prints it as YAML."""
+"""The objects by which the API server calls the webhook. Pure; the CLI prints them as YAML for `kubectl apply`."""
 
 import base64
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pyshim.node.webhook.self_signed import SelfSigned
 NAME = "pyshim-webhook"
 PORT = 8443
 TIMEOUT_S = 5
-"""The API server waits as long for an answer and then goes on as `failurePolicy` says; an answer takes milliseconds."""
+"""Seconds that the API server waits for an answer, which takes milliseconds; then `failurePolicy` decides."""
 CERTIFICATES, CONFIGURATIONS = "/etc/pyshim/webhook/tls", "/etc/pyshim/webhook/classes"
 _LABELS = {"app.kubernetes.io/name": NAME}
 _NOBODY = 65534
@@ -31,21 +31,21 @@ class InCluster(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host(self) -> str:
-        """What the API server expects in the certificate."""
+        """The API server expects this name in the certificate."""
         return f"{NAME}.{self.namespace}.svc"
 
 
-class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+class AtUrl(msgspec.Struct, frozen=True, kw_only=True):
     """A server that something else starts, such as systemd on a host that the API server reaches."""
 
     url: str
 
 
 def manifests(
-    place: InCluster | Elsewhere, pair: SelfSigned, classes: tuple[str, ...], *, failure_policy: str
+    place: InCluster | AtUrl, pair: SelfSigned, classes: tuple[str, ...], *, failure_policy: str
 ) -> list[Object]:
     """In the order in which they are to be applied."""
-    if isinstance(place, Elsewhere):
+    if isinstance(place, AtUrl):
         return _calls({"url": place.url.rstrip("/")}, pair.authority, classes, failure_policy)
     at = {"service": {"name": NAME, "namespace": place.namespace, "port": 443}}
     return [*_in_cluster(place, pair), *_calls(at, pair.authority, classes, failure_policy)]
@@ -101,7 +101,7 @@ def _pod(place: InCluster) -> Object:
         "ports": [{"name": "https", "containerPort": PORT}],
         "readinessProbe": {"httpGet": {"path": "/healthz", "port": "https", "scheme": "HTTPS"}},
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": "https", "scheme": "HTTPS"}, "periodSeconds": 30},
-        # The Service forwards calls a moment longer.
+        # The Service forwards calls for a moment after the pod was asked to end.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
         "resources": {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}},
         "securityContext": {

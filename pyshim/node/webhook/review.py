@@ -25,8 +25,8 @@ from pyshim.resources.sizing.plan.capacity import check_vcpus, host_side_mib
 
 API_VERSION, KIND = "admission.k8s.io/v1", "AdmissionReview"
 MARK = "pyshim.io/written-by-webhook"
-"""On a pod: the annotations the webhook wrote, as JSON. What still has the value written is the webhook's to change
-when it is called again; everything else is the pod's own."""
+"""On a pod: the annotations the webhook wrote, as JSON. A second call may change those that still have the written
+value; all others are the pod's own."""
 MAX_WARNING_CHARS = 256
 """Longer ones are cut by the API server."""
 _UNPROCESSABLE = 422
@@ -66,9 +66,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The AdmissionReview that goes back."""
     outcome: Outcome
     kinds: tuple[str, ...] = ()
-    """What the warnings are about."""
+    """The subjects of the warnings."""
     message: str = ""
-    """Why the pod is denied."""
+    """The reason of a denial."""
 
 
 class _Pod(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class _Pod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answer(body: bytes, classes: Mapping[str, PodClass], action: Action) -> Answer:
-    """What goes back for `body`. Raises InvalidArgument for what is no AdmissionReview to answer."""
+    """The answer to the review in `body`. Raises InvalidArgument when `body` holds no AdmissionReview."""
     request = _request(body)
     uid = request["uid"]
     try:
@@ -124,7 +124,7 @@ def _shown(value: object) -> str:
 
 
 def _created_pod(request: Mapping[str, Any]) -> _Pod | None:
-    """The pod, if the request creates one; not what it does to a pod that exists."""
+    """The pod, if the request creates one; None for a request about an existing pod."""
     kind = request.get("kind")
     named = (kind.get("group") or "", kind.get("version"), kind.get("kind")) if isinstance(kind, dict) else ()
     if named != ("", "v1", "Pod") or request.get("operation") != "CREATE" or request.get("subResource"):
@@ -166,7 +166,7 @@ def _patched(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
 
 
 def _annotated(pod: _Pod, chosen: PodClass) -> dict[str, str]:
-    """The pod's annotations as they should be. What an earlier call wrote is forgotten first."""
+    """The annotations the pod should have. Those that an earlier call wrote are dropped first."""
     written = _written(pod.manifest.annotations)
     own = {name: text for name, text in pod.manifest.annotations.items() if name != MARK and written.get(name) != text}
     config = chosen.config(own)
@@ -179,7 +179,7 @@ def _annotated(pod: _Pod, chosen: PodClass) -> dict[str, str]:
 
 
 def _is_enabled(chosen: PodClass, annotations: Mapping[str, str]) -> bool:
-    """Whether the shim would take them: the file's `enable_annotations` decides."""
+    """True when the shim takes them: the file's `enable_annotations` decides."""
     try:
         chosen.config(annotations)
     except ShimError:
@@ -188,7 +188,7 @@ def _is_enabled(chosen: PodClass, annotations: Mapping[str, str]) -> bool:
 
 
 def _written(annotations: Mapping[str, str]) -> Mapping[str, str]:
-    """What the mark says. Anybody may have written it: a mark that is none says nothing."""
+    """The mark's annotations. Any client can write the mark, so an unreadable one counts as empty."""
     try:
         found = json.loads(annotations.get(MARK, "{}"))
     except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def _patch(pod: _Pod, wanted: Mapping[str, str]) -> list[dict[str, Any]]:
         if name not in wanted:
             operations.append({"op": "remove", "path": path})
         elif pod.manifest.annotations.get(name) != wanted[name]:
-            # `add` replaces what is there.
+            # `add` replaces an existing value.
             operations.append({"op": "add", "path": path, "value": wanted[name]})
     return operations
 

@@ -1,4 +1,4 @@
-"""A certificate for the webhook, signed by an authority made for it, whose key is not kept."""
+"""A certificate for the webhook, signed by an authority made for it, whose key is dropped."""
 
 import datetime
 import ipaddress
@@ -17,7 +17,7 @@ class SelfSigned(msgspec.Struct, frozen=True, kw_only=True):
     """PEM."""
 
     authority: bytes
-    """What the API server has to trust: `caBundle`."""
+    """The API server trusts this one: `caBundle`."""
     certificate: bytes
     key: bytes
 

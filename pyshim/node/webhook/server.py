@@ -39,11 +39,9 @@ class _Figures:
     def __init__(self, certificate_failures: Callable[[], int]) -> None:
         self.registry = CollectorRegistry()
         self.reviews = Counter(
-            "pyshim_webhook_reviews", "Reviews, by what became of them.", ("action", "outcome"), registry=self.registry
+            "pyshim_webhook_reviews", "Reviews, by outcome.", ("action", "outcome"), registry=self.registry
         )
-        self.warnings = Counter(
-            "pyshim_webhook_warnings", "Warnings, by what they are about.", ("kind",), registry=self.registry
-        )
+        self.warnings = Counter("pyshim_webhook_warnings", "Warnings, by subject.", ("kind",), registry=self.registry)
         self.seconds = Histogram(
             "pyshim_webhook_decision_seconds",
             "From a whole request to its answer.",
@@ -137,7 +135,7 @@ def _application(
 async def serving(
     classes: Mapping[str, PodClass], certificate: Certificate, *, host: str, port: int, limits: Limits
 ) -> AsyncIterator[int]:
-    """The port it is reached at. Afterwards nothing new is accepted, and what was under way has been answered."""
+    """Yields the port. At the end new requests are refused and those under way have been answered."""
     under_way = _UnderWay()
     app = _application(classes, _Figures(lambda: certificate.failures), under_way, body_timeout_s=limits.body_s)
     runner = web.AppRunner(
@@ -159,7 +157,7 @@ async def serving(
     finally:
         if server is not None:
             server.close()
-            # aiohttp itself drops what a caller has still to send.
+            # aiohttp itself drops a body that is still arriving.
             await under_way.ended(within_s=limits.end_s)
         await runner.cleanup()
 

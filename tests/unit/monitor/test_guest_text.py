@@ -1,4 +1,4 @@
-"""What of a guest's metrics is kept: only what is well-formed, its own, and not too much."""
+"""Of a guest's metrics only well-formed lines of its own names pass, up to a number."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +11,7 @@ PREFIXES = ("kata_agent_", "kata_guest_")
 
 
 @pytest.mark.parametrize(
-    ("line", "kept"),
+    ("line", "passed"),
     [
         ("kata_guest_a 1", "kata_guest_a 1"),
         ('kata_guest_a{x="1"} 1.5e-3', 'kata_guest_a{x="1"} 1.5e-3'),
@@ -23,10 +23,10 @@ PREFIXES = ("kata_agent_", "kata_guest_")
         ('kata_guest_a{x="1",x="2"} 1', 'kata_guest_a{x="1"} 1'),
     ],
 )
-def test_a_good_line_is_kept(line: str, kept: str) -> None:
+def test_a_good_line_passes(line: str, passed: str) -> None:
     text, problem = judged_text(line + "\n", PREFIXES)
 
-    assert text.splitlines()[-1] == kept
+    assert text.splitlines()[-1] == passed
     assert problem == ""
 
 
@@ -81,7 +81,7 @@ def test_a_guest_cannot_begin_a_histogram_that_has_no_end() -> None:
     assert "histogram" not in text
 
 
-def test_what_our_own_guest_says_is_kept_whole() -> None:
+def test_the_metrics_of_our_own_guest_pass_whole() -> None:
     said = metrics.text()
 
     text, problem = judged_text(said, PREFIXES)

@@ -1,4 +1,4 @@
-"""What `/metrics` of one shim tells."""
+"""`/metrics` of one shim."""
 
 import asyncio
 import os

@@ -196,7 +196,7 @@ def test_the_operators_command_asks_the_same_way(tmp_path: Path) -> None:
     served(states / "s1", scenario)
 
 
-def test_the_shim_tells_of_itself_only_where_it_is_to(tmp_path: Path) -> None:
+def test_debug_paths_exist_only_where_they_are_enabled(tmp_path: Path) -> None:
     def asked(path: str) -> bytes:
         return f"GET {path} HTTP/1.1\r\n\r\n".encode()
 

@@ -28,7 +28,7 @@ _MISSING = re.compile(r"(?m)^\| `(kata_\w+)`(?:, `\w+`)* \| ([^|]+) \|$")
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What Prometheus gets of a node with one sandbox whose guest is ours."""
+    """The text that Prometheus gets of a node with one sandbox and our guest."""
 
     async def body() -> str:
         path = str(tmp_path_factory.mktemp("s1") / "shim-monitor.sock")
@@ -70,7 +70,7 @@ def test_the_page_lists_what_is_served(served: str) -> None:
 
     there = found(served)
     assert {name: rows.get(name) for name in there} == there
-    # What a guest tells depends on its devices, and the guest is this machine here.
+    # A guest's metrics depend on its devices, and the guest is this machine here.
     assert {name for name in rows.keys() - there.keys() if not name.startswith("kata_guest_")} == set()
 
 

@@ -1,4 +1,4 @@
-"""Receivers of OTLP over HTTP on this machine: one that decodes what comes, and one that says what it is told to."""
+"""Receivers of OTLP over HTTP on this machine: one decodes requests, one sends a given answer."""
 
 import asyncio
 import ssl

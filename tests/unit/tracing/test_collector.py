@@ -73,14 +73,14 @@ def test_a_collector_takes_the_spans_and_joins_them(tmp_path: Path, caplog: pyte
             return log.read_text()
 
     senders: list[SpanExporter] = []
-    told = asyncio.run(body())
+    output = asyncio.run(body())
 
-    spans = [dict(_FIELD.findall(part)) for part in re.split(r"^Span #\d+$", told, flags=re.MULTILINE)[1:]]
+    spans = [dict(_FIELD.findall(part)) for part in re.split(r"^Span #\d+$", output, flags=re.MULTILINE)[1:]]
     by_name = {each["Name"]: each for each in spans}
     assert by_name["create c1"]["Parent ID"] == ""
     assert by_name["start vmm"]["Parent ID"] == by_name["create c1"]["ID"]
     assert by_name["start vmm"]["Trace ID"] == by_name["create c1"]["Trace ID"]
     assert (by_name["start vmm"]["Status code"], by_name["start vmm"]["Status message"]) == ("Error", "ValueError")
-    assert "service.name: Str(pyshim)" in told
-    assert "sandbox.id: Str(pod1)" in told
+    assert "service.name: Str(pyshim)" in output
+    assert "sandbox.id: Str(pod1)" in output
     assert [record for record in caplog.records if record.name.startswith("pyshim.tracing")] == []

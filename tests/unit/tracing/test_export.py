@@ -33,7 +33,7 @@ from .receivers import PATIENCE_S, Receiver, saying, taken, until
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 DEAD = "http://127.0.0.1:1"
-"""Where nobody listens."""
+"""An address without a listener."""
 POD = {
     "io.kubernetes.cri.sandbox-name": "web",
     "io.kubernetes.cri.sandbox-namespace": "shop",
@@ -116,13 +116,13 @@ def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them() -> 
         *("read configuration", "start vmm", "first output", "create c1", "agent ExecProcess", "exec c1/e1"),
     ]
     (drawn,) = as_otlp("pod1", tuple(trace.spans))["resourceSpans"][0]["scopeSpans"]  # type: ignore[index]
-    for told in drawn["spans"]:
-        arrived = found[told["name"]]
-        assert arrived.trace_id.hex() == told["traceId"]
-        assert arrived.span_id.hex() == told["spanId"]
-        assert arrived.parent_span_id.hex() == told.get("parentSpanId", "")
-        assert str(arrived.start_time_unix_nano) == told["startTimeUnixNano"]
-        assert str(arrived.end_time_unix_nano) == told["endTimeUnixNano"]
+    for drawn_span in drawn["spans"]:
+        arrived = found[drawn_span["name"]]
+        assert arrived.trace_id.hex() == drawn_span["traceId"]
+        assert arrived.span_id.hex() == drawn_span["spanId"]
+        assert arrived.parent_span_id.hex() == drawn_span.get("parentSpanId", "")
+        assert str(arrived.start_time_unix_nano) == drawn_span["startTimeUnixNano"]
+        assert str(arrived.end_time_unix_nano) == drawn_span["endTimeUnixNano"]
     assert found["start vmm"].status == Status(code=Status.STATUS_CODE_ERROR, message="ValueError")
     assert not found["create c1"].HasField("status")
     assert found["agent ExecProcess"].parent_span_id == found["exec c1/e1"].span_id
@@ -190,7 +190,7 @@ def test_a_receiver_that_does_not_answer_holds_nothing_up_but_the_flush() -> Non
     async def body() -> None:
         async def silent() -> web.Response:
             await forever.wait()
-            raise AssertionError("nobody ends it")
+            raise AssertionError("it never ends")
 
         async with Receiver(silent).listening() as receiver, exporting(receiver.url, flush_s=0.1) as (sender, _):
             sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
@@ -201,7 +201,7 @@ def test_a_receiver_that_does_not_answer_holds_nothing_up_but_the_flush() -> Non
     run(body())
 
 
-def test_a_flood_of_spans_is_cut_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_of_spans_is_cut_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver()
 
     async def body() -> None:
@@ -250,7 +250,7 @@ def test_an_interpreter_that_cannot_be_started_is_a_warning(
 
 
 class Reports:
-    """The child's work in this process: spans go in, what it tells the shim comes out."""
+    """The child's work in this process: spans go in, reports come out."""
 
     def __init__(self, url: str) -> None:
         self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -268,19 +268,19 @@ class Reports:
         await until(lambda: not int.from_bytes(fcntl.ioctl(self._ours, termios.TIOCOUTQ, bytes(4)), sys.byteorder))
 
     async def next(self) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(await asyncio.get_running_loop().sock_recv(self._ours, 4096))
-        return told
+        report: dict[str, Any] = json.loads(await asyncio.get_running_loop().sock_recv(self._ours, 4096))
+        return report
 
     async def end(self) -> list[dict[str, Any]]:
-        """What it told until it had sent what it could."""
+        """Its reports until it had sent all it could."""
         self._ours.shutdown(socket.SHUT_WR)
         await self._task
         self._theirs.close()
-        told = []
+        report = []
         while message := self._ours.recv(4096):
-            told.append(json.loads(message))
+            report.append(json.loads(message))
         self._ours.close()
-        return told
+        return report
 
 
 @pytest.fixture
@@ -308,20 +308,20 @@ OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
         pytest.param(OK + REJECTED.SerializeToString(), "rejected 2 spans: too old [31mxxx", id="rejected"),
         pytest.param(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "status 404 Not Found", id="404"),
         pytest.param(
-            b"HTTP/1.1 307 x\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", "status 307", id="elsewhere"
+            b"HTTP/1.1 307 x\r\nLocation: http://x/\r\nContent-Length: 0\r\n\r\n", "status 307", id="redirect"
         ),
         pytest.param(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "status 503 Busy", id="busy"),
     ],
 )
-def test_an_answer_that_is_none_is_named(answer: bytes, error: str) -> None:
+def test_a_bad_answer_is_named(answer: bytes, error: str) -> None:
     async def body() -> None:
         async with saying(answer) as url:
             reports = Reports(url)
             await reports.give(numbered(3))
-            told = await reports.next()
-            assert error in told["error"]
-            assert len(told["error"]) < 1000
-            assert told["error"].isprintable()
+            report = await reports.next()
+            assert error in report["error"]
+            assert len(report["error"]) < 1000
+            assert report["error"].isprintable()
             assert await reports.end() == []
 
     run(body())
@@ -344,8 +344,10 @@ def test_a_receivers_certificate_is_one_that_the_host_trusts(
         async with saying(OK, tls) as url:
             reports = Reports(url)
             await reports.give(numbered(3))
-            told = await reports.end()
-            assert ["certificate verify failed" in each["error"].lower() for each in told] == ([] if known else [True])
+            report = await reports.end()
+            assert ["certificate verify failed" in each["error"].lower() for each in report] == (
+                [] if known else [True]
+            )
 
     run(body())
 
@@ -354,7 +356,7 @@ def test_a_receivers_certificate_is_one_that_the_host_trusts(
 @pytest.mark.parametrize(
     "body", [b"", ExportTraceServiceResponse().SerializeToString()], ids=["empty", "as a Collector"]
 )
-def test_an_answer_without_complaint_is_not_told(body: bytes) -> None:
+def test_an_answer_without_complaint_is_not_reported(body: bytes) -> None:
     async def scenario() -> None:
         async with saying(OK + body) as url:
             reports = Reports(url)
@@ -385,7 +387,7 @@ def test_a_busy_receiver_is_asked_again() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_the_end_of_a_failure_is_told_with_what_it_cost() -> None:
+def test_the_end_of_a_failure_is_reported_with_what_it_cost() -> None:
     answers = iter([400, 400])
 
     async def refusing() -> web.Response:
@@ -402,7 +404,7 @@ def test_the_end_of_a_failure_is_told_with_what_it_cost() -> None:
 
             await one(0)
             assert "status 400" in (await reports.next())["error"]
-            await one(1)  # told once
+            await one(1)  # reported once
             await one(2)
             assert await reports.next() == {"error": "", "lost": 2}
             assert await reports.end() == []
@@ -411,7 +413,7 @@ def test_the_end_of_a_failure_is_told_with_what_it_cost() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_spans_that_come_faster_than_they_are_taken_are_lost_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_that_come_faster_than_they_are_taken_are_lost_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "QUEUE_SPANS", 20)
     monkeypatch.setattr(child, "BATCH_SPANS", 10)
 

@@ -50,7 +50,7 @@ class Story:
         self.taken: dict[str, tuple[int, ...]] = {}
         self.assignments = Assignments(machine=self.machine, reserved=())
 
-    def tell(self, choose: Chooser) -> Figures:
+    def run(self, choose: Chooser) -> Figures:
         # Only `random()` gives the same numbers in every release of Python.
         dice = random.Random(_SEED)
         memory_mib = sum(node.memory_bytes for node in self.machine.nodes) // MIB // len(self.cpus) // 2
@@ -113,7 +113,7 @@ def by_number(story: Story, asked: Need) -> tuple[tuple[int, ...], tuple[int, ..
 @cache
 def figures() -> dict[str, tuple[Figures, Figures]]:
     """By machine: the policy's and the naive order's."""
-    return {name: (Story(of).tell(by_policy), Story(of).tell(by_number)) for name, of in ALL.items()}
+    return {name: (Story(of).run(by_policy), Story(of).run(by_number)) for name, of in ALL.items()}
 
 
 def table() -> str:

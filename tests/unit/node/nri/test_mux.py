@@ -176,17 +176,17 @@ def test_the_end_of_the_connection_is_the_end_of_every_stream(sent: bytes, text:
     asyncio.run(go())
 
 
-def test_bytes_for_a_stream_that_nobody_has_are_dropped() -> None:
+def test_bytes_for_an_unopened_stream_are_dropped() -> None:
     async def go() -> None:
         trunk, peer = socket.socketpair()
         mux = Mux(trunk)
         (near,) = _opened(mux, 1)
-        peer.send(_frame(9, b"nobody") + _frame(1, b"somebody"))
+        peer.send(_frame(9, b"unopened") + _frame(1, b"opened"))
         peer.shutdown(socket.SHUT_WR)
 
         await mux.run()
 
-        assert await _read(near, 100) == b"somebody"
+        assert await _read(near, 100) == b"opened"
         near.close()
         peer.close()
 

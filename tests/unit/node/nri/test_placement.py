@@ -118,7 +118,7 @@ def test_memory_that_is_counted_on_is_not_free() -> None:
 
 
 def test_memory_that_is_nowhere_may_come_from_any_node() -> None:
-    """Whether the VM boots is decided by the memory that is really free when it does."""
+    """The VM boots or fails by the memory that is free at that time."""
     placement = placed(TWO_SOCKETS, need("fat", 2, memory_mib=200_000)).placements["fat"]
 
     assert (placement.cpu_nodes, placement.memory_nodes) == ((0,), ())
@@ -272,7 +272,7 @@ def test_the_same_need_again_changes_nothing_and_another_replaces_it() -> None:
     assert place(first, need("a", 6)) == placed(TWO_SOCKETS, need("a", 6))
 
 
-def test_a_placement_of_an_earlier_life_is_kept() -> None:
+def test_a_placement_of_an_earlier_run_is_restored() -> None:
     before = placed(TWO_SOCKETS, need("a", 4), need("b", 4), need("s", 2, exclusive=False))
     again = placed(TWO_SOCKETS)
     for sandbox_id in ("b", "s"):
@@ -289,7 +289,7 @@ def test_a_placement_of_an_earlier_life_is_kept() -> None:
         ({"vcpu_cpus": (*range(2, 16), *range(17, 32))}, "not free any more: CPU 17"),
     ],
 )
-def test_what_is_taken_or_gone_is_not_kept(changed: dict[str, Any], problem: str) -> None:
+def test_a_placement_on_taken_or_missing_cpus_is_refused(changed: dict[str, Any], problem: str) -> None:
     before = with_others(placed(TWO_SOCKETS), [Other(container_id="c", name="c", memory_bytes=0, own_cpus=(0, 17))])
     had = {"vcpu_cpus": (1,), "service_cpus": (2,), "cpu_nodes": (0,), "memory_nodes": (0,), "why": "", **changed}
 
@@ -452,7 +452,7 @@ def test_exclusive_vms_never_move(there: Machine, steps: list[Need | str]) -> No
 
 
 @given(there=machines(), steps=_steps)
-def test_what_is_kept_after_a_restart_is_what_there_was(there: Machine, steps: list[Need | str]) -> None:
+def test_a_restart_restores_every_placement(there: Machine, steps: list[Need | str]) -> None:
     before = walked(there, steps)[-1]
     again = Assignments(machine=there, reserved=())
     for sandbox_id, placement in sorted(before.placements.items(), reverse=True):

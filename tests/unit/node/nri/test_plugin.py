@@ -60,7 +60,7 @@ async def _connected(plugin: Plugin, *, is_old: bool = False) -> AsyncIterator[F
 
 
 def _to_the_end(work: Coroutine[object, object, T]) -> T:
-    """What a broken plugin does not send must not be waited for without a limit."""
+    """A test must not wait for a broken plugin without a limit."""
 
     async def limited() -> T:
         async with asyncio.timeout(60):
@@ -211,7 +211,7 @@ def test_a_container_marked_by_an_earlier_run_has_no_cpus_of_its_own() -> None:
     _to_the_end(go())
 
 
-def test_an_update_by_somebody_else_keeps_a_container_off_a_vms_cpus() -> None:
+def test_another_clients_update_keeps_a_container_off_a_vms_cpus() -> None:
     async def go() -> None:
         async with _connected(_plugin()) as runtime:
             await runtime.accept(
@@ -300,7 +300,7 @@ def test_an_event_that_makes_no_sense_fails_no_pod(method: str, caplog: pytest.L
     assert (method == "StateChange") or any("event not followed" in record.message for record in caplog.records)
 
 
-def test_a_vm_that_shares_cpus_and_has_not_asked_is_told_nothing() -> None:
+def test_a_vm_that_shares_cpus_and_has_not_asked_gets_no_update() -> None:
     """A CPU set would size it: Kata counts the CPUs of a container that has no quota."""
 
     async def go() -> None:

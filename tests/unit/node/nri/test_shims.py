@@ -70,7 +70,7 @@ async def _served(pods: Pods, path: Path) -> AsyncIterator[asyncio.Event]:
         await shims.close()
 
 
-def test_a_shim_is_told_where_its_vm_runs(tmp_path: Path) -> None:
+def test_a_shim_gets_the_placement_of_its_vm(tmp_path: Path) -> None:
     pods = _pods()
 
     async def go() -> Placement:

@@ -1,4 +1,4 @@
-"""What the webhook answers: bytes in, AdmissionReview out."""
+"""The webhook's answers: bytes in, AdmissionReview out."""
 
 import base64
 import copy
@@ -57,7 +57,7 @@ def denial(found: dict[str, Any], chosen: PodClass | None = None) -> str:
 @pytest.mark.parametrize(
     ("containers", "by_overhead", "by_sum"),
     [
-        pytest.param([LIMITED], {}, {}, id="limits-tell-the-shim"),
+        pytest.param([LIMITED], {}, {}, id="limits-reach-the-shim"),
         pytest.param([{}], {}, {}, id="nothing-asked"),
         pytest.param(
             [REQUESTS],
@@ -101,7 +101,7 @@ def sizing_of(found: dict[str, Any]) -> PodSizing:
 
 
 def vm_size(found: dict[str, Any], chosen: PodClass) -> str:
-    """What a shim that gets this pod from containerd boots, by the shim's own functions."""
+    """The VM that a shim boots for this pod, by the shim's own functions."""
     passed = {name: text for name, text in annotations_of(found).items() if name.startswith("io.katacontainers.")}
     config = typed(for_pod(chosen.source, passed))
     sizing = sizing_of(found)
@@ -197,7 +197,7 @@ def test_what_the_owner_changed_after_the_first_call_is_the_owners() -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "[]", "{", '{"a": 1}', "[" * 100_000])
-def test_a_mark_that_is_none_says_nothing(mark: str) -> None:
+def test_an_unreadable_mark_counts_as_empty(mark: str) -> None:
     assert sizes(mutated(pod(REQUESTS, annotations={MARK: mark})))["default_vcpus"] == "3.25"
 
 

@@ -179,7 +179,7 @@ def test_no_usable_certificate_at_the_start_is_an_error(
         pytest.param("POST", "/mutate", b" " * (10 << 20), 413, id="10-mib"),
         pytest.param("POST", "/mutate", b" " * (MAX_BODY_BYTES + 1), 413, id="one-byte-too-many"),
         pytest.param("GET", "/mutate", b"", 405, id="method"),
-        pytest.param("POST", "/elsewhere", b"{}", 404, id="path"),
+        pytest.param("POST", "/other", b"{}", 404, id="path"),
     ],
 )
 def test_bad_input_has_its_status_and_the_next_call_works(
@@ -277,7 +277,7 @@ def test_a_request_under_way_is_answered_before_the_end(tmp_path: Path) -> None:
     asyncio.run(limited())
 
 
-def test_the_key_of_the_authority_is_not_kept_and_the_certificate_is_the_servers() -> None:
+def test_the_key_of_the_authority_is_dropped_and_the_certificate_is_the_servers() -> None:
     pair = self_signed((NAME, "10.0.0.7"), days=1, now=NOW)
 
     assert pair.key.count(b"PRIVATE KEY") == 2
