@@ -85,8 +85,8 @@ def plan_of(path: str, *, systemd: bool = False, **runtime: Any) -> Any:
     from pyshim.config.load import build_config
     from pyshim.config.sources import Source
     from pyshim.model.host_facts import CgroupMode
+    from pyshim.model.sizing import SizingRecord, dimension
     from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
-    from pyshim.resources.sizing.plan.record import SizingRecord, dimension
 
     qemu = {"path": "/q", "kernel": "/k", "image": "/i", "virtio_fs_daemon": "/v"}
     tables = {"hypervisor": {"qemu": qemu}, "agent": {}, "runtime": runtime}

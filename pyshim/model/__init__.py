@@ -1,5 +1,5 @@
 """Nouns: frozen data and state tables every other room speaks in.
 
 Pure: no I/O, no asyncio, no protobuf, nothing of ours outside this package. Start with `task.py` (what containerd
-asks), `lifecycle.py` (what a process may do next) and `ledger.py` (what must be undone).
+asks), `plans.py` (what a pod is made of) and `ledger.py` (what must be undone).
 """

@@ -20,6 +20,7 @@ from pyshim.model.events import ExecAdded, ExecStarted, TaskExited, TaskPaused, 
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ExecId, HostPath
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ProcessStreams
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
@@ -28,7 +29,6 @@ from pyshim.pod.plan.container import with_disks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
 from pyshim.pod.services import ContainerServices
-from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.volumes.live import make_mounts
 
 log = logging.getLogger(__name__)

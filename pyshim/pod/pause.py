@@ -17,10 +17,10 @@ from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimError
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ledger import Ledger
+from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, Host
 from pyshim.model.stats import BlockIoStats, ContainerStats, CpuStats, MemoryStats, MemoryUse
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
-from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.volumes.copying import VolumeCopies
 from pyshim.resources.volumes.live import make_mounts
 

@@ -19,6 +19,7 @@ from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.kind import ContainerKind, Membership, membership
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.placement import Placed
+from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.seams import ContainerAgent
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
@@ -38,7 +39,6 @@ from pyshim.pod.services import ContainerServices
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
 from pyshim.resources.devices.live import log_found
 from pyshim.resources.devices.plan.devices import sandbox_question
-from pyshim.resources.plan import ContainerPlan, SandboxPlan
 from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.swap import with_swap
 from pyshim.resources.volumes.live import volume_facts

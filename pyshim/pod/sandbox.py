@@ -21,6 +21,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import MONITOR_SOCKET
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
 from pyshim.model.trace import span, step, traced
 from pyshim.pod.environment import Environment
@@ -30,7 +31,6 @@ from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.devices.live import container_devices
 from pyshim.resources.devices.vm_devices import VmDevices
 from pyshim.resources.network.live import SandboxNetwork
-from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.sizing.live import Resizer
 from pyshim.resources.sizing.swap import GuestSwap

@@ -7,9 +7,9 @@ import msgspec
 from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.undo import Undo
 from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Host
 from pyshim.resources.devices.vm_devices import VmDevices
-from pyshim.resources.plan import SandboxPlan
 
 
 class SandboxServices(msgspec.Struct, frozen=True, kw_only=True):

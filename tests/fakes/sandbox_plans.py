@@ -7,8 +7,8 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import SandboxPlan
 from pyshim.pod.plan.sandbox import sandbox_plan
-from pyshim.resources.plan import SandboxPlan
 from tests.fakes.facts import PLENTY
 
 

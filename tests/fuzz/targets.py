@@ -36,6 +36,7 @@ from pyshim.model.ids import ContainerId
 from pyshim.model.kind import membership
 from pyshim.model.machine import Cpu, Machine, Node
 from pyshim.model.remote_vms import shown
+from pyshim.model.sizing import SizingRecord
 from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.model.trace import spans_from_json
 from pyshim.monitor import socket as monitor_socket
@@ -56,7 +57,6 @@ from pyshim.resources.devices.host import kubelet
 from pyshim.resources.machine import machine_of
 from pyshim.resources.network.host.messages import Inbox
 from pyshim.resources.network.plan.direct import direct_network
-from pyshim.resources.sizing.plan.record import SizingRecord
 from pyshim.resources.volumes.host.sources import parse_mount_info
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.start import argv, dialect, wire

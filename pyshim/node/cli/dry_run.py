@@ -23,6 +23,7 @@ from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.mounts import HostMount
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.plans import ContainerPlan, SandboxPlan, SharePlan
 from pyshim.model.task import RuntimeOptions
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sizing_text import record_lines
@@ -31,13 +32,12 @@ from pyshim.pod.plan.container import container_plan
 from pyshim.pod.plan.placement import with_guest_nodes
 from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
 from pyshim.resources.machine import read_machine
-from pyshim.resources.plan import ContainerPlan, SandboxPlan
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
 from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.numa import node_text
 from pyshim.resources.volumes.host.sources import source_facts
-from pyshim.resources.volumes.plan.share import SharePlan, no_share, share_plan
+from pyshim.resources.volumes.plan.share import no_share, share_plan
 from pyshim.resources.volumes.plan.volumes import volume_sources
 
 _UUID = "00000000-0000-4000-8000-000000000000"

@@ -12,10 +12,10 @@ from msgspec import Struct
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import ResourceKind
+from pyshim.model.sizing import SizingRecord
 from pyshim.model.snapshot import SandboxSnapshot, SandboxStatus
 from pyshim.model.trace import spans_from_json
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan.record import SizingRecord
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState
 from pyshim.state.store import StateStore

@@ -12,6 +12,7 @@ from pyshim.config.sources import named_file, read_source
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.model.host_facts import elsewhere
+from pyshim.model.sizing import SizingRecord
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 from pyshim.node.cli.sandboxes import host_side_mib_of, sandboxes
@@ -30,7 +31,6 @@ from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, re
 from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.plan.capacity import host_side_mib
-from pyshim.resources.sizing.plan.record import SizingRecord
 
 
 @click.group(

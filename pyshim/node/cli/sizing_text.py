@@ -5,11 +5,11 @@ from fractions import Fraction
 
 import msgspec
 
+from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.agreement import HOST_SIDE, LETTERS, Explanation, Overhead, PolicyView, Summand, total
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
-from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, decimal
 from pyshim.resources.sizing.plan.static import DYNAMIC
 
 BAR_WIDTH = 40

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts, elsewhere
 from pyshim.model.kind import ContainerKind
+from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.pod_size import CPU, HUGEPAGES, MEMORY, PodSizing
-from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, decimal
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
 from pyshim.resources.sizing.plan.static import (
     DYNAMIC,

@@ -7,7 +7,7 @@ import re
 from fractions import Fraction
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.resources.sizing.plan.record import decimal
+from pyshim.model.sizing import decimal
 
 _QUANTITY = re.compile(r"([+-]?)([0-9]+\.?[0-9]*|\.[0-9]+)([a-zA-Z]*)([+-]?[0-9]+)?", re.ASCII)
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}

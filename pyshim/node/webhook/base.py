@@ -8,9 +8,9 @@ from fractions import Fraction
 
 from pyshim.config.annotations import HYPERVISOR_PREFIX
 from pyshim.model.config import Config
+from pyshim.model.sizing import decimal
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
-from pyshim.resources.sizing.plan.record import decimal
 from pyshim.resources.sizing.plan.static import OVERHEAD, is_resizable
 
 DEFAULT_VCPUS, DEFAULT_MEMORY = f"{HYPERVISOR_PREFIX}default_vcpus", f"{HYPERVISOR_PREFIX}default_memory"

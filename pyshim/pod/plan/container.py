@@ -12,15 +12,15 @@ from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciDevice, OciSpec
+from pyshim.model.plans import ContainerPlan, DiskUse, SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestLocation, GuestNode
 from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.guest_spec import guest_spec
-from pyshim.resources.plan import ContainerPlan
-from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, DiskUse, block_volume, disk_storage
+from pyshim.resources.volumes.plan.disk_volumes import DISK_TYPES, block_volume, disk_storage
 from pyshim.resources.volumes.plan.disks import digest, disk, guest_address, guest_driver
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
-from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR, SharePlan
+from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR
 from pyshim.resources.volumes.plan.volumes import volumes_plan
 
 _DEVICE_MODE = 0o666

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pyshim.resources.plan import SandboxPlan
+from pyshim.model.plans import SandboxPlan
 
 
 def kata_hypervisor_config(plan: SandboxPlan) -> Mapping[str, object]:

@@ -11,8 +11,8 @@ from pyshim.model.guest import NetworkInterface
 from pyshim.model.ids import GuestPath, HostPath
 from pyshim.model.kind import membership
 from pyshim.model.network import NetworkModel
+from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.vm import BlockDevice, GuestLocation, NicDevice, VhostUserBackend
-from pyshim.resources.plan import ContainerPlan, SandboxPlan
 
 _MODELS = {NetworkModel.TCFILTER: 2, NetworkModel.NONE: 3}
 """Kata's NetInterworkingModel; 0 is the default, which is the tc filter too."""

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from pyshim.model.machine import Machine
 from pyshim.model.oci import OciSpec
 from pyshim.model.placement import Need, Placed, whole_cpus
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.units import MIB
-from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.sizing.plan.numa import VmNeeds, numa_plan
 from pyshim.resources.sizing.plan.static import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu

@@ -14,10 +14,10 @@ from pyshim.model.host_facts import Accelerator
 from pyshim.model.ids import SandboxId
 from pyshim.model.oci import OciSpec
 from pyshim.model.remote_vms import RemoteServiceConfig
+from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import BootConfig, CpuConfig, ImageDriver, MemoryBacking, MemoryConfig, VmConfig
 from pyshim.resources.devices.plan.devices import check_kind_table, pod_of
 from pyshim.resources.devices.plan.remote import PREFIX, remote_devices
-from pyshim.resources.sizing.plan import SizingRecord
 
 POD_NAME, POD_NAMESPACE, POD_UID = (f"io.kubernetes.cri.sandbox-{word}" for word in ("name", "namespace", "uid"))
 NO_POD_NAMESPACE = "default"

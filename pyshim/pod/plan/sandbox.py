@@ -12,6 +12,8 @@ from pyshim.model.host_facts import Accelerator, HostFacts, elsewhere
 from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import SandboxPlan, SharePlan
+from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import (
     AgentChannel,
     BootConfig,
@@ -34,10 +36,8 @@ from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
 from pyshim.resources.confidential.plan.guard import cpu_model, guard_of
 from pyshim.resources.confidential.plan.initdata import decode
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, check_kind_table, device_layout, memory_nodes
-from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.sizing.plan import (
     Headroom,
-    SizingRecord,
     boot_size,
     capacity_check,
     headroom,
@@ -47,7 +47,7 @@ from pyshim.resources.sizing.plan import (
 )
 from pyshim.resources.sizing.plan.capacity import memory_backing
 from pyshim.resources.volumes.plan.disks import scsi_controller
-from pyshim.resources.volumes.plan.share import SHARE_TAG, SharePlan, no_share, share_plan
+from pyshim.resources.volumes.plan.share import SHARE_TAG, no_share, share_plan
 
 VM_ROOT = "/run/vc/vm"
 EMULATED_BOOT_S = 60.0

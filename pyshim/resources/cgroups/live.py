@@ -21,7 +21,9 @@ from pyshim.model.cgroups import Group, GroupSetting, Member, Role
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Cgroups, PinnedCpus
+from pyshim.model.sizing import SizingRecord
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
 from pyshim.resources.cgroups.plan.pinning import Pinning, node_cpus, pinning, service_cpus
@@ -35,8 +37,6 @@ from pyshim.resources.cgroups.plan.settings import (
     device_settings,
     limit_settings,
 )
-from pyshim.resources.plan import SandboxPlan
-from pyshim.resources.sizing.plan import SizingRecord
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import VfioDevice
 from pyshim.resources.devices.plan.devices import (
     GUEST_KERNEL,
@@ -34,7 +35,6 @@ from pyshim.resources.devices.plan.devices import (
 from pyshim.resources.devices.plan.env import guest_env
 from pyshim.resources.devices.plan.remote import own_names, remote_devices, with_names, without_gpu_count
 from pyshim.resources.devices.vm_devices import VmDevices
-from pyshim.resources.plan import SandboxPlan
 from pyshim.resources.services import SandboxServices
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from pyshim.concurrency.deadlines import within
 from pyshim.concurrency.stdio import Progress
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
 from pyshim.model.errors import AgentGone, Internal, NotFound, ShimError, Unavailable
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import ContainerAgent, Door, DoorConnection, Host
 from pyshim.resources.network.plan.relay import RelayPlan, relay_plan, relay_process
-from pyshim.resources.plan import SandboxPlan
 
 log = logging.getLogger(__name__)
 

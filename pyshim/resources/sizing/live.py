@@ -18,10 +18,11 @@ from pyshim.concurrency.tasks import TaskOwner, to_the_end
 from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent
+from pyshim.model.sizing import Dimension, SizingRecord
 from pyshim.model.units import MIB
-from pyshim.resources.plan import SandboxPlan
-from pyshim.resources.sizing.plan import Dimension, SizingRecord, is_resizable
+from pyshim.resources.sizing.plan import is_resizable
 from pyshim.resources.sizing.plan.resize import (
     Demand,
     ResizePlan,

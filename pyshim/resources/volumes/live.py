@@ -13,10 +13,10 @@ from pyshim.model.config import Config
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import Host
 from pyshim.model.trace import traced
 from pyshim.model.volumes import SourceFacts
-from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.volumes.plan.volumes import volume_sources
 

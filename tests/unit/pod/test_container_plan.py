@@ -9,10 +9,10 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import ContainerPlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.container import container_plan, rootfs_mount, without_image
-from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import volume_sources
 from tests.unit.resources.volumes.test_plan import bind

@@ -13,9 +13,9 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import SandboxPlan
 from pyshim.pod.plan.remote_vm import LEAST_STOP_TIMEOUT_S
 from pyshim.resources.confidential.plan.initdata import encode, parse
-from pyshim.resources.plan import SandboxPlan
 from tests.fakes.sandbox_plans import planned
 
 PREFIX = "io.katacontainers.config.hypervisor."

@@ -10,10 +10,10 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.host_facts import Accelerator, HostFacts
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import MemoryBacking, SerialChannel, VhostUserVsockChannel, VsockChannel, split_params
 from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
 from pyshim.pod.plan.sandbox import EMULATED_BOOT_S, KVM_BOOT_S, accelerator, agent_channel
-from pyshim.resources.plan import SandboxPlan
 from tests.fakes.sandbox_plans import planned
 
 

@@ -16,9 +16,9 @@ from pyshim.model.config import Config
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode
+from pyshim.model.sizing import SizingRecord, decimal
 from pyshim.model.units import MIB, MIN_SHARES, SHARES_PER_CPU
 from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
-from pyshim.resources.sizing.plan.record import SizingRecord, decimal
 
 PERIOD_US = 100_000
 HOST_SIDE_CPUS = Fraction(1)

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.guest import NetworkAddress, NetworkInterface, NetworkNeighbour, NetworkRoute
 from pyshim.model.network import AddressReport, LinkReport, NetworkModel, NetworkScan, RouteReport
+from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import MemoryBacking, NicDevice, VfioDevice, VhostUserNic, VmConfig
 from pyshim.resources.devices.plan.devices import PASSING_TIMEOUT_S, device_layout
-from pyshim.resources.plan import SandboxPlan
 
 # linux/if.h, linux/if_arp.h, linux/rtnetlink.h, linux/neighbour.h
 IFF_LOOPBACK = 0x8

@@ -11,7 +11,8 @@ import msgspec
 import pyshim
 from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import HostPath, SandboxId
-from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR, SharePlan
+from pyshim.model.plans import SharePlan
+from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR
 
 BUILT_PROGRAM = HostPath(f"{pyshim.__file__.rsplit('/', 2)[0]}/.build/guest/relay")
 MAX_PROGRAM_BYTES = 16 << 20

@@ -1,19 +1,16 @@
 """How large a sandbox's VM is, why, and whether it fits: pure arithmetic on exact fractions, kept in a record.
 
 No file is read here and nothing is rounded before the last step. `static.py` is the place to start: policies and
-limits. `workload.py` says what a pod asks for, `record.py` is what is kept of the decision, `capacity.py` compares it
-with the host, `resize.py` decides changes of a running VM. Kubernetes' own arithmetic is in `pyshim/node/kubernetes`.
+limits. `workload.py` says what a pod asks for, `capacity.py` compares the result with the host, `resize.py` decides
+changes of a running VM. `model/sizing.py` is the record of a decision; Kubernetes' arithmetic is in `node/kubernetes`.
 """
 
 from pyshim.resources.sizing.plan.capacity import capacity_check
-from pyshim.resources.sizing.plan.record import Dimension, SizingRecord
 from pyshim.resources.sizing.plan.static import Headroom, boot_size, headroom, is_resizable, static_size
 from pyshim.resources.sizing.plan.workload import Workload, workload
 
 __all__ = [
-    "Dimension",
     "Headroom",
-    "SizingRecord",
     "Workload",
     "boot_size",
     "capacity_check",

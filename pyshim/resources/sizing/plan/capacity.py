@@ -7,9 +7,9 @@ from pyshim.model.capacity import CapacityFacts, CapacityQuestion
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
 from pyshim.model.vm import MemoryBacking
-from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, decimal
 
 log = logging.getLogger(__name__)
 HOST_SIDE_MIB = 206

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.sizing import SizingRecord, decimal, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan.record import SizingRecord, decimal, dimension
 from pyshim.resources.sizing.plan.static import DYNAMIC, LEAST_VCPUS, memory_limit, vcpus_limit
 from pyshim.resources.sizing.plan.workload import (
     NO_CPU_LIMIT,

@@ -10,8 +10,8 @@ import msgspec
 
 from pyshim.model.config import Config, HypervisorConfig
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.sizing import Dimension, SizingRecord, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan.record import Dimension, SizingRecord, dimension
 from pyshim.resources.sizing.plan.workload import NO_CPU_LIMIT, NO_MEMORY_LIMIT, Workload
 
 SUM, OVERHEAD = "sum", "overhead"

@@ -2,12 +2,11 @@
 
 import posixpath
 
-import msgspec
-
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import GuestPath
+from pyshim.model.plans import DiskUse
 from pyshim.model.vm import BlockDevice
 from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
 from pyshim.resources.volumes.plan.disks import digest, disk, served_disk
@@ -17,20 +16,6 @@ DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs
 _DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
 """What CSI drivers call a disk: Kata's Go runtime, its Rust one, and an old spelling of that."""
 _FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
-
-
-class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
-    """A disk to be plugged for a container, and what the agent then does with it: one of the two."""
-
-    disk: BlockDevice
-    storage: Storage | None
-    """Complete but for driver and source, which the plugged disk's place decides."""
-    container_path: str
-    """Where the container gets its device node; empty with a storage."""
-    direct: DirectVolume | None = None
-    """The direct volume it is, if it is one."""
-    make_bytes: int = 0
-    """Its file is made, of this size, and goes with the sandbox: what is on it outlives containers."""
 
 
 def direct_disk(config: Config, volume: DirectVolume, *, on: str) -> DiskUse:

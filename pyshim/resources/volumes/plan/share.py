@@ -7,11 +7,10 @@ are Kata's (its operators look there).
 
 import posixpath
 
-import msgspec
-
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import GuestPath, HostPath, SandboxId
 from pyshim.model.mounts import HostMount, Propagation, TargetKind
+from pyshim.model.plans import SharePlan
 from pyshim.model.volumes import VirtiofsdPlan
 
 SHARE_TAG = "kataShared"
@@ -23,20 +22,6 @@ WATCHABLE_DIR = "watchable"
 make it, since it has the share read-only.
 """
 GUEST_SANDBOX_DIR = GuestPath("/run/kata-containers/sandbox")
-
-
-class SharePlan(msgspec.Struct, frozen=True, kw_only=True):
-    root: HostPath
-    mounts_dir: HostPath
-    exported_dir: HostPath
-    mounts: tuple[HostMount, ...]
-    """To be made in order: `mounts` bound on itself and shared, then its read-only slave."""
-    bind_mounts: tuple[HostMount, ...]
-    """`sandbox_bind_mounts`: shown to the guest beside every container's own."""
-    directories: tuple[HostPath, ...]
-    """To be made in the share, once `mounts` are there."""
-    virtiofsd: VirtiofsdPlan | None
-    """None where guest and host share no files: then `mounts` is empty, and volumes are copied."""
 
 
 def no_share(sandbox_id: SandboxId) -> SharePlan:

@@ -15,11 +15,11 @@ from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciMount, OciSpec
+from pyshim.model.plans import DiskUse, SharePlan
 from pyshim.model.units import GIB, KIB, MIB
 from pyshim.model.volumes import SourceFacts
 from pyshim.resources.volumes.plan.disk_volumes import (
     DISK_TYPES,
-    DiskUse,
     direct_disk,
     disk_storage,
     empty_dir_disk,
@@ -30,7 +30,7 @@ from pyshim.resources.volumes.plan.disk_volumes import (
     short_name,
 )
 from pyshim.resources.volumes.plan.disks import digest
-from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, WATCHABLE_DIR, SharePlan
+from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR, GUEST_SHARED_DIR, WATCHABLE_DIR
 
 _GUEST_OWN_TREES = ("/proc", "/sys", "/dev")
 _WATCHED_PLUGINS = tuple(f"/kubernetes.io~{plugin}/" for plugin in ("configmap", "secret", "projected", "downward-api"))

@@ -16,12 +16,12 @@ from pyshim.host.processes.identity import ProcessRef, start_ticks
 from pyshim.model.errors import ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.snapshot import SandboxStatus
 from pyshim.node.cli import sandboxes as module
 from pyshim.node.cli.command import run
 from pyshim.node.cli.sandbox import sandbox_id
 from pyshim.node.cli.sandboxes import Sandbox, UsageMeter, age_text, row
-from pyshim.resources.sizing.plan.record import SizingRecord, dimension
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.unit.state import states

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyshim.__main__ import operator_main
-from pyshim.resources.sizing.plan.record import Dimension, SizingRecord
+from pyshim.model.sizing import Dimension, SizingRecord
 
 ROOT = Path(__file__).parents[4]
 GOLDEN = ROOT / "tests" / "golden" / "sizing"

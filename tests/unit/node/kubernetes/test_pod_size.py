@@ -15,11 +15,11 @@ from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.sizing import decimal
 from pyshim.model.units import MIB
 from pyshim.node.kubernetes.agreement import LETTERS, Explanation, explain_pod
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text, quantity
-from pyshim.resources.sizing.plan.record import decimal
 from tests.fakes.facts import host_facts
 
 Configs = Callable[..., Config]

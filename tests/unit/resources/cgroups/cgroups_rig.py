@@ -13,10 +13,10 @@ from pyshim.config.sources import Source
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import SandboxId
 from pyshim.model.placement import Placed
+from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.vm import GuestNode
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
-from pyshim.resources.sizing.plan.record import SizingRecord, dimension
 from tests.fakes.cgroups import FakeCgroups
 from tests.fakes.host import FakePins
 from tests.fakes.ledger import FakeLedger

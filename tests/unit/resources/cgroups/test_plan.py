@@ -14,6 +14,7 @@ from pyshim.model.cpusets import cpuset_text
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import SandboxId
+from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan, sandbox_cgroup, slice_directory
 from pyshim.resources.cgroups.plan.pinning import pinning
@@ -24,7 +25,6 @@ from pyshim.resources.cgroups.plan.settings import (
     device_settings,
     limit_settings,
 )
-from pyshim.resources.sizing.plan.record import SizingRecord, dimension
 
 
 def _config(**runtime: Any) -> Config:

@@ -12,9 +12,9 @@ from pyshim.config.load import build_config
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
+from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.sizing.plan import SizingRecord, Workload, static_size
-from pyshim.resources.sizing.plan.record import dimension
+from pyshim.resources.sizing.plan import Workload, static_size
 from pyshim.resources.sizing.plan.resize import Demand, VmSize, resize_plan
 from tests.fakes.facts import host_facts
 

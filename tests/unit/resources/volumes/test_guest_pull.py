@@ -13,10 +13,10 @@ from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import ContainerPlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.container import container_plan, without_image
-from pyshim.resources.plan import ContainerPlan
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest
 from pyshim.resources.volumes.plan.share import no_share
 from tests.unit.resources.volumes.test_plan import bind

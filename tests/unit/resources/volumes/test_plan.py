@@ -11,12 +11,13 @@ from pyshim.model.guest import GuestContainer
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
+from pyshim.model.plans import SharePlan
 from pyshim.model.task import RootfsMount
 from pyshim.model.vm import GuestLocation
 from pyshim.model.volumes import DirectVolume, EmptyDir, FsGroup, SourceFacts
 from pyshim.pod.plan.container import container_plan, with_disks
 from pyshim.resources.volumes.plan.disk_volumes import disk_id
-from pyshim.resources.volumes.plan.share import SharePlan, share_plan
+from pyshim.resources.volumes.plan.share import share_plan
 from pyshim.resources.volumes.plan.volumes import VolumesPlan, volume_sources, volumes_plan
 
 EMPTY_DIRS = "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~empty-dir"

@@ -9,19 +9,42 @@ from pyshim.model.confidential import Initdata
 from pyshim.model.config import Config
 from pyshim.model.copies import VolumeCopy
 from pyshim.model.devices import PodDevices
-from pyshim.model.guest import GuestContainer, GuestSandbox
+from pyshim.model.guest import GuestContainer, GuestSandbox, Storage
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.mounts import HostMount
 from pyshim.model.placement import Placed
-from pyshim.model.vm import (
-    VmConfig,
-)
-from pyshim.resources.sizing.plan import (
-    SizingRecord,
-)
-from pyshim.resources.volumes.plan.disk_volumes import DiskUse
-from pyshim.resources.volumes.plan.share import SharePlan
+from pyshim.model.sizing import SizingRecord
+from pyshim.model.vm import BlockDevice, VmConfig
+from pyshim.model.volumes import DirectVolume, VirtiofsdPlan
+
+
+class SharePlan(msgspec.Struct, frozen=True, kw_only=True):
+    root: HostPath
+    mounts_dir: HostPath
+    exported_dir: HostPath
+    mounts: tuple[HostMount, ...]
+    """To be made in order: `mounts` bound on itself and shared, then its read-only slave."""
+    bind_mounts: tuple[HostMount, ...]
+    """`sandbox_bind_mounts`: shown to the guest beside every container's own."""
+    directories: tuple[HostPath, ...]
+    """To be made in the share, once `mounts` are there."""
+    virtiofsd: VirtiofsdPlan | None
+    """None where guest and host share no files: then `mounts` is empty, and volumes are copied."""
+
+
+class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
+    """A disk to be plugged for a container, and what the agent then does with it: one of the two."""
+
+    disk: BlockDevice
+    storage: Storage | None
+    """Complete but for driver and source, which the plugged disk's place decides."""
+    container_path: str
+    """Where the container gets its device node; empty with a storage."""
+    direct: DirectVolume | None = None
+    """The direct volume it is, if it is one."""
+    make_bytes: int = 0
+    """Its file is made, of this size, and goes with the sandbox: what is on it outlives containers."""
 
 
 class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What is kept of a sizing decision: every number, where it came from, and what limited the result."""
+"""The record of a sizing decision: every number, where it came from, and what limited the result."""
 
 import math
 import re
