@@ -53,7 +53,7 @@ from pyshim.resources.devices.host.finder import DeviceFinder
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.machine import read_machine
 from pyshim.resources.network.host.connector import HostNetworkConnector
-from pyshim.resources.placement import asked
+from pyshim.resources.placement_call import asked
 from pyshim.resources.probe import probe_host
 from pyshim.resources.sizing.host import probe_capacity
 from pyshim.start.address import unlink

@@ -24,7 +24,7 @@ from pyshim.model.task import RuntimeOptions
 from pyshim.model.trace import Trace
 from pyshim.resources.devices.live import FindDevices, no_devices
 from pyshim.resources.machine import ReadMachine
-from pyshim.resources.placement import AskPlacement, no_plugin
+from pyshim.resources.placement_call import AskPlacement, no_plugin
 
 
 class HypervisorFactory(Protocol):

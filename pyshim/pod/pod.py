@@ -13,39 +13,30 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, Unavailable
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.kind import ContainerKind, Membership, membership
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
-from pyshim.model.placement import Placed
-from pyshim.model.plans import ContainerPlan, SandboxPlan
 from pyshim.model.seams import ContainerAgent
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
 from pyshim.model.trace import Trace, step
 from pyshim.pod.container import Container
+from pyshim.pod.creation import plan_container, plan_sandbox
 from pyshim.pod.environment import Environment
 from pyshim.pod.killing import signal_exec, signal_init
 from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
-from pyshim.pod.plan.container import container_plan, without_image
-from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
-from pyshim.pod.plan.placement import placed, placement_need, with_guest_nodes
-from pyshim.pod.plan.sandbox import sandbox_plan
+from pyshim.pod.plan.container import without_image
+from pyshim.pod.plan.pid_namespace import require_first
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
 from pyshim.pod.services import ContainerServices
 from pyshim.pod.snapshot import SavedState, sandbox_snapshot
-from pyshim.resources.devices.live import log_found
-from pyshim.resources.devices.plan.devices import sandbox_question
-from pyshim.resources.sizing.plan.capacity import capacity_question
 from pyshim.resources.sizing.plan.swap import with_swap
-from pyshim.resources.volumes.live import volume_facts
 
 log = logging.getLogger(__name__)
-
-MAX_RESOLV_CONF_BYTES = 64 * 1024
 
 
 class _Creation(NamedTuple):
@@ -124,22 +115,7 @@ class Pod:
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, member.sandbox_id, spec.annotations)
-        facts = await step("probe host", self._env.host_facts())
-        devices = await step("find devices", self._env.find_devices(sandbox_question(member.kind, spec, config)))
-        log_found(devices, member.sandbox_id)
-        plan = sandbox_plan(
-            sandbox_id=member.sandbox_id,
-            kind=member.kind,
-            uuid=self._env.new_uuid(),
-            spec=spec,
-            config=config,
-            host=facts,
-            capacity=await self._env.capacity(capacity_question(config, spec.cgroups_path)),
-            sources=await volume_facts(self._env.host, spec, config),
-            devices=devices,
-            dns=await self._dns(spec),
-        )
-        plan = await self._with_guest_nodes(await self._placed(plan, spec))
+        plan, facts = await plan_sandbox(self._env, member, spec, config)
         records = await self._env.open_records(member.sandbox_id)
         sandbox = Sandbox(
             plan=plan,
@@ -159,44 +135,6 @@ class Pod:
         )
         return sandbox
 
-    async def _placed(self, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
-        """`plan`, with a placement on the host if the node has a plugin and the plugin answers."""
-        path = plan.config.runtime.placement_socket
-        if not path or plan.config.is_remote:
-            return plan
-        need = placement_need(plan, spec)
-        try:
-            placement = await step("ask for placement", self._env.ask_placement(path, need))
-        except NotFound as error:
-            log.debug("vm is not placed", extra={"sandbox": plan.sandbox_id, "error": str(error)})
-            return plan
-        except ShimError as error:
-            log.warning("vm is not placed", extra={"sandbox": plan.sandbox_id, "error": str(error)})
-            return plan
-        log.info("vm is placed", extra={"sandbox": plan.sandbox_id, "why": placement.why})
-        return placed(plan, Placed(need=need, placement=placement))
-
-    async def _with_guest_nodes(self, plan: SandboxPlan) -> SandboxPlan:
-        if not plan.config.hypervisor.enable_numa or plan.config.is_remote:
-            return plan
-        try:
-            machine = await step("read machine", self._env.read_machine())
-        except ShimError as error:
-            log.warning("guest has one NUMA node", extra={"sandbox": plan.sandbox_id, "error": str(error)})
-            return plan
-        plan = with_guest_nodes(plan, machine)
-        log.info("NUMA nodes of guest", extra={"sandbox": plan.sandbox_id, "why": plan.numa_why})
-        return plan
-
-    async def _dns(self, spec: OciSpec) -> tuple[str, ...]:
-        """The lines of the pod's resolv.conf: the guest itself needs them where it pulls images."""
-        path = resolv_conf(spec)
-        try:
-            return dns_lines(await self._env.host.read_bytes(path, MAX_RESOLV_CONF_BYTES)) if path else ()
-        except ShimError as error:
-            log.warning("no dns for the guest", extra={"error": str(error)})
-            return ()
-
     def _joined(self, member: Membership, container_id: ContainerId) -> Sandbox:
         sandbox = self._sandbox
         if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
@@ -206,10 +144,11 @@ class Pod:
     async def _create_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> Container:
         assert self._saved is not None, "a sandbox has its records"
         ledger = self._saved.records.ledger
-        plan = await self._plan_container(request, spec, sandbox)
+        pauses = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
+        plan = await plan_container(self._env.host, request, spec, sandbox.plan, has_image=not pauses)
         agent: ContainerAgent = sandbox.agent
         resources = with_swap((spec.raw.get("linux") or {}).get("resources") or {}, spec.annotations)
-        if request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX:
+        if pauses:
             agent = self._pause = PauseAgent(
                 plan=plan, agent=agent, host=self._env.host, ledger=ledger, tasks=self._tasks
             )
@@ -252,48 +191,19 @@ class Pod:
         return container
 
     async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> None:
-        """The pid namespace that the guest's agent shares is the one the container is to join.
-
-        In a pod that shares its processes it is the sandbox container's. This container enters the guest before the
-        first of the others, so that the namespace outlives each of them. In another pod the container is a debug
-        container, which joins the processes of one other. containerd names that one by its pid on the host, which all
-        tasks of a pod have in common, and the agent can share the namespace of the first container only. Raises
-        FailedPrecondition where the one that is meant may not be the first.
-        """
+        """The pid namespace that the guest's agent shares is the one that the container is to join."""
         if self._pause is None or self._pause.is_in_guest:
             return
-        if self._containers.keys() <= {self._owner}:
+        others = [other for other in self._containers.values() if other.id != self._owner]
+        if not others:
             await self._pause.enter_guest(sandbox.plan.config.runtime.create_container_timeout_s)
             return
-        targets = [
+        joinable = [
             other.id
-            for other in self._containers.values()
-            if other.id != self._owner
-            and not other.plan.guest.shared_pid_namespace
-            and other.init.status is not Status.STOPPED
+            for other in others
+            if not other.plan.guest.shared_pid_namespace and other.init.status is not Status.STOPPED
         ]
-        if targets != [self._first]:
-            raise FailedPrecondition(
-                f"create container '{container_id}': it is to join the processes of another container, which the "
-                "guest's agent can do in a pod of one container only (hint: set shareProcessNamespace in the pod, or "
-                "debug without a target)"
-            )
-
-    async def _plan_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> ContainerPlan:
-        return container_plan(
-            container_id=request.container_id,
-            bundle=request.bundle,
-            rootfs=request.rootfs,
-            spec=spec,
-            config=sandbox.plan.config,
-            share=sandbox.plan.share,
-            sources=await volume_facts(self._env.host, spec, sandbox.plan.config),
-            hostname=spec.hostname or sandbox.plan.guest.hostname,
-            sysctls=sandbox.plan.sysctls,
-            terminal=request.stdio.terminal,
-            disk_rootfs=request.container_id != self._owner or sandbox.plan.kind is not ContainerKind.POD_SANDBOX,
-            nodes=sandbox.plan.vm.numa,
-        )
+        require_first(container_id, joinable, self._first)
 
     @property
     def is_empty(self) -> bool:

@@ -4,8 +4,8 @@ from typing import Any
 
 from pyshim.model.machine import Machine, Node
 from pyshim.model.units import MIB
+from pyshim.node.nri.assignments import Need
 from pyshim.node.nri.description import Description, machine
-from pyshim.node.nri.placement import Need
 
 TWO_SOCKETS = Description(sockets=2, dies=2, cores=4, threads=2, memory_mib=65536)
 """CPUs 0 to 31: cores 0 to 7 and their siblings 16 to 23 are socket and node 0, and so on; four dies of 8 CPUs."""

@@ -45,9 +45,9 @@ from pyshim.monitor.guest_text import judged_text
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.quantity import quantity
 from pyshim.node.nri import translate as nri_translate
+from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.description import read_description
 from pyshim.node.nri.mux import FrameReader, MuxError
-from pyshim.node.nri.placement import Assignments
 from pyshim.node.nri.pods import Pods
 from pyshim.node.webhook.review import Action, answer
 from pyshim.pod.plan.guest_spec import guest_spec

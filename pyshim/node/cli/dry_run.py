@@ -29,7 +29,7 @@ from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sizing_text import record_lines
 from pyshim.node.kubernetes.manifest import PodManifest, overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.pod.plan.container import container_plan
-from pyshim.pod.plan.placement import with_guest_nodes
+from pyshim.pod.plan.placed import with_guest_nodes
 from pyshim.pod.plan.sandbox import VM_ROOT, sandbox_plan
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host

@@ -23,8 +23,8 @@ from pyshim.node.cli.sandbox import state_dir_option
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.node.kubernetes.pod_need import pod_need
+from pyshim.node.nri.assignments import Assignments, Need, PlacementError, keep, place_or_share, shared_cpus
 from pyshim.node.nri.description import read_description
-from pyshim.node.nri.placement import Assignments, Need, PlacementError, keep, place_or_share, shared_cpus
 from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host

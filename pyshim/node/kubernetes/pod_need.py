@@ -1,4 +1,4 @@
-"""What a pod's VM needs of its node: what the shim asks for it before it boots (`pyshim/pod/plan/placement.py`)."""
+"""What a pod's VM needs of its node: what the shim asks for it before it boots (`pyshim/pod/plan/placed.py`)."""
 
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts

@@ -1,4 +1,4 @@
 """The NRI plugin: it places whole VMs on the CPUs and NUMA nodes of this host, and keeps other containers off theirs.
 
-`placement.py` decides and touches nothing: read it first. No shim imports this room; a shim asks the running plugin.
+`assignments.py` decides and touches nothing: read it first. No shim imports this room; a shim asks the running plugin.
 """

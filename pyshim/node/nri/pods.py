@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pyshim.model.machine import Machine
 from pyshim.model.placement import Need, Placement
-from pyshim.node.nri.placement import (
+from pyshim.node.nri.assignments import (
     Assignments,
     Other,
     PlacementError,

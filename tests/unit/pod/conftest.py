@@ -24,7 +24,7 @@ from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.resources.devices.live import no_devices
-from pyshim.resources.placement import AskPlacement, no_plugin
+from pyshim.resources.placement_call import AskPlacement, no_plugin
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward

@@ -15,7 +15,7 @@ from pyshim.node.cli.command import run
 from pyshim.node.kubernetes.agreement import booted, explain_pod
 from pyshim.node.kubernetes.manifest import pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.pod_config import pod_config
-from pyshim.node.nri.placement import Assignments, place
+from pyshim.node.nri.assignments import Assignments, place
 from pyshim.resources.machine import read_machine
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore

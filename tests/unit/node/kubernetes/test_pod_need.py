@@ -17,7 +17,7 @@ from pyshim.model.placement import Need
 from pyshim.model.units import GIB
 from pyshim.node.kubernetes.pod_need import pod_need
 from pyshim.node.kubernetes.pod_size import PodContainer, PodSizing, with_defaults
-from pyshim.pod.plan.placement import placement_need
+from pyshim.pod.plan.placed import placement_need
 from tests.fakes.facts import host_facts
 from tests.fakes.sandbox_plans import planned
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from pyshim.model.machine import Machine
 from pyshim.model.units import MIB
+from pyshim.node.nri.assignments import Assignments, Need, place, release
 from pyshim.node.nri.description import Description, machine
-from pyshim.node.nri.placement import Assignments, Need, place, release
 from tests.fakes.machines import ALL, need
 
 _SIZES = (1, 2, 2, 4, 4, 8)

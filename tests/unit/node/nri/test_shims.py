@@ -19,10 +19,10 @@ from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ids import SandboxId
 from pyshim.model.machine import Cpu, Machine, Node
 from pyshim.model.placement import METHOD, SERVICE, Need, Placed, Placement
-from pyshim.node.nri.placement import Assignments
+from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.shims import Shims
-from pyshim.resources.placement import asked
+from pyshim.resources.placement_call import asked
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from pyshim.ttrpc import Client, RemoteError, connected_unix_socket
@@ -32,7 +32,7 @@ from tests.unit.state.states import snapshot
 _ASK = """\
 import asyncio, sys
 from pyshim.model.placement import Need
-from pyshim.resources.placement import asked
+from pyshim.resources.placement_call import asked
 need = Need(sandbox_id="other", name="default/other", vcpus=1, memory_bytes=1 << 30, exclusive=True)
 print(asyncio.run(asked(sys.argv[1], need)).vcpu_cpus, flush=True)
 sys.stdin.read()

@@ -11,8 +11,8 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.machine import Machine
 from pyshim.model.placement import Placement
 from pyshim.model.vm import GuestNode
+from pyshim.node.nri.assignments import Assignments, place
 from pyshim.node.nri.description import Description, machine
-from pyshim.node.nri.placement import Assignments, place
 from pyshim.resources.sizing.plan.numa import NumaPlan, VmNeeds, guest_memory_nodes, node_text, numa_plan
 from tests.fakes.machines import NO_MEMORY_IN_1, ONE_NODE, SOME_OFFLINE, TWO_SOCKETS, need, with_device_memory
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.machine import Cpu, Machine, MachineError, Node, checked
 from pyshim.model.units import MIB
-from pyshim.node.nri.description import Description, machine
-from pyshim.node.nri.placement import (
+from pyshim.node.nri.assignments import (
     Assignments,
     Need,
     Other,
@@ -25,6 +24,7 @@ from pyshim.node.nri.placement import (
     shared_cpus,
     with_others,
 )
+from pyshim.node.nri.description import Description, machine
 from tests.fakes.machines import (
     ALL,
     CHIPLETS,

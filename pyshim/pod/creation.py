@@ -1,0 +1,110 @@
+"""The planning half of a Create: ask the host, plan the sandbox or the container. Nothing on the host changes here."""
+
+import logging
+
+from pyshim.model.config import Config
+from pyshim.model.errors import NotFound, ShimError
+from pyshim.model.host_facts import HostFacts
+from pyshim.model.kind import Membership
+from pyshim.model.oci import OciSpec
+from pyshim.model.placement import Placed
+from pyshim.model.plans import ContainerPlan, SandboxPlan
+from pyshim.model.seams import Host
+from pyshim.model.task import CreateTask
+from pyshim.model.trace import step
+from pyshim.pod.environment import Environment
+from pyshim.pod.plan.container import container_plan
+from pyshim.pod.plan.guest_sandbox import dns_lines, resolv_conf
+from pyshim.pod.plan.placed import placed, placement_need, with_guest_nodes
+from pyshim.pod.plan.sandbox import sandbox_plan
+from pyshim.resources.devices.live import log_found
+from pyshim.resources.devices.plan.devices import sandbox_question
+from pyshim.resources.sizing.plan.capacity import capacity_question
+from pyshim.resources.volumes.live import volume_facts
+
+log = logging.getLogger(__name__)
+
+MAX_RESOLV_CONF_BYTES = 64 * 1024
+
+
+async def plan_sandbox(
+    env: Environment, member: Membership, spec: OciSpec, config: Config
+) -> tuple[SandboxPlan, HostFacts]:
+    """The plan of a new sandbox, and the facts of the host that it rests on. Raises what `sandbox_plan` raises."""
+    facts = await step("probe host", env.host_facts())
+    devices = await step("find devices", env.find_devices(sandbox_question(member.kind, spec, config)))
+    log_found(devices, member.sandbox_id)
+    plan = sandbox_plan(
+        sandbox_id=member.sandbox_id,
+        kind=member.kind,
+        uuid=env.new_uuid(),
+        spec=spec,
+        config=config,
+        host=facts,
+        capacity=await env.capacity(capacity_question(config, spec.cgroups_path)),
+        sources=await volume_facts(env.host, spec, config),
+        devices=devices,
+        dns=await _dns(env.host, spec),
+    )
+    if not config.is_remote:
+        plan = await _with_guest_nodes(env, await _with_placement(env, plan, spec))
+    return plan, facts
+
+
+async def _with_placement(env: Environment, plan: SandboxPlan, spec: OciSpec) -> SandboxPlan:
+    """`plan`, with a placement on the host if the node has a plugin and the plugin answers."""
+    path = plan.config.runtime.placement_socket
+    if not path:
+        return plan
+    need = placement_need(plan, spec)
+    try:
+        placement = await step("ask for placement", env.ask_placement(path, need))
+    except ShimError as error:
+        level = logging.DEBUG if isinstance(error, NotFound) else logging.WARNING
+        log.log(level, "vm is not placed", extra={"sandbox": plan.sandbox_id, "error": str(error)})
+        return plan
+    log.info("vm is placed", extra={"sandbox": plan.sandbox_id, "why": placement.why})
+    return placed(plan, Placed(need=need, placement=placement))
+
+
+async def _with_guest_nodes(env: Environment, plan: SandboxPlan) -> SandboxPlan:
+    if not plan.config.hypervisor.enable_numa:
+        return plan
+    try:
+        machine = await step("read machine", env.read_machine())
+    except ShimError as error:
+        log.warning("guest has one NUMA node", extra={"sandbox": plan.sandbox_id, "error": str(error)})
+        return plan
+    plan = with_guest_nodes(plan, machine)
+    log.info("NUMA nodes of guest", extra={"sandbox": plan.sandbox_id, "why": plan.numa_why})
+    return plan
+
+
+async def _dns(host: Host, spec: OciSpec) -> tuple[str, ...]:
+    """The lines of the pod's resolv.conf: the guest itself needs them where it pulls images."""
+    path = resolv_conf(spec)
+    try:
+        return dns_lines(await host.read_bytes(path, MAX_RESOLV_CONF_BYTES)) if path else ()
+    except ShimError as error:
+        log.warning("no dns for the guest", extra={"error": str(error)})
+        return ()
+
+
+async def plan_container(
+    host: Host, request: CreateTask, spec: OciSpec, sandbox: SandboxPlan, *, has_image: bool
+) -> ContainerPlan:
+    """The plan of a container of `sandbox`; one without an image gets no disk for its root file system."""
+    return container_plan(
+        container_id=request.container_id,
+        bundle=request.bundle,
+        rootfs=request.rootfs,
+        spec=spec,
+        config=sandbox.config,
+        share=sandbox.share,
+        sources=await volume_facts(host, spec, sandbox.config),
+        hostname=spec.hostname or sandbox.guest.hostname,
+        sysctls=sandbox.sysctls,
+        terminal=request.stdio.terminal,
+        disk_rootfs=has_image,
+        nodes=sandbox.vm.numa,
+    )
