@@ -149,7 +149,7 @@ RUNTIME: tuple[Key, ...] = (
         ann=True,
     ),
     _R.used(
-        "disable_new_netns", BOOL, False, "The VM stays out of the pod's network namespace; needs model none.", ann=True
+        "disable_new_netns", BOOL, False, "The VM stays in the host's network namespace; needs model none.", ann=True
     ),
     _R.used(
         "allow_host_network",

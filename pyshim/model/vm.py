@@ -316,7 +316,7 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     seccomp_sandbox: str
     """QEMU's -sandbox text; empty for none."""
     netns_path: str | None
-    """Network namespace the VMM runs in."""
+    """Network namespace the VMM runs in. None: an empty one of its own, or the host's with `in_host_netns`."""
     extra_monitor: str
     """A second monitor for people: `hmp`, `qmp` or `qmp-pretty`; empty for none."""
     nested: bool
@@ -327,6 +327,8 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Together they have all vCPUs and all memory. Empty: the guest has one node."""
     extensions: tuple[ExtensionDisk, ...] = ()
     vhost_user_nics: tuple[VhostUserNic, ...] = ()
+    in_host_netns: bool = False
+    """Without `netns_path`: the VMM stays in the host's network namespace (`disable_new_netns`)."""
     stop_timeout_s: float = 10.0
     """How long `stop` is waited for."""
     is_privileged: bool = False
@@ -336,7 +338,12 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     opens_sockets: bool = False
     """While it runs, the VMM itself connects to programs that serve disks, whose sockets may be root's."""
     remote: RemoteServiceConfig | None = None
-    """Set: the VM is made elsewhere, and what describes a VMM of this host is empty."""
+    """Set: a service makes the VM, and what describes a VMM of this host is empty."""
+
+    @property
+    def has_empty_netns(self) -> bool:
+        """The VMM runs in a network namespace of its own that has no links."""
+        return self.netns_path is None and not self.in_host_netns
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -166,6 +166,7 @@ class Children:
         stdout: int | None = None,
         stderr: int | None = None,
         netns_path: str | None = None,
+        empty_netns: bool = False,
         view: OwnedFd | None = None,
         capabilities: frozenset[int] | None = None,
         user: User | None = None,
@@ -176,6 +177,7 @@ class Children:
     ) -> Child:
         """The program runs. `argv[0]` is its path; `fds` maps its descriptors (3 and up) to ours, which stay ours.
 
+        It runs in the network namespace `netns_path`, or in a new one without links (`empty_netns`), or in the shim's.
         In a `view` (`mounts/view.py`) it sees those files only, and starts in their root.
         With `capabilities` it has these at most, and gains no rights by an exec; without, the shim's. As another `user`
         it has none.
@@ -195,6 +197,7 @@ class Children:
                 {0: stdin, 1: stdout, 2: stderr},
                 fds,
                 netns_path,
+                empty_netns,
                 view,
                 capabilities,
                 user,
@@ -222,6 +225,7 @@ class Children:
         stdio: Mapping[int, int | None],
         fds: Mapping[int, int],
         netns_path: str | None,
+        empty_netns: bool,
         view: OwnedFd | None,
         capabilities: frozenset[int] | None,
         user: User | None,
@@ -239,10 +243,17 @@ class Children:
         try:
             with FileActions(taken) as actions:
                 launch = Launch(argv=tuple(argv), env=dict(env), actions=actions, new_session=new_session)
-                if netns_path is None and view is None and capabilities is None and user is None:
+                apart = (netns_path, view, capabilities, user)
+                if not empty_netns and all(each is None for each in apart):
                     pid = launch.run()
                 else:
-                    pid = await launch.run_apart(netns_path=netns_path, view=view, capabilities=capabilities, user=user)
+                    pid = await launch.run_apart(
+                        netns_path=netns_path,
+                        empty_netns=empty_netns,
+                        view=view,
+                        capabilities=capabilities,
+                        user=user,
+                    )
         except BaseException as error:
             if stderr_read is not None:
                 os.close(stderr_read)

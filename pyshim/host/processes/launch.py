@@ -101,13 +101,14 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         self,
         *,
         netns_path: str | None,
+        empty_netns: bool,
         view: OwnedFd | None,
         capabilities: frozenset[int] | None,
         user: User | None,
     ) -> int:
         """`run` in a network namespace and a view of the host's files, with no capabilities beside these, as a user.
 
-        None: with what the shim has.
+        None: with what the shim has. `empty_netns`: in a new network namespace, which ends with the program.
 
         From a thread of its own, which ends at once: namespaces, capabilities and users are a thread's.
         """
@@ -119,6 +120,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 if netns_path is not None:
                     _enter_netns(netns_path)
+                elif empty_netns:
+                    _enter_empty_netns()
                 if view is not None:
                     _enter_view(view)
                 if capabilities is not None:
@@ -182,6 +185,15 @@ def _enter_view(view: OwnedFd) -> None:
         enter_view(view)
     except OSError as error:
         raise SpawnFailed(f"enter mount namespace: {describe_os_error(error)}") from error
+
+
+def _enter_empty_netns() -> None:
+    """This thread is in a network namespace of its own, which has no link but a loopback that is down."""
+    try:
+        syscalls.unshare(syscalls.CLONE_NEWNET)
+    except OSError as error:
+        if error.errno != errno.EPERM or os.geteuid() == 0:
+            raise SpawnFailed(f"make network namespace: {describe_os_error(error)}") from error
 
 
 def _enter_netns(path: str) -> None:

@@ -240,7 +240,7 @@ def _sandbox_lines(plan: SandboxPlan) -> Iterator[str]:
     for number, node in enumerate(vm.numa):
         yield f"  node {number:<9}{node_text(node)}"
     yield f"agent          {type(vm.agent_channel).__name__}"
-    yield f"network        {plan.netns_path or 'no namespace of its own yet'}"
+    yield f"network        {plan.netns_path or 'an empty namespace'}"
     for group in plan.cgroups.groups:
         yield f"cgroup         {group.role} {group.path}"
     yield ""

@@ -189,6 +189,7 @@ def _vm(
         initdata=f"{vm_dir}/initdata.img" if initdata else "",
         seccomp_sandbox=hypervisor.seccompsandbox,
         netns_path=netns_path,
+        in_host_netns=config.runtime.disable_new_netns,
         extra_monitor=hypervisor.extra_monitor_socket or ("hmp" if hypervisor.enable_debug else ""),
         nested=host.nested and not hypervisor.disable_nesting_checks,
         debug=hypervisor.enable_debug,

@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import socket
+import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,40 @@ def test_wrong_network_namespace_is_named(run_scenario: Any, path: str, cause: s
     async def scenario(children: Children) -> None:
         with pytest.raises(SpawnFailed, match=f"enter network namespace '{path}': {cause}"):
             await children.spawn(shell("exit 0"), env=ENV, netns_path=path)
+
+    run_scenario(scenario)
+
+
+ATTACK = """
+import errno, socket, sys
+for family, address in ((socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), (socket.AF_UNIX, "\\0" + sys.argv[2])):
+    with socket.socket(family) as client:
+        print(errno.errorcode.get(client.connect_ex(address), "reached"), file=sys.stderr)
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("empty_netns", "said"),
+    [
+        pytest.param(False, ("reached", "reached"), id="control-in-the-hosts-namespace"),
+        pytest.param(True, ("ENETUNREACH", "ECONNREFUSED"), id="in-an-empty-namespace"),
+    ],
+)
+def test_loopback_and_abstract_sockets_of_the_host_are_out_of_reach_in_an_empty_namespace(
+    run_scenario: Any, empty_netns: bool, said: tuple[str, str]
+) -> None:
+    async def scenario(children: Children) -> None:
+        name = f"pyshim-test-{uuid.uuid4()}"
+        with socket.create_server(("127.0.0.1", 0)) as loopback, socket.socket(socket.AF_UNIX) as abstract:
+            abstract.bind(f"\0{name}")
+            abstract.listen()
+            argv = [sys.executable, "-I", "-S", "-c", ATTACK, str(loopback.getsockname()[1]), name]
+
+            child = await children.spawn(argv, env=ENV, empty_netns=empty_netns)
+            await child.wait()
+
+        assert child.last_words() == said
 
     run_scenario(scenario)
 

@@ -372,6 +372,21 @@ def test_qemu_runs_in_the_pods_network_namespace(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.root
+@pytest.mark.parametrize("in_host_netns", [False, True])
+def test_qemu_without_a_namespace_of_the_pod_has_an_empty_one_unless_it_stays_in_the_hosts(
+    tmp_path: Path, in_host_netns: bool
+) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(in_host_netns=in_host_netns))
+        inside = os.readlink(f"/proc/{bench.vm.pid}/ns/net")
+        await bench.vm.stop()
+
+        assert (inside == os.readlink("/proc/self/ns/net")) == in_host_netns
+
+    run(tmp_path, scenario)
+
+
 def statuses(pid: int) -> list[dict[str, str]]:
     """What the kernel says of each thread of the process."""
     texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]

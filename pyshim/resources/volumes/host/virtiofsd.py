@@ -195,6 +195,8 @@ async def start_virtiofsd(
                 command.argv,
                 env=_ENV,
                 fds={LISTEN_FD: listener.fileno()},
+                # It needs no network: abstract sockets and 127.0.0.1 of the host are out of its reach.
+                empty_netns=True,
                 ledger=ledger,
                 ledger_key=command.key,
             )

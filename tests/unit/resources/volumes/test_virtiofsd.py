@@ -162,6 +162,7 @@ def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp_path:
 
         assert [entry.kind for entry in ledger.held.values()] == [ResourceKind.SOCKET, ResourceKind.PROCESS]
         assert os.stat(wanted.listen_path).st_mode & 0o777 == 0o600
+        assert os.readlink(f"/proc/{virtiofsd.pid}/ns/net") != os.readlink("/proc/self/ns/net")
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(wanted.listen_path)
         await virtiofsd.stop()
