@@ -73,7 +73,7 @@ log = logging.getLogger(__name__)
 REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0
 REMAINS_TIMEOUT_S = 10.0
-"""For undoing what a dead shim left of a sandbox that is now made anew."""
+"""Seconds for the undo of a dead shim's sandbox before a new one of its id is made."""
 ALONE_S = 60.0
 """A daemon with neither container, VM nor connection ends after this long. containerd connects as soon as `start` has
 answered; when it has died, or has given up a Create, nothing else would end the daemon."""
@@ -83,7 +83,7 @@ between `start` and Create connects when it comes back, and may then forget the 
 
 
 class Faults(Protocol):
-    """What a test puts between the pod and its neighbours (tests/failpoints)."""
+    """A test's layer between the pod and its neighbours (tests/failpoints)."""
 
     def children(self, children: Children) -> Children: ...
 
@@ -95,7 +95,7 @@ class Faults(Protocol):
 def serve(
     listening_fd: int, identity: Identity, *, made_by: str, reason: str = "", faults: Faults | None = None
 ) -> int:
-    """The exit code, once every task is gone and containerd has been told: 0.
+    """The exit code, once every task is gone and containerd has its events: 0.
 
     The log gets `made_by`, "fork" or "exec", and the `reason` why `start` executed this process.
     """
@@ -142,7 +142,7 @@ class _Daemon:
         # Read from below: first the socket loses its name, then all is ended, the last replies and events leave, then
         # the process. Each step is taken whatever the one before it met.
         async with AsyncExitStack() as end:
-            # Until there is something to serve; a daemon that fails before leaves no socket to be waited at.
+            # Until the daemon can serve: one that fails before leaves no socket that clients would wait at.
             unserved = end.enter_context(ExitStack())
             unserved.callback(unlink, socket_path)
             end.push_async_callback(self._children.end_all)
@@ -349,7 +349,7 @@ def refuse_living_namesake(store: StateStore, sandbox_id: SandboxId, ours: ShimR
 
 
 def clear_remains(store: StateStore, sandbox_id: SandboxId) -> None:
-    """What a dead shim left of a sandbox of this id is undone, before its only record is overwritten.
+    """A dead shim's remains of a sandbox of this id are undone, before their only record is overwritten.
 
     Blocking. Raises FailedPrecondition naming what cannot be undone: a new sandbox on top of it would hide it for ever.
     """

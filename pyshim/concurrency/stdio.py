@@ -97,7 +97,7 @@ def next_read_bytes(asked: int, came: int) -> int:
 
 
 async def _write(stream: OutputStream, data: bytes | memoryview, progress: Progress) -> bool:
-    """Whether the client took `data`."""
+    """True if the client took `data`."""
     progress.blocked_writes += 1
     try:
         await stream.write(data)

@@ -50,7 +50,7 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which has ended even when the caller was cancelled meanwhile, be it twice.
 
-    The cancellation is raised after that. For work that must not be left half done and has a limit of its own.
+    The cancellation is raised after that. The work must have a limit of its own.
     """
     task = asyncio.ensure_future(work)
     cancelled = False

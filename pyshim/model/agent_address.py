@@ -1,4 +1,4 @@
-"""Where the guest's agent answers: an address, not an assumption (one ttrpc byte stream at each).
+"""The address of the guest's agent (one ttrpc byte stream at each).
 
 Forms: `vsock://cid:port`, `hvsock://path:port` (unix socket with the CONNECT line), `serial://path` (unix socket of one
 virtio-serial port), `unix://path`.

@@ -1,4 +1,4 @@
-"""What the host has left for one more VM, asked by `resources/sizing/host.py` just before it boots.
+"""The host's free capacity for one more VM, read by `resources/sizing/host.py` just before the boot.
 
 Unlike `HostFacts` these change from second to second: they are read once for each sandbox and never kept.
 """
@@ -9,28 +9,28 @@ import msgspec
 
 
 class CapacityQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the host matters for this sandbox."""
+    """The parts of the host that limit this sandbox."""
 
     cgroups_path: str
-    """As the OCI spec has it, cgroupfs or systemd form; empty when the sandbox has none."""
+    """The OCI spec's path, in cgroupfs or systemd form; empty when the sandbox has none."""
     hugepages: bool
     """Guest RAM is huge pages of the host's default size."""
     directory: str
-    """The file system guest RAM is a file of, e.g. /dev/shm; empty when it is no file."""
+    """The file system guest RAM is a file of, e.g. /dev/shm; empty for other memory."""
 
 
 class RamBacking(msgspec.Struct, frozen=True, kw_only=True):
-    """What guest RAM is taken from, where that is not plain memory."""
+    """The source of guest RAM, where that is not plain memory."""
 
     name: str
-    """For messages: `huge pages of 2 MiB`, `'/dev/shm'`."""
+    """The source's name in messages: `huge pages of 2 MiB`, `'/dev/shm'`."""
     free_mib: int
     page_mib: int
     """RAM has to be a multiple of it; 1 where any size will do."""
 
 
 class CgroupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The tightest limits over a sandbox's parent cgroup (a pod's) and all above it; None where there is none."""
+    """The tightest limits over a sandbox's parent cgroup (a pod's) and all above it; None without a limit."""
 
     memory_bytes: int | None
     memory_path: str

@@ -9,7 +9,7 @@ from pyshim.model.host_facts import CgroupMode
 
 
 class Role(StrEnum):
-    """What a cgroup of ours is for."""
+    """The purpose of a cgroup of ours."""
 
     SANDBOX = "sandbox"
     """Below the pod's cgroup: what counts as the pod's."""
@@ -46,7 +46,7 @@ class GroupSetting(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     value: str
     source: str
-    """What the value comes from, for people."""
+    """The value's source, for people."""
     required: bool = False
     """Demanded by the configuration: a sandbox without it does not start."""
 
@@ -64,17 +64,17 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
     mode: CgroupMode
     groups: tuple[Group, ...]
-    """In the order they are made; empty where the host has no cgroups."""
+    """Sorted as they are made; empty on a host without cgroups."""
     members: Mapping[Member, Role]
     scope: Scope | None
     notes: tuple[str, ...]
-    """Where this is less than what was asked for, and why."""
+    """One sentence for each request that is not met in full, with the reason."""
 
     def group(self, role: Role) -> Group | None:
         return next((group for group in self.groups if group.role is role), None)
 
     def path(self, role: Role) -> str:
-        """Empty when there is no such cgroup."""
+        """The path; empty without such a cgroup."""
         group = self.group(role)
         return group.path if group is not None else ""
 

@@ -20,7 +20,7 @@ class Tee(StrEnum):
 
 
 class TeeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host offers, and what was looked at: an error can say why something is missing."""
+    """The host's support, and the files that were read: an error can name what is missing."""
 
     available: frozenset[Tee]
     probed: tuple[str, ...]
@@ -56,7 +56,7 @@ class SevGuard(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: int
     launch_hook: str
-    """A program asked before the guest runs, told the launch measurement; empty for none."""
+    """A program that checks the launch measurement before the guest runs; empty for none."""
 
 
 class SnpGuard(msgspec.Struct, frozen=True, kw_only=True):

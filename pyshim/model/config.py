@@ -1,7 +1,7 @@
 """The effective configuration: what TOML, drop-ins and annotations come to, typed and in named units.
 
 Field names are Kata's key names, a unit added where Kata's name has none. `config/` builds it, the other rooms read it.
-Keys that decide nothing have no field. What each key means is said once: in `config/keys_*.py`.
+Keys that decide nothing have no field. `config/keys_*.py` has each key's meaning.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ import msgspec
 
 SWAPPINESS_ANNOTATION = "io.katacontainers.container.resource.swappiness"
 SWAP_IN_BYTES_ANNOTATION = "io.katacontainers.container.resource.swap_in_bytes"
-"""What a container may ask for where `enable_guest_swap` is set."""
+"""Swap annotations of a container, read where `enable_guest_swap` is set."""
 
 
 class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    # What is booted.
+    # Boot files.
     path: str
     kernel: str
     kernel_hz: int
@@ -117,7 +117,7 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`auto`, `true`, `false` or `vhost-user`: how the agent is reached; our own key."""
     vhost_user_vsock_daemon: str
     start_timeout_s: float
-    """Until the VMM answers; our own key."""
+    """Seconds until the VMM must answer; our own key."""
     # Debugging.
     enable_debug: bool
     extra_monitor_socket: str
@@ -140,7 +140,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     kernel_modules: tuple[str, ...]
     dial_timeout_s: float
     hotplug_timeout_s: int
-    """How long the guest's agent waits for a device; our own key."""
+    """Seconds that the guest's agent waits for a device; our own key."""
     request_timeout_s: float
     cdh_api_timeout_s: float
     launch_process_timeout_s: float
@@ -168,7 +168,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Overcommitting the pod's cgroup is an error, not a warning; our own key."""
     enable_vcpus_pinning: bool
     placement_socket: str
-    """Socket of the plugin that says where the VM is to run; empty: there is none. Our own key."""
+    """Socket of the plugin that places VMs; empty without one. Our own key."""
     vfio_mode: str
     vfio_device_kinds: tuple[str, ...]
     """`VENDOR:CLASS=KIND` and `HOST-KIND=KIND`; our own key."""

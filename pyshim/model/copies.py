@@ -26,9 +26,9 @@ class TreeEntry(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     gid: int
     size_bytes: int
-    """Of a file; 0 otherwise."""
+    """Size of a file; 0 otherwise."""
     target: str
-    """Of a link."""
+    """Target of a link."""
     changed_ns: int
     """The time of its content's last change."""
 
@@ -48,7 +48,7 @@ class CopiedPiece(msgspec.Struct, frozen=True, kw_only=True):
     file_size: int
     file_mode: int
     dir_mode: int
-    """For parents that are missing."""
+    """Mode of parents that are made."""
     uid: int
     gid: int
     offset: int

@@ -44,7 +44,7 @@ def decoded(
     except msgspec.ValidationError as error:
         raise refused(_sentence(value, kind, str(error))) from error
     except UnicodeEncodeError as error:
-        raise refused(f"the name of a member is no text: {error.object[:_MAX_SHOWN]!r}") from error
+        raise refused(f"the name of a member is not text: {error.object[:_MAX_SHOWN]!r}") from error
 
 
 def _sentence(value: Any, kind: type, message: str) -> str:
@@ -114,7 +114,7 @@ _TEXT_ENDS = {
     "'": re.compile(r"['\n]"),
     "#": re.compile(r"\n"),
 }
-"""What ends a text or comment that began so; an escape ends nothing."""
+"""Start of a text or comment to its end; an escape does not end one."""
 
 
 def check_toml_keys(text: str) -> None:
@@ -129,7 +129,7 @@ def check_toml_keys(text: str) -> None:
         elif token[0] in _TEXT_ENDS:
             ends = _TEXT_ENDS[token[0]].finditer(text, at)
             end = next((found for found in ends if found[0][0] != "\\"), None)
-            if end is None:  # what follows is no key, and the parser says what is missing
+            if end is None:  # a key does not follow; the parser reports what is missing
                 return
             at = end.end()
             dots = 0 if end[0] == "\n" else dots

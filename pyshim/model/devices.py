@@ -11,7 +11,7 @@ IOMMUFD_DIR = "/dev/vfio/devices/"
 
 
 def is_vfio_node(path: str) -> bool:
-    """Whether `path` is the node of an IOMMU group or of one function."""
+    """True if `path` is the node of an IOMMU group or of one function."""
     return path.startswith(VFIO_DIR) and path != VFIO_CONTAINER
 
 
@@ -25,7 +25,7 @@ class DeviceRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What to find out about a sandbox's or a container's devices."""
+    """The question about a sandbox's or a container's devices."""
 
     pod_name: str = ""
     pod_namespace: str = ""
@@ -33,7 +33,7 @@ class DeviceQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the kubelet there what the pod was given; empty: do not."""
     requests: tuple[DeviceRequest, ...] = ()
     annotations: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Those that ask for devices, `cdi.k8s.io/...`."""
+    """The annotations that ask for devices, `cdi.k8s.io/...`."""
     nodes: tuple[str, ...] = ()
     """VFIO nodes that a spec has already."""
     names_only: bool = False
@@ -57,7 +57,7 @@ class HostFunction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VfioNode(msgspec.Struct, frozen=True, kw_only=True):
-    """What opens functions to a VM: an IOMMU group's node with all its functions, or one function's own node."""
+    """A node that opens functions to a VM: an IOMMU group's node with all its functions, or one function's own node."""
 
     path: str
     functions: tuple[HostFunction, ...]
@@ -74,12 +74,12 @@ class VfioNode(msgspec.Struct, frozen=True, kw_only=True):
 
 class FoundDevice(msgspec.Struct, frozen=True, kw_only=True):
     request: DeviceRequest
-    """With an empty name for a node that a spec has already."""
+    """CDI names of the nodes; the name is empty for a node that the spec has already."""
     nodes: tuple[VfioNode, ...]
     env: tuple[str, ...] = ()
-    """What the device's spec sets in a container."""
+    """Environment that the device's spec sets in a container."""
     left_out: tuple[str, ...] = ()
-    """What else the spec does to a container on this host, in words; none of it reaches a guest."""
+    """The spec's other edits of a container on this host, as text; a guest gets none of them."""
 
 
 class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class PodDevices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodResources(msgspec.Struct, frozen=True, kw_only=True):
-    """What the kubelet says of one pod."""
+    """The kubelet's record of one pod."""
 
     requests: tuple[DeviceRequest, ...]
     cpu_ids: dict[str, tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""How long calls took, counted in the buckets of Kata's histograms."""
+"""Durations of calls, counted in the buckets of Kata's histograms."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -31,5 +31,5 @@ class Durations:
         self._sums_ms[action] += milliseconds
 
     def all(self) -> Mapping[str, Duration]:
-        """What was counted so far."""
+        """The counts so far."""
         return {action: Duration(tuple(counts), self._sums_ms[action]) for action, counts in self._counts.items()}

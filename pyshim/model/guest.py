@@ -1,4 +1,4 @@
-"""What the shim sends to the guest's agent, before translation to its protobuf messages (agent/translate.py)."""
+"""The requests to the guest's agent, before translation to its protobuf messages (agent/translate.py)."""
 
 from collections.abc import Mapping
 from typing import Any

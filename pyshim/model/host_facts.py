@@ -1,4 +1,4 @@
-"""What the host can do, probed once per shim by `resources/probe.py`; decisions read this value, never the host."""
+"""The host's abilities, probed once per shim by `resources/probe.py`; decisions read this value, never the host."""
 
 from enum import StrEnum
 
@@ -32,7 +32,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: int
     kvm_usable: bool
     kvm_reason: str
-    """Why KVM is (not) usable, for logs: what was probed."""
+    """The result of the probe for KVM, for logs."""
     vhost_vsock: bool
     vhost_net: bool
     nested: bool
@@ -45,6 +45,6 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The rate of the time stamp counter; 0 when the host does not say it."""
 
 
-def elsewhere(host: HostFacts) -> HostFacts:
+def unbounded(host: HostFacts) -> HostFacts:
     """`host` as far as it bounds a VM that is not on it: not at all."""
     return replace(host, cpu_count=_UNBOUNDED_CPUS, memory_mib=0)

@@ -26,7 +26,7 @@ class ContainerKind(StrEnum):
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container is to its sandbox: the sandbox itself, one of its containers, or its only one."""
+    """A container's part in its sandbox: the sandbox itself, one of its containers, or its only one."""
 
     kind: ContainerKind
     sandbox_id: SandboxId

@@ -43,7 +43,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class Ledger(Protocol):
-    """What rooms that make host resources see of the sandbox's ledger."""
+    """The sandbox's ledger for the rooms that make host resources."""
 
     def acquire(self, *entries: LedgerEntry) -> None:
         """The intents are on disk, by one write; call before the first of the resources is made.

@@ -9,7 +9,7 @@ from pyshim.model.errors import InvalidArgument
 
 
 class MachineError(InvalidArgument):
-    """What is known of a machine contradicts itself."""
+    """The description of a machine contradicts itself."""
 
 
 class Cpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,9 +39,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[Cpu, ...]
-    """In the order of their ids."""
+    """Sorted by id."""
     nodes: tuple[Node, ...]
-    """In the order of their ids."""
+    """Sorted by id."""
 
 
 def checked(machine: Machine) -> Machine:
@@ -61,7 +61,7 @@ def checked(machine: Machine) -> Machine:
                 raise MachineError(f"read {name} {number}: it is there twice")
     for cpu in cpus:
         if cpu.online and cpu.node not in known:
-            raise MachineError(f"read CPU {cpu.id}: there is no node {cpu.node}")
+            raise MachineError(f"read CPU {cpu.id}: node {cpu.node} does not exist")
     if not any(cpu.online for cpu in cpus):
         raise MachineError("read machine: no CPU is online")
     return Machine(cpus=cpus, nodes=tuple(nodes))

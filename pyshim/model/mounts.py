@@ -15,7 +15,7 @@ class Propagation(StrEnum):
 
 
 class TargetKind(StrEnum):
-    """What the mount point must be before mounting; created when missing."""
+    """The mount point's kind of file; it is created when missing."""
 
     DIRECTORY = "directory"
     FILE = "file"
@@ -24,7 +24,7 @@ class TargetKind(StrEnum):
 
 
 class SourceKind(StrEnum):
-    """What a volume's source is on the host, found before planning."""
+    """The kind of a volume's source on the host, found before planning."""
 
     DIRECTORY = "directory"
     FILE = "file"
@@ -46,6 +46,6 @@ class HostMount(msgspec.Struct, frozen=True, kw_only=True):
     """When set, the target is opened beneath this root and no link leads out of it: the tree is shared with a guest."""
 
     def intent(self) -> LedgerEntry:
-        """For the ledger, before it is mounted: its undo must not follow a guest's links out of the tree either."""
+        """The ledger's entry, made before the mount. Its undo must not follow a guest's links out of the tree."""
         detail = {} if self.beneath is None else {"beneath": self.beneath}
         return LedgerEntry(kind=ResourceKind.MOUNT, key=self.target, detail=detail)

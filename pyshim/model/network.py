@@ -42,7 +42,7 @@ MIN_RATE, MAX_RATE = 8_000, 8 * 0xFFFFFFFF
 
 
 class RateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Of each interface of the pod, in bit/s as the guest sees it; 0: none."""
+    """Limits of each interface of the pod, in bit/s as the guest sees it; 0: no limit."""
 
     received: int
     sent: int
@@ -103,7 +103,7 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     mtu: int
     """RTAX_MTU; 0 when the route sets none."""
     beyond: str
-    """What of it no agent can be told (`multipath`, `gateway of another family`); empty for an ordinary route."""
+    """The part that the agent's API cannot express (`multipath`, `gateway of another family`); mostly empty."""
 
 
 class NeighbourReport(msgspec.Struct, frozen=True, kw_only=True):

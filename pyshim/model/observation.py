@@ -1,4 +1,4 @@
-"""What a pod tells about itself at one moment, for metrics."""
+"""The figures of a pod at one moment, for metrics."""
 
 from collections.abc import Mapping
 
@@ -16,11 +16,11 @@ class VmSize(msgspec.Struct, frozen=True, kw_only=True):
     """One dimension of a VM: vCPUs, or MiB of memory."""
 
     requested: float
-    """By the pod, the configuration's base included."""
+    """Requested by the pod, with the configuration's base."""
     booted: int
     current: int
     limit: int
-    """What it may grow to."""
+    """The most it may grow to."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +37,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     streams: Mapping[tuple[str, str], int]
     """Bytes that a container's processes have moved, by container and stream."""
     oom_kills: Mapping[str, int]
-    """By container."""
+    """Count of each container."""
     missed_checks: int
     """Health checks that the guest's agent did not pass."""

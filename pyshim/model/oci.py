@@ -89,7 +89,7 @@ class _Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """What decisions look into, in the object that is passed through."""
+    """The members of the passed-through object that decisions read."""
 
     cpu: Mapping[str, Any] | None = None
     memory: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Where on the host a whole VM runs: what is asked before it boots, and the answer."""
+"""A VM's place on the host: the question to the plugin before the boot, and the answer."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from pyshim.model.units import SHARES_PER_CPU
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
-    """What one VM needs of the host, as it boots."""
+    """The need of one VM as it boots."""
 
     sandbox_id: str
     name: str
@@ -49,13 +49,13 @@ def whole_cpus(*, shares: int, quota: int, period: int, cgroup_parent: str) -> i
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sandbox keeps in its state."""
+    """The question and its answer, as a sandbox's state has them."""
 
     need: Need
     placement: Placement
 
 
 SERVICE, METHOD = "pyshim.nri.Placements", "Place"
-"""What a shim calls over ttrpc; its messages are a `Need` and a `Placement` in JSON."""
+"""The ttrpc call of a shim; its messages are a `Need` and a `Placement` in JSON."""
 SOCKET = "/run/pyshim/nri.sock"
-"""Where a plugin answers by default."""
+"""The plugin's default socket."""

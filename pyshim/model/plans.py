@@ -30,7 +30,7 @@ class SharePlan(msgspec.Struct, frozen=True, kw_only=True):
     directories: tuple[HostPath, ...]
     """To be made in the share, once `mounts` are there."""
     virtiofsd: VirtiofsdPlan | None
-    """None where guest and host share no files: then `mounts` is empty, and volumes are copied."""
+    """None when guest and host share no files: then `mounts` is empty, and volumes are copied."""
 
 
 class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class DiskUse(msgspec.Struct, frozen=True, kw_only=True):
     storage: Storage | None
     """Complete but for driver and source, which the plugged disk's place decides."""
     container_path: str
-    """Where the container gets its device node; empty with a storage."""
+    """Path of the device node in the container; empty with a storage."""
     direct: DirectVolume | None = None
     """The direct volume it is, if it is one."""
     make_bytes: int = 0
@@ -56,20 +56,20 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     guest: GuestSandbox
     sizing: SizingRecord
     initdata: Initdata | None
-    """What is shown to the guest as a disk."""
+    """The document that the guest reads from a disk."""
     cgroups: CgroupPlan
     netns_path: str | None
     """The pod's network namespace on the host; None when the pod has no network of its own."""
     devices: PodDevices
-    """What of the host is passed through from the start."""
+    """The host's devices that are passed through from the start."""
     sysctls: Mapping[str, str]
     """Kernel settings of the pod, which each container's creation makes sure of."""
     agent_timeout_s: float
-    """Until the guest's agent must have answered for the first time."""
+    """Seconds until the guest's agent must have answered for the first time."""
     placement: Placed | None = None
-    """Where on the host it runs, if somebody was asked and had an answer."""
+    """Its place on the host, if the node's plugin has given one."""
     numa_why: str = ""
-    """Why the guest has the NUMA nodes of `vm.numa`, or one; empty where nobody wants to know."""
+    """The reason for the NUMA nodes of `vm.numa`, or for one node; empty without `enable_numa`."""
 
 
 class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
     share_mounts: tuple[HostMount, ...]
     """The root file system and each volume, bound into the share."""
     share_points: tuple[HostPath, ...]
-    """What the targets of `share_mounts` leave in the share once unmounted."""
+    """Files and directories that remain in the share once `share_mounts` are unmounted."""
     disks: tuple[DiskUse, ...]
     copies: tuple[VolumeCopy, ...]
     """Host files the guest has copies of, where it shares none with the host."""

@@ -1,6 +1,6 @@
-"""A VM that a service makes elsewhere: what the service gets to know, and what the ledger holds for the end of the VM.
+"""A remote VM: the requests to the service that makes it, and the ledger's record for its end.
 
-The protocol has no call that tells what became of another one. StopVM by the VM's id is all there is, and a service
+The protocol has no call that reports the outcome of another one. StopVM by the VM's id is all there is, and a service
 that answers "no such VM" while CreateVM is under way may still make the VM. So the entry says how far the VM had come.
 """
 
@@ -28,9 +28,9 @@ class RemoteServiceConfig(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str]
     """The whole description of the VM, besides its id and the pod's network namespace."""
     timeout_s: float
-    """For making and for starting the VM, each."""
+    """Seconds for CreateVM, and again for StartVM."""
     stop_timeout_s: float
-    """For StopVM. The service deletes the VM within the call: a caller that gives up early may leave the VM running."""
+    """Seconds for StopVM. The service deletes the VM within the call: a caller that gives up may leave it running."""
 
 
 class RemoteVmState(StrEnum):
@@ -68,13 +68,13 @@ def remote_vm_entry(
 
 
 def is_unknown_vm(vm_id: str, code: int, message: str) -> bool:
-    """A reply's status says that the service knows no such VM.
+    """A reply's status says that the service has no such VM.
 
     Cloud adaptors have no code for it, only the text `sandbox ID does not exist`. Other things may be missing (an
     instance's disk, a host's name), so the words must follow the id, and the id must be a whole word.
     """
-    told = rf"(?<![\w.-]){re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
-    return code == NOT_FOUND or (code == UNKNOWN and re.search(told, message) is not None)
+    pattern = rf"(?<![\w.-]){re.escape(vm_id)}['\"]?:? (does not exist|not found|is not known)"
+    return code == NOT_FOUND or (code == UNKNOWN and re.search(pattern, message) is not None)
 
 
 def shown(words: str) -> str:

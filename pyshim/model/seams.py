@@ -1,4 +1,4 @@
-"""What the sandbox room needs of its neighbours: the guest's agent, the host, the event publisher."""
+"""Protocols of the pod's neighbours: the guest's agent, the host, the event publisher."""
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -87,7 +87,7 @@ class Agent(ContainerAgent, Protocol):
         """The id of the next container that met an OOM kill; no deadline."""
 
     async def gone(self) -> str:
-        """Why the connection ended, once it has."""
+        """Returns the reason once the connection has ended."""
 
     async def close(self) -> None: ...
 
@@ -137,7 +137,7 @@ class Virtiofsd(Protocol):
     pid: int
 
     async def wait(self) -> str:
-        """How it ended, with its last words, once it has."""
+        """Returns how it ended, with its last output, once it has."""
 
     async def stop(self) -> None:
         """The daemon and its socket are gone. Idempotent."""
@@ -163,7 +163,7 @@ class Cgroups(Protocol):
 
 
 class PinnedCpus(Protocol):
-    """Held until our own pins are on disk."""
+    """The CPUs that other sandboxes pin. The lock on them is released once our own pins are on disk."""
 
     taken: Mapping[int, str]
     """The sandbox that pins each CPU."""
@@ -179,13 +179,13 @@ class Host(Protocol):
         """The file's content; NotFound when missing, InvalidArgument when larger than `max_bytes`."""
 
     async def source_facts(self, path: str, vhost_user_store: str) -> SourceFacts:
-        """What `path` is, links followed; MISSING rather than an error when it is not there.
+        """The kind of file at `path`, links followed; MISSING rather than an error when it is not there.
 
         With `vhost_user_store`, block devices with numbers of that store are its disks.
         """
 
     async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
-        """Those of the paths below which something is mounted."""
+        """The paths that have a mount below them."""
 
     def cgroups(self, mode: CgroupMode) -> Cgroups:
         """One sandbox's host cgroups."""
@@ -258,7 +258,7 @@ class DoorConnection(Protocol):
 
 
 class Door(Protocol):
-    """Where connections to the loopback addresses of the pod's namespace arrive, whatever their port."""
+    """The listener for connections to the loopback addresses of the pod's namespace, on any port."""
 
     async def accept(self) -> DoorConnection:
         """The next one. Raises Unavailable once closed."""
@@ -267,7 +267,7 @@ class Door(Protocol):
 
 
 class Network(Protocol):
-    """The pod's network on the host side: taps behind the VM's devices, and what the guest must be told, as it was at
+    """The pod's network on the host side: taps behind the VM's devices, and the guest's part of it, as it was at
     the last look at the namespace."""
 
     nics: tuple[NicDevice, ...]
@@ -307,7 +307,7 @@ class Network(Protocol):
 
 
 class MonitorRpc(Protocol):
-    """What the monitor socket asks of a pod. Every call but `observe` and `agent_url` raises ShimError."""
+    """The calls of the monitor socket to a pod. Every call but `observe` and `agent_url` raises ShimError."""
 
     def observe(self) -> Observation: ...
     def agent_url(self) -> str: ...
@@ -322,7 +322,7 @@ class MonitorRpc(Protocol):
 
 
 class MonitorServer(Protocol):
-    """What asks `MonitorRpc` for those who connect to a socket."""
+    """A socket whose clients are answered by a `MonitorRpc`."""
 
     async def close(self) -> None: ...
 

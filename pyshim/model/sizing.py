@@ -12,7 +12,7 @@ from pyshim.model.errors import InvalidArgument
 
 _SHOWN_PLACES = 3
 _FRACTION = re.compile(r"-?[0-9]{1,2000}(/[0-9]{1,2000})?")
-"""As `str` writes one. `Fraction` also reads `1e999999999`, which takes hours."""
+"""The form that `str` writes. `Fraction` also reads `1e999999999`, which takes hours."""
 
 
 class Dimension(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,9 +28,9 @@ class Dimension(msgspec.Struct, frozen=True, kw_only=True):
     rounded: int
     """The smallest multiple of `unit` that is not below `exact`."""
     granted: int
-    """What the VM has."""
+    """The VM's size."""
     limited_by: str
-    """What made `granted` differ from `rounded`; empty when nothing did."""
+    """The limit that made `granted` differ from `rounded`; empty without one."""
 
     def explain(self, unit_name: str) -> str:
         """The arithmetic on one line."""
@@ -51,7 +51,7 @@ class SizingRecord(msgspec.Struct, frozen=True, kw_only=True):
     vcpus: Dimension
     memory_mib: Dimension
     warnings: tuple[str, ...]
-    """What the capacity check had to say, and limits that took something away."""
+    """Warnings of the capacity check, and limits that took something away."""
 
     def as_json(self) -> dict[str, object]:
         """The record with its fractions as text."""

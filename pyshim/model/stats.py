@@ -39,7 +39,7 @@ class BlockIoEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockIoStats(msgspec.Struct, frozen=True, kw_only=True):
-    """By the names of the v1 blkio files; from a cgroup v2 guest only the first two are filled."""
+    """Fields have the names of the v1 blkio files; from a cgroup v2 guest only the first two are filled."""
 
     service_bytes: tuple[BlockIoEntry, ...]
     serviced: tuple[BlockIoEntry, ...]
@@ -80,4 +80,4 @@ class ContainerStats(msgspec.Struct, frozen=True, kw_only=True):
     hugetlb: tuple[HugetlbStats, ...]
     interfaces: tuple[InterfaceStats, ...]
     oom_kills: int = 0
-    """Times the guest's agent told of an OOM kill in the container; counted by the shim."""
+    """OOM kills in the container that the guest's agent has reported; counted by the shim."""

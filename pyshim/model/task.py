@@ -1,4 +1,4 @@
-"""What containerd asks for, decoded: the values the task edge passes to the pod, and the states of a process."""
+"""containerd's requests, decoded: the values that the task edge passes to the pod, and the states of a process."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -53,7 +53,7 @@ class RootfsMount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stdio(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """Where a process's streams go: FIFO paths or log URIs; the empty string means no stream.
+    """Targets of a process's streams: FIFO paths or log URIs; the empty string means no stream.
 
     `rename`: the state of a sandbox has it under these names (`model/snapshot.py`).
     """
@@ -110,7 +110,7 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def being_created(cls, request: CreateTask, pid: int) -> "ProcessState":
-        """Of the init of a container that is on its way; `pid` is the VMM's, 0 before there is one."""
+        """The init of a container under creation; `pid` is the VMM's, 0 before it runs."""
         return cls(
             container_id=request.container_id,
             exec_id=None,

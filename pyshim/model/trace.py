@@ -1,4 +1,4 @@
-"""What took how long from Create to the first output: spans, one within the other, kept with the sandbox's state.
+"""Spans, nested, from Create to the first output: how long each step took. They are saved with the sandbox's state.
 
 `span` and `traced` record into the trace that the running task was given by `Trace.of`, and into none outside of
 one. Tasks inherit it from the task that makes them, so a call's whole work is in its caller's span.
@@ -25,7 +25,7 @@ NO_PARENT = -1
 class Span(NamedTuple):
     name: str
     parent: int
-    """The number of the span this one is within; NO_PARENT for none. Of a span that is kept, it is the index."""
+    """The number of the parent span, NO_PARENT for none. A saved span's number is its index."""
     start_ns: int
     end_ns: int
     """0 while it lasts; the start of a mark."""
@@ -40,17 +40,17 @@ class Follower(Protocol):
         """`span` is over; no other span of the trace has its number."""
 
     def context(self, number: int) -> str:
-        """What tells another program which span its own ones are within: W3C's `traceparent`."""
+        """W3C's `traceparent`, which makes this span the parent of another program's spans."""
 
 
 class Trace:
     def __init__(self, clock_ns: Callable[[], int], on_mark: Callable[[], None] = lambda: None) -> None:
-        """`clock_ns` tells nanoseconds since the epoch; `on_mark` hears of a mark, which ends nothing by itself."""
+        """`clock_ns` returns nanoseconds since the epoch; `on_mark` is called at a mark."""
         self._clock_ns = clock_ns
         self._on_mark = on_mark
         self.spans: list[Span] = []
         self._json: Mapping[str, object] | None = None
-        """What `as_json` has said, as long as it is true."""
+        """The last result of `as_json`, until it changes."""
         self._follower: Follower | None = None
         self._unkept = MAX_SPANS
         """The number of the next span that is not kept."""
@@ -71,7 +71,7 @@ class Trace:
             return await work
 
     def as_json(self) -> Mapping[str, object]:
-        """What `spans_from_json` reads."""
+        """The document that `spans_from_json` reads."""
         if self._json is None:
             self._json = {"Spans": [list(span) for span in self.spans]} if self.spans else {}
         return self._json
@@ -134,7 +134,7 @@ _current: ContextVar[tuple[Trace, int] | None] = ContextVar("trace", default=Non
 
 @contextmanager
 def span(name: str, *, kept: bool = True) -> Iterator[None]:
-    """What runs within is a span of the trace at hand, if there is one; `kept` as in `Trace.of`."""
+    """The block is a span of the current trace, if there is one; `kept` as in `Trace.of`."""
     current = _current.get()
     if current is None:
         yield

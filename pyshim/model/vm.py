@@ -1,4 +1,4 @@
-"""What a VM is made of, what its driver can do, how it ends: the nouns every hypervisor driver speaks in."""
+"""A VM's parts, its driver's capabilities, its end: the nouns of every hypervisor driver."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,7 +12,7 @@ from pyshim.model.remote_vms import RemoteServiceConfig
 
 
 class MemoryBacking(StrEnum):
-    """Where guest RAM lives. Only the shared kinds work with virtio-fs."""
+    """Backing of guest RAM. Only the shared kinds work with virtio-fs."""
 
     PRIVATE = "private"
     SHARED_MEMFD = "shared-memfd"
@@ -26,7 +26,7 @@ class ImageDriver(StrEnum):
 
 
 class BootConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guest boots: kernel and parameters, and a root image, an initrd, or both (initrd as its loader)."""
+    """The guest's boot files: kernel and parameters, and a root image, an initrd, or both (initrd as its loader)."""
 
     kernel: str
     kernel_params: tuple[str, ...]
@@ -132,14 +132,14 @@ class VhostUserNic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskBus(StrEnum):
-    """What a disk is to the guest: a device of its own, or one of the disks behind a SCSI controller."""
+    """The kind of disk in the guest: a device of its own, or one of the disks behind a SCSI controller."""
 
     VIRTIO_BLK = "virtio-blk"
     VIRTIO_SCSI = "virtio-scsi"
 
 
 class DiskAio(StrEnum):
-    """How the VMM reads and writes; NATIVE works only with `DiskCache.direct`."""
+    """The VMM's way to read and write; NATIVE works only with `DiskCache.direct`."""
 
     IO_URING = "io_uring"
     NATIVE = "native"
@@ -154,7 +154,7 @@ class DiskCache(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskTuning(msgspec.Struct, frozen=True, kw_only=True):
-    """How disks work, the same for all disks of one sandbox."""
+    """Settings of all disks of one sandbox."""
 
     bus: DiskBus
     aio: DiskAio
@@ -191,9 +191,9 @@ class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
     """The device or file; with `vhost_user` the socket where its program listens."""
     read_only: bool
     discard: bool
-    """What the guest trims is given back to the host's file or device."""
+    """Blocks that the guest trims are given back to the host's file or device."""
     serial: str
-    """What the guest reads as serial number; empty for none. Cut to 20 characters, virtio's limit."""
+    """The serial number that the guest reads; empty for none. Cut to 20 characters, virtio's limit."""
     iothread: str
     """Name of the I/O thread that serves it, made when first named; empty: the VMM's main loop. A SCSI disk is served
     by its controller's."""
@@ -203,7 +203,7 @@ class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PortKind(StrEnum):
-    """Where a PCI device is put; the values are those of Kata's `hot_plug_vfio` and `cold_plug_vfio`."""
+    """The port of a PCI device; the values are those of Kata's `hot_plug_vfio` and `cold_plug_vfio`."""
 
     ROOT = "root-port"
     SWITCH = "switch-port"
@@ -220,7 +220,7 @@ class VfioDevice(msgspec.Struct, frozen=True, kw_only=True):
     """Through /dev/iommu and the function's own node instead of its IOMMU group's."""
     vendor_id: str = ""
     device_id: str = ""
-    """As sysfs has them (`0x10de`); the guest must see these. Empty: whatever the device says."""
+    """Ids that the guest must see, in sysfs form (`0x10de`). Empty for the device's own."""
 
 
 class EmulatedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +243,7 @@ class PciPort(msgspec.Struct, frozen=True, kw_only=True):
     kind: PortKind
     bus: str
     slot: int
-    """Where the port itself sits."""
+    """The port's own bus."""
     pci_path: str
     """The port's own guest PCI path."""
 
@@ -253,7 +253,7 @@ class PlacedDevice(msgspec.Struct, frozen=True, kw_only=True):
     bus: str
     slot: int
     pci_path: str
-    """Where the guest finds it: slots from the root bus down."""
+    """The device's path in the guest: slots from the root bus down."""
 
 
 class PciLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,7 +262,7 @@ class PciLayout(msgspec.Struct, frozen=True, kw_only=True):
     ports: tuple[PciPort, ...] = ()
     placed: tuple[PlacedDevice, ...] = ()
     hot_plug: PortKind | None = None
-    """Where further devices go while it runs; None: nowhere."""
+    """The bus for devices plugged while it runs; None without hotplug."""
     iommu: bool = False
     """The guest can put devices into domains of their own: what a container needs to drive one itself."""
 
@@ -271,7 +271,7 @@ Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice
 
 
 class GuestLocation(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the guest finds a plugged device."""
+    """A plugged device's path in the guest."""
 
     pci_path: str
     """Slots from the root bus down, e.g. `02/01`; of a SCSI disk, its controller's."""
@@ -310,9 +310,9 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     entropy_source: str
     """The file the guest's random number device reads; empty for no such device."""
     guard: Guard | None
-    """What keeps the host out of the guest; None for a plain VM."""
+    """The guard that keeps the host out of the guest; None for a plain VM."""
     initdata: str
-    """A file the guest reads as a small disk: the document its owner had measured. Empty for none."""
+    """A file that the guest reads as a small disk: the document that its owner had measured. Empty for none."""
     seccomp_sandbox: str
     """QEMU's -sandbox text; empty for none."""
     netns_path: str | None
@@ -330,15 +330,15 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     in_host_netns: bool = False
     """Without `netns_path`: the VMM stays in the host's network namespace (`disable_new_netns`)."""
     stop_timeout_s: float = 10.0
-    """How long `stop` is waited for."""
+    """Seconds that `stop` may take."""
     is_privileged: bool = False
     """The VMM, and a vsock program, keep the shim's capabilities."""
     first_user_id: int = 0
-    """Of the users that VMMs run as, each sandbox's as another; 0: as root."""
+    """The VMM's user, another one for each sandbox; 0 for root."""
     opens_sockets: bool = False
     """While it runs, the VMM itself connects to programs that serve disks, whose sockets may be root's."""
     remote: RemoteServiceConfig | None = None
-    """Set: a service makes the VM, and what describes a VMM of this host is empty."""
+    """Set for a remote VM; then the fields that describe a VMM of this host are empty."""
 
     @property
     def has_empty_netns(self) -> bool:
@@ -347,7 +347,7 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver can do for this configuration; asked before acting."""
+    """A driver's capabilities for this configuration, asked before acting."""
 
     share_fs: bool
     block_hotplug: bool

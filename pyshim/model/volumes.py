@@ -1,4 +1,4 @@
-"""Volumes: what the host knows of a source, what a direct volume's record says, the daemon that shares a directory."""
+"""Volumes: a source's facts on the host, a direct volume's record, the daemon that shares a directory."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ class EmptyDir(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """The volume's own directory on the host."""
     sub_path: str
-    """Below it; empty for the volume itself. On disk it is below the root of the disk's file system instead."""
+    """Path below the volume; empty for the volume itself. On a disk: below the root of its file system."""
     in_memory: bool
     """It is a tmpfs of its own, not merely a directory on one."""
 
@@ -30,7 +30,7 @@ class DirectVolume(msgspec.Struct, frozen=True, kw_only=True):
     """A volume that a CSI driver recorded instead of mounting it: Kata's mountInfo.json."""
 
     volume_path: str
-    """What the spec's mount names as its source."""
+    """The source of the spec's mount."""
     record_dir: str
     volume_type: str
     device: str
@@ -62,19 +62,19 @@ class SourceFacts(msgspec.Struct, frozen=True, kw_only=True):
     fs_type: str = ""
     """`tmpfs` or `hugetlbfs`; empty for every other file system."""
     size_bytes: int = 0
-    """Of that file system; 0 where it has no limit."""
+    """Size of that file system; 0 where it has no limit."""
     page_bytes: int = 0
-    """Of a hugetlbfs."""
+    """Page size of a hugetlbfs."""
     mode: int = 0
     gid: int = 0
     empty_dir: EmptyDir | None = None
     device_path: str = ""
     """The node in /dev of a block device."""
     vhost_user_socket: str = ""
-    """Where the program listens that serves this block device, which the host itself has not."""
+    """Socket of the program that serves this block device; the host has no node of it."""
     is_read_only_device: bool = False
     has_mounts_below: bool = False
-    """Of a directory that is to be shared read-only: something is mounted below it."""
+    """Something is mounted below it; found for directories that are shared read-only."""
     direct: DirectVolume | None = None
 
 

@@ -314,7 +314,7 @@ class Container:
         await self._services.resizer.update(self.id, resources, apply)
 
     async def stats(self) -> ContainerStats:
-        """What it uses; of one that has ended, as long as the guest has it: containerd asks then why it did."""
+        """Its use of resources. After its end too, while the guest has it: containerd then looks for OOM kills."""
         stats = await self._agent.stats_container(self.id)
         return replace(stats, oom_kills=self.oom_kills)
 

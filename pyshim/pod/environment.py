@@ -1,4 +1,4 @@
-"""What a pod is given: every neighbour it acts through, so that a test can give it others."""
+"""The neighbours that a pod acts through. A test passes others."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol

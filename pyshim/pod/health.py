@@ -1,6 +1,6 @@
-"""Whether a guest is still there, asked of its agent: for VMs whose end no event reports.
+"""Health checks of the guest's agent, for VMs whose end no event reports.
 
-A VM that is a process here ends with its process. One that a service makes elsewhere may be gone while the connection
+A local VM ends with its process. A remote one may be gone while the connection
 to its agent, which leads through the service, stays: calls then fail or are never answered.
 """
 
@@ -16,7 +16,7 @@ AGAIN_S = 10.0
 TIMEOUT_S = 30.0
 """Kata's limit for this call."""
 MISSES = 3
-"""In a row; one alone may be a guest, or a network, that is busy."""
+"""Failed checks in a row that end the sandbox; a busy guest or network may fail a few."""
 
 
 class HealthChecks:
@@ -26,7 +26,7 @@ class HealthChecks:
         self.missed = 0
 
     async def unanswered(self, agent: Agent) -> str:
-        """Why the guest counts as lost, once its agent has not passed so many checks in a row."""
+        """The reason of the loss, once the agent has failed so many checks in a row."""
         misses = 0
         while misses < MISSES:
             await asyncio.sleep(AGAIN_S if misses else EVERY_S)

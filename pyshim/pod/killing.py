@@ -106,7 +106,7 @@ async def _insist_exec(container: Container, process: Process) -> None:
 
 
 async def _ends(process: Process, limit_s: float) -> bool:
-    """Whether the exit is final within `limit_s`."""
+    """True if the exit is final within `limit_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await process.wait()

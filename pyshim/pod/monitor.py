@@ -1,4 +1,4 @@
-"""What the monitor socket asks of a pod (`seams.MonitorRpc`)."""
+"""The pod's side of the monitor socket (`seams.MonitorRpc`)."""
 
 from collections.abc import Collection
 
@@ -11,7 +11,7 @@ from pyshim.pod.sandbox import Sandbox
 
 
 class PodMonitor:
-    """Of `sandbox`, with the pod's `containers` as they are when it is asked."""
+    """Answers for `sandbox` and the pod's `containers` of the moment."""
 
     def __init__(self, sandbox: Sandbox, *, containers: Collection[Container], records: Records, trace: Trace) -> None:
         self._sandbox = sandbox

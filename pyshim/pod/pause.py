@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 REMOVE_TIMEOUT_S = 3
 _ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}
-"""What ends Kubernetes' pause program, and its status: it exits 0 on SIGINT and SIGTERM and ignores all others."""
+"""Signal to exit status of Kubernetes' pause program: it exits 0 on SIGINT and SIGTERM and ignores all others."""
 _NOTHING = MemoryUse(usage_bytes=0, max_usage_bytes=0, failures=0, limit_bytes=0)
 _NO_STATS = ContainerStats(
     cpu=CpuStats(total_ns=0, user_ns=0, kernel_ns=0, per_cpu_ns=(), periods=0, throttled_periods=0, throttled_ns=0),

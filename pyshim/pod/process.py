@@ -13,7 +13,7 @@ open after the process has ended; then three things lead to the exit:
   HELD_S after that the shim asks, with a limit of ASK_S in the guest, so that an output is at risk only during ASK_S:
   the process may also have closed one output by itself (`exec 2>&1`) and live on. The pauses double.
 - After a KILL the process has ended. Its output is read until it stands still, KILLED_DRAIN_S at most.
-- `end_by_force` of the container, if the guest does not tell the exit after a KILL (`killing.py`).
+- `end_by_force` of the container, if the guest does not report the exit after a KILL (`killing.py`).
 """
 
 import asyncio
@@ -52,7 +52,7 @@ KILLED_DRAIN_S = 8.0
 CLOSE_DRAIN_S = 4.0
 """Seconds for output that still moves at Delete: the kubelet gives Delete ten seconds for everything."""
 STREAMS_S = 5.0
-"""For a log program to end after its input has; it is killed after one second."""
+"""Seconds for a log program to end after its input has; it is killed after one more second."""
 EXIT_SANDBOX_LOST = 255
 EXIT_KILLED = 137
 
@@ -90,8 +90,8 @@ class Process:
         """Set when the streams start and when a signal may have ended the process; cleared by the exit's watcher."""
         self._killed_at: float | None = None
         """Loop time of the KILL that the agent took last."""
-        self._told: int | None = None
-        """The status that the guest has told, before the exit is latched. Open outputs may end with an error then."""
+        self._guest_status: int | None = None
+        """The exit status from the guest, before it is latched. Open outputs may end with an error then."""
         self._progress = Progress(asyncio.get_running_loop().time)
         self._outputs: list[asyncio.Task[None]] = []
         self._input: asyncio.Task[None] | None = None
@@ -106,12 +106,12 @@ class Process:
 
     @property
     def guest_id(self) -> str:
-        """The agent's name of the process: kata-agent knows an init by its container's id."""
+        """The agent's name of the process: kata-agent names an init by its container's id."""
         return self.exec_id or self.container_id
 
     @property
     def label(self) -> str:
-        """For errors and task names."""
+        """The process's name in errors and of tasks."""
         return f"{self.container_id}/{self.exec_id}" if self.exec_id else self.container_id
 
     def state(self) -> ProcessState:
@@ -196,7 +196,7 @@ class Process:
             await work()
         except ShimError as exc:
             is_output = name in ("stdout", "stderr")
-            is_expected = self._told is not None or self.exit is not None or isinstance(exc, AgentGone)
+            is_expected = self._guest_status is not None or self.exit is not None or isinstance(exc, AgentGone)
             level = logging.ERROR if is_output and not is_expected else logging.DEBUG
             log.log(level, "stream broke", extra={"of": self.label, "stream": name, "error": str(exc)})
 
@@ -250,14 +250,14 @@ class Process:
         return await self._ask(None)
 
     def _is_output_over(self) -> bool:
-        """Whether the process was started and all its output has reached the client."""
+        """The process was started, and all its output has reached the client."""
         return bool(self._outputs) and not self._open_outputs()
 
     def _open_outputs(self) -> set[asyncio.Task[None]]:
         return {task for task in self._outputs if not task.done()}
 
     async def _wait_for_change(self, outputs: set[asyncio.Task[None]], limit_s: float | None) -> bool:
-        """Whether an output has ended or a KILL was taken within the limit."""
+        """True if an output has ended or a KILL was taken within the limit."""
         changed = asyncio.ensure_future(self._changed.wait())
         try:
             done, _ = await asyncio.wait([*outputs, changed], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
@@ -269,7 +269,7 @@ class Process:
     async def _ask(self, limit_s: float | None) -> int:
         """The exit status. Raises DeadlineExceeded when the process has not ended within `limit_s`."""
         status = await self._agent.wait_process(self.container_id, self.guest_id, limit_s)
-        self._told = status
+        self._guest_status = status
         return status
 
     async def _drain_until_idle(self, since: float = 0.0) -> None:
@@ -284,18 +284,18 @@ class Process:
 
     @property
     def _patience_s(self) -> float:
-        """How long an ended process's streams may stand still: a slow reader gets more than a held-open pipe."""
+        """Seconds that an ended process's streams may stand still: a slow reader gets more than a pipe held open."""
         return READER_PATIENCE_S if self._progress.blocked_writes else DRAIN_IDLE_S
 
     def latch_exit(self, status: int) -> ExitStatus | None:
         """The exit is final and every waiter awake; None when it already was.
 
-        `status` stands for a process of which the guest has told nothing.
+        `status` stands for a process whose exit the guest has not reported.
         """
         if self.exit is not None:
             return None
-        if self._told is not None:
-            status = self._told
+        if self._guest_status is not None:
+            status = self._guest_status
         self.exit = ExitStatus(status=status, exited_at_ns=self._clock_ns())
         self.status = Status.STOPPED
         self._exited.set()
@@ -310,7 +310,7 @@ class Process:
             await self._agent.signal_process(self.container_id, "" if all_processes else self.guest_id, signal)
         except ShimError as exc:
             # The guest has seen the end before the shim has: the same answer as after the exit.
-            if isinstance(exc, NotFound) or self._told is not None or self.exit is not None:
+            if isinstance(exc, NotFound) or self._guest_status is not None or self.exit is not None:
                 raise NotFound(f"signal process '{self.label}': it has already exited") from exc
             raise
         if signal == SIGKILL:

@@ -3,7 +3,7 @@
 `start` carries out the plan; every step pushes its undo, which `stop` and `leave` run, or `start` itself when it fails.
 `stop` undoes what others wait for: VM, mounts, network. `leave` undoes the rest, the cgroups: the kernel takes 10 to 20
 ms to let a process out of one, and Delete is answered before. After `start`, watchers wait for an unwanted end: the
-VMM's exit, virtiofsd's, the agent connection's, and, of a VM elsewhere, the agent's silence. Whichever comes first
+VMM's exit, virtiofsd's, the agent connection's, and, of a remote VM, the agent's silence. Whichever comes first
 gives the reason, and `sandbox_lost` is called once.
 """
 
@@ -172,7 +172,7 @@ class Sandbox:
         self.network.has_container(container_id)
 
     async def loss(self, otherwise: str) -> str:
-        """Why the sandbox was lost, if that shows up soon; `otherwise` when it does not."""
+        """The reason for the sandbox's loss, if it shows up soon; else `otherwise`."""
         if not self.failure and not self._stopping:
             await asyncio.wait([self._lost], timeout=2 * LOST_REASON_WAIT_S)
         return self.failure or otherwise
@@ -180,9 +180,9 @@ class Sandbox:
     async def stop(self, agent_gone: bool = False) -> None:
         """The VM is gone, and of the sandbox nothing is left on the host but its cgroups, which `leave` removes.
 
-        `agent_gone`: the caller has lost the agent, so why is to be known before the VM ends by our own hand.
+        `agent_gone`: the caller has lost the agent, so the reason is found first, before the shim itself ends the VM.
 
-        Idempotent, callers share it. What could not be undone is logged and stays in the ledger.
+        Idempotent, callers share it. A failed undo is logged and stays in the ledger.
         """
         if agent_gone:
             await self.loss("")
@@ -221,18 +221,18 @@ class Sandbox:
         try:
             await self._start_vmm()
         except ShimError as exc:
-            if (told := await self._explain_failed_boot(str(exc))) != str(exc):
-                raise FailedPrecondition(told) from exc
+            if (explained := await self._explain_failed_boot(str(exc))) != str(exc):
+                raise FailedPrecondition(explained) from exc
             raise
 
-    async def _explain_failed_boot(self, told: str) -> str:
-        """`told`, or what it followed from: the kernel killed the VMM, or virtiofsd ended before the VMM found it."""
+    async def _explain_failed_boot(self, error: str) -> str:
+        """`error`, or its cause: the kernel killed the VMM, or virtiofsd ended before the VMM found it."""
         virtiofsd = self.plan.share.virtiofsd
-        if self._virtiofsd is not None and virtiofsd is not None and virtiofsd.listen_path in told:
+        if self._virtiofsd is not None and virtiofsd is not None and virtiofsd.listen_path in error:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOST_REASON_WAIT_S):
                     return f"start vm '{self.plan.sandbox_id}': {await self._virtiofsd_end()}"
-        return await self.cgroups.explain_failed_start(told)
+        return await self.cgroups.explain_failed_start(error)
 
     async def _start_vmm(self) -> None:
         try:
@@ -344,7 +344,7 @@ class Sandbox:
         self._listener.sandbox_lost(reason)
 
     async def _better_reason(self, name: str, reason: str) -> str:
-        """What else is lost is mostly the echo of a dead VM: the VMM's own words explain more, if they come soon."""
+        """The VMM's own reason, if it comes soon: a lost connection mostly follows from a dead VM."""
         try:
             async with asyncio.timeout(LOST_REASON_WAIT_S):
                 return await self._vm_end()

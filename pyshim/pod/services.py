@@ -1,4 +1,4 @@
-"""What a container and its processes are made with, and what a sandbox reports."""
+"""The neighbours of a container and its processes, and the listener of a sandbox."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -28,7 +28,7 @@ class ContainerServices(msgspec.Struct, frozen=True, kw_only=True):
     resizer: Resizer
     swap: GuestSwap
     nodes: tuple[GuestNode, ...]
-    """Of the guest, if it has several."""
+    """The guest's NUMA nodes, if it has several."""
     publisher: Publisher
     tasks: TaskOwner
     clock_ns: Callable[[], int]

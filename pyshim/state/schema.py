@@ -25,7 +25,7 @@ CHECKSUM = "Checksum"
 
 
 class ShimRecord(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The daemon that owns the sandbox: pid and start time tell whether it still runs."""
+    """The daemon that owns the sandbox: pid and start time identify it."""
 
     pid: int
     start_ticks: int
@@ -43,7 +43,7 @@ class SandboxState(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
     sandbox_id: SandboxId = msgspec.field(name="SandboxID")
     shim: ShimRecord
     ledger: tuple[LedgerEntry, ...]
-    """In the order of acquisition; undone from the end."""
+    """Sorted by acquisition; undone from the end."""
     snapshot: SandboxSnapshot | None
 
 

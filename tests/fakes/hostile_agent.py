@@ -202,7 +202,7 @@ async def flooding(call: Call) -> None:
         await call.send(bytes(64 * KIB), stream_id=call.stream_id + 1)
 
 
-def elsewhere(offset: int) -> Mode:
+def unbounded(offset: int) -> Mode:
     async def answer(call: Call) -> None:
         await call.send(await call.honest(), stream_id=max(call.stream_id + offset, 0))
 
@@ -250,9 +250,9 @@ MODES: Mapping[str, Mode] = {
     "oversize frames": oversize,
     "floods with frames of no call": flooding,
     "floods with oom events": only("GetOOMEvent", mode=payload(pb.OOMEvent(container_id="app").SerializeToString())),
-    "another call's stream": elsewhere(-2),
-    "a stream to come": elsewhere(2),
-    "an even stream": elsewhere(1),
+    "another call's stream": unbounded(-2),
+    "a stream to come": unbounded(2),
+    "an even stream": unbounded(1),
     "data frames": kind(DATA),
     "requests": kind(REQUEST),
     "frames of no kind": kind(77),

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.model.host_facts import elsewhere
+from pyshim.model.host_facts import unbounded
 from pyshim.model.sizing import SizingRecord
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
@@ -109,7 +109,7 @@ def explain(
             wanted = pod.runtime_class or "the pod names none, and the file does not hold exactly one"
             raise FailedPrecondition(f"find RuntimeClass in '{class_path}' for {pod.title}: {wanted}")
         config = pod_config(source, pod.annotations)
-        host = elsewhere(node) if config.is_remote else node
+        host = unbounded(node) if config.is_remote else node
         beside_mib = host_side_mib(config, host) if host_side is None else host_side
         explained = explain_pod(pod_sizing(pod, manifest, overhead), config, host, host_side_mib=beside_mib)
         found.append(explanation_json(pod.title, explained))

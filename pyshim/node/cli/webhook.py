@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pyshim import log
 from pyshim.config.sources import named_file, read_source
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import HostFacts, elsewhere
+from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.node.cli.output import examples
 from pyshim.node.webhook.review import PodClass
 from pyshim.resources.probe import probe_host
@@ -106,7 +106,7 @@ def serve(
     from pyshim.node.webhook.server import serve as serve_webhook
 
     log.set_up(debug=False)
-    unknown = elsewhere(probe_host())
+    unknown = unbounded(probe_host())
     node = replace(
         unknown,
         cpu_count=node_cpus or unknown.cpu_count,
@@ -163,7 +163,7 @@ def manifests(
         place = AtUrl(url=url)
         host = str(urlsplit(url).hostname)
     # What would be refused at its start is refused now.
-    pod_classes(classes, elsewhere(probe_host()), None)
+    pod_classes(classes, unbounded(probe_host()), None)
     pair = self_signed((host,), days=days, now=datetime.datetime.now(datetime.UTC))
     if tls_dir is not None:
         _write(Path(tls_dir), {"tls.crt": pair.certificate, "tls.key": pair.key})

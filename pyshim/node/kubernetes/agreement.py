@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.config import Config
-from pyshim.model.host_facts import HostFacts, elsewhere
+from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.model.kind import ContainerKind
 from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
@@ -112,7 +112,7 @@ def explain_pod(pod: PodSizing, config: Config, host: HostFacts, *, host_side_mi
     asked = workload(ContainerKind.POD_SANDBOX, pod.sandbox_annotations(), {})
     records = _records(asked, config, host)
     # An overhead belongs to a class, not to a node: its figures come from a VM that this node does not limit.
-    roomy = _records(asked, config, elsewhere(host))
+    roomy = _records(asked, config, unbounded(host))
     return Explanation(
         pod=pod,
         host_side_mib=host_side_mib,

@@ -15,7 +15,7 @@ import msgspec
 from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, ShimError
-from pyshim.model.host_facts import HostFacts, elsewhere
+from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.node.kubernetes.agreement import explain_pod
 from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing
 from pyshim.node.kubernetes.pod_config import pod_config
@@ -220,7 +220,7 @@ def _judged(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
     config = chosen.config(pod.manifest.annotations)
     sizing = pod.sizing()
     _check_network(pod, config)
-    node = elsewhere(chosen.node) if config.is_remote else chosen.node
+    node = unbounded(chosen.node) if config.is_remote else chosen.node
     check_vcpus(config, node)
     explanation = explain_pod(sizing, config, node, host_side_mib=chosen.beside_mib(config))
     (view,) = [view for view in explanation.views if view.record.policy == explanation.in_force]

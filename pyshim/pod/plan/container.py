@@ -24,7 +24,7 @@ from pyshim.resources.volumes.plan.share import GUEST_SHARED_DIR
 from pyshim.resources.volumes.plan.volumes import volumes_plan
 
 _DEVICE_MODE = 0o666
-"""Of a device node whose spec names none. Source: runc and crun."""
+"""The mode of a device node whose spec names none. Source: runc and crun."""
 
 
 def container_plan(

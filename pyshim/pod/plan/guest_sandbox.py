@@ -1,4 +1,4 @@
-"""What the shim tells the guest's agent of a sandbox, before there is any container in it. Pure."""
+"""The sandbox as the guest's agent gets it, before it has containers. Pure."""
 
 from collections.abc import Mapping
 
@@ -63,7 +63,7 @@ def resolv_conf(spec: OciSpec) -> str:
 
 
 def dns_lines(text: bytes) -> tuple[str, ...]:
-    """What the agent writes into the guest's resolv.conf."""
+    """The lines that the agent writes into the guest's resolv.conf."""
     return tuple(line for line in text.decode("utf-8", "replace").splitlines() if line.strip())
 
 

@@ -56,7 +56,7 @@ def kernel_params(
         params += verity_params(hypervisor.kernel_verity_params, hypervisor.rootfs_type, on_pmem=root_on_pmem)
     elif hypervisor.image:
         params += _root_params(hypervisor.rootfs_type, root_on_pmem)
-    # Until the virtio console's driver is there, a panic is only heard on the serial port every VM has.
+    # Until the virtio console's driver is there, only the serial port shows a panic.
     params += ["earlyprintk=ttyS0,115200", "console=hvc0", "debug" if hypervisor.enable_debug else "quiet"]
     if hypervisor.image:
         params += [f"systemd.show_status={'true' if hypervisor.enable_debug else 'false'}", *_SYSTEMD_PARAMS]

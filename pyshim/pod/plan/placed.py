@@ -1,6 +1,4 @@
-"""Where on the host a sandbox's VM is to be: what it asks of the node before it boots, what the answer changes in the
-plan, and which NUMA nodes the guest then has.
-"""
+"""A VM's placement on the host: the question to the node, the answer in the plan, and the guest's NUMA nodes. Pure."""
 
 from msgspec.structs import replace
 
@@ -17,7 +15,7 @@ _NAMES = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name
 
 
 def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
-    """Of a VM of the size it boots with. One that follows its containers has no CPUs alone: their number changes."""
+    """The need of the VM as it boots. A VM that grows with its containers gets no CPUs alone: their number changes."""
     cpu = requested_cpu(plan.kind, spec.annotations, spec.raw)
     whole = whole_cpus(shares=cpu.shares, quota=cpu.quota_us, period=cpu.period_us, cgroup_parent=spec.cgroups_path)
     return Need(

@@ -1,4 +1,4 @@
-"""A VM that a service outside this node makes: what the shim tells the service of it. Pure.
+"""The request to a service outside this node that makes the VM. Pure.
 
 The protocol has no fields for a VM's description; all of it is annotations. Their keys are Kata's, and a cloud adaptor
 chooses the instance by them: by `machine_type` when it is set, else by GPUs, vCPUs and memory, else its own default.
@@ -24,7 +24,7 @@ NO_POD_NAMESPACE = "default"
 LEAST_STOP_TIMEOUT_S = 600.0
 """A short `remote_hypervisor_timeout` is about starting; an instance that takes longer to delete must not be lost."""
 _MARGIN_S = 90.0
-"""For answers that come late, and for a service that is away for a moment."""
+"""Added to each deadline: an answer may come late, and a service may be away for a moment."""
 
 
 def remote_netns_path(spec: OciSpec) -> str | None:
@@ -34,7 +34,7 @@ def remote_netns_path(spec: OciSpec) -> str | None:
     """
     path = spec.namespace_path("network")
     if path is None:
-        raise FailedPrecondition("start remote vm: the pod is in the host's network, where no vm elsewhere can be")
+        raise FailedPrecondition("start remote vm: a remote vm cannot join the host's network")
     return None if path in ("", "/proc/0/ns/net") else path
 
 
@@ -116,11 +116,11 @@ def _service(config: Config, annotations: Mapping[str, str]) -> RemoteServiceCon
 def _annotations(
     sandbox_id: SandboxId, spec: OciSpec, config: Config, sizing: SizingRecord, initdata: Initdata | None
 ) -> dict[str, str]:
-    """What is not about devices: every key is there, empty when nothing is asked for, as Kata's runtimes have it."""
+    """The annotations that are not about devices. Every key is present, maybe empty, as from Kata's runtimes."""
     hypervisor = config.hypervisor
     name, namespace = pod_of(spec.annotations)
     # A container without a pod stands for one: cloud adaptors refuse a VM of no name.
-    told = {
+    annotations = {
         POD_NAME: name or sandbox_id,
         POD_NAMESPACE: namespace or NO_POD_NAMESPACE,
         f"{PREFIX}machine_type": hypervisor.machine_type,
@@ -131,7 +131,7 @@ def _annotations(
         f"{PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
     }
     uid = spec.annotations.get(POD_UID, "")
-    return {**told, POD_UID: uid} if uid else told
+    return {**annotations, POD_UID: uid} if uid else annotations
 
 
 def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""The plan of one sandbox: its VM, its share, what the shim tells the agent; `pod/sandbox.py` carries it out."""
+"""The plan of one sandbox: its VM, its share, the agent's part; `pod/sandbox.py` carries it out."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from pyshim.model.confidential import Guard, Initdata
 from pyshim.model.config import Config
 from pyshim.model.devices import PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
-from pyshim.model.host_facts import Accelerator, HostFacts, elsewhere
+from pyshim.model.host_facts import Accelerator, HostFacts, unbounded
 from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import OciSpec
@@ -141,7 +141,7 @@ def _sized(
 ) -> SizingRecord:
     """The size the VM boots with; one that follows its containers starts at the defaults."""
     if config.is_remote:
-        return static_size(config, elsewhere(host), workload(kind, spec.annotations, spec.raw))
+        return static_size(config, unbounded(host), workload(kind, spec.annotations, spec.raw))
     if is_resizable(config):
         sizing = boot_size(config, host)
     else:

@@ -41,7 +41,7 @@ def _checked(text: str) -> tuple[dict[str, str], dict[str, int]]:
             raise _wrong(f"{key} = {numbers[key]} is not a multiple of {_SECTOR_BYTES}")
     blocks, block_bytes = numbers["data_blocks"], numbers["data_block_size"]
     if block_bytes // _SECTOR_BYTES * blocks >= _MAX_SECTORS:
-        raise _wrong(f"{blocks} blocks of {block_bytes} bytes are no disk")
+        raise _wrong(f"{blocks} blocks of {block_bytes} bytes do not make a disk")
     return values, numbers
 
 

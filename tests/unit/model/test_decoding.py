@@ -81,7 +81,7 @@ def test_a_value_of_the_type_comes_typed_and_further_members_are_ignored() -> No
         ({"labels": {"a": "b", "c.d": 1}}, "labels is not an object of strings (see 'c.d')"),
         ({"sizes": {"a": ["b"]}}, "sizes is not an object"),
         ({"objects": [{}, []]}, "objects[1] is not an object"),
-        ({"\udcff": 1}, "the name of a member is no text: '\\udcff'"),
+        ({"\udcff": 1}, "the name of a member is not text: '\\udcff'"),
     ],
 )
 def test_the_first_wrong_member_is_named_with_what_it_should_be(value: object, sentence: str) -> None:

@@ -53,7 +53,7 @@ def whole(text: str | None, made: Addition) -> dict[str, Any]:
         pytest.param((2, 1), None, set(), True, id="2.1-no-configuration"),
         pytest.param((2, 1), "version = 3\n", set(), True, id="2.1-without-imports"),
         pytest.param((2, 3), IMPORTING, set(), True, id="2.3-with-imports"),
-        pytest.param((2, 3), 'version = 3\nimports = ["/etc/a/*.toml"]\n', NAMES, False, id="2.3-imports-elsewhere"),
+        pytest.param((2, 3), 'version = 3\nimports = ["/etc/a/*.toml"]\n', NAMES, False, id="2.3-imports-unbounded"),
     ],
 )
 def test_each_containerd_gets_what_it_reads(

@@ -317,7 +317,7 @@ NODE = Node(id=0, memory_bytes=MIB, distances=(10,))
     ("there", "problem"),
     [
         (Machine(cpus=(_cpu(1), _cpu(1)), nodes=(NODE,)), "read CPU 1: it is there twice"),
-        (Machine(cpus=(_cpu(1, node=3),), nodes=(NODE,)), "read CPU 1: there is no node 3"),
+        (Machine(cpus=(_cpu(1, node=3),), nodes=(NODE,)), "read CPU 1: node 3 does not exist"),
         (Machine(cpus=(), nodes=(NODE,)), "read machine: no CPU is online"),
         (Machine(cpus=(_cpu(1),), nodes=(NODE, NODE)), "read node 0: 1 distances to 2 nodes"),
     ],

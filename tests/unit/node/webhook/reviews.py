@@ -9,7 +9,7 @@ from typing import Any
 import jsonpatch
 
 from pyshim.config.sources import Source
-from pyshim.model.host_facts import elsewhere
+from pyshim.model.host_facts import unbounded
 from pyshim.node.webhook.review import Action, Answer, PodClass, answer
 from tests.fakes.facts import host_facts
 
@@ -34,7 +34,7 @@ def pod_class(*, node: dict[str, int] | None = None, runtime: dict[str, Any] | N
     facts = host_facts(kvm_usable=True)
     return PodClass(
         source=Source(path="/etc/pyshim/configuration.toml", directory="/etc/pyshim", document=document),
-        node=host_facts(kvm_usable=True, **node) if node else elsewhere(facts),
+        node=host_facts(kvm_usable=True, **node) if node else unbounded(facts),
         host_side_mib=HOST_SIDE,
     )
 

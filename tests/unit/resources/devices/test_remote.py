@@ -10,7 +10,7 @@ from pyshim.config.sources import Source
 from pyshim.model.devices import DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer
-from pyshim.model.host_facts import HostFacts, elsewhere
+from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
 from pyshim.model.oci import parse_spec
@@ -154,7 +154,7 @@ def test_the_instance_has_what_the_pod_was_sized_for_and_the_gpus_it_was_given(h
         config=config,
         sizing=static_size(
             config,
-            elsewhere(here),
+            unbounded(here),
             workload(ContainerKind.SINGLE_CONTAINER, {}, spec.raw),
         ),
         netns_path=None,
