@@ -93,7 +93,7 @@ def start(
 
 
 def _check(call: Invocation) -> None:
-    for flag, value in (("-namespace", call.namespace), ("-id", call.id), ("-address", call.address)):
+    for flag, value in (("-namespace", call.namespace), ("-id", call.id)):
         if not value:
             raise BootstrapError(f"check flag {flag!r}: it is required by 'start'")
 
@@ -160,7 +160,9 @@ def _make_daemon(
 def _serve_arguments(
     call: Invocation, caller: Caller, group: str, bundle: str, environment: dict[str, str]
 ) -> list[str]:
-    ttrpc_address = caller.ttrpc_address or environment.get("TTRPC_ADDRESS") or call.address + ".ttrpc"
+    # CRI-O has neither socket, and takes no events.
+    beside_grpc = f"{call.address}.ttrpc" if call.address else ""
+    ttrpc_address = caller.ttrpc_address or environment.get("TTRPC_ADDRESS") or beside_grpc
     return [
         *("-namespace", call.namespace),
         *("-id", group),

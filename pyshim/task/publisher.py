@@ -40,7 +40,10 @@ class _Queued(NamedTuple):
 
 
 class EventPublisher:
-    """Publishes to containerd's ttrpc socket `address`, for `namespace`. Nothing is sent while `run` does not run."""
+    """Publishes to containerd's ttrpc socket `address`, for `namespace`. Nothing is sent while `run` does not run.
+
+    Without an address events are dropped at once: the caller, such as CRI-O, takes none.
+    """
 
     def __init__(
         self,
@@ -71,6 +74,8 @@ class EventPublisher:
 
         Never waits, never raises. A full queue takes exits only, since containerd waits for those.
         """
+        if not self._path:
+            return
         if len(self._queue) >= self._limits.queued_events and not isinstance(event, TaskExited):
             self._dropped += 1
             log.warning(

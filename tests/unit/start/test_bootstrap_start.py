@@ -4,6 +4,7 @@ import fcntl
 import os
 import socket
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ def test_daemon_gets_its_table_of_fds_its_session_and_its_arguments(bench: Start
     assert report["oom_score_adj"] == min(score + 1, 1000)
     assert report["no_site"]
     assert not report["log_blocks"]
+
+
+def test_a_caller_without_addresses_is_served(bench: StartBench) -> None:
+    """CRI-O has neither a containerd's address nor one for events; it reads stdout and stderr as one text."""
+    words = bench.words("c1")
+    words[words.index("-address") + 1] = ""
+
+    process = bench.popen(bench.bundle("c1"), words, env={"TTRPC_ADDRESS": ""}, stderr=subprocess.STDOUT)
+    answer, _ = process.communicate(timeout=30)
+
+    argv = bench.ask(answer.decode())["argv"]
+    assert (argv[argv.index("-address") + 1], argv[argv.index("-ttrpc-address") + 1]) == ("", "")
 
 
 def test_daemon_inherits_no_fd_of_its_maker(bench: StartBench) -> None:
@@ -300,7 +313,7 @@ def test_socket_directory_that_is_a_file_is_named(bench: StartBench) -> None:
     assert result.stderr == f"open socket directory '{bench.sockets}': ENOTDIR (not a directory)\n".encode()
 
 
-@pytest.mark.parametrize("flag", ["-namespace", "-id", "-address"])
+@pytest.mark.parametrize("flag", ["-namespace", "-id"])
 def test_missing_flag_is_named(bench: StartBench, flag: str) -> None:
     words = bench.words("c1")
     del words[words.index(flag) : words.index(flag) + 2]

@@ -127,6 +127,20 @@ def test_events_arrive_in_order_with_namespace_and_time() -> None:
     run(test())
 
 
+def test_without_an_address_events_are_dropped_at_once() -> None:
+    """CRI-O takes none: the end of a shim must not wait for a caller of events."""
+
+    async def test() -> None:
+        publisher = EventPublisher(address="", namespace="default")
+
+        publisher.publish(EXITED)
+
+        assert publisher.queued == 0
+        assert await publisher.flush(timeout_s=0)
+
+    run(test())
+
+
 def test_events_wait_for_containerd_and_keep_their_order() -> None:
     async def test() -> None:
         async with bench() as (publisher, containerd):
