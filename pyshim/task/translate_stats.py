@@ -19,6 +19,8 @@ from pyshim.model.stats import BlockIoStats, ContainerStats, MemoryStats, Memory
 _NS_PER_US = 1000
 _UNLIMITED_FROM = 1 << 62
 """Bytes from which a limit means none: the kernel writes the largest number of pages in bytes."""
+_V1_UNLIMITED = (1 << 63) - (1 << 12)
+"""The number that cgroup v1 shows for no limit, with pages of 4 KiB; readers of v1 metrics compare with it."""
 
 # Fields of the v1 message and the other names of their lines in memory.stat; the first one found is used. A v2 guest
 # counts a cgroup with its descendants, as the lines total_ of v1 do.
@@ -81,7 +83,11 @@ def _v1(stats: ContainerStats) -> v1_pb2.Metrics:
 
 def _v1_memory(memory: MemoryStats) -> v1_pb2.MemoryStat:
     message = v1_pb2.MemoryStat(
-        usage=_v1_entry(memory.usage), swap=_v1_entry(memory.swap), kernel=_v1_entry(memory.kernel)
+        usage=_v1_entry(memory.usage),
+        swap=_v1_entry(memory.swap),
+        kernel=_v1_entry(memory.kernel),
+        # The agent's API does not have it. CRI-O panics where it is absent (internal/oci/metrics.go, KernelTCP).
+        kernel_tcp=v1_pb2.MemoryEntry(),
     )
     for field in _counter_fields(message):
         plain = field.removeprefix(_TOTAL)
@@ -94,9 +100,8 @@ def _v1_memory(memory: MemoryStats) -> v1_pb2.MemoryStat:
 
 
 def _v1_entry(use: MemoryUse) -> v1_pb2.MemoryEntry:
-    return v1_pb2.MemoryEntry(
-        limit=use.limit_bytes, usage=use.usage_bytes, max=use.max_usage_bytes, failcnt=use.failures
-    )
+    limit_bytes = use.limit_bytes if use.limit_bytes < _UNLIMITED_FROM else _V1_UNLIMITED
+    return v1_pb2.MemoryEntry(limit=limit_bytes, usage=use.usage_bytes, max=use.max_usage_bytes, failcnt=use.failures)
 
 
 def _v1_block_io(block_io: BlockIoStats) -> v1_pb2.BlkIOStat:

@@ -49,9 +49,10 @@ def test_v1_message_has_every_number_in_its_place() -> None:
         usage=v1_pb2.CPUUsage(total=9_000_000, kernel=4_000_000, user=5_000_000, per_cpu=[6_000_000, 3_000_000]),
         throttling=v1_pb2.Throttle(periods=11, throttled_periods=12, throttled_time=13_000),
     )
-    assert m.memory.usage == v1_pb2.MemoryEntry(usage=22, max=23, failcnt=24, limit=2**63)
+    assert m.memory.usage == v1_pb2.MemoryEntry(usage=22, max=23, failcnt=24, limit=2**63 - 4096), "v1's no limit"
     assert m.memory.swap == v1_pb2.MemoryEntry(usage=26, max=27, failcnt=28, limit=29)
     assert m.memory.kernel == v1_pb2.MemoryEntry(usage=30, max=31, failcnt=32, limit=33)
+    assert m.memory.HasField("kernel_tcp"), "CRI-O reads it without a check"
     assert m.memory.cache == 21
     assert m.pids == v1_pb2.PidsStat(current=41, limit=42)
     assert [(e.major, e.minor, e.op, e.value) for e in m.blkio.io_service_bytes_recursive] == [
