@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, Unavailable
+from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.kind import ContainerKind, Membership, membership
@@ -405,6 +405,15 @@ class Pod:
         if (container := self._containers.get(ContainerId(container_id))) is not None:
             container.oom_kills += 1
             self._env.publisher.publish(TaskOom(container_id=container.id))
+            if container.oom_kills == 1:
+                self._tasks.spawn(f"oom/{container.id}", self._mark_oom(container))
+
+    async def _mark_oom(self, container: Container) -> None:
+        """The bundle has the file `oom`, in which CRI-O, which takes no events, sees that an OOM kill ended it."""
+        try:
+            await self._env.host.write_bytes(f"{container.request.bundle}/oom", b"", 0o600)
+        except ShimError as exc:
+            log.warning("oom not marked in the bundle", extra={"container": container.id, "error": str(exc)})
 
     def _find(self, container_id: ContainerId) -> Container:
         container = self._containers.get(container_id)

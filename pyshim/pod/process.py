@@ -35,6 +35,7 @@ from pyshim.pod.services import ContainerServices
 log = logging.getLogger(__name__)
 
 SIGKILL = 9
+_ENDING_SIGNALS = (SIGKILL, 15)
 HELD_S = 2.7
 """Seconds from the end of one output to the first question for the exit; no whole number, since programs sleep for
 whole seconds before they print. containerd's runc shim needs as long for a child that holds the pipe."""
@@ -302,21 +303,34 @@ class Process:
         return self.exit
 
     async def kill(self, signal: int, *, all_processes: bool) -> None:
+        """The guest has the signal. A KILL or TERM that meets an ended process is a success; others raise NotFound.
+
+        Signal 0 asks only if the process lives; the guest is not asked.
+        """
         if self.exit is not None:
-            raise NotFound(f"signal process '{self.label}': it has already exited")
+            self._signal_met_the_end(signal)
+            return
         if self.exec_id is not None and self.status is Status.CREATED:
             raise FailedPrecondition(f"signal process '{self.label}': it was never started")
+        if not signal:
+            return
         try:
             await self._agent.signal_process(self.container_id, "" if all_processes else self.guest_id, signal)
         except ShimError as exc:
             # The guest has seen the end before the shim has: the same answer as after the exit.
             if isinstance(exc, NotFound) or self._guest_status is not None or self.exit is not None:
-                raise NotFound(f"signal process '{self.label}': it has already exited") from exc
+                self._signal_met_the_end(signal, exc)
+                return
             raise
         if signal == SIGKILL:
             self._killed_at = asyncio.get_running_loop().time()
         if signal == SIGKILL or self.status is Status.CREATED:
             self._changed.set()
+
+    def _signal_met_the_end(self, signal: int, cause: ShimError | None = None) -> None:
+        """Kata's rule, on which CRI-O relies: it stops containers that have ended already."""
+        if signal not in _ENDING_SIGNALS:
+            raise NotFound(f"signal process '{self.label}': it has already exited") from cause
 
     async def resize(self, width: int, height: int) -> None:
         if self.exit is not None:

@@ -201,6 +201,8 @@ class Stack:
     def left(self) -> dict[str, object]:
         """What is left on the host, the state files and running VMs included; empty when all is clean."""
         found = self.host.left()
+        # The caller makes a bundle and removes it with all that is in it.
+        found["images"] = [path for path in self.host.images if not path.startswith(f"{BUNDLES}/")]
         found["ledger"] = [entry for records in self.records for entry in records.ledger.entries]
         found["vms"] = [vm for vm in self.hypervisors if vm.is_running]
         found["state"] = [records for records in self.records if not records.removed]

@@ -81,12 +81,27 @@ async def test_wait_before_start_and_after_exit_give_the_same_answer(stack: Stac
 
 
 @scenario
-async def test_kill_after_exit_is_not_found(stack: Stack) -> None:
+async def test_after_the_exit_a_kill_or_term_succeeds_and_other_signals_are_not_found(stack: Stack) -> None:
+    """CRI-O stops containers that have ended; containerd takes both answers."""
     container = await stack.run("c1", ["exit", "0"])
     await stack.pod.wait(container, None)
 
-    with pytest.raises(NotFound, match="already exited"):
-        await stack.pod.kill(container, None, 15, False)
+    for signal in (9, 15):
+        await stack.pod.kill(container, None, signal, False)
+    for signal in (0, 1, 2):
+        with pytest.raises(NotFound, match="already exited"):
+            await stack.pod.kill(container, None, signal, False)
+
+
+@scenario
+async def test_signal_zero_asks_the_shim_and_not_the_guest(stack: Stack) -> None:
+    container = await stack.create("c1", ["sleep"])
+
+    await stack.pod.kill(container, None, 0, False)
+    await stack.pod.start(container, None)
+    await stack.pod.kill(container, None, 0, False)
+
+    assert "SignalProcess" not in stack.agent.calls
 
 
 @scenario
@@ -258,8 +273,7 @@ def test_a_lost_guest_ends_every_task_with_255_and_the_reason(cause: str) -> Non
         assert (await stack.pod.wait(container, None)).status == 255
         assert stack.publisher.names()[-2:] == ["TaskExited", "TaskExited"]
         await until(lambda: not stack.hypervisors[0].is_running)
-        with pytest.raises(NotFound):
-            await stack.pod.kill(container, None, 9, False)
+        await stack.pod.kill(container, None, 9, False)
         await until(lambda: stack.host.streams["c1"].stdout.closed)
         assert (await stack.pod.delete(container, None))[1].status == 255
         assert stack.left() == {}
@@ -308,6 +322,31 @@ async def test_an_oom_of_a_known_container_is_an_event(stack: Stack) -> None:
     await until(lambda: "TaskOom" in stack.publisher.names())
 
     assert stack.publisher.names().count("TaskOom") == 1
+
+
+@scenario
+async def test_the_first_oom_is_marked_in_the_bundle(stack: Stack) -> None:
+    await stack.run("c1", ["sleep"])
+    marks: list[str] = []
+    stack.host.before_effect = lambda verb, path: marks.append(f"{verb} {path}")
+
+    for _ in range(2):
+        stack.agent.oom.put_nowait("c1")
+    await until(lambda: stack.publisher.names().count("TaskOom") == 2)
+
+    assert [mark for mark in marks if mark.startswith("write_bytes")] == ["write_bytes /bundles/c1/oom"]
+
+
+@scenario
+async def test_a_bundle_that_takes_no_mark_of_an_oom_harms_nothing(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"])
+    stack.host.faults.plan({"write_bytes": 1})
+
+    stack.agent.oom.put_nowait("c1")
+    await until(lambda: "write_bytes" in stack.host.faults.seen)
+
+    await stack.pod.kill(container, None, 9, False)
+    assert (await stack.pod.wait(container, None)).status == 137
 
 
 def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(pod_annotations: Any) -> None:

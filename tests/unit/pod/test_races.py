@@ -293,7 +293,9 @@ async def test_a_start_that_the_loss_of_the_guest_overtakes_is_no_event(stack: S
 
 
 @scenario
-async def test_kill_between_the_guests_exit_and_ours_is_not_found_whatever_the_agents_code(stack: Stack) -> None:
+async def test_a_signal_between_the_guests_exit_and_ours_meets_an_ended_process_whatever_the_agents_code(
+    stack: Stack,
+) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     await stack.pod.start(container, await stack.exec(container, "e1", ["sleep"]))  # the init's exit follows the exec's
     await stack.agent.processes["c1", "c1"].end(0)
@@ -302,8 +304,9 @@ async def test_kill_between_the_guests_exit_and_ours_is_not_found_whatever_the_a
     stack.agent.failures["SignalProcess"] = (13, "Invalid exec id")
     assert stack.pod.state(container, None).status is Status.RUNNING
 
+    await stack.pod.kill(container, None, 9, False)
     with pytest.raises(NotFound, match="already exited"):
-        await stack.pod.kill(container, None, 9, False)
+        await stack.pod.kill(container, None, 1, False)
 
 
 @scenario
