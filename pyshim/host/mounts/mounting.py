@@ -72,6 +72,11 @@ def _bind(mount: HostMount, options: MountOptions) -> None:
                 attr_set=options.bind_attributes | (atime or 0),
                 attr_clr=syscalls.MOUNT_ATTR__ATIME if atime is not None else 0,
             )
+        if mount.beneath is not None:
+            # In a tree shared with a guest, device nodes are dead and set-user-id bits without effect on the host. The
+            # guest sees the nodes and bits as they are: its own kernel opens and executes.
+            walls = syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOSUID
+            syscalls.mount_setattr(copy.fileno(), recursive, attr_set=walls)
         if options.read_only_recursive:
             syscalls.mount_setattr(copy.fileno(), syscalls.AT_RECURSIVE, attr_set=syscalls.MOUNT_ATTR_RDONLY)
         for change in options.propagation:

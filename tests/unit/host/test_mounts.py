@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import threading
 from collections.abc import Callable
@@ -71,6 +72,38 @@ def test_a_bind_is_as_writable_in_the_guests_copy_as_on_the_host(
         assert is_writable(mounts / "c/rootfs") is writable
         assert is_writable(shared / "c/rootfs") is writable
         assert not is_writable(shared)
+
+    in_private_mounts(body)
+
+
+def test_device_nodes_of_a_volume_are_dead_in_the_share_and_alive_outside(
+    tmp_path: Path, in_private_mounts: Run
+) -> None:
+    """Also those of a file system mounted below the volume, in both trees: the exported one is virtiofsd's."""
+    source = tmp_path / "source"
+    nodes = ("null", "below/null")
+
+    def opened(root: Path) -> list[int]:
+        found = []
+        for node in nodes:
+            try:
+                os.close(os.open(root / node, os.O_RDONLY))
+                found.append(0)
+            except OSError as error:
+                found.append(error.errno or -1)
+        return found
+
+    def body() -> None:
+        perform_mount(host_mount("tmpfs", source, fs_type="tmpfs"))
+        perform_mount(host_mount("tmpfs", source / "below", fs_type="tmpfs"))
+        for node in nodes:
+            os.mknod(source / node, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        mounts, shared = make_share(tmp_path)
+
+        perform_mount(host_mount(source, mounts / "volume", "rbind", beneath=mounts))
+
+        assert opened(source) == [0, 0]
+        assert opened(mounts / "volume") == opened(shared / "volume") == [errno.EACCES, errno.EACCES]
 
     in_private_mounts(body)
 
