@@ -16,6 +16,10 @@ from pyshim.model.errors import InvalidArgument
 MAX_SPEC_BYTES = 16 * 1024 * 1024
 
 
+MAX_MOUNTS = 4096
+"""Of one container. Each takes up to four of the 100,000 mounts (fs.mount-max) of a mount namespace."""
+
+
 class OciMount(msgspec.Struct, frozen=True, kw_only=True):
     destination: str
     type: str
@@ -131,6 +135,8 @@ def parse_spec(data: bytes, where: str) -> OciSpec:
     document = decoded(raw, _Document, refused)
     process, root, linux = document.process, document.root, document.linux or _Linux()
     mounts, namespaces = document.mounts or (), linux.namespaces or ()
+    if len(mounts) > MAX_MOUNTS:
+        raise refused(f"mounts has {len(mounts)} entries, at most {MAX_MOUNTS} are supported")
     if not process.args:
         raise refused("process.args is empty")
     if not root.path:

@@ -30,6 +30,7 @@ def parse(**members: Any) -> Any:
         ({"hostname": 3}, "hostname is not a str"),
         ({"mounts": {}}, "mounts is not a list"),
         ({"mounts": [{"destination": "data"}]}, r"mounts\[0\].destination is not absolute"),
+        ({"mounts": [{"destination": "/d"}] * 100_000}, "mounts has 100000 entries, at most 4096"),
         ({"linux": [1]}, "linux is not an object"),
         ({"linux": {"namespaces": [{"type": "soul"}]}}, "is not a known namespace"),
         (
