@@ -17,7 +17,7 @@ from pyshim.config.effective import Effective, Finding, Level, Setting, contradi
 from pyshim.config.hashes import HASHED_ASSETS
 from pyshim.config.keys import ANNOTATION_PREFIX, Key, Table, Verdict
 from pyshim.config.values import PATH
-from pyshim.model.config import SWAP_IN_BYTES_ANNOTATION, SWAPPINESS_ANNOTATION
+from pyshim.model.config import FILE_SYSTEM_OPTION_PREFIX, SWAP_IN_BYTES_ANNOTATION, SWAPPINESS_ANNOTATION
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.vm import split_params
 
@@ -29,7 +29,7 @@ _WITHOUT_EFFECT = {
     PREFIX + "agent.cdh_api_timeout": "Kata documents it and reads cdh_api_timeout_ms only",
     "io.katacontainers.config_path": "removed from Kata: a pod does not choose the node's configuration",
 }
-_NOT_CONFIGURATION = tuple(f"{ANNOTATION_PREFIX}{group}." for group in ("pkg", "volume", "image", "fs-opt"))
+_NOT_CONFIGURATION = tuple(f"{ANNOTATION_PREFIX}{group}." for group in ("pkg", "volume", "image"))
 """Prefixes of annotations that set no key: marks of the runtimes themselves and of snapshotters."""
 PATH_LISTS: Mapping[str, str] = {
     "path": "valid_hypervisor_paths",
@@ -162,6 +162,10 @@ def _not_a_key(name: str) -> list[Finding]:
         return []
     if name in _WITHOUT_EFFECT:
         return [_finding(name, Verdict.NO_EFFECT, _WITHOUT_EFFECT[name], True)]
+    if name.startswith(FILE_SYSTEM_OPTION_PREFIX):
+        raise InvalidArgument(
+            f"read annotation '{name}': layers that a block snapshotter describes by annotations are not supported"
+        )
     if name in (SWAPPINESS_ANNOTATION, SWAP_IN_BYTES_ANNOTATION):
         return []  # a container's own
     if name.startswith(PREFIX) or (name.startswith(ANNOTATION_PREFIX) and not name.startswith(_NOT_CONFIGURATION)):

@@ -9,6 +9,8 @@ from fractions import Fraction
 
 import msgspec
 
+FILE_SYSTEM_OPTION_PREFIX = "io.katacontainers.fs-opt."
+"""Of annotations and mount options by which a block snapshotter describes layers to the guest. Source: Kata."""
 SWAPPINESS_ANNOTATION = "io.katacontainers.container.resource.swappiness"
 SWAP_IN_BYTES_ANNOTATION = "io.katacontainers.container.resource.swap_in_bytes"
 """Swap annotations of a container, read where `enable_guest_swap` is set."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.config import FILE_SYSTEM_OPTION_PREFIX, Config
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import GuestContainer, GuestDevice
 from pyshim.model.ids import ContainerId, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
@@ -49,6 +49,7 @@ def container_plan(
 
     Raises InvalidArgument or FailedPrecondition naming the mount.
     """
+    _check_layers(rootfs)
     host_rootfs = rootfs_path(bundle, spec, has_mounts=bool(rootfs))
     volumes = volumes_plan(container_id=container_id, spec=spec, config=config, share=share, sources=sources)
     disks = (*volumes.disks, *_device_disks(spec, config, sources))
@@ -161,6 +162,17 @@ def rootfs_path(bundle: HostPath, spec: OciSpec, *, has_mounts: bool) -> HostPat
     if not path.startswith(f"{posixpath.normpath(bundle)}/"):
         raise InvalidArgument(f"read spec '{bundle}/config.json': root.path {spec.root_path!r} leaves the bundle")
     return HostPath(path)
+
+
+def _check_layers(rootfs: tuple[RootfsMount, ...]) -> None:
+    """Raises Unimplemented for layers that a block snapshotter leaves to the guest: the root would lack their files."""
+    for mount in rootfs:
+        for option in mount.options:
+            if option.startswith(FILE_SYSTEM_OPTION_PREFIX):
+                name = option.partition("=")[0]
+                raise Unimplemented(
+                    f"mount root file system '{mount.source}': option '{name}' of a block snapshotter is not supported"
+                )
 
 
 def rootfs_mount(mount: RootfsMount, host_rootfs: HostPath) -> HostMount:

@@ -320,3 +320,10 @@ def test_a_number_of_thousands_of_digits_is_a_short_error(tmp_path: Path, name: 
     assert len(in_file) == 1
     assert "a number of more than 20 digits is not between" in in_file[0].text
     assert len(str(in_annotation.value)) < 400
+
+
+def test_the_layers_of_a_block_snapshotter_are_refused_by_name(tmp_path: Path) -> None:
+    name = "io.katacontainers.fs-opt.layer"
+
+    with pytest.raises(InvalidArgument, match=f"'{name}': layers that a block snapshotter"):
+        applied(tmp_path / "c.toml", ALL, {name: "x"})

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from pyshim.model.config import Config
-from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.mounts import SourceKind
 from pyshim.model.oci import OciSpec
@@ -113,6 +113,18 @@ def test_a_relative_root_that_leaves_the_bundle_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match="leaves the bundle"):
         plan(spec(root={"path": path}))
+
+
+@pytest.mark.parametrize(
+    "option", ["io.katacontainers.fs-opt.layer=aGk=", "io.katacontainers.fs-opt.block_device=file"]
+)
+def test_layers_left_to_the_guest_by_a_block_snapshotter_are_refused(
+    plan: Planner, spec: Callable[..., OciSpec], option: str
+) -> None:
+    mounts = (RootfsMount(type="overlay", source="overlay", target="", options=("ro", option)),)
+
+    with pytest.raises(Unimplemented, match=f"option '{option.partition('=')[0]}' of a block snapshotter"):
+        plan(spec(), rootfs=mounts)
 
 
 def test_a_rootfs_mount_with_a_target_stays_below_the_root() -> None:
