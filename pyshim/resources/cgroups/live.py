@@ -1,8 +1,8 @@
 """The host cgroups of one sandbox, from before its first process to after its last.
 
-Order: the shim joins, so that whatever it starts is counted from its first page; virtiofsd and the VMM are its
-children. The vCPU threads are placed while the guest is still stopped, and again after each hotplug. At the end the
-shim leaves, and what is left in the cgroups goes with them.
+Order: the shim joins, so that its children (virtiofsd, the VMM) are counted from their first page. The vCPU threads
+are placed while the guest is still stopped, and again after each hotplug. At the end the shim leaves, and processes
+left in the cgroups are killed with them.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from pyshim.model.seams import Cgroups, PinnedCpus
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
-from pyshim.resources.cgroups.plan.pinning import Pinning, node_cpus, pinning, service_cpus
+from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, placed_pinning, service_cpus, vcpu_cpus
 from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
@@ -41,7 +41,7 @@ from pyshim.resources.cgroups.plan.settings import (
 log = logging.getLogger(__name__)
 
 CLAIM_S = 10.0
-"""For other shims' turns, each of which takes some milliseconds."""
+"""Seconds to wait for other shims' turns of some milliseconds each."""
 CLAIM_PAUSE_S = 0.005
 Resources = Mapping[str, Any]
 _BY_PLACEMENT = "the placement that the node's plugin gave"
@@ -49,7 +49,7 @@ _NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
 
 class CgroupRecords(Protocol):
-    """The sandbox's records, as far as they tell what is taken (`seams.Records`). Calls raise ShimError."""
+    """The sandbox's records that show which cgroups and CPUs are taken (`seams.Records`). Calls raise ShimError."""
 
     @property
     def ledger(self) -> Ledger: ...
@@ -113,7 +113,7 @@ class SandboxCgroups:
         await self._try_placement()
         await self._join(Member.SHIM, self.own_pid)
         if self._placed is not None:
-            # Whatever the shim starts begins with these CPUs.
+            # The shim's children start with these CPUs.
             cpus = service_cpus(self._placed.placement, self._placement_cpus())
             self._note(filter(None, [await self._host.pin(self.own_pid, cpus)]))
 
@@ -133,7 +133,9 @@ class SandboxCgroups:
             self._placed = None
 
     def _placement_cpus(self) -> frozenset[int]:
-        assert self._placed is not None, "asked of a placed sandbox"
+        """Empty without a placement."""
+        if self._placed is None:
+            return frozenset()
         placement = self._placed.placement
         return frozenset((*placement.vcpu_cpus, *placement.service_cpus))
 
@@ -180,7 +182,7 @@ class SandboxCgroups:
                 await self._join(Member.SHIM, self.own_pid)
 
     async def allow_nodes(self) -> None:
-        """The processes of the cgroup for devices may open what a VMM needs and no more; it has none yet.
+        """Processes of the cgroup for devices may open only what a VMM needs. It has no processes yet.
 
         The pod's functions are bound to VFIO by now, so that its groups are known.
         """
@@ -202,10 +204,8 @@ class SandboxCgroups:
             await together(self._host.join(self._group(Role.DEVICES), programs), self._place_vcpus())
         else:
             await self._place_vcpus()
-        if self._placed is not None:
-            await self._pin_by_placement(self._placement_cpus())
-        elif self._nodes:
-            await self._pin(frozenset())
+        if self._placed is not None or self._nodes:
+            await self._pin(self._placement_cpus())
 
     async def allow(self, device: Device) -> None:
         """The VMM may open the device it is about to be given."""
@@ -223,7 +223,7 @@ class SandboxCgroups:
         """
         if not self._plan.groups:
             return
-        # What asks for nothing at all is a pod's own sandbox container, which does no work.
+        # A pod's own sandbox container asks for nothing and does no work.
         containers = tuple(each for each in containers if each)
         async with self._lock:
             if self._left:
@@ -232,8 +232,7 @@ class SandboxCgroups:
             self._record = record
             cpus, mems = cpuset_union(containers, "cpus"), cpuset_union(containers, "mems")
             source = "" if cpus or self._placed is None else _BY_PLACEMENT
-            if self._placed is not None:
-                cpus = cpus or self._placement_cpus()
+            cpus = cpus or self._placement_cpus()
             await self._check_sets(cpus, mems)
             if cpus or mems or self._has_sets():
                 await self._apply(cpuset_settings(self._plan, cpus, mems, source=source))
@@ -247,8 +246,8 @@ class SandboxCgroups:
     async def enter_class(self, container_id: str, linux: Mapping[str, Any]) -> None:
         """What serves the guest is in the class of cache and memory bandwidth that this container's spec names.
 
-        All containers of a VM run on the VMM's threads, so it is the class of all. Raises InvalidArgument for a name
-        that is none, FailedPrecondition where the node has no such class or the VM is in another.
+        All containers of a VM run on the VMM's threads, so it is the class of all. Raises InvalidArgument for an
+        invalid name, FailedPrecondition where the node lacks the class or the VM is in another.
         """
         name, left_out = rdt_class(linux)
         self._note(f"container '{container_id}': linux.intelRdt.{key} is not done for a VM" for key in left_out)
@@ -288,46 +287,34 @@ class SandboxCgroups:
         if role is not self._plan.members[Member.VMM]:
             await self._host.join_threads(self._group(role), [tid for tid in self._threads if tid not in had])
 
-    async def _pin_by_placement(self, cpus: frozenset[int]) -> None:
-        """Each vCPU is on its CPU or the shared ones, and all that serves the guest on the shared ones of `cpus`."""
-        assert self._placed is not None, "asked of a placed sandbox"
-        placement = self._placed.placement
-        rest = service_cpus(placement, cpus)
-        pairs = dict(zip(range(len(self._threads)), placement.vcpu_cpus, strict=False)) if placement.exclusive else {}
-        # The VMM and its servers are children of the shim.
-        problems = [await self._host.pin_family(self.own_pid, rest, self._threads)]
-        for vcpu, tid in enumerate(self._threads):
-            own = (pairs[vcpu],) if vcpu in pairs else node_cpus(vcpu, rest, self._nodes)
-            problems.append(await self._host.pin(tid, own))
-        self._note(f"a thread is not where it is placed: {problem}" for problem in problems if problem)
-        self._pinning = Pinning(pairs=pairs, reason=placement.why)
-        self._on_change()
-
     async def _pin(self, cpus: frozenset[int]) -> None:
-        if self._placed is not None:
-            await self._pin_by_placement(cpus)
-            return
+        """Each vCPU thread is on its own CPU or on those of `cpus`; with a placement, the other threads are, too."""
         had = self._pinning
-        if self._config.runtime.enable_vcpus_pinning:
-            # Who is cancelled between lock and release would keep the lock.
+        if self._placed is not None:
+            cpus = service_cpus(self._placed.placement, cpus)
+            self._pinning = placed_pinning(self._placed.placement, len(self._threads))
+            # The VMM and its servers are children of the shim.
+            problem = await self._host.pin_family(self.own_pid, cpus, self._threads)
+            self._note([f"a thread is not where it is placed: {problem}"] if problem else ())
+            self._on_change()
+        elif self._config.runtime.enable_vcpus_pinning:
+            # A cancellation between lock and release would leave the lock taken.
             await to_the_end(self._decide_pinning(cpus))
-        pairs = self._pinning.pairs
-        if not (pairs or had.pairs or self._nodes):
+        if self._placed is None and not (self._pinning.pairs or had.pairs or self._nodes):
             return
         anywhere = cpus or await self._all_cpus()
         for vcpu, tid in enumerate(self._threads):
-            own = (pairs[vcpu],) if vcpu in pairs else node_cpus(vcpu, anywhere, self._nodes)
-            if problem := await self._host.pin(tid, own):
+            if problem := await self._host.pin(tid, vcpu_cpus(vcpu, self._pinning, anywhere, self._nodes)):
                 self._note((f"vCPU {vcpu} is not where it is pinned to: {problem}",))
 
     async def _decide_pinning(self, cpus: frozenset[int]) -> None:
         had = self._pinning
-        with await asyncio.to_thread(self._records.pins) as elsewhere:
+        with await asyncio.to_thread(self._records.pins) as pinned:
             self._pinning = pinning(
                 vcpus=len(self._threads),
                 base=self._record.vcpus.base,
                 cpus=cpus,
-                taken=elsewhere.taken,
+                taken=pinned.taken,
                 nodes=self._nodes,
             )
             if self._pinning != had:
@@ -340,7 +327,7 @@ class SandboxCgroups:
     # ---- the end
 
     async def explain(self, end: VmExit) -> str:
-        """Why the VM ended, the host's OOM killer told apart from a VMM that died by itself and from the guest."""
+        """Why the VM ended: by the host's OOM killer, by itself, or by the guest."""
         if end.kind is not VmExitKind.VMM_DIED or not self._plan.groups:
             return end.reason
         return await self._with_oom(Member.VMM, "the VMM", end.reason)

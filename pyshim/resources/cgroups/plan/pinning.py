@@ -1,4 +1,4 @@
-"""Which vCPU runs on which CPU of the host, when the containers have CPUs of their own."""
+"""Assigns vCPUs to CPUs of the host: by the containers' CPU sets, by a placement, or by the guest's NUMA nodes."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -49,8 +49,16 @@ def service_cpus(placement: Placement, cpus: frozenset[int]) -> frozenset[int]:
     return shared or cpus
 
 
-def node_cpus(vcpu: int, cpus: frozenset[int], nodes: Sequence[GuestNode]) -> frozenset[int]:
-    """Those of `cpus` that are behind the vCPU's node of the guest; all where there is none."""
+def placed_pinning(placement: Placement, vcpus: int) -> Pinning:
+    """A CPU for each vCPU of an exclusive placement, in order; no pairs for a shared one."""
+    own = placement.vcpu_cpus[:vcpus] if placement.exclusive else ()
+    return Pinning(pairs=dict(enumerate(own)), reason=placement.why)
+
+
+def vcpu_cpus(vcpu: int, pinning: Pinning, cpus: frozenset[int], nodes: Sequence[GuestNode]) -> frozenset[int]:
+    """The vCPU's own CPU; without one, those of `cpus` behind its node of the guest, or all of `cpus`."""
+    if vcpu in pinning.pairs:
+        return frozenset({pinning.pairs[vcpu]})
     return next((cpus & {*node.cpus} for node in nodes if vcpu in node.vcpus), cpus) or cpus
 
 
