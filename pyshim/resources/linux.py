@@ -43,7 +43,7 @@ class LinuxHost:
         self._release = release
         self._flavours = VirtiofsdFlavours(children)
         self._hierarchies: tuple[Hierarchy, ...] = ()
-        """Where cgroups are mounted; empty before the first look."""
+        """The mounted cgroup hierarchies; empty before the first look."""
         self._stuck: dict[str, asyncio.Future[None]] = {}
         """Changes that were given up and may still happen, by path."""
 
@@ -59,7 +59,7 @@ class LinuxHost:
 
     @within_s(READ_S, "look at '{path}'")
     async def source_facts(self, path: str, vhost_user_store: str) -> "SourceFacts":
-        """What `path` is, links followed; see `sources.source_facts`."""
+        """The kind of `path`, links followed; see `sources.source_facts`."""
 
         return await asyncio.to_thread(source_facts, path, vhost_user_store)
 

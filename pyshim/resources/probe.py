@@ -1,4 +1,4 @@
-"""What this host can do, asked once per shim: `probe_host` reads, opens and closes, and changes nothing."""
+"""Probes this host once per shim: `probe_host` reads, opens and closes, and changes nothing."""
 
 import fcntl
 import os

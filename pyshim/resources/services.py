@@ -1,4 +1,4 @@
-"""What the resources of one sandbox work with while it lives."""
+"""The services that the resources of one live sandbox share."""
 
 from collections.abc import Callable
 

@@ -265,14 +265,14 @@ class FakeRecords:
         self.ledger = FakeLedger(host)
         self.snapshots: list[SandboxSnapshot] = []
         self.removed = False
-        self.pinned_elsewhere: dict[int, str] = {}
+        self.pinned_by_others: dict[int, str] = {}
 
     @property
     def held(self) -> Mapping[str, int]:
         return Counter(entry.kind.value for entry in self.ledger.entries)
 
     def pins(self) -> FakePins:
-        return FakePins(self.pinned_elsewhere)
+        return FakePins(self.pinned_by_others)
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str]]:
         return nullcontext({})

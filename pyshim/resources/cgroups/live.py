@@ -167,7 +167,7 @@ class SandboxCgroups:
 
     @contextlib.asynccontextmanager
     async def birth_of_vmm(self) -> AsyncIterator[None]:
-        """What the shim starts meanwhile is in the VMM's cgroup from its first page; then the shim is back in its own.
+        """Children that the shim starts meanwhile are in the VMM's cgroup from their first page.
 
         v2 never moves a page's charge to another cgroup.
         """
@@ -244,7 +244,7 @@ class SandboxCgroups:
                 self._on_change()
 
     async def enter_class(self, container_id: str, linux: Mapping[str, Any]) -> None:
-        """What serves the guest is in the class of cache and memory bandwidth that this container's spec names.
+        """The VMM and its servers join the class of cache and memory bandwidth that this container's spec names.
 
         All containers of a VM run on the VMM's threads, so it is the class of all. Raises InvalidArgument for an
         invalid name, FailedPrecondition where the node lacks the class or the VM is in another.

@@ -1,4 +1,4 @@
-"""Which confidential guests this host can run: read from /sys and /dev, with a sentence for each look.
+"""Finds the confidential guests this host can run, from /sys and /dev, with a sentence for each look.
 
 KVM's modules answer for the CPU as well: a parameter says Y only where the CPU can do it and the firmware is ready.
 """
@@ -19,7 +19,7 @@ _PARAMETERS = {
 
 
 def probe_tee(*, sys_root: str = "/sys", dev_root: str = "/dev", quote_socket: str = QUOTE_SOCKET) -> TeeFacts:
-    """What the host offers; a file that cannot be read means "no", never an error."""
+    """The host's guards; a file that cannot be read means "no", never an error."""
     probed: list[str] = []
     offered = {tee for tee in Tee if _is_on(f"{sys_root}/module/{_PARAMETERS[tee]}", probed)}
     if offered - {Tee.TDX} and not _opens(f"{dev_root}/sev", probed):

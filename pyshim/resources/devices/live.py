@@ -48,7 +48,7 @@ FindDevices = Callable[[DeviceQuestion], Awaitable[PodDevices]]
 async def no_devices(question: DeviceQuestion) -> PodDevices:
     """The answer where no source of devices is configured. Raises FailedPrecondition for a question that needs one."""
     if not question.is_empty:
-        raise FailedPrecondition("find devices: nobody to ask")
+        raise FailedPrecondition("find devices: no finder is set")
     return PodDevices()
 
 
@@ -73,7 +73,7 @@ class ContainerDevices(Protocol):
         """`guest` with the devices that are its own. To be undone by `detach`, also when this raises."""
 
     def saved(self) -> tuple[Mapping[str, object], ...]:
-        """What is passed through from this host, in the words of Kata's state."""
+        """The devices passed through from this host, as Kata's state spells them."""
 
     async def detach(self, container_id: str) -> None:
         """The devices that only this container had have left the VM, or are about to."""
@@ -177,7 +177,7 @@ class PassedDevices:
         return all(each.address in self._paths for node in device.nodes for each in node.functions)
 
     async def detach(self, container_id: str) -> None:
-        """What was plugged for the container leaves the VM, unless another has it as well.
+        """The container's devices are unplugged, except those that another container uses.
 
         A guest that takes its time does not hold up the caller.
         """

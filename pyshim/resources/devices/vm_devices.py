@@ -7,7 +7,7 @@ from pyshim.model.vm import Capabilities, Device, GuestLocation
 
 
 class VmDevices:
-    """What the driver does with devices; disks, interfaces and passed-through devices are all plugged through it."""
+    """The driver's device operations; disks, interfaces and passed-through devices are plugged through it."""
 
     def __init__(self, hypervisor: Hypervisor, *, allow: Callable[[Device], Awaitable[None]]) -> None:
         """`allow` gives the VMM the right to open a device."""

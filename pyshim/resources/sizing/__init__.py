@@ -1,1 +1,1 @@
-"""How large the VM is, whether it fits the host, and how it follows its containers while it runs."""
+"""Sizes the VM, checks that it fits the host, and resizes it with its containers."""

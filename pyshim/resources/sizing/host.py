@@ -1,4 +1,4 @@
-"""What is left on this host for one more VM: memory, huge pages or a file system, and the pod's cgroup."""
+"""The room on this host for one more VM: memory, huge pages or a file system, and the pod's cgroup."""
 
 import os
 import posixpath
@@ -37,7 +37,7 @@ def probe_capacity(
 
 
 def parent_cgroup(cgroups_path: str) -> str:
-    """The cgroup above a sandbox's own, from the root of a hierarchy: a pod's. `/` when there is none.
+    """The cgroup above a sandbox's own, from the root of a hierarchy: a pod's. `/` without one.
 
     Both forms of the OCI spec: a path, or `slice:prefix:name`, where a slice `a-b.slice` lies in `a.slice`.
     Source: systemd.slice(5).

@@ -198,7 +198,7 @@ class Resizer:
                     log.debug("fit cgroups", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
 
     async def _shrink_vm(self) -> bool:
-        """Whether the guest has given back some of what it should, and still has more."""
+        """The guest has returned a part of its memory and still has to return more."""
         had_mib = self.memory_mib
         try:
             plan = await self._decide()

@@ -16,7 +16,7 @@ Files = dict[str, str]
 
 
 def shown(there: Machine) -> Files:
-    """What a kernel shows of a machine."""
+    """A machine as its kernel shows it."""
     online = [cpu for cpu in there.cpus if cpu.online]
     files = {
         "cpu/online": f"{cpuset_text(cpu.id for cpu in online)}\n",

@@ -1,4 +1,4 @@
-"""Where the cgroup hierarchies are mounted, and what all versions have in common: reading, writing, moving."""
+"""Finds the mounted cgroup hierarchies; reads, writes and moves for every version."""
 
 import os
 import re
@@ -86,13 +86,13 @@ def _content(path: str) -> bytes:
 
 
 def number(path: str) -> int | None:
-    """The file's number; None when it has none, or says that there is no limit."""
+    """The file's number; None when it holds no number or has no limit."""
     text = read(path).strip()
     return int(text) if text.isdecimal() and int(text) < UNLIMITED_FROM else None
 
 
 def keyed(path: str, key: str) -> int:
-    """The value of a `key value` line; 0 when there is none."""
+    """The value of a `key value` line; 0 without such a line."""
     for line in read(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.strip().isdecimal():

@@ -19,7 +19,7 @@ ROOT = "/sys/fs/resctrl"
 def join(name: str, pids: Iterable[int], root: str = ROOT) -> None:
     """All threads of the processes, and of what they have started, are in the group.
 
-    Raises FailedPrecondition when there is no such group, or the kernel refuses.
+    Raises FailedPrecondition when the group is missing or the kernel refuses.
     """
     directory = root if name == ROOT_CLASS else f"{root}/{name}"
     try:
@@ -42,7 +42,7 @@ def join(name: str, pids: Iterable[int], root: str = ROOT) -> None:
 
 
 def _last_words(root: str) -> str:
-    """What resctrl says of a write that it has refused."""
+    """resctrl's own error text for a refused write."""
     try:
         with open(f"{root}/info/last_cmd_status", encoding="utf-8", errors="replace") as file:
             said = file.read(1000).strip()

@@ -23,7 +23,7 @@ SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
 _MANAGER = DBusAddress(
     "/org/freedesktop/systemd1", bus_name="org.freedesktop.systemd1", interface="org.freedesktop.systemd1.Manager"
 )
-# Signals come from the unique name behind systemd's. The bus knows that; here only what they say can be compared.
+# Signals come from systemd's unique bus name, which only the bus can map, so only the contents are compared.
 _OURS = {"type": "signal", "interface": _MANAGER.interface, "member": "JobRemoved", "path": _MANAGER.object_path}
 _JOB_REMOVED = MatchRule(**_OURS)
 _OF_SYSTEMD = MatchRule(**_OURS, sender=_MANAGER.bus_name)
@@ -33,7 +33,7 @@ Property = tuple[str, tuple[str, object]]
 
 
 def scope_properties(scope: Scope, pid: int) -> list[Property]:
-    """What the unit is asked to be. Delegated: below it, and into its limits, only this shim writes.
+    """The unit's properties. Delegated: below it, and into its limits, only this shim writes.
 
     Where systemd manages cgroup v2 it is also the one who can attach device programs: the shim mounts what it is
     given, so block devices are allowed as a whole, character devices by name.

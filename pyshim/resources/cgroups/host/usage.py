@@ -1,4 +1,4 @@
-"""What the kernel says about cgroups of ours, for an operator: who is in them, what they have used."""
+"""The members and the usage of our cgroups, read from the kernel for an operator."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -69,7 +69,7 @@ def threads_of(pid: int) -> Mapping[int, str]:
 
 
 def cgroup_of_thread(pid: int, tid: int) -> str:
-    """Where the CPU time of a thread counts; empty when it is gone."""
+    """The cgroup that counts a thread's CPU time; empty for a thread that is gone."""
     place = f"{pid}/task/{tid}"
     for each in kernel.mounted():
         if "cpu" in each.controllers or "cpuacct" in each.controllers:

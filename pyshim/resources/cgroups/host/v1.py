@@ -9,7 +9,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.resources.cgroups.host import hierarchies as kernel
 
 _THREADED = ("cpu", "cpuacct", "cpuset")
-"""Where a thread can be apart from its process with an effect. Memory follows the owner of the address space."""
+"""Controllers that count threads one by one. Memory follows the owner of the address space."""
 
 
 class CgroupsV1:
@@ -59,7 +59,7 @@ class CgroupsV1:
                 kernel.move(back if os.path.isdir(back) else each.mount_point, "cgroup.procs", pid)
 
     def apply(self, group: Group, setting: GroupSetting) -> str:
-        """What kept the setting from being made; empty when it was."""
+        """Writes the setting; returns the error, empty on success."""
         each = next((each for each in self._of(group) if setting.controller in each.controllers), None)
         if each is None:
             return f"controller {setting.controller} is not mounted"
@@ -74,13 +74,13 @@ class CgroupsV1:
         return ""
 
     def allowed(self, group: Group, name: str) -> str:
-        """The list of `cpus` or `mems` of the cgroup above; empty where there is no such controller."""
+        """The list of `cpus` or `mems` of the cgroup above; empty without the controller."""
         each = next(self._of(group, ("cpuset",)), None)
         above = group.path.rpartition("/")[0]
         return kernel.read(f"{each.mount_point}{above}/cpuset.{name}").strip() if each else ""
 
     def oom(self, group: Group) -> HostOom | None:
-        """Whether the OOM killer took a process of the group, and whose limit was met."""
+        """The cgroup whose limit was met, if the OOM killer took a process of the group."""
         each = next(self._of(group, ("memory",)), None)
         if each is None or not kernel.keyed(f"{each.mount_point}{group.path}/memory.oom_control", "oom_kill"):
             return None

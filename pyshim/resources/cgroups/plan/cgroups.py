@@ -1,4 +1,4 @@
-"""Which host cgroups a sandbox has and who goes where: from `cgroupsPath`, the configuration and the host's version.
+"""The host cgroups of a sandbox and the members of each: from `cgroupsPath`, the configuration and the host's version.
 
 Names are Kata's: the last element of `cgroupsPath` with the prefix `kata_`, below the pod's cgroup, and
 `/kata_overhead/<sandbox>`. With `sandbox_cgroup_only` all of a sandbox is in the first. Without, the first holds what
@@ -37,7 +37,7 @@ _UNIT = re.compile(r"[A-Za-z0-9:_.\\@-]+", re.ASCII)
 
 
 def cgroup_plan(*, sandbox_id: SandboxId, cgroups_path: str, config: Config, host: HostFacts) -> CgroupPlan:
-    """The plan. Raises InvalidArgument naming `cgroupsPath` when it is none of the forms the field has."""
+    """The plan. Raises InvalidArgument naming `cgroupsPath` when it has none of the field's forms."""
     path, scope = sandbox_cgroup(cgroups_path, sandbox_id)
     only = config.runtime.sandbox_cgroup_only
     notes: list[str] = []
@@ -114,9 +114,9 @@ def _scope(cgroups_path: str) -> tuple[str, Scope]:
     slice_name, prefix, name = parts[0] or _DEFAULT_SLICE, parts[1], parts[2]
     unit = f"{prefix}-{name}.scope"
     if not _is_slice(slice_name):
-        raise _wrong(cgroups_path, f"{slice_name!r} is no name of a slice")
+        raise _wrong(cgroups_path, f"{slice_name!r} is not a slice name")
     if not _UNIT.fullmatch(unit) or len(unit) > _MAX_NAME_BYTES:
-        raise _wrong(cgroups_path, f"{unit!r} is no name of a unit")
+        raise _wrong(cgroups_path, f"{unit!r} is not a unit name")
     path = f"{slice_directory(slice_name)}/{unit}"
     return path, Scope(unit=unit, slice=slice_name, description=f"virtual machine of {name}", devices=())
 

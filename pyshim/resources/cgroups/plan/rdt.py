@@ -1,4 +1,4 @@
-"""Which class of cache and memory bandwidth (Intel RDT, AMD QoS, ARM MPAM) a container asks for: a resctrl group.
+"""The class of cache and memory bandwidth (Intel RDT, AMD QoS, ARM MPAM) of a container: a resctrl group.
 
 Runtimes write it into the container's spec: containerd and CRI-O from the pod's annotation
 `rdt.resources.beta.kubernetes.io/pod`, or as an NRI plugin says. Source: OCI runtime-spec, config-linux.md, "IntelRdt".
@@ -18,7 +18,7 @@ _ROOT_CLASSES = (ROOT_CLASS, "system/default")
 def rdt_class(linux: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """The class of a spec's `linux`, empty for none, and what else it wants of the group, which is not done for a VM.
 
-    Raises InvalidArgument for a name that is none.
+    Raises InvalidArgument for an invalid name.
     """
     wanted = linux.get("intelRdt")
     if wanted is None:
@@ -31,5 +31,5 @@ def rdt_class(linux: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     if name in _ROOT_CLASSES:
         name = ROOT_CLASS
     elif name in (".", "..") or "/" in name or not name.isprintable():
-        raise InvalidArgument(f"read linux.intelRdt.closID: {name[:100]!r} is no directory name")
+        raise InvalidArgument(f"read linux.intelRdt.closID: {name[:100]!r} is not a directory name")
     return name, tuple(sorted(key for key, value in wanted.items() if value and key != "closID"))

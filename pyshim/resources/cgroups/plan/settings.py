@@ -1,4 +1,4 @@
-"""What is written into a sandbox's host cgroups: limits from its size, CPU sets from its containers, device rules.
+"""The settings of a sandbox's host cgroups: limits from its size, CPU sets from its containers, device rules.
 
 Kata sets no limit of its own and leaves it to the pod's cgroup, where there is one. With `sandbox_cgroup_limits` the
 sandbox is held to what its sizing record says plus what the VMM and its servers need. Values are given in cgroup v2's
@@ -22,7 +22,7 @@ from pyshim.resources.sizing.plan.capacity import HOST_SIDE_MIB
 
 PERIOD_US = 100_000
 HOST_SIDE_CPUS = Fraction(1)
-"""What QEMU's own threads, virtiofsd and the shim may use together while the vCPUs use all of theirs."""
+"""CPUs for QEMU's own threads, virtiofsd and the shim together, beside those of busy vCPUs."""
 _MAX_SHARES = 262_144
 _LEAST_QUOTA_US = 1000
 

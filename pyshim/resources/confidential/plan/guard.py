@@ -1,4 +1,4 @@
-"""Which guard a confidential guest gets on this host, or why it gets none: never a plain VM in its place."""
+"""Chooses the guard of a confidential guest on this host, or refuses: a plain VM never replaces it."""
 
 from pyshim.model.confidential import (
     SEV_POLICY_ES,
@@ -23,7 +23,7 @@ SNP_CPU_MODEL = "EPYC-v4"
 """A named model: what the guest may rely on is measured, and must not differ between hosts. Kata's choice."""
 HOST_CID = 2
 QUOTE_PORT = 4050
-"""Where TDX's quote generation service listens unless told otherwise."""
+"""The default address of TDX's quote generation service."""
 
 
 def guard_of(config: Config, host: HostFacts, initdata: Initdata | None) -> Guard | None:
@@ -75,7 +75,7 @@ def _check(config: Config) -> None:
         (hypervisor.enable_virtio_mem, "enable_virtio_mem = true: a confidential guest has memory of fixed size"),
         (
             hypervisor.reclaim_guest_freed_memory,
-            "reclaim_guest_freed_memory = true: a confidential guest's free pages cannot be told to the host",
+            "reclaim_guest_freed_memory = true: a confidential guest's free pages cannot be reported to the host",
         ),
         (
             hypervisor.enable_guest_swap,

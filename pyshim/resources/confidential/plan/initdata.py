@@ -15,7 +15,8 @@ from pyshim.model.decoding import check_toml_keys
 from pyshim.model.errors import InvalidArgument
 
 MAX_DOCUMENT_BYTES = 1 << 20
-"""What a guest's owner may need, and a bomb may not exceed: Kubernetes keeps all annotations of a pod below 256 KiB."""
+"""Bytes after decompression: enough for a guest's owner, too few for a compression bomb. Kubernetes limits a pod's
+annotations to 256 KiB."""
 MAX_TEXT_BYTES = 2 << 20
 VERSIONS = ("0.1.0",)
 _MAGIC = b"initdata"

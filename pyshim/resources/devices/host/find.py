@@ -94,7 +94,7 @@ def _resolved(
 
 
 def _left_out(edits: ContainerEdits) -> tuple[str, ...]:
-    """What `edits` does beside VFIO nodes and variables: libraries, hooks and nodes of a driver of this host."""
+    """The edits beside VFIO nodes and variables: libraries, hooks and nodes of a driver of this host."""
     paths = [node.host_path or node.path for node in edits.device_nodes]
     return (
         *(f"node {path}" for path in paths if not path.startswith(VFIO_DIR)),

@@ -69,7 +69,7 @@ def _check_socket(path: str, where: str) -> None:
     except OSError as error:
         raise Unavailable(f"{where}: {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
-        raise FailedPrecondition(f"{where}: it is no socket")
+        raise FailedPrecondition(f"{where}: it is not a socket")
 
 
 def _call(where: str, call: Callable[[], Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What VFIO's device nodes stand for on this host, and which driver has a function. `sys` is where sysfs is."""
+"""Maps VFIO's device nodes to functions of this host, and functions to drivers. `sys` is sysfs's mount point."""
 
 import os
 import re
@@ -26,7 +26,7 @@ def write_file(path: str, text: str) -> None:
 def vfio_node(path: str, *, sys: str = "/sys") -> VfioNode:
     """The functions behind `path`, all of them ready to be given away.
 
-    Raises NotFound when there is no such group or function, FailedPrecondition naming each function of the group that
+    Raises NotFound for a missing group or function, FailedPrecondition naming each function of the group that
     another driver than VFIO's has: the group is given whole or not at all.
     """
     name = path.rpartition("/")[2]
@@ -59,7 +59,7 @@ def _function_of(name: str, path: str, sys: str) -> str:
     except OSError as error:
         raise NotFound(f"use '{path}': this host has no VFIO device {name!r}") from error
     if not _ADDRESS.fullmatch(address):
-        raise FailedPrecondition(f"use '{path}': {address!r} is no PCI function")
+        raise FailedPrecondition(f"use '{path}': {address!r} is not a PCI function")
     return address
 
 
@@ -105,17 +105,17 @@ def node_of(address: str, *, iommufd: bool, sys: str = "/sys") -> str:
 
 
 def check_beside(address: str, *, sys: str = "/sys") -> None:
-    """What else is in the function's IOMMU group is held by VFIO. Raises FailedPrecondition naming who holds it."""
+    """VFIO has all other functions of the IOMMU group. Raises FailedPrecondition naming the driver that has one."""
     path = node_of(address, iommufd=False, sys=sys)
     others = [_facts(each, sys) for each in _group(path.rpartition("/")[2], path, sys) if each != address]
     _check_drivers(path, [each for each in others if not each.class_code.startswith(_BRIDGES)], sys)
 
 
 def check_network_function(address: str, *, sys: str = "/sys") -> None:
-    """Raises FailedPrecondition for a function that is no network card: its driver may have the host's disks on it."""
+    """Raises FailedPrecondition unless it is a network card: another's driver may have the host's disks on it."""
     class_code = _facts(address, sys).class_code
     if not class_code.startswith(_NETWORK):
-        raise FailedPrecondition(f"take PCI function {address}: it is no network card (class {class_code})")
+        raise FailedPrecondition(f"take PCI function {address}: it is not a network card (class {class_code})")
 
 
 def driver_of(address: str, *, sys: str = "/sys") -> str:
@@ -190,7 +190,7 @@ def rebind(address: str, driver: str, override: str = "", *, sys: str = "/sys", 
 
 
 def override_of(address: str, *, sys: str = "/sys") -> str:
-    """The driver that alone may take the function; empty when whichever knows it may."""
+    """The driver that alone may take the function; empty when any matching driver may."""
     try:
         with open(f"{sys}/bus/pci/devices/{address}/driver_override", encoding="ascii") as file:
             text = file.read(64).strip()

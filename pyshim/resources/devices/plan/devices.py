@@ -1,4 +1,4 @@
-"""Devices passed through: what to ask about them, where they go, and what the shim tells the guest's agent. Pure.
+"""Devices passed through: questions about them, their places, and the message to the guest's agent. Pure.
 
 A container owns a device when its spec has the device's VFIO node, or when the device was asked for in its name. In
 guest-kernel mode it gets no VFIO node but an inner annotation `cdi.k8s.io/vfio<N> = <kind>=<index>`, which the guest's
@@ -44,14 +44,14 @@ _COMPANIONS = ("0x0403", "0x0c03", "0x0c80")
 
 
 def is_enabled(config: Config) -> bool:
-    """Whether this configuration passes devices through at all."""
+    """This configuration passes devices through."""
     return {config.hypervisor.cold_plug_vfio, config.hypervisor.hot_plug_vfio} != {"no-port"}
 
 
 def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> DeviceQuestion:
-    """What has to be known before the VM is made: all that is cold plugged into it, or that it is chosen by elsewhere.
+    """The devices needed before the VM is made: those cold plugged, or those by which a remote VM is chosen.
 
-    Raises Unimplemented for a device of this host that a VM elsewhere is to have.
+    Raises Unimplemented for a device of this host asked for a remote VM.
     """
     if not config.is_remote and config.hypervisor.cold_plug_vfio == "no-port":
         return DeviceQuestion()
@@ -70,10 +70,10 @@ def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> Devi
 
 
 def remote_question(spec: OciSpec) -> DeviceQuestion:
-    """What a container of a VM elsewhere asks for by itself. Raises Unimplemented naming devices of this host."""
+    """The devices that a remote VM's container asks for itself. Raises Unimplemented naming devices of this host."""
     hardware = [f"'{each.path}'" for each in spec.devices if not (each.type == "p" or _is_everywhere(each))]
     if hardware:
-        raise Unimplemented(f"pass {', '.join(hardware)} through: a vm elsewhere has no devices of this host")
+        raise Unimplemented(f"pass {', '.join(hardware)} through: a remote vm has no devices of this host")
     return DeviceQuestion(annotations=_cdi_annotations(spec), names_only=True)
 
 
@@ -83,7 +83,7 @@ def _is_everywhere(device: OciDevice) -> bool:
 
 
 def container_question(spec: OciSpec, config: Config, known: PodDevices) -> DeviceQuestion:
-    """What is not known yet of a container's devices. Raises FailedPrecondition when it may have none."""
+    """The questions still open about a container's devices. Raises FailedPrecondition when it may have none."""
     nodes = _vfio_nodes(spec)
     if not is_enabled(config):
         if nodes:
@@ -147,7 +147,7 @@ def port_request(config: Config) -> PortRequest:
 
 
 def vfio_devices(nodes: Iterable[VfioNode]) -> tuple[VfioDevice, ...]:
-    """What the VMM is given for the nodes: every function, once."""
+    """The VMM's devices for the nodes: every function, once."""
     devices = {
         function.address: VfioDevice(
             id=function.address,
@@ -260,7 +260,7 @@ def _order(pci_path: str) -> tuple[tuple[int, int], ...]:
 
 
 def device_message(passed: Passed, mode: str) -> GuestDevice:
-    """What the shim tells the agent of one node: for each function where it was and where it is."""
+    """The agent's map for one node: each function's host address and its guest address."""
     return GuestDevice(
         id=passed.node.path.rpartition("/")[2],
         type="vfio-pci-gk" if mode == GUEST_KERNEL else "vfio-pci",

@@ -24,7 +24,7 @@ def guest_env(
 
     `own` are the container's devices, `names` the inner names of each node by its path. Indices become the guest's;
     ids of hardware and `PCIDEVICE_*` stay; what names a VFIO node or a PCI address of the host is left out: the guest
-    has others, and only its agent knows them.
+    has others, which only its agent can see.
     """
     kept, left_out = [], []
     for text in env:

@@ -1,4 +1,4 @@
-"""Where each PCI device of a VM sits: ports, slots, and the path by which the guest finds it. Pure.
+"""The place of each PCI device of a VM: port, slot, and the path by which the guest finds it. Pure.
 
     pcie.0   01                whatever the machine places by itself (as also between bridges and ports)
              02 ...            pci-bridge-0 ...: disks and NICs added later, devices of `bridge-port` from slot 1 up
@@ -27,7 +27,7 @@ SWITCH_UP = "swup0"
 
 
 class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What the configuration says about ports; a count of 0 means as many as are needed."""
+    """The configured ports; a count of 0 means as many as needed."""
 
     cold_plug: PortKind | None
     hot_plug: PortKind | None

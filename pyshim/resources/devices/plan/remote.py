@@ -27,7 +27,7 @@ class RemoteDevices(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str]
     """Those of CreateVM that describe devices: default_gpus, default_gpu_model and the claims."""
     names: Mapping[str, str]
-    """What the guest calls each device of the pod: `<kind>=<index>`, by the name it has here."""
+    """The guest's name of each device of the pod: `<kind>=<index>`, by the name it has here."""
 
 
 def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gpu_model: str = "") -> RemoteDevices:
@@ -36,7 +36,7 @@ def remote_devices(found: PodDevices, kinds: Sequence[str], *, gpus: int = 0, gp
     what `kinds` has for the kind of a device, if anything.
 
     A device that two containers have (a shared claim) is one. Raises Unimplemented naming every device that no remote
-    guest can have, InvalidArgument for GPUs that no one instance has, and when fewer are asked for than were given.
+    guest can have, InvalidArgument for GPUs that no single instance has, and when fewer are asked for than were given.
     """
     requests = [device.request for device in found.devices]
     rows = [named_kind(request.name.partition("=")[0], kinds) for request in requests]
@@ -79,7 +79,7 @@ def _claim(request: DeviceRequest) -> dict[str, str]:
 
 
 def own_names(known: PodDevices, names: Mapping[str, str], container: str, asked: PodDevices) -> tuple[str, ...]:
-    """What the guest calls the devices of one container: those given to it by its name in the pod, and `asked`, which
+    """The guest's names of one container's devices: those given to it by its name in the pod, and `asked`, which
     its own annotations name.
 
     Raises FailedPrecondition naming what the VM was not made with.

@@ -81,7 +81,7 @@ def _steady_bound(free_mib: int, wanted_mib: int) -> int:
 
 
 def memory_backing(hypervisor: HypervisorConfig) -> MemoryBacking:
-    """What the guest's RAM is made of: a file that others map wherever they have to see it."""
+    """The backend of the guest's RAM: a shared file where other processes map it."""
     if hypervisor.enable_hugepages:
         return MemoryBacking.HUGEPAGES
     by_vhost_user = hypervisor.enable_vhost_user_store or hypervisor.use_vsock == "vhost-user"
@@ -90,7 +90,7 @@ def memory_backing(hypervisor: HypervisorConfig) -> MemoryBacking:
 
 
 def capacity_question(config: Config, cgroups_path: str) -> CapacityQuestion:
-    """What of the host has to be asked before a sandbox below `cgroups_path` is planned."""
+    """The questions to the host before a sandbox below `cgroups_path` is planned."""
     backing = memory_backing(config.hypervisor)
     return CapacityQuestion(
         cgroups_path=cgroups_path,

@@ -7,7 +7,7 @@ A guest has one node unless the configuration has `enable_numa` and the VM is on
 3. else those where the kubelet keeps memory for the pod, or where its devices are, as long as they suffice;
 4. else all with CPUs and memory, for a VM that does not fit on the smallest of them. One that does has one node.
 
-Keys and order are those of Kata's Go runtime, which knows no placement and takes the first node in the last case.
+Keys and order are those of Kata's Go runtime, which has no placement and takes the first node in the last case.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,13 +40,13 @@ class NumaPlan(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[GuestNode, ...] = ()
     """Empty: the guest has one."""
     memory_nodes: tuple[int, ...] = ()
-    """Without `nodes`: the host's nodes that guest RAM comes from; empty: as decided elsewhere."""
+    """Without `nodes`: the host's nodes that guest RAM comes from; empty: the kernel decides."""
     why: str
     """One line for people."""
 
 
 class _Home(msgspec.Struct, frozen=True, kw_only=True):
-    """What is behind one node of the guest."""
+    """The host's CPUs and memory behind one node of the guest."""
 
     cpus: tuple[int, ...]
     memory_nodes: tuple[int, ...]
@@ -94,7 +94,7 @@ def node_text(node: GuestNode) -> str:
 def guest_memory_nodes(host_nodes: str, nodes: Sequence[GuestNode]) -> str:
     """The guest's nodes whose memory is of these nodes of the host, both as `cpuset.mems` is written; empty for none.
 
-    Raises InvalidArgument for what is no such list.
+    Raises InvalidArgument for a malformed list.
     """
     wanted = cpu_set(host_nodes, "cpuset.mems")
     return cpuset_text(number for number, node in enumerate(nodes) if wanted & {*node.memory_nodes})

@@ -1,4 +1,4 @@
-"""How a running VM changes when its containers come, go or are updated; and what an update may ask of one that cannot.
+"""The changes of a running VM when its containers come, go or are updated; refusals for a VM of fixed size.
 
 Target = default + sum over the containers that have not stopped, exact to the end (Kata's rule). A container without a
 quota counts its CPU set only when no container has one: the kubelet gives such containers every CPU that is not
@@ -34,7 +34,7 @@ _UPDATED_CPU = ("period", "quota", "cpus", "mems", "shares")
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What one container asks for, figures of a limit it does not have being zero."""
+    """One container's request; zero stands for a limit it does not have."""
 
     name: str
     vcpus: Fraction
@@ -112,7 +112,7 @@ def total_memory_bytes(demands: Iterable[Demand]) -> int:
 
 
 def resize_plan(vm: VmSize, demands: Sequence[Demand], config: Config, host: HostFacts) -> ResizePlan:
-    """What the VM becomes for `demands`: never below its boot size, never over its limits, which warn instead."""
+    """The VM's size for `demands`: never below its boot size, never over its limits, which warn instead."""
     record = _target(vm, demands, config, host)
     memory_mib, more = _reachable_memory(vm, record.memory_mib.granted)
     steps = _steps(vm, memory_mib)

@@ -29,7 +29,7 @@ _UNKNOWN = 1 << 40
 
 
 class Headroom(msgspec.Struct, frozen=True, kw_only=True):
-    """What a VM can grow to while it runs; equal to its boot size, and no slots, when it never will."""
+    """The limits a running VM can grow to; its boot size and no slots for a VM of fixed size."""
 
     max_vcpus: int
     max_memory_mib: int
@@ -83,7 +83,7 @@ def is_resizable(config: Config) -> bool:
 
 
 def headroom(config: Config, host: HostFacts, record: SizingRecord) -> Headroom:
-    """How far the VM can grow; not at all where it is not resized."""
+    """The VM's limits of growth; its boot size where it is not resized."""
     vcpus, memory_mib = record.vcpus.granted, record.memory_mib.granted
     if not is_resizable(config):
         return Headroom(max_vcpus=vcpus, max_memory_mib=memory_mib, memory_slots=0)

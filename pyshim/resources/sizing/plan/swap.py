@@ -41,7 +41,7 @@ def with_swap(resources: Resources, annotations: Mapping[str, str]) -> Resources
 
 
 def swap_bytes(containers: Iterable[Resources], default_memory_mib: int) -> int:
-    """What the containers ask for together, 0 when none asks. Raises InvalidArgument naming a member that is wrong."""
+    """The sum of the containers' requests, 0 without any. Raises InvalidArgument naming a member that is wrong."""
     total = 0
     for resources in containers:
         limit, together, swappiness = swap_request(resources)
@@ -55,7 +55,7 @@ def swap_bytes(containers: Iterable[Resources], default_memory_mib: int) -> int:
 
 
 def swap_directory(config: Config, sandbox_id: str) -> str:
-    """Where the sandbox's swap files are."""
+    """The directory of the sandbox's swap files."""
     return f"{config.hypervisor.guest_swap_path}/{sandbox_id}"
 
 

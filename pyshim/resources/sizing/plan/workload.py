@@ -1,4 +1,4 @@
-"""What a pod or a container asks for, as the container runtime tells it: quota, shares, CPU sets, memory, huge pages.
+"""A pod's or container's request, as the container runtime sends it: quota, shares, CPU sets, memory, huge pages.
 
 A pod's sum reaches the shim as annotations of its sandbox (containerd and CRI-O write the same keys); a container's own
 figures are its spec's `linux.resources`. Sources: kubelet's sandbox resources, OCI runtime-spec config-linux.md.
@@ -27,7 +27,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for; zero is "no limit stated". `*_source` says where each figure stands."""
+    """A request; zero means "no limit stated". `*_source` names the field of each figure."""
 
     vcpus: Fraction
     vcpus_source: str
@@ -69,7 +69,7 @@ def workload(kind: ContainerKind, annotations: Mapping[str, str], raw_spec: Mapp
 
 
 def container_workload(resources: Mapping[str, Any]) -> Workload:
-    """One container's request, from its OCI resources. A CPU set counts only where there is no quota."""
+    """One container's request, from its OCI resources. A CPU set counts only without a quota."""
     cpu = cpu_request(resources)
     memory_bytes, hugepage_bytes = memory_request(resources)
     candidates = (
@@ -146,7 +146,7 @@ def _pod_cpu(annotations: Mapping[str, str]) -> CpuRequest:
     period = _annotation(annotations, "cpu-period")
     quota = _annotation(annotations, "cpu-quota")
     if quota > 0 and period <= 0:
-        raise InvalidArgument(f"read annotation '{_ANNOTATION}cpu-quota': {quota} without a period: there is no ratio")
+        raise InvalidArgument(f"read annotation '{_ANNOTATION}cpu-quota': {quota} without a period gives no ratio")
     return CpuRequest(quota_us=quota, period_us=period, shares=_annotation(annotations, "cpu-shares"), cpus=frozenset())
 
 

@@ -97,7 +97,7 @@ def test_what_cannot_be_is_one_line(options: tuple[str, ...], environment: dict[
         ("gold", "'gold' is neither exclusive=NAME nor shared=NAME"),
         ("best=gold", "'best=gold' is neither exclusive=NAME nor shared=NAME"),
         ("shared=", "'shared=' is neither exclusive=NAME nor shared=NAME"),
-        ("shared=../x", "'shared=../x': '../x' is no directory name"),
+        ("shared=../x", "'shared=../x': '../x' is not a directory name"),
     ],
 )
 def test_a_class_for_no_vm_is_a_wrong_word(text: str, problem: str) -> None:

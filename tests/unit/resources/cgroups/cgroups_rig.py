@@ -63,7 +63,7 @@ class Rig:
         self.ledger = FakeLedger(lambda entry: self.host.release(entry.key))
         self.threads: tuple[int, ...] = (71,)
         self.helper_pids: tuple[int, ...] = ()
-        self.pinned_elsewhere: dict[int, str] = {}
+        self.pinned_by_others: dict[int, str] = {}
         self.changes = 0
         self.record = sizing_record("1")
         plan: Any = SimpleNamespace(
@@ -85,7 +85,7 @@ class Rig:
         )
 
     def pins(self) -> FakePins:
-        return FakePins(self.pinned_elsewhere)
+        return FakePins(self.pinned_by_others)
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str]]:
         return nullcontext({})

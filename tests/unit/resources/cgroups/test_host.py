@@ -33,7 +33,7 @@ def test_mounted_hierarchies_of_a_hybrid_host(tmp_path: Path) -> None:
         "/sys/fs/cgroup/my\\040memory rw - cgroup cgroup rw,memory",
         "/sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
         "/sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate",
-        "/elsewhere rw - cgroup cgroup rw,memory",
+        "/other rw - cgroup cgroup rw,memory",
     )
 
     assert mounted(proc) == (
@@ -132,7 +132,7 @@ def _memory_v1(directory: Path, limit: int, failures: int, kills: int = 0) -> No
     ],
     ids=["no kill", "the pod's limit", "our own limit", "the host's memory"],
 )
-def test_v1_tells_whose_limit_made_the_oom_killer_come(
+def test_v1_names_the_cgroup_whose_limit_was_met(
     v1: Callable[..., CgroupsV1],
     tmp_path: Path,
     kills: int,

@@ -43,11 +43,11 @@ def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one
 
     rig = Rig()
 
-    async def nobody(_groups: tuple[Group, ...]) -> Mapping[str, int]:
+    async def no_occupants(_groups: tuple[Group, ...]) -> Mapping[str, int]:
         await asyncio.sleep(0)
         return {}
 
-    rig.host.occupants = nobody  # type: ignore[method-assign]
+    rig.host.occupants = no_occupants  # type: ignore[method-assign]
 
     async def release(entry: LedgerEntry) -> None:
         rig.host.release(entry.key)
@@ -136,7 +136,7 @@ async def test_an_intent_is_in_the_ledger_before_a_cgroup_is_made_and_struck_out
 
 
 @scenario
-async def test_a_cgroup_somebody_is_in_is_refused_and_left_alone() -> None:
+async def test_an_occupied_cgroup_is_refused_and_left_alone() -> None:
     rig = Rig()
     rig.host.there = {SANDBOX: {4711}}
 
@@ -269,7 +269,7 @@ async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
 @scenario
 async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
     rig = Rig(enable_vcpus_pinning=True)
-    rig.pinned_elsewhere = {2: "other"}
+    rig.pinned_by_others = {2: "other"}
     await rig.start()
 
     await rig.fit(_cpus("2"))
@@ -312,7 +312,7 @@ async def test_nothing_is_touched_after_the_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "oom", "told"),
+    ("kind", "oom", "reason"),
     [
         (VmExitKind.VMM_DIED, None, "it died"),
         (
@@ -329,14 +329,14 @@ async def test_nothing_is_touched_after_the_end() -> None:
     ],
     ids=["by itself", "a limit was met", "the host ran out", "the guest panicked"],
 )
-def test_ends_are_told_apart(kind: VmExitKind, oom: HostOom | None, told: str) -> None:
+def test_the_reason_of_an_end_names_its_cause(kind: VmExitKind, oom: HostOom | None, reason: str) -> None:
     async def body() -> str:
         rig = Rig()
         rig.host.killed = oom
         await rig.start()
         return await rig.cgroups.explain(VmExit(kind=kind, reason="it died"))
 
-    assert asyncio.run(body()) == told
+    assert asyncio.run(body()) == reason
 
 
 def test_on_a_host_without_cgroups_nothing_happens() -> None:

@@ -1,4 +1,4 @@
-"""Which cgroups a sandbox has, who goes where, and what is written into them."""
+"""A sandbox's cgroups, their members and their settings."""
 
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -89,11 +89,11 @@ def test_forms_of_cgroups_path(given: str, path: str, unit: str) -> None:
         ("a:b", "neither a path nor slice:prefix:name"),
         ("a.slice:b:c:d", "neither a path nor slice:prefix:name"),
         ("a.slice::c", "neither a path nor slice:prefix:name"),
-        ("a.service:b:c", "'a.service' is no name of a slice"),
-        ("a--b.slice:b:c", "'a--b.slice' is no name of a slice"),
-        ("../a.slice:b:c", "is no name of a slice"),
-        ("a.slice:b:c/d", "is no name of a unit"),
-        (f"a.slice:b:{'x' * 250}", "is no name of a unit"),
+        ("a.service:b:c", "'a.service' is not a slice name"),
+        ("a--b.slice:b:c", "'a--b.slice' is not a slice name"),
+        ("../a.slice:b:c", "is not a slice name"),
+        ("a.slice:b:c/d", "is not a unit name"),
+        (f"a.slice:b:{'x' * 250}", "is not a unit name"),
         (f"/pod/{'x' * 251}", "longer than 255 bytes"),
         ("/pod/a\nb", "no line breaks"),
     ],

@@ -1,4 +1,4 @@
-"""Classes of cache and memory bandwidth: what a spec asks for, and what a resctrl group is told."""
+"""Classes of cache and memory bandwidth: the request of a spec, and the tasks written to a resctrl group."""
 
 import asyncio
 import re
@@ -42,10 +42,10 @@ def test_a_class_is_what_the_runtime_has_written(rdt: object, name: str, left_ou
     [
         (["gold"], "linux.intelRdt: not an object"),
         ({"closID": 7}, "closID: not a name: '7'"),
-        *(({"closID": name}, "is no directory name") for name in ("..", ".", "a/b", "/a", "a\n", "\0")),
+        *(({"closID": name}, "is not a directory name") for name in ("..", ".", "a/b", "/a", "a\n", "\0")),
     ],
 )
-def test_a_name_that_leads_elsewhere_is_refused(rdt: object, said: str) -> None:
+def test_a_name_that_is_not_a_directory_name_is_refused(rdt: object, said: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(said)):
         rdt_class({"intelRdt": rdt})
 

@@ -1,4 +1,4 @@
-"""What systemd is asked over D-Bus, and every answer it may give: a bus and a systemd in a thread."""
+"""Requests to systemd over D-Bus, and every answer it may give: a bus and a systemd in a thread."""
 
 import socket
 import threading
@@ -45,7 +45,7 @@ class FakeSystemd:
                             connection.sendall(reply.serialise(serial=self._serial))
 
     def _authenticate(self, connection: socket.socket) -> bytes:
-        """What came after the last line, with it."""
+        """The last line and the bytes after it."""
         text = b""
         while b"BEGIN\r\n" not in text:
             if not (data := connection.recv(4096)):

@@ -1,4 +1,4 @@
-"""What a host offers confidential guests, from made-up /sys and /dev."""
+"""A host's guards for confidential guests, from made-up /sys and /dev."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which guard a configuration gets on which host, and what a confidential VM's plan leaves out."""
+"""The guard of each configuration and host; features that a confidential VM's plan leaves out."""
 
 from collections.abc import Callable
 from typing import Any

@@ -154,7 +154,7 @@ def test_what_is_no_socket(path: Path) -> None:
     with pytest.raises(Unavailable, match="No such file"):
         pod_resources(str(path), "pod", "ns")
     path.write_text("")
-    with pytest.raises(FailedPrecondition, match="it is no socket"):
+    with pytest.raises(FailedPrecondition, match="it is not a socket"):
         pod_resources(str(path), "pod", "ns")
 
 

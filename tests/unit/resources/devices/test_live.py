@@ -60,7 +60,7 @@ def vfio(*numbers: int) -> dict[str, Any]:
     return {"devices": [{"path": f"/dev/vfio/{number}", "type": "c", "major": 1, "minor": 1} for number in numbers]}
 
 
-def told(stack: Stack, container: str) -> tuple[dict[str, str], list[str], list[str], list[str]]:
+def agent_saw(stack: Stack, container: str) -> tuple[dict[str, str], list[str], list[str], list[str]]:
     """(CDI annotations, options of device messages, VFIO nodes, variables of devices) of what the guest was sent."""
     request = stack.agent.containers[container]
     annotations = {key: value for key, value in request.OCI.Annotations.items() if key.startswith("cdi.k8s.io/")}
@@ -94,14 +94,14 @@ async def test_two_containers_have_disjoint_devices_by_their_names(stack: Stack)
         == [DeviceQuestion(pod_name="pod", pod_namespace="ns", kubelet_socket="/run/kubelet.sock")]
         + [DeviceQuestion()] * 2
     )
-    assert told(stack, "a1") == ({"cdi.k8s.io/vfio1": "v.com/gpu=0"}, ["0000:01:00.0=1c/00"], [], ["GPU_1=1"])
-    assert told(stack, "b1") == (
+    assert agent_saw(stack, "a1") == ({"cdi.k8s.io/vfio1": "v.com/gpu=0"}, ["0000:01:00.0=1c/00"], [], ["GPU_1=1"])
+    assert agent_saw(stack, "b1") == (
         {"cdi.k8s.io/vfio2": "v.com/gpu=1", "cdi.k8s.io/vfio3": "v.com/gpu=2"},
         ["0000:02:00.0=1d/00", "0000:03:00.0=1e/00"],
         [],
         ["GPU_2=1", "GPU_3=1"],
     )
-    assert told(stack, "n1") == ({}, [], [], [])
+    assert agent_saw(stack, "n1") == ({}, [], [], [])
     assert vm.plugged == {}
     assert saved_devices(stack) == [
         (f"/dev/vfio/{number}", True, {f"0000:0{number}:00.0": path})
@@ -126,7 +126,7 @@ async def test_foreign_annotations_do_not_reach_the_guest(stack: Stack) -> None:
 
     await stack.run("a1", ["sleep"], annotations={**member("a"), "cdi.k8s.io/x": "host.com/only=1"})
 
-    assert told(stack, "a1")[0] == {"cdi.k8s.io/vfio1": "v.com/gpu=0"}
+    assert agent_saw(stack, "a1")[0] == {"cdi.k8s.io/vfio1": "v.com/gpu=0"}
 
 
 @scenario
@@ -138,7 +138,7 @@ async def test_a_device_that_comes_with_a_container_is_plugged_and_leaves_with_i
     assert list(vm.plugged) == ["0000:05:00.0"]
     await until(lambda: saved_devices(stack))
     assert saved_devices(stack) == [("/dev/vfio/5", False, {"0000:05:00.0": "02/01"})]
-    assert told(stack, "a1")[:3] == ({"cdi.k8s.io/vfio5": "nvidia.com/gpu=0"}, ["0000:05:00.0=02/01"], [])
+    assert agent_saw(stack, "a1")[:3] == ({"cdi.k8s.io/vfio5": "nvidia.com/gpu=0"}, ["0000:05:00.0=02/01"], [])
 
     await stack.pod.wait(app, None)
     await stack.pod.delete(app, None)
@@ -209,7 +209,7 @@ async def test_a_device_the_guest_may_still_let_go_of_is_not_given_away(stack: S
 
     (new,) = vm.plugged.values()
     assert new is not kept
-    assert told(stack, "a3")[1] == ["0000:05:00.0=02/01"]
+    assert agent_saw(stack, "a3")[1] == ["0000:05:00.0=02/01"]
 
 
 @scenario

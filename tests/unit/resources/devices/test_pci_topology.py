@@ -1,4 +1,4 @@
-"""Where PCI devices go: ports, guest paths, what does not fit, and the drawing."""
+"""The places of PCI devices: ports, guest paths, refusals, and the drawing."""
 
 from collections.abc import Sequence
 

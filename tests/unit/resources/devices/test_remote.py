@@ -1,4 +1,4 @@
-"""Devices of a pod elsewhere: counts, claims, each container's share, and what cannot be had there."""
+"""Devices of a remote pod: counts, claims, each container's share, and refusals."""
 
 import json
 from collections.abc import Callable

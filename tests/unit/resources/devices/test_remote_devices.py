@@ -1,4 +1,4 @@
-"""A pod's devices in a VM elsewhere, on fakes: what the VM is chosen by, and each container's own by name."""
+"""A pod's devices in a remote VM, on fakes: those that choose the VM, and each container's own by name."""
 
 import json
 from typing import Any
@@ -43,7 +43,7 @@ def prepare(stack: Stack, *given: FoundDevice) -> list[DeviceQuestion]:
     return questions
 
 
-def told(stack: Stack, container: str) -> dict[str, str]:
+def agent_saw(stack: Stack, container: str) -> dict[str, str]:
     found = stack.agent.containers[container].OCI.Annotations
     return {key: value for key, value in found.items() if key.startswith("cdi.k8s.io/")}
 
@@ -74,9 +74,9 @@ async def test_the_vm_is_chosen_by_the_sum_and_each_container_has_its_share(stac
         ("b", "nvidia.com/pgpu=GPU-2", "device plugin"),
         ("", "nvidia.com/gpu=extra", "annotation"),
     ]
-    assert told(stack, "a1") == {"cdi.k8s.io/device0": "nvidia.com/gpu=0"}
-    assert sorted(told(stack, "b1").values()) == ["nvidia.com/gpu=1", "nvidia.com/gpu=2", "nvidia.com/gpu=3"]
-    assert told(stack, "n1") == {}
+    assert agent_saw(stack, "a1") == {"cdi.k8s.io/device0": "nvidia.com/gpu=0"}
+    assert sorted(agent_saw(stack, "b1").values()) == ["nvidia.com/gpu=1", "nvidia.com/gpu=2", "nvidia.com/gpu=3"]
+    assert agent_saw(stack, "n1") == {}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ async def test_the_vm_is_chosen_by_the_sum_and_each_container_has_its_share(stac
     ],
     ids=["kinds", "nodes"],
 )
-def test_what_no_guest_elsewhere_can_have_makes_no_vm(
+def test_a_device_that_no_remote_guest_can_have_makes_no_vm(
     given: tuple[str, ...], devices: tuple[tuple[str, str, int, int], ...], text: str
 ) -> None:
     nodes = [{"path": path, "type": kind, "major": major, "minor": minor} for path, kind, major, minor in devices]
@@ -136,7 +136,7 @@ async def test_devices_that_every_kernel_has_are_no_devices_of_this_host(stack: 
 
 
 @pytest.mark.parametrize(
-    ("given", "count", "told_to_a"),
+    ("given", "count", "seen_by_a"),
     [
         (("nvidia.com/gpu=0", "nvidia.com/gpu=1"), "2", ["nvidia.com/gpu=0"]),
         ((), "0", []),
@@ -145,7 +145,7 @@ async def test_devices_that_every_kernel_has_are_no_devices_of_this_host(stack: 
     ids=["devices known", "none asked for", "only their number known"],
 )
 def test_the_adaptors_edit_gives_all_gpus_only_where_nothing_says_whose_they_are(
-    given: tuple[str, ...], count: str, told_to_a: list[str]
+    given: tuple[str, ...], count: str, seen_by_a: list[str]
 ) -> None:
     """containerd copies the pod's annotation to each container, and the adaptor's proxy looks for it there."""
 
@@ -159,7 +159,7 @@ def test_the_adaptors_edit_gives_all_gpus_only_where_nothing_says_whose_they_are
         await stack.run("a1", ["sleep"], annotations=member("a", **asked))
         await stack.run("n1", ["sleep"], annotations=member("none", **asked))
 
-        assert list(told(stack, "a1").values()) == told_to_a
-        assert list(told(stack, "n1").values()) == [name for name in told_to_a if name.endswith("all")]
+        assert list(agent_saw(stack, "a1").values()) == seen_by_a
+        assert list(agent_saw(stack, "n1").values()) == [name for name in seen_by_a if name.endswith("all")]
 
     split()

@@ -149,7 +149,7 @@ def interrupted_after(steps: int, write: Write) -> Write:
     return limited
 
 
-def test_a_function_that_somebody_else_has_by_now_stays_his(sysfs: FakeSysfs) -> None:
+def test_a_function_that_another_driver_has_by_now_stays_with_it(sysfs: FakeSysfs) -> None:
     sysfs.function(ADDRESS, driver="nvidia")
     bind(ADDRESS, sys=str(sysfs.root), write=sysfs.write)
     sysfs.give(ADDRESS, "igb_uio")

@@ -145,7 +145,7 @@ def test_what_is_no_card_is_not_taken_from_its_driver(class_code: str, driver: s
 
     async def body() -> None:
         functions = functions_of(sysfs, ledger)
-        with pytest.raises(FailedPrecondition, match=rf"take PCI function {CARD}: it is no network card"):
+        with pytest.raises(FailedPrecondition, match=rf"take PCI function {CARD}: it is not a network card"):
             await functions.bind(CARD)
         await functions.unbind()
 

@@ -40,7 +40,7 @@ def sizing(stack: Stack) -> Mapping[str, Any]:
 
 
 def granted(stack: Stack) -> tuple[int, int]:
-    """What the persisted record says."""
+    """The persisted record."""
     return sizing(stack)["vcpus"]["granted"], sizing(stack)["memory_mib"]["granted"]
 
 

@@ -1,4 +1,4 @@
-"""What is left on a host, from made-up /proc and /sys."""
+"""The room on a host, from made-up /proc and /sys."""
 
 import os
 from fractions import Fraction

@@ -220,7 +220,7 @@ async def test_memory_slots_that_are_taken_are_a_limit(stack: Stack) -> None:
 
 
 @scenario
-async def test_a_guest_that_does_not_tell_its_block_size_fails_the_create(stack: Stack) -> None:
+async def test_a_guest_without_a_block_size_fails_the_create(stack: Stack) -> None:
     stack.document = document()
     stack.agent.failures["GetGuestDetails"] = (13, "deaf")
 

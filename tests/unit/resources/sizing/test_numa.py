@@ -202,7 +202,7 @@ def test_vcpus_on_shared_cpus_of_two_nodes_are_dealt_out() -> None:
 
 def test_memory_of_a_node_that_has_none_is_the_nearest() -> None:
     placement = Placement(
-        vcpu_cpus=(0, 4), service_cpus=(1,), cpu_nodes=(0, 1), memory_nodes=(), exclusive=True, why="told so"
+        vcpu_cpus=(0, 4), service_cpus=(1,), cpu_nodes=(0, 1), memory_nodes=(), exclusive=True, why="by request"
     )
 
     found = planned(NO_MEMORY_IN_1, 2, 1024, placement=placement)

@@ -1,4 +1,4 @@
-"""What does not fit is refused with its numbers; what overcommits the pod's cgroup is said, or refused if so wished."""
+"""A VM that does not fit is refused with its numbers; one over the pod's cgroup is noted, or refused by a key."""
 
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""What is true of every size: never below the exact sum, never a unit above it, monotone, blind to order."""
+"""Properties of every size: never below the exact sum, never a unit above it, monotone, blind to order."""
 
 from fractions import Fraction
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""How a running VM follows its containers, and what an update may ask of one that does not."""
+"""A running VM follows its containers; one of fixed size refuses."""
 
 from collections.abc import Callable
 from fractions import Fraction

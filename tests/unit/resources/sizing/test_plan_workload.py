@@ -1,4 +1,4 @@
-"""What a pod or container asks for: which figure counts, and what is said about one that is none."""
+"""A pod's or container's request: which figure counts, and the error for a malformed one."""
 
 from fractions import Fraction
 from typing import Any

@@ -131,7 +131,7 @@ async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(
     stack.document = document(static=True)
     container = await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1, mib=256)})
     await asyncio.sleep(1)
-    told, calls = len(stack.records[-1].snapshots), list(stack.agent.calls)
+    saved, calls = len(stack.records[-1].snapshots), list(stack.agent.calls)
 
     said = set()
     for _ in range(3):
@@ -141,7 +141,7 @@ async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(
 
     assert len(said) == 1
     assert stack.agent.calls == calls
-    assert len(stack.records[-1].snapshots) == told
+    assert len(stack.records[-1].snapshots) == saved
 
 
 @scenario
