@@ -22,13 +22,12 @@ from pyshim.model.errors import InvalidArgument, NotFound, ShimError
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.volumes import VolumeStats
 from pyshim.monitor.exposition import CONTENT_TYPE, text_of
-from pyshim.monitor.guest_text import judged_text
+from pyshim.monitor.guest_text import GUEST_PREFIXES, judged_text
 from pyshim.monitor.shim_metrics import guest_family, shim_families
 from pyshim.monitor.socket import Reply, Request
 
 log = logging.getLogger(__name__)
 
-GUEST_PREFIXES = ("kata_agent_", "kata_guest_")
 Handler = Callable[[Request], Awaitable[Reply]]
 
 

@@ -6,11 +6,15 @@ Source of the grammar: prometheus.io, "Exposition formats", text format 0.0.4.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
+GUEST_PREFIXES = ("kata_agent_", "kata_guest_")
+"""Names that a guest may use."""
 MAX_SAMPLES = 10_000
 """Samples of one sandbox. kata-agent sends about 1,000 for a guest of two CPUs, and 10 more for each CPU."""
+MAX_LABELS_CHARS = 1024
+"""Characters of all labels of one sample."""
 RESERVED = frozenset({"sandbox_id", "cri_uid", "cri_name", "cri_namespace"})
 """Labels that the node's endpoint sets."""
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
@@ -72,7 +76,12 @@ def judged(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most
             continue
         match = _SAMPLE.fullmatch(line.strip())
         name = _renamed(match[1]) if match else ""
-        if match is None or not name.startswith(prefixes) or not _is_number(match[4]):
+        if (
+            match is None
+            or not name.startswith(prefixes)
+            or not _is_number(match[4])
+            or len(match[2] or "") > MAX_LABELS_CHARS
+        ):
             bad += 1
             first_bad = first_bad or line
             continue
@@ -89,23 +98,8 @@ def judged(text: str, prefixes: tuple[str, ...], *, composed: bool = False, most
 def judged_text(text: str, prefixes: tuple[str, ...]) -> tuple[str, str]:
     """`judged`, as text again, and the problem."""
     families, problem = judged(text, prefixes)
-    return merged([("", families)]), problem
-
-
-def merged(parts: Iterable[tuple[str, Mapping[str, TextFamily]]]) -> str:
-    """One text of the families of several sources, each with more labels for its samples, as `labels_text` gives them.
-
-    Families of one name stand together. Their description is the first source's; a source that gives the name another
-    type is left out of it.
-    """
-    chosen: dict[str, TextFamily] = {}
-    lines: dict[str, list[str]] = {}
-    for more_labels, families in parts:
-        for name, family in families.items():
-            if family.samples and chosen.setdefault(name, family).kind == family.kind:
-                lines.setdefault(name, []).extend(family.lines(more_labels))
-    text = [line for name, found in lines.items() for line in (*chosen[name].head(), *found)]
-    return "".join(f"{line}\n" for line in text)
+    lines = [line for family in families.values() if family.samples for line in (*family.head(), *family.lines())]
+    return "".join(f"{line}\n" for line in lines), problem
 
 
 def _describe(

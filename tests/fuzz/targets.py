@@ -40,8 +40,8 @@ from pyshim.model.sizing import SizingRecord
 from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.model.trace import spans_from_json
 from pyshim.monitor import socket as monitor_socket
-from pyshim.monitor.answers import GUEST_PREFIXES, resize_request
-from pyshim.monitor.guest_text import judged_text
+from pyshim.monitor.answers import resize_request
+from pyshim.monitor.guest_text import GUEST_PREFIXES, judged_text
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.quantity import quantity
 from pyshim.node.nri import translate as nri_translate

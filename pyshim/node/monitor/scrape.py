@@ -9,10 +9,11 @@ from typing import NamedTuple
 import aiohttp
 
 from pyshim.model.durations import Durations
-from pyshim.monitor.exposition import Family, Sample, gauge, labels_text, text_of
-from pyshim.monitor.guest_text import TextFamily, judged, merged
+from pyshim.monitor.exposition import Family, Sample, gauge, text_of
+from pyshim.monitor.guest_text import TextFamily, judged
 from pyshim.monitor.processes import own_families
 from pyshim.monitor.shim_metrics import durations_family
+from pyshim.node.monitor.merge import Merge, Source
 from pyshim.node.monitor.names import PodName
 
 SHIM_S = 5.0
@@ -45,6 +46,7 @@ class Scrapes:
         self._count = 0
         self._failed = 0
         self._durations = Durations()
+        self._merge = Merge()
 
     async def text(self, sockets: Mapping[str, str], names: Mapping[str, PodName]) -> str:
         """The metrics of the monitor and of all shims, each one's samples with the labels that name its sandbox."""
@@ -63,7 +65,8 @@ class Scrapes:
         found = {sandbox_id: one for sandbox_id, one in zip(sockets, results, strict=True) if one is not None}
         self._failed += sum(not one.is_up for one in found.values())
         shims = await asyncio.to_thread(
-            merged, [(labels_text(labels[sandbox_id]), one.families) for sandbox_id, one in found.items()]
+            self._merge.text,
+            [Source(sandbox_id, labels[sandbox_id], one.families) for sandbox_id, one in found.items()],
         )
         self._durations.took("", time.monotonic() - begin_s)
         return text_of(self._own(labels, found)) + shims

@@ -4,10 +4,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from guest.agent.calls import metrics
-from pyshim.monitor.exposition import labels_text
-from pyshim.monitor.guest_text import MAX_SAMPLES, judged, judged_text, merged
+from pyshim.monitor.guest_text import GUEST_PREFIXES, MAX_SAMPLES, judged_text
 
-PREFIXES = ("kata_agent_", "kata_guest_")
+PREFIXES = GUEST_PREFIXES
 
 
 @pytest.mark.parametrize(
@@ -43,6 +42,7 @@ def test_a_good_line_passes(line: str, passed: str) -> None:
         'kata_guest_a{x="1"y="2"} 1',
         'kata_guest_a{1x="1"} 1',
         "kata_guest_a{} 1 2 3",
+        f'kata_guest_a{{x="{"y" * 1100}"}} 1',
         "\x00\ufffd\ufffd",
     ],
 )
@@ -88,19 +88,3 @@ def test_the_metrics_of_our_own_guest_pass_whole() -> None:
 
     assert problem == ""
     assert sorted(text.splitlines()) == sorted(said.splitlines())
-
-
-def test_several_sources_become_one_text() -> None:
-    one = judged('# TYPE kata_guest_a gauge\nkata_guest_a{x="1"} 1\n', PREFIXES).families
-    two = judged("# TYPE kata_guest_a gauge\nkata_guest_a 2\n# TYPE kata_guest_b counter\nkata_guest_b 3\n", PREFIXES)
-    other = judged("# TYPE kata_guest_a counter\nkata_guest_a 4\n", PREFIXES).families
-
-    text = merged([(labels_text({"s": 'o"ne'}), one), (labels_text({"s": "two"}), two.families), ('s="three"', other)])
-
-    assert text.splitlines() == [
-        "# TYPE kata_guest_a gauge",
-        'kata_guest_a{s="o\\"ne",x="1"} 1',
-        'kata_guest_a{s="two"} 2',
-        "# TYPE kata_guest_b counter",
-        'kata_guest_b{s="two"} 3',
-    ]
