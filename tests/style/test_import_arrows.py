@@ -48,7 +48,9 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.model": (),
     "pyshim.node": (),
     "pyshim.node.kubernetes": ("pyshim.resources", "pyshim.config", "pyshim.model"),
-    "pyshim.node.webhook": ("pyshim.node.kubernetes", "pyshim.resources", "pyshim.config", "pyshim.model"),
+    "pyshim.node.webhook": (
+        *("pyshim.node.kubernetes", "pyshim.resources", "pyshim.config", "pyshim.concurrency", "pyshim.model"),
+    ),
     "pyshim.node.nri": ("pyshim.state", "pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.node.install": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),
     "pyshim.tracing": ("pyshim.host", "pyshim.model"),

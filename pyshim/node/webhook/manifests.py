@@ -12,6 +12,8 @@ NAME = "pyshim-webhook"
 PORT = 8443
 TIMEOUT_S = 5
 """Seconds that the API server waits for an answer, which takes milliseconds; then `failurePolicy` decides."""
+MEMORY_LIMIT_MIB = 256
+"""The server stays below it, whatever is sent to it (`server.py`, "Bounds")."""
 CERTIFICATES, CONFIGURATIONS = "/etc/pyshim/webhook/tls", "/etc/pyshim/webhook/classes"
 _LABELS = {"app.kubernetes.io/name": NAME}
 _NOBODY = 65534
@@ -103,7 +105,7 @@ def _pod(place: InCluster) -> Object:
         "livenessProbe": {"httpGet": {"path": "/healthz", "port": "https", "scheme": "HTTPS"}, "periodSeconds": 30},
         # The Service forwards calls for a moment after the pod was asked to end.
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}},
-        "resources": {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": {"requests": {"cpu": "50m", "memory": "96Mi"}, "limits": {"memory": f"{MEMORY_LIMIT_MIB}Mi"}},
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -1,24 +1,37 @@
-"""The webhook over HTTPS: paths, limits and figures around `review.answer`."""
+"""The webhook over HTTPS: paths, limits and figures around `review.answer`.
+
+Bounds. Memory is limited whatever callers do: there are `MAX_CONNECTIONS`, and `LARGE_BODIES` bodies above
+`SMALL_BODY_BYTES` are read at a time. A further large body waits, unread, while small ones pass it.
+"""
 
 import asyncio
 import logging
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import InvalidArgument
 from pyshim.node.webhook.certificate import Certificate
+from pyshim.node.webhook.connections import Connections
 from pyshim.node.webhook.review import Action, PodClass, answer
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 << 20
 """Bytes of a review: twice the largest object etcd takes by default, 1.5 MiB, and what is around it."""
+SMALL_BODY_BYTES = 256 << 10
+"""Bytes of a body that is read at once: a hundred times a usual review."""
+LARGE_BODIES = 6
+"""Larger bodies that are read at a time."""
+LINGERING_S = 1.0
+"""Seconds for the rest of a body that was refused: the caller reads the answer meanwhile."""
 BACKLOG = 512
 """Connections the kernel holds while this process is busy."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,48 +69,70 @@ class _Figures:
 
 
 class _UnderWay:
-    """How many requests have begun and not ended."""
+    """The connections with a request that has begun and not ended."""
 
     def __init__(self) -> None:
-        self._count = 0
+        self._protocols: set[object] = set()
         self._none = asyncio.Event()
         self._none.set()
 
-    def __enter__(self) -> None:
-        self._count += 1
+    @contextmanager
+    def on(self, protocol: object) -> Iterator[None]:
+        self._protocols.add(protocol)
         self._none.clear()
+        try:
+            yield
+        finally:
+            self._protocols.discard(protocol)
+            if not self._protocols:
+                self._none.set()
 
-    def __exit__(self, *_error: object) -> None:
-        self._count -= 1
-        if not self._count:
-            self._none.set()
+    def has(self, protocol: object) -> bool:
+        return protocol in self._protocols
 
     async def ended(self, *, within_s: float) -> None:
         try:
             async with asyncio.timeout(within_s):
                 await self._none.wait()
         except TimeoutError:
-            log.warning("requests abandoned", extra={"requests": self._count})
+            log.warning("requests abandoned", extra={"requests": len(self._protocols)})
+
+
+class _Bodies:
+    """Reads requests' bodies, few large ones at a time."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._large = asyncio.Semaphore(LARGE_BODIES)
+
+    async def read(self, request: web.Request) -> bytes:
+        """Raises TimeoutError, ConnectionResetError, HTTPRequestEntityTooLarge."""
+        is_small = request.content_length is not None and request.content_length <= SMALL_BODY_BYTES
+        async with asyncio.timeout(self._timeout_s), nullcontext() if is_small else self._large:
+            return await request.read()
 
 
 def _application(
     classes: Mapping[str, PodClass], figures: _Figures, under_way: _UnderWay, *, body_timeout_s: float
 ) -> web.Application:
     """POST /mutate and /validate, GET /healthz and /metrics."""
+    bodies = _Bodies(body_timeout_s)
 
     def reviewer(action: Action) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def review(request: web.Request) -> web.Response:
-            with under_way:
+            with under_way.on(request.protocol):
                 return await reviewed(request)
 
         async def reviewed(request: web.Request) -> web.Response:
             try:
-                async with asyncio.timeout(body_timeout_s):
-                    body = await request.read()
+                body = await bodies.read(request)
             except TimeoutError:
                 figures.reviews.labels(action, "late").inc()
                 # The rest of the body may come yet, and would be taken for the next request.
                 return web.Response(status=408, text="read body: too slow\n", headers={"Connection": "close"})
+            except ConnectionResetError:
+                figures.reviews.labels(action, "lost").inc()
+                return web.Response(status=400)
             except web.HTTPRequestEntityTooLarge:
                 figures.reviews.labels(action, "too large").inc()
                 raise
@@ -139,27 +174,35 @@ async def serving(
     under_way = _UnderWay()
     app = _application(classes, _Figures(lambda: certificate.failures), under_way, body_timeout_s=limits.body_s)
     runner = web.AppRunner(
-        app, keepalive_timeout=limits.idle_s, shutdown_timeout=limits.end_s, access_log=None, handle_signals=False
+        app,
+        keepalive_timeout=limits.idle_s,
+        shutdown_timeout=limits.end_s,
+        lingering_time=LINGERING_S,
+        access_log=None,
+        handle_signals=False,
     )
     await runner.setup()
-    server = None
+    assert runner.server is not None, "set up above"
+    connections = Connections(runner.server, under_way.has, certificate.context, handshake_s=limits.handshake_s)
     try:
-        assert runner.server is not None, "set up above"
-        server = await asyncio.get_running_loop().create_server(
-            runner.server,
-            host,
-            port,
-            ssl=certificate.context,
-            ssl_handshake_timeout=limits.handshake_s,
-            backlog=BACKLOG,
-        )
-        yield server.sockets[0].getsockname()[1]
+        with _listening(host, port) as listener:
+            accepting = asyncio.ensure_future(connections.accept(listener))
+            try:
+                yield listener.getsockname()[1]
+            finally:
+                await cancel_all(accepting)
+        await connections.close()
+        # aiohttp itself drops a body that is still arriving.
+        await under_way.ended(within_s=limits.end_s)
     finally:
-        if server is not None:
-            server.close()
-            # aiohttp itself drops a body that is still arriving.
-            await under_way.ended(within_s=limits.end_s)
         await runner.cleanup()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 async def serve(

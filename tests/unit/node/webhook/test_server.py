@@ -1,11 +1,14 @@
 """The webhook over real TLS: who may call it, what it refuses, how it ends."""
 
 import asyncio
+import contextlib
 import datetime
 import io
 import json
 import os
 import ssl
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +19,10 @@ import aiohttp
 import pytest
 
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.units import MIB
+from pyshim.node.webhook import connections
 from pyshim.node.webhook.certificate import Certificate
+from pyshim.node.webhook.manifests import MEMORY_LIMIT_MIB
 from pyshim.node.webhook.self_signed import SelfSigned, self_signed
 from pyshim.node.webhook.server import MAX_BODY_BYTES, Limits, serving
 from tests.unit.node.webhook.reviews import pod, pod_class, review
@@ -283,3 +289,103 @@ def test_the_key_of_the_authority_is_dropped_and_the_certificate_is_the_servers(
     assert pair.key.count(b"PRIVATE KEY") == 2
     assert b"PRIVATE" not in pair.authority + pair.certificate
     assert os.linesep.encode() in pair.certificate
+
+
+_SERVER = """
+import asyncio, sys
+from pyshim.node.webhook.certificate import Certificate
+from pyshim.node.webhook.server import Limits, serving
+from tests.unit.node.webhook.reviews import pod_class
+
+async def main():
+    certificate = Certificate(f"{sys.argv[1]}/tls.crt", f"{sys.argv[1]}/tls.key")
+    limits = Limits(body_s=60)
+    async with serving({"pykata": pod_class()}, certificate, host="127.0.0.1", port=0, limits=limits) as port:
+        print(port, flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+FLOOD_BODY_BYTES = 3 << 20
+"""Of an attacker's bodies, whose last byte never comes."""
+
+
+def _peak_bytes(pid: int) -> int:
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+async def _flood(running: Cluster, count: int) -> list[asyncio.StreamWriter]:
+    """The attacker's connections, which have sent all that the server took within a time."""
+    size = FLOOD_BODY_BYTES
+    writers = [(await running.connection())[1] for _ in range(count)]
+    for writer in writers:
+        writer.write(f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + b" " * (size - 1))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(writer.drain() for writer in writers), return_exceptions=True)
+    return writers
+
+
+@pytest.mark.parametrize("count", [60, 250])
+def test_a_flood_of_unfinished_bodies_stays_below_the_memory_limit_and_a_review_is_answered(
+    tmp_path: Path, count: int
+) -> None:
+    pair = self_signed((NAME,), days=30, now=NOW)
+    write(pair, tmp_path)
+
+    async def attack(running: Cluster) -> None:
+        writers = await _flood(running, count)
+        assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
+        for writer in writers:
+            writer.transport.abort()
+
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        running = Cluster(int(server.stdout.readline()), pair, tmp_path)
+        asyncio.run(attack(running))
+        peak_bytes = _peak_bytes(server.pid)
+        server.kill()
+
+    assert peak_bytes < MEMORY_LIMIT_MIB * MIB
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["in-the-handshake", "after-it"])
+def test_connections_that_only_wait_are_bounded_and_lock_no_caller_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: bool
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(connections, "GRACE_S", 0.2)
+
+    async def body(running: Cluster) -> None:
+        held = []
+        for _ in range(6):
+            held.append(await (running.connection() if tls else asyncio.open_connection("127.0.0.1", running.port)))
+            assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
+        assert await held[0][0].read() == b"", "the oldest was closed"
+        for _, writer in held:
+            writer.transport.abort()
+
+    run(tmp_path, body)
+
+
+def test_a_request_under_way_keeps_its_connection_as_long_as_others_are_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(connections, "GRACE_S", 0.2)
+
+    async def body(running: Cluster) -> None:
+        reader, writer = await running.connection()
+        head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(REVIEW)}\r\n"
+        writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
+        assert b"100" in await reader.readline()
+        held = [await running.connection() for _ in range(6)]
+        writer.write(REVIEW)
+        assert b"200 OK" in await reader.read()
+        for _, other in (*held, (reader, writer)):
+            other.transport.abort()
+
+    run(tmp_path, body)

@@ -1,0 +1,92 @@
+"""Connections up to a number: when all are taken, a new one takes the place of the oldest.
+
+A caller that only holds connections open, whether in TLS' handshake, between requests or inside a body, thus locks no
+other caller out.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from aiohttp import web
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+"""An API server holds a few, and opens one for each call under way. Each takes up to 1.5 MB: TLS reads ahead."""
+GRACE_S = 1.0
+"""Seconds that a connection has before another one may take its place; a review takes milliseconds."""
+_PAUSE_S = 0.02
+"""Seconds until the next look for room, and until the next attempt when the process has no descriptor left."""
+
+
+class Connections:
+    """Accepts for `server`. A protocol that `is_busy` stays as long as there are others."""
+
+    def __init__(
+        self, server: web.Server, is_busy: Callable[[object], bool], context: ssl.SSLContext, *, handshake_s: float
+    ) -> None:
+        self._server = server
+        self._is_busy = is_busy
+        self._context = context
+        self._handshake_s = handshake_s
+        self._handshakes: dict[asyncio.Task[None], float] = {}
+        """With the time when they began, the oldest first."""
+        self._since_s: dict[object, float] = {}
+        """By protocol, the end of its handshake."""
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room()
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("connection not accepted", extra={"error": error.strerror})
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            task = loop.create_task(self._shake_hands(sock), name="webhook/handshake")
+            self._handshakes[task] = loop.time()
+            task.add_done_callback(self._handshakes.pop)
+            await asyncio.sleep(0)  # the task begins, and owns the socket from then on
+
+    async def close(self) -> None:
+        """No handshake is under way."""
+        tasks = list(self._handshakes)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _room(self) -> None:
+        """There are less than MAX_CONNECTIONS."""
+        while len(self._handshakes) + len(self._server.connections) >= MAX_CONNECTIONS:
+            self._evict(asyncio.get_running_loop().time() - GRACE_S)
+            await asyncio.sleep(_PAUSE_S)
+
+    def _evict(self, before_s: float) -> None:
+        """One connection that began before that time is closed, if there is one."""
+        there = self._server.connections  # the oldest first
+        self._since_s = {each: self._since_s[each] for each in there if each in self._since_s}
+        idle = [each for each in there if not self._is_busy(each)]
+        for protocol in idle or there:
+            if self._since_s.get(protocol, before_s) <= before_s:
+                protocol.force_close()
+                return
+        for task, began_s in self._handshakes.items():
+            if began_s <= before_s:
+                task.cancel()
+                return
+
+    async def _shake_hands(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            _, protocol = await loop.connect_accepted_socket(
+                self._server, sock, ssl=self._context, ssl_handshake_timeout=self._handshake_s
+            )
+        except OSError as error:
+            log.debug("handshake failed", extra={"error": str(error)})
+        else:
+            self._since_s[protocol] = loop.time()
