@@ -220,7 +220,7 @@ class Pod:
         """The process as it is; UNKNOWN while its container is being created."""
         creation = self._creating.get(container_id)
         if creation is not None and exec_id is None:
-            return ProcessState.being_created(creation.request, self._sandbox.pid if self._sandbox else 0)
+            return ProcessState.being_created(creation.request, self._vm_pid)
         container = self._find(container_id)
         state = container.process(exec_id).state()
         if exec_id is not None and state.status is Status.RUNNING and container.init.status is Status.PAUSED:
@@ -228,6 +228,9 @@ class Pod:
         return state
 
     def pids(self, container_id: ContainerId) -> tuple[ProcessInfo, ...]:
+        """The processes that have not ended; of a container under creation, its init as `state` has it."""
+        if container_id in self._creating:
+            return (ProcessInfo(pid=self._vm_pid, exec_id=None),)
         return self._find(container_id).processes()
 
     async def pause(self, container_id: ContainerId) -> None:
@@ -263,14 +266,26 @@ class Pod:
         await self._find(container_id).update(resources)
 
     async def wait(self, container_id: ContainerId, exec_id: ExecId | None) -> ExitStatus:
+        """The process's exit. Of a container under creation, the creation first: NotFound when it fails.
+
+        nerdctl's log program is started by a Create, and waits for the container before it copies anything.
+        """
+        creation = self._creating.get(container_id)
+        if creation is not None and exec_id is None:
+            await asyncio.wait([creation.task])
         return await self._find(container_id).process(exec_id).wait()
 
     async def stats(self, container_id: ContainerId) -> ContainerStats:
         return await self._find(container_id).stats()
 
     def connect(self, container_id: ContainerId) -> int:
+        """The pid that containerd has for the container; 0 for an unknown one."""
         container = self._containers.get(container_id)
-        return container.pid if container else 0
+        return container.pid if container else self._vm_pid if container_id in self._creating else 0
+
+    @property
+    def _vm_pid(self) -> int:
+        return self._sandbox.pid if self._sandbox else 0
 
     # ---- the end
 

@@ -401,3 +401,39 @@ async def test_an_agent_that_is_reached_at_the_moment_its_create_is_cancelled_is
         await stack.pod.create(request)
 
     assert [client.is_closed for client in stack.clients] == [True]
+
+
+@scenario
+async def test_a_container_under_creation_looks_the_same_to_state_pids_connect_and_wait(stack: Stack) -> None:
+    stack.host.may_open_streams.clear()  # as while nerdctl's log program starts, which asks State and then Wait
+    creating = asyncio.ensure_future(stack.create("c1", ["sleep"], PIPES))
+    await until(lambda: "CreateSandbox" in stack.agent.calls)
+    waiting = asyncio.ensure_future(stack.pod.wait(C1, None))
+    vm_pid = stack.hypervisors[0].pid
+
+    assert stack.pod.state(C1, None).status is Status.UNKNOWN
+    assert stack.pod.state(C1, None).pid == stack.pod.connect(C1) == vm_pid > 0
+    assert [(process.pid, process.exec_id) for process in stack.pod.pids(C1)] == [(vm_pid, None)]
+    await asyncio.sleep(1)
+    assert not waiting.done()
+
+    stack.host.may_open_streams.set()
+    await creating
+    await stack.pod.start(C1, None)
+    assert not waiting.done(), "after the creation it waits for the exit"
+    await stack.pod.kill(C1, None, 9, True)
+    assert (await waiting).status == 137
+    await stack.delete_last(C1)
+
+
+@scenario
+async def test_a_wait_for_a_container_whose_creation_fails_ends_with_not_found(stack: Stack) -> None:
+    creating = await boot(stack)
+    waits = [asyncio.ensure_future(stack.pod.wait(C1, None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+
+    stack.hypervisors[0].die("qemu exited with status 1")
+
+    results = await asyncio.gather(creating, *waits, return_exceptions=True)
+    assert [type(result) for result in results] == [Unavailable, asyncio.CancelledError, NotFound]
