@@ -95,8 +95,11 @@ def _zygote(call: Invocation) -> int:
 
 def operator_main(words: list[str] | None = None) -> int:
     """The exit code of the `pyshim` command."""
-    from pyshim.node.cli.command import run
-
+    try:
+        from pyshim.node.cli.command import run
+    except ModuleNotFoundError as error:
+        print(f"run 'pyshim': {error} (hint: install pyshim[node])", file=sys.stderr)
+        return 1
     return run(sys.argv[1:] if words is None else words)
 
 

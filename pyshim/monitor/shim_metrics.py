@@ -76,16 +76,20 @@ def guest_family(is_whole: bool) -> Family:
     )
 
 
-def durations_family(name: str, help_text: str, calls: Mapping[str, Duration], label: str = "action") -> Family:
-    """A histogram with Kata's buckets, one for each action; an action "" has no label."""
+def durations_family(
+    name: str, help_text: str, calls: Mapping[str, Duration], label: str = "action", *, in_seconds: bool = False
+) -> Family:
+    """A histogram with Kata's buckets, one for each action, in ms or seconds; an action "" has no label."""
+    unit_ms = 1000 if in_seconds else 1
+    bounds = (*(f"{bound / unit_ms:g}" for bound in BOUNDS_MS), "+Inf")
     samples: list[Sample] = []
     for action, took in calls.items():
         labels = {label: action} if action else {}
         total = 0
-        for bound, count in zip((*map(str, BOUNDS_MS), "+Inf"), took.counts, strict=True):
+        for bound, count in zip(bounds, took.counts, strict=True):
             total += count
             samples.append(Sample({**labels, "le": bound}, total, "_bucket"))
-        samples += [Sample(labels, took.sum_ms, "_sum"), Sample(labels, total, "_count")]
+        samples += [Sample(labels, took.sum_ms / unit_ms, "_sum"), Sample(labels, total, "_count")]
     return Family(name, "histogram", help_text, tuple(samples))
 
 

@@ -26,7 +26,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.start": (),
     "pyshim.task": ("pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.monitor": ("pyshim.host", "pyshim.model"),
-    "pyshim.node.monitor": ("pyshim.monitor", "pyshim.model", "protos"),
+    "pyshim.node.monitor": ("pyshim.monitor", "pyshim.host", "pyshim.model", "protos"),
     "pyshim.pod": ("pyshim.resources", "pyshim.concurrency", "pyshim.model", "hypervisors.base"),
     "pyshim.resources": (
         "pyshim.host",
@@ -49,7 +49,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.node": (),
     "pyshim.node.kubernetes": ("pyshim.resources", "pyshim.config", "pyshim.model"),
     "pyshim.node.webhook": (
-        *("pyshim.node.kubernetes", "pyshim.resources", "pyshim.config", "pyshim.concurrency", "pyshim.model"),
+        *("pyshim.node.kubernetes", "pyshim.monitor", "pyshim.resources", "pyshim.config"),
+        *("pyshim.concurrency", "pyshim.model"),
     ),
     "pyshim.node.nri": ("pyshim.state", "pyshim.host", "pyshim.concurrency", "pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.node.install": ("pyshim.host", "pyshim.start", "pyshim.model", "protos"),

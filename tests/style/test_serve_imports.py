@@ -20,7 +20,6 @@ HEAVY = (
     "click",
     "rich",
     "aiohttp",
-    "inotify_simple",
     "cryptography",
     "opentelemetry",
 )

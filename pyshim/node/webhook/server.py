@@ -9,15 +9,18 @@ import logging
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 
 import msgspec
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pyshim.concurrency.tasks import cancel_all
+from pyshim.model.durations import Durations
 from pyshim.model.errors import InvalidArgument
+from pyshim.monitor.exposition import CONTENT_TYPE, Family, Sample, gauge, text_of
+from pyshim.monitor.shim_metrics import durations_family
 from pyshim.node.webhook.certificate import Certificate
 from pyshim.node.webhook.connections import Connections
 from pyshim.node.webhook.review import Action, PodClass, answer
@@ -34,7 +37,6 @@ LINGERING_S = 1.0
 """Seconds for the rest of a body that was refused: the caller reads the answer meanwhile."""
 BACKLOG = 512
 """Connections the kernel holds while this process is busy."""
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,22 +52,32 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Figures:
     def __init__(self, certificate_failures: Callable[[], int]) -> None:
-        self.registry = CollectorRegistry()
-        self.reviews = Counter(
-            "pyshim_webhook_reviews", "Reviews, by outcome.", ("action", "outcome"), registry=self.registry
+        self.reviews: Counter[tuple[str, str]] = Counter()
+        """By action and outcome."""
+        self.warnings: Counter[str] = Counter()
+        self.decisions = Durations()
+        self._certificate_failures = certificate_failures
+
+    def text(self) -> str:
+        reviews = (Sample({"action": a, "outcome": outcome}, n) for (a, outcome), n in self.reviews.items())
+        warnings = (Sample({"kind": kind}, n) for kind, n in self.warnings.items())
+        return text_of(
+            (
+                Family("pyshim_webhook_reviews_total", "counter", "Reviews, by their outcome.", tuple(reviews)),
+                Family("pyshim_webhook_warnings_total", "counter", "Warnings, by their subject.", tuple(warnings)),
+                durations_family(
+                    "pyshim_webhook_decision_seconds",
+                    "From a whole request to its answer.",
+                    self.decisions.all(),
+                    in_seconds=True,
+                ),
+                gauge(
+                    "pyshim_webhook_certificate_failures",
+                    "Changes of the certificate since the start that could not be used.",
+                    self._certificate_failures(),
+                ),
+            )
         )
-        self.warnings = Counter("pyshim_webhook_warnings", "Warnings, by subject.", ("kind",), registry=self.registry)
-        self.seconds = Histogram(
-            "pyshim_webhook_decision_seconds",
-            "From a whole request to its answer.",
-            ("action",),
-            registry=self.registry,
-        )
-        Gauge(
-            "pyshim_webhook_certificate_failures",
-            "Changes of the certificate since the start that could not be used.",
-            registry=self.registry,
-        ).set_function(certificate_failures)
 
 
 class _UnderWay:
@@ -127,25 +139,24 @@ def _application(
             try:
                 body = await bodies.read(request)
             except TimeoutError:
-                figures.reviews.labels(action, "late").inc()
+                figures.reviews[action, "late"] += 1
                 # The rest of the body may come yet, and would be taken for the next request.
                 return web.Response(status=408, text="read body: too slow\n", headers={"Connection": "close"})
             except ConnectionResetError:
-                figures.reviews.labels(action, "lost").inc()
+                figures.reviews[action, "lost"] += 1
                 return web.Response(status=400)
             except web.HTTPRequestEntityTooLarge:
-                figures.reviews.labels(action, "too large").inc()
+                figures.reviews[action, "too large"] += 1
                 raise
             started = time.monotonic()
             try:
                 found = answer(body, classes, action)
             except InvalidArgument as error:
-                figures.reviews.labels(action, "malformed").inc()
+                figures.reviews[action, "malformed"] += 1
                 return web.Response(status=400, text=f"{error}\n")
-            figures.seconds.labels(action).observe(time.monotonic() - started)
-            figures.reviews.labels(action, found.outcome).inc()
-            for kind in found.kinds:
-                figures.warnings.labels(kind).inc()
+            figures.decisions.took(action, time.monotonic() - started)
+            figures.reviews[action, found.outcome] += 1
+            figures.warnings.update(found.kinds)
             if found.message:
                 log.info("pod denied", extra={"reason": found.message})
             return web.json_response(found.document)
@@ -156,7 +167,7 @@ def _application(
         return web.Response(text="ok\n")
 
     async def metrics(_request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(figures.registry), headers={"Content-Type": _METRICS_TYPE})
+        return web.Response(text=figures.text(), headers={"Content-Type": CONTENT_TYPE})
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)
     app.router.add_post("/mutate", reviewer(Action.MUTATE))
