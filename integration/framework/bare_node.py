@@ -129,8 +129,10 @@ def layouts(ground: Path, pause: str) -> dict[str, str]:
         return {"debian": f"{debian}{opt}{cri}"}
     version_3 = f"{opt}{release.cri_config(sandbox_image=pause, cni=ground / 'cni', nri=ground / 'nri')}"
     version_2 = releases.RELEASES["1.7"].cri_config(sandbox_image=pause, cni=ground / "cni", nri=ground / "nri")
-    return {
+    imports = 'imports = ["/etc/containerd/conf.d/*.toml"]'
+    version_4 = {"version-4": f"version = 4\n{imports}\n{version_3}"} if release.numbers >= (2, 3) else {}
+    return version_4 | {
         "version-3": f"version = 3\n{version_3}",
-        "imports": f'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n{version_3}',
+        "imports": f"version = 3\n{imports}\n{version_3}",
         "version-2": f"version = 2\n{opt}{version_2}",
     }

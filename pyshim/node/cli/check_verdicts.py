@@ -11,6 +11,7 @@ from pyshim.model.config import Config
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport
+from pyshim.node.install.containerd_config import rewrite_hint
 from pyshim.node.kubernetes.agreement import class_fixed, policy_in_force
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.capacity import host_side_mib
@@ -228,7 +229,7 @@ def _handler(host: HostReport, version: tuple[int, ...] | None) -> Iterator[Verd
         yield _missing(
             "handler",
             f"'{found.config_path}' has version 1, which knows no runtime type",
-            "containerd config migrate",
+            rewrite_hint((major, 0), 1),
         )
         return
     if found.config_version > 2 and major == 1:

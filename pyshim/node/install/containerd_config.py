@@ -8,11 +8,27 @@ from typing import Any
 
 from pyshim.model.errors import FailedPrecondition
 
-CRI_PLUGINS = {2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+_CRI_1, _CRI_2 = "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
+CRI_PLUGINS = {2: _CRI_1, 3: _CRI_2, 4: _CRI_2}
 """By the version of the configuration: the plugin whose table has the runtimes."""
 _IMAGE_PLUGIN = "io.containerd.cri.v1.images"
 _MAX_FILES = 100
 """Files read of one configuration: an import may be a pattern."""
+
+
+def config_versions(containerd: tuple[int, int]) -> tuple[int, ...]:
+    """The versions of a configuration that this containerd reads, those that name runtime types.
+
+    Source: `ConfigVersion` in containerd's version/version.go.
+    """
+    newest = 4 if containerd >= (2, 3) else 3 if containerd >= (2, 0) else 2
+    return tuple(range(2, newest + 1))
+
+
+def rewrite_hint(containerd: tuple[int, int], version: int) -> str:
+    """The command that prints a configuration which this containerd reads, in place of one of `version`."""
+    has_migrate = containerd >= (2, 0)
+    return f"containerd config {'migrate' if has_migrate and version < 3 else 'default'}"
 
 
 def parsed(content: str, path: str) -> dict[str, Any]:
@@ -48,14 +64,14 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
 def runtimes_in(document: Mapping[str, Any]) -> dict[str, Any]:
     """The CRI plugin's runtimes that the document itself names."""
     found: dict[str, Any] = {}
-    for plugin in CRI_PLUGINS.values():
+    for plugin in (_CRI_1, _CRI_2):
         found |= table_at(document, "plugins", plugin, "containerd", "runtimes")
     return found
 
 
 def snapshotter_in(document: Mapping[str, Any]) -> str:
     """The CRI plugin's snapshotter; empty where the document names none."""
-    tables = [table_at(document, "plugins", plugin, "containerd") for plugin in CRI_PLUGINS.values()]
+    tables = [table_at(document, "plugins", plugin, "containerd") for plugin in (_CRI_1, _CRI_2)]
     tables.append(table_at(document, "plugins", _IMAGE_PLUGIN))
     return next((str(each["snapshotter"]) for each in tables if each.get("snapshotter")), "")
 

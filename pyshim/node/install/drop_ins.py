@@ -1,8 +1,8 @@
 """The runtime handlers in the words of containerd's and CRI-O's configuration. Pure.
 
 containerd 1.x takes the CRI plugin's settings from one file: those of an imported file would replace all of
-config.toml's, so the handlers go into config.toml itself. containerd 2.x merges imported files, if their version is
-that of config.toml.
+config.toml's, so the handlers go into config.toml itself. containerd 2.x merges imported files; a drop-in of version
+3 may be imported by a configuration of version 3 or 4.
 """
 
 import fnmatch
@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, Unimplemented
-from pyshim.node.install.containerd_config import CRI_PLUGINS, parsed, runtimes_in
+from pyshim.node.install.containerd_config import CRI_PLUGINS, config_versions, parsed, rewrite_hint, runtimes_in
 from pyshim.start.info import RUNTIME
 
 _KNOWN = ((1, 6), (1, 7))
@@ -129,7 +129,7 @@ def _table(handler: Handler, version: int, shim: str) -> str:
   privileged_without_host_devices = true
   pod_annotations = ["io.katacontainers.*"]
   container_annotations = ["io.katacontainers.*"]
-{'  sandboxer = "podsandbox"' + chr(10) if version == 3 else ""}\
+{'  sandboxer = "podsandbox"' + chr(10) if version >= 3 else ""}\
   [{table}.options]
     ConfigPath = "{handler.config_path}"
 """
@@ -158,13 +158,13 @@ privileged_without_host_devices = true
 
 def _version(document: Mapping[str, Any], containerd: tuple[int, int], path: str) -> int:
     version = document.get("version", 1)
-    known = (2, 3) if containerd >= (2, 0) else (2,)
+    known = config_versions(containerd)
     if version not in known:
         numbers = " or ".join(map(str, known))
         said = "has no 'version', so it is of version 1" if "version" not in document else f"is of version {version!r}"
+        hint = rewrite_hint(containerd, version if isinstance(version, int) else max(known))
         raise FailedPrecondition(
-            f"add runtimes to '{path}': it {said}, and {numbers} is needed (hint: 'containerd config migrate' or"
-            " 'containerd config default')"
+            f"add runtimes to '{path}': it {said}, and {numbers} is needed (hint: '{hint}' prints one)"
         )
     return int(version)
 

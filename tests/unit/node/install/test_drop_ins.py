@@ -1,6 +1,5 @@
 """What each containerd's configuration gets, and which configurations are refused."""
 
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from integration.framework.containerd import DEBIAN
+from integration.framework.releases import RELEASES, Release
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, ShimError, Unimplemented
 from pyshim.node.install.blocks import with_block
 from pyshim.node.install.containerd_config import runtimes_in
@@ -53,6 +53,9 @@ def whole(text: str | None, made: Addition) -> dict[str, Any]:
         pytest.param((2, 1), None, set(), True, id="2.1-no-configuration"),
         pytest.param((2, 1), "version = 3\n", set(), True, id="2.1-without-imports"),
         pytest.param((2, 3), IMPORTING, set(), True, id="2.3-with-imports"),
+        pytest.param((2, 3), IMPORTING.replace("3", "4"), set(), True, id="2.3-configuration-of-version-4"),
+        pytest.param((2, 3), "version = 4\n", set(), True, id="2.3-version-4-without-imports"),
+        pytest.param((2, 3), "version = 4\nimports = []\n", NAMES, False, id="2.3-version-4-imports-nothing"),
         pytest.param((2, 3), 'version = 3\nimports = ["/etc/a/*.toml"]\n', NAMES, False, id="2.3-imports-unbounded"),
     ],
 )
@@ -79,7 +82,11 @@ def test_each_containerd_gets_what_it_reads(
         ((1, 6), "version = [", (), FailedPrecondition, "parse '/etc/containerd/config.toml': "),
         ((1, 6), 'root = "/x"\n', (), FailedPrecondition, "has no 'version'"),
         ((1, 6), "version = 3\n", (), FailedPrecondition, "of version 3, and 2 is needed"),
-        ((2, 0), "version = 4\n", (), FailedPrecondition, "of version 4, and 2 or 3 is needed"),
+        ((1, 7), 'root = "/x"\n', (), FailedPrecondition, "(hint: 'containerd config default' prints one)"),
+        ((2, 1), 'root = "/x"\n', (), FailedPrecondition, "(hint: 'containerd config migrate' prints one)"),
+        ((2, 2), "version = 4\n", (), FailedPrecondition, "of version 4, and 2 or 3 is needed"),
+        ((2, 3), "version = 5\n", (), FailedPrecondition, "of version 5, and 2 or 3 or 4 is needed"),
+        ((2, 3), "version = 5\n", (), FailedPrecondition, "(hint: 'containerd config default' prints one)"),
         ((1, 6), 'version = 2\ndisabled_plugins = ["cri"]\n', (), FailedPrecondition, "disables the CRI plugin"),
         ((1, 6), RUNC_NAMED.replace("runc]", "pykata-tdx]"), (), AlreadyExists, "add runtime 'pykata-tdx'"),
         ((2, 1), IMPORTING, ("pykata",), AlreadyExists, "add runtime 'pykata' to containerd"),
@@ -116,20 +123,51 @@ def test_crio_gets_every_handler_as_a_vm() -> None:
     assert runtimes["pykata-remote"]["runtime_config_path"] == "/etc/pyshim/remote/configuration.toml"
 
 
-@pytest.mark.skipif(not shutil.which("containerd"), reason="no containerd")
-def test_the_installed_containerd_reads_it(tmp_path: Path) -> None:
-    said = subprocess.run(["containerd", "--version"], capture_output=True, text=True, check=True).stdout
-    if " 1." not in said:
-        pytest.skip("containerd is not 1.x")
-    config = tmp_path / "config.toml"
-    config.write_text(with_block(DEBIAN, addition((1, 6), DEBIAN).text or "", first=False))
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> Release:
+    found = RELEASES[request.param]
+    if not (found.programs / "containerd").exists():
+        pytest.skip(
+            f"no containerd {found.generation} (hint: make integration CONTAINERD={found.generation} builds it)"
+        )
+    return found
 
-    done = subprocess.run(
-        ["containerd", "--config", config, "config", "dump"], capture_output=True, text=True, check=True
-    )
 
-    cri = tomllib.loads(done.stdout)["plugins"]["io.containerd.grpc.v1.cri"]
+def test_each_release_reads_its_own_default_with_the_handlers(release: Release, tmp_path: Path) -> None:
+    default = asked(release, "config", "default")
+
+    dump = dumped_with_handlers(release, default, tmp_path)
+
+    before, after = runtimes_in(tomllib.loads(default)), runtimes_in(dump)
+    assert after.keys() == {*before, *NAMES}
+    assert after["runc"].items() >= before["runc"].items()
+    assert after["pykata"]["runtime_path"] == SHIM
+    assert dump["plugins"][release.cri_table.split('"')[1]]["containerd"]["default_runtime_name"] == "runc"
+
+
+def test_debians_configuration_keeps_its_settings(tmp_path: Path) -> None:
+    release = RELEASES["1.6"]
+    if not (release.programs / "containerd").exists() or " 1.6" not in asked(release, "--version"):
+        pytest.skip("no containerd 1.6 of Debian's")
+
+    cri = dumped_with_handlers(release, DEBIAN, tmp_path)["plugins"]["io.containerd.grpc.v1.cri"]
+
     assert cri["cni"]["bin_dir"] == "/usr/lib/cni"
     assert cri["containerd"]["default_runtime_name"] == "runc"
     assert cri["containerd"]["runtimes"].keys() == {"runc", *NAMES}
-    assert cri["containerd"]["runtimes"]["pykata"]["runtime_path"] == SHIM
+
+
+def asked(release: Release, *words: str) -> str:
+    return subprocess.run([release.programs / "containerd", *words], capture_output=True, text=True, check=True).stdout
+
+
+def dumped_with_handlers(release: Release, text: str, directory: Path) -> dict[str, Any]:
+    """The configuration as this containerd reads it, with what `text` gets; `directory` is its /etc/containerd."""
+    made = addition((release.numbers[0], release.numbers[1]), text)
+    config = directory / "config.toml"
+    content = text if made.text is None else with_block(text, made.text, first=made.first)
+    config.write_text(content.replace("/etc/containerd/", f"{directory}/"))
+    (directory / "conf.d").mkdir()
+    if made.drop_in is not None:
+        (directory / "conf.d" / "pyshim.toml").write_text(made.drop_in)
+    return tomllib.loads(asked(release, "--config", str(config), "config", "dump"))
