@@ -8,14 +8,10 @@ from enum import StrEnum
 
 import msgspec
 
+from pyshim.model.caller import keys_of
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import ContainerId, SandboxId, checked_id
 
-_TYPE_KEYS = {
-    "io.kubernetes.cri.container-type": "io.kubernetes.cri.sandbox-id",
-    "io.kubernetes.cri-o.ContainerType": "io.kubernetes.cri-o.SandboxID",
-    "io.kubernetes.docker.type": "io.kubernetes.sandbox.id",
-}
 _SANDBOX_VALUES = frozenset({"sandbox", "podsandbox"})
 
 
@@ -35,21 +31,20 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 def membership(annotations: Mapping[str, str], container_id: ContainerId) -> Membership:
     """The container's kind and sandbox, as its annotations say.
 
-    Raises InvalidArgument for an unknown type or a pod container without a sandbox.
+    Raises InvalidArgument for an unknown type, a pod container without a sandbox, or the types of two runtimes.
     """
-    for type_key, sandbox_key in _TYPE_KEYS.items():
-        value = annotations.get(type_key)
-        if value is None:
-            continue
-        if value in _SANDBOX_VALUES:
-            return Membership(kind=ContainerKind.POD_SANDBOX, sandbox_id=SandboxId(container_id))
-        if value != "container":
-            raise InvalidArgument(f"read annotation '{type_key}': unknown container type {value[:100]!r}")
-        sandbox_id = annotations.get(sandbox_key, "")
-        if not sandbox_id:
-            raise InvalidArgument(f"read annotation '{sandbox_key}': container '{container_id}' names no sandbox")
-        return Membership(
-            kind=ContainerKind.POD_CONTAINER,
-            sandbox_id=SandboxId(checked_id(sandbox_id, f"annotation '{sandbox_key}'")),
-        )
-    return Membership(kind=ContainerKind.SINGLE_CONTAINER, sandbox_id=SandboxId(container_id))
+    keys = keys_of(annotations)
+    value = annotations.get(keys.container_type)
+    if value is None:
+        return Membership(kind=ContainerKind.SINGLE_CONTAINER, sandbox_id=SandboxId(container_id))
+    if value in _SANDBOX_VALUES:
+        return Membership(kind=ContainerKind.POD_SANDBOX, sandbox_id=SandboxId(container_id))
+    if value != "container":
+        raise InvalidArgument(f"read annotation '{keys.container_type}': unknown container type {value[:100]!r}")
+    sandbox_id = annotations.get(keys.sandbox_id, "")
+    if not sandbox_id:
+        raise InvalidArgument(f"read annotation '{keys.sandbox_id}': container '{container_id}' names no sandbox")
+    return Membership(
+        kind=ContainerKind.POD_CONTAINER,
+        sandbox_id=SandboxId(checked_id(sandbox_id, f"annotation '{keys.sandbox_id}'")),
+    )

@@ -13,7 +13,16 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from pyshim.concurrency.tasks import TaskOwner, joined, to_the_end
-from pyshim.model.errors import AgentGone, AlreadyExists, FailedPrecondition, NotFound, ShimError, Unavailable
+from pyshim.model.caller import pod_of
+from pyshim.model.errors import (
+    AgentGone,
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    ShimError,
+    Unavailable,
+)
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.kind import ContainerKind, Membership, membership
@@ -59,6 +68,8 @@ class Pod:
         self._pause: PauseAgent | None = None
         self._owner: ContainerId | None = None
         """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
+        self._pod_uid = ""
+        """As the owner's spec has it; empty where that names none."""
         self._first: ContainerId | None = None
         """The first container of this pod in the guest; its pid namespace is the one that the agent can share."""
 
@@ -91,7 +102,7 @@ class Pod:
         spec = parse_spec(await self._env.host.read_bytes(where, MAX_SPEC_BYTES), where)
         member = membership(spec.annotations, container_id)
         if member.kind is ContainerKind.POD_CONTAINER:
-            container = await self._create_container(request, spec, self._joined(member, container_id))
+            container = await self._create_container(request, spec, self._joined(member, container_id, spec))
         else:
             container = await self._create_owner(request, spec, member)
         self._containers[container_id] = container
@@ -104,6 +115,7 @@ class Pod:
             other = self._sandbox.plan.sandbox_id if self._sandbox else self._owner
             raise FailedPrecondition(f"create sandbox '{member.sandbox_id}': this shim already runs '{other}'")
         self._owner = request.container_id
+        self._pod_uid = pod_of(spec.annotations).uid
         try:
             return await self._create_container(request, spec, await self._start_sandbox(request, spec, member))
         except BaseException:
@@ -135,10 +147,19 @@ class Pod:
         )
         return sandbox
 
-    def _joined(self, member: Membership, container_id: ContainerId) -> Sandbox:
+    def _joined(self, member: Membership, container_id: ContainerId, spec: OciSpec) -> Sandbox:
+        """The sandbox that the container names. Raises InvalidArgument for a container of another pod.
+
+        A pod under CRI-O can write a foreign sandbox into the spec of its own, but not another pod's UID.
+        """
         sandbox = self._sandbox
         if sandbox is None or sandbox.plan.sandbox_id != member.sandbox_id:
             raise NotFound(f"create container '{container_id}': no sandbox '{member.sandbox_id}' in this shim")
+        uids = {pod_of(spec.annotations).uid, self._pod_uid} - {""}
+        if len(uids) > 1:
+            raise InvalidArgument(
+                f"create container '{container_id}': it is of another pod than sandbox '{member.sandbox_id}'"
+            )
         return sandbox
 
     async def _create_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> Container:

@@ -3,12 +3,12 @@
 from pyshim.start.errors import BootstrapError, os_failure
 from pyshim.start.stdlib import parse_json
 
-# Which annotation says that a container belongs to a pod, and which names the pod: containerd's and CRI-O's CRI, and
-# cri-dockerd. As pyshim.model.kind reads them. Not io.containerd.runc.v2.group, with which runc's shim serves unrelated
+# The annotation that says that a container belongs to a pod, and the one that names the pod, of CRI-O, containerd and
+# cri-dockerd. As pyshim.model.caller has them. Not io.containerd.runc.v2.group, with which runc's shim serves unrelated
 # containers in one process to save memory: here it would put them into one virtual machine.
 _POD_ANNOTATIONS = (
-    ("io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id"),
     ("io.kubernetes.cri-o.ContainerType", "io.kubernetes.cri-o.SandboxID"),
+    ("io.kubernetes.cri.container-type", "io.kubernetes.cri.sandbox-id"),
     ("io.kubernetes.docker.type", "io.kubernetes.sandbox.id"),
 )
 _IN_A_POD = "container"
@@ -35,12 +35,12 @@ def group_id(bundle: str, container_id: str) -> str:
         raise BootstrapError(f"parse spec {path!r}: {error}") from error
     annotations = spec.get("annotations") if isinstance(spec, dict) else None
     if isinstance(annotations, dict):
-        for kind, name in _POD_ANNOTATIONS:
-            group = annotations.get(name) if annotations.get(kind) == _IN_A_POD else None
+        found = [keys for keys in _POD_ANNOTATIONS if annotations.get(keys[0]) is not None]
+        if len(found) == 1:
+            kind, name = found[0]
+            group = annotations.get(name) if annotations[kind] == _IN_A_POD else None
             if isinstance(group, str) and group:
                 return checked_id(group, f"annotation {name}")
-            if annotations.get(kind) is not None:
-                break
     return checked_id(container_id, "flag -id")
 
 

@@ -10,6 +10,7 @@ import psutil
 from msgspec import Struct
 
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
+from pyshim.model.caller import pod_of
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.sizing import SizingRecord
@@ -19,12 +20,6 @@ from pyshim.model.units import MIB
 from pyshim.state.errors import NotOurState
 from pyshim.state.schema import SandboxState
 from pyshim.state.store import StateStore
-
-_POD_NAMES = (
-    ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name"),
-    ("io.kubernetes.cri-o.Namespace", "io.kubernetes.cri-o.KubeName"),
-)
-"""The annotations of containerd and of CRI-O."""
 
 STOPPED = "stopped"
 """The health of a sandbox that has ended and is not removed yet."""
@@ -133,9 +128,9 @@ def _health(snapshot: SandboxSnapshot | None, known: Mapping[str, ProcessRef], l
 
 def _pod_name(snapshot: SandboxSnapshot) -> str:
     for container in snapshot.containers:
-        for namespace, name in _POD_NAMES:
-            if found := container.annotations.get(name):
-                return f"{container.annotations.get(namespace, '')}/{found}"
+        pod = pod_of(container.annotations)
+        if pod.name:
+            return f"{pod.namespace}/{pod.name}"
     return ""
 
 

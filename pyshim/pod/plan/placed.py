@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from pyshim.model.caller import pod_of
 from pyshim.model.machine import Machine
 from pyshim.model.oci import OciSpec
 from pyshim.model.placement import Need, Placed, whole_cpus
@@ -11,16 +12,15 @@ from pyshim.resources.sizing.plan.numa import VmNeeds, numa_plan
 from pyshim.resources.sizing.plan.static import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu
 
-_NAMES = ("io.kubernetes.cri.sandbox-namespace", "io.kubernetes.cri.sandbox-name")
-
 
 def placement_need(plan: SandboxPlan, spec: OciSpec) -> Need:
     """The need of the VM as it boots. A VM that grows with its containers gets no CPUs alone: their number changes."""
+    pod = pod_of(spec.annotations)
     cpu = requested_cpu(plan.kind, spec.annotations, spec.raw)
     whole = whole_cpus(shares=cpu.shares, quota=cpu.quota_us, period=cpu.period_us, cgroup_parent=spec.cgroups_path)
     return Need(
         sandbox_id=plan.sandbox_id,
-        name="/".join(filter(None, (spec.annotations.get(each, "") for each in _NAMES))) or plan.sandbox_id,
+        name="/".join(filter(None, (pod.namespace, pod.name))) or plan.sandbox_id,
         vcpus=plan.vm.cpu.boot_vcpus,
         memory_bytes=plan.vm.memory.boot_mib * MIB,
         exclusive=whole > 0 and not is_resizable(plan.config),

@@ -6,6 +6,7 @@ chooses the instance by them: by `machine_type` when it is set, else by GPUs, vC
 
 from collections.abc import Mapping
 
+from pyshim.model.caller import pod_of
 from pyshim.model.confidential import Initdata
 from pyshim.model.config import Config
 from pyshim.model.devices import PodDevices
@@ -16,7 +17,7 @@ from pyshim.model.oci import OciSpec
 from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.vm import BootConfig, CpuConfig, ImageDriver, MemoryBacking, MemoryConfig, VmConfig
-from pyshim.resources.devices.plan.devices import check_kind_table, pod_of
+from pyshim.resources.devices.plan.devices import check_kind_table
 from pyshim.resources.devices.plan.remote import PREFIX, remote_devices
 
 POD_NAME, POD_NAMESPACE, POD_UID = (f"io.kubernetes.cri.sandbox-{word}" for word in ("name", "namespace", "uid"))
@@ -118,7 +119,7 @@ def _annotations(
 ) -> dict[str, str]:
     """The annotations that are not about devices. Every key is present, maybe empty, as from Kata's runtimes."""
     hypervisor = config.hypervisor
-    name, namespace = pod_of(spec.annotations)
+    name, namespace, uid = pod_of(spec.annotations)
     # A container without a pod stands for one: cloud adaptors refuse a VM of no name.
     annotations = {
         POD_NAME: name or sandbox_id,
@@ -130,7 +131,6 @@ def _annotations(
         f"{PREFIX}default_memory": str(sizing.memory_mib.granted),
         f"{PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
     }
-    uid = spec.annotations.get(POD_UID, "")
     return {**annotations, POD_UID: uid} if uid else annotations
 
 

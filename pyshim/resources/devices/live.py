@@ -12,6 +12,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from pyshim.concurrency.tasks import TaskOwner, to_the_end
+from pyshim.model.caller import container_name
 from pyshim.model.config import Config
 from pyshim.model.devices import DeviceQuestion, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
@@ -23,7 +24,6 @@ from pyshim.model.plans import SandboxPlan
 from pyshim.model.vm import VfioDevice
 from pyshim.resources.devices.plan.devices import (
     GUEST_KERNEL,
-    container_name,
     container_question,
     inner_names,
     kata_vfio_device,

@@ -95,7 +95,12 @@ def test_every_key_of_katas_is_there_when_nothing_is_asked_for(host: Hosts, spec
 
 
 def test_a_pod_of_crio_is_known_by_its_name(host: Hosts, spec: Specs) -> None:
-    annotations = {"io.kubernetes.cri-o.KubeName": "web", "io.kubernetes.cri-o.Namespace": "shop"}
+    annotations = {
+        "io.kubernetes.cri-o.ContainerType": "sandbox",
+        "io.kubernetes.pod.name": "web",
+        "io.kubernetes.pod.namespace": "shop",
+        "io.kubernetes.cri.sandbox-name": "not its runtime's",
+    }
 
     found = told(make(remote(), host(), spec(annotations=annotations, linux=NETWORK)))
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from pyshim.model.caller import pod_of
 from pyshim.model.config import Config
 from pyshim.model.devices import (
     VFIO_DIR,
@@ -34,11 +35,6 @@ from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout, 
 
 CDI_PREFIX = "cdi.k8s.io/"
 GUEST_KERNEL = "guest-kernel"
-_POD_KEYS = (
-    ("io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.sandbox-namespace"),
-    ("io.kubernetes.cri-o.KubeName", "io.kubernetes.cri-o.Namespace"),
-)
-_CONTAINER_KEYS = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
 _COMPANIONS = ("0x0403", "0x0c03", "0x0c80")
 """Audio, USB and other bus functions of a graphics card: they travel along and are not counted."""
 
@@ -60,7 +56,7 @@ def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> Devi
         if config.is_remote
         else DeviceQuestion(annotations=_cdi_annotations(spec), nodes=_vfio_nodes(spec))
     )
-    name, namespace = pod_of(spec.annotations)
+    name, namespace, _ = pod_of(spec.annotations)
     ask = kind is ContainerKind.POD_SANDBOX and bool(config.runtime.pod_resource_api_sock)
     if ask and not name:
         raise InvalidArgument("ask kubelet for the pod's devices: the sandbox's annotations do not name the pod")
@@ -93,19 +89,6 @@ def container_question(spec: OciSpec, config: Config, known: PodDevices) -> Devi
         return DeviceQuestion()
     have = {node.path for node in known.nodes()}
     return DeviceQuestion(annotations=_cdi_annotations(spec), nodes=tuple(path for path in nodes if path not in have))
-
-
-def pod_of(annotations: Mapping[str, str]) -> tuple[str, str]:
-    """(name, namespace) of the pod, as containerd or CRI-O gives them; empty where neither does."""
-    for name_key, namespace_key in _POD_KEYS:
-        if annotations.get(name_key):
-            return annotations[name_key], annotations.get(namespace_key, "")
-    return "", ""
-
-
-def container_name(annotations: Mapping[str, str]) -> str:
-    """The container's name in its pod; empty outside one."""
-    return next((annotations[key] for key in _CONTAINER_KEYS if annotations.get(key)), "")
 
 
 def _cdi_annotations(spec: OciSpec) -> dict[str, str]:

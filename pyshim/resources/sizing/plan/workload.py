@@ -1,10 +1,9 @@
-"""A pod's or container's request, as the container runtime sends it: quota, shares, CPU sets, memory, huge pages.
+"""The request of a pod or a container: quota, shares, CPU sets, memory, huge pages.
 
-A pod's sum reaches the shim as annotations of its sandbox (containerd and CRI-O write the same keys); a container's own
-figures are its spec's `linux.resources`. Sources: kubelet's sandbox resources, OCI runtime-spec config-linux.md.
+A pod's sum comes from annotations of its sandbox (`pod_figures.py`); a container's own figures are its spec's
+`linux.resources`. Sources: kubelet's sandbox resources, OCI runtime-spec config-linux.md.
 """
 
-import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -15,15 +14,14 @@ from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
 from pyshim.model.units import MIN_SHARES, SHARES_PER_CPU
+from pyshim.resources.sizing.plan.pod_figures import PodFigures, in_64_bits, pod_figures
 
 NO_CPU_LIMIT, NO_MEMORY_LIMIT = "no CPU limit", "no memory limit"
 DEFAULT_PERIOD_US = 100_000
 """The kernel's period where a spec names none. Source: Documentation/scheduler/sched-bwc.rst."""
-_ANNOTATION = "io.kubernetes.cri.sandbox-"
 _UNLIMITED_FROM = 1 << 62
 """Memory limits from here on mean "none": the kernel's page counter maximum and what stands for it in the field."""
 _GROUPS = ("cpu", "memory", "pids", "blockIO", "network", "rdma", "unified")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,20}", re.ASCII)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +62,7 @@ class CpuRequest(msgspec.Struct, frozen=True, kw_only=True):
 def workload(kind: ContainerKind, annotations: Mapping[str, str], raw_spec: Mapping[str, Any]) -> Workload:
     """The workload's request. Raises InvalidArgument naming the annotation or member that is wrong."""
     if kind is ContainerKind.POD_SANDBOX:
-        return _pod_workload(annotations)
+        return _pod_workload(pod_figures(annotations))
     return container_workload((raw_spec.get("linux") or {}).get("resources") or {})
 
 
@@ -138,43 +136,32 @@ def swap_request(resources: Mapping[str, Any]) -> tuple[int, int, int]:
 def requested_cpu(kind: ContainerKind, annotations: Mapping[str, str], raw_spec: Mapping[str, Any]) -> CpuRequest:
     """The CPU part of what `workload` is made of. Raises InvalidArgument naming the annotation or member."""
     if kind is ContainerKind.POD_SANDBOX:
-        return _pod_cpu(annotations)
+        return _pod_cpu(pod_figures(annotations))
     return cpu_request((raw_spec.get("linux") or {}).get("resources") or {})
 
 
-def _pod_cpu(annotations: Mapping[str, str]) -> CpuRequest:
-    period = _annotation(annotations, "cpu-period")
-    quota = _annotation(annotations, "cpu-quota")
+def _pod_cpu(figures: PodFigures) -> CpuRequest:
+    quota, period = figures.quota_us, figures.period_us
     if quota > 0 and period <= 0:
-        raise InvalidArgument(f"read annotation '{_ANNOTATION}cpu-quota': {quota} without a period gives no ratio")
-    return CpuRequest(quota_us=quota, period_us=period, shares=_annotation(annotations, "cpu-shares"), cpus=frozenset())
+        raise InvalidArgument(f"read {figures.quota_source}: {quota} without a period gives no ratio")
+    return CpuRequest(quota_us=quota, period_us=period, shares=figures.shares, cpus=frozenset())
 
 
-def _pod_workload(annotations: Mapping[str, str]) -> Workload:
-    cpu = _pod_cpu(annotations)
-    memory_bytes = _limit(_annotation(annotations, "memory"))
-    candidates = (
-        (cpu.by_quota, f"annotations {_ANNOTATION}cpu-quota, -cpu-period"),
-        (cpu.by_shares, f"annotation {_ANNOTATION}cpu-shares, quota off"),
-    )
+def _pod_workload(figures: PodFigures) -> Workload:
+    cpu = _pod_cpu(figures)
+    memory_bytes = _limit(figures.memory_bytes)
+    candidates = ((cpu.by_quota, figures.quota_source), (cpu.by_shares, f"{figures.shares_source}, quota off"))
     vcpus, vcpus_source = next((found for found in candidates if found[0]), (Fraction(0), NO_CPU_LIMIT))
     return Workload(
         vcpus=vcpus,
         vcpus_source=vcpus_source,
         memory_bytes=memory_bytes,
-        memory_source=f"annotation {_ANNOTATION}memory" if memory_bytes else NO_MEMORY_LIMIT,
+        memory_source=figures.memory_source if memory_bytes else NO_MEMORY_LIMIT,
     )
 
 
 def _limit(value: int) -> int:
     return value if 0 < value < _UNLIMITED_FROM else 0
-
-
-def _annotation(annotations: Mapping[str, str], name: str) -> int:
-    text = annotations.get(_ANNOTATION + name, "0")
-    if not _WHOLE.fullmatch(text):
-        raise InvalidArgument(f"read annotation '{_ANNOTATION}{name}': not a whole number: {text[:100]!r}")
-    return _in_range(int(text), f"annotation '{_ANNOTATION}{name}'")
 
 
 def _group(resources: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -190,10 +177,4 @@ def _member(group: Mapping[str, Any], path: str) -> int:
         return 0
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidArgument(f"read spec: linux.resources.{path} is not a whole number: {str(value)[:100]!r}")
-    return _in_range(value, f"spec: linux.resources.{path}")
-
-
-def _in_range(value: int, where: str) -> int:
-    if not -(1 << 63) <= value < 1 << 64:
-        raise InvalidArgument(f"read {where}: out of range for 64 bits")
-    return value
+    return in_64_bits(value, f"spec: linux.resources.{path}")

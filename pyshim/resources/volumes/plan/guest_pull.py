@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pyshim.model.caller import keys_of
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
@@ -20,7 +21,6 @@ DRIVER = "image_guest_pull"
 PAUSE = "pause"
 """The name of a pod sandbox's image: whatever the guest holds a pod's namespaces with."""
 _OPTION = "io.katacontainers.volume="
-_IMAGE_NAMES = ("io.kubernetes.cri.image-name", "io.kubernetes.cri-o.ImageName")
 _MAX_VOLUME_BYTES = 1 << 20
 
 
@@ -78,10 +78,9 @@ def _volume_image(volume: Mapping[str, Any], container_id: ContainerId) -> tuple
 
 
 def _annotated_image(annotations: Mapping[str, str], container_id: ContainerId) -> str:
-    for name in _IMAGE_NAMES:
-        if annotations.get(name):
-            return annotations[name]
+    key = keys_of(annotations).image_name
+    if image := annotations.get(key):
+        return image
     raise FailedPrecondition(
-        f"create container '{container_id}': experimental_force_guest_pull needs the image's name in annotation "
-        f"{' or '.join(_IMAGE_NAMES)}"
+        f"create container '{container_id}': experimental_force_guest_pull needs the image's name in annotation {key!r}"
     )

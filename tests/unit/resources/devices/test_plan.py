@@ -19,7 +19,6 @@ from pyshim.pod.plan.kernel_params import kernel_params
 from pyshim.resources.devices.plan.devices import (
     Passed,
     check_kind_table,
-    container_name,
     container_question,
     device_layout,
     device_message,
@@ -89,7 +88,14 @@ def found(name: str, *nodes: VfioNode, container: str = "", env: tuple[str, ...]
         ),
         (
             ContainerKind.POD_SANDBOX,
-            spec({"io.kubernetes.cri-o.KubeName": "p", "io.kubernetes.cri-o.Namespace": "n", "cdi.k8s.io/a": "v/c=1"}),
+            spec(
+                {
+                    "io.kubernetes.cri-o.ContainerType": "sandbox",
+                    "io.kubernetes.pod.name": "p",
+                    "io.kubernetes.pod.namespace": "n",
+                    "cdi.k8s.io/a": "v/c=1",
+                }
+            ),
             {},
             DeviceQuestion(
                 pod_name="p", pod_namespace="n", kubelet_socket=SOCKET, annotations={"cdi.k8s.io/a": "v/c=1"}
@@ -127,14 +133,6 @@ def test_what_is_asked_for_a_container() -> None:
     assert container_question(spec({"cdi.k8s.io/a": "v/c=1"}), config("no-port"), known) == DeviceQuestion()
     with pytest.raises(FailedPrecondition, match="pass '/dev/vfio/1' through: cold_plug_vfio and hot_plug_vfio in"):
         container_question(asked, config("no-port"), PodDevices())
-
-
-@pytest.mark.parametrize(
-    ("annotations", "name"),
-    [({"io.kubernetes.cri.container-name": "a"}, "a"), ({"io.kubernetes.container.name": "b"}, "b"), ({}, "")],
-)
-def test_the_containers_name(annotations: dict[str, str], name: str) -> None:
-    assert container_name(annotations) == name
 
 
 @pytest.mark.parametrize("wanted", [True, False])

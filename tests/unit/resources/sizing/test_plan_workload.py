@@ -45,6 +45,67 @@ def test_a_pods_cpus_come_from_quota_or_from_shares_when_the_quota_is_off(
     assert (asked.vcpus, asked.vcpus_source) == (Fraction(vcpus), source)
 
 
+CRIO = {"io.kubernetes.cri-o.ContainerType": "sandbox"}
+CRIO_NEW, CRIO_OLD = "pod-linux-resources.crio.io", "io.kubernetes.cri-o.PodLinuxResources"
+ONE_AND_A_HALF = '{"cpu_period":100000,"cpu_quota":150000,"cpu_shares":512,"memory_limit_in_bytes":1073741824}'
+
+
+@pytest.mark.parametrize("key", [CRIO_NEW, CRIO_OLD])
+def test_a_pod_of_crio_has_the_size_of_its_json_and_not_that_of_its_own_annotations(key: str) -> None:
+    forged = {f"{POD}cpu-quota": "6400000", f"{POD}cpu-period": "100000", f"{POD}memory": str(64 << 30)}
+
+    asked = workload(ContainerKind.POD_SANDBOX, {**CRIO, **forged, key: ONE_AND_A_HALF}, {})
+
+    assert (asked.vcpus, asked.memory_bytes) == (Fraction(3, 2), 1 << 30)
+    assert asked.vcpus_source == f"annotation {key} cpu_quota/cpu_period"
+    assert asked.memory_source == f"annotation {key} memory_limit_in_bytes"
+
+
+def test_a_pod_of_containerd_does_not_take_its_size_from_crios_keys() -> None:
+    annotations = {"io.kubernetes.cri.container-type": "sandbox", CRIO_NEW: ONE_AND_A_HALF}
+
+    assert workload(ContainerKind.POD_SANDBOX, annotations, {}).vcpus == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "vcpus", "memory_bytes"),
+    [
+        pytest.param('{"cpu_quota":-1,"cpu_period":100000,"cpu_shares":2048}', "2", 0, id="exclusive-cpus"),
+        pytest.param('{"cpu_shares":2,"hugepage_limits":[{"page_size":"2Mi"}]}', "0", 0, id="best-effort"),
+        pytest.param('{"memory_limit_in_bytes":-1}', "0", 0, id="negative-memory-is-no-limit"),
+        pytest.param('{"memory_limit_in_bytes":9223372036854771712}', "0", 0, id="the-kernels-no-limit"),
+        pytest.param("null", "0", 0, id="null"),
+        pytest.param("{}", "0", 0, id="empty"),
+    ],
+)
+def test_figures_that_crio_leaves_out_are_no_limit(text: str, vcpus: str, memory_bytes: int) -> None:
+    asked = workload(ContainerKind.POD_SANDBOX, {**CRIO, CRIO_NEW: text}, {})
+
+    assert (asked.vcpus, asked.memory_bytes) == (Fraction(vcpus), memory_bytes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "7", '"x"', "\ud800", "[" * 100_000, '{"cpu_quota":"1"}', '{"cpu_quota":1.5}'),
+        *('{"cpu_quota":100000}', '{"memory_limit_in_bytes":18446744073709551616}', '{"cpu_shares":-1e400}'),
+    ],
+    ids=lambda text: text[:24] or "empty",
+)
+def test_a_malformed_size_of_crio_is_refused_by_the_annotations_name(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"read annotation .?{CRIO_NEW}"):
+        workload(ContainerKind.POD_SANDBOX, {**CRIO, CRIO_NEW: text}, {})
+
+
+def test_two_sizes_of_crio_that_contradict_are_refused() -> None:
+    """A release writes one of the keys; the other one could be the pod's own."""
+    annotations = {**CRIO, CRIO_NEW: ONE_AND_A_HALF, CRIO_OLD: "{}"}
+
+    with pytest.raises(InvalidArgument, match=f"{CRIO_NEW}' and '{CRIO_OLD}'"):
+        workload(ContainerKind.POD_SANDBOX, annotations, {})
+    assert workload(ContainerKind.POD_SANDBOX, {**annotations, CRIO_OLD: ONE_AND_A_HALF}, {}).vcpus == Fraction(3, 2)
+
+
 @pytest.mark.parametrize("milli", [*range(3, 2000, 7), 999, 1000, 1001, 4001, 63_999, 64_000])
 def test_the_milli_cpus_behind_kubelets_shares_are_found_again(milli: int) -> None:
     shares = max(2, milli * 1024 // 1000)
@@ -153,7 +214,7 @@ def test_an_annotation_that_is_no_number_is_named(name: str, text: str, said: st
     with pytest.raises(InvalidArgument) as error:
         workload(ContainerKind.POD_SANDBOX, {POD + name: text}, {})
 
-    assert f"annotation '{POD}{name}'" in str(error.value)
+    assert f"{POD}{name}" in str(error.value)
     assert said in str(error.value)
     assert len(str(error.value)) < 250
 
