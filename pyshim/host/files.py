@@ -18,7 +18,7 @@ from pyshim.model.errors import FailedPrecondition, ResourceExhausted
 
 MAX_ENTRIES = 20_000
 MAX_TREE_BYTES = 512 << 20
-"""Bytes of the guest's memory that one copy may take: a larger volume is no configuration and wants another way in."""
+"""Bytes of the guest's memory that one copy may take: a larger volume needs a disk or a share."""
 MAX_DEPTH = 64
 _OPEN_LEVELS = 32
 """Directories open at once while a tree is removed: far below the usual limit of 1024 descriptors."""
@@ -58,7 +58,7 @@ def _walk(root: str) -> Iterator[TreeEntry]:
 
 
 def _below(parent: int, prefix: str, depth: int) -> Iterator[TreeEntry]:
-    """What is in the directory `parent` (an O_PATH descriptor), in the order of names."""
+    """The entries of the directory `parent` (an O_PATH descriptor), in the order of names."""
     if depth >= MAX_DEPTH:
         raise ResourceExhausted(f"copy '{prefix}' into the guest: directories are nested more than {MAX_DEPTH} deep")
     readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)

@@ -156,7 +156,7 @@ def setns(fd: int, kind: int) -> None:
 
 
 def keep_capabilities(kept: Collection[int]) -> None:
-    """What this thread executes from now on never has a capability beside `kept`, nor gains any right by an exec.
+    """Programs that this thread executes have no capability beside `kept`, and gain no right by an exec.
 
     Empties the bounding set, which only root can, and the inheritable one, which root's exec adds to it. Source:
     capabilities(7), "Transformation of capabilities during execve()"; prctl(2); capget(2), version 3.
@@ -169,7 +169,7 @@ def keep_capabilities(kept: Collection[int]) -> None:
     for number in range(64):
         if number not in kept and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             if ctypes.get_errno() == errno.EINVAL:
-                break  # after the last that this kernel knows
+                break  # after the last capability of this kernel
             if ctypes.get_errno() != errno.EPERM or os.geteuid() == 0:
                 _checked(-1)
             break  # not root: there is nothing to lose
@@ -183,7 +183,7 @@ def become_user(user_id: int, group_ids: Collection[int]) -> None:
     the process or take a core dump of it (credentials(7), prctl(2) PR_SET_DUMPABLE), until its next exec.
     """
     if os.uname().machine != "x86_64":
-        raise OSError(errno.ENOSYS, "the numbers of the system calls are known for x86-64 only")
+        raise OSError(errno.ENOSYS, "the numbers of the system calls are those of x86-64 only")
     groups = (ctypes.c_uint32 * len(group_ids))(*group_ids)
     each = ctypes.c_uint32(user_id)
     _checked(_syscall(ctypes.c_long(_SYS_SETGROUPS), ctypes.c_size_t(len(group_ids)), groups))
@@ -231,7 +231,7 @@ def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve:
                 path,
             )
         except BlockingIOError:
-            # EAGAIN: a rename raced with a ".." in the path; the manual page says to try again.
+            # EAGAIN: a rename raced with a ".." in the path; the manual page advises to try again.
             continue
         except InterruptedError:
             continue

@@ -1,4 +1,4 @@
-"""Who can change what root executes or boots: users other than root that can write a file, or a directory above it.
+"""Finds who can change files that root executes or boots: other users that can write one, or a directory above it.
 
 Looks at owner and mode, not at access control lists. Our own user counts as root: tests and checks run unprivileged.
 """
@@ -22,7 +22,7 @@ def code_paths() -> tuple[str, ...]:
 def writable_by_others(paths: Iterable[str]) -> tuple[str, ...]:
     """Each place on the way to one of `paths`, links followed, that others can write: `'/x' by group 100`.
 
-    What does not exist is no place.
+    Paths that do not exist are skipped.
     """
     seen: dict[str, str] = {}
     for path in paths:
@@ -80,7 +80,7 @@ def _writer(found: os.stat_result) -> str:
     if found.st_uid not in (0, os.geteuid()):
         return f"its owner, user {found.st_uid}"
     if stat.S_ISLNK(found.st_mode):
-        return ""  # its mode says nothing: who can write the directory can replace it
+        return ""  # its mode has no meaning: who can write the directory can replace it
     if found.st_mode & stat.S_ISVTX and stat.S_ISDIR(found.st_mode):
         return ""  # such as /tmp: what root has there only root can replace
     if found.st_mode & _EVERYONE:

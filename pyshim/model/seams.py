@@ -242,13 +242,13 @@ class Records(Protocol):
         """Nothing of the sandbox is on disk, unless something is still held. Idempotent, never raises."""
 
 
-class DoorConnection(Protocol):
+class ForwardConnection(Protocol):
     """One connection made to a loopback address of the pod's namespace on the host. Calls raise Unavailable."""
 
     port: int
 
     async def read(self) -> bytes:
-        """The next bytes; empty once the other side has said all."""
+        """The next bytes; empty at the end of the other side's stream."""
 
     async def write(self, data: bytes) -> None: ...
     def reset(self) -> None:
@@ -257,10 +257,10 @@ class DoorConnection(Protocol):
     def close(self) -> None: ...
 
 
-class Door(Protocol):
+class ForwardListener(Protocol):
     """The listener for connections to the loopback addresses of the pod's namespace, on any port."""
 
-    async def accept(self) -> DoorConnection:
+    async def accept(self) -> ForwardConnection:
         """The next one. Raises Unavailable once closed."""
 
     async def close(self) -> None: ...
@@ -281,8 +281,8 @@ class Network(Protocol):
         """Devices of the host that are interfaces of the pod, by the MAC they have in the guest."""
 
     @property
-    def door(self) -> Door | None:
-        """Port-forward's way in; None on a host that has none."""
+    def forward_listener(self) -> ForwardListener | None:
+        """Takes the connections of port-forward; None on a host that cannot steer them."""
 
     def close_taps(self) -> None:
         """Our copies of the tap fds are closed; the VMM has its own. Idempotent."""

@@ -204,7 +204,7 @@ class MachineVm(FakeHypervisor):
 
 
 class MachineNetwork:
-    door = None
+    forward_listener = None
     vhost_user_nics = ()
     functions: Mapping[str, VfioDevice] = {}
     nics = (NicDevice(id="net0", mac="02:00:00:00:00:01", tap_fds=(9,), vhost_fds=(), mtu=1500),)
@@ -226,13 +226,13 @@ class MachineNetwork:
 
     def __init__(self, machine: Machine, ledger: Ledger, netns_path: str) -> None:
         self._machine, self._ledger, self._netns = machine, ledger, netns_path
-        self._held: list[LedgerEntry] = []
+        self._acquired: list[LedgerEntry] = []
         self._taps_open = False
 
     async def make(self) -> None:
         for kind, key in ((ResourceKind.LINK, "tap0_kata"), (ResourceKind.INGRESS, "eth0")):
             entry = LedgerEntry(kind=kind, key=key, detail={"netns": self._netns})
-            self._held.append(entry)
+            self._acquired.append(entry)
             self._ledger.acquire(entry)
             await asyncio.sleep(0)
             self._machine.make(kind, key)
@@ -251,7 +251,7 @@ class MachineNetwork:
 
     async def disconnect(self) -> None:
         self.close_taps()
-        for entry in reversed(self._held):
+        for entry in reversed(self._acquired):
             await self._ledger.release(entry)
 
 

@@ -20,7 +20,7 @@ class FakeNetwork:
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
         self.vhost_user_nics: tuple[VhostUserNic, ...] = ()
         self.functions: dict[str, VfioDevice] = {}
-        self.door = None
+        self.forward_listener = None
         self.wired: set[str] = set()
         self.open: set[str] = set()
         self.undroppable: set[str] = set()

@@ -1,4 +1,4 @@
-"""What is mounted where, and unmounting it. Few imports: `delete` and the ledger's undo use it."""
+"""Reads the table of mounts and unmounts. Few imports: `delete` and the ledger's undo use it."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def with_mounts_below(paths: Collection[str], *, table: str = "/proc/self/mounti
 
 
 def mount_root(path: str, *, table: str = "/proc/self/mountinfo") -> str | None:
-    """Which directory of its file system is mounted at `path`, `/` for all of it; None when it is no mount point."""
+    """The directory of its file system that is mounted at `path`, `/` for all of it; None without a mount there."""
     found = None
     with open(table, "rb") as lines:
         for line in lines:
@@ -65,14 +65,14 @@ def _unescaped(field: bytes) -> str:
 def unmount_all(path: str) -> None:
     """Nothing is mounted at `path` any more: every layer is detached lazily, with all that is mounted below it.
 
-    Idempotent: a path that does not exist or is no mount point is success. The last component is not followed when it
-    is a symbolic link. Raises OSError.
+    Idempotent: success for a path that does not exist or is not a mount point. A symbolic link as the last component is
+    not followed. Raises OSError.
     """
     for _ in range(_MAX_LAYERS):
         try:
             syscalls.umount2(path, syscalls.MNT_DETACH | syscalls.UMOUNT_NOFOLLOW)
         except OSError as error:
-            # EINVAL: not a mount point (or a symbolic link, which is none).
+            # EINVAL: not a mount point, or a symbolic link.
             if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return
             raise
@@ -82,7 +82,7 @@ def unmount_all(path: str) -> None:
 def unmount_beneath(root: str, path: str) -> None:
     """As `unmount_all(path)`, for a path below `root` whose directories a guest may have exchanged for links.
 
-    The walk cannot leave `root`, so nothing but a mount below it is ever detached. A path that now leads elsewhere is
+    The walk cannot leave `root`, so nothing but a mount below it is ever detached. A path that now leads out of it is
     success: what is still mounted below `root` goes with the mount on it. Raises OSError.
     """
     above, name = os.path.split(os.path.relpath(path, root))

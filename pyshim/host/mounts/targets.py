@@ -30,7 +30,7 @@ def make_target(mount: HostMount) -> None:
 
 
 def open_target(mount: HostMount) -> OwnedFd:
-    """What is visible at the target now, opened with O_PATH; with `beneath`, the walk cannot have left that root.
+    """The file visible at the target now, opened with O_PATH; with `beneath`, the walk cannot have left that root.
 
     Raises OSError: EXDEV when a link or `..` leads out of the root.
     """

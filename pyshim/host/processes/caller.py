@@ -25,7 +25,7 @@ class CallerDiffers(Exception):
 
 
 class World(NamedTuple):
-    """What cannot be changed after a fork, or not safely: it has to be the same from the start."""
+    """Properties that cannot be changed safely after a fork: they must be the same from the start."""
 
     namespaces: tuple[str, ...]
     root: tuple[int, int]
@@ -134,7 +134,7 @@ def fresh_signals() -> None:
         if any(mask >> (number - 1) & 1 for mask in masks.values()):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What the interpreter ignores from its start. Source: cpython Python/pylifecycle.c, init_signals.
+    # Signals that the interpreter ignores from its start. Source: cpython Python/pylifecycle.c, init_signals.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -97,7 +97,7 @@ class Child:
         """It has ended: by `signal_number`, or by SIGKILL when it has not obeyed within `grace_s`.
 
         Raises DeadlineExceeded when even SIGKILL has not ended it within KILL_WAIT_S: the kernel holds it in an
-        uninterruptible wait, for a dead disk or file server, for a time that cannot be known.
+        uninterruptible wait, for a dead disk or file server, for an unbounded time.
         """
         if grace_s > 0:
             self.kill(signal_number)

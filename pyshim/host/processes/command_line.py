@@ -26,7 +26,7 @@ class _MemoryMap(ctypes.Structure):
 def set_command_line(words: list[str]) -> None:
     """`/proc/self/cmdline` holds `words`, as if they had been executed. Raises OSError where the kernel refuses.
 
-    Source: prctl(2), PR_SET_MM_MAP; where the other parts of the map are now says proc(5), /proc/PID/stat.
+    Source: prctl(2), PR_SET_MM_MAP; the other parts of the map are in /proc/PID/stat, proc(5).
     """
     text = b"".join(os.fsencode(word) + b"\0" for word in words)
     region = mmap.mmap(-1, len(text), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Processes that are not children of this process: known by pid and start time, killed through a pidfd."""
+"""Processes that are not children of this process: identified by pid and start time, killed through a pidfd."""
 
 import contextlib
 import os
@@ -97,7 +97,7 @@ def program_name(process: ProcessRef) -> str:
 
 
 def our_pid_namespace() -> int:
-    """The inode of this process's pid namespace, by which it is known in /proc/pid/ns."""
+    """The inode of this process's pid namespace, as in /proc/pid/ns."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -123,7 +123,7 @@ def is_of_user(process: ProcessRef, *user_ids: int) -> bool:
 def runs(process: ProcessRef, program: str) -> bool:
     """That process executes the file `program`, itself or through the interpreter of a script.
 
-    A word of a command line alone says little: it is also in that of a search for it (`grep UUID`).
+    A word of a command line alone is weak evidence: it is also in that of a search for it (`grep UUID`).
     """
     path = executable(process)
     if not path:
@@ -146,7 +146,7 @@ def kill_family(process: ProcessRef, deadline: float) -> None:
     """That process and those it has started have ended: virtiofsd serves from a child of its own.
 
     Each is stopped before its children are looked for, so that none is started meanwhile. Idempotent; raises
-    DeadlineExceeded, OSError. Once the process is gone its children cannot be told from others.
+    DeadlineExceeded, OSError. Once the process is gone its children cannot be distinguished from others.
     """
     family = [process] if is_alive(process) else []
     for member in family:  # which grows on the way
@@ -178,7 +178,7 @@ def _runs(pid: int) -> bool:
 
 
 def children(pid: int) -> list[ProcessRef]:
-    """What it has started and still runs. Source: proc(5), /proc/pid/task/tid/children."""
+    """Its children that still run. Source: proc(5), /proc/pid/task/tid/children."""
     found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):

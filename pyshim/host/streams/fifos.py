@@ -19,7 +19,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 
 READ_BYTES = 256 * 1024
 _FIRST_PIPE_BYTES = 64 * 1024
-"""What the kernel gives a pipe: enough for the many that carry a line or nothing."""
+"""The kernel's default, enough for the many pipes that carry a line or nothing."""
 _PIPE_BYTES = 1024 * 1024
 """Wanted size of a pipe that was full once: the smaller one costs a wake-up of both sides for every 64 KiB."""
 
@@ -29,8 +29,8 @@ exit of a process whose output has no reader."""
 FINISH_S = 10.0
 """Seconds for a reader that is slow to take the rest of an ended stream; containerd's runc shim waits as long."""
 _FINISH_POLL_S = 0.001
-"""Seconds between the first two looks at what is unread; the pauses double. The kernel does not tell that a pipe has
-become empty."""
+"""Seconds between the first two looks at what is unread; the pauses double. The kernel gives no event for a pipe
+that has become empty."""
 _FINISH_POLL_MAX_S = 0.05
 
 
@@ -131,7 +131,7 @@ class PipeOutput:
         """The stream has ended, and its reader has taken all of it, or nothing for UNREAD_S, or took over FINISH_S.
 
         A client of containerd's Go library closes its end when it learns of the exit, also when bytes are left in the
-        pipe. So the exit must not be told before the pipe is empty. Source: containerd cio/io_unix.go, `cancel`.
+        pipe. So the exit must not be published before the pipe is empty. Source: containerd cio/io_unix.go, `cancel`.
         """
         self._writable.end()
         self._fd.close()

@@ -1,4 +1,4 @@
-"""Streams that are plain files: `file://` logs, a path that is no FIFO, /dev/null."""
+"""Streams that are plain files: `file://` logs, a path that is not a FIFO, /dev/null."""
 
 import os
 
@@ -31,7 +31,7 @@ class FileOutput:
         self._fd.close()
 
     finish = close
-    """What was written is in the file: it has no reader to wait for."""
+    """Written bytes are in the file; there is no reader to wait for."""
 
 
 def _write_all_and_close(fd: OwnedFd, data: bytes | memoryview) -> None:
@@ -42,7 +42,7 @@ def _write_all_and_close(fd: OwnedFd, data: bytes | memoryview) -> None:
 
 
 class FileInput:
-    """A stdin that is no FIFO: read to its end, which CloseIO does not change."""
+    """A stdin that is not a FIFO: read to its end, which CloseIO does not change."""
 
     def __init__(self, fd: OwnedFd, path: str) -> None:
         self._fd = fd
@@ -58,7 +58,7 @@ class FileInput:
             raise FailedPrecondition(f"read {self._path!r}: {error.strerror}") from error
 
     def close_io(self) -> None:
-        """Nothing: there is no other writer."""
+        """No effect: there is no other writer."""
 
     async def close(self) -> None:
         self._fd.close()

@@ -1,6 +1,6 @@
 """Log programs of `binary://` URIs: a program of the node's operator that reads a container's output.
 
-It gets the read ends of stdout and stderr as fds 3 and 4 and says on fd 5 that it is ready: by a byte or, except for
+It gets the read ends of stdout and stderr as fds 3 and 4 and reports on fd 5 that it is ready: by a byte or, except for
 `binary-v2`, by closing it. Source: containerd core/runtime/v2/logging and the runc shim's process/io.go.
 """
 

@@ -100,7 +100,7 @@ def _split(value: str, stream: str) -> tuple[str, str]:
         return "fifo", value
     scheme, _, _ = value.partition("://")
     if scheme not in LOG_SCHEMES:
-        raise InvalidArgument(f"open {stream} {value!r}: scheme {scheme!r} is none of {', '.join(LOG_SCHEMES)}")
+        raise InvalidArgument(f"open {stream} {value!r}: scheme {scheme!r} is not one of {', '.join(LOG_SCHEMES)}")
     try:
         parts = urlsplit(value)
     except ValueError as error:

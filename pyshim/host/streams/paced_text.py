@@ -58,7 +58,7 @@ class PacedText:
         return len(data)
 
     def drain(self) -> None:
-        """What is waiting has been read; for when the writer has ended. Bounded: others may go on writing."""
+        """Reads the waiting bytes after the writer has ended. Bounded: other processes may go on writing."""
         left_bytes = _DRAIN_BYTES
         while self._fd.is_open and left_bytes > 0:
             count = self._read()

@@ -1,1 +1,1 @@
-"""The pod's network: planned, wired on the host, told to the guest, followed while the pod runs."""
+"""The pod's network: planned, wired on the host, configured in the guest, followed while the pod runs."""

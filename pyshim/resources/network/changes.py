@@ -1,7 +1,7 @@
 """Interfaces that come and go while the pod runs: VM and guest follow the pod's network namespace.
 
 A plugin may add an interface to a pod whose sandbox has long been started, and a runtime may set the network up only
-after it has created the sandbox. The kernel tells of it; nothing here wakes up by itself.
+after it has created the sandbox. The kernel reports the change; nothing here polls.
 """
 
 import asyncio
@@ -29,25 +29,25 @@ class NetworkChanges:
     """Follows from `start` to `close`."""
 
     def __init__(self, services: SandboxServices, *, network: Network, agent: Agent) -> None:
-        """The guest has been told what `network` says now."""
+        """The guest is configured as `network` is now."""
         self._services = services
         self._sandbox_id = services.plan.sandbox_id
         self._network = network
         self._agent = agent
         self._task: asyncio.Task[None] | None = None
-        self._told: dict[str, NetworkInterface] = {interface.mac: interface for interface in network.interfaces}
-        self._told_routes: tuple[NetworkRoute, ...] = network.routes
-        self._told_neighbours = set(network.neighbours)
+        self._configured: dict[str, NetworkInterface] = {interface.mac: interface for interface in network.interfaces}
+        self._configured_routes: tuple[NetworkRoute, ...] = network.routes
+        self._configured_neighbours = set(network.neighbours)
         self._paths: dict[str, str] = {}
         """Where the guest finds each device plugged since, by MAC."""
         self._leaving: dict[str, None] = {}
-        """Devices that the guest was asked to let go of and has not, in the order of asking."""
+        """Devices that the guest was asked to release and has not, in the order of asking."""
 
     def start(self) -> None:
         self._task = self._services.tasks.supervise(f"network/{self._sandbox_id}", self._follow())
 
     async def close(self) -> None:
-        """Nothing is followed any more, and no change is half made. Idempotent."""
+        """The following has ended, and no change is half made. Idempotent."""
         if self._task is not None:
             await cancel_all(self._task)
 
@@ -67,7 +67,7 @@ class NetworkChanges:
                 else:
                     if not self._leaving:
                         break
-            # Whatever is still to be done after the last try: the next change is another occasion.
+            # After the last try, what is left is retried at the next change.
 
     async def _catch_up(self) -> None:
         try:
@@ -78,10 +78,10 @@ class NetworkChanges:
             macs = {nic.mac: nic for nic in added if await self._add(nic)}
         finally:
             self._network.close_taps()
-        await self._tell_interfaces(macs)
-        await self._tell_routes()
+        await self._configure_interfaces(macs)
+        await self._configure_routes()
         self._services.on_change()
-        for nic_id in earlier:  # the last: a guest that still keeps one takes its time to say so
+        for nic_id in earlier:  # last: a guest that has not let go of one answers late
             await self._remove(nic_id)
         if earlier:
             self._services.on_change()
@@ -118,19 +118,19 @@ class NetworkChanges:
         await self._drop(nic_id)
 
     async def _drop(self, nic_id: str) -> None:
-        """What stays of one interface keeps no other from the VM; it is gone with the sandbox at the latest."""
+        """The host drops the interface's tap and wiring. A failure is logged; the sandbox's end releases the rest."""
         try:
             await self._network.detach(nic_id)
         except ShimError as exc:
             self._log_failure("drop interface", nic_id, exc)
 
-    async def _tell_interfaces(self, added: dict[str, NicDevice]) -> None:
+    async def _configure_interfaces(self, added: dict[str, NicDevice]) -> None:
         now = {item.mac: replace(item, device_path=self._paths.get(item.mac, "")) for item in self._network.interfaces}
-        for mac in self._told.keys() - now.keys():
-            del self._told[mac]
+        for mac in self._configured.keys() - now.keys():
+            del self._configured[mac]
             self._paths.pop(mac, None)
         for mac, interface in now.items():
-            if self._told.get(mac) == interface:
+            if self._configured.get(mac) == interface:
                 continue
             try:
                 await self._agent.update_interface(interface)
@@ -139,19 +139,19 @@ class NetworkChanges:
                 if mac in added:
                     await self._remove(added[mac].id)
                 continue
-            self._told[mac] = interface
+            self._configured[mac] = interface
 
-    async def _tell_routes(self) -> None:
-        """All of them at once: kata-agent takes away those it is not told."""
+    async def _configure_routes(self) -> None:
+        """One call with every route: kata-agent removes routes that the call leaves out."""
         routes = self._network.routes
-        if routes and routes != self._told_routes:
+        if routes and routes != self._configured_routes:
             await self._agent.update_routes(routes)
-            self._told_routes = routes
-        self._told_neighbours &= set(self._network.neighbours)
-        new = tuple(item for item in self._network.neighbours if item not in self._told_neighbours)
+            self._configured_routes = routes
+        self._configured_neighbours &= set(self._network.neighbours)
+        new = tuple(item for item in self._network.neighbours if item not in self._configured_neighbours)
         if new:
             await self._agent.add_neighbours(new)
-            self._told_neighbours.update(new)
+            self._configured_neighbours.update(new)
 
     def _log_failure(self, what: str, about: str, exc: ShimError) -> None:
         log.error(what, extra={"sandbox": self._sandbox_id, "device": about, "error": str(exc)})

@@ -1,4 +1,4 @@
-"""The pod's network in one sandbox: connected on the host, handed to the VM, told to the guest.
+"""The pod's network in one sandbox: connected on the host, handed to the VM, configured in the guest.
 
 The order is the sandbox's: `connect` before the VM is made, `close_taps` once it has its own descriptors, `set_up`
 before anything runs in the guest, `serve` after.
@@ -106,7 +106,7 @@ class SandboxNetwork:
             await agent.add_neighbours(network.neighbours)
 
     async def _paths(self, network: Network) -> dict[str, str]:
-        """Where the guest finds each function, by MAC; those that could not be there from the start are by now."""
+        """The guest's PCI path of each function, by MAC. Functions that the VM did not boot with are plugged first."""
         placed = {item.device.id: item.pci_path for item in self.vm.pci.placed}
         paths = {}
         for mac, function in network.functions.items():
@@ -116,17 +116,15 @@ class SandboxNetwork:
         return paths
 
     def serve(self, agent: Agent) -> None:
-        """Connections to the loopback of the pod's namespace are answered by the guest, which also gets interfaces that
-        come later.
-        """
+        """The guest answers connections to the loopback of the pod's namespace, and gets interfaces that come later."""
         network = self.connected
         if network is None:
             return
         self._follow(network, agent)
-        if network.door is not None:
+        if network.forward_listener is not None:
             self._forward = PortForward(
                 plan=self._plan,
-                door=network.door,
+                listener=network.forward_listener,
                 agent=agent,
                 host=self._services.host,
                 tasks=self._services.tasks,

@@ -1,8 +1,8 @@
-"""Port-forward: what is dialled on the pod's loopback on the host is answered by the guest's loopback.
+"""Port-forward: the guest's loopback answers connections to the loopback of the pod's namespace on the host.
 
 containerd enters the pod's network namespace and dials `localhost:<port>` there, but the pod's programs listen in the
-VM. So the namespace's loopback connections come to a door (`host/loopback_door.py`), and one program in the guest
-carries each of them over the streams that every agent offers. Until the first connection the guest has nothing of it.
+VM. So one listener (`host/loopback_listener.py`) takes the namespace's loopback connections, and a program in the
+guest carries each of them over the streams that every agent offers. It is made with the first connection.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pyshim.concurrency.stdio import Progress
 from pyshim.concurrency.tasks import TaskOwner, cancel_all
 from pyshim.model.errors import AgentGone, Internal, NotFound, ShimError, Unavailable
 from pyshim.model.plans import SandboxPlan
-from pyshim.model.seams import ContainerAgent, Door, DoorConnection, Host
+from pyshim.model.seams import ContainerAgent, ForwardConnection, ForwardListener, Host
 from pyshim.resources.network.plan.relay import RelayPlan, relay_plan, relay_process
 
 log = logging.getLogger(__name__)
@@ -25,31 +25,31 @@ _READ_BYTES = 256 * 1024
 MAX_CONNECTIONS = 64
 """Each is a process in the guest; more are reset."""
 LINGER_S = 10.0
-"""After the client has said all, silence of the listener this long ends the connection; containerd waits 1 s."""
+"""Seconds: after the client's last byte, a listener silent for this long is given up; containerd waits 1 s."""
 REMOVE_TIMEOUT_S = 3
 END_TIMEOUT_S = 3.0
-"""For the guest to see to the end of a connection's program: the pod's own end waits for it."""
+"""Seconds for the guest to end a connection's program; the pod's own end waits for it."""
 _KILL = 9
 
 
 class PortForward:
-    """Serves one pod's door from `start` to `close`. Owns the connections, not the door."""
+    """Serves one pod's listener from `start` to `close`. Owns the connections, not the listener."""
 
     def __init__(
         self,
         *,
         plan: "SandboxPlan",
-        door: Door,
+        listener: ForwardListener,
         agent: ContainerAgent,
         host: Host,
         tasks: TaskOwner,
         linger_s: float = LINGER_S,
     ) -> None:
         self.has_listeners = False
-        """Whether any container may listen yet. Before, nothing is carried: the guest's first container must be one of
+        """True once a container may listen. Before, nothing is carried: the guest's first container must be one of
         the pod's, since kata-agent takes the first one's pid namespace for the one they share."""
         self._plan = plan
-        self._door = door
+        self._listener = listener
         self._agent = agent
         self._host = host
         self._tasks = tasks
@@ -67,12 +67,12 @@ class PortForward:
     async def close(self) -> None:
         """No connection is carried any more, and none waits. Idempotent."""
         await cancel_all(*self._carrying, *([self._serving] if self._serving else []))
-        await self._door.close()
+        await self._listener.close()
 
     async def _serve(self) -> None:
         while True:
             try:
-                connection = await self._door.accept()
+                connection = await self._listener.accept()
             except Unavailable as exc:
                 log.debug("no more forwarding", extra={"sandbox": self._plan.sandbox_id, "error": str(exc)})
                 return
@@ -84,7 +84,7 @@ class PortForward:
             self._carrying.add(task)
             task.add_done_callback(self._carrying.discard)
 
-    async def _carry(self, connection: DoorConnection, exec_id: str) -> None:
+    async def _carry(self, connection: ForwardConnection, exec_id: str) -> None:
         """The connection has had its answer, or the reset that a port without a listener gives."""
         try:
             status = await self._relayed(connection, exec_id)
@@ -92,7 +92,7 @@ class PortForward:
                 connection.close()
             else:
                 extra = {"sandbox": self._plan.sandbox_id, "port": connection.port, "errno": status}
-                log.info("nobody listens in the guest", extra=extra)
+                log.info("no listener in the guest", extra=extra)
         except Unavailable as exc:
             log.debug("forwarded connection ended", extra={"port": connection.port, "error": str(exc)})
         except ShimError as exc:
@@ -100,7 +100,7 @@ class PortForward:
         finally:
             connection.reset()
 
-    async def _relayed(self, connection: DoorConnection, exec_id: str) -> int:
+    async def _relayed(self, connection: ForwardConnection, exec_id: str) -> int:
         """The exit status of the program that carried it."""
 
         container_id = await self._container()
@@ -122,7 +122,7 @@ class PortForward:
             await cancel_all(sending)
 
     async def _read(self, container_id: str, exec_id: str) -> bytes:
-        """What the listener said; empty at its end, which kata-agent tells by an error."""
+        """The next bytes of the listener; empty at its end, which kata-agent reports as an error."""
         try:
             return bytes(await self._agent.read_stdout(container_id, exec_id, _READ_BYTES))
         except AgentGone:
@@ -131,8 +131,8 @@ class PortForward:
             log.debug("forwarded output ended", extra={"exec": exec_id, "error": str(exc)})
             return b""
 
-    async def _send(self, connection: DoorConnection, container_id: str, exec_id: str, progress: Progress) -> None:
-        """All the client says is with the listener, then its end; a listener silent for too long after is given up."""
+    async def _send(self, connection: ForwardConnection, container_id: str, exec_id: str, progress: Progress) -> None:
+        """The listener has every byte of the client, then its end; a listener silent for too long after is given up."""
         try:
             while data := await connection.read():
                 view = memoryview(data)
@@ -151,7 +151,7 @@ class PortForward:
         await self._agent.signal_process(container_id, exec_id, _KILL)
 
     async def _end(self, container_id: str, exec_id: str) -> None:
-        """The guest has no such process any more: kata-agent forgets one when its end is asked for."""
+        """The guest's process has ended and kata-agent has forgotten it, which its WaitProcess does."""
         await self._agent.signal_process(container_id, exec_id, _KILL)
         await self._agent.wait_process(container_id, exec_id)
 

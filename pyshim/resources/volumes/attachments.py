@@ -22,7 +22,7 @@ from pyshim.resources.volumes.copying import VolumeCopies
 log = logging.getLogger(__name__)
 
 UNPLUG_WAIT_S = 2.0
-"""What a Delete waits for a guest to let go of a disk."""
+"""Seconds that a Delete waits for a guest to release a disk."""
 _SANDBOX = ""
 """The user of what stays until the sandbox ends: no container has this id."""
 

@@ -28,7 +28,7 @@ class _Copy:
     def __init__(self) -> None:
         self.users: set[str] = set()
         self.there: Tree = {}
-        """What the guest has."""
+        """The entries that the guest has."""
         self.lock = asyncio.Lock()
         self.follower: asyncio.Task[None] | None = None
 
@@ -67,7 +67,7 @@ class VolumeCopies:
             try:
                 async with copy.lock:
                     await self._bring(volume, copy, agent)
-            except ShimError as exc:  # the kubelet was faster, or the guest has gone: the next look tells
+            except ShimError as exc:  # the kubelet was faster, or the guest has gone: retried at the next look
                 log.debug("follow volume", extra={"source": volume.source, "error": str(exc)})
 
     async def _bring(self, volume: VolumeCopy, copy: _Copy, agent: ContainerAgent) -> None:
@@ -78,7 +78,7 @@ class VolumeCopies:
             log.info("volume changed", extra={"source": volume.source, "entries": len(changed)})
         sender = _Sender(volume, self._host, agent)
         for entry in _in_order(changed):
-            copy.there.pop(entry.path, None)  # until it is whole, what the guest has is not known
+            copy.there.pop(entry.path, None)  # the guest's copy is incomplete until sent
             await sender.send(entry)
             copy.there[entry.path] = entry
         for entry in _owners_again(changed, wanted):

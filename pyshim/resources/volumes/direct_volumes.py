@@ -42,7 +42,7 @@ class DirectVolumes:
         """The file system has grown to `size_bytes`; the host's device or file must have that size already."""
         disk, volume = self._attachments().direct_disk(volume_path)
         if size_bytes <= 0:
-            raise InvalidArgument(f"resize direct volume '{volume_path}': {size_bytes} bytes is no size")
+            raise InvalidArgument(f"resize direct volume '{volume_path}': {size_bytes} bytes is not a size")
         has_bytes = await self._services.host.disk_bytes(disk.path)
         if has_bytes < size_bytes:
             raise FailedPrecondition(

@@ -1,7 +1,7 @@
 """The child the shim keeps in a pod's network namespace for as long as it takes to wire it.
 
 It starts there, answers the shim's questions on the socket it was given as SOCKET_FD, and ends when that closes. It
-decides nothing and remembers nothing: what it makes, the shim has written down before asking for it.
+decides nothing and remembers nothing: the shim writes each resource into the ledger before asking for it.
 """
 
 import os

@@ -90,7 +90,7 @@ class HostNetworkConnector:
 
         async with namespace.session(undo) as session:
             await network.connect(session, self._plan)
-            await network.open_door(session)
+            await network.open_forward_listener(session)
         interfaces = len(network.nics) + len(network.functions)
         log.info("network connected", extra={"netns": netns_path, "interfaces": interfaces})
         return network
@@ -99,7 +99,7 @@ class HostNetworkConnector:
     async def connect_direct(
         self, netns_path: str | None, direct: "DirectNetwork", ledger: Ledger, *, iommufd: bool = False
     ) -> HostDirectNetwork:
-        """The functions that `direct` names are VFIO's; of the namespace, if any, only the loopback is of interest.
+        """The functions that `direct` names are VFIO's; of the namespace, if any, only the loopback is used.
 
         Nothing is left behind on error. Raises NotFound or FailedPrecondition naming the function, and what `connect`
         does for the path.
@@ -109,7 +109,7 @@ class HostNetworkConnector:
             await network.bind_functions()
             if netns_path is not None:
                 async with PodNamespace(self._children, netns_path, self._timeout_s).session() as session:
-                    await network.open_door(session, netns_path)
+                    await network.open_forward_listener(session, netns_path)
         except BaseException:
             await _undone(network, netns_path or "")
             raise

@@ -1,11 +1,11 @@
-"""A network of devices that a plugin prepared for the VM: nothing of a namespace is connected."""
+"""A network of devices that a plugin prepared for the VM: no link of a namespace is connected."""
 
 from typing import TYPE_CHECKING, NoReturn
 
 from pyshim.model.errors import Unavailable
 from pyshim.resources.network.host.functions import NetworkFunctions
-from pyshim.resources.network.host.loopback_door import LoopbackDoor
-from pyshim.resources.network.host.pod_network import opened_door
+from pyshim.resources.network.host.loopback_listener import LoopbackListener
+from pyshim.resources.network.host.pod_network import forward_listener_in
 from pyshim.resources.network.host.session import NetworkSession
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HostDirectNetwork:
-    """Implements the seam `Network`: what the file said, for as long as the sandbox lives."""
+    """Implements the seam `Network` with the devices of the file, which stay as they are."""
 
     def __init__(self, direct: "DirectNetwork", functions: NetworkFunctions) -> None:
         self.nics: tuple[NicDevice, ...] = ()
@@ -23,21 +23,21 @@ class HostDirectNetwork:
         self.interfaces = direct.interfaces
         self.routes = direct.routes
         self.neighbours = direct.neighbours
-        self.door: LoopbackDoor | None = None
+        self.forward_listener: LoopbackListener | None = None
         self._wanted = direct.functions
         self._functions = functions
 
     async def bind_functions(self) -> None:
-        """What was taken until an error is given back by `disconnect`."""
+        """Every function is VFIO's. After an error, `disconnect` gives back those that were bound."""
         for mac, address in self._wanted.items():
             self.functions[mac] = await self._functions.bind(address)
 
-    async def open_door(self, session: NetworkSession, netns_path: str) -> None:
-        """Connections to the namespace's loopback come to `door`; on a host that cannot steer them it stays None."""
-        self.door = await opened_door(session, netns_path)
+    async def open_forward_listener(self, session: NetworkSession, netns_path: str) -> None:
+        """`forward_listener` takes connections to the namespace's loopback; None on a host that cannot steer them."""
+        self.forward_listener = await forward_listener_in(session, netns_path)
 
     async def changed(self) -> NoReturn:
-        """What a file said does not change."""
+        """Raises Unavailable: a file's devices do not change."""
         raise Unavailable("watch network: its devices were named by a file")
 
     async def follow(self) -> tuple[tuple["NicDevice", ...], tuple[str, ...]]:
@@ -51,6 +51,6 @@ class HostDirectNetwork:
 
     async def disconnect(self) -> None:
         """Functions have the drivers they had. Idempotent; raises the first ShimError after having tried everything."""
-        if self.door is not None:
-            await self.door.close()
+        if self.forward_listener is not None:
+            await self.forward_listener.close()
         await self._functions.unbind()

@@ -8,12 +8,12 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VfioDevice
 from pyshim.resources.devices.host import vfio
-from pyshim.resources.network.host.held import Held
+from pyshim.resources.network.host.acquired import AcquiredEntries
 
 log = logging.getLogger(__name__)
 
 BINDING_WAIT_S = 8.0
-"""What an undo waits for a driver to let go of a card; shorter than what an undo has."""
+"""Seconds that an undo waits for a driver to release a card; less than the undo itself has."""
 
 
 class NetworkFunctions:
@@ -26,7 +26,7 @@ class NetworkFunctions:
         self._iommufd = iommufd
         self._sys = sys
         self._write = write
-        self._bound = Held(ledger)
+        self._bound = AcquiredEntries(ledger)
         self._binding: asyncio.Future[str] | None = None
 
     async def bind(self, address: str) -> VfioDevice:
@@ -68,7 +68,7 @@ class NetworkFunctions:
         await self._bound.release(self._bound.entries)
 
     async def _bound_or_failed(self) -> None:
-        """No thread binds anything any more: it would undo the undo."""
+        """The binding thread has ended: a late bind would undo the undo."""
         if self._binding is None:
             return
         done, _ = await asyncio.wait([self._binding], timeout=BINDING_WAIT_S)

@@ -20,7 +20,7 @@ _NLMSG_ERROR = 2
 _RTM_DELQDISC = 37
 _TC_H_INGRESS, _TC_H_ROOT = 0xFFFFFFF1, 0xFFFFFFFF
 RATE_LIMIT_HANDLE = 0x70790000
-"""Of the root qdiscs that limit a rate, so that ours can be told from anybody else's."""
+"""Handle of our root qdiscs, which limit a rate; it distinguishes them from those of other programs."""
 _IFINFO = struct.Struct("=BxHiII")
 _TCMSG = struct.Struct("=BxxxiIII")
 _ANSWER_TIMEOUT_S = 2
@@ -43,7 +43,7 @@ def delete_ingress(name: str, *, netns: str, inode: int = 0) -> None:
 
 
 def delete_qdisc(name: str, *, netns: str, inode: int = 0) -> None:
-    """The interface's root qdisc is none of ours, or it does not exist; `inode` as above. Raises OSError."""
+    """The interface has no root qdisc of ours, or does not exist; `inode` as above. Raises OSError."""
 
     def body(index: int) -> bytes:
         return _TCMSG.pack(0, index, RATE_LIMIT_HANDLE, _TC_H_ROOT, 0)
@@ -87,7 +87,7 @@ def _open_in(netns: str, inode: int, name: str) -> tuple[socket.socket, int] | N
             index = socket.if_nametoindex(name)
             found.append((socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE), index))
         except Exception as error:  # the caller's: a thread's own would be lost, and the link taken for gone
-            # if_nametoindex says "no such interface" without a number.
+            # if_nametoindex raises "no such interface" without an errno.
             if not isinstance(error, OSError) or error.errno not in (None, errno.ENODEV, errno.ENXIO, errno.ENOENT):
                 failures.append(error)
 

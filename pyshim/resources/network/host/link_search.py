@@ -25,7 +25,7 @@ _ANSWER_TIMEOUT_S = 2
 
 
 class OurTap(NamedTuple):
-    """A tap that says whose it is."""
+    """A tap whose alias names its sandbox."""
 
     netns: str
     name: str
@@ -35,7 +35,7 @@ class OurTap(NamedTuple):
 
 
 def tap_alias(owner: str, link: str) -> str:
-    """What a tap of the sandbox `owner`, wired by filters to `link` if any, has as its alias."""
+    """The alias of a tap of the sandbox `owner`, wired by filters to `link` if any."""
     return f"{_PREFIX}:{owner}:{link}"
 
 

@@ -1,4 +1,4 @@
-"""Every TCP connection to a namespace's loopback addresses, whatever its port, taken by one listening socket.
+"""One listening socket takes every TCP connection to a namespace's loopback addresses, whatever its port.
 
 Kubernetes' port-forward dials `localhost:<port>` in the pod's network namespace, and the port is known only then. A NAT
 rule of nftables redirects all such connections to our socket; the kernel keeps the port that was dialled.
@@ -29,7 +29,7 @@ _NETWORK_HEADER = 1
 _DESTINATION_OFFSET = {NFPROTO_IPV4: 16, NFPROTO_IPV6: 24}
 """Bytes, in the header of each family. Source: RFC 791, RFC 8200."""
 _LOOPBACK = {NFPROTO_IPV4: b"\x7f", NFPROTO_IPV6: socket.inet_pton(socket.AF_INET6, "::1")}
-"""What the destination begins with: 127.0.0.0/8 and ::1."""
+"""First bytes of the destination: 127.0.0.0/8 and ::1."""
 _BACKLOG = 64
 
 

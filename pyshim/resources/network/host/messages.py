@@ -1,4 +1,4 @@
-"""The words between the shim and its child in a pod's network namespace: JSON, each under a length, with descriptors.
+"""Messages between the shim and its child in a pod's network namespace: JSON, each under a length, with descriptors.
 
 The shim asks, the child answers, one at a time. An answer is `{"ok": ...}` or `{"error": {"step", "errno"}}`.
 """
@@ -16,7 +16,7 @@ SOCKET_FD = 3
 """Where the child finds the socket."""
 LENGTH = struct.Struct("=I")
 MAX_MESSAGE_BYTES = 4 << 20
-"""Some 15,000 routes; a namespace that says more is not a pod's."""
+"""Enough for some 15,000 routes; the namespace of a pod has fewer."""
 MAX_FDS = 253
 """The kernel takes no more with one message (SCM_MAX_FD, unix(7)), so no tap has more queues; its own limit is 256."""
 READ_BYTES = 65536
@@ -42,7 +42,7 @@ class Inbox:
         self._fds: list[OwnedFd] = []
 
     def receive(self, connection: socket.socket) -> bool:
-        """What the socket has is taken; False at its end. Raises BlockingIOError when it has nothing yet."""
+        """Reads the bytes that the socket has; False at its end. Raises BlockingIOError when it has none yet."""
         space = socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
         data, ancillary, _flags, _address = connection.recvmsg(READ_BYTES, space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
@@ -56,7 +56,7 @@ class Inbox:
     def next(self) -> tuple[dict[str, Any], list[OwnedFd]] | None:
         """The next whole message and the descriptors that came with it; None when some of it is still to come.
 
-        Raises ValueError for what is no message: too long, or not a JSON object.
+        Raises ValueError for a message that is too long or not a JSON object.
         """
         if len(self._data) < LENGTH.size:
             return None

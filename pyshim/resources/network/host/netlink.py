@@ -64,7 +64,7 @@ def scan(rtnl: IPRoute) -> NetworkScan:
 
 
 def _dump(ask: Callable[[], Iterable[T]]) -> tuple[T, ...]:
-    """A consistent answer: the kernel says when something changed in the middle of one."""
+    """A consistent answer: the kernel reports a change in the middle of one, and the question is asked again."""
     for _ in range(_DUMP_ATTEMPTS - 1):
         with suppress(NetlinkDumpInterrupted):
             return tuple(ask())
@@ -137,7 +137,7 @@ def _neighbour(message: Any) -> NeighbourReport:
 
 
 def open_news() -> int:
-    """A socket that hears of links, addresses and routes of this namespace as they change; the fd is the caller's."""
+    """A socket that receives changes of links, addresses and routes of this namespace; the fd is the caller's."""
     flags = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
     with socket.socket(socket.AF_NETLINK, flags, socket.NETLINK_ROUTE) as news:
         news.bind((0, _NEWS_GROUPS))
@@ -145,12 +145,12 @@ def open_news() -> int:
 
 
 def start_tap(rtnl: IPRoute, name: str, mtu: int, alias: str) -> int:
-    """The tap is up, as large as its link, and says nothing of its own; its index."""
+    """The index of the tap, which is up, has its link's MTU, and sends nothing of its own."""
     (message,) = rtnl.get_links(ifname=name)
     index = int(message["index"])
     with suppress(NetlinkError):
         # No IPv6 address for the host's end: what the guest hears must come from the link. A kernel without IPv6
-        # refuses, and has nothing to keep quiet.
+        # refuses, and has no such address.
         quiet = {"attrs": [["AF_INET6", {"attrs": [["IFLA_INET6_ADDR_GEN_MODE", _ADDR_GEN_MODE_NONE]]}]]}
         rtnl.link("set", index=index, IFLA_AF_SPEC=quiet)
     rtnl.link("set", index=index, mtu=mtu, ifalias=alias)
@@ -162,7 +162,7 @@ def make_macvtap(rtnl: IPRoute, name: str, link_index: int) -> None:
     """The macvtap `name` gets every frame of the link, whose address it shares; the link's own stack sees none.
 
     `passthru` is the one mode that asks nothing of the link: its address and its IP addresses stay, and one deletion
-    undoes all. The kernel refuses with EBUSY or EINVAL a link that somebody else already takes frames from.
+    undoes all. The kernel refuses with EBUSY or EINVAL a link whose frames another device takes already.
     """
     rtnl.link("add", ifname=name, kind="macvtap", link=link_index, macvtap_mode="passthru")
 
@@ -187,7 +187,7 @@ def redirect(rtnl: IPRoute, tap_index: int, link_index: int) -> None:
 def limit_rate(rtnl: IPRoute, index: int, bits_s: int, mtu: int) -> None:
     """The interface sends no more than that, in bursts of 10 ms or one frame; what waits longer than 50 ms is dropped.
 
-    The kernel refuses with EEXIST where somebody else has chosen how the interface sends.
+    The kernel refuses with EEXIST where another root qdisc is in place.
     """
     bytes_s = bits_s // 8
     burst = max(bytes_s // 100, mtu + _FRAME_HEADERS_BYTES)

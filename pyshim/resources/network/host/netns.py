@@ -1,4 +1,4 @@
-"""A pod's network namespace: opened once, checked, and held by one sandbox at a time while it is being wired."""
+"""A pod's network namespace: opened once, checked, and locked by one sandbox at a time while it is being wired."""
 
 import fcntl
 import os
@@ -15,11 +15,11 @@ _NS_GET_NSTYPE = 0xB703
 
 
 @contextmanager
-def held_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> Iterator[int]:
-    """An fd of the network namespace at `path`; no other holder has it until the block is left.
+def locked_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> Iterator[int]:
+    """An fd of the network namespace at `path`; locked against other sandboxes until the block is left.
 
-    Raises NotFound when there is nothing at `path`, InvalidArgument when it is no network namespace or the shim's own
-    (a pod on the host's network cannot be moved into a VM), FailedPrecondition while another sandbox holds it.
+    Raises NotFound when there is nothing at `path`, InvalidArgument for a file of another type and for the shim's own
+    (a pod on the host's network cannot be moved into a VM), FailedPrecondition while another sandbox has locked it.
     """
     with open_netns(path, own_path=own_path) as namespace:
         try:
@@ -27,13 +27,13 @@ def held_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> Iterator[in
             fcntl.flock(namespace.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise FailedPrecondition(
-                f"hold network namespace {path!r}: {describe_os_error(error)} (hint: another sandbox is using it)"
+                f"lock network namespace {path!r}: {describe_os_error(error)} (hint: another sandbox is using it)"
             ) from error
         yield namespace.fileno()
 
 
 def open_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> OwnedFd:
-    """The network namespace at `path`, checked; see `held_netns`."""
+    """The network namespace at `path`, checked; see `locked_netns`."""
     subject = f"open network namespace {path!r}"
     try:
         # Never block on a FIFO, never open a device.

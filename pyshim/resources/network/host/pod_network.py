@@ -25,10 +25,10 @@ from pyshim.model.network import (
     NetworkScan,
     RateLimits,
 )
+from pyshim.resources.network.host.acquired import AcquiredEntries
 from pyshim.resources.network.host.functions import NetworkFunctions
-from pyshim.resources.network.host.held import Held
 from pyshim.resources.network.host.link_search import tap_alias
-from pyshim.resources.network.host.loopback_door import LoopbackDoor
+from pyshim.resources.network.host.loopback_listener import LoopbackListener
 from pyshim.resources.network.host.session import NetworkSession, PodNamespace, StepFailed
 from pyshim.resources.network.host.taps import open_vhost_net
 from pyshim.resources.network.host.watch import Watch
@@ -77,7 +77,7 @@ class HostNetwork:
         self.neighbours: tuple[NetworkNeighbour, ...] = ()
         self.vhost_user_nics: tuple[VhostUserNic, ...] = ()
         self.functions: dict[str, VfioDevice] = {}
-        self.door: LoopbackDoor | None = None
+        self.forward_listener: LoopbackListener | None = None
         self.model = wiring.model
         self._wiring = wiring
         self._owner = owner
@@ -87,13 +87,13 @@ class HostNetwork:
         self._endpoints: tuple[EndpointPlan, ...] = ()
         self._next_number = 0
         self._made: dict[str, EndpointPlan] = {}
-        """By the device's id: those that hold something, though their link may be gone."""
+        """Endpoints with a tap, by the device's id; their link may be gone."""
         self._handed: dict[str, str] = {}
         """The names, by MAC, of links that are PCI functions."""
         self._taps: dict[str, int] = {}
         """Their indices by name."""
         self._fds: list[OwnedFd] = []
-        self._held = Held(ledger)
+        self._acquired = AcquiredEntries(ledger)
 
     def close_taps(self) -> None:
         """Our copies of the descriptors are closed; the VMM has its own. Idempotent."""
@@ -103,37 +103,37 @@ class HostNetwork:
     async def disconnect(self) -> None:
         """The namespace is as CNI left it. Idempotent; raises the first ShimError after having tried everything."""
         self.close_taps()
-        if self.door is not None:
-            await self.door.close()
+        if self.forward_listener is not None:
+            await self.forward_listener.close()
         self.unwatch()
         try:
             await self._functions.unbind()
         finally:
-            await self._held.release(self._held.entries)
+            await self._acquired.release(self._acquired.entries)
 
     # ---- the first look
 
     async def connect(self, session: NetworkSession, plan: Plan) -> None:
-        """Every endpoint is wired; on an error, what was made until then is still held."""
+        """Every endpoint is wired; after an error, `disconnect` undoes what was made until then."""
         _, fds = await session.ask("watch for changes", {"do": "watch"})
-        self._watch = Watch(*fds)  # before the scan: what changes meanwhile is news
+        self._watch = Watch(*fds)  # before the scan, so that no change is missed
         scan = await _scan(session, self._namespace.path)
         found = plan(scan, self.model, pass_physical=self._wiring.pass_physical)
         self._log_left_out(found)
         self._adopt(found)
         for endpoint in found.endpoints:
             self.nics += (await self._wire(session, endpoint),)
-        for physical in found.physical:  # the last: with its driver a link leaves the namespace
+        for physical in found.physical:  # last: a link leaves the namespace with its driver
             self.functions[physical.mac] = await self._functions.bind(physical.address)
 
-    async def open_door(self, session: NetworkSession) -> None:
-        """Connections to the namespace's loopback come to `door`; on a host that cannot steer them it stays None."""
-        self.door = await opened_door(session, self._namespace.path)
+    async def open_forward_listener(self, session: NetworkSession) -> None:
+        """`forward_listener` takes connections to the namespace's loopback; None on a host that cannot steer them."""
+        self.forward_listener = await forward_listener_in(session, self._namespace.path)
 
     def _adopt(self, plan: "NetworkPlan") -> None:
         self._endpoints = plan.endpoints
         self._next_number += sum(endpoint.id not in self._made for endpoint in plan.endpoints)
-        # What was handed over whole is in the namespace no more; all that is known of it is known already.
+        # Passed-through NICs have left the namespace; keep their last known data.
         handed = {mac: name for mac, name in self._handed.items() if mac in self.functions}
         names = frozenset(handed.values())
         self.interfaces = (*(item for item in self.interfaces if item.mac in handed), *plan.interfaces)
@@ -143,12 +143,12 @@ class HostNetwork:
 
     def _log_left_out(self, plan: "NetworkPlan") -> None:
         for sentence in plan.left_out:
-            log.warning("not told to the guest", extra={"netns": self._namespace.path, "what": sentence})
+            log.warning("not configured in the guest", extra={"netns": self._namespace.path, "what": sentence})
 
     # ---- later ones
 
     async def changed(self) -> None:
-        """Something in the namespace is other than at the last look. Raises Unavailable once disconnected."""
+        """The namespace differs from the last look. Raises Unavailable once disconnected."""
         if self._watch is None:
             raise Unavailable("watch network namespace: it is not connected")
         await self._watch.changed()
@@ -188,8 +188,9 @@ class HostNetwork:
         return tuple(added), tuple(before)
 
     async def _forget_look(self, known: tuple["EndpointPlan", ...]) -> None:
-        """`known` endpoints are all there are again, so that the next look finds what this one has not brought to an
-        end. What cannot be undone stays in the ledger.
+        """The endpoints are the `known` ones again, so that the next look finds the new links once more.
+
+        A resource that cannot be undone stays in the ledger.
         """
         new = {endpoint.id for endpoint in self._endpoints} - {endpoint.id for endpoint in known}
         self._endpoints = known
@@ -209,9 +210,9 @@ class HostNetwork:
             return []
 
     async def detach(self, nic_id: str) -> None:
-        """Nothing of us is left on the device's link, and the guest need not be told of it. Idempotent.
+        """Our tap and filters are off the device's link, which leaves the guest's configuration. Idempotent.
 
-        The next look finds a link that is still there anew.
+        The next look takes a link that is still there for a new one.
         """
         endpoint = self._made.pop(nic_id, None)
         if endpoint is None:
@@ -225,7 +226,7 @@ class HostNetwork:
             self.neighbours = tuple(item for item in self.neighbours if item.device != endpoint.link_name)
         if all(item.link_name != endpoint.link_name for item in self._endpoints):
             keys.add(endpoint.link_name)  # else a link made anew has the name, and our qdiscs, by now
-        await self._held.release(entry for entry in self._held.entries if entry.key in keys)
+        await self._acquired.release(entry for entry in self._acquired.entries if entry.key in keys)
 
     # ---- one endpoint
 
@@ -237,7 +238,7 @@ class HostNetwork:
         return endpoint.device(taps, vhosts)
 
     async def _make_tap(self, session: NetworkSession, endpoint: "EndpointPlan") -> tuple[int, ...]:
-        """The queues behind which the VM will be, connected to the endpoint's link."""
+        """The queues of the VM's device, connected to the endpoint's link."""
         name, link, queues = endpoint.tap_name, endpoint.link_name, self._wiring.queues
         self._hold(ResourceKind.LINK, name)
         kind = "macvtap" if self.model is NetworkModel.MACVTAP else "tap"
@@ -254,7 +255,7 @@ class HostNetwork:
         return tuple(fd.fileno() for fd in fds)
 
     async def _limit_rates(self, session: NetworkSession, endpoint: "EndpointPlan") -> None:
-        """What the guest receives leaves by the tap, what it sends by the link."""
+        """Limits both directions: frames for the guest leave by the tap, frames from it by the link."""
         name, link, rates = endpoint.tap_name, endpoint.link_name, self._wiring.rates
         if rates.received and self.model is NetworkModel.MACVTAP:
             raise Unimplemented(f"limit what link {link!r} receives: a macvtap has no queue for it (hint: 'tcfilter')")
@@ -277,7 +278,7 @@ class HostNetwork:
         return numbers
 
     def _renamed(self, endpoint: "EndpointPlan") -> None:
-        """What undoes our work on the link goes by the name it has now."""
+        """The ledger's entries for the link have its present name: their undo looks for it by name."""
         self._made[endpoint.id] = endpoint
         if self.model is NetworkModel.TCFILTER:
             self._hold(ResourceKind.INGRESS, endpoint.link_name)
@@ -285,13 +286,13 @@ class HostNetwork:
             self._hold(ResourceKind.QDISC, endpoint.link_name)
 
     def _hold(self, kind: ResourceKind, name: str) -> None:
-        # A path like /proc/PID/ns/net leads elsewhere once the pid is another's: the inode tells.
+        # A path like /proc/PID/ns/net leads to another namespace once the pid is another's; the inode shows that.
         detail: dict[str, str | int] = {"netns": self._namespace.path, "netns_inode": self._namespace.inode}
-        self._held.acquire(LedgerEntry(kind=kind, key=name, detail=detail))
+        self._acquired.acquire(LedgerEntry(kind=kind, key=name, detail=detail))
 
 
-async def opened_door(session: NetworkSession, netns_path: str) -> LoopbackDoor | None:
-    """Where connections to the namespace's loopback come; None on a host that cannot steer them."""
+async def forward_listener_in(session: NetworkSession, netns_path: str) -> LoopbackListener | None:
+    """The listener for connections to the namespace's loopback; None on a host that cannot steer them."""
     try:
         _, fds = await session.ask("redirect loopback connections by nftables", {"do": "steer"})
     except StepFailed as error:
@@ -300,7 +301,7 @@ async def opened_door(session: NetworkSession, netns_path: str) -> LoopbackDoor 
         return None
     if len(fds) != 2:
         raise Internal(f"redirect loopback connections by nftables: {len(fds)} descriptors came, 2 were wanted")
-    return LoopbackDoor(*fds)
+    return LoopbackListener(*fds)
 
 
 async def _scan(session: NetworkSession, netns_path: str) -> NetworkScan:

@@ -15,7 +15,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal
 from pyshim.resources.network.host.messages import SOCKET_FD, Inbox, encoded
-from pyshim.resources.network.host.netns import held_netns
+from pyshim.resources.network.host.netns import locked_netns
 
 # `-S` keeps site-packages out of the child, so it gets the shim's import path.
 _PROGRAM = (
@@ -67,20 +67,20 @@ class NetworkSession:
     ) -> None:
         self._connection.close()
         self._inbox.close()
-        # Also when the caller gives up just now: what follows may undo what the child would still make.
+        # Also when the caller is cancelled now: a later undo must not race with the child.
         await to_the_end(self._child.end())
 
     async def ask(self, step: str, question: dict[str, Any]) -> tuple[Any, list[OwnedFd]]:
         """The child's answer and the descriptors with it. Raises StepFailed: `step: EEXIST (file exists)`."""
         loop = asyncio.get_running_loop()
-        with suppress(BrokenPipeError, ConnectionResetError):  # the end of the stream says more
+        with suppress(BrokenPipeError, ConnectionResetError):  # the end of the stream has the reason
             await loop.sock_sendall(self._connection, encoded(question))
         answer, fds = await self._answer(step)
         if "ok" in answer:
             return answer["ok"], fds
         error = answer.get("error")
         if not isinstance(error, dict):
-            raise Internal(f"{step} in network namespace {self._netns_path!r}: the child's answer is none")
+            raise Internal(f"{step} in network namespace {self._netns_path!r}: the child's answer is malformed")
         number, text = error.get("errno"), str(error.get("text", "")).lower()
         cause = f"{errno.errorcode.get(number, number)} ({text})" if number else text
         raise StepFailed(f"{step} in network namespace {self._netns_path!r}: {cause}")
@@ -101,7 +101,7 @@ class NetworkSession:
                 raise Internal(f"{where}: {self._child.describe_exit()}")
 
     async def _receive(self) -> bool:
-        """Something has arrived; False at the end of the stream."""
+        """Bytes have arrived; False at the end of the stream."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -119,12 +119,12 @@ class NetworkSession:
 
 
 class PodNamespace:
-    """The network namespace of one pod, entered by a child each time something is to be asked or made there."""
+    """The network namespace of one pod, entered by a child for each look and each wiring."""
 
     def __init__(self, children: Children, path: str, timeout_s: float) -> None:
         self.path = path
         self.inode = 0
-        """Of what was at the path when it was first entered."""
+        """Inode of the namespace that was at the path when it was first entered."""
         self._children = children
         self._timeout_s = timeout_s
 
@@ -134,13 +134,13 @@ class PodNamespace:
     ) -> AsyncIterator[NetworkSession]:
         """The namespace is this sandbox's alone until the block is left, at the latest after the timeout.
 
-        `at_failure` undoes what a failing block has made: after the child has ended, so that nothing is made any more,
-        and before anybody else may look. Raises what `held_netns` does, FailedPrecondition when the path leads to
+        `at_failure` undoes what a failing block has made: after the child has ended, so that it makes no more,
+        and before another sandbox may look. Raises what `locked_netns` does, FailedPrecondition when the path leads to
         another namespace than before, DeadlineExceeded.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
-                with held_netns(self.path) as netns_fd:
+                with locked_netns(self.path) as netns_fd:
                     self._check(os.fstat(netns_fd).st_ino)
                     try:
                         async with await NetworkSession.open(self._children, netns_fd, self.path) as session:

@@ -18,7 +18,7 @@ _IFF_NO_PI = 0x1000
 _IFF_VNET_HDR = 0x4000
 _IFF_TUN_EXCL = 0x8000
 _PRIVATE_DIRECTORY = "/run"
-"""Any directory that is there: no other process sees what is mounted on it."""
+"""Any directory that exists: only this process sees the mount on it."""
 _IFREQ = struct.Struct("16sH22x")
 _NOT_OFFERED = frozenset({errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.EACCES, errno.EPERM})
 
@@ -67,7 +67,7 @@ def open_macvtap(device_number: int, queues: int) -> tuple[int, ...]:
 
 
 def macvtap_device_number(name: str, index: int) -> int:
-    """The number of the macvtap's character device, which sysfs tells in the namespace the link is in. Raises OSError.
+    """The number of the macvtap's character device, from sysfs of the namespace the link is in. Raises OSError.
 
     As for `open_macvtap`, the calling process's mount namespace must be its own.
     """
@@ -88,7 +88,7 @@ def leave_mount_namespace() -> None:
 
 
 def open_vhost_net(queues: int, *, device: str = "/dev/vhost-net") -> tuple[int, ...]:
-    """One vhost-net fd per queue; empty where the host has none or lets us have none, as QEMU does without."""
+    """One vhost-net fd per queue; empty where the host has none or refuses it; QEMU works without."""
     fds: list[int] = []
     try:
         for _ in range(queues):

@@ -1,4 +1,4 @@
-"""News of a pod's network namespace: a route socket that the child made there, read on the shim's loop.
+"""Changes in a pod's network namespace, read on the shim's loop from a route socket that the child made there.
 
 The kernel reports changes; nothing is polled. A change that concerns no interface or route that the guest has or could
 get wakes no caller. Source: rtnetlink(7), linux/rtnetlink.h.
@@ -31,7 +31,7 @@ class Watch:
 
     def __init__(self, news: OwnedFd) -> None:
         self._news = socket.socket(fileno=news.steal())
-        self._news.setblocking(False)  # the descriptor does not block; the object has to know
+        self._news.setblocking(False)  # the descriptor does not block already; the object needs the call too
 
     async def changed(self) -> None:
         """A change has happened that may concern the guest: the namespace is to be read again. Raises Unavailable."""
@@ -44,7 +44,7 @@ class Watch:
                     return  # more changes than the socket's buffer holds
                 cause = os.strerror(error.errno or 0).lower()
                 raise Unavailable(f"watch network namespace: {cause}") from error
-            # Any process of the namespace can send to the socket; only the kernel is believed.
+            # Any process of the namespace can send to the socket; only the kernel's messages count.
             if sender == 0 and is_news(data):
                 return
 
@@ -65,11 +65,11 @@ class Watch:
 
 
 def is_news(data: bytes) -> bool:
-    """Whether a message is about a link that is gone, an address that a guest would have, or a route somebody set.
+    """True for a message about a link that is gone, an address that a guest would have, or a route that a program set.
 
-    A link that comes is none until it has an address. What the kernel makes by itself as a link goes up, the guest's
-    kernel makes for itself. A tap of ours that is gone is none either: it goes when a link could not be connected, and
-    that link would be tried again at once, for ever.
+    A new link counts once it has an address. Addresses and routes that the kernel makes by itself as a link goes up do
+    not count: the guest's kernel makes them too. Nor does a tap of ours that is gone: it goes when a link could not be
+    connected, and that link would be tried again at once, for ever.
     """
     return any(_concerns_guest(kind, body) for kind, body in messages(data))
 

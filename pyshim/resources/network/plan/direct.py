@@ -1,9 +1,9 @@
-"""Directly attachable network: the file in which a CNI plugin says what the VM is given instead of the links of a
-namespace. Pure.
+"""Directly attachable network: a CNI plugin's file names the devices that the VM gets instead of a namespace's links.
+Pure.
 
 Kata's format: `{"netns", "devices": [{"name", "guest_mac", "device": {"type": "vfio" | "vhost-user", ...},
-"network_info": {"interface", "routes", "neighbors"}}]}`. Read strictly: what is misspelt here would be a pod without
-network, or with another's.
+"network_info": {"interface", "routes", "neighbors"}}]}`. Read strictly: a misspelt member would leave the
+pod without network, or with the network of another pod.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ MAX_QUEUES = 256
 _MAX_U32 = 0xFFFFFFFF
 _MAX_NAME_BYTES = 15
 _QUEUE_SIZES = (256, 512, 1024)
-"""What QEMU takes."""
+"""The values that QEMU accepts."""
 _MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
 _FUNCTION = re.compile(r"([0-9A-Fa-f]{4}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
 _UNBUILT_TYPES = frozenset({"host-tap"})
@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 
 def direct_network(content: bytes, path: str, *, sandbox_id: str, queues: int) -> DirectNetwork:
-    """What the file at `path` describes; `queues` is the pairs of a device that names no number.
+    """The network that the file at `path` describes; a device that names no number of queue pairs has `queues`.
 
-    Raises InvalidArgument naming file and field, Unimplemented for a type of device there is no way for.
+    Raises InvalidArgument naming file and field, Unimplemented for a type of device that is not supported.
     """
     try:
         document = json.loads(content)
@@ -123,12 +123,12 @@ def _device(fields: _Fields, found: _Found) -> None:
     fields.end()
     kind = what.take("type", _text)
     if kind == "vfio" and not mac:
-        fields.refuse("guest_mac", "it is missing")  # its card has one, which only the plugin knows
+        fields.refuse("guest_mac", "it is missing")  # the card has a MAC that only the plugin can read
     mac = mac or _local_mac(found.sandbox_id, name)
     if mac in (interface.mac for interface in found.interfaces):
         fields.refuse("guest_mac", f"{mac} is another device's as well")
-    told = info.inner("interface")
-    interface = _interface(told, name, mac)
+    fields_of_interface = info.inner("interface")
+    interface = _interface(fields_of_interface, name, mac)
     _attach(kind, what, interface, found)
     found.interfaces.append(interface)
     found.routes += [_route(row, name) for row in info.objects("routes")]
@@ -256,28 +256,28 @@ def _interface_name(value: Any) -> str:
     name = _text(value)
     fits = 0 < len(name.encode()) <= _MAX_NAME_BYTES and name not in (".", "..")
     if not fits or not name.isprintable() or any(char in "/:" or char.isspace() for char in name):
-        raise ValueError(f"{name[:80]!r} is no name of an interface")
+        raise ValueError(f"{name[:80]!r} is not a name of an interface")
     return name
 
 
 def _mac(value: Any) -> str:
     text = _text(value)
     if not _MAC.fullmatch(text) or int(text[:2], 16) & 1 or not text.strip("0:"):
-        raise ValueError(f"{text[:80]!r} is no MAC address of a device")
+        raise ValueError(f"{text[:80]!r} is not a MAC address of a device")
     return text.lower()
 
 
 def _function(value: Any) -> str:
     text = _text(value).lower()
     if not _FUNCTION.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is no PCI address (like 0000:65:00.0)")
+        raise ValueError(f"{text[:80]!r} is not a PCI address (like 0000:65:00.0)")
     return text if text.count(":") == 2 else f"0000:{text}"
 
 
 def _absolute_path(value: Any) -> str:
     path = _text(value)
     if not path.startswith("/") or not path.isprintable():
-        raise ValueError(f"{path[:80]!r} is no absolute path")
+        raise ValueError(f"{path[:80]!r} is not an absolute path")
     return path
 
 
@@ -287,9 +287,9 @@ def _addresses(value: Any) -> list[NetworkAddress]:
         try:
             interface = ipaddress.ip_interface(_text(text))
         except ValueError:
-            raise ValueError(f"{text!r} is no address with its prefix length") from None
+            raise ValueError(f"{text!r} is not an address with its prefix length") from None
         if interface.is_loopback or "/" not in text:
-            raise ValueError(f"{text!r} is no address with its prefix length of a device")
+            raise ValueError(f"{text!r} is not an address with its prefix length of a device")
         found.append(NetworkAddress(address=str(interface.ip), prefix_length=interface.network.prefixlen))
     return found
 
@@ -301,7 +301,7 @@ def _network(value: Any) -> str:
     try:
         return str(ipaddress.ip_network(text, strict=False))
     except ValueError:
-        raise ValueError(f"{text[:80]!r} is no network") from None
+        raise ValueError(f"{text[:80]!r} is not a network") from None
 
 
 def _address_or_none(value: Any) -> str:
@@ -314,4 +314,4 @@ def _host_address(value: Any) -> str:
     try:
         return str(ipaddress.ip_interface(text).ip)
     except ValueError:
-        raise ValueError(f"{text[:80]!r} is no IP address") from None
+        raise ValueError(f"{text[:80]!r} is not an IP address") from None

@@ -1,4 +1,4 @@
-"""How a pod's network is wired: which links become devices of the VM, and what the shim tells the guest. Pure.
+"""How a pod's network is wired: the links that become devices of the VM, and the guest's configuration. Pure.
 
 Rules that follow Kata's runtimes, so that one CNI configuration gives one guest: loopback and links without an address
 are no endpoints; endpoints are ordered by name; routes the kernel made by itself are left for the guest's kernel to
@@ -77,14 +77,14 @@ class NetworkPlan(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[NetworkRoute, ...]
     neighbours: tuple[NetworkNeighbour, ...]
     left_out: tuple[str, ...]
-    """What the pod has and its guest does not get, one sentence each, for the log: routes it cannot be told, and links
-    that came later and cannot be wired."""
+    """One log sentence for each thing of the pod that its guest does not get: routes that the agent cannot express, and
+    links that came later and cannot be wired."""
 
 
 def network_plan(
     scan: NetworkScan, model: NetworkModel = NetworkModel.TCFILTER, *, pass_physical: bool = False
 ) -> NetworkPlan:
-    """What to wire and what to tell the guest; with `pass_physical` the host's own devices are handed over.
+    """The links to wire and the guest's configuration; with `pass_physical` the host's own devices are handed over.
 
     Raises ShimError naming the first link that cannot be wired.
     """
@@ -121,7 +121,7 @@ def changed_plan(scan: NetworkScan, model: NetworkModel, wired: Sequence[Endpoin
 
 
 def _is_same(link: LinkReport, endpoint: EndpointPlan | None) -> bool:
-    """Whether `endpoint` was made of this link, which may have another name by now."""
+    """True when `endpoint` was made of this link, which may have another name by now."""
     return endpoint is not None and link.mac == endpoint.mac
 
 
@@ -182,7 +182,7 @@ def _check_link(
 def _check_kind(link: LinkReport, pass_physical: bool) -> None:
     subject = f"connect link {link.name!r}"
     if not link.name.isprintable():
-        raise InvalidArgument(f"{subject}: a guest cannot be told such a name")
+        raise InvalidArgument(f"{subject}: the agent cannot express such a name")
     if link.bus == "pci" and not pass_physical:
         raise FailedPrecondition(
             f"{subject}: a physical device, to be handed to the VM when that is made"
@@ -249,7 +249,7 @@ def _full_length(item: AddressReport) -> int:
 
 
 def _peer_routes(addresses: dict[int, list[AddressReport]], names: dict[int, str]) -> Iterator[NetworkRoute]:
-    """The route a point-to-point address implies; the agent's addresses have no peer, so it must be said."""
+    """The route that a point-to-point address implies; the agent's addresses have no peer, so it needs the route."""
     for index, items in addresses.items():
         for item in items:
             if item.peer:
@@ -267,13 +267,16 @@ def _peer_routes(addresses: dict[int, list[AddressReport]], names: dict[int, str
 
 
 def _routes(reports: tuple[RouteReport, ...], names: dict[int, str]) -> tuple[list[NetworkRoute], tuple[str, ...]]:
-    """By metric, as the agent knows none: of two routes to one destination the guest keeps the first it is given."""
+    """The guest's routes by metric, and sentences about the others.
+
+    The agent has no metric: of two routes to one destination the guest keeps the first it gets.
+    """
     wanted = [report for report in reports if _is_for_guest(report)]
     wanted.sort(key=lambda report: report.metric)
     left_out = tuple(
         f"route to {report.destination or 'default'}: {report.beyond}" for report in wanted if report.beyond
     )
-    told = [
+    found = [
         NetworkRoute(
             destination=report.destination,
             gateway=report.gateway,
@@ -288,7 +291,7 @@ def _routes(reports: tuple[RouteReport, ...], names: dict[int, str]) -> tuple[li
         for report in wanted
         if report.index in names and not report.beyond
     ]
-    return told, left_out
+    return found, left_out
 
 
 def _is_for_guest(report: RouteReport) -> bool:

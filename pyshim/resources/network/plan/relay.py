@@ -73,7 +73,7 @@ def relay_plan(sandbox_id: SandboxId, share: SharePlan) -> RelayPlan:
 
 
 def relay_process(port: int | None) -> dict[str, object]:
-    """The `process` of an OCI spec: one connection to `port`, or without one what holds the container open."""
+    """The `process` of an OCI spec: it carries a connection to `port`, or without one keeps the container running."""
     return {
         "terminal": False,
         "user": {"uid": _NOBODY, "gid": _NOBODY},

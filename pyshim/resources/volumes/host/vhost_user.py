@@ -21,7 +21,7 @@ def backend_socket(store: str, major: int, minor: int) -> str:
     """The socket of the disk whose node in the store has this number, with no link in its last part.
 
     Raises Unimplemented for a SCSI target, NotFound when no node has the number, FailedPrecondition when two have it or
-    its socket is missing or none.
+    its socket is missing or of another type.
     """
     what = f"find vhost-user disk {major}:{minor} in '{store}'"
     if major == VHOST_USER_SCSI:
@@ -42,7 +42,7 @@ def backend_socket(store: str, major: int, minor: int) -> str:
     except OSError as error:
         raise FailedPrecondition(f"{what}: '{path}': {error.strerror}") from error
     if not stat.S_ISSOCK(mode):
-        raise FailedPrecondition(f"{what}: '{path}' is no socket")
+        raise FailedPrecondition(f"{what}: '{path}' is not a socket")
     return path
 
 

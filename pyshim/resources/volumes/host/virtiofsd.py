@@ -23,7 +23,7 @@ LISTEN_FD = 3
 CACHE_MODES = ("never", "metadata", "auto", "always")
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
-# What the plan decides; a user's extra argument must not change it behind our back.
+# The plan decides these; a user's extra argument must not change them.
 _OURS = frozenset({"--fd", "--socket-path", "--shared-dir", "--cache", "--daemonize", "--print-capabilities"})
 _OUR_SUBOPTIONS = frozenset({"source", "cache"})
 _HIDES_ERRORS = "--syslog"
@@ -49,7 +49,7 @@ _AS_C_SUBOPTION = {
     "--sandbox": "sandbox={}",
 }
 _C_LOG_LEVELS = {"error": "err", "warn": "warn", "info": "info", "debug": "debug", "trace": "debug"}
-_KEPT_FOR_C = frozenset({"--thread-pool-size", "--rlimit-nofile", "--socket-group"})
+_SAME_FOR_C = frozenset({"--thread-pool-size", "--rlimit-nofile", "--socket-group"})
 
 
 class VirtiofsdCommand(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class VirtiofsdCommand(msgspec.Struct, frozen=True):
     key: str
     """The word of `argv` no other process has: what it shares."""
     dropped: tuple[str, ...]
-    """Extra arguments this flavour has no word for, or that would undo a decision; to be told to the user."""
+    """Extra arguments this flavour has no word for, or that would undo a decision; for a warning."""
 
 
 def virtiofsd_command(plan: VirtiofsdPlan, flavour: VirtiofsdFlavour) -> VirtiofsdCommand:
@@ -87,7 +87,7 @@ def _rust_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
 
 
 def _c_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
-    # It knows no "metadata"; "none" is the nearest that never shows stale data.
+    # It has no "metadata"; "none" is the nearest mode that never shows stale data.
     mode = {"never": "none", "metadata": "none"}.get(cache, cache)
     key = f"source={_c_quoted(plan.shared_dir)}"
     argv = [plan.binary, f"--fd={LISTEN_FD}", "-o", key, "-o", f"cache={mode}"]
@@ -103,8 +103,8 @@ def _c_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
 
 
 def _for_c(option: str, value: str | None) -> list[str]:
-    """The C spelling of one extra argument; empty when there is none."""
-    if option in _KEPT_FOR_C and value:
+    """The C spelling of one extra argument; empty when the C one lacks it."""
+    if option in _SAME_FOR_C and value:
         return [f"{option}={value}"]
     if option == "-o" and value and not _touches_ours(value):
         return ["-o", value]

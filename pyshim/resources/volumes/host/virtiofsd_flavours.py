@@ -1,6 +1,6 @@
-"""Which virtiofsd a binary is, the Rust one or QEMU's C one: told apart by asking it, once for each file of a node.
+"""The flavour of a virtiofsd binary, Rust's or QEMU's C one: each file of a node is asked once.
 
-Every pod has a new shim, which would ask again, and that takes as long as starting virtiofsd. So the answers are kept
+Every pod has a new shim, which would ask again, and that takes as long as starting virtiofsd. So the answers are stored
 below /run, by the file's identity: device, inode, size, times of change. A changed file has another identity.
 """
 
@@ -26,7 +26,7 @@ _PROBE_TIMEOUT_S = 25.0
 """For a program that only prints: less than CHANGE_S, the caller's, which names less."""
 _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _SETTLED_NS = 2_000_000_000
-"""A file changed less than this ago may change again within one tick of its clock, so its answer is not kept."""
+"""A file changed less than this ago may change again within one tick of its clock, so its answer is not stored."""
 
 
 class VirtiofsdFailed(Internal):
@@ -34,7 +34,7 @@ class VirtiofsdFailed(Internal):
 
 
 class VirtiofsdFlavours:
-    """Which flavour each binary is; what it says is kept at `answers`, for the shims to come."""
+    """The flavour of each binary; its answer is stored at `answers` for later shims."""
 
     def __init__(
         self, children: Children, *, answers: str = ANSWERS, clock_ns: Callable[[], int] = time.time_ns
@@ -44,7 +44,7 @@ class VirtiofsdFlavours:
         self._clock_ns = clock_ns
 
     async def of(self, binary: str) -> VirtiofsdFlavour:
-        """Raises FailedPrecondition when there is no such program, VirtiofsdFailed when its answer is neither's."""
+        """Raises FailedPrecondition for a missing program, VirtiofsdFailed when its answer fits neither flavour."""
         try:
             status = os.stat(binary)
         except OSError as error:
@@ -52,15 +52,15 @@ class VirtiofsdFlavours:
         identity = (
             f"{status.st_dev:x}-{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ctime_ns:x}"
         )
-        known = self._kept().get(identity)
-        if known is not None and os.access(binary, os.X_OK):
-            return known
+        stored = self._stored().get(identity)
+        if stored is not None and os.access(binary, os.X_OK):
+            return stored
         flavour = await self._ask(binary)
         if self._clock_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
-            self._keep(identity, flavour)
+            self._store(identity, flavour)
         return flavour
 
-    def _kept(self) -> dict[str, VirtiofsdFlavour]:
+    def _stored(self) -> dict[str, VirtiofsdFlavour]:
         """By identity; nothing when others than us could have written it."""
         found: dict[str, VirtiofsdFlavour] = {}
         with suppress(OSError, UnicodeDecodeError):
@@ -75,16 +75,16 @@ class VirtiofsdFlavours:
                         found[identity] = VirtiofsdFlavour(flavour)
         return found
 
-    def _keep(self, identity: str, flavour: VirtiofsdFlavour) -> None:
-        """Best effort: of two shims that keep an answer at once, one may have to be asked for again."""
-        answers = {**self._kept(), identity: flavour}
+    def _store(self, identity: str, flavour: VirtiofsdFlavour) -> None:
+        """Best effort: of two shims that store an answer at once, one may be lost and asked for again."""
+        answers = {**self._stored(), identity: flavour}
         lines = [f"{each} {answer}\n" for each, answer in answers.items()][-_MAX_ANSWERS:]
         text = "".join(lines).encode("ascii")
         try:
             os.makedirs(os.path.dirname(self._answers), mode=0o700, exist_ok=True)
             replace_file(self._answers, text, mode=0o600, durable=False, many_writers=True)
         except OSError as error:
-            log.warning("flavour not kept", extra={"file": self._answers, "error": str(error)})
+            log.warning("flavour not stored", extra={"file": self._answers, "error": str(error)})
 
     async def _ask(self, binary: str) -> VirtiofsdFlavour:
         asked = [binary, "--print-capabilities"]

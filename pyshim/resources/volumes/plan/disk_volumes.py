@@ -1,4 +1,4 @@
-"""Volumes that are disks: what is plugged, and what the guest then does with it. Pure."""
+"""Volumes that are disks: the device to plug, and the guest's mount of it. Pure."""
 
 import posixpath
 
@@ -14,7 +14,7 @@ from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR
 
 DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs", "iso9660", "f2fs")
 _DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
-"""What CSI drivers call a disk: Kata's Go runtime, its Rust one, and an old spelling of that."""
+"""Volume types of a disk: that of Kata's Go runtime, of its Rust one, and an old spelling of the latter."""
 _FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
 
 
@@ -104,7 +104,7 @@ def _fs_group(volume: DirectVolume, what: str) -> FsGroup | None:
         return None
     policy = volume.metadata.get("fsGroupChangePolicy", "")
     if not group.isdecimal() or int(group) >= 1 << 32 or policy not in _FS_GROUP_POLICIES:
-        raise InvalidArgument(f"{what}: fsGroup {group!r} with fsGroupChangePolicy {policy!r} means nothing")
+        raise InvalidArgument(f"{what}: fsGroup {group!r} with fsGroupChangePolicy {policy!r} is not valid")
     return FsGroup(group_id=int(group), only_on_root_mismatch=_FS_GROUP_POLICIES[policy])
 
 
@@ -118,7 +118,7 @@ def group_option(facts: SourceFacts) -> tuple[str, ...]:
 
 
 def short_name(path: str) -> str:
-    """What a person will recognise `path` by, short enough to be part of a file name."""
+    """A part of `path` that a reader recognises, short enough for a file name."""
     return posixpath.basename(path).encode()[:100].decode(errors="ignore") or "root"
 
 

@@ -49,7 +49,7 @@ def root_pulled_in_guest(
 
 
 def _virtual_volume(rootfs: tuple[RootfsMount, ...], container_id: ContainerId) -> Mapping[str, Any] | None:
-    """What the snapshotter says of the root, if it speaks Kata's language."""
+    """The snapshotter's description of the root, in Kata's format; None without one."""
     texts = [option for mount in rootfs for option in mount.options if option.startswith(_OPTION)]
     if not texts:
         return None

@@ -230,7 +230,7 @@ def test_of_two_sandboxes_at_once_one_is_told_that_another_is_there(wire: Wire) 
         assert len(connected) == 1
         assert isinstance(refusal, FailedPrecondition)
         # Refused before it looked: half-made wiring of the first must not be found, let alone undone.
-        assert "hold network namespace" in str(refusal)
+        assert "lock network namespace" in str(refusal)
         with GuestStack(connected[0].nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
             wire.ping("10.1.0.2")
         assert guest.echoes

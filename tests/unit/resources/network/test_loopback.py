@@ -20,7 +20,7 @@ from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.model.errors import Unavailable
 from pyshim.resources.network.host import loopback_steering
-from pyshim.resources.network.host.loopback_door import LoopbackConnection, LoopbackDoor
+from pyshim.resources.network.host.loopback_listener import LoopbackConnection, LoopbackListener
 from tests.fakes.namespaces import Namespace
 
 pytestmark = pytest.mark.root
@@ -63,24 +63,24 @@ def _dial(namespace: Namespace, address: str, port: int) -> socket.socket:
     return _inside(namespace, lambda: socket.create_connection((address, port), timeout=10))
 
 
-def _port(door: LoopbackDoor) -> int:
-    """The one the door itself listens at."""
-    return int(door._listener.getsockname()[1])
+def _port(listener: LoopbackListener) -> int:
+    """The port that the listener itself has."""
+    return int(listener._listener.getsockname()[1])
 
 
-def _door(namespace: Namespace) -> LoopbackDoor:
+def _steered(namespace: Namespace) -> LoopbackListener:
     listener, steering = _inside(namespace, loopback_steering.steer_loopback)
-    return LoopbackDoor(OwnedFd(listener), OwnedFd(steering))
+    return LoopbackListener(OwnedFd(listener), OwnedFd(steering))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1"])
 def test_a_connection_to_any_loopback_port_arrives_with_that_port(namespace: Namespace, address: str) -> None:
     async def main() -> None:
-        door = _door(namespace)
+        listener = _steered(namespace)
         try:
-            for port in (1, 80, 40000, 65535, _port(door)):
+            for port in (1, 80, 40000, 65535, _port(listener)):
                 with _dial(namespace, address, port) as client:
-                    connection = await asyncio.wait_for(door.accept(), 10)
+                    connection = await asyncio.wait_for(listener.accept(), 10)
                     assert connection.port == port
                     await connection.write(b"hello")
                     assert client.recv(5) == b"hello"
@@ -88,14 +88,14 @@ def test_a_connection_to_any_loopback_port_arrives_with_that_port(namespace: Nam
                     assert await connection.read() == b"bye"
                     connection.close()
         finally:
-            await door.close()
+            await listener.close()
 
     asyncio.run(main())
 
 
 def test_other_addresses_and_protocols_are_left_alone(namespace: Namespace) -> None:
     namespace.run("ip", "address", "add", "10.9.9.9/32", "dev", "lo")
-    door = _door(namespace)
+    listener = _steered(namespace)
     try:
         with pytest.raises(ConnectionRefusedError):
             _dial(namespace, "10.9.9.9", 8080)
@@ -110,15 +110,15 @@ def test_other_addresses_and_protocols_are_left_alone(namespace: Namespace) -> N
         with pytest.raises(ConnectionRefusedError):
             _inside(namespace, datagram)
     finally:
-        asyncio.run(door.close())
+        asyncio.run(listener.close())
 
 
 def test_nothing_is_steered_once_the_door_is_closed(namespace: Namespace) -> None:
-    door = _door(namespace)
+    listener = _steered(namespace)
     _dial(namespace, "127.0.0.1", 8080).close()
 
-    asyncio.run(door.close())
-    asyncio.run(door.close())
+    asyncio.run(listener.close())
+    asyncio.run(listener.close())
 
     with pytest.raises(ConnectionRefusedError):
         _dial(namespace, "127.0.0.1", 8080)
@@ -162,27 +162,27 @@ def test_steering_ends_with_the_process_that_holds_it_and_other_tables_stay(name
 
 
 def test_a_second_sandbox_in_the_namespace_is_refused_and_the_first_goes_on(namespace: Namespace) -> None:
-    door = _door(namespace)
+    listener = _steered(namespace)
     try:
         with pytest.raises(NetlinkError):
             _inside(namespace, loopback_steering.steer_loopback)
         _dial(namespace, "127.0.0.1", 8080).close()
     finally:
-        asyncio.run(door.close())
+        asyncio.run(listener.close())
 
 
 def test_a_connection_that_was_not_redirected_is_not_taken_for_a_forwarded_one(namespace: Namespace) -> None:
     """Made to the listener itself while no rule is there: the kernel then knows no original destination."""
 
     async def main() -> None:
-        listener, steering = _inside(namespace, loopback_steering.steer_loopback)
+        fd, steering = _inside(namespace, loopback_steering.steer_loopback)
         os.close(steering)
-        door = LoopbackDoor(OwnedFd(listener), OwnedFd(os.open(os.devnull, os.O_RDONLY)))
-        with _dial(namespace, "127.0.0.1", _port(door)) as client:
-            accepting = asyncio.create_task(door.accept())
+        listener = LoopbackListener(OwnedFd(fd), OwnedFd(os.open(os.devnull, os.O_RDONLY)))
+        with _dial(namespace, "127.0.0.1", _port(listener)) as client:
+            accepting = asyncio.create_task(listener.accept())
             assert await asyncio.get_running_loop().run_in_executor(None, client.recv, 1) == b""
             assert not accepting.done()
-        await door.close()
+        await listener.close()
         accepting.cancel()
         with pytest.raises((Unavailable, asyncio.CancelledError)):
             await accepting
@@ -192,16 +192,16 @@ def test_a_connection_that_was_not_redirected_is_not_taken_for_a_forwarded_one(n
 
 def test_a_closed_door_accepts_no_more_and_a_reset_is_seen(namespace: Namespace) -> None:
     async def main() -> None:
-        door = _door(namespace)
+        listener = _steered(namespace)
         with _dial(namespace, "127.0.0.1", 8080) as client:
-            connection: LoopbackConnection = await asyncio.wait_for(door.accept(), 10)
+            connection: LoopbackConnection = await asyncio.wait_for(listener.accept(), 10)
             connection.reset()
             connection.reset()
             with pytest.raises(ConnectionResetError):
                 client.recv(1)
-        await door.close()
+        await listener.close()
         with pytest.raises(Unavailable):
-            await door.accept()
+            await listener.accept()
 
     asyncio.run(main())
 

@@ -72,8 +72,8 @@ def test_the_ledger_alone_undoes_it(wire: Wire) -> None:
         network = await connect(connector, wire.pod.path, ledger, model="macvtap")
         network.close_taps()
         network.unwatch()
-        assert network.door is not None
-        await network.door.close()
+        assert network.forward_listener is not None
+        await network.forward_listener.close()
 
     run(body)
     for entry in reversed(tuple(ledger.held.values())):

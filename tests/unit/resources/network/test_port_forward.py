@@ -1,4 +1,4 @@
-"""Port-forward between a door on the host and the guest's agent, both scripted."""
+"""Port-forward between a listener on the host and the guest's agent, both fakes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FakeConnection:
         self.ending = self.ending or "closed"
 
 
-class FakeDoor:
+class FakeForwardListener:
     def __init__(self) -> None:
         self.arrivals: asyncio.Queue[FakeConnection] = asyncio.Queue()
         self.is_closed = False
@@ -65,37 +65,37 @@ class FakeDoor:
 
 
 class Scene:
-    def __init__(self, forward: PortForward, door: FakeDoor, agent: FakeAgent, host: FakeHost) -> None:
-        self.forward, self.door, self.agent, self.host = forward, door, agent, host
+    def __init__(self, forward: PortForward, listener: FakeForwardListener, agent: FakeAgent, host: FakeHost) -> None:
+        self.forward, self.forward_listener, self.agent, self.host = forward, listener, agent, host
 
     def dial(self, port: int, *data: bytes) -> FakeConnection:
         connection = FakeConnection(port)
         for piece in data:
             connection.incoming.put_nowait(piece)
-        self.door.arrivals.put_nowait(connection)
+        self.forward_listener.arrivals.put_nowait(connection)
         return connection
 
 
 def scene(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def run() -> None:
         async def body() -> None:
-            agent, host, tasks, door = FakeAgent(), FakeHost(), TaskOwner(), FakeDoor()
+            agent, host, tasks, listener = FakeAgent(), FakeHost(), TaskOwner(), FakeForwardListener()
             host.files[BUILT_PROGRAM] = PROGRAM
             client = await Client.connect_socket(agent.connection())
             forward = PortForward(
-                plan=_plan(), door=door, agent=AgentClient(client, request_timeout_s=5), host=host, tasks=tasks
+                plan=_plan(), listener=listener, agent=AgentClient(client, request_timeout_s=5), host=host, tasks=tasks
             )
             forward.has_listeners = True
             forward.start()
             try:
                 async with asyncio.timeout(60):
-                    await test(Scene(forward, door, agent, host))
+                    await test(Scene(forward, listener, agent, host))
             finally:
                 await forward.close()
                 await tasks.close()
                 await agent.close()
                 client.close()
-            assert door.is_closed
+            assert listener.is_closed
 
         run_fast_forward(body())
 

@@ -92,8 +92,8 @@ def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire) -> None:
         network = await connect(connector, wire.pod.path, ledger, rates=rate_limits(received=0, sent=SLOW))
         network.close_taps()
         network.unwatch()
-        assert network.door is not None
-        await network.door.close()
+        assert network.forward_listener is not None
+        await network.forward_listener.close()
 
     run(body)
     entries = tuple(ledger.held.values())

@@ -72,8 +72,8 @@ def test_the_taps_go_with_their_descriptors_and_the_ledger_alone_undoes_the_rest
         network = await connect(connector, wire.pod.path, ledger)
         network.close_taps()
         network.unwatch()
-        assert network.door is not None
-        await network.door.close()
+        assert network.forward_listener is not None
+        await network.forward_listener.close()
 
     run(body)
     assert wire.pod.state() != before

@@ -49,7 +49,7 @@ def test_without_the_store_the_numbers_mean_nothing_of_the_kind(store: Path) -> 
     ("major", "minor", "kind", "text"),
     [
         (241, 1, FailedPrecondition, "block/sockets/idle': No such file"),
-        (241, 2, FailedPrecondition, "block/sockets/file' is no socket"),
+        (241, 2, FailedPrecondition, "block/sockets/file' is not a socket"),
         (241, 3, FailedPrecondition, "'a', 'b' all have this number"),
         (241, 9, NotFound, "has no such node"),
         (242, 0, Unimplemented, "a SCSI target cannot be plugged"),

@@ -1,6 +1,6 @@
-"""Connections to a pod's loopback addresses as the shim takes them: one listening socket for every port of a namespace.
+"""The shim's side of connections to a pod's loopback addresses: one listening socket for every port of a namespace.
 
-The child in the namespace made the socket and the rule (`loopback_steering.py`); here they are only used, on the loop.
+The child in the namespace made the socket and the rule (`loopback_steering.py`); this module uses both on the loop.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class LoopbackConnection:
         self._socket = connection
 
     async def read(self) -> bytes:
-        """The next bytes; empty once the other side has said all. Raises Unavailable when it is gone."""
+        """The next bytes; empty at the end of the other side's stream. Raises Unavailable when it is gone."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._socket, READ_BYTES)
         except OSError as error:
@@ -46,18 +46,18 @@ class LoopbackConnection:
             raise Unavailable(f"write connection to port {self.port}: {error.strerror}") from error
 
     def reset(self) -> None:
-        """Gone, and the other side sees a reset. Nothing happens once it is closed."""
+        """Closes it with a reset that the other side sees. No effect once it is closed."""
         if self._socket.fileno() >= 0:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._socket.close()
 
     def close(self) -> None:
-        """Gone; what was written still arrives. Idempotent."""
+        """Closes it; bytes already written still arrive. Idempotent."""
         self._socket.close()
 
 
-class LoopbackDoor:
-    """Implements the seam `Door`. Owns both descriptors; with `steering` closed the redirection is gone."""
+class LoopbackListener:
+    """Implements the seam `ForwardListener`. Owns both descriptors; with `steering` closed the redirection is gone."""
 
     def __init__(self, listener: OwnedFd, steering: OwnedFd) -> None:
         self._listener = socket.socket(fileno=listener.steal())
@@ -65,7 +65,7 @@ class LoopbackDoor:
         self._steering = steering
 
     async def accept(self) -> LoopbackConnection:
-        """The next connection. Raises Unavailable once the door is closed."""
+        """The next connection. Raises Unavailable once the listener is closed."""
         while True:
             try:
                 connection, _ = await asyncio.get_running_loop().sock_accept(self._listener)
@@ -80,7 +80,7 @@ class LoopbackDoor:
                 connection.close()
 
     async def close(self) -> None:
-        """No connection is steered here any more, and those that wait are refused. Idempotent.
+        """The kernel steers no further connection here and refuses those that wait. Idempotent.
 
         In a thread: the kernel waits 5 to 30 ms, for an RCU grace period, before it frees the rule's table.
         """

@@ -1,4 +1,4 @@
-"""What a network holds on the host, as the ledger has it."""
+"""The ledger entries of one network's resources on the host."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from pyshim.model.errors import ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry
 
 
-class Held:
+class AcquiredEntries:
     """Entries in the order they were made."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -19,14 +19,14 @@ class Held:
         self.entries.append(entry)
 
     def replace(self, entry: LedgerEntry) -> None:
-        """The entry that is held says now what `entry` says, on disk as well."""
+        """`entry` stands in place of the acquired one of its kind and key, on disk as well."""
         self._ledger.acquire(entry)
         self.entries = [entry if (each.kind, each.key) == (entry.kind, entry.key) else each for each in self.entries]
 
     async def release(self, entries: Iterable[LedgerEntry]) -> None:
-        """Each of these, which are held, is undone, the last first, and held no more.
+        """Each of these is undone, the last first, and struck out.
 
-        Raises the first ShimError after having tried everything; what could not be undone is still held.
+        Raises the first ShimError after having tried everything; entries that could not be undone stay.
         """
         failure: ShimError | None = None
         for entry in reversed(tuple(entries)):
