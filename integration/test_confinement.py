@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from .framework import processes
+from .framework.cgroups import SandboxCgroups, hierarchy, members
 from .framework.ctr import Ctr
 from .framework.images import IMAGE
 from .framework.processes import Process
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.vm
 
 CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, IPC_LOCK, MKNOD, SETFCAP = 0, 1, 3, 4, 6, 7, 14, 27, 31
 """Source: linux/capability.h."""
-FILE_SERVER = {CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, MKNOD, SETFCAP}
+FILE_SERVER = {CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETGID, SETUID, SETFCAP}
 CODE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/alternatives")
 NODES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 HIDDEN = (
@@ -155,3 +158,59 @@ def test_the_programs_of_a_pod_have_the_rights_that_the_documentation_says(
         assert their_user == directory.st_gid + 1
         sockets = {f"/run/vc/vm/{name}/vsock/{socket}" for socket in ("device.sock", "vsock.sock")}
         assert walk(program).files <= sockets | {program.command[0]} | linked | loader | NODES
+
+
+_ATTEMPT = """
+import os, stat, sys
+from pyshim.host import syscalls
+cgroup, kept, node, disk = sys.argv[1:]
+if cgroup:
+    with open(cgroup + "/cgroup.procs", "w") as file:
+        file.write(str(os.getpid()))
+if kept != "all":
+    syscalls.keep_capabilities({int(each) for each in kept.split(",") if each})
+for attempt in (
+    lambda: os.mknod(node, stat.S_IFBLK | 0o600, os.stat(disk).st_rdev),
+    lambda: os.close(os.open(disk, os.O_RDONLY)),
+):
+    try:
+        attempt()
+        print("done")
+    except PermissionError:
+        print("refused")
+"""
+
+
+def attempts(node: Path, disk: Path, *, cgroup: str = "", kept: str = "all") -> list[str]:
+    """The results of mknod and of open for a disk of the host, from the cgroup and with these capabilities."""
+    command = (sys.executable, "-c", _ATTEMPT, cgroup, kept, str(node), str(disk))
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+
+
+def host_disk() -> Path:
+    """A block device of the machine that has one."""
+    names = [line.split()[3] for line in Path("/proc/partitions").read_text().splitlines() if line[-1:].isalnum()]
+    found = [path for path in (Path("/dev", name) for name in names) if path.is_block_device()]
+    if not found:
+        pytest.skip("/dev has no disk of the host")
+    return found[0]
+
+
+def test_the_virtiofsd_that_serves_the_guest_reaches_no_disk_of_the_host(
+    ctr: Ctr, runtime: Runtime, name: str, tmp_path: Path
+) -> None:
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    sandbox = SandboxCgroups(name)
+    family = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
+    server = serving(family)
+    cgroup = f"{hierarchy('devices')}{sandbox.path('devices')}"
+    disk = host_disk()
+    capable = ",".join(map(str, sorted(capabilities(server))))
+
+    assert attempts(tmp_path / "outside", disk) == ["done", "done"], "the control: root outside the walls"
+    assert {process.pid for process in family} <= members(Path(cgroup))
+    place = next(line for line in Path(f"/proc/{server.pid}/cgroup").read_text().splitlines() if ":devices:" in line)
+    assert place.endswith(sandbox.path("devices"))
+    assert attempts(tmp_path / "in-list", disk, cgroup=cgroup) == ["done", "refused"], "the device list alone"
+    assert attempts(tmp_path / "rights", disk, kept=capable)[0] == "refused", "its capabilities alone"
+    assert attempts(tmp_path / "both", disk, cgroup=cgroup, kept=capable) == ["refused", "refused"]

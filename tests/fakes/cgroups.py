@@ -16,6 +16,8 @@ class FakeCgroups:
         self._hit = hit
         self.there: dict[str, set[int]] = {}
         """Processes by path."""
+        self.descendants: dict[int, tuple[int, ...]] = {}
+        """Processes below each of the moved ones."""
         self.threads: dict[str, tuple[int, ...]] = {}
         self.settings: list[tuple[str, str, str]] = []
         """(path, file, value), in order."""
@@ -55,6 +57,9 @@ class FakeCgroups:
                 members.discard(pid)
             self.there[group.path].add(pid)
             self.history.append(f"{pid} into {group.path}")
+
+    async def join_family(self, group: Group, pids: Iterable[int]) -> None:
+        await self.join(group, [member for pid in pids for member in (pid, *self.descendants.get(pid, ()))])
 
     async def join_threads(self, group: Group, tids: Iterable[int]) -> None:
         self._hit("join_threads")

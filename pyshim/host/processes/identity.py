@@ -5,7 +5,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pyshim.host.processes.stat import stat_fields
@@ -179,16 +179,31 @@ def _runs(pid: int) -> bool:
 
 def children(pid: int) -> list[ProcessRef]:
     """Its children that still run. Source: proc(5), /proc/pid/task/tid/children."""
-    found = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                for child in map(int, file.read().split()):
-                    if (ticks := start_ticks(child)) is not None:
-                        found.append(ProcessRef(child, ticks))
+        threads = os.listdir(f"/proc/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
-        pass  # it is ending, or the kernel has no such list (CONFIG_PROC_CHILDREN)
-    return found
+        return []
+    pids: list[int] = []
+    for thread in threads:
+        path = f"/proc/{pid}/task/{thread}/children"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(path, "rb") as file:
+            pids += map(int, file.read().split())
+    found = ((child, start_ticks(child)) for child in pids)
+    return [ProcessRef(child, ticks) for child, ticks in found if ticks is not None]
+
+
+def family(pids: Iterable[int]) -> Iterator[int]:
+    """The processes and all their descendants, until a look at every one of them finds no other.
+
+    A process that the caller moves, before it asks for the next, has all its later children where it was moved to: so
+    no child is left out.
+    """
+    seen: set[int] = set()
+    found = list(pids)
+    while found:
+        yield from found
+        seen.update(found)
+        found = sorted({child.pid for pid in seen for child in children(pid)} - seen)
 
 
 @contextlib.contextmanager

@@ -191,9 +191,9 @@ class SandboxCgroups:
             await self._apply((*device_settings(self._plan), *(allowed_device(rule, what) for rule, what in rules)))
 
     async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
-        """All that serves the guest is bound by `allow_nodes`; the vCPU threads are where they belong.
+        """All processes that serve the guest are bound by `allow_nodes`; the vCPU threads are where they belong.
 
-        The guest has not run yet.
+        The guest has not run yet, so none of its requests is served outside the device list.
         """
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if not self._plan.groups:
@@ -201,7 +201,7 @@ class SandboxCgroups:
         if self._plan.group(Role.DEVICES) is not None:
             # The VMM answers while the kernel moves it.
             programs = filter(None, (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids))
-            await together(self._host.join(self._group(Role.DEVICES), programs), self._place_vcpus())
+            await together(self._host.join_family(self._group(Role.DEVICES), programs), self._place_vcpus())
         else:
             await self._place_vcpus()
         if self._placed is not None or self._nodes:

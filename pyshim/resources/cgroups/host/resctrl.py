@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 
-from pyshim.host.processes.identity import children
+from pyshim.host.processes.identity import family
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition
 from pyshim.resources.cgroups.plan.rdt import ROOT_CLASS
@@ -30,10 +30,8 @@ def join(name: str, pids: Iterable[int], root: str = ROOT) -> None:
         cause = f"open '{directory}/tasks': {describe_os_error(error)}{hint}"
         raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error
     try:
-        family = list(pids)
-        for member in family:  # which grows on the way
+        for member in family(pids):
             _move(member, tasks)
-            family += [child.pid for child in children(member)]
     except OSError as error:
         cause = f"{describe_os_error(error)}{_last_words(root)}"
         raise FailedPrecondition(f"join RDT class {name!r}: {cause}") from error

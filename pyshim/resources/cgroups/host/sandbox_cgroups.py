@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
 from pyshim.concurrency.threads import thread_to_the_end
-from pyshim.host.processes.identity import children
+from pyshim.host.processes.identity import family
 from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
 from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
@@ -69,6 +69,16 @@ class LinuxCgroups:
     async def join(self, group: Group, pids: Iterable[int]) -> None:
         def join() -> None:
             for pid in pids:
+                self._tree.join(group, pid)
+
+        await thread_to_the_end(join)
+
+    @within_s(CHANGE_S, "move processes and their children into cgroup '{group.path}'")
+    async def join_family(self, group: Group, pids: Iterable[int]) -> None:
+        """The processes and all their descendants are in the group: virtiofsd serves from a child."""
+
+        def join() -> None:
+            for pid in family(pids):
                 self._tree.join(group, pid)
 
         await thread_to_the_end(join)
@@ -144,15 +154,13 @@ class LinuxCgroups:
         refuses.
         """
         wanted, problem = tuple(cpus), ""
-        family = [pid]
-        for member in family:  # which grows on the way
+        for member in family((pid,)):
             done = set(but)
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 while new := {int(tid) for tid in os.listdir(f"/proc/{member}/task")} - done:
                     for tid in new:
                         problem = await self.pin(tid, wanted) or problem
                     done |= new
-            family += [child.pid for child in children(member)]
         return problem
 
 

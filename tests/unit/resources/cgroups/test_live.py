@@ -353,6 +353,16 @@ def test_on_a_host_without_cgroups_nothing_happens() -> None:
     assert rig.cgroups.saved() == {"Mode": "none", "Notes": ["this host has no cgroups mounted"]}
 
 
+@scenario
+async def test_all_processes_of_virtiofsd_are_in_the_device_list_before_the_guest_runs() -> None:
+    rig = Rig()
+    rig.host.descendants = {40: (41, 42)}
+
+    await rig.start()
+
+    assert rig.host.there[f"{OVERHEAD}/vmm"] == {50, 40, 41, 42}
+
+
 def _placed(*, exclusive: bool, cpus: tuple[int, ...], service: tuple[int, ...]) -> Placed:
     return Placed(
         need=Need(sandbox_id="s1", name="default/s1", vcpus=2, memory_bytes=1 << 30, exclusive=exclusive),
