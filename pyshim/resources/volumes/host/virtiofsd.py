@@ -27,6 +27,11 @@ _ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 _OURS = frozenset({"--fd", "--socket-path", "--shared-dir", "--cache", "--daemonize", "--print-capabilities"})
 _OUR_SUBOPTIONS = frozenset({"source", "cache"})
 _HIDES_ERRORS = "--syslog"
+_NO_NODES = "-mknod"
+"""virtiofsd runs without CAP_MKNOD. No image layer needs it: containerd unpacks layers and mounts their overlay on the
+host, and the kernel makes the overlay's whiteouts with the rights of the one who mounted it. A whiteout that the guest
+makes itself (character device 0:0) has needed no capability since Linux 5.8; source: vfs_mknod in fs/namei.c.
+"""
 _TAKES_VALUE = frozenset(
     {"--fd", "--socket-path", "--shared-dir", "--cache", "--tag", "--socket-group", "--thread-pool-size", "--sandbox"}
     | {"--seccomp", "--rlimit-nofile", "--log-level", "--xattrmap", "--modcaps", "--inode-file-handles", "--uid-map"}
@@ -44,7 +49,6 @@ _AS_C_SUBOPTION = {
     "--writeback": "writeback",
     "--allow-direct-io": "allow_direct_io",
     "--no-readdirplus": "no_readdirplus",
-    "--modcaps": "modcaps={}",
     "--log-level": "log_level={}",
     "--sandbox": "sandbox={}",
 }
@@ -72,11 +76,12 @@ def virtiofsd_command(plan: VirtiofsdPlan, flavour: VirtiofsdFlavour) -> Virtiof
 
 def _rust_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
     key = f"--shared-dir={plan.shared_dir}"
-    argv = [plan.binary, f"--fd={LISTEN_FD}", key, f"--cache={cache}"]
+    options, modcaps = _without_modcaps(_options(plan.extra_args))
+    argv = [plan.binary, f"--fd={LISTEN_FD}", key, f"--cache={cache}", f"--modcaps={modcaps}"]
     if plan.debug:
         argv.append("--log-level=debug")
     dropped: list[str] = []
-    for option, value in _options(plan.extra_args):
+    for option, value in options:
         if option in _OURS or option == _HIDES_ERRORS or (option == "-o" and _touches_ours(value)):
             dropped.append(_spelled(option, value))
         elif option == "-o":
@@ -90,11 +95,12 @@ def _c_command(plan: VirtiofsdPlan, cache: str) -> VirtiofsdCommand:
     # It has no "metadata"; "none" is the nearest mode that never shows stale data.
     mode = {"never": "none", "metadata": "none"}.get(cache, cache)
     key = f"source={_c_quoted(plan.shared_dir)}"
-    argv = [plan.binary, f"--fd={LISTEN_FD}", "-o", key, "-o", f"cache={mode}"]
+    options, modcaps = _without_modcaps(_options(plan.extra_args))
+    argv = [plan.binary, f"--fd={LISTEN_FD}", "-o", key, "-o", f"cache={mode}", "-o", f"modcaps={_c_quoted(modcaps)}"]
     dropped: list[str] = ["--cache=metadata"] if cache == "metadata" else []
     if plan.debug:
         argv += ["-o", "log_level=debug"]
-    for option, value in _options(plan.extra_args):
+    for option, value in options:
         translated = _for_c(option, value)
         if not translated:
             dropped.append(_spelled(option, value))
@@ -136,6 +142,30 @@ def _options(extra_args: tuple[str, ...]) -> list[tuple[str, str | None]]:
         else:
             found.append((word, None))
     return found
+
+
+_Options = list[tuple[str, str | None]]
+
+
+def _without_modcaps(options: _Options) -> tuple[_Options, str]:
+    """The other options, and one list of capability changes: CAP_MKNOD goes, unless an extra argument names it.
+
+    One list, because neither flavour adds up several: the Rust one refuses, the C one obeys the last.
+    """
+    rest: _Options = []
+    changes: list[str] = []
+    for option, value in options:
+        parts = (value or "").split(",") if option == "-o" else []
+        changes += [part.removeprefix("modcaps=") for part in parts if part.startswith("modcaps=")]
+        if option == "--modcaps":
+            changes.append(value or "")
+        elif others := [part for part in parts if not part.startswith("modcaps=")]:
+            rest.append((option, ",".join(others)))
+        elif option != "-o":
+            rest.append((option, value))
+    caps = [cap for change in changes for cap in change.split(":") if cap]
+    own = [] if "mknod" in {cap[1:].lower() for cap in caps} else [_NO_NODES]
+    return rest, ":".join([*own, *caps])
 
 
 def _touches_ours(suboptions: str | None) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.model.config import Config
 from pyshim.model.units import MIB
@@ -89,7 +90,9 @@ def made_up(tmp_path: Path, config: Callable[..., Config]) -> Callable[..., Host
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
                 path.chmod(0o755)
-        facts: dict[str, Any] = {"config": config(**(qemu or {})), "machine": "x86_64", "is_root": True, **more}
+        read = config(**(qemu or {}))
+        good = replace(read, runtime=replace(read.runtime, sandbox_cgroup_only=True))
+        facts: dict[str, Any] = {"config": good, "machine": "x86_64", "is_root": True, **more}
         return look(
             root=str(tmp_path),
             release=RELEASE,
@@ -137,6 +140,7 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
             {"sys/fs/cgroup/cgroup.controllers": None, "sys/fs/cgroup/memory/cgroup.procs": ""},
             *({}, {}, "cgroups", "warning", "version 1, systemd manages them"),
         ),
+        ({"run/systemd/system/.keep": None}, {}, {}, "device list", "warning", "scope: systemd does not run"),
         ({}, {}, {"qemu": "QEMU emulator version 6.2.0"}, "qemu", "missing", "6.2.0: older than 7.2"),
         ({}, {}, {"qemu": FileNotFoundError(2, "x")}, "qemu", "missing", "'/bin/qemu': ENOENT"),
         ({}, {}, {"qemu": subprocess.CalledProcessError(127, "q")}, "qemu", "missing", "it exited 127"),
@@ -181,6 +185,14 @@ def test_other_machines_and_users_are_named(made_up: Callable[..., HostReport]) 
     found = verdicts(made_up(machine="aarch64", is_root=False))
 
     assert (of(found, "cpu").level, of(found, "user").level) == (Level.MISSING, Level.WARNING)
+
+
+def test_a_cgroup_without_systemds_device_list_is_named(
+    made_up: Callable[..., HostReport], config: Callable[..., Config]
+) -> None:
+    found = of(verdicts(made_up(config=config())), "device list")
+
+    assert (found.level, found.hint) == (Level.WARNING, "set sandbox_cgroup_only = true")
 
 
 def test_containerd_2_is_read_with_its_imports(made_up: Callable[..., HostReport]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyshim.host.processes.children import Children
+from pyshim.host.processes.identity import family
 from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, Internal, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
@@ -18,6 +19,7 @@ from pyshim.model.volumes import VirtiofsdPlan
 from pyshim.resources.volumes.host.virtiofsd import VirtiofsdProcess, start_virtiofsd, virtiofsd_command
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 from tests.fakes.ledger import FakeLedger
+from tests.unit.pod.conftest import until
 
 REAL_C = "/usr/lib/qemu/virtiofsd"
 RUST, C = VirtiofsdFlavour.RUST, VirtiofsdFlavour.C
@@ -52,7 +54,7 @@ def plan(**changes: Any) -> VirtiofsdPlan:
 def test_cache_mode_in_each_flavours_words(flavour: VirtiofsdFlavour, cache: str, words: tuple[str, ...]) -> None:
     command = virtiofsd_command(plan(cache=cache), flavour)
 
-    assert command.argv[-len(words) :] == words
+    assert " ".join(words) in " ".join(command.argv[2:])
     assert command.argv[:2] == ("/bin/virtiofsd", "--fd=3")
 
 
@@ -136,8 +138,27 @@ def test_extra_arguments(
     for_rust = virtiofsd_command(plan(extra_args=given), RUST)
     for_c = virtiofsd_command(plan(extra_args=given), C)
 
-    assert (for_rust.argv[4:], for_rust.dropped) == (rust, rust_dropped)
-    assert (for_c.argv[6:], for_c.dropped) == (c, c_dropped)
+    assert (for_rust.argv[5:], for_rust.dropped) == (rust, rust_dropped)
+    assert (for_c.argv[8:], for_c.dropped) == (c, c_dropped)
+
+
+@pytest.mark.parametrize(
+    ("given", "modcaps", "others"),
+    [
+        pytest.param((), "-mknod", (), id="without-mknod"),
+        pytest.param(("--modcaps=+sys_admin:-chown", "--modcaps", "+fowner"), "-mknod:+sys_admin:-chown:+fowner", ()),
+        pytest.param(("-o", "xattr,modcaps=+sys_admin"), "-mknod:+sys_admin", ("-o", "xattr"), id="as-a-suboption"),
+        pytest.param(("--modcaps=+sys_admin:+MKNOD",), "+sys_admin:+MKNOD", (), id="asked-for"),
+        pytest.param(("-omodcaps=+mknod",), "+mknod", (), id="asked-for-as-a-suboption"),
+        pytest.param(("--modcaps",), "-mknod", (), id="without-a-value"),
+    ],
+)
+def test_capabilities_are_one_list_without_mknod(given: tuple[str, ...], modcaps: str, others: tuple[str, ...]) -> None:
+    for_rust = virtiofsd_command(plan(extra_args=given), RUST)
+    for_c = virtiofsd_command(plan(extra_args=given), C)
+
+    assert for_rust.argv[4:] == (f"--modcaps={modcaps}", *others)
+    assert for_c.argv[6:] == ("-o", f"modcaps={modcaps}", *others)
 
 
 async def start(wanted: VirtiofsdPlan, ledger: FakeLedger, children: Children, directory: Path) -> VirtiofsdProcess:
@@ -174,6 +195,36 @@ def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp_path:
     asyncio.run(scenario())
 
     assert not os.path.exists(wanted.listen_path)
+
+
+@needs_c
+@pytest.mark.root
+@pytest.mark.parametrize(("extra_args", "has_mknod"), [((), False), (("--modcaps=+mknod",), True)], ids=str)
+def test_the_process_that_serves_has_mknod_only_when_asked_for(
+    tmp_path: Path, extra_args: tuple[str, ...], has_mknod: bool
+) -> None:
+    wanted = plan(binary=REAL_C, shared_dir=str(tmp_path), listen_path=str(tmp_path / "fs.sock"), extra_args=extra_args)
+
+    async def scenario() -> int:
+        children = Children()
+        virtiofsd = await start(wanted, FakeLedger(unlink), children, tmp_path)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(wanted.listen_path)  # it gives its rights up once a VMM is there
+            await until(lambda: serving_rights(virtiofsd.pid))
+            rights = serving_rights(virtiofsd.pid)
+        await virtiofsd.stop()
+        return rights
+
+    assert bool(asyncio.run(scenario()) >> 27 & 1) is has_mknod
+
+
+def serving_rights(pid: int) -> int:
+    """The effective capabilities of its child; 0 until it has filtered its system calls, its last preparation."""
+    for child in family((pid,)):
+        fields = dict(line.split(":\t", 1) for line in Path(f"/proc/{child}/status").read_text().splitlines())
+        if child != pid and fields["Seccomp"] == "2":
+            return int(fields["CapEff"], 16)
+    return 0
 
 
 @needs_c
