@@ -56,7 +56,6 @@ async def serve_shell(children: Children, connection: socket.socket) -> None:
             ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                outward[0].process_exited()
                 await asyncio.wait([shown], timeout=_DRAIN_S)
             for task in tasks:
                 task.cancel()

@@ -15,26 +15,26 @@ from collections.abc import Callable
 
 from guest.agent.errors import FailedPrecondition
 
-# Seconds. After a process is gone only its surviving children can still write. kata-agent gives them the same time
-# before it says "end".
-_LINGER_S = 0.5
-
 
 class Source:
-    """The read end of a process's stdout or stderr, or a terminal's master. Owns `fd`."""
+    """The read end of a process's stdout or stderr, or a terminal's master. Owns `fd`.
+
+    It ends when its last writer has closed it, which may be a child that outlives the process.
+    """
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd = fd
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
-        self._exited = False
+        self._was_read = False
         self.at_end = False
 
     async def read(self, size: int) -> bytes:
         """Up to `size` bytes as soon as there are any; b"" at the end. Concurrent readers are served in order, each its
         own bytes.
         """
+        self._was_read = True
         async with self._lock:
             while not self.at_end:
                 try:
@@ -56,18 +56,15 @@ class Source:
         self._news.clear()
         loop.add_reader(self._fd, self._news.set)
         try:
-            async with asyncio.timeout(_LINGER_S if self._exited else None):
-                await self._news.wait()
-        except TimeoutError:
-            self.close()
+            await self._news.wait()
         finally:
             if not self.at_end:
                 loop.remove_reader(self._fd)
 
-    def process_exited(self) -> None:
-        """From now on a read that finds nothing for half a second is the end, even if someone keeps the pipe open."""
-        self._exited = True
-        self._news.set()  # who waits now looks again, and then waits for no longer than that
+    def is_unread(self) -> bool:
+        """No read waits, and none has come since the last such question; or the stream is at its end."""
+        was_read, self._was_read = self._was_read or self._lock.locked(), False
+        return self.at_end or not was_read
 
     def close(self) -> None:
         """The stream is at its end for every reader; idempotent."""

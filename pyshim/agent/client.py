@@ -77,6 +77,8 @@ END_OF_STREAM = frozenset({"eof", "read meet eof", "Input/output error (os error
 The last one is what the kernel answers to a read of a terminal after the last process with it has ended; reading a pipe
 never fails so.
 """
+KEEPS_OUTPUT = "output-after-wait"
+"""The extra feature of our own agent: output stays readable after WaitProcess, and a read of no bytes ends it."""
 _BACKTRACE = "Stack backtrace:"
 """The beginning of kata-agent's addition to its errors (anyhow, RUST_BACKTRACE=full)."""
 
@@ -132,6 +134,7 @@ class AgentClient:
         self._durations = durations or Durations()
         self._timeout_s = request_timeout_s
         self._set_up_timeout_s = request_timeout_s if set_up_timeout_s is None else set_up_timeout_s
+        self._keeps_output: bool | None = None
 
     # ---- connection
 
@@ -353,6 +356,16 @@ class AgentClient:
         if len(data) > max_bytes:
             raise Internal(f"{action}: the agent sent more than was asked for")
         return data
+
+    async def keeps_output(self) -> bool:
+        if self._keeps_output is None:
+            self._keeps_output = KEEPS_OUTPUT in (await self.guest_details()).extra_features
+        return self._keeps_output
+
+    async def end_output(self, container_id: str, exec_id: str) -> None:
+        request = pb.ReadStreamRequest(container_id=container_id, exec_id=exec_id, len=0)
+        for method in ("ReadStdout", "ReadStderr"):
+            await self._do(f"end {method} of '{container_id}/{exec_id}'", method, request)
 
     async def close_stdin(self, container_id: str, exec_id: str) -> None:
         request = pb.CloseStdinRequest(container_id=container_id, exec_id=exec_id)

@@ -171,6 +171,7 @@ def agent_details(reply: pb.GuestDetailsResponse) -> AgentDetails:
         supports_seccomp=details.supports_seccomp,
         storage_handlers=tuple(details.storage_handlers[:_MAX_ROWS]),
         device_handlers=tuple(details.device_handlers[:_MAX_ROWS]),
+        extra_features=tuple(details.extra_features[:_MAX_ROWS]),
     )
 
 

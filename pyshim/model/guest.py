@@ -100,3 +100,4 @@ class AgentDetails(msgspec.Struct, frozen=True, kw_only=True):
     supports_seccomp: bool
     storage_handlers: tuple[str, ...]
     device_handlers: tuple[str, ...]
+    extra_features: tuple[str, ...]

@@ -54,6 +54,15 @@ class ContainerAgent(Protocol):
         """The next chunk; empty at end of stream."""
 
     async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes | memoryview: ...
+    async def keeps_output(self) -> bool:
+        """Output can be read after `wait_process`, until its last writer has closed it or `end_output`.
+
+        False for kata-agent, which forgets a process when it answers `wait_process`.
+        """
+
+    async def end_output(self, container_id: str, exec_id: str) -> None:
+        """No more of the process's output will be read; for an agent that keeps it."""
+
     async def close_stdin(self, container_id: str, exec_id: str) -> None: ...
     async def copy_file(self, piece: CopiedPiece) -> None: ...
     async def resize_terminal(self, container_id: str, exec_id: str, rows: int, columns: int) -> None: ...

@@ -151,6 +151,12 @@ class PauseAgent:
     async def read_stderr(self, container_id: str, exec_id: str, max_bytes: int) -> bytes:
         return b""
 
+    async def keeps_output(self) -> bool:
+        return False
+
+    async def end_output(self, container_id: str, exec_id: str) -> None:
+        """It has none."""
+
     async def close_stdin(self, container_id: str, exec_id: str) -> None:
         """No process reads it."""
 

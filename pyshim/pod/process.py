@@ -14,6 +14,9 @@ open after the process has ended; then three things lead to the exit:
   the process may also have closed one output by itself (`exec 2>&1`) and live on. The pauses double.
 - After a KILL the process has ended. Its output is read until it stands still, KILLED_DRAIN_S at most.
 - `end_by_force` of the container, if the guest does not report the exit after a KILL (`killing.py`).
+
+An agent that keeps output, as our own does, is asked at once. Its reads end when the last writer has closed the output,
+so after the process's end the exit waits HELD_S for that; what a child writes later is read until Delete.
 """
 
 import asyncio
@@ -230,6 +233,8 @@ class Process:
         await self._changed.wait()
         async with self.lock:  # a start under way ends first: then its output flows
             self._changed.clear()
+        if await self._agent_keeps_output():
+            return await self._exit_before_output()
         now = asyncio.get_running_loop().time
         pause_s, asked_at = HELD_S, None
         while self._killed_at is None and not self._is_output_over():
@@ -249,6 +254,25 @@ class Process:
                 async with asyncio.timeout_at(self._killed_at + KILLED_DRAIN_S):
                     await self._drain_until_idle(self._killed_at)
         return await self._ask(None)
+
+    async def _agent_keeps_output(self) -> bool:
+        try:
+            return await self._agent.keeps_output()
+        except AgentGone:
+            raise
+        except ShimError as exc:
+            log.debug("agent's features not known", extra={"of": self.label, "error": str(exc)})
+            return False
+
+    async def _exit_before_output(self) -> int:
+        """The exit status; what the process itself has written has reached its reader, if that is not too slow."""
+        status = await self._ask(None)
+        while pending := self._open_outputs():
+            done, _ = await asyncio.wait(pending, timeout=HELD_S)
+            is_reader_slow = self._progress.blocked_writes and self._progress.idle_s < READER_PATIENCE_S
+            if not done and not is_reader_slow:
+                break
+        return status
 
     def _is_output_over(self) -> bool:
         """The process was started, and all its output has reached the client."""
@@ -361,6 +385,8 @@ class Process:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_DRAIN_S):
                     await self._drain_until_idle()
+        if self._open_outputs() and self._guest_status is not None and await self._agent_keeps_output():
+            self._pump("end output", partial(self._agent.end_output, self.container_id, self.guest_id))
         tasks = (*self._outputs, self._input, self._resize)
         await cancel_all(*(task for task in tasks if task is not None and not task.done()))
         if self._streams is not None:

@@ -4,8 +4,9 @@ A process does what its `args` say: `exit N`, `echo TEXT`, `cat` (stdin to stdou
 signalled), `hold TEXT` (echoes, ends, but leaves both outputs open as a grandchild would), `yes N` (ends with N, a
 grandchild prints on), `merged TEXT` (closes its stderr, lives, and ends with TEXT), `flood N` (N bytes of output).
 
-As kata-agent it forgets a process when it tells its exit (`remembers` makes it keep them), and the reads that wait when
-a process ends are at their end, though a grandchild may hold the pipe.
+As kata-agent it forgets a process when it answers WaitProcess, and the reads that wait when a process ends are at their
+end, though a grandchild may hold the pipe. `remembers` makes it behave like our own agent, which keeps process and
+output.
 """
 
 import asyncio
@@ -18,13 +19,15 @@ from google.protobuf.message import Message
 
 from protos.agent import agent_pb2 as pb
 from protos.agent import health_pb2, types_pb2
+from pyshim.agent.client import KEEPS_OUTPUT
 from pyshim.ttrpc import Code, Server, TtrpcError
 from pyshim.ttrpc.handlers import CallContext, UnaryHandler
 
 
 class FakeProcess:
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], *, ends_reads: bool = True) -> None:
         self.args = args
+        self._ends_reads = ends_reads
         self.output = bytearray()
         self.output_ended = self.stderr_ended = False
         self.prints_on = False
@@ -37,13 +40,13 @@ class FakeProcess:
         self.exits = 0
 
     async def read(self, size: int) -> bytes:
-        """Empty at the end, and when the process ends during this call, though the output may still be open."""
-        if self.prints_on:
+        """Empty at the end, and with `ends_reads` when the process ends during this call, though the output is open."""
+        if self.prints_on and not self.output_ended:
             await asyncio.sleep(0.01)
             return b"y\n"
         async with self.changed:
             exits = self.exits
-            await self.changed.wait_for(lambda: self.output or self.output_ended or self.exits != exits)
+            await self.changed.wait_for(lambda: self.output or self.output_ended or self._is_read_over(exits))
             data = bytes(self.output[:size])
             del self.output[:size]
             return data
@@ -51,8 +54,17 @@ class FakeProcess:
     async def read_errors(self) -> bytes:
         async with self.changed:
             exits = self.exits
-            await self.changed.wait_for(lambda: self.stderr_ended or self.exits != exits)
+            await self.changed.wait_for(lambda: self.stderr_ended or self._is_read_over(exits))
             return b""
+
+    def _is_read_over(self, exits: int) -> bool:
+        return self._ends_reads and self.exits != exits
+
+    async def end_output(self) -> None:
+        async with self.changed:
+            self.output.clear()
+            self.output_ended = self.stderr_ended = True
+            self.changed.notify_all()
 
     async def run(self) -> None:
         match self.args:
@@ -258,7 +270,9 @@ class FakeAgent:
         request = pb.CreateContainerRequest.FromString(payload)
         self.edit_container(request)
         self.containers[request.container_id] = request
-        self.processes[request.container_id, request.container_id] = FakeProcess(list(request.OCI.Process.Args))
+        self.processes[request.container_id, request.container_id] = FakeProcess(
+            list(request.OCI.Process.Args), ends_reads=not self.remembers
+        )
         return Empty()
 
     async def _on_StartContainer(self, payload: bytes) -> Message:
@@ -276,7 +290,7 @@ class FakeAgent:
 
     async def _on_ExecProcess(self, payload: bytes) -> Message:
         request = pb.ExecProcessRequest.FromString(payload)
-        process = FakeProcess(list(request.process.Args))
+        process = FakeProcess(list(request.process.Args), ends_reads=not self.remembers)
         self.execs[request.container_id, request.exec_id] = request
         self.processes[request.container_id, request.exec_id] = process
         self._run(process)
@@ -304,6 +318,9 @@ class FakeAgent:
     async def _on_ReadStdout(self, payload: bytes) -> Message:
         request = pb.ReadStreamRequest.FromString(payload)
         process = self._process(request.container_id, request.exec_id)
+        if not request.len:
+            assert self.remembers, "kata-agent refuses a read of no bytes"
+            await process.end_output()
         return pb.ReadStreamResponse(data=await process.read(request.len))
 
     async def _on_ReadStderr(self, payload: bytes) -> Message:
@@ -342,7 +359,8 @@ class FakeAgent:
         return Empty()
 
     async def _on_GetGuestDetails(self, payload: bytes) -> Message:
-        return pb.GuestDetailsResponse(mem_block_size_bytes=self.memory_block_bytes)
+        details = pb.AgentDetails(extra_features=[KEEPS_OUTPUT] if self.remembers else [])
+        return pb.GuestDetailsResponse(mem_block_size_bytes=self.memory_block_bytes, agent_details=details)
 
     async def _on_OnlineCPUMem(self, payload: bytes) -> Message:
         request = pb.OnlineCPUMemRequest.FromString(payload)

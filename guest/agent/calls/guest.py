@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 API_VERSION = "0.0.1"
+KEEPS_OUTPUT = "output-after-wait"
+"""The answer to WaitProcess leaves output readable, and a read of no bytes ends it (`pyshim/agent/client.py`)."""
 _MEMORY = "/sys/devices/system/memory"
 _CPUS = "/sys/devices/system/cpu"
 # Seconds that CPUs just plugged get to appear, and between two looks.
@@ -52,6 +54,7 @@ class GuestCalls:
             device_handlers=DEVICE_TYPES,
             storage_handlers=DRIVERS,
             supports_seccomp=True,
+            extra_features=[KEEPS_OUTPUT],
         )
         reply = pb.GuestDetailsResponse(agent_details=details)
         if request.mem_block_size:

@@ -78,6 +78,9 @@ async def _close_stdin(process: Process) -> None:
 
 
 async def _read(source: Source | None, size: int) -> pb.ReadStreamResponse:
+    """A read of no bytes says that no reader wants the rest: the stream is at its end (kata-agent refuses it)."""
+    if source is None:
+        return pb.ReadStreamResponse()
     if size == 0:
-        raise InvalidArgument("read stream: len is 0")
-    return pb.ReadStreamResponse(data=b"" if source is None else await source.read(min(size, _MAX_READ_BYTES)))
+        source.close()
+    return pb.ReadStreamResponse(data=await source.read(min(size, _MAX_READ_BYTES)))

@@ -18,7 +18,7 @@ from guest.agent.streams import Sink, Source
 
 log = logging.getLogger(__name__)
 
-# Seconds. A process that ended and was waited for keeps unread output this long, for a reader that is late.
+# Seconds. Of a process that ended and was waited for, output that is not read for so long is dropped.
 _KEEP_OUTPUT_S = 30.0
 # crun is done when the terminal's master is received: it has been sent already.
 _RECEIVE_S = 5.0
@@ -39,6 +39,7 @@ class Process:
         self.stdout = stdout
         self.stderr = stderr
         self._terminal = terminal
+        self._dropping: asyncio.TimerHandle | None = None
         child.when_ended(self._ended)
 
     @property
@@ -55,21 +56,34 @@ class Process:
 
     def _ended(self, code: int) -> None:
         log.info("process exited", extra={"exec": self.exec_id or "init", "pid": self.pid, "code": code})
-        for source in (self.stdout, self.stderr):
-            if source is not None:
-                source.process_exited()
+
+    @property
+    def _outputs(self) -> tuple[Source, ...]:
+        return (self.stdout,) if self.stderr is None else (self.stdout, self.stderr)
 
     async def wait(self) -> int:
-        """The exit code (128 + signal when killed), to every caller. Output that is not read is then thrown away in a
-        while.
+        """The exit code (128 + signal when killed), to every caller.
+
+        Output stays: also what children write that outlive the process. It is dropped when it is not read.
         """
         code = await self.child.wait()
-        asyncio.get_running_loop().call_later(_KEEP_OUTPUT_S, self.close)
+        if self._dropping is None:
+            self._drop_later()
         return code
 
+    def _drop_later(self) -> None:
+        self._dropping = asyncio.get_running_loop().call_later(_KEEP_OUTPUT_S, self._drop_unread)
+
+    def _drop_unread(self) -> None:
+        unread = [source.is_unread() for source in self._outputs]  # every one is asked: the question has an effect
+        if all(unread):
+            self.close()
+        else:
+            self._drop_later()
+
     def is_finished(self) -> bool:
-        """Whether it ended and all its output was read or thrown away."""
-        return self.has_exited and all(source is None or source.at_end for source in (self.stdout, self.stderr))
+        """It has ended, and all its output was read or dropped."""
+        return self.has_exited and all(source.at_end for source in self._outputs)
 
     def resize_terminal(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, pack("HHHH", rows, columns, 0, 0))

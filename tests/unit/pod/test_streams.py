@@ -7,6 +7,7 @@ import pytest
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import Status, Stdio
 from pyshim.pod.process import HELD_S, READER_PATIENCE_S
+from pyshim.ttrpc import Code
 from tests.unit.pod.conftest import PIPES, Stack, scenario, until
 
 TERMINAL = Stdio(stdin="/in", stdout="/out", stderr="", terminal=True)
@@ -215,6 +216,35 @@ async def test_a_child_that_holds_the_pipe_prints_until_containerd_deletes_the_e
 
     assert loop.time() - began < 1
     assert output.closed
+
+
+@scenario
+async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_delete(stack: Stack) -> None:
+    """Silence is no end: a child that outlives the exec may print long after."""
+    stack.agent.remembers = True
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["hold", "first"], PIPES)
+    await stack.pod.start(container, exec_id)
+    await stack.pod.wait(container, exec_id)
+    process, output = stack.agent.processes["c1", "e1"], stack.host.streams["e1"].stdout
+    await asyncio.sleep(40)
+
+    async with process.changed:
+        process.output += b", last"
+        process.changed.notify_all()
+    await until(lambda: bytes(output.data) == b"first, last")
+    await stack.pod.delete(container, exec_id)
+
+    await until(lambda: process.output_ended and process.stderr_ended)
+    assert output.closed
+
+
+@scenario
+async def test_an_agent_that_does_not_say_what_it_is_counts_as_one_that_forgets(stack: Stack) -> None:
+    stack.agent.failures["GetGuestDetails"] = (Code.INTERNAL, "no")
+    container = await stack.run("c1", ["exit", "3"])
+
+    assert (await stack.pod.wait(container, None)).status == 3
 
 
 @scenario

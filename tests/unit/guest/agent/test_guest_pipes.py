@@ -103,36 +103,20 @@ async def test_a_read_cancelled_when_the_bytes_are_there_already_leaves_them() -
 
 
 @in_a_loop
-async def test_after_the_exit_a_silent_stream_ends_although_someone_holds_it_open() -> None:
+async def test_a_source_is_unread_when_no_read_waits_or_came_since_the_last_question() -> None:
     async with a_pipe() as (source, sink):
-        await sink.write(b"last words")
-        source.process_exited()
+        assert source.is_unread()
+        await sink.write(b"x")
+        await source.read(10)
+        assert [source.is_unread() for _ in range(2)] == [False, True]
 
-        assert await source.read(100) == b"last words"
-        assert await source.read(100) == b""
-
-
-@in_a_loop
-async def test_the_exit_ends_a_read_that_was_waiting_before() -> None:
-    async with a_pipe() as (source, _sink):
-        reading = asyncio.create_task(source.read(10))
+        waiting = asyncio.create_task(source.read(10))
         await turns()
+        assert [source.is_unread() for _ in range(2)] == [False, False]
 
-        source.process_exited()
-
-        assert await reading == b""
-
-
-@in_a_loop
-async def test_what_comes_within_the_time_after_the_exit_is_read() -> None:
-    async with a_pipe() as (source, sink):
-        reading = asyncio.create_task(source.read(10))
-        source.process_exited()
-        await turns()
-
-        await sink.write(b"late")
-
-        assert await reading == b"late"
+        source.close()
+        assert source.is_unread()
+        assert await waiting == b""
 
 
 @in_a_loop

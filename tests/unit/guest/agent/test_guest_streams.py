@@ -120,11 +120,31 @@ def test_a_read_past_its_deadline_ends_and_takes_no_bytes(
     assert client.read(cid) == b"later"
 
 
-def test_a_grandchild_that_keeps_stdout_open_does_not_hold_the_end_back(client: AgentClient, sleeper: str) -> None:
-    client.execute(sleeper, "e1", ["sh", "-c", "echo last; sleep 1000 & exit 0"])
+def test_output_of_a_child_that_outlives_an_exec_arrives_when_the_exit_is_known(
+    client: AgentClient, sleeper: str
+) -> None:
+    # A background command of a shell reads /dev/null, unless it is said where it reads.
+    client.execute(sleeper, "e1", ["sh", "-c", "exec 3<&0; (read go <&3; echo last) & echo first; exit 4"])
 
+    assert client.exit_code(sleeper, "e1") == 4
+    assert client.read(sleeper, "e1") == b"first\n"
+    waiting = client.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=sleeper, exec_id="e1", len=100))
+    assert not client.is_answered(waiting)
+    client.write(sleeper, b"go\n", "e1")
+
+    assert agent_pb2.ReadStreamResponse.FromString(client.wait(waiting)).data == b"last\n"
+    assert client.read_all(sleeper, "e1") == b""
+
+
+def test_a_read_of_no_bytes_ends_a_stream_that_a_child_holds_open(client: AgentClient, sleeper: str) -> None:
+    client.execute(sleeper, "e1", ["sh", "-c", "sleep 1000 & exit 0"])
     assert client.exit_code(sleeper, "e1") == 0
-    assert client.read_all(sleeper, "e1") == b"last\n"
+    waiting = client.send("ReadStdout", agent_pb2.ReadStreamRequest(container_id=sleeper, exec_id="e1", len=100))
+    assert not client.is_answered(waiting)
+
+    assert client.read(sleeper, "e1", size=0) == b""
+
+    assert agent_pb2.ReadStreamResponse.FromString(client.wait(waiting)).data == b""
 
 
 def test_stdin_stays_open_until_it_is_closed(hosted_agent: HostedAgent, client: AgentClient, cid: str) -> None:
