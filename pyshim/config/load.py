@@ -2,14 +2,13 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
 from pyshim.config.effective import Effective, Finding, Level, Setting, examine
 from pyshim.config.hashes import verify_assets
 from pyshim.config.keys import Table, Verdict
-from pyshim.config.remote import NAME as REMOTE
 from pyshim.config.sources import Source, read_source
 from pyshim.config.values import toml_value
 from pyshim.model.config import AgentConfig, Config, HypervisorConfig, RuntimeConfig
@@ -19,11 +18,6 @@ from pyshim.model.task import RuntimeOptions
 log = logging.getLogger(__name__)
 
 SUPPORTED_HYPERVISORS = frozenset({"qemu", "remote"})
-_SUPPORTED_VALUES: tuple[tuple[Table, str, tuple[str, ...]], ...] = (
-    (Table.HYPERVISOR, "shared_fs", ("virtio-fs", "none")),
-    (Table.RUNTIME, "internetworking_model", ("tcfilter", "macvtap", "none")),
-)
-"""Keys that take more values in Kata: the values a sandbox starts with here; the others are refused."""
 
 
 def load_config(
@@ -114,36 +108,6 @@ def refused(effective: Effective) -> tuple[Setting, ...]:
         for setting in effective.settings.values()
         if setting.key.verdict is Verdict.REFUSED and setting.value != setting.key.default
     )
-
-
-def obstacles(effective: Effective) -> Iterator[Finding]:
-    """Why no sandbox starts with this file on any host, beside what is wrong in itself."""
-
-    def finding(table: Table, name: str, text: str, verdict: Verdict | None = None) -> Finding:
-        setting = effective.of(table, name)
-        subject, place = effective.dotted(setting.key), setting.place
-        return Finding(level=Level.ERROR, verdict=verdict, subject=subject, place=place, text=text, decisive=True)
-
-    if effective.hypervisor not in SUPPORTED_HYPERVISORS:
-        path = ("hypervisor", effective.hypervisor)
-        text = "not supported, only qemu and remote: no sandbox starts with this file"
-        place = effective.source.places.get(path)
-        yield Finding(level=Level.ERROR, verdict=None, subject=".".join(path), place=place, text=text, decisive=True)
-        return
-    for setting in refused(effective):
-        text = f"{setting.key.why}: no sandbox starts with {toml_value(setting.value)}"
-        yield finding(setting.key.table, setting.key.name, text, Verdict.REFUSED)
-    for table, name, supported in _SUPPORTED_VALUES:
-        value = effective.of(table, name).value
-        if value not in supported:
-            listed = " or ".join(toml_value(one) for one in supported)
-            yield finding(table, name, f"no sandbox starts with {toml_value(value)}, only with {listed}")
-    if effective.hypervisor == REMOTE:
-        return
-    if not effective.of(Table.HYPERVISOR, "kernel").value:
-        yield finding(Table.HYPERVISOR, "kernel", "is not set: no sandbox starts without a kernel")
-    if not any(effective.of(Table.HYPERVISOR, name).value for name in ("image", "initrd")):
-        yield finding(Table.HYPERVISOR, "image", "neither image nor initrd is set: the guest has no root")
 
 
 def warnings(effective: Effective) -> tuple[str, ...]:

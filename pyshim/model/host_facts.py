@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pyshim.model.confidential import NO_TEE, TeeFacts
 
-_UNBOUNDED_CPUS = 4096
+UNBOUNDED_CPUS = 4096
 """Stands for the CPUs of a host that is not known; `default_maxvcpus` has no higher value."""
 
 
@@ -47,4 +47,4 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def unbounded(host: HostFacts) -> HostFacts:
     """`host` as far as it bounds a VM that is not on it: not at all."""
-    return replace(host, cpu_count=_UNBOUNDED_CPUS, memory_mib=0)
+    return replace(host, cpu_count=UNBOUNDED_CPUS, memory_mib=0)

@@ -10,12 +10,14 @@ import click
 from pyshim.config.annotations import HYPERVISOR_NAME, with_annotations
 from pyshim.config.effective import Effective, Finding, Level, Setting, examine
 from pyshim.config.keys import Table, Verdict, document_table
-from pyshim.config.load import SUPPORTED_HYPERVISORS, obstacles, raise_first_error, refused
+from pyshim.config.load import SUPPORTED_HYPERVISORS, raise_first_error, refused
 from pyshim.config.sources import Source, named_file, read_source
 from pyshim.config.values import PATH, toml_value
-from pyshim.model.errors import InvalidArgument
+from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.node.cli.config_reference import commented_toml, markdown
+from pyshim.node.cli.dry_run import plan_empty_pod
 from pyshim.node.cli.output import examples, json_option, print_json
+from pyshim.node.kubernetes.pod_config import pod_config
 
 _FILES = ("path", "kernel", "image", "initrd", "firmware", "virtio_fs_daemon")
 
@@ -34,18 +36,21 @@ def command() -> None:
 @command.command("check")
 @click.argument("file", metavar="[FILE]", required=False)
 @click.option("--all", "everything", is_flag=True, help="Honoured keys too.")
-@click.option("--elsewhere", is_flag=True, help="The file is another host's: do not look for the files it names.")
+@click.option("--elsewhere", is_flag=True, help="The file is another host's, which has what it names.")
 @click.option("--strict", is_flag=True, help="Exit 1 for unknown and removed keys, too.")
 @json_option
 def _check(file: str | None, everything: bool, elsewhere: bool, strict: bool, as_json: bool) -> int:
     """Say for each key what becomes of it; exit 1 when no sandbox starts with the file.
 
-    FILE is by default the one a sandbox would read.
+    A file without errors of its own is planned with for an empty pod, as `pyshim plan` does. FILE is by default the one
+    a sandbox would read.
     """
     source = _source(file)
     effective = examine(source)
-    findings = [finding for finding in effective.findings if finding.verdict is not Verdict.REFUSED]
-    findings += [*obstacles(effective), *([] if elsewhere else _missing_files(effective))]
+    findings = [_as_error(each) if each.verdict is Verdict.REFUSED else each for each in effective.findings]
+    if not any(finding.level is Level.ERROR for finding in findings):
+        findings += _refusal(source, elsewhere=elsewhere)
+    findings += [] if elsewhere else _missing_files(effective)
     if as_json:
         print_json([_as_document(each, source.path) for each in findings if each.level > Level.FINE or everything])
     else:
@@ -113,6 +118,20 @@ def _sentence(finding: Finding) -> str:
             return f"no effect: {finding.text}"
         case _:
             return finding.text
+
+
+def _as_error(finding: Finding) -> Finding:
+    return finding._replace(level=Level.ERROR, text=f"{finding.text}: no sandbox starts with this value")
+
+
+def _refusal(source: Source, *, elsewhere: bool) -> Iterator[Finding]:
+    """The error of the plan of an empty pod."""
+    try:
+        plan_empty_pod(pod_config(source, {}), on_another_host=elsewhere)
+    except ShimError as error:
+        yield Finding(
+            level=Level.ERROR, verdict=None, subject="no sandbox starts", place=None, text=str(error), decisive=True
+        )
 
 
 def _missing_files(effective: Effective) -> Iterator[Finding]:

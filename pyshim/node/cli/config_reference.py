@@ -21,7 +21,8 @@ pyshim reads Kata Containers' configuration files, those of the Go runtime and t
 Keys that only differ in name or table between the two are accepted in both places. Two commands explain a file:
 
 - `pyshim config check [FILE]` says for each key what becomes of it, with file and line; it exits 1 when no
-  sandbox starts with the file on this host (`--elsewhere`: on a host that has the files it names).
+  sandbox starts with the file on this host (`--elsewhere`: on a host that has what the file needs). It makes the plan
+  of an empty pod, as `pyshim plan` does, and shows the error with which a start would be refused.
 - `pyshim config show [FILE]` prints the effective configuration and the origin of every value;
   `--annotation NAME=VALUE` shows what a pod's annotation would make of it.
 

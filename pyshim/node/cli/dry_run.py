@@ -16,9 +16,11 @@ from hypervisors.qemu.cmdline import check_config, fd_table, qemu_argv
 from hypervisors.qemu.devices import is_image_pmem
 from pyshim.config.load import load_config
 from pyshim.config.sources import named_file
+from pyshim.model.capacity import CapacityFacts, CgroupLimits
+from pyshim.model.confidential import Tee, TeeFacts
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.host_facts import HostFacts
+from pyshim.model.host_facts import UNBOUNDED_CPUS, CgroupMode, HostFacts
 from pyshim.model.ids import ContainerId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, membership
 from pyshim.model.mounts import HostMount
@@ -49,6 +51,26 @@ _PASSED_ON = "io.katacontainers."
 _LEFT_OUT = (
     "network cards: they come from the pod's network namespace",
     "devices of the kubelet's PodResources and of CDI: the kubelet is not asked",
+)
+
+
+_ABLE_HOST = HostFacts(
+    cpu_count=UNBOUNDED_CPUS,
+    memory_mib=0,
+    kvm_usable=True,
+    kvm_reason="",
+    vhost_vsock=True,
+    vhost_net=True,
+    nested=False,
+    cgroup_mode=CgroupMode.V2,
+    systemd=True,
+    tee=TeeFacts(available=frozenset(Tee), probed=(), quote_socket=""),
+)
+_ROOM = CapacityFacts(
+    available_mib=None,
+    swap_free_mib=0,
+    backing=None,
+    cgroup=CgroupLimits(memory_bytes=None, memory_path="", cpu_quota=None, cpu_path=""),
 )
 
 
@@ -96,9 +118,8 @@ def of_bundle(bundle: str, options: RuntimeOptions | None) -> Plan:
     container_id = ContainerId(os.path.basename(bundle))
     member = membership(spec.annotations, container_id)
     config = load_config(options, spec.annotations, dict(os.environ))
-    sandbox = (
-        None if member.kind is ContainerKind.POD_CONTAINER else _sandbox(member.sandbox_id, member.kind, spec, config)
-    )
+    has_vm = member.kind is not ContainerKind.POD_CONTAINER
+    sandbox = _sandbox_here(member.sandbox_id, member.kind, spec, config) if has_vm else None
     container = None
     if member.kind is not ContainerKind.POD_SANDBOX:
         container = container_plan(
@@ -138,18 +159,9 @@ def _of_pod(
         **sizing.sandbox_annotations(),
         "io.kubernetes.cri.container-type": "sandbox",
     }
-    # A namespace that is not named is the host's.
-    network = [] if str(manifest.spec.get("hostNetwork")).lower() == "true" else [{"type": "network"}]
-    document = {
-        "ociVersion": "1.1.0",
-        "process": {"args": ["/pause"], "cwd": "/"},
-        "root": {"path": "rootfs"},
-        "annotations": annotations,
-        "linux": {"namespaces": [{"type": "mount"}, *network]},
-    }
-    spec = parse_spec(msgspec.json.encode(document), path)
+    spec = _pod_spec(annotations, path, of_host=str(manifest.spec.get("hostNetwork")).lower() == "true")
     config = load_config(options, annotations, dict(os.environ))
-    sandbox = _sandbox(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config)
+    sandbox = _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config)
     return Plan(
         title=manifest.title,
         config=config,
@@ -157,6 +169,32 @@ def _of_pod(
         argv=_argv(sandbox),
         left_out=(*_LEFT_OUT, "containers and their volumes: the kubelet makes them; plan their bundles"),
     )
+
+
+def plan_empty_pod(config: Config, *, on_another_host: bool) -> None:
+    """A pod without containers can be planned with `config`. Raises the ShimError that refuses it.
+
+    Another host has the abilities and the room that the configuration asks for.
+    """
+    spec = _pod_spec({}, "an empty pod", of_host=False)
+    sandbox_id, kind = SandboxId("pod"), ContainerKind.POD_SANDBOX
+    if on_another_host:
+        _argv(_sandbox(sandbox_id, kind, spec, config, _ABLE_HOST, _ROOM))
+    else:
+        _argv(_sandbox_here(sandbox_id, kind, spec, config))
+
+
+def _pod_spec(annotations: Mapping[str, str], where: str, *, of_host: bool) -> OciSpec:
+    """The spec of a sandbox as a container runtime writes it, `of_host` with the host's network."""
+    network = [] if of_host else [{"type": "network"}]
+    document = {
+        "ociVersion": "1.1.0",
+        "process": {"args": ["/pause"], "cwd": "/"},
+        "root": {"path": "rootfs"},
+        "annotations": annotations,
+        "linux": {"namespaces": [{"type": "mount"}, *network]},
+    }
+    return parse_spec(msgspec.json.encode(document), where)
 
 
 def _content(path: str) -> bytes:
@@ -167,19 +205,31 @@ def _content(path: str) -> bytes:
     return content
 
 
-def _sandbox(sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config) -> SandboxPlan:
-    host: HostFacts = probe_host()
-    plan = sandbox_plan(
+def _sandbox_here(sandbox_id: SandboxId, kind: ContainerKind, spec: OciSpec, config: Config) -> SandboxPlan:
+    host = probe_host()
+    capacity = probe_capacity(capacity_question(config, spec.cgroups_path), cgroup_mode=host.cgroup_mode)
+    plan = _sandbox(sandbox_id, kind, spec, config, host, capacity)
+    return with_guest_nodes(plan, read_machine()) if config.hypervisor.enable_numa and not config.is_remote else plan
+
+
+def _sandbox(
+    sandbox_id: SandboxId,
+    kind: ContainerKind,
+    spec: OciSpec,
+    config: Config,
+    host: HostFacts,
+    capacity: CapacityFacts,
+) -> SandboxPlan:
+    return sandbox_plan(
         sandbox_id=sandbox_id,
         kind=kind,
         uuid=_UUID,
         spec=spec,
         config=config,
         host=host,
-        capacity=probe_capacity(capacity_question(config, spec.cgroups_path), cgroup_mode=host.cgroup_mode),
+        capacity=capacity,
         sources={path: source_facts(path, _store(config)) for path in volume_sources(spec)},
     )
-    return with_guest_nodes(plan, read_machine()) if config.hypervisor.enable_numa and not config.is_remote else plan
 
 
 def _store(config: Config) -> str:

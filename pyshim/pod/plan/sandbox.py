@@ -56,6 +56,7 @@ above 30 s on a crowded one."""
 KVM_BOOT_S = 10.0
 """A `dial_timeout` below this is meant for KVM: the files of Kata's Rust runtime say 3 s."""
 _NO_DEVICES = PodDevices()
+_NETWORK_MODELS = ("tcfilter", "macvtap", "none")
 _MAX_BRIDGES = 5
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
 """The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
@@ -247,6 +248,13 @@ def _check(config: Config) -> None:
         raise FailedPrecondition(
             f"read shared_fs in {config.origin('shared_fs')}: {hypervisor.shared_fs!r} is not supported,"
             ' only "virtio-fs" and "none"'
+        )
+    model = config.runtime.internetworking_model
+    if model not in _NETWORK_MODELS:
+        supported = ", ".join(_NETWORK_MODELS)
+        raise FailedPrecondition(
+            f"read internetworking_model in {config.origin('internetworking_model')}: {model!r} is not supported,"
+            f" only {supported}"
         )
 
 
