@@ -5,7 +5,7 @@ Source: OCI runtime-spec 1.1, config.md and config-linux.md.
 
 import json
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -52,6 +52,30 @@ class OciDevice(msgspec.Struct, frozen=True, kw_only=True):
     minor: int = 0
 
 
+class OciHook(msgspec.Struct, frozen=True, kw_only=True):
+    path: Text
+    args: tuple[Text, ...] | None = None
+    """argv with argv[0], which need not be `path`."""
+    env: tuple[Text, ...] | None = None
+    """The whole environment."""
+    timeout: int | None = None
+    """Seconds."""
+
+
+class OciHooks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Programs to run at points of a container's life, each list in order. Null in JSON is an empty list."""
+
+    prestart: tuple[OciHook, ...] | None = None
+    create_runtime: tuple[OciHook, ...] | None = None
+    create_container: tuple[OciHook, ...] | None = None
+    start_container: tuple[OciHook, ...] | None = None
+    poststart: tuple[OciHook, ...] | None = None
+    poststop: tuple[OciHook, ...] | None = None
+
+
+NO_HOOKS = OciHooks()
+
+
 class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     root_path: str
     hostname: str
@@ -61,6 +85,7 @@ class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[OciDevice, ...]
     cgroups_path: str
     annotations: Mapping[str, str]
+    hooks: OciHooks
     raw: Mapping[str, Any]
 
     def namespace_path(self, kind: str) -> str | None:
@@ -117,6 +142,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[_Mount, ...] | None = None
     linux: _Linux | None = None
     annotations: Mapping[str, str] | None = None
+    hooks: OciHooks | None = None
 
 
 _NAMESPACES = frozenset({"pid", "network", "ipc", "uts", "mount", "user", "cgroup", "time"})
@@ -158,8 +184,22 @@ def parse_spec(data: bytes, where: str) -> OciSpec:
         devices=linux.devices or (),
         cgroups_path=linux.cgroups_path,
         annotations=document.annotations or {},
+        hooks=_checked(document.hooks or NO_HOOKS, refused),
         raw=raw,
     )
+
+
+def _checked(hooks: OciHooks, refused: Callable[[str], InvalidArgument]) -> OciHooks:
+    for kind in msgspec.structs.fields(hooks):
+        for index, hook in enumerate(getattr(hooks, kind.name) or ()):
+            where = f"hooks.{kind.encode_name}[{index}]"
+            if not hook.path.startswith("/"):
+                raise refused(f"{where}.path is not absolute: {hook.path!r}")
+            if hook.timeout is not None and hook.timeout <= 0:
+                raise refused(f"{where}.timeout is not above zero: {hook.timeout}")
+            if any("=" not in variable.removeprefix("=") for variable in hook.env or ()):
+                raise refused(f"{where}.env has an entry that is not NAME=value")
+    return hooks
 
 
 def _mount(mount: _Mount) -> OciMount:

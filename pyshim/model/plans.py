@@ -60,6 +60,8 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     cgroups: CgroupPlan
     netns_path: str | None
     """The pod's network namespace on the host; None when the pod has no network of its own."""
+    new_netns: bool
+    """The shim makes the namespace at `netns_path`, for hooks to fill."""
     devices: PodDevices
     """The host's devices that are passed through from the start."""
     sysctls: Mapping[str, str]

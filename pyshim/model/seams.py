@@ -1,7 +1,7 @@
 """Protocols of the pod's neighbours: the guest's agent, the host, the event publisher."""
 
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
 from pyshim.model.agent_address import AgentAddress
@@ -21,6 +21,7 @@ from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
 from pyshim.model.network import DirectNetwork, RateLimits
 from pyshim.model.observation import Observation
+from pyshim.model.oci import OciHook
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import Stdio
@@ -219,6 +220,12 @@ class Host(Protocol):
     async def mount(self, mount: HostMount) -> None: ...
     async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> Virtiofsd: ...
     async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> ProcessStreams: ...
+    async def run_hook(self, kind: str, hook: OciHook, state: bytes) -> None:
+        """The hook has exited with status 0. Raises ShimError naming it."""
+
+    def netns_member(self, netns_path: str | None) -> AbstractAsyncContextManager[int]:
+        """The pid of a process in the network namespace at the path, or in a new one, that lives within the block."""
+
     async def release(self, entry: LedgerEntry) -> None: ...
 
 

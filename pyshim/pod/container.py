@@ -25,6 +25,7 @@ from pyshim.model.seams import ProcessStreams
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, ProcessInfo, Status, Stdio
 from pyshim.model.trace import span
+from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.plan.container import with_disks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
@@ -58,6 +59,7 @@ class Container:
         spec: OciSpec,
         resources: Mapping[str, Any],
         pid: int,
+        hooks: ContainerHooks,
         services: ContainerServices,
         listener: ContainerListener,
     ) -> None:
@@ -65,6 +67,7 @@ class Container:
         self.id = request.container_id
         self.request = request
         self.pid = pid
+        self.hooks = hooks
         self._plan = plan
         self._spec = spec
         self._resources = resources
@@ -183,6 +186,7 @@ class Container:
                 await self._start_exec(process, exec_id)
         if exec_id is None and process.status is Status.RUNNING:
             self._listener.init_started()
+            await self.hooks.after_start(self.pid)
         elif exec_id is None:
             self._listener.container_changed()
         return process.pid

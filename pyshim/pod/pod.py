@@ -34,6 +34,7 @@ from pyshim.model.trace import Trace, step
 from pyshim.pod.container import Container
 from pyshim.pod.creation import plan_container, plan_sandbox
 from pyshim.pod.environment import Environment
+from pyshim.pod.hooks import ContainerHooks
 from pyshim.pod.killing import signal_exec, signal_init
 from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
@@ -101,15 +102,24 @@ class Pod:
         where = f"{request.bundle}/config.json"
         spec = parse_spec(await self._env.host.read_bytes(where, MAX_SPEC_BYTES), where)
         member = membership(spec.annotations, container_id)
-        if member.kind is ContainerKind.POD_CONTAINER:
-            container = await self._create_container(request, spec, self._joined(member, container_id, spec))
-        else:
-            container = await self._create_owner(request, spec, member)
+        hooks = ContainerHooks(self._env.host, spec, request)
+        try:
+            if member.kind is ContainerKind.POD_CONTAINER:
+                sandbox = self._joined(member, container_id, spec)
+                await hooks.before_create(sandbox.pid)
+                container = await self._create_container(request, spec, sandbox, hooks)
+            else:
+                container = await self._create_owner(request, spec, member, hooks)
+        except BaseException:
+            await to_the_end(hooks.after_delete())
+            raise
         self._containers[container_id] = container
         self._env.publisher.publish(TaskCreated(container_id=container_id, request=request, pid=container.pid))
         return container.pid
 
-    async def _create_owner(self, request: CreateTask, spec: OciSpec, member: Membership) -> Container:
+    async def _create_owner(
+        self, request: CreateTask, spec: OciSpec, member: Membership, hooks: ContainerHooks
+    ) -> Container:
         """The sandbox and the container it ends with; neither is left when this raises."""
         if self._owner is not None or self._sandbox is not None:
             other = self._sandbox.plan.sandbox_id if self._sandbox else self._owner
@@ -117,13 +127,16 @@ class Pod:
         self._owner = request.container_id
         self._pod_uid = pod_of(spec.annotations).uid
         try:
-            return await self._create_container(request, spec, await self._start_sandbox(request, spec, member))
+            sandbox = await self._start_sandbox(request, spec, member, hooks)
+            return await self._create_container(request, spec, sandbox, hooks)
         except BaseException:
             self._owner = None
             await self._end_sandbox()
             raise
 
-    async def _start_sandbox(self, request: CreateTask, spec: OciSpec, member: Membership) -> Sandbox:
+    async def _start_sandbox(
+        self, request: CreateTask, spec: OciSpec, member: Membership, hooks: ContainerHooks
+    ) -> Sandbox:
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
             self._env.export_trace(self._trace, config.runtime.otlp_endpoint, member.sandbox_id, spec.annotations)
@@ -143,7 +156,7 @@ class Pod:
         )
         self._saved.save()
         await sandbox.start(
-            PodMonitor(sandbox, containers=self._containers.values(), records=records, trace=self._trace)
+            PodMonitor(sandbox, containers=self._containers.values(), records=records, trace=self._trace), hooks
         )
         return sandbox
 
@@ -162,7 +175,9 @@ class Pod:
             )
         return sandbox
 
-    async def _create_container(self, request: CreateTask, spec: OciSpec, sandbox: Sandbox) -> Container:
+    async def _create_container(
+        self, request: CreateTask, spec: OciSpec, sandbox: Sandbox, hooks: ContainerHooks
+    ) -> Container:
         assert self._saved is not None, "a sandbox has its records"
         ledger = self._saved.records.ledger
         pauses = request.container_id == self._owner and sandbox.plan.kind is ContainerKind.POD_SANDBOX
@@ -196,6 +211,7 @@ class Pod:
             spec=spec,
             resources=resources,
             pid=sandbox.pid,
+            hooks=hooks,
             services=services,
             listener=self,
         )
@@ -338,6 +354,7 @@ class Pod:
             if self._sandbox is not None:
                 await self._sandbox.stop()
                 self._tasks.supervise(f"end/{container.id}", self._end_sandbox())
+        await container.hooks.after_delete()
         self._containers.pop(container.id, None)
         self._settle()
         if self._containers:
@@ -377,6 +394,7 @@ class Pod:
             await container.delete()
         except Exception as exc:  # whatever it meets, the shim ends
             log.warning("delete container at shutdown", extra={"container": container.id, "error": str(exc)})
+        await container.hooks.after_delete()
         self._containers.pop(container.id, None)
 
     async def _abandon_creation(self, container_id: ContainerId) -> None:

@@ -26,6 +26,8 @@ from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
 from pyshim.model.trace import span, step, traced
 from pyshim.pod.environment import Environment
 from pyshim.pod.health import HealthChecks
+from pyshim.pod.hooks import ContainerHooks
+from pyshim.pod.plan.hooks import named_netns
 from pyshim.pod.services import SandboxListener
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.devices.live import container_devices
@@ -134,18 +136,22 @@ class Sandbox:
             raise Unavailable(f"use sandbox '{self.plan.sandbox_id}': {self.failure or 'its vm is not running'}")
         return self._agent
 
-    async def start(self, monitor: MonitorRpc) -> None:
-        """The VM runs, its agent has the sandbox, and `monitor` is served; nothing is left when this raises."""
+    async def start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> None:
+        """The VM runs, its agent has the sandbox, and `monitor` is served; nothing is left when this raises.
+
+        The owner's `hooks` of its creation have run before the network is looked at: they may make it.
+        """
         _log_sizing(self.plan)
         try:
-            self._agent = await self._start(monitor)
+            self._agent = await self._start(monitor, hooks)
         except BaseException:
             await self._undo.run()
             await self._undo_last.run()
             raise
         self._watch(self._agent)
 
-    async def _start(self, monitor: MonitorRpc) -> Agent:
+    async def _start(self, monitor: MonitorRpc, hooks: ContainerHooks) -> Agent:
+        await self._run_hooks(hooks)  # outside the sandbox's cgroups: what a hook leaves behind is not of the sandbox
         self._undo_last.push(self.cgroups.leave)
         # The kernel takes its time to move a process. The share needs none; whatever does is started after the move.
         await together(step("enter cgroups", self.cgroups.enter()), make_share(self._services))
@@ -155,6 +161,17 @@ class Sandbox:
         agent = await self._or_lost(self._reach_guest())
         self.network.serve(agent)
         return agent
+
+    async def _run_hooks(self, hooks: ContainerHooks) -> None:
+        path = self.plan.netns_path
+        if path is None or not hooks.make_network:
+            await hooks.before_create(0)
+            return
+        async with self._host.netns_member(None if self.plan.new_netns else path) as pid:
+            if self.plan.new_netns:
+                self._services.hold(LedgerEntry(kind=ResourceKind.NETNS, key=path))
+                await self._host.mount(named_netns(path, pid))
+            await hooks.before_create(pid)
 
     async def _open_monitor(self, monitor: MonitorRpc) -> None:
         """The monitor socket answers. A pod runs without one, too: a failure is logged."""

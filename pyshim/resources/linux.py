@@ -15,12 +15,14 @@ from pyshim.host.files import list_tree, read_piece
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.table import with_mounts_below
 from pyshim.host.processes.children import Children
+from pyshim.host.processes.hooks import netns_member, run_hook
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
+from pyshim.model.oci import OciHook
 from pyshim.model.task import Stdio
 from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
@@ -163,6 +165,14 @@ class LinuxHost:
     async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> Streams:
         """The process's streams are open; see `streams.open_streams`."""
         return await open_streams(stdio, namespace=namespace, process_id=process_id, children=self._children)
+
+    async def run_hook(self, kind: str, hook: OciHook, state: bytes) -> None:
+        """The hook has exited with status 0, within its own time limit; see `hooks.run_hook`."""
+        await run_hook(self._children, kind, hook, state)
+
+    def netns_member(self, netns_path: str | None) -> contextlib.AbstractAsyncContextManager[int]:
+        """A process in that network namespace; see `hooks.netns_member`."""
+        return netns_member(self._children, netns_path)
 
     @within_s(CHANGE_S, "release {entry.kind.value} '{entry.key}'")
     async def release(self, entry: LedgerEntry) -> None:

@@ -3,8 +3,8 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Any
 
 from pyshim.model.copies import TreeEntry
@@ -13,6 +13,7 @@ from pyshim.model.events import TaskEvent
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.mounts import HostMount, SourceKind
+from pyshim.model.oci import OciHook
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.task import Stdio
@@ -132,6 +133,9 @@ class FakeHost:
         self.streams: dict[str, FakeStreams] = {}
         self.sources: dict[str, SourceFacts] = {}
         self.cgroup_tree = FakeCgroups(self.faults.hit)
+        self.hooks: list[tuple[str, str, dict[str, Any]]] = []
+        """Kind, path and state of every hook that was started."""
+        self.netns_members: list[str | None] = []
         self.images: dict[str, int] = {}
         self.monitors: list[FakeMonitor] = []
         self.before_effect: Callable[[str, str], None] = lambda _effect, _path: None
@@ -212,6 +216,17 @@ class FakeHost:
         await self.may_open_streams.wait()
         self.streams[process_id] = FakeStreams(stdio)
         return self.streams[process_id]
+
+    async def run_hook(self, kind: str, hook: OciHook, state: bytes) -> None:
+        self.hooks.append((kind, hook.path, json.loads(state)))
+        await asyncio.sleep(0)
+        self.faults.hit(f"{kind} hook")
+
+    @asynccontextmanager
+    async def netns_member(self, netns_path: str | None) -> AsyncIterator[int]:
+        self.faults.hit("netns_member")
+        self.netns_members.append(netns_path)
+        yield 4711
 
     async def release(self, entry: LedgerEntry) -> None:
         self.faults.hit("release")

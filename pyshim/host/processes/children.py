@@ -161,6 +161,7 @@ class Children:
         argv: Sequence[str],
         *,
         env: Mapping[str, str],
+        program: str = "",
         fds: Mapping[int, int] = _NO_FDS,
         stdin: int | None = None,
         stdout: int | None = None,
@@ -175,7 +176,8 @@ class Children:
         ledger: Ledger | None = None,
         ledger_key: str = "",
     ) -> Child:
-        """The program runs. `argv[0]` is its path; `fds` maps its descriptors (3 and up) to ours, which stay ours.
+        """The program at `program`, or else at `argv[0]`, runs. `fds` maps its descriptors (3 and up) to ours, which
+        stay ours.
 
         It runs in the network namespace `netns_path`, or in a new one without links (`empty_netns`), or in the shim's.
         In a `view` (`mounts/view.py`) it sees those files only, and starts in their root.
@@ -192,6 +194,7 @@ class Children:
             ledger.acquire(entry)
         try:
             child = await self._spawn(
+                program or argv[0],
                 argv,
                 env,
                 {0: stdin, 1: stdout, 2: stderr},
@@ -220,6 +223,7 @@ class Children:
 
     async def _spawn(
         self,
+        program: str,
         argv: Sequence[str],
         env: Mapping[str, str],
         stdio: Mapping[int, int | None],
@@ -232,7 +236,6 @@ class Children:
         new_session: bool,
         stderr_tail_lines: int,
     ) -> Child:
-        program = argv[0]
         if log.isEnabledFor(logging.DEBUG):
             log.debug("spawn", extra={"command": shlex.join(argv)})
         try:
@@ -242,7 +245,9 @@ class Children:
         taken = {0: stdio[0], 1: stdio[1], 2: stdio[2] if stderr_write is None else stderr_write, **fds}
         try:
             with FileActions(taken) as actions:
-                launch = Launch(argv=tuple(argv), env=dict(env), actions=actions, new_session=new_session)
+                launch = Launch(
+                    program=program, argv=tuple(argv), env=dict(env), actions=actions, new_session=new_session
+                )
                 apart = (netns_path, view, capabilities, user)
                 if not empty_netns and all(each is None for each in apart):
                     pid = launch.run()

@@ -80,6 +80,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
+    program: str
     argv: tuple[str, ...]
     env: dict[str, str]
     actions: list[tuple[int, ...]]
@@ -88,7 +89,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     def run(self) -> int:
         """The child's pid. Signals it would inherit as ignored (Python ignores SIGPIPE) are at their defaults."""
         return os.posix_spawn(
-            self.argv[0],
+            self.program,
             self.argv,
             self.env,
             file_actions=self.actions,
@@ -134,7 +135,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             else:
                 loop.call_soon_threadsafe(_settle, result, started[0], None)
 
-        thread = threading.Thread(target=work, name=f"spawn {self.argv[0]}", daemon=True)
+        thread = threading.Thread(target=work, name=f"spawn {self.program}", daemon=True)
         thread.start()
         try:
             return await asyncio.shield(result)

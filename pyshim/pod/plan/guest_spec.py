@@ -9,6 +9,7 @@ from typing import Any
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.oci import OciMount, OciSpec
 from pyshim.model.vm import GuestNode
+from pyshim.pod.plan.hooks import guest_hooks
 from pyshim.resources.sizing.plan.numa import guest_memory_nodes
 from pyshim.resources.sizing.plan.swap import with_swap
 
@@ -45,7 +46,8 @@ def guest_spec(
     raw["mounts"] = [
         {"destination": m.destination, "type": m.type, "source": m.source, "options": list(m.options)} for m in mounts
     ]
-    raw.pop("hooks", None)
+    if hooks := guest_hooks(raw.pop("hooks", None)):
+        raw["hooks"] = hooks
     raw["hostname"] = hostname
     raw["annotations"] = {
         key: value for key, value in (raw.get("annotations") or {}).items() if not key.startswith(_CDI_PREFIX)

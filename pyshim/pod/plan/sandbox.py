@@ -30,6 +30,7 @@ from pyshim.model.vm import (
 )
 from pyshim.model.volumes import SourceFacts
 from pyshim.pod.plan.guest_sandbox import guest_sandbox, pod_sysctls
+from pyshim.pod.plan.hooks import makes_network
 from pyshim.pod.plan.kernel_params import SERIAL_AGENT_PORT, kernel_params
 from pyshim.pod.plan.remote_vm import remote_netns_path, remote_vm
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
@@ -49,6 +50,8 @@ from pyshim.resources.sizing.plan.capacity import memory_backing
 from pyshim.resources.volumes.plan.disks import scsi_controller
 from pyshim.resources.volumes.plan.share import SHARE_TAG, no_share, share_plan
 
+NETNS_ROOT = "/run/netns"
+"""iproute2's directory, so that `ip netns` shows the namespaces that the shim makes."""
 VM_ROOT = "/run/vc/vm"
 EMULATED_BOOT_S = 60.0
 """The time an emulated guest has to boot where `dial_timeout` is below `KVM_BOOT_S`. Measured: 5 s on an idle host,
@@ -58,6 +61,8 @@ KVM_BOOT_S = 10.0
 _NO_DEVICES = PodDevices()
 _NETWORK_MODELS = ("tcfilter", "macvtap", "none")
 _MAX_BRIDGES = 5
+_NO_NETNS = "/proc/0/ns/net"
+"""A path that stands for a fresh namespace."""
 EMULATED_CPU = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,-mtrr"
 """The least that runs x86-64-v2 programs: `max` boots measurably slower under emulation (docs/GUEST.md).
 
@@ -91,7 +96,11 @@ def sandbox_plan(
     vm_dir = f"{VM_ROOT}/{sandbox_id}"
     if not remote:
         _check_network(kind, spec, config)
-    netns_path = remote_netns_path(spec) if remote else _netns_path(spec, config)
+    new_netns = not remote and _makes_netns(spec, config)
+    if new_netns:
+        netns_path: str | None = f"{NETNS_ROOT}/pyshim-{sandbox_id}"
+    else:
+        netns_path = remote_netns_path(spec) if remote else _netns_path(spec, config)
     share = _share(sandbox_id, vm_dir, config)
     if remote:
         vm = remote_vm(
@@ -118,6 +127,7 @@ def sandbox_plan(
         initdata=initdata if vm.initdata else None,
         cgroups=cgroup_plan(sandbox_id=sandbox_id, cgroups_path=spec.cgroups_path, config=config, host=host),
         netns_path=netns_path,
+        new_netns=new_netns,
         devices=devices,
         sysctls=pod_sysctls(spec),
         agent_timeout_s=_agent_timeout_s(config, vm.cpu.accelerator),
@@ -344,9 +354,18 @@ def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
         )
 
 
+def _makes_netns(spec: OciSpec, config: Config) -> bool:
+    """The namespace of the spec is a fresh one that a hook may fill; without hooks it would stay empty."""
+    return (
+        not config.runtime.disable_new_netns
+        and spec.namespace_path("network") in ("", _NO_NETNS)
+        and makes_network(spec)
+    )
+
+
 def _netns_path(spec: OciSpec, config: Config) -> str | None:
     """The namespace CNI prepared. A namespace without a path is a fresh one: a pod without network."""
     path = spec.namespace_path("network")
-    if not path or config.runtime.disable_new_netns or path == "/proc/0/ns/net":
+    if not path or config.runtime.disable_new_netns or path == _NO_NETNS:
         return None
     return path

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import InvalidArgument
-from pyshim.model.oci import parse_spec
+from pyshim.model.oci import NO_HOOKS, parse_spec
 
 WHERE = "/b/config.json"
 
@@ -43,6 +43,14 @@ def parse(**members: Any) -> Any:
         ({"linux": {"resources": {"devices": [7]}}}, r"linux.resources.devices\[0\] is not an object"),
         ({"linux": {"resources": {"devices": [{"access": 7}]}}}, r"devices\[0\].access is not a str"),
         ({"linux": {"sysctl": [5]}}, "linux.sysctl is not an object of strings"),
+        ({"hooks": {"prestart": [{}]}}, r"hooks.prestart\[0\].path is missing"),
+        ({"hooks": {"createRuntime": [{"path": "sh"}]}}, r"hooks.createRuntime\[0\].path is not absolute: 'sh'"),
+        ({"hooks": {"poststop": [{"path": "/h", "timeout": 0}]}}, r"hooks.poststop\[0\].timeout is not above zero: 0"),
+        (
+            {"hooks": {"poststart": [{"path": "/h", "env": ["A"]}]}},
+            r"hooks.poststart\[0\].env has an entry that is not",
+        ),
+        ({"hooks": {"poststart": [{"path": "/h", "args": "a"}]}}, r"hooks.poststart\[0\].args is not a list"),
         ({"annotations": {"a": 1}}, "annotations is not an object of strings"),
     ],
 )
@@ -58,6 +66,6 @@ def test_what_is_no_spec_is_refused(data: bytes) -> None:
 
 
 def test_null_members_are_as_if_missing() -> None:
-    spec = parse(linux=None, mounts=None, annotations=None)
+    spec = parse(linux=None, mounts=None, annotations=None, hooks={"prestart": None})
 
-    assert (spec.mounts, spec.devices, dict(spec.annotations)) == ((), (), {})
+    assert (spec.mounts, spec.devices, dict(spec.annotations), spec.hooks) == ((), (), {}, NO_HOOKS)

@@ -1,0 +1,57 @@
+"""The OCI hooks of one container that run on the host: before it is created, after it has started, after it is gone."""
+
+import logging
+from collections.abc import Sequence
+
+from pyshim.model.errors import ShimError
+from pyshim.model.oci import OciHook, OciSpec
+from pyshim.model.seams import Host
+from pyshim.model.task import CreateTask
+from pyshim.model.trace import step
+from pyshim.pod.plan.hooks import hook_state, makes_network
+
+log = logging.getLogger(__name__)
+
+
+class ContainerHooks:
+    def __init__(self, host: Host, spec: OciSpec, request: CreateTask) -> None:
+        self._host = host
+        self._spec = spec
+        self._request = request
+        self._begun = False
+
+    @property
+    def make_network(self) -> bool:
+        """Some run before the creation, and may fill the pod's network namespace."""
+        return makes_network(self._spec)
+
+    async def before_create(self, pid: int) -> None:
+        """The prestart and createRuntime hooks have run, in order; `pid` is a process in the pod's network namespace,
+        0 for none. Raises at the first hook that fails.
+        """
+        self._begun = True
+        hooks = self._spec.hooks
+        for kind, of_kind in (("prestart", hooks.prestart), ("createRuntime", hooks.create_runtime)):
+            for hook in of_kind or ():
+                await step(f"{kind} hook", self._host.run_hook(kind, hook, self._state("creating", pid)))
+
+    async def after_start(self, pid: int) -> None:
+        """The poststart hooks have run. A failure is logged, and the container goes on, as the OCI spec has it."""
+        await self._run_all("poststart", self._spec.hooks.poststart or (), "running", pid)
+
+    async def after_delete(self) -> None:
+        """The poststop hooks have run, once, if the creation got as far as hooks. A failure is logged."""
+        if self._begun:
+            self._begun = False
+            await self._run_all("poststop", self._spec.hooks.poststop or (), "stopped", 0)
+
+    async def _run_all(self, kind: str, hooks: Sequence[OciHook], status: str, pid: int) -> None:
+        for hook in hooks:
+            try:
+                await self._host.run_hook(kind, hook, self._state(status, pid))
+            except ShimError as error:
+                log.warning("hook failed", extra={"container": self._request.container_id, "error": str(error)})
+
+    def _state(self, status: str, pid: int) -> bytes:
+        request = self._request
+        return hook_state(self._spec, container_id=request.container_id, bundle=request.bundle, status=status, pid=pid)
