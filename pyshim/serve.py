@@ -46,7 +46,7 @@ from pyshim.model.seams import MonitorRpc, MonitorServer
 from pyshim.model.task import Identity, RuntimeOptions
 from pyshim.model.trace import Trace
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.socket import MonitorSocket
+from pyshim.monitor.socket import MonitorSocket, MonitorSockets
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
 from pyshim.resources.devices.host.finder import DeviceFinder
@@ -233,16 +233,20 @@ class _Daemon:
                 shim_log.set_debug()
             return loaded
 
-        async def serve_monitor(path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
+        async def serve_monitor(path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
             bundle = self._identity.bundle
             address_file = f"{bundle}/monitor_address" if bundle else ""
             texts = {"stacks": lambda: stacks(self._open_calls()), "objects": objects} if debug else {}
             answers = ShimAnswers(pod, calls=self._calls, agent_calls=self._agent_calls, debug=texts)
-            monitor = MonitorSocket(path, answers.answer, address_file=address_file)
+            monitor = MonitorSockets(
+                MonitorSocket(path, answers.answer, address_file=address_file),
+                MonitorSocket(metrics_path, answers.answer_question, mode=0o660),
+            )
             try:
+                os.makedirs(os.path.dirname(metrics_path), mode=0o750, exist_ok=True)
                 await monitor.open()
             except OSError as error:
-                raise FailedPrecondition(f"listen at '{path}': {error.strerror}") from error
+                raise FailedPrecondition(f"listen at '{path}' and '{metrics_path}': {error.strerror}") from error
             return monitor
 
         @within_s(CHANGE_S, "find devices")

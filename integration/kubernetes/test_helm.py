@@ -255,7 +255,7 @@ def test_the_plugin_of_the_chart_places_vms(kube: Cluster, images: None) -> None
     assert everything() == before
     until(kube, lambda: all_of_the_release(kube) == [], "nothing is in the cluster")
     kube.remove_ended_sandboxes()
-    assert not Path("/run/pyshim/nri.sock").exists()
+    assert not Path("/run/pyshim/nri/placement.sock").exists()
 
 
 @pytest.mark.timeout(2400)

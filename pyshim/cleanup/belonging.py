@@ -23,7 +23,9 @@ def belongs_to(
     sandbox_id: str, places: Places, state_root: str, *, proc_root: str = "/proc"
 ) -> Callable[[LedgerEntry], None]:
     """A check that returns for an entry that can be the sandbox's, and raises FailedPrecondition for any other."""
-    own = tuple(f"{root}/{sandbox_id}" for root in (places.vm_root, places.shared_root, state_root))
+    own = tuple(
+        f"{root}/{sandbox_id}" for root in (places.vm_root, places.shared_root, state_root, places.metrics_root)
+    )
 
     def check(entry: LedgerEntry) -> None:
         if problem := _problem(entry, sandbox_id, own, places, proc_root):

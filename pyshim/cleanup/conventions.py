@@ -12,6 +12,7 @@ from typing import NamedTuple
 from pyshim.host.mounts.table import mounted_below
 from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.resources.network.host.link_search import NETNS_ROOT, our_taps
 
 # The places of plan/share.py and plan/sandbox.py; a test compares them.
@@ -35,6 +36,7 @@ class Places(NamedTuple):
     cgroup_root: str = CGROUP_ROOT
     vmm_name: str = VMM_NAME
     netns_root: str = NETNS_ROOT
+    metrics_root: str = METRICS_DIRECTORY
 
 
 def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = False) -> tuple[LedgerEntry, ...]:
@@ -46,6 +48,8 @@ def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = Fal
     entries = [
         LedgerEntry(kind=ResourceKind.DIRECTORY, key=path) for path in (vm_dir, shared_dir) if os.path.lexists(path)
     ]
+    if os.path.lexists(metrics := f"{places.metrics_root}/{sandbox_id}"):
+        entries.append(LedgerEntry(kind=ResourceKind.SOCKET, key=metrics))
     if thorough:
         entries += _cgroups_of(sandbox_id, places.cgroup_root)
         entries += _links_of(sandbox_id, places.netns_root)

@@ -8,8 +8,34 @@ from pyshim.model.trace import Span
 
 MONITOR_SOCKET = "shim-monitor.sock"
 """The name of the socket in a sandbox's directory of state, by which Kata's own programs find it."""
+METRICS_DIRECTORY = "/run/pyshim/metrics"
+"""Each sandbox has a socket of its id here, which only answers questions: a monitor needs no other access."""
 MAX_MONITOR_BODY_BYTES = 2 << 20
 """Bytes of a request's body: a policy or a table of iptables rules, which has to fit into one ttrpc message."""
+
+
+class PodName(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod's name in Kubernetes; empty for a sandbox without a pod."""
+
+    uid: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+_POD_NAMES = (
+    ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.sandbox-namespace"),
+    ("io.kubernetes.pod.uid", "io.kubernetes.cri-o.KubeName", "io.kubernetes.cri-o.Namespace"),
+)
+"""The annotations of containerd and of CRI-O."""
+
+
+def pod_name(annotations: Mapping[str, str]) -> PodName:
+    for uid, name, namespace in _POD_NAMES:
+        if name in annotations:
+            return PodName(
+                uid=annotations.get(uid, ""), name=annotations[name], namespace=annotations.get(namespace, "")
+            )
+    return PodName()
 
 
 class VmSize(msgspec.Struct, frozen=True, kw_only=True):

@@ -57,5 +57,5 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
 SERVICE, METHOD = "pyshim.nri.Placements", "Place"
 """The ttrpc call of a shim; its messages are a `Need` and a `Placement` in JSON."""
-SOCKET = "/run/pyshim/nri.sock"
+SOCKET = "/run/pyshim/nri/placement.sock"
 """The plugin's default socket."""

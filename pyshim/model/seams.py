@@ -20,7 +20,7 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
 from pyshim.model.network import DirectNetwork, RateLimits
-from pyshim.model.observation import Observation
+from pyshim.model.observation import Observation, PodName
 from pyshim.model.oci import OciHook
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats
@@ -324,10 +324,11 @@ class Network(Protocol):
 
 
 class MonitorRpc(Protocol):
-    """The calls of the monitor socket to a pod. Every call but `observe` and `agent_url` raises ShimError."""
+    """The calls of the monitor socket to a pod. The asynchronous ones raise ShimError."""
 
     def observe(self) -> Observation: ...
     def agent_url(self) -> str: ...
+    def name(self) -> PodName: ...
     async def guest_metrics(self) -> str:
         """Prometheus' text format, as the guest says it: not to be trusted, but bounded in time and size."""
 

@@ -28,6 +28,8 @@ from pyshim.monitor.socket import Reply, Request
 
 log = logging.getLogger(__name__)
 
+QUESTIONS = ("/metrics", "/agent-url", "/pod")
+"""The paths of the socket in METRICS_DIRECTORY."""
 Handler = Callable[[Request], Awaitable[Reply]]
 
 
@@ -50,6 +52,7 @@ class ShimAnswers:
         self._paths: Mapping[str, Mapping[str, Handler]] = {
             "/metrics": {"GET": self._metrics},
             "/agent-url": {"GET": self._agent_url},
+            "/pod": {"GET": self._pod_name},
             "/direct-volume/stats": {"GET": self._volume_stats},
             "/direct-volume/resize": {"POST": self._resize_volume},
             "/iptables": {"GET": self._iptables, "PUT": self._set_iptables},
@@ -57,6 +60,12 @@ class ShimAnswers:
             "/policy": {"PUT": self._set_policy},
             **{f"/debug/{name}": {"GET": _text(text)} for name, text in debug.items()},
         }
+
+    async def answer_question(self, request: Request) -> Reply:
+        """As `answer`, of the paths that change nothing and say nothing but figures and names."""
+        if urlsplit(request.target).path not in QUESTIONS:
+            return Reply(HTTPStatus.NOT_FOUND, b"no such path")
+        return await self.answer(request)
 
     async def answer(self, request: Request) -> Reply:
         """The reply to any request; an error has its status and its text."""
@@ -95,6 +104,9 @@ class ShimAnswers:
 
     async def _agent_url(self, _: Request) -> Reply:
         return Reply(HTTPStatus.OK, self._pod.agent_url().encode())
+
+    async def _pod_name(self, _: Request) -> Reply:
+        return Reply(HTTPStatus.OK, msgspec.json.encode(self._pod.name()), "application/json")
 
     async def _volume_stats(self, request: Request) -> Reply:
         paths = parse_qs(urlsplit(request.target).query).get("path", [])

@@ -1,7 +1,7 @@
 """The monitor socket as an HTTP server: one request for each connection, all of it bounded in time and size.
 
-Only the shim's own user can connect. An HTTP library would be loaded into every shim (see the room's `__init__`), for
-a head, a body of known length and one reply.
+Only the shim's own user can connect, and to the socket in METRICS_DIRECTORY the group of that directory too. An HTTP
+library would be loaded into every shim (see the room's `__init__`), for a head, a body of known length and one reply.
 """
 
 import asyncio
@@ -45,8 +45,9 @@ Answer = Callable[[Request], Awaitable[Reply]]
 class MonitorSocket:
     """Serves `path` until `close`."""
 
-    def __init__(self, path: str, answer: Answer, *, address_file: str = "") -> None:
+    def __init__(self, path: str, answer: Answer, *, mode: int = 0o600, address_file: str = "") -> None:
         """`address_file` will hold the socket's address, as Kata's `monitor_address` in the bundle does."""
+        self._mode = mode
         self._path = path
         self._address_file = address_file
         self._answer = answer
@@ -60,8 +61,9 @@ class MonitorSocket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # The mode of an unbound socket is its file's (unix(7)): at no moment can others connect.
-            os.fchmod(listener.fileno(), 0o600)
+            os.fchmod(listener.fileno(), self._mode)
             listener.bind(self._path)
+            os.chmod(self._path, self._mode)  # the umask has narrowed it
             if self._address_file:
                 _write(self._address_file, f"unix://{self._path}")
             self._server = await asyncio.start_unix_server(self._serve, sock=listener, limit=_MAX_HEAD_BYTES)
@@ -101,6 +103,26 @@ class MonitorSocket:
         except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             return Reply(HTTPStatus.BAD_REQUEST, str(error).encode())
         return await self._answer(request)
+
+
+class MonitorSockets:
+    """Several sockets that open and close together."""
+
+    def __init__(self, *sockets: MonitorSocket) -> None:
+        self._sockets = sockets
+
+    async def open(self) -> None:
+        """All take connections; none does when this raises OSError."""
+        try:
+            for each in self._sockets:
+                await each.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        for each in self._sockets:
+            await each.close()
 
 
 def _write(path: str, text: str) -> None:

@@ -33,8 +33,9 @@ class HypervisorFactory(Protocol):
 
 
 class ServeMonitor(Protocol):
-    async def __call__(self, path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
-        """The monitor socket answers at the path, also about the shim itself where `debug`. Raises ShimError."""
+    async def __call__(self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
+        """The monitor socket answers at `path`, also about the shim itself where `debug`; at `metrics_path` the socket
+        that only answers questions. Raises ShimError, and then neither is there."""
 
 
 class ExportTrace(Protocol):

@@ -1,8 +1,8 @@
 """The pod's side of the monitor socket (`seams.MonitorRpc`)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from pyshim.model.observation import Observation, VmSize
+from pyshim.model.observation import Observation, PodName, VmSize, pod_name
 from pyshim.model.seams import Records
 from pyshim.model.trace import Trace
 from pyshim.model.volumes import VolumeStats
@@ -13,8 +13,18 @@ from pyshim.pod.sandbox import Sandbox
 class PodMonitor:
     """Answers for `sandbox` and the pod's `containers` of the moment."""
 
-    def __init__(self, sandbox: Sandbox, *, containers: Collection[Container], records: Records, trace: Trace) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        annotations: Mapping[str, str],
+        containers: Collection[Container],
+        records: Records,
+        trace: Trace,
+    ) -> None:
+        """`annotations` are those of the container that owns the sandbox."""
         self._sandbox = sandbox
+        self._name = pod_name(annotations)
         self._containers = containers
         self._records = records
         self._trace = trace
@@ -52,6 +62,9 @@ class PodMonitor:
 
     def agent_url(self) -> str:
         return str(self._sandbox.hypervisor.agent_address)
+
+    def name(self) -> PodName:
+        return self._name
 
     async def guest_metrics(self) -> str:
         return await self._sandbox.agent.metrics()

@@ -156,7 +156,14 @@ class Pod:
         )
         self._saved.save()
         await sandbox.start(
-            PodMonitor(sandbox, containers=self._containers.values(), records=records, trace=self._trace), hooks
+            PodMonitor(
+                sandbox,
+                annotations=spec.annotations,
+                containers=self._containers.values(),
+                records=records,
+                trace=self._trace,
+            ),
+            hooks,
         )
         return sandbox
 

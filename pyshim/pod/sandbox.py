@@ -20,7 +20,7 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError,
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
-from pyshim.model.observation import MONITOR_SOCKET
+from pyshim.model.observation import METRICS_DIRECTORY, MONITOR_SOCKET
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
 from pyshim.model.trace import span, step, traced
@@ -174,11 +174,12 @@ class Sandbox:
             await hooks.before_create(pid)
 
     async def _open_monitor(self, monitor: MonitorRpc) -> None:
-        """The monitor socket answers. A pod runs without one, too: a failure is logged."""
-        path = monitor_path(self.plan.sandbox_id)
-        self._services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
+        """The monitor sockets answer. A pod runs without them, too: a failure is logged."""
+        paths = (monitor_path(self.plan.sandbox_id), f"{METRICS_DIRECTORY}/{self.plan.sandbox_id}")
+        for path in paths:
+            self._services.hold(LedgerEntry(kind=ResourceKind.SOCKET, key=path))
         try:
-            server = await self._serve_monitor(path, monitor, debug=self.plan.config.runtime.enable_pprof)
+            server = await self._serve_monitor(*paths, monitor, debug=self.plan.config.runtime.enable_pprof)
         except ShimError as exc:
             log.warning("no monitor socket", extra={"sandbox": self.plan.sandbox_id, "error": str(exc)})
         else:

@@ -168,9 +168,10 @@ class FakeHost:
     async def disk_bytes(self, path: str) -> int:
         return self.images.get(path, 1 << 30)
 
-    async def serve_monitor(self, path: str, pod: MonitorRpc, *, debug: bool) -> FakeMonitor:
+    async def serve_monitor(self, path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> FakeMonitor:
         self.faults.hit("monitor")
-        self.before_effect("monitor", path)
+        for each in (path, metrics_path):
+            self.before_effect("monitor", each)
         self.monitors.append(FakeMonitor(path, pod))
         return self.monitors[-1]
 

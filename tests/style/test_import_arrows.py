@@ -26,7 +26,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.start": (),
     "pyshim.task": ("pyshim.model", "pyshim.ttrpc", "protos"),
     "pyshim.monitor": ("pyshim.host", "pyshim.model"),
-    "pyshim.node.monitor": ("pyshim.monitor", "pyshim.host", "pyshim.model", "protos"),
+    "pyshim.node.monitor": ("pyshim.monitor", "pyshim.concurrency", "pyshim.model"),
     "pyshim.pod": ("pyshim.resources", "pyshim.concurrency", "pyshim.model", "hypervisors.base"),
     "pyshim.resources": (
         "pyshim.host",
@@ -96,7 +96,6 @@ _OURS = ("pyshim", "hypervisors", "protos", "guest", "integration", "tests", "be
 _PROTOBUF_EDGES = (
     *("pyshim/task/", "pyshim/agent/", "pyshim/resources/devices/host/kubelet.py", "hypervisors/remote/service.py"),
     "pyshim/node/install/cri.py",
-    "pyshim/node/monitor/names.py",
     "pyshim/tracing/request.py",
     "pyshim/node/nri/translate.py",
     "protos/",

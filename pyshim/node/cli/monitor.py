@@ -6,8 +6,8 @@ import click
 
 from pyshim import log
 from pyshim.model.errors import InvalidArgument
+from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.node.cli.output import examples
-from pyshim.node.install.runtime import SOCKET
 from pyshim.state.store import ROOT as STATE_DIR
 
 RUST_STATE_DIR = "/run/kata"
@@ -19,11 +19,11 @@ RUST_STATE_DIR = "/run/kata"
     "--listen-address", default="127.0.0.1:8090", show_default=True, metavar="HOST:PORT", help="Where to answer."
 )
 @click.option(
-    "--runtime-endpoint",
-    default=SOCKET,
+    "--metrics-dir",
+    default=METRICS_DIRECTORY,
     show_default=True,
-    metavar="SOCKET",
-    help="containerd's socket, which knows the names of pods; empty for no names.",
+    metavar="DIR",
+    help="Where shims have sockets that only answer questions.",
 )
 @click.option(
     "--state-dir",
@@ -32,15 +32,15 @@ RUST_STATE_DIR = "/run/kata"
     default=(STATE_DIR, RUST_STATE_DIR),
     show_default=True,
     metavar="DIR",
-    help="Where sandboxes have their directories; may be repeated.",
+    help="Where sandboxes without one have their directories, such as those of Kata's shims; may be repeated.",
 )
-def command(listen_address: str, runtime_endpoint: str, state_dirs: tuple[str, ...]) -> int:
+def command(listen_address: str, metrics_dir: str, state_dirs: tuple[str, ...]) -> int:
     """Serve the metrics of all sandboxes of this node for Prometheus."""
     host, port = _address(listen_address)
-    from pyshim.node.monitor.server import NodeMonitor, serve  # aiohttp and grpc, for this verb only
+    from pyshim.node.monitor.server import NodeMonitor, serve  # aiohttp, for this verb only
 
     log.set_up(debug=False)
-    asyncio.run(serve(NodeMonitor(host=host, port=port, roots=state_dirs, cri_endpoint=runtime_endpoint)))
+    asyncio.run(serve(NodeMonitor(host=host, port=port, metrics_directory=metrics_dir, roots=state_dirs)))
     return 0
 
 

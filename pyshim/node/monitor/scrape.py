@@ -9,12 +9,12 @@ from typing import NamedTuple
 import aiohttp
 
 from pyshim.model.durations import Durations
+from pyshim.model.observation import PodName
 from pyshim.monitor.exposition import Family, Sample, gauge, text_of
 from pyshim.monitor.guest_text import TextFamily, judged
 from pyshim.monitor.processes import own_families
 from pyshim.monitor.shim_metrics import durations_family
 from pyshim.node.monitor.merge import Merge, Source
-from pyshim.node.monitor.names import PodName
 
 SHIM_S = 5.0
 """Seconds for one shim: it gives its guest two, Prometheus gives a scrape ten."""
@@ -26,11 +26,13 @@ PREFIXES = ("kata_shim_", "kata_hypervisor_", "kata_virtiofsd_", "kata_agent_", 
 
 
 class Unanswered(Exception):
-    """The shim gave no good answer; the text has the cause. `is_gone`: its sandbox has ended."""
+    """The shim gave no good answer; the text has the cause."""
 
-    def __init__(self, problem: str, *, is_gone: bool = False) -> None:
+    def __init__(self, problem: str, *, is_gone: bool = False, is_refused: bool = False) -> None:
+        """`is_gone`: the sandbox has ended. `is_refused`: the shim answered with an error."""
         super().__init__(problem)
         self.is_gone = is_gone
+        self.is_refused = is_refused
 
 
 class _Scraped(NamedTuple):
@@ -133,7 +135,7 @@ async def asked(path: str, target: str, within_s: float | None = None) -> str:
         raise Unanswered(f"ask '{path}': {error}", is_gone=_is_gone(path)) from error
     text = body.decode(errors="replace")
     if status != 200:
-        raise Unanswered(f"ask '{path}': {text[:200]}")
+        raise Unanswered(f"ask '{path}': {text[:200]}", is_refused=True)
     return text
 
 

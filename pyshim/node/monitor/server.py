@@ -8,10 +8,11 @@ from html import escape
 
 from aiohttp import web
 
+from pyshim.concurrency.tasks import cancel_all
 from pyshim.model.errors import FailedPrecondition
 from pyshim.monitor.exposition import CONTENT_TYPE
 from pyshim.node.monitor.names import Names
-from pyshim.node.monitor.sandboxes import Sandboxes
+from pyshim.node.monitor.sandboxes import sockets_in
 from pyshim.node.monitor.scrape import Scrapes, Unanswered, asked
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,15 @@ END_S = 3.0
 class NodeMonitor:
     """The endpoint at `host` and `port`, from `open` to `close`. `port` 0 is any that is free."""
 
-    def __init__(self, *, host: str, port: int, roots: tuple[str, ...], cri_endpoint: str) -> None:
+    def __init__(self, *, host: str, port: int, metrics_directory: str, roots: tuple[str, ...]) -> None:
         self._host = host
         self._port = port
-        self._names = Names(cri_endpoint)
-        self._sandboxes = Sandboxes(roots, self._names.forget)
+        self._metrics_directory = metrics_directory
+        self._roots = roots
+        self._names = Names()
         self._scrapes = Scrapes()
+        self._scrape: asyncio.Task[tuple[bytes, bytes]] | None = None
+        """Of all shims, which further requests share."""
         app = web.Application(client_max_size=1024)
         app.router.add_get("/", self._index, allow_head=False)
         app.router.add_get("/metrics", self._metrics, allow_head=False)
@@ -40,7 +44,6 @@ class NodeMonitor:
     async def open(self) -> tuple[str, int]:
         """It answers at the returned address. Raises FailedPrecondition."""
         try:
-            self._sandboxes.watch()
             await self._runner.setup()
             await web.TCPSite(self._runner, self._host, self._port).start()
         except OSError as error:
@@ -50,8 +53,9 @@ class NodeMonitor:
         return host, port
 
     async def close(self) -> None:
-        self._sandboxes.close()
         await self._runner.cleanup()
+        if self._scrape is not None:
+            await cancel_all(self._scrape)
 
     async def _index(self, _: web.Request) -> web.Response:
         return web.Response(text="".join(f"{path}\n" for path in PATHS))
@@ -59,19 +63,26 @@ class NodeMonitor:
     async def _metrics(self, request: web.Request) -> web.Response:
         if "sandbox" in request.query:
             text = await self._of_sandbox(request, "/metrics")
-        else:
-            sockets = self._sandboxes.sockets()
-            text = await self._scrapes.text(sockets, await self._names.of(list(sockets)))
-        headers = {"Content-Type": CONTENT_TYPE}
-        body = text.encode()
+            return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
+        if self._scrape is None or self._scrape.done():
+            self._scrape = asyncio.create_task(self._scraped(), name="monitor/scrape")
+        plain, zipped = await asyncio.shield(self._scrape)
         if "gzip" in request.headers.get("Accept-Encoding", ""):
-            headers["Content-Encoding"] = "gzip"
-            body = await asyncio.to_thread(gzip.compress, body, 1)
-        return web.Response(body=body, headers=headers)
+            return web.Response(body=zipped, headers={"Content-Type": CONTENT_TYPE, "Content-Encoding": "gzip"})
+        return web.Response(body=plain, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _scraped(self) -> tuple[bytes, bytes]:
+        """The text of all shims, as it is and compressed."""
+        sockets = self._sockets()
+        plain = (await self._scrapes.text(sockets, await self._names.of(sockets))).encode()
+        return plain, await asyncio.to_thread(gzip.compress, plain, 1)
+
+    def _sockets(self) -> dict[str, str]:
+        return sockets_in(self._metrics_directory, self._roots)
 
     async def _list(self, request: web.Request) -> web.Response:
         """One id on each line, or links for a browser."""
-        found = list(self._sandboxes.sockets())
+        found = list(self._sockets())
         if "text/html" not in request.headers.get("Accept", ""):
             return web.Response(text="".join(f"{each}\n" for each in found))
         rows = "".join(
@@ -88,7 +99,7 @@ class NodeMonitor:
         sandbox_id = request.query.get("sandbox", "")
         if not sandbox_id:
             raise web.HTTPBadRequest(text="parameter 'sandbox' is missing")
-        path = self._sandboxes.sockets().get(sandbox_id)
+        path = self._sockets().get(sandbox_id)
         if path is None:
             raise web.HTTPNotFound(text="no such sandbox")
         try:

@@ -14,6 +14,7 @@ import yaml
 
 from integration.kubernetes import helm
 from pyshim import __version__
+from pyshim.model.observation import METRICS_DIRECTORY
 from pyshim.model.placement import SOCKET as PLACEMENT_SOCKET
 from pyshim.node.cli import monitor, node_agent, nri, webhook
 from pyshim.node.cli.command import run
@@ -24,6 +25,7 @@ from pyshim.node.webhook.self_signed import SelfSigned
 from pyshim.state import store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+POLICY = "NetworkPolicy"
 VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text())
 SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text())
 ALL = [
@@ -36,7 +38,7 @@ SETS: dict[str, list[str]] = {
     "all": ALL,
     "own": [
         *("--set=image.digest=sha256:" + "a" * 64, "--set=node.startupTaint=", "--set=node.ownNodeOnly=false"),
-        *("--set=monitor.enabled=true", "--set=monitor.podNames=false", "--set=node.maxUnavailable=10%"),
+        *("--set=monitor.enabled=true", "--set=networkPolicies=false", "--set=node.maxUnavailable=10%"),
         *("--set=webhook.enabled=true", "--set=webhook.options={--node-cpus,64}"),
         *("--set=nri.enabled=true", "--set-string=nri.reservedCpus=0-1\\,16", "--set=nri.socket=/run/crio/nri/n.sock"),
         "--set-file=webhook.configurations.pykata=" + str(CONFIGS / "configuration-qemu.toml"),
@@ -239,10 +241,24 @@ def test_accounts_may_do_what_their_pods_do_and_no_more(program: str) -> None:
         assert of(objects, kind, name)["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
-def test_without_names_of_pods_the_monitor_gets_no_socket_of_containerd(program: str) -> None:
-    spec = of(rendered(program, *SETS["own"]), "DaemonSet", "pyshim-monitor")["spec"]["template"]["spec"]
+def test_the_monitor_gets_the_sockets_that_only_answer_questions_and_no_other(program: str) -> None:
+    spec = of(rendered(program, *ALL), "DaemonSet", "pyshim-monitor")["spec"]["template"]["spec"]
 
-    assert [volume["name"] for volume in spec["volumes"]] == ["sandboxes"]
+    assert [volume["hostPath"]["path"] for volume in spec["volumes"]] == [METRICS_DIRECTORY]
+
+
+def test_network_policies_let_in_what_the_programs_serve_and_nothing_out(program: str) -> None:
+    specs = {each["metadata"]["name"]: each["spec"] for each in rendered(program, *ALL) if each["kind"] == POLICY}
+
+    assert {name: [rule["ports"] for rule in spec["ingress"]] for name, spec in specs.items()} == {
+        "pyshim-webhook": [[{"port": "https"}]],
+        "pyshim-monitor": [[{"port": "metrics"}]],
+        "pyshim-nri": [],
+    }
+    for name, spec in specs.items():
+        assert spec["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": name}}
+        assert (spec["policyTypes"], spec["egress"]) == (["Ingress", "Egress"], [])
+    assert POLICY not in {each["kind"] for each in rendered(program, *SETS["own"])}
 
 
 def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(program: str) -> None:
@@ -252,8 +268,9 @@ def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(pro
     shared = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"]}
     mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert shared == mounted
-    assert set(shared.values()) == {"/run/crio/nri", os.path.dirname(PLACEMENT_SOCKET), os.path.dirname(store.ROOT)}
-    assert store.REGISTER.startswith(os.path.dirname(PLACEMENT_SOCKET) + "/")
+    states = {os.path.dirname(store.ROOT), store.REGISTER}
+    assert set(shared.values()) == {"/run/crio/nri", os.path.dirname(PLACEMENT_SOCKET), *states}
+    assert {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")} == {"register", "sandboxes"}
     assert container["readinessProbe"]["exec"]["command"] == ["test", "-S", PLACEMENT_SOCKET]
     assert spec["hostPID"] is True
     assert container["args"][2:] == ["--socket=/run/crio/nri/n.sock", "--reserved=0-1,16", "--handler=pykata"]

@@ -49,7 +49,7 @@ EXIT_S = 40.0
 """Virtual seconds for an exit before the driver goes on: more than the shim takes after a KILL."""
 
 
-async def _serve_monitor(path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
+async def _serve_monitor(path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
     return FakeMonitor(path, pod)
 
 

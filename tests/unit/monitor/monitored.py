@@ -8,7 +8,7 @@ from typing import Any
 
 from pyshim.model.durations import Durations
 from pyshim.model.errors import NotFound, ShimError
-from pyshim.model.observation import Observation, VmSize
+from pyshim.model.observation import Observation, PodName, VmSize
 from pyshim.model.trace import Span
 from pyshim.model.volumes import VolumeStats, VolumeUsage
 from pyshim.monitor.answers import ShimAnswers
@@ -49,6 +49,9 @@ class FakePod:
 
     def agent_url(self) -> str:
         return "vsock://3:1024"
+
+    def name(self) -> PodName:
+        return PodName(uid="u1", name="web", namespace="shop")
 
     async def guest_metrics(self) -> str:
         if isinstance(self.guest, ShimError):

@@ -12,10 +12,10 @@ import pytest
 
 from guest.agent.calls import metrics as guest
 from pyshim.model.durations import Durations
+from pyshim.model.observation import PodName
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.guest_text import judged
 from pyshim.monitor.socket import MonitorSocket
-from pyshim.node.monitor.names import NO_NAME
 from pyshim.node.monitor.scrape import Scrapes
 from tests.unit.monitor.monitored import FakePod
 
@@ -40,8 +40,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> str:
         await monitor.open()
         try:
             scrapes = Scrapes()
-            await scrapes.text({"s1": path}, {"s1": NO_NAME})
-            return await scrapes.text({"s1": path}, {"s1": NO_NAME})
+            await scrapes.text({"s1": path}, {"s1": PodName()})
+            return await scrapes.text({"s1": path}, {"s1": PodName()})
         finally:
             await monitor.close()
 

@@ -9,7 +9,7 @@ from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.description import Description, machine
 from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
 
-_SOCKET = "/run/pyshim/nri.sock"
+_SOCKET = "/run/pyshim/nri/placement.sock"
 _SANDBOX = {
     "io.kubernetes.cri.container-type": "sandbox",
     "io.kubernetes.cri.sandbox-id": "c1",
@@ -101,7 +101,7 @@ async def test_need_and_placement_are_in_the_state(stack: Stack) -> None:
 def test_without_an_answer_the_vm_boots_unplaced(caplog: pytest.LogCaptureFixture) -> None:
     @scenario
     async def body(stack: Stack) -> None:
-        asked = _asking(stack, Unavailable("ask '/run/pyshim/nri.sock' for a placement: no answer within 2 s"))
+        asked = _asking(stack, Unavailable(f"ask '{_SOCKET}' for a placement: no answer within 2 s"))
 
         container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
 
@@ -117,7 +117,7 @@ def test_without_an_answer_the_vm_boots_unplaced(caplog: pytest.LogCaptureFixtur
 def test_a_node_without_a_plugin_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
     @scenario
     async def body(stack: Stack) -> None:
-        asked = _asking(stack, NotFound("ask '/run/pyshim/nri.sock' for a placement: no plugin runs"))
+        asked = _asking(stack, NotFound("ask '/run/pyshim/nri/placement.sock' for a placement: no plugin runs"))
         stack.document = DOCUMENT
 
         container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})

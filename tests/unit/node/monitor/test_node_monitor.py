@@ -5,35 +5,38 @@ import gzip
 import os
 import socket
 from collections.abc import Callable, Coroutine
-from concurrent import futures
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import grpc
 import pytest
 
-from protos.cri import v1_pb2, v1_pb2_grpc
 from pyshim.model.durations import Durations
 from pyshim.model.errors import FailedPrecondition
 from pyshim.monitor.answers import ShimAnswers
-from pyshim.monitor.socket import MonitorSocket
-from pyshim.node.monitor import names, scrape
-from pyshim.node.monitor.names import NO_NAME, Names, PodName
-from pyshim.node.monitor.sandboxes import Sandboxes
+from pyshim.monitor.socket import MonitorSocket, MonitorSockets, Reply, Request
+from pyshim.node.monitor import scrape
+from pyshim.node.monitor.names import NO_NAME, Names
 from pyshim.node.monitor.server import NodeMonitor
-from tests.unit.monitor.monitored import FakePod
+from tests.unit.monitor.monitored import FakePod, said
 from tests.unit.monitor.test_metrics import scraped
+
+COUNT = "kata_monitor_scrape_count "
 
 
 class Node:
     """An endpoint over the sandboxes in `root`."""
 
-    def __init__(self, root: Path, end: AsyncExitStack, cri_endpoint: str = "") -> None:
-        self.root = root
+    def __init__(self, root: Path, end: AsyncExitStack) -> None:
+        self.root, self.metrics = root / "sbs", root / "metrics"
+        self.root.mkdir()
+        self.metrics.mkdir()
         self.end = end
-        self.monitor = NodeMonitor(host="127.0.0.1", port=0, roots=(str(root),), cri_endpoint=cri_endpoint)
+        self.monitor = NodeMonitor(
+            host="127.0.0.1", port=0, metrics_directory=str(self.metrics), roots=(str(self.root),)
+        )
         self.url = ""
 
     async def open(self) -> None:
@@ -48,7 +51,10 @@ class Node:
         calls.took("create", 0.003)
         agent_calls.took("grpc.CheckRequest", 0.001)
         answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls)
-        monitor = MonitorSocket(str(self.root / name / "shim-monitor.sock"), answers.answer)
+        monitor = MonitorSockets(
+            MonitorSocket(str(self.root / name / "shim-monitor.sock"), answers.answer),
+            MonitorSocket(str(self.metrics / name), answers.answer_question),
+        )
         await monitor.open()
         self.end.push_async_callback(monitor.close)
         return pod
@@ -93,8 +99,8 @@ def test_every_sample_of_a_shim_names_its_sandbox(tmp_path: Path) -> None:
         assert status == 200
         assert found["kata_monitor_running_shim_count"] == {(): 2}
         assert "\nkata_monitor_scrape_count 1\n" in text
-        none = (("cri_name", ""), ("cri_namespace", ""), ("cri_uid", ""))
-        assert found["pyshim_containers"] == {(*none, ("sandbox_id", "s1")): 2, (*none, ("sandbox_id", "s2")): 2}
+        pod = (("cri_name", "web"), ("cri_namespace", "shop"), ("cri_uid", "u1"))
+        assert found["pyshim_containers"] == {(*pod, ("sandbox_id", "s1")): 2, (*pod, ("sandbox_id", "s2")): 2}
         for name, samples in found.items():
             if not name.startswith("kata_monitor_"):
                 assert all("sandbox_id" in dict(labels) for labels in samples), name
@@ -110,7 +116,9 @@ def test_sandboxes_come_and_go(tmp_path: Path) -> None:
         assert await one.get("/agent-url?sandbox=s1") == (200, "vsock://3:1024\n")
         assert 'href="/metrics?sandbox=s1"' in (await one.get("/sandboxes", headers={"Accept": "text/html"}))[1]
         assert "\npyshim_containers 2\n" in (await one.get("/metrics?sandbox=s1"))[1]
-        os.unlink(tmp_path / "s1" / "shim-monitor.sock")
+        os.unlink(one.metrics / "s1")
+        assert await one.get("/agent-url?sandbox=s1") == (200, "vsock://3:1024\n"), "by Kata's socket"
+        os.unlink(one.root / "s1" / "shim-monitor.sock")
         assert await one.get("/sandboxes") == (200, "")
 
     node(tmp_path, scenario)
@@ -194,74 +202,59 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            one = NodeMonitor(host="127.0.0.1", port=port, roots=(str(tmp_path),), cri_endpoint="")
+            one = NodeMonitor(host="127.0.0.1", port=port, metrics_directory="/none", roots=(str(tmp_path),))
             with pytest.raises(FailedPrecondition, match=f"listen at 127.0.0.1:{port}"):
                 await one.open()
 
     asyncio.run(body())
 
 
-def test_changes_are_noticed_also_below_a_directory_that_comes_later(tmp_path: Path) -> None:
+def test_a_monitor_that_sees_the_metrics_directory_only_gets_all_and_can_change_nothing(tmp_path: Path) -> None:
+    async def scenario(one: Node) -> None:
+        await one.sandbox("s1")
+        tables = b"PUT /iptables HTTP/1.1\r\nContent-Length: 1\r\n\r\n*"
+
+        for path in ("/policy", "/iptables", "/ip6tables", "/direct-volume/resize", "/direct-volume/stats", "/debug/x"):
+            for method in ("GET", "PUT", "POST"):
+                request = f"{method} {path} HTTP/1.1\r\nContent-Length: 0\r\n\r\n".encode()
+                assert (await said(str(one.metrics / "s1"), request))[0] == 404
+        assert (await said(str(one.metrics / "s1"), tables))[0] == 404
+        assert (await said(str(one.root / "s1" / "shim-monitor.sock"), tables))[0] == 200, "the control"
+        one.root.rename(tmp_path / "hidden")
+        assert 'cri_name="web"' in (await one.get("/metrics"))[1]
+        assert "kata_guest_load" in (await one.get("/metrics?sandbox=s1"))[1]
+
+    node(tmp_path, scenario)
+
+
+def test_a_shim_without_names_is_scraped_without_and_asked_for_them_once(tmp_path: Path) -> None:
     async def body() -> None:
-        changed = asyncio.Event()
-        sandboxes = Sandboxes((str(tmp_path / "run" / "sbs"),), changed.set)
-        sandboxes.watch()
+        asked = []
+
+        async def answer(request: Request) -> Reply:
+            asked.append(request.target)
+            return Reply(HTTPStatus.NOT_FOUND)
+
+        socket_of_kata = MonitorSocket(str(tmp_path / "m.sock"), answer)
+        await socket_of_kata.open()
         try:
-            async with asyncio.timeout(30):
-                for part in ("run", "run/sbs", "run/sbs/s1"):
-                    (tmp_path / part).mkdir()
-                    await changed.wait()
-                    changed.clear()
-                os.rmdir(tmp_path / "run/sbs/s1")
-                await changed.wait()
+            names = Names()
+            for _ in range(3):
+                assert await names.of({"s1": str(tmp_path / "m.sock")}) == {"s1": NO_NAME}
+            assert asked == ["/pod"]
         finally:
-            sandboxes.close()
+            await socket_of_kata.close()
 
     asyncio.run(body())
 
 
-class _Cri(v1_pb2_grpc.RuntimeServiceServicer):
-    def __init__(self) -> None:
-        self.asked = 0
-        self.pods: list[str] = []
+def test_scrapes_at_the_same_time_are_one(tmp_path: Path) -> None:
+    async def scenario(one: Node) -> None:
+        await one.sandbox("s1")
 
-    def ListPodSandbox(self, request: object, context: object) -> v1_pb2.ListPodSandboxResponse:
-        self.asked += 1
-        metadata = v1_pb2.PodSandboxMetadata(name="web", namespace="shop", uid="u1")
-        return v1_pb2.ListPodSandboxResponse(
-            items=[v1_pb2.PodSandbox(id=each, metadata=metadata) for each in self.pods]
-        )
+        texts = await asyncio.gather(*(one.get("/metrics") for _ in range(50)))
 
+        counts = {float(line.split()[1]) for _, text in texts for line in text.splitlines() if line.startswith(COUNT)}
+        assert max(counts) < 25
 
-def test_names_are_asked_for_when_they_are_missing_and_not_all_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cri = _Cri()
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    v1_pb2_grpc.add_RuntimeServiceServicer_to_server(cri, server)  # type: ignore[no-untyped-call]
-    server.add_insecure_port(f"unix://{tmp_path}/containerd.sock")
-    server.start()
-    monkeypatch.setattr(names, "TIMEOUT_S", 30.0)
-
-    async def body() -> None:
-        known = Names(f"{tmp_path}/containerd.sock")
-        assert await known.of(["s1"]) == {"s1": NO_NAME}
-        cri.pods = ["s1"]
-        assert await known.of(["s1"]) == {"s1": NO_NAME}, "asked a moment ago"
-        known.forget()
-        assert await known.of(["s1"]) == {"s1": PodName("u1", "web", "shop")}
-        known.forget()
-        assert await known.of(["s1"]) == {"s1": PodName("u1", "web", "shop")}
-        assert cri.asked == 2
-
-    try:
-        asyncio.run(body())
-    finally:
-        server.stop(0).wait()
-
-
-def test_without_containerd_there_are_no_names(tmp_path: Path) -> None:
-    async def body() -> None:
-        assert await Names(f"{tmp_path}/none.sock").of(["s1"]) == {"s1": NO_NAME}
-
-    asyncio.run(body())
+    node(tmp_path, scenario)
