@@ -37,6 +37,7 @@ from pyshim.model.guest import (
     NetworkInterface,
     NetworkNeighbour,
     NetworkRoute,
+    Storage,
 )
 from pyshim.model.stats import ContainerStats
 from pyshim.model.trace import context, span
@@ -192,6 +193,11 @@ class AgentClient:
     async def add_swap(self, pci_path: str) -> None:
         slots = [int(slot, 16) for slot in pci_path.split("/")]
         await self._do(f"add swap '{pci_path}' in guest", "AddSwap", pb.AddSwapRequest(PCIPath=slots))
+
+    async def update_ephemeral_mounts(self, storages: tuple[Storage, ...]) -> None:
+        request = pb.UpdateEphemeralMountsRequest(storages=[translate.storage(each) for each in storages])
+        points = ", ".join(f"'{each.mount_point}'" for each in storages)
+        await self._do(f"resize {points} in guest", "UpdateEphemeralMounts", request)
 
     async def volume_stats(self, guest_path: str) -> VolumeStats:
         request = pb.VolumeStatsRequest(volume_guest_path=guest_path)

@@ -74,6 +74,13 @@ class SandboxPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The reason for the NUMA nodes of `vm.numa`, or for one node; empty without `enable_numa`."""
 
 
+class MemoryVolume(msgspec.Struct, frozen=True, kw_only=True):
+    """A memory emptyDir: the guest's tmpfs, as large as the one that the kubelet made on the host."""
+
+    host_path: HostPath
+    storage: Storage
+
+
 class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
     container_id: ContainerId
     rootfs: HostPath
@@ -86,5 +93,6 @@ class ContainerPlan(msgspec.Struct, frozen=True, kw_only=True):
     disks: tuple[DiskUse, ...]
     copies: tuple[VolumeCopy, ...]
     """Host files the guest has copies of, where it shares none with the host."""
+    memory_volumes: tuple[MemoryVolume, ...] = ()
     guest: GuestContainer
     """Complete but for what `disks` add: storages and devices whose places in the guest are known once plugged."""

@@ -15,6 +15,7 @@ from pyshim.model.guest import (
     NetworkInterface,
     NetworkNeighbour,
     NetworkRoute,
+    Storage,
 )
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
@@ -47,6 +48,9 @@ class ContainerAgent(Protocol):
         """
 
     async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None: ...
+    async def update_ephemeral_mounts(self, storages: tuple[Storage, ...]) -> None:
+        """Each tmpfs is mounted again with the options now given."""
+
     async def stats_container(self, container_id: str) -> ContainerStats: ...
     async def pause_container(self, container_id: str) -> None: ...
     async def resume_container(self, container_id: str) -> None: ...

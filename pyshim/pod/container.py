@@ -30,6 +30,7 @@ from pyshim.pod.plan.container import with_disks
 from pyshim.pod.plan.guest_spec import guest_process, guest_resources
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST, SIGKILL, Process
 from pyshim.pod.services import ContainerServices
+from pyshim.resources.sizing.memory_volumes import resize_memory_volumes
 from pyshim.resources.volumes.live import make_mounts
 
 log = logging.getLogger(__name__)
@@ -316,6 +317,7 @@ class Container:
             await self._agent.update_container(self.id, guest_resources(after, self._services.nodes))
 
         await self._services.resizer.update(self.id, resources, apply)
+        await resize_memory_volumes(self._plan.memory_volumes, host=self._services.host, agent=self._agent)
 
     async def stats(self) -> ContainerStats:
         """Its use of resources. After its end too, while the guest has it: containerd then looks for OOM kills."""

@@ -15,7 +15,7 @@ from pyshim.concurrency.tasks import TaskOwner
 from pyshim.concurrency.undo import Undo
 from pyshim.model.copies import CopiedPiece
 from pyshim.model.errors import AgentGone, FailedPrecondition, NotFound, ShimError
-from pyshim.model.guest import GuestContainer
+from pyshim.model.guest import GuestContainer, Storage
 from pyshim.model.ledger import Ledger
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, Host
@@ -132,6 +132,9 @@ class PauseAgent:
 
     async def update_container(self, container_id: str, resources: Mapping[str, Any]) -> None:
         """Nothing runs that could be limited."""
+
+    async def update_ephemeral_mounts(self, storages: tuple[Storage, ...]) -> None:
+        """It has no mounts."""
 
     async def stats_container(self, container_id: str) -> ContainerStats:
         return _NO_STATS

@@ -163,6 +163,8 @@ class FakeAgent:
         """By whether they are for IPv6."""
         self.volume_sizes: list[tuple[str, int]] = []
         self.updates: list[pb.UpdateContainerRequest] = []
+        self.tmpfs_updates: list[pb.Storage] = []
+        """Of every UpdateEphemeralMounts."""
         self.memory_block_bytes = 128 << 20
         self.onlined: list[tuple[int, bool]] = []
         """(CPUs, CPUs only) of every OnlineCPUMem."""
@@ -388,6 +390,10 @@ class FakeAgent:
         return pb.VolumeStatsResponse(
             usage=[usage], volume_condition=pb.VolumeCondition(message=request.volume_guest_path)
         )
+
+    async def _on_UpdateEphemeralMounts(self, payload: bytes) -> Message:
+        self.tmpfs_updates += pb.UpdateEphemeralMountsRequest.FromString(payload).storages
+        return Empty()
 
     async def _on_ResizeVolume(self, payload: bytes) -> Message:
         request = pb.ResizeVolumeRequest.FromString(payload)

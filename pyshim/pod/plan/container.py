@@ -68,6 +68,7 @@ def container_plan(
         ),
         disks=(root_disk, *disks) if root_disk else disks,
         copies=volumes.copies,
+        memory_volumes=volumes.memory_volumes,
         guest=GuestContainer(
             container_id=container_id,
             spec=guest_spec(

@@ -15,7 +15,7 @@ from pyshim.model.guest import Storage
 from pyshim.model.ids import ContainerId, GuestPath, HostPath
 from pyshim.model.mounts import HostMount, SourceKind, TargetKind
 from pyshim.model.oci import OciMount, OciSpec
-from pyshim.model.plans import DiskUse, SharePlan
+from pyshim.model.plans import DiskUse, MemoryVolume, SharePlan
 from pyshim.model.units import GIB, KIB, MIB
 from pyshim.model.volumes import SourceFacts
 from pyshim.resources.volumes.plan.disk_volumes import (
@@ -43,6 +43,7 @@ class VolumesPlan(msgspec.Struct, frozen=True, kw_only=True):
     """As the guest makes them."""
     host_mounts: tuple[HostMount, ...]
     storages: tuple[Storage, ...]
+    memory_volumes: tuple[MemoryVolume, ...]
     disks: tuple[DiskUse, ...]
     copies: tuple[VolumeCopy, ...]
 
@@ -65,6 +66,7 @@ def volumes_plan(
         mounts=mounts,
         host_mounts=tuple(volumes.host_mounts),
         storages=tuple(volumes.storages),
+        memory_volumes=tuple(volumes.memory_volumes),
         disks=tuple(volumes.disks),
         copies=tuple(dict.fromkeys(volumes.copies)),
     )
@@ -91,6 +93,7 @@ class _Volumes:
         self._share = share
         self.host_mounts: list[HostMount] = []
         self.storages: list[Storage] = []
+        self.memory_volumes: list[MemoryVolume] = []
         self.disks: list[DiskUse] = []
         self.copies: list[VolumeCopy] = []
 
@@ -154,17 +157,17 @@ class _Volumes:
         options = [f"mode={mode:o}", *group_option(facts)]
         if facts.size_bytes:
             options.insert(0, f"size={facts.size_bytes}")
-        self.storages.append(
-            Storage(
-                driver="ephemeral",
-                driver_options=(),
-                source="tmpfs",
-                fs_type="tmpfs",
-                options=tuple(options),
-                mount_point=top,
-                shared=True,
-            )
+        storage = Storage(
+            driver="ephemeral",
+            driver_options=(),
+            source="tmpfs",
+            fs_type="tmpfs",
+            options=tuple(options),
+            mount_point=top,
+            shared=True,
         )
+        self.storages.append(storage)
+        self.memory_volumes.append(MemoryVolume(host_path=HostPath(facts.empty_dir.path), storage=storage))
         if not facts.empty_dir.sub_path:
             return _moved(mount, top, mount.options)
         return _moved(mount, self._made_in_guest(GuestPath(f"{top}/{facts.empty_dir.sub_path}"), facts), mount.options)

