@@ -90,9 +90,11 @@ def machine(config: VmConfig, more: Mapping[str, str]) -> Words:
     """`more` are properties beside those every VM has.
 
     A guest's pages are never merged with equal ones of other processes, hot plugged memory included: the time
-    of a write to a merged page tells what another pod has in its memory. QEMU's own default offers them to KSM.
+    of a write to a merged page shows what another pod has in its memory. QEMU's own default offers them to KSM.
+    Nor are they in a core of QEMU, unless the configuration wants it.
     """
-    fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), "mem-merge": False, **more}
+    fields: dict[str, str | bool] = {"accel": str(config.cpu.accelerator), "mem-merge": False}
+    fields |= {"dump-guest-core": config.dumps_core, **more}
     if is_image_pmem(config):
         fields["nvdimm"] = True
     # Where there are nodes, each names its own memory, and QEMU takes only one of both.

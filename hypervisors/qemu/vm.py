@@ -259,6 +259,7 @@ class QemuVm:
                 view=view,
                 capabilities=None if config.is_privileged else frozenset(),
                 user=user,
+                dumps_core=config.dumps_core,
                 timeout_s=config.start_timeout_s,
             )
         self._owned.append(LedgerEntry(kind=ResourceKind.PROCESS, key=channel.device_path))
@@ -351,6 +352,7 @@ class QemuVm:
             view=view,
             capabilities=capabilities,
             user=user,
+            dumps_core=config.dumps_core,
             ledger=self._ledger,
             ledger_key=config.uuid,
         )

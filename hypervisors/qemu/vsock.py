@@ -83,6 +83,7 @@ async def start_program(
     view: OwnedFd | None,
     capabilities: frozenset[int] | None,
     user: User | None,
+    dumps_core: bool,
     timeout_s: float,
 ) -> tuple[Child, socket.socket]:
     """The program serves the device, and the connection for QEMU to it.
@@ -104,6 +105,7 @@ async def start_program(
         view=view,
         capabilities=capabilities,
         user=user,
+        dumps_core=dumps_core,
         ledger=ledger,
         ledger_key=channel.device_path,
     )

@@ -250,6 +250,14 @@ SAFETY: tuple[Key, ...] = (
         " lose all, for good, but the two that a QEMU of root needs: to open files of any owner, and to lock memory.",
         own=True,
     ),
+    _H.used(
+        "enable_core_dumps",
+        BOOL,
+        False,
+        "A crash of QEMU, virtiofsd or vhost-device-vsock may write a core as the shim's RLIMIT_CORE and the host's"
+        " core_pattern say, with the guest's memory in it. Otherwise they write none.",
+        own=True,
+    ),
     _H.never("disable_seccomp", BOOL, False, "No seccomp filter for the VMM.", "with QEMU, seccompsandbox decides"),
     _H.used(
         "rootless",

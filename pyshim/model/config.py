@@ -75,6 +75,8 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     seccompsandbox: str
     privileged_vmm: bool
     """QEMU keeps the shim's capabilities; our own key."""
+    enable_core_dumps: bool
+    """Our own key."""
     rootless: bool
     rootless_first_id: int
     """Our own key."""

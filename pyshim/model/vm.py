@@ -333,6 +333,8 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that `stop` may take."""
     is_privileged: bool = False
     """The VMM, and a vsock program, keep the shim's capabilities."""
+    dumps_core: bool = False
+    """A crash of the VMM, or of a vsock program, may write a core, guest memory included."""
     first_user_id: int = 0
     """The VMM's user, another one for each sandbox; 0 for root."""
     opens_sockets: bool = False

@@ -87,3 +87,5 @@ class VirtiofsdPlan(msgspec.Struct, frozen=True, kw_only=True):
     cache: str
     extra_args: tuple[str, ...]
     debug: bool
+    dumps_core: bool = False
+    """A crash may write a core; the guest's memory is mapped."""

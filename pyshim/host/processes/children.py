@@ -171,6 +171,7 @@ class Children:
         view: OwnedFd | None = None,
         capabilities: frozenset[int] | None = None,
         user: User | None = None,
+        dumps_core: bool = False,
         new_session: bool = True,
         stderr_tail_lines: int = 20,
         ledger: Ledger | None = None,
@@ -183,6 +184,7 @@ class Children:
         In a `view` (`mounts/view.py`) it sees those files only, and starts in their root.
         With `capabilities` it has these at most, and gains no rights by an exec; without, the shim's. As another `user`
         it has none.
+        Without `dumps_core` a crash writes nothing of its memory to the host: it may be a guest's.
         stdin and stdout are /dev/null unless given; stderr is read into the child's tail and the log unless given.
         With a `ledger`, the intent is recorded under `ledger_key` (a text of its argv) before the process exists, and
         its pid right after; striking it out is the caller's, once the process has ended. Raises SpawnFailed.
@@ -204,6 +206,7 @@ class Children:
                 view,
                 capabilities,
                 user,
+                dumps_core,
                 new_session,
                 stderr_tail_lines,
             )
@@ -233,6 +236,7 @@ class Children:
         view: OwnedFd | None,
         capabilities: frozenset[int] | None,
         user: User | None,
+        dumps_core: bool,
         new_session: bool,
         stderr_tail_lines: int,
     ) -> Child:
@@ -246,7 +250,12 @@ class Children:
         try:
             with FileActions(taken) as actions:
                 launch = Launch(
-                    program=program, argv=tuple(argv), env=dict(env), actions=actions, new_session=new_session
+                    program=program,
+                    argv=tuple(argv),
+                    env=dict(env),
+                    actions=actions,
+                    new_session=new_session,
+                    dumps_core=dumps_core,
                 )
                 apart = (netns_path, view, capabilities, user)
                 if not empty_netns and all(each is None for each in apart):

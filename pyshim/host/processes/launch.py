@@ -4,10 +4,11 @@ import asyncio
 import errno
 import fcntl
 import os
+import resource
 import signal
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 
 import msgspec
 
@@ -79,24 +80,38 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     """Further groups."""
 
 
+NO_CORE_BYTES = 1
+"""RLIMIT_CORE of a program that must not write its memory to the host. At 0 the kernel still pipes a core to a program,
+systemd-coredump for one; at 1 it makes none. Source: the kernel's fs/coredump.c."""
+_CORE_LIMIT = threading.Lock()
+"""Limits belong to the process: while one thread starts a program with a lower one, the others start none."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     program: str
     argv: tuple[str, ...]
     env: dict[str, str]
     actions: list[tuple[int, ...]]
     new_session: bool
+    dumps_core: bool
 
     def run(self) -> int:
         """The child's pid. Signals it would inherit as ignored (Python ignores SIGPIPE) are at their defaults."""
-        return os.posix_spawn(
-            self.program,
-            self.argv,
-            self.env,
-            file_actions=self.actions,
-            setsid=self.new_session,
-            setsigmask=(),
-            setsigdef=_CATCHABLE,
-        )
+        with _CORE_LIMIT, nullcontext() if self.dumps_core else _no_core():
+            pid = os.posix_spawn(
+                self.program,
+                self.argv,
+                self.env,
+                file_actions=self.actions,
+                setsid=self.new_session,
+                setsigmask=(),
+                setsigdef=_CATCHABLE,
+            )
+        if not self.dumps_core:
+            # The hard limit too. It may have ended, or be of a user whose limits the shim may not change.
+            with suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_CORE, (NO_CORE_BYTES, NO_CORE_BYTES))
+        return pid
 
     async def run_apart(
         self,
@@ -144,6 +159,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
             for pid in started:
                 kill_and_reap(pid)
             raise
+
+
+@contextmanager
+def _no_core() -> Iterator[None]:
+    """Programs started within write no core, and nor do their children, from their first instruction on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = NO_CORE_BYTES if hard == resource.RLIM_INFINITY else min(NO_CORE_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 def kill_and_reap(pid: int) -> None:

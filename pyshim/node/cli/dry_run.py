@@ -248,6 +248,7 @@ def _share(sandbox_id: SandboxId, config: Config) -> SharePlan:
         cache=hypervisor.virtio_fs_cache,
         extra_args=hypervisor.virtio_fs_extra_args,
         debug=hypervisor.enable_debug,
+        dumps_core=hypervisor.enable_core_dumps,
         bind_mounts=config.runtime.sandbox_bind_mounts,
     )
 

@@ -207,6 +207,7 @@ def _vm(
         start_timeout_s=max(hypervisor.start_timeout_s, PASSING_TIMEOUT_S if devices.devices else 0.0),
         pci=_pci(config, devices, guard),
         is_privileged=hypervisor.privileged_vmm,
+        dumps_core=hypervisor.enable_core_dumps,
         first_user_id=hypervisor.rootless_first_id if hypervisor.rootless else 0,
         opens_sockets=hypervisor.enable_vhost_user_store and hypervisor.vhost_user_reconnect_timeout_s > 0,
         extensions=tuple(
@@ -286,6 +287,7 @@ def _share(sandbox_id: SandboxId, vm_dir: str, config: Config) -> SharePlan:
         cache=hypervisor.virtio_fs_cache,
         extra_args=hypervisor.virtio_fs_extra_args,
         debug=hypervisor.enable_debug,
+        dumps_core=hypervisor.enable_core_dumps,
         bind_mounts=config.runtime.sandbox_bind_mounts,
     )
 

@@ -300,3 +300,36 @@ def test_a_thread_that_cannot_give_up_its_capabilities_starts_nothing(
             await children.spawn(shell("exit 0"), env=ENV, capabilities=frozenset())
 
     run_scenario(scenario)
+
+
+@pytest.mark.parametrize("dumps_core", [False, True])
+def test_a_crash_writes_no_core_unless_allowed(run_scenario: Any, tmp_path: Path, dumps_core: bool) -> None:
+    """The control allows it, and the kernel then says that it made one."""
+    former = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (former[1], former[1]))
+    if former[1] == 0:
+        pytest.skip("the hard limit of cores is 0 here, so no program makes one")
+
+    async def scenario(children: Children) -> None:
+        os.chdir(tmp_path)
+        child = await children.spawn(["/bin/sleep", "600"], env=ENV, dumps_core=dumps_core)
+        limit = resource.prlimit(child.pid, resource.RLIMIT_CORE)
+        child.kill(signal.SIGSEGV)
+        # Not reaped: its end says whether it made a core.
+        end = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert end is not None
+        made = end.si_code == os.CLD_DUMPED
+        await child.wait()
+
+        assert limit == ((former[1], former[1]) if dumps_core else (1, 1))
+        assert not made or dumps_core
+        if dumps_core and not made:
+            pytest.skip("the kernel's core_pattern makes no core here, so its absence shows nothing")
+
+    directory = os.getcwd()
+    try:
+        run_scenario(scenario)
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (former[1], former[1]), "the shim's own limit stays"
+    finally:
+        os.chdir(directory)
+        resource.setrlimit(resource.RLIMIT_CORE, former)

@@ -82,10 +82,11 @@ def added(guard: Guard) -> tuple[set[str], set[str]]:
 def test_a_guard_is_an_addition_to_the_plain_argv(guard: Guard, name: str, words: set[str]) -> None:
     more, less = added(guard)
 
-    machine = f"q35,accel=kvm,mem-merge=off,kernel-irqchip=split,confidential-guest-support={name},memory-backend=ram0"
+    plain = "q35,accel=kvm,mem-merge=off,dump-guest-core=off"
+    machine = f"{plain},kernel-irqchip=split,confidential-guest-support={name},memory-backend=ram0"
     assert more == {machine, *words}
     firmware = {"-bios", "/opt/OVMF,1.fd"} if isinstance(guard, SevGuard) else set()
-    assert less == {"q35,accel=kvm,mem-merge=off,memory-backend=ram0", *firmware}
+    assert less == {f"{plain},memory-backend=ram0", *firmware}
 
 
 def test_the_digest_of_the_owners_document_is_in_the_object() -> None:

@@ -229,8 +229,9 @@ def test_qemu_reaches_its_files_in_directories_of_root(directory: Path) -> None:
 def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
     directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(_flags: int) -> None:
-        raise PermissionError(errno.EPERM, "operation not permitted")
+    def refused(flags: int) -> None:
+        if flags & syscalls.CLONE_NEWNS:
+            raise PermissionError(errno.EPERM, "operation not permitted")
 
     monkeypatch.setattr(syscalls, "unshare", refused)
 

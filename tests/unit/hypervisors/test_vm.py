@@ -5,12 +5,14 @@ Real QEMU under TCG; the guests are kernels of a few bytes, the broken VMMs are 
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import socket
 import stat
 import sys
 from collections.abc import Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -383,6 +385,24 @@ def test_qemu_without_a_namespace_of_the_pod_has_an_empty_one_unless_it_stays_in
         await bench.vm.stop()
 
         assert (inside == os.readlink("/proc/self/ns/net")) == in_host_netns
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("dumps_core", [False, True])
+def test_a_crash_of_qemu_writes_the_guests_memory_only_if_allowed(tmp_path: Path, dumps_core: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(bench.config(dumps_core=dumps_core))
+        limit = resource.prlimit(bench.vm.pid, resource.RLIMIT_CORE)
+        argv = Path(f"/proc/{bench.vm.pid}/cmdline").read_text().split("\0")
+        maps = Path(f"/proc/{bench.vm.pid}/smaps").read_text().split("\nVmFlags:")
+        size = f"{bench.config().memory.boot_mib << 10} kB"
+        (flags,) = [after.splitlines()[0] for before, after in pairwise(maps) if f" {size}\nKernel" in before]
+        await bench.vm.stop()
+
+        assert (limit == (1, 1)) is not dumps_core
+        assert ("dump-guest-core=off" in argv[argv.index("-machine") + 1]) is not dumps_core
+        assert ("dd" in flags.split()) is not dumps_core, "the kernel's mark on memory that is in no core"
 
     run(tmp_path, scenario)
 

@@ -227,6 +227,7 @@ async def start_virtiofsd(
                 fds={LISTEN_FD: listener.fileno()},
                 # It needs no network: abstract sockets and 127.0.0.1 of the host are out of its reach.
                 empty_netns=True,
+                dumps_core=plan.dumps_core,
                 ledger=ledger,
                 ledger_key=command.key,
             )

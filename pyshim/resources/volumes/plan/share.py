@@ -46,6 +46,7 @@ def share_plan(
     cache: str,
     extra_args: tuple[str, ...],
     debug: bool,
+    dumps_core: bool = False,
     bind_mounts: tuple[str, ...] = (),
 ) -> SharePlan:
     """The share of one sandbox; pure."""
@@ -85,6 +86,7 @@ def share_plan(
             cache=cache,
             extra_args=extra_args,
             debug=debug,
+            dumps_core=dumps_core,
         ),
     )
 

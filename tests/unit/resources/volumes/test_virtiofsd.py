@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,7 @@ def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp_path:
 
         assert [entry.kind for entry in ledger.held.values()] == [ResourceKind.SOCKET, ResourceKind.PROCESS]
         assert os.stat(wanted.listen_path).st_mode & 0o777 == 0o600
+        assert resource.prlimit(virtiofsd.pid, resource.RLIMIT_CORE) == (1, 1), "it maps the guest's memory"
         assert os.readlink(f"/proc/{virtiofsd.pid}/ns/net") != os.readlink("/proc/self/ns/net")
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(wanted.listen_path)
