@@ -1,4 +1,4 @@
-"""The seam every hypervisor plugs into: what a VM is made of, what a driver can do, and the dozen calls it answers.
+"""The protocol that every hypervisor driver implements, and nothing else.
 
 A driver object is one VM's whole life: `create` -> `start` -> (`pause`/`resume`, `plug`/`unplug`, `resize_*`) ->
 `stop`. Every host resource a driver makes goes through the `Ledger` it was given, before it is made.
@@ -23,15 +23,15 @@ class Hypervisor(Protocol):
         """The guest's CPUs run."""
 
     async def await_agent_device(self, timeout_s: float) -> None:
-        """What the agent is reached over takes connections: at once, unless it is spoilt by one that comes before the
-        guest uses it. Raises DeadlineExceeded when the guest does not.
+        """The agent's channel takes connections. Waits only for a channel that an early connection would break, until
+        the guest uses it. Raises DeadlineExceeded when the guest does not.
         """
 
     async def stop(self) -> None:
         """The VMM is gone, politely asked first and killed after. Idempotent, and true also after a failed `create`."""
 
     async def wait(self) -> VmExit:
-        """How the VM ended, once it has; every waiter gets the same answer."""
+        """The VM has ended, in the way returned; every waiter gets the same answer."""
 
     async def pause(self) -> None: ...
 
@@ -58,7 +58,7 @@ class Hypervisor(Protocol):
 
     @property
     def pid(self) -> int:
-        """The VMM's pid in the host's pid namespace; 0 before `create`, and for a VM elsewhere."""
+        """The VMM's pid in the host's pid namespace; 0 before `create`, and for a remote VM."""
 
     @property
     def helper_pids(self) -> tuple[int, ...]:
@@ -66,10 +66,10 @@ class Hypervisor(Protocol):
 
     @property
     def agent_address(self) -> AgentAddress:
-        """Where the agent will answer; valid after `create`."""
+        """The address at which the agent will answer; valid after `create`."""
 
     def console_tail(self) -> str:
         """The last lines of the guest console, for error texts."""
 
     def saved(self) -> Mapping[str, object]:
-        """What goes into Kata's HypervisorState in persist.json."""
+        """The driver's part of HypervisorState in Kata's persist.json."""

@@ -19,7 +19,7 @@ class NicFds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FdTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Descriptor numbers as QEMU sees them, and what else only the host can tell."""
+    """Descriptor numbers as QEMU sees them, and other facts of the host."""
 
     qmp: int
     """Listening."""
@@ -155,7 +155,7 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     if config.machine_type == "q35":
         words += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")
     else:
-        # QEMU's virtio-mmio speaks the legacy protocol unless told otherwise, and vhost-user back ends do not.
+        # QEMU's virtio-mmio speaks the legacy protocol by default, and vhost-user back ends do not.
         words += ("-global", "virtio-mmio.force-legacy=false")
     words += devices.qmp(fds.qmp)
     if config.extra_monitor:

@@ -1,4 +1,4 @@
-"""What the guest prints: read into a short memory and a small file, both bounded, at a pace the host chooses."""
+"""The guest's console: read into a short memory and a small file, both bounded, at a pace the host chooses."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ class Console:
         self._channels.append(PacedText(OwnedFd(ours.detach()), max_lines=TAIL_LINES, on_line=self.write_line))
 
     def write_line(self, line: str) -> None:
-        """For the channels: one finished line into the file, which starts anew when full (one old file is kept)."""
+        """For the channels: one finished line into the file, which starts anew when full (one old file stays)."""
         if self._to_log:
             log.debug("guest console", extra={"line": line})
         if self._fd < 0:

@@ -40,8 +40,8 @@ loaded, in its memory, and QEMU a descriptor for each."""
 VSOCK_ID = "vsock0"
 VIRTIO_MEM_ID = "virtiomem0"
 VIRTIO_MEM_UNIT_MIB = 4
-"""What virtio-mem's size is rounded down to, as Kata has it: a multiple of every block size QEMU picks for 4 KiB pages
-and 2 MiB huge ones."""
+"""The size of virtio-mem is rounded down to a multiple of this, as in Kata: a multiple of every block size that QEMU
+picks, for 4 KiB pages and for 2 MiB huge pages."""
 _NODE_NAME_CHARS = 31
 
 Words = tuple[str, ...]
@@ -64,7 +64,7 @@ class Bus(msgspec.Struct, frozen=True, kw_only=True):
 def bus_of(config: VmConfig) -> Bus:
     is_pci = config.machine_type != "microvm"
     nested_kvm = config.nested and config.cpu.accelerator is Accelerator.KVM
-    # A confidential guest turns the legacy protocol off: it knows nothing of memory the host cannot read.
+    # A confidential guest turns the legacy protocol off: the protocol cannot mark memory that the host may read.
     return Bus(is_pci=is_pci, disable_modern=is_pci and nested_kvm and config.guard is None)
 
 
@@ -154,7 +154,7 @@ def memory_backend(config: MemoryConfig, *, backend_id: str, size_mib: int) -> F
     }
     fields: Fields = {**kinds[config.backing], "id": backend_id, "size": size_mib << 20}
     if config.host_nodes:
-        # One node may be preferred; of several QEMU knows only to take none but these.
+        # One node may be preferred; for several, QEMU has only the policy that allows no others.
         policy = "preferred" if len(config.host_nodes) == 1 else "bind"
         fields |= {"host-nodes": list(config.host_nodes), "policy": policy}
     return {**fields, "prealloc": True} if config.prealloc else fields

@@ -1,4 +1,4 @@
-"""How a VM ended, from what was seen: pure."""
+"""Decides how a VM ended from the clues collected while it ran. Pure."""
 
 import msgspec
 

@@ -52,7 +52,7 @@ _ROOT_BUS = "pcie.0"
 
 
 class BridgeSlots:
-    """Which slot behind which bridge holds which device."""
+    """The slots behind the bridges, and the device in each."""
 
     def __init__(self, bridges: int, cold: tuple[PlacedDevice, ...] = ()) -> None:
         """`cold`: the devices there from the start; those behind bridges have their slots."""

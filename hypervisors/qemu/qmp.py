@@ -38,7 +38,7 @@ _MAX_TEXT = 500
 
 
 class QmpError(Internal):
-    """QEMU answered with something that is no answer."""
+    """QEMU's answer has another shape than its schema says."""
 
 
 class QmpCommandFailed(Internal):
@@ -239,10 +239,10 @@ class Monitor:
         return _text(_mapping(await self.execute("query-status"), "query-status"), "status", "query-status")
 
     async def is_vhost_started(self, path: str) -> bool | None:
-        """The guest's driver uses the virtio device at this path of QEMU's objects, and its back end knows; None where
-        this QEMU does not tell.
+        """The guest's driver uses the virtio device at this path of QEMU's objects, and its back end has heard of it;
+        None where this QEMU does not say.
 
-        QEMU promises nothing for commands with an `x-`: an answer of another shape is none. Source: QEMU's
+        QEMU promises nothing for commands with an `x-`: an answer of another shape counts as no answer. Source: QEMU's
         qapi/virtio.json, since 7.2.
         """
         try:
@@ -324,7 +324,7 @@ class Monitor:
         await self.execute("blockdev-del", {"node-name": node_name})
 
     async def block_resize(self, node_name: str, size_bytes: int) -> None:
-        """The disk over the node has told its guest of the new size."""
+        """The disk over the node has announced the new size to its guest."""
         await self.execute("block_resize", {"node-name": node_name, "size": size_bytes})
 
     async def chardev_add(self, fields: Mapping[str, object]) -> None:

@@ -28,7 +28,7 @@ class QmpClient(QMPClient):
         self.events.event_filter = lambda _event: False
 
     async def _get_greeting(self) -> Greeting:
-        # QEMU comes up meanwhile, which is none of the shim's work.
+        # QEMU comes up meanwhile: time that the shim does not spend itself.
         with span("wait for vmm"):
             return await super()._get_greeting()
 

@@ -27,7 +27,7 @@ KVM = "/dev/kvm"
 
 
 def needs_root(config: VmConfig) -> str:
-    """What of the configuration QEMU can only do as root, in words for a person; empty for nothing."""
+    """Why QEMU has to be root for this configuration, in words for a person; empty where it need not."""
     if config.is_privileged:
         return "privileged_vmm is set"
     if config.guard is not None:

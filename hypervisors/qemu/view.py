@@ -1,4 +1,4 @@
-"""What QEMU, and the program that serves a guest's vsock, see of the host's files, and why. Pure.
+"""The host's files that QEMU and the vsock program see, each with its reason. Pure.
 
 A guest that breaks out into one of them finds these files, as they are for every user, and no others: none of other
 sandboxes, of containerd, of the kubelet, of the host's configuration.
@@ -25,7 +25,7 @@ _CODE = (
     "/etc/ld.so.preload",
     "/etc/alternatives",
 )
-"""Where distributions keep programs, libraries and QEMU's firmware, and what the dynamic loader reads."""
+"""Directories of programs, libraries and QEMU's firmware in distributions, and files of the dynamic loader."""
 _CODE_KEPT = tuple(Kept(path=path, why="programs and libraries", may_lack=True) for path in _CODE)
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _PROGRAMS = ("bin", "sbin", "libexec")
@@ -91,7 +91,7 @@ def vsock_view(channel: VhostUserVsockChannel) -> tuple[Kept, ...]:
 
 
 def _home_of(program: str) -> str:
-    """Where the program and what belongs to it was installed; the program alone where that would be everything."""
+    """The directory that the program was installed into; the program alone if that is the root directory."""
     home = os.path.dirname(program)
     if os.path.basename(home) in _PROGRAMS:
         home = os.path.dirname(home)

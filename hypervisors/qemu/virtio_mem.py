@@ -49,19 +49,19 @@ async def _follow(monitor: Monitor, now_bytes: int, wanted_bytes: int, stall_s: 
     try:
         async with asyncio.timeout(total_s):
             while now_bytes != wanted_bytes:
-                with monitor.expecting(_tells_a_size) as told:
+                with monitor.expecting(_has_a_size) as size_event:
                     size_bytes = await _size_bytes(monitor)
                     if abs(wanted_bytes - size_bytes) < abs(wanted_bytes - now_bytes):
                         now_bytes = size_bytes
                         continue
                     async with asyncio.timeout(stall_s):
-                        await told
+                        await size_event
     except TimeoutError:
         return await _size_bytes(monitor)
     return now_bytes
 
 
-def _tells_a_size(event: QmpEvent) -> bool:
+def _has_a_size(event: QmpEvent) -> bool:
     return event.name == "MEMORY_DEVICE_SIZE_CHANGE" and event.data.get("id") == devices.VIRTIO_MEM_ID
 
 

@@ -6,8 +6,8 @@ Theory of operation:
                        |                  |                          |
                        +------------------+--- QEMU ends ------------+--> ENDED   (`wait` answers; `stop` cleans up)
 
-The end of the process is the one sign of the end of the VM. QMP events before it say why; so the watcher, told of the
-end by the pidfd, first lets QMP and the consoles run dry and only then decides what happened.
+The end of the process is the one sign of the end of the VM. QMP events before it say why; so the watcher, which
+the pidfd wakes, first reads QMP and the consoles to their ends and only then decides what happened.
 """
 
 import asyncio
@@ -127,7 +127,7 @@ class QemuVm:
         self._watcher: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
-    # What is known
+    # Questions
 
     def capabilities(self) -> Capabilities:
         return capabilities_of(self._config("ask capabilities"))
@@ -317,7 +317,7 @@ class QemuVm:
             return None
 
     async def _user(self, config: VmConfig, reserved: User | None, view: OwnedFd | None) -> User | None:
-        """Whom QEMU runs as; None for root."""
+        """The user that QEMU runs as; None for root."""
         if not config.first_user_id:
             return None
         reason = needs_root(config) or lacks_users(config)
@@ -497,7 +497,7 @@ class QemuVm:
         self._exit.set_result(result)
 
     async def _lost_vsock(self) -> str:
-        """How the program behind the guest's vsock ended, once it has: it takes its connections along."""
+        """The program behind the guest's vsock has ended, and its connections with it. Returns how it ended."""
         if self._vsock_program is None:
             await asyncio.Event().wait()
         assert self._vsock_program is not None

@@ -85,7 +85,7 @@ class RemoteService:
         await self._call(f"start remote vm {vm_id!r}", "StartVM", request, pb.StartVMResponse, timeout_s, late_s)
 
     async def stop_vm(self, vm_id: str, timeout_s: float) -> None:
-        """The service has answered OK. Raises NotFound when it knows no such VM. The request carries no deadline.
+        """The service has answered OK. Raises NotFound when it has no such VM. The request carries no deadline.
 
         A cloud adaptor answers OK also when the cloud refused to delete the instance.
         """
@@ -128,7 +128,7 @@ class RemoteService:
             reply = reply_type()
             reply.ParseFromString(payload)
         except DecodeError as exc:
-            raise Internal(f"{action}: the answer of '{self._path}' is no {reply_type.__name__}") from exc
+            raise Internal(f"{action}: the answer of '{self._path}' is not a {reply_type.__name__}") from exc
         return reply
 
     async def _connect(self, action: str) -> Client:

@@ -1,4 +1,4 @@
-"""One VM that a service makes elsewhere, from `create` to `stop`.
+"""One VM that a service makes outside this host, from `create` to `stop`.
 
 Theory of operation:
 
@@ -413,7 +413,9 @@ def _check_agent_socket(vm_id: str, path: str) -> None:
     except OSError as exc:
         raise FailedPrecondition(f"start remote vm {vm_id!r}: look at '{path}': {exc.strerror}") from exc
     if not is_socket:
-        raise FailedPrecondition(f"start remote vm {vm_id!r}: '{path}', which its agent should answer at, is no socket")
+        raise FailedPrecondition(
+            f"start remote vm {vm_id!r}: '{path}', which its agent should answer at, is not a socket"
+        )
 
 
 def _succeeded(task: "asyncio.Task[None]") -> bool:

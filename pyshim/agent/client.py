@@ -50,7 +50,7 @@ M = TypeVar("M", bound=Message)
 AGENT_SERVICE = "grpc.AgentService"
 HEALTH_SERVICE = "grpc.Health"
 MAX_ERROR_CHARS = 4096
-"""Characters of an agent's error text that are kept: an error and a log line stay readable."""
+"""Characters of an agent's error text that are used: an error and a log line stay readable."""
 CONFIGURED_S = -1.0
 """Stands for the timeout of the configuration."""
 REPLY_MARGIN_S = 0.5

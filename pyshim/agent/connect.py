@@ -48,7 +48,7 @@ class Connector:
     async def connect(self, address: AgentAddress, timeout_s: float) -> "AgentClient":
         """An agent that has answered its health check.
 
-        Raises DeadlineExceeded naming the address and the last failure; Unavailable when the peer is no agent.
+        Raises DeadlineExceeded naming the address and the last failure; Unavailable when the peer is not an agent.
         """
         last = "nothing answered"
         deadline = asyncio.get_running_loop().time() + timeout_s

@@ -27,7 +27,7 @@ def remove_dead_socket(address: str) -> None:
         probe.setblocking(False)
         probe.connect(path)
     except OSError as error:
-        # A file that is no socket refuses with the same error.
+        # A file that is not a socket refuses with the same error.
         if error.errno == errno.ECONNREFUSED:
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(os.lstat(path).st_mode):

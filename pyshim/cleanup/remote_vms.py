@@ -99,7 +99,7 @@ def _may_come_yet(entry: LedgerEntry) -> bool:
 
 
 def _is_unknown(entry: LedgerEntry, deadline: float) -> bool:
-    """StopVM was answered: False when it was carried out, True when the service knows no such VM."""
+    """StopVM was answered: False when it was carried out, True when the service has no such VM."""
     action = f"release remote-vm {entry.key!r}"
     path = str(entry.detail.get("socket", ""))
     try:

@@ -1,4 +1,4 @@
-"""What every hypervisor driver promises (hypervisors/base.py), as tests: run on the fake and on QEMU."""
+"""The promises of every hypervisor driver (hypervisors/base.py), as tests: run on the fake and on QEMU."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What the shim takes for granted of kata-agent, asked of a real one that runs on this machine, without a VM.
+"""Assumptions of the shim about kata-agent, checked with a real one that runs on this machine, without a VM.
 
 `KATA_AGENT=/path pytest tests/contract/test_kata_agent.py`, as root. The program runs in an enclosure: its mounts,
 cgroups and processes go with it.

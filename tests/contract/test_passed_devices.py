@@ -359,7 +359,7 @@ async def agent_of(vm: QemuVm) -> AgentClient:
 
 
 async def why(vm: QemuVm) -> str:
-    """How the VM ended; of one that has not, its last words."""
+    """The VM's end; of one that has not ended, its last words."""
     with suppress(TimeoutError):
         async with asyncio.timeout(5):
             return (await vm.wait()).reason

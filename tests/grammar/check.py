@@ -114,7 +114,7 @@ def minimum_version(argv: tuple[str, ...]) -> str:
 
 
 def problems(argv: tuple[str, ...], grammar: Grammar) -> list[str]:
-    """What this version does not understand, in the argv's order."""
+    """The words that this version does not understand, in the argv's order."""
     return [
         f"{option} {value}: {text}" if value else f"{option}: {text}"
         for option, value in _pairs(argv[1:])

@@ -14,7 +14,7 @@ _LIMIT_S = 60.0
 _ARGV = ("-machine", "none", "-accel", "tcg", "-S", "-nodefaults", "-display", "none", "-qmp", "stdio")
 _CPU = "-x86_64-cpu"
 _EXTRA_TYPES = frozenset({"virtserialport", "isa-serial", "virtio-scsi-device"})
-"""Device types an argv may name whose properties are not kept."""
+"""Device types an argv may name whose properties are left out."""
 
 
 def asked(binary: str, commands: list[dict[str, Any]]) -> list[Any]:
@@ -35,7 +35,7 @@ def asked(binary: str, commands: list[dict[str, Any]]) -> list[Any]:
 
 
 def introspected(binary: str) -> Grammar:
-    """What `binary` understands."""
+    """The words that `binary` understands."""
     version, schema, types, options, machines = asked(
         binary,
         [

@@ -1,4 +1,4 @@
-"""What makes a VM confidential, as additions to the plain argv: one object, two properties of the machine, a firmware.
+"""Additions to the plain argv that make a VM confidential: one object, two properties of the machine, a firmware.
 
 `tdx.py` and `sev.py` hold the words of each technology; this module chooses, and refuses what contradicts a guard.
 Everything else about such a VM (private memory, no shared file system, no growth) is decided in its plan.

@@ -1,6 +1,6 @@
-"""What SEV's kinds need of QEMU before their guest runs.
+"""The steps between QEMU and the guests of SEV's kinds before these run.
 
-All of them need the host's encryption bit in the argv, which a QEMU without a machine tells. The launch of SEV and
+All of them need the host's encryption bit in the argv; a QEMU without a machine is asked for it. The launch of SEV and
 SEV-ES is measured before the guest's first instruction, and its owner may answer with a secret. The hook is a program
 of the operator's: it gets the measurement and asks the guest's owner. It gives back a secret, encrypted for this
 launch, or nothing; when it fails the guest never runs.
@@ -39,10 +39,10 @@ _LAST_WORDS_S = 2.0
 async def ask_encryption(
     program: str, children: Children, ledger: Ledger, *, name: str, timeout_s: float
 ) -> Encryption:
-    """What the QEMU at `program` says of this host; the one that was started for it, called `name`, is gone.
+    """The host's encryption, as the QEMU at `program` describes it. The QEMU started for this, called `name`, ended.
 
-    Raises FailedPrecondition when it does not come up or its answer is none, QmpCommandFailed with its own words where
-    KVM has no SEV, QmpTimeout, SpawnFailed.
+    Raises FailedPrecondition when it does not come up or its answer has another shape, QmpCommandFailed with its
+    own words where KVM has no SEV, QmpTimeout, SpawnFailed.
     """
     ours, theirs = socket.socketpair()
     monitor = Monitor(name=name, on_event=lambda _event: None)
@@ -75,7 +75,7 @@ async def ask_encryption(
 async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_id: str) -> None:
     """The hook has seen the launch measurement, and its secret, if any, is in the guest, which has not run yet.
 
-    Raises FailedPrecondition when the hook fails or answers what is no answer, QmpError when QEMU does.
+    Raises FailedPrecondition when the hook fails or its answer has another shape, QmpError when QEMU's has.
     """
     measured = await monitor.execute("query-sev-launch-measure")
     measurement = measured.get("data") if isinstance(measured, dict) else None
@@ -98,12 +98,12 @@ async def attest(monitor: Monitor, children: Children, guard: SevGuard, sandbox_
 
 
 def hook_environment(measurement: str, launch: Mapping[str, object], sandbox_id: str) -> dict[str, str]:
-    """What the hook learns: the measurement, and the other inputs of its digest as far as QEMU tells them."""
-    told = {"PYSHIM_SANDBOX": sandbox_id, "PYSHIM_SEV_MEASUREMENT": measurement}
+    """The hook's environment: the measurement, and those other inputs of its digest that QEMU names."""
+    environment = {"PYSHIM_SANDBOX": sandbox_id, "PYSHIM_SEV_MEASUREMENT": measurement}
     for member in ("api-major", "api-minor", "build-id", "policy", "handle", "state"):
         if member in launch:
-            told[f"PYSHIM_SEV_{member.upper().replace('-', '_')}"] = str(launch[member])
-    return told
+            environment[f"PYSHIM_SEV_{member.upper().replace('-', '_')}"] = str(launch[member])
+    return environment
 
 
 def secret_of(answer: bytes, hook: str) -> dict[str, object]:

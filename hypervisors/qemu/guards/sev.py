@@ -15,7 +15,7 @@ _MAX_ID_AUTH_BYTES = 4096
 
 
 class Encryption(NamedTuple):
-    """How the host's CPU encrypts memory, as QEMU wants to be told in the argv."""
+    """The host CPU's encryption of memory, as QEMU's argv names it."""
 
     cbitpos: int
     """The page table bit that marks an encrypted page."""
@@ -35,7 +35,7 @@ def capabilities_argv(program: str, name: str, qmp_fd: int) -> tuple[str, ...]:
 
 
 def encryption_of(capabilities: object) -> Encryption:
-    """From QEMU's answer to CAPABILITIES. Raises FailedPrecondition for what is none."""
+    """From QEMU's answer to CAPABILITIES. Raises FailedPrecondition for an answer of another shape."""
     members = capabilities if isinstance(capabilities, dict) else {}
     found = Encryption(members.get("cbitpos", 0), members.get("reduced-phys-bits", 0))
     # Whatever JSON has here: True is 1 to Python, and a bit of no page table.

@@ -60,11 +60,11 @@ def test_the_agent_is_told_which_span_its_work_is_within() -> None:
         await trace.of("untold", work())
         assert fake.contexts["SetPolicy"] is None
         trace.follow(Follower())
-        await trace.of("told", work())
+        await trace.of("asked", work())
 
         (number,) = (number for number, span in heard.items() if span.name == "agent SetPolicy")
         assert fake.contexts["SetPolicy"] == f"span-{number}"
-        assert heard[heard[number].parent].name == "told"
+        assert heard[heard[number].parent].name == "asked"
         assert fake.contexts["ReadStdout"] is None, "a stream is in no span: it may last for days"
         await client.set_policy("outside of the trace")
         assert fake.contexts["SetPolicy"] is None

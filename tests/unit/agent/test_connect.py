@@ -58,9 +58,9 @@ def test_the_connector_waits_for_a_listener_that_comes_late(tmp_path: Path) -> N
 
 
 def test_the_connector_names_address_and_last_failure(tmp_path: Path) -> None:
-    path = str(tmp_path / "nobody.sock")
+    path = str(tmp_path / "absent.sock")
 
-    with pytest.raises(DeadlineExceeded, match=r"unix://.*nobody\.sock.*0\.1 s.*No such file"):
+    with pytest.raises(DeadlineExceeded, match=r"unix://.*absent\.sock.*0\.1 s.*No such file"):
         run_fast_forward(Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), 0.1))
 
 

@@ -1,4 +1,4 @@
-"""What the dearest reply of each size limit costs the event loop, from its bytes to what containerd is answered.
+"""The cost of the dearest reply of each size limit for the event loop, from its bytes to what containerd is answered.
 
 CPU time is compared with a piece of work of the same run, since machines differ: reading a JSON array of 1 MiB.
 """
@@ -100,7 +100,7 @@ def test_the_dearest_statistics_cost_no_more_than_two_mib_of_json(kind: str, mod
 
 @pytest.mark.parametrize("kind", STATS)
 def test_the_largest_statistics_hold_little_memory(kind: str) -> None:
-    """From the bytes to the answer, all of it held at once; without a limit it was 211 MiB, which stayed."""
+    """From the bytes to the answer, all of it in memory at once; without a limit it was 211 MiB, which stayed."""
     payload = STATS[kind](MAX_STATS_BYTES)
     before = resident_bytes()
 

@@ -1,4 +1,4 @@
-"""Work that goes on when nobody waits for it any more. The clock is the test's: nothing here waits."""
+"""Work that goes on when its caller has stopped waiting. The clock is the test's: nothing here waits."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ class Pipe:
     def __init__(self) -> None:
         self.ours, self.theirs = os.pipe()
 
-    def tell(self, text: str) -> None:
+    def say(self, text: str) -> None:
         os.write(self.theirs, text.encode())
 
     def end(self) -> None:
@@ -48,7 +48,7 @@ def pipe() -> Iterator[Pipe]:
 
 def test_everything_is_heard_of_work_that_ends_in_time(pipe: Pipe) -> None:
     outcome, clock = Outcome(), Clock()
-    pipe.tell("answer 4711\nerror first: went wrong\nnote by the way\nerror second\n")
+    pipe.say("answer 4711\nerror first: went wrong\nnote by the way\nerror second\n")
     pipe.end()
 
     assert listen(pipe.ours, outcome, clock.now + 1, clock=clock)
@@ -60,7 +60,7 @@ def test_everything_is_heard_of_work_that_ends_in_time(pipe: Pipe) -> None:
 @pytest.mark.parametrize("left_s", [0.0, -3.0], ids=["now", "over"])
 def test_without_time_left_what_was_told_is_heard_and_nothing_is_waited_for(pipe: Pipe, left_s: float) -> None:
     outcome, clock = Outcome(), Clock()
-    pipe.tell("answer 4711 3 17\n")
+    pipe.say("answer 4711 3 17\n")
 
     assert not listen(pipe.ours, outcome, clock.now + left_s, clock=clock)
 
@@ -69,7 +69,7 @@ def test_without_time_left_what_was_told_is_heard_and_nothing_is_waited_for(pipe
 
 def test_work_that_takes_long_is_waited_for_a_moment_only(pipe: Pipe) -> None:
     outcome, clock = Outcome(), Clock(each_look_s=LONG_WAIT_S)
-    pipe.tell("long it waits for its end\n")
+    pipe.say("long it waits for its end\n")
 
     assert not listen(pipe.ours, outcome, clock.now + 3600, clock=clock)
 
@@ -79,7 +79,7 @@ def test_work_that_takes_long_is_waited_for_a_moment_only(pipe: Pipe) -> None:
 
 def test_a_line_that_was_cut_off_is_not_heard(pipe: Pipe) -> None:
     outcome, clock = Outcome(), Clock()
-    pipe.tell("answer 1\nerror it was")
+    pipe.say("answer 1\nerror it was")
     pipe.end()
 
     assert listen(pipe.ours, outcome, clock.now, clock=clock)
@@ -105,7 +105,7 @@ print(outcome.pid, outcome.answer, outcome.errors, sep="|")
 
 
 def carried_out(*work: str, has_room: bool = True) -> str:
-    """What a process of one thread heard of that work."""
+    """The reports that a process of one thread got of that work."""
     body = "\n".join(f"    {line}" for line in work)
     program = PROGRAM.format(project=str(PROJECT), work=body, has_room=has_room)
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Entries of a ledger that no shim would have written are left alone, before anything is done by their word."""
+"""Entries of a ledger that no shim would have written are left alone, before any undo."""
 
 import time
 from contextlib import nullcontext
@@ -87,7 +87,7 @@ def test_what_a_shim_writes_passes(ours: LedgerEntry) -> None:
 
 
 @pytest.mark.parametrize("foreign", FOREIGN, ids=lambda each: f"{each.kind.value} {each.key!r}")
-def test_what_no_shim_writes_is_left_alone_and_told(foreign: LedgerEntry) -> None:
+def test_what_no_shim_writes_is_left_alone_and_reported(foreign: LedgerEntry) -> None:
     with pytest.raises(FailedPrecondition, match=f"release {foreign.kind.value} .*so it is left alone"):
         CHECK(foreign)
 

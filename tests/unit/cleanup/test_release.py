@@ -169,25 +169,25 @@ def test_a_mount_that_was_never_made_is_gone(tmp_path: Path) -> None:
 def test_a_guest_that_exchanges_a_directory_cannot_have_another_mount_detached(
     tmp_path: Path, in_private_mounts: Run, trick: str
 ) -> None:
-    rootfs, elsewhere = tmp_path / "rootfs", tmp_path / "elsewhere/b"
+    rootfs, outside = tmp_path / "rootfs", tmp_path / "outside/b"
     (rootfs / "a/b").mkdir(parents=True)
-    elsewhere.mkdir(parents=True)
+    outside.mkdir(parents=True)
 
     def body() -> None:
-        for point in (rootfs / "a/b", elsewhere):
+        for point in (rootfs / "a/b", outside):
             syscalls.mount("tmpfs", str(point), "tmpfs", 0)
         # As seen from virtiofsd's mount namespace, where nothing is mounted there, a guest can do this.
         (rootfs / "a").rename(rootfs / "z")
         if trick == "link out":
-            (rootfs / "a").symlink_to(elsewhere.parent)
+            (rootfs / "a").symlink_to(outside.parent)
         elif trick == "link beside":
-            (rootfs / "a").symlink_to("../elsewhere")
+            (rootfs / "a").symlink_to("../outside")
         elif trick == "file":
             (rootfs / "a").touch()
 
         twice(entry(ResourceKind.MOUNT, rootfs / "a/b", beneath=str(rootfs)))
 
-        assert mounted_below(str(elsewhere)) == (str(elsewhere),)
+        assert mounted_below(str(outside)) == (str(outside),)
 
     in_private_mounts(body)
 
@@ -266,7 +266,7 @@ def test_a_cgroup_we_are_in_ourselves_is_left_first(cgroup: Path) -> None:
 
 @pytest.mark.root
 def test_init_is_moved_out_of_a_cgroup_instead_of_killed(cgroup: Path) -> None:
-    """Seen by those in a pid namespace of its own, whose pid 1 is a shell that must live to tell."""
+    """Seen by those in a pid namespace of its own, whose pid 1 is a shell that must outlive them."""
     script = (
         "from pyshim.resources.cgroups.host.removal import remove_cgroup\n"
         "import sys, time\n"

@@ -34,20 +34,20 @@ def service(tmp_path: Path) -> Iterator[FakeRemoteService]:
 
 @pytest.fixture(autouse=True)
 def graves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's tombstones are."""
+    """The directory of this test's tombstones."""
     monkeypatch.setattr("pyshim.cleanup.lost_vms.LOST_VMS", f"{tmp_path}/lost-vms")
     return tmp_path / "lost-vms"
 
 
 def entry(service: FakeRemoteService, **changes: Any) -> LedgerEntry:
-    told: dict[str, Any] = {
+    detail: dict[str, Any] = {
         "socket_path": service.path,
         "state": RemoteVmState.KNOWN,
         "agent": service.agent_path,
         "asked_until_s": int(time.time()) + 3600,
         "stop_timeout_s": PATIENCE_S,
     }
-    return remote_vm_entry(VM, **{**told, **changes})
+    return remote_vm_entry(VM, **{**detail, **changes})
 
 
 def end(held: LedgerEntry) -> None:
@@ -261,9 +261,9 @@ def test_a_replay_waits_for_the_vm_and_still_undoes_the_rest(
     assert not directory.exists()
 
 
-@pytest.mark.parametrize("told", [{}, {"stop_timeout_s": "x"}, {"stop_timeout_s": 0}], ids=str)
-def test_an_entry_that_says_nothing_usable_has_the_usual_patience(told: dict[str, Any]) -> None:
-    assert patience_s(LedgerEntry(kind=ResourceKind.REMOTE_VM, key=VM, detail=told)) == USUAL_PATIENCE_S
+@pytest.mark.parametrize("detail", [{}, {"stop_timeout_s": "x"}, {"stop_timeout_s": 0}], ids=str)
+def test_an_entry_that_says_nothing_usable_has_the_usual_patience(detail: dict[str, Any]) -> None:
+    assert patience_s(LedgerEntry(kind=ResourceKind.REMOTE_VM, key=VM, detail=detail)) == USUAL_PATIENCE_S
 
 
 UNKNOWN = [

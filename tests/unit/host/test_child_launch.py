@@ -315,8 +315,8 @@ def test_a_crash_writes_no_core_unless_allowed(run_scenario: Any, tmp_path: Path
         child = await children.spawn(["/bin/sleep", "600"], env=ENV, dumps_core=dumps_core)
         limit = resource.prlimit(child.pid, resource.RLIMIT_CORE)
         child.kill(signal.SIGSEGV)
-        # Not reaped: its end says whether it made a core.
-        end = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        # Blocks the loop, whose watcher would reap it: its end says whether it made a core.
+        end = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222
         assert end is not None
         made = end.si_code == os.CLD_DUMPED
         await child.wait()

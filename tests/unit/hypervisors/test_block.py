@@ -337,7 +337,7 @@ def test_a_slot_is_free_again_only_when_qemu_has_said_no(error: Exception, slots
 @pytest.mark.parametrize(
     ("refused", "slots"),
     [(("device_add", "device_remove"), ["0x1", "0x2"]), (("device_add",), ["0x1", "0x1"])],
-    ids=["nobody-knows", "gone"],
+    ids=["never-plugged", "gone"],
 )
 def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is_gone(
     refused: tuple[str, ...], slots: list[str], tmp_path: Path

@@ -1,4 +1,4 @@
-"""SEV's launch: the encryption bit asked for; measured, told to the hook, answered with a secret. The hooks are real
+"""SEV's launch: the encryption bit asked for; measured, given to the hook, answered with a secret. The hooks are real
 programs, QEMU is scripted.
 """
 
@@ -61,11 +61,11 @@ def launched(hook: str, measurement: object = "bWVhc3VyZQ==") -> ScriptedMonitor
 
 
 def test_the_hook_is_told_the_measurement_and_its_secret_is_injected(tmp_path: Path) -> None:
-    hook = hook_in(tmp_path, f"env | grep ^PYSHIM_ | sort > {tmp_path}/told; echo '{json.dumps(SECRET)}'")
+    hook = hook_in(tmp_path, f"env | grep ^PYSHIM_ | sort > {tmp_path}/environment; echo '{json.dumps(SECRET)}'")
 
     monitor = launched(hook)
 
-    assert (tmp_path / "told").read_text().splitlines() == [
+    assert (tmp_path / "environment").read_text().splitlines() == [
         "PYSHIM_SANDBOX=pod1",
         "PYSHIM_SEV_API_MAJOR=1",
         "PYSHIM_SEV_API_MINOR=55",
@@ -142,7 +142,7 @@ CAPABLE = {"return": {"pdh": "", "cert-chain": "", "cpu0-id": "", "cbitpos": 51,
 
 
 def asked(program: str) -> tuple[Encryption, FakeLedger]:
-    """What the QEMU of that name says; the ledger has had it and no process is left of it."""
+    """The answer of the QEMU of that name; the ledger has had it and no process is left of it."""
     ledger, children = FakeLedger(), Children()
 
     async def main() -> Encryption:
@@ -187,7 +187,7 @@ def test_a_qemu_that_does_not_come_up_fails_with_its_last_words(tmp_path: Path) 
 
 @pytest.mark.skipif(not QEMU.exists(), reason=f"needs {QEMU}")
 def test_the_installed_qemu_takes_the_question() -> None:
-    """Its answer is that of this host; a word of our argv or question that it did not know would be told otherwise."""
+    """Its answer is that of this host; a word of our argv or question that it did not take would be an error."""
     try:
         said = f"cbitpos {asked(str(QEMU))[0].cbitpos}"
     except ShimError as error:

@@ -1,4 +1,4 @@
-"""Ports and passed-through devices: the words, held against what QEMU says it takes, and against QEMU itself."""
+"""Ports and passed-through devices: the words, compared with the properties QEMU lists, and accepted by QEMU itself."""
 
 import asyncio
 import json

@@ -80,7 +80,7 @@ def open_files(pid: int) -> list[str]:
 
 
 def can(pid: int, asked: list[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
-    """What of `asked` a program does that has the credentials and the namespaces of process `pid`."""
+    """Those of `asked` that a program does which has the credentials and the namespaces of process `pid`."""
     known = status(pid)
     user, group = known["Uid"].split()[0], known["Gid"].split()[0]
     enter = ["/usr/bin/nsenter", f"--target={pid}", "--mount", "--net", "--pid", "--ipc", "--uts", "--cgroup"]
@@ -244,8 +244,8 @@ def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
 
     asyncio.run(body())
 
-    told = [vars(each)["reason"] for each in caplog.records if "sees the host's files" in each.getMessage()]
-    assert told == ["EPERM (operation not permitted)"]
+    reasons = [vars(each)["reason"] for each in caplog.records if "sees the host's files" in each.getMessage()]
+    assert reasons == ["EPERM (operation not permitted)"]
 
 
 def test_qemu_stays_root_when_it_could_not_open_a_file_it_needs(

@@ -155,7 +155,7 @@ def test_a_served_disk_that_cannot_be_plugged_leaves_nothing(
     assert qemu.said == rest
 
 
-@pytest.mark.parametrize("who", ["nobody", "full"])
+@pytest.mark.parametrize("who", ["absent", "full"])
 def test_a_program_that_cannot_be_reached_is_named_and_qemu_not_asked(tmp_path: Path, who: str) -> None:
     path = str(tmp_path / who)
     absent = replace(disk("d", path), vhost_user=VhostUserBackend(reconnect_s=0))
@@ -165,7 +165,7 @@ def test_a_program_that_cannot_be_reached_is_named_and_qemu_not_asked(tmp_path: 
         with pytest.raises(Unavailable, match=rf"plug 'd': connect to '{path}': "):
             asyncio.run(qemu.disks().plug(absent))
 
-    if who == "nobody":
+    if who == "absent":
         plug()
     else:
         with crowded(path):

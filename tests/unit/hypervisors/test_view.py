@@ -1,4 +1,4 @@
-"""What QEMU and the vsock program see of the host's files, as values: which are kept, and why."""
+"""The host's files that QEMU and the vsock program see, as values, each with its reason."""
 
 from typing import Any
 

@@ -24,6 +24,7 @@ from hypervisors.qemu.console import MAX_FILE_BYTES
 from hypervisors.qemu.vm import QemuVm, VmStartFailed, VmStartTimedOut
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
+from pyshim.host.processes.identity import arguments
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind
@@ -67,7 +68,7 @@ def greet():
         return str(path)
 
     async def end_of(self, code: str) -> VmExit:
-        """How the VM that boots `code` ends by itself."""
+        """The way in which the VM that boots `code` ends by itself."""
         await self.vm.create(self.config(code))
         await self.vm.start()
         ended = await self.vm.wait()
@@ -290,7 +291,7 @@ def test_a_ledger_full_at_the_last_write_leaves_nothing(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_a_directory_somebody_else_made_stays_with_what_is_in_it(tmp_path: Path) -> None:
+def test_a_directory_of_another_maker_stays_with_what_is_in_it(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         own = tmp_path / "vm"
         own.mkdir()
@@ -389,26 +390,31 @@ def test_qemu_without_a_namespace_of_the_pod_has_an_empty_one_unless_it_stays_in
     run(tmp_path, scenario)
 
 
+def flags_of_memory(pid: int, size_kib: int) -> list[str]:
+    """The kernel's flags of the one mapping of that size."""
+    maps = Path(f"/proc/{pid}/smaps").read_text().split("\nVmFlags:")
+    (flags,) = [after.splitlines()[0] for before, after in pairwise(maps) if f" {size_kib} kB\nKernel" in before]
+    return flags.split()
+
+
 @pytest.mark.parametrize("dumps_core", [False, True])
 def test_a_crash_of_qemu_writes_the_guests_memory_only_if_allowed(tmp_path: Path, dumps_core: bool) -> None:
     async def scenario(bench: Bench) -> None:
         await bench.vm.create(bench.config(dumps_core=dumps_core))
         limit = resource.prlimit(bench.vm.pid, resource.RLIMIT_CORE)
-        argv = Path(f"/proc/{bench.vm.pid}/cmdline").read_text().split("\0")
-        maps = Path(f"/proc/{bench.vm.pid}/smaps").read_text().split("\nVmFlags:")
-        size = f"{bench.config().memory.boot_mib << 10} kB"
-        (flags,) = [after.splitlines()[0] for before, after in pairwise(maps) if f" {size}\nKernel" in before]
+        machine = arguments(bench.vm.pid)[arguments(bench.vm.pid).index("-machine") + 1]
+        flags = flags_of_memory(bench.vm.pid, bench.config().memory.boot_mib << 10)
         await bench.vm.stop()
 
         assert (limit == (1, 1)) is not dumps_core
-        assert ("dump-guest-core=off" in argv[argv.index("-machine") + 1]) is not dumps_core
-        assert ("dd" in flags.split()) is not dumps_core, "the kernel's mark on memory that is in no core"
+        assert ("dump-guest-core=off" in machine) is not dumps_core
+        assert ("dd" in flags) is not dumps_core, "the kernel's mark on memory that is in no core"
 
     run(tmp_path, scenario)
 
 
 def statuses(pid: int) -> list[dict[str, str]]:
-    """What the kernel says of each thread of the process."""
+    """The kernel's fields of each thread of the process."""
     texts = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     return [dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line) for text in texts]
 

@@ -31,7 +31,7 @@ def service(tmp_path: Path) -> Iterator[FakeRemoteService]:
 
 @pytest.fixture(autouse=True)
 def graves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test's tombstones are."""
+    """The directory of this test's tombstones."""
     monkeypatch.setattr("pyshim.cleanup.lost_vms.LOST_VMS", f"{tmp_path}/lost-vms")
     return tmp_path / "lost-vms"
 

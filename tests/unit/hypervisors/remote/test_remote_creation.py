@@ -197,7 +197,7 @@ def test_a_call_that_is_given_up_is_waited_for_before_the_vm_is_stopped(
 
 
 def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    """The service knows it only once it has made it: StopVM before that would find nothing."""
+    """The service has the VM only once it has made it: StopVM before that would find nothing."""
     service.behave["CreateVM"] = after(4 * SHORT_S)
 
     async def scenario() -> None:

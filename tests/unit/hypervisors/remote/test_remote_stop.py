@@ -126,19 +126,19 @@ def test_a_service_that_stays_away_leaves_the_vm_on_record(service: FakeRemoteSe
 def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
     service: FakeRemoteService, ledger: FakeLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[str] = []
+    lost: list[str] = []
 
     async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, on_lost=told.append)
+        vm = RemoteVm(ledger=ledger, on_lost=lost.append)
         await vm.create(config(service))
         await vm.start()
         service.crash()
-        service.open()  # restarted: it knows of nothing
+        service.open()  # restarted: it has no VMs
         await vm.stop()
 
     run(scenario)
 
-    assert told == [VM]
+    assert lost == [VM]
     assert [lost.id for lost in lost_vms()] == [VM]
     assert ledger.history[-2][1].detail["state"] == "lost"
     assert ledger.held == {}

@@ -107,7 +107,7 @@ def test_a_service_that_dies_between_create_and_start_ends_the_start(
         service.crash()
         with pytest.raises(Unavailable, match=f"start remote vm '{VM}'"):
             await vm.start()
-        service.open()  # restarted: it knows of nothing
+        service.open()  # restarted: it has no VMs
         await vm.stop()
 
     run(scenario)
@@ -146,7 +146,7 @@ def test_what_such_a_vm_cannot_do_is_refused_and_not_offered(
         await vm.create(config(service))
         await vm.start()
         offered = vm.capabilities()
-        assert not any(getattr(offered, name) for name in offered.__slots__), "nor does it tell its end"
+        assert not any(getattr(offered, name) for name in offered.__slots__), "nor does it report its end"
         with pytest.raises(error, match=r"remote|at least 1"):
             await call(vm)
         assert await vm.resize_vcpus(8) == 1
