@@ -126,7 +126,7 @@ BAD_ANSWERS: dict[str, tuple[Callable[[Call], None], type[ShimError], str]] = {
     "carried out, then hangs up": (done_unsaid, Unavailable, "closed the connection before it answered"),
     "oversized": (oversized, ShimError, "CreateVM|exceeds|closed"),
     "long": (long, Internal, "reply of .* exceeds the limit"),
-    "garbled": (garbled, Internal, "is no CreateVMResponse"),
+    "garbled": (garbled, Internal, "is not a CreateVMResponse"),
     "never": (never, DeadlineExceeded, "has not answered within 0.3 s"),
 }
 

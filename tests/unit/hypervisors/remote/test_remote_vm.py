@@ -89,7 +89,7 @@ def test_what_is_no_socket_is_not_dialled(service: FakeRemoteService, ledger: Fa
     async def scenario() -> None:
         vm = RemoteVm(ledger=ledger)
         await vm.create(config(service))
-        with pytest.raises(FailedPrecondition, match="is no socket"):
+        with pytest.raises(FailedPrecondition, match="is not a socket"):
             await vm.start()
         await vm.stop()
 
