@@ -34,7 +34,9 @@ async def run_hook(children: Children, kind: str, hook: OciHook, state: bytes) -
     env = dict(variable.split("=", 1) for variable in hook.env or ())
     with _readable(state) as stdin:
         try:
-            child = await children.spawn(hook.args or (hook.path,), program=hook.path, env=env, stdin=stdin.fileno())
+            child = await children.spawn(
+                hook.args or (hook.path,), program=hook.path, env=env, stdin=stdin.fileno(), dumps_core=True
+            )
         except SpawnFailed as error:
             raise HookFailed(f"{what}: {error}") from error
     try:
