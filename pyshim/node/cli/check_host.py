@@ -9,15 +9,17 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from pyshim.host.fds import open_error
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
+from pyshim.node.install import crio_config
 from pyshim.node.install.containerd_config import merged, runtimes_in, snapshotter_in, table_at
 from pyshim.node.install.runtime import CONFIG as CONTAINERD_CONFIG
-from pyshim.node.install.runtime import SOCKET as CONTAINERD_SOCKET
+from pyshim.node.install.runtime import CONTAINERD, ContainerRuntime, container_runtime
 from pyshim.resources.probe import create_kvm_vm, probe_host
 from pyshim.start.info import BINARY, RUNTIME
 
@@ -47,7 +49,7 @@ class ModuleFacts(Struct, frozen=True, kw_only=True):
 
 
 class Handler(Struct, frozen=True, kw_only=True):
-    """A runtime of containerd's CRI plugin that is this shim."""
+    """A handler of the container runtime that is this shim."""
 
     name: str
     runtime_path: str
@@ -55,15 +57,16 @@ class Handler(Struct, frozen=True, kw_only=True):
     config_path: str
 
 
-class ContainerdFacts(Struct, frozen=True, kw_only=True):
+class RuntimeFacts(Struct, frozen=True, kw_only=True):
+    runtime: ContainerRuntime
     version: Answer
     config_path: str
     config_version: int = 0
-    """0: none is there; containerd runs with its defaults."""
+    """containerd's; 0: none is there, it runs with its defaults."""
     error: str = ""
     """Why the configuration cannot be read."""
     runtimes: tuple[str, ...] = ()
-    """All runtimes that the configuration names."""
+    """All handlers that the configuration names."""
     handlers: tuple[Handler, ...] = ()
     snapshotter: str = ""
     socket_error: str = ""
@@ -83,7 +86,7 @@ class HostReport(Struct, frozen=True, kw_only=True):
     virtiofsd: Answer
     missing_files: tuple[str, ...]
     """Files of the guest that the configuration names and that are not there."""
-    containerd: ContainerdFacts
+    runtime: RuntimeFacts
     shim_path: str
     """Where containerd finds the shim; empty when it does not."""
 
@@ -136,7 +139,7 @@ def look(
         qemu=_ask(run, root, hypervisor.path if hypervisor else "", "--version"),
         virtiofsd=_ask(run, root, hypervisor.virtio_fs_daemon if hypervisor and shares else "", "--version"),
         missing_files=tuple(path for path in files if path and not os.path.exists(f"{root}{path}")),
-        containerd=_containerd(root, run),
+        runtime=_runtime(container_runtime(root=root), root, run),
         shim_path=next(
             (d for each in _SHIM_DIRECTORIES if os.access(f"{root}{(d := f'{each}/{BINARY}')}", os.X_OK)), ""
         ),
@@ -181,16 +184,24 @@ def _names(path: str) -> frozenset[str]:
     return frozenset(os.path.basename(each).partition(".ko")[0].replace("-", "_") for each in paths)
 
 
-def _containerd(root: str, run: RunProgram) -> ContainerdFacts:
-    version = _ask(run, "", "containerd", "--version")
-    socket_error = "" if os.path.exists(f"{root}{CONTAINERD_SOCKET}") else f"there is no '{CONTAINERD_SOCKET}'"
+def _runtime(runtime: ContainerRuntime, root: str, run: RunProgram) -> RuntimeFacts:
+    version = _ask(run, "", runtime.program, "--version")
+    socket_error = "" if os.path.exists(f"{root}{runtime.socket}") else f"there is no '{runtime.socket}'"
+    config_path = CONTAINERD_CONFIG if runtime.program == CONTAINERD.program else crio_config.CONFIG
+    seen = RuntimeFacts(runtime=runtime, version=version, config_path=config_path, socket_error=socket_error)
+    try:
+        return _with_containerd(seen, root) if runtime.program == CONTAINERD.program else _with_crio(seen, root)
+    except OSError as error:
+        return replace(seen, error=f"read '{config_path}': {describe_os_error(error)}")
+    except FailedPrecondition as error:
+        return replace(seen, error=str(error))
+
+
+def _with_containerd(seen: RuntimeFacts, root: str) -> RuntimeFacts:
     try:
         document, config_version = merged(CONTAINERD_CONFIG, root=root)
     except FileNotFoundError:
         document, config_version = {}, 0
-    except (OSError, FailedPrecondition) as error:
-        text = f"read '{CONTAINERD_CONFIG}': {describe_os_error(error)}" if isinstance(error, OSError) else str(error)
-        return ContainerdFacts(version=version, config_path=CONTAINERD_CONFIG, error=text, socket_error=socket_error)
     runtimes = runtimes_in(document)
     handlers = [
         Handler(
@@ -200,15 +211,33 @@ def _containerd(root: str, run: RunProgram) -> ContainerdFacts:
             config_path=str(table_at(each, "options").get("ConfigPath", "")),
         )
         for name, each in runtimes.items()
-        if isinstance(each, dict)
-        and (each.get("runtime_type") == RUNTIME or os.path.basename(str(each.get("runtime_path", ""))) == BINARY)
+        if isinstance(each, dict) and (each.get("runtime_type") == RUNTIME or _is_shim(each))
     ]
-    return ContainerdFacts(
-        version=version,
-        config_path=CONTAINERD_CONFIG,
+    return replace(
+        seen,
         config_version=config_version,
         runtimes=tuple(runtimes),
         handlers=tuple(handlers),
-        snapshotter=snapshotter_in(document),
-        socket_error=socket_error,
+        snapshotter=snapshotter_in(document) or "overlayfs",
     )
+
+
+def _with_crio(seen: RuntimeFacts, root: str) -> RuntimeFacts:
+    document = crio_config.document(root=root)
+    runtimes = table_at(document, "crio", "runtime", "runtimes")
+    handlers = [
+        Handler(
+            name=name,
+            runtime_path=str(each["runtime_path"]),
+            snapshotter="",
+            config_path=str(each.get("runtime_config_path", "")),
+        )
+        for name, each in runtimes.items()
+        if isinstance(each, dict) and each.get("runtime_type") == "vm" and _is_shim(each)
+    ]
+    driver = str(table_at(document, "crio").get("storage_driver") or "overlay")
+    return replace(seen, runtimes=tuple(runtimes), handlers=tuple(handlers), snapshotter=driver)
+
+
+def _is_shim(runtime: Mapping[str, object]) -> bool:
+    return os.path.basename(str(runtime.get("runtime_path", ""))) == BINARY

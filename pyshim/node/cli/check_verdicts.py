@@ -12,14 +12,18 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport
 from pyshim.node.install.containerd_config import rewrite_hint
+from pyshim.node.install.runtime import CONTAINERD
 from pyshim.node.kubernetes.agreement import class_fixed, policy_in_force
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.capacity import host_side_mib
+from pyshim.start.info import BINARY
 
 QEMU_AT_LEAST = (7, 2)
 """Debian 12's, the oldest that the tests run."""
 CONTAINERD_AT_LEAST = (1, 6)
 _NETWORK_MODULES = ("tun", "sch_ingress", "cls_u32", "act_mirred")
+_DIRECTORIES = ("overlayfs", "native", "fuse-overlayfs", "overlay", "vfs")
+"""Snapshotters of containerd and storage drivers of CRI-O whose root file systems are directories of the host."""
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
@@ -46,7 +50,7 @@ def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = No
         *_kernel(host),
         *_configuration(host),
         *_confidential(host),
-        *_containerd(host),
+        *_runtime(host),
         *_overhead(host, runtime_class),
     )
 
@@ -216,25 +220,39 @@ def _confidential(host: HostReport) -> Iterator[Verdict]:
         yield _ok("tee", "none; this configuration asks for none")
 
 
-def _containerd(host: HostReport) -> Iterator[Verdict]:
-    found = host.containerd
+def _runtime(host: HostReport) -> Iterator[Verdict]:
+    found, runtime = host.runtime, host.runtime.runtime
     version = _version(found.version.text)
+    is_containerd = runtime.program == CONTAINERD.program
+    wanted = f"install {runtime.name}{' 1.6 or newer' if is_containerd else ''}"
     if found.version.error:
-        yield _missing("containerd", f"'containerd': {found.version.error}", "install containerd 1.6 or newer")
-    elif version is not None and version < CONTAINERD_AT_LEAST:
-        yield _missing("containerd", f"{found.version.text}: older than 1.6", "install containerd 1.6 or newer")
+        yield _missing(runtime.name, f"'{runtime.program}': {found.version.error}", wanted)
+    elif is_containerd and version is not None and version < CONTAINERD_AT_LEAST:
+        yield _missing(runtime.name, f"{found.version.text}: older than 1.6", wanted)
     elif found.socket_error:
-        yield _warning("containerd", f"{found.version.text}; {found.socket_error}", "systemctl start containerd")
+        yield _warning(runtime.name, f"{found.version.text}; {found.socket_error}", f"systemctl start {runtime.unit}")
     else:
-        yield _ok("containerd", found.version.text)
+        yield _ok(runtime.name, found.version.text)
     if found.error:
-        yield _missing("handler", found.error, "containerd config dump")
+        yield _missing("handler", found.error, "containerd config dump" if is_containerd else "crio config")
+    elif is_containerd:
+        yield from _handlers_of_containerd(host, version)
+    else:
+        yield from _handlers_of_crio(host)
+
+
+def _handlers_of_crio(host: HostReport) -> Iterator[Verdict]:
+    found = host.runtime
+    if not found.handlers:
+        where = f"'{found.config_path}' and its drop-ins name no runtime of type vm whose program is {BINARY}"
+        yield _missing("handler", where, "pyshim install; then restart crio")
         return
-    yield from _handler(host, version)
+    yield from _handlers(host)
+    yield from _shim(host)
 
 
-def _handler(host: HostReport, version: tuple[int, ...] | None) -> Iterator[Verdict]:
-    found = host.containerd
+def _handlers_of_containerd(host: HostReport, version: tuple[int, ...] | None) -> Iterator[Verdict]:
+    found = host.runtime
     major = version[0] if version else 0
     file = f"configs/containerd/containerd-{2 if major >= 2 else 1}.x-pykata.toml"
     if found.config_version == 1:
@@ -256,15 +274,25 @@ def _handler(host: HostReport, version: tuple[int, ...] | None) -> Iterator[Verd
         where = f"'{found.config_path}' names no runtime of type io.containerd.pykata.v2{named}"
         yield _missing("handler", where, f"pyshim install, or add {file}; then restart containerd")
         return
-    for handler in found.handlers:
-        options = f", configuration '{handler.config_path}'" if handler.config_path else ""
-        yield _ok("handler", f"{handler.name}{options}")
+    yield from _handlers(host)
     if major == 1 and "runc" not in found.runtimes:
         yield _missing(
             "handler",
             f"'{found.config_path}' names runtimes, but not runc: containerd 1.x does not load its CRI plugin",
             f"add the section of runc, as {file} has it",
         )
+    yield from _shim(host)
+
+
+def _handlers(host: HostReport) -> Iterator[Verdict]:
+    found = host.runtime
+    for handler in found.handlers:
+        options = f", configuration '{handler.config_path}'" if handler.config_path else ""
+        yield _ok("handler", f"{handler.name}{options}")
+
+
+def _shim(host: HostReport) -> Iterator[Verdict]:
+    found = host.runtime
     if not any(each.runtime_path for each in found.handlers) and not host.shim_path:
         yield _missing(
             "shim",
@@ -278,11 +306,11 @@ def _handler(host: HostReport, version: tuple[int, ...] | None) -> Iterator[Verd
 
 def _snapshotter(host: HostReport) -> Iterator[Verdict]:
     config = host.config
-    for handler in host.containerd.handlers:
-        name = handler.snapshotter or host.containerd.snapshotter or "overlayfs"
+    for handler in host.runtime.handlers:
+        name = handler.snapshotter or host.runtime.snapshotter
         no_share = config is not None and not config.is_remote and config.hypervisor.shared_fs == "none"
         pulls = config is not None and config.runtime.experimental_force_guest_pull
-        if no_share and name in ("overlayfs", "native", "fuse-overlayfs") and not pulls:
+        if no_share and name in _DIRECTORIES and not pulls:
             yield _missing(
                 "snapshotter",
                 f'{name}: shared_fs is "none", so that a root file system has to be on a disk',
@@ -302,17 +330,17 @@ def _overhead(host: HostReport, runtime_class: Mapping[str, Fraction] | None) ->
         yield _ok("overhead", f"the configuration needs podFixed of {wanted}; --runtimeclass FILE compares it")
         return
     cpus, memory_mib = runtime_class.get("cpu", Fraction(0)), runtime_class.get("memory", Fraction(0)) / MIB
-    told = f"RuntimeClass has cpu: {cpu_text(cpus)}, memory: {memory_text(memory_mib)}"
+    stated = f"RuntimeClass has cpu: {cpu_text(cpus)}, memory: {memory_text(memory_mib)}"
     if cpus < least.cpus or memory_mib < least.memory_mib:
         yield _warning(
-            "overhead", f"{told}: less than VMs of the configuration take", f"set podFixed to {wanted}, or more"
+            "overhead", f"{stated}: less than VMs of the configuration take", f"set podFixed to {wanted}, or more"
         )
     elif memory_mib > 2 * least.memory_mib or cpus > 2 * max(least.cpus, Fraction(1, 4)):
         yield _warning(
-            "overhead", f"{told}: more than twice what VMs take, so that few pods fit a node", f"podFixed of {wanted}"
+            "overhead", f"{stated}: more than twice what VMs take, so that few pods fit a node", f"podFixed of {wanted}"
         )
     else:
-        yield _ok("overhead", f"{told}; the configuration needs {wanted}")
+        yield _ok("overhead", f"{stated}; the configuration needs {wanted}")
 
 
 def _version(text: str) -> tuple[int, ...] | None:

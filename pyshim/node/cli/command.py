@@ -16,7 +16,7 @@ SUBCOMMANDS = {
     "install": ("pyshim.node.cli.install", "install pyshim on this node, or bring it up to date"),
     "uninstall": ("pyshim.node.cli.install", "remove what 'pyshim install' wrote"),
     "status": ("pyshim.node.cli.install", "show what is installed on this node"),
-    "verify": ("pyshim.node.cli.install", "run a test pod through containerd"),
+    "verify": ("pyshim.node.cli.install", "run a test pod through the container runtime"),
     "check": ("pyshim.node.cli.check", "say whether this host can run pods in virtual machines"),
     "list": ("pyshim.node.cli.listing", "list the sandboxes of this node: size, use, health"),
     "top": ("pyshim.node.cli.top", "show the sandboxes of this node and what they use, live"),
@@ -89,7 +89,7 @@ PYSHIM = Subcommands(
 
 
 def run(words: list[str]) -> int:
-    """The exit code of `pyshim <words>`: 2 for wrong usage, 1 for a failure told on stderr."""
+    """The exit code of `pyshim <words>`: 2 for wrong usage, 1 for a failure, printed to stderr."""
     if instruction := os.environ.get(COMPLETION_VARIABLE):
         return shell_complete(PYSHIM, {}, "pyshim", COMPLETION_VARIABLE, instruction)
     try:

@@ -124,7 +124,7 @@ def typed(words: tuple[str, ...]) -> tuple[bytes, bytes, bytes]:
     """The line to type, and the beginnings of the lines before and after the output.
 
     A terminal echoes what is typed: the marks stand there in two pieces, and whole only in what the shell prints. The
-    shell is not told to exit: a guest may end the console with it, before the last output has left.
+    shell gets no "exit": a guest may end the console with it, before the last output has left.
     """
     token = uuid.uuid4().hex
     quoted = shlex.join(words)

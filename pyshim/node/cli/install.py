@@ -1,7 +1,6 @@
 """`pyshim install`, `uninstall`, `status` and `verify`: this node's installation."""
 
 import os
-import shutil
 import signal
 import sys
 import tomllib
@@ -60,7 +59,12 @@ _prefix = click.option(
 )
 _root = click.option("--root", default="/", metavar="DIR", help="A tree in place of this node, for images of nodes.")
 _config = click.option("--containerd-config", "config", default=runtime.CONFIG, metavar="FILE", show_default=True)
-_socket = click.option("--socket", default=runtime.SOCKET, metavar="PATH", show_default=True, help="containerd's.")
+_socket = click.option(
+    "--socket",
+    default="",
+    metavar="PATH",
+    help="The container runtime's; .../crio.sock is CRI-O's, any other containerd's. Default: that of this node.",
+)
 
 
 @click.command(
@@ -83,8 +87,8 @@ _socket = click.option("--socket", default=runtime.SOCKET, metavar="PATH", show_
 @click.option(
     "--restart",
     is_flag=True,
-    help="Restart containerd and run a test pod; undo everything if that fails. When nothing changes and the test pod"
-    " runs, containerd is not restarted.",
+    help="Restart the container runtime and run a test pod; undo everything if that fails. When nothing changes and the"
+    " test pod runs, it is not restarted.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 def install(
@@ -108,16 +112,17 @@ def install(
     """
     _require_root(root, dry_run)
     disk, handlers = Disk(root), chosen_handlers(names)
+    caller = runtime.container_runtime(socket, root=disk.root)
     with runtime.lock(root), Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels) as sources:
         manifest = read_manifest(disk, prefix)
-        containerd = _containerd(disk, config, manifest)
+        containerd = _containerd(disk, config, manifest) if caller.program == runtime.CONTAINERD.program else None
         plan = install_plan(
             prefix=prefix,
             release=sources.release(),
             handlers=handlers,
             configs=sources.configs(),
             containerd=containerd,
-            has_crio=_has_crio(disk),
+            has_crio=runtime.has_crio(disk.root),
         )
         sys.stderr.writelines(edits(plan, manifest, disk))
         if dry_run:
@@ -126,10 +131,10 @@ def install(
         if root == "/" and any(handler.is_local for handler in handlers):
             _require_programs()
         if restart:
-            runtime.require_answer(socket)
+            runtime.require_answer(caller)
         node = _Node(
             config,
-            socket,
+            caller,
             handlers,
             containerd,
             restart=restart,
@@ -137,12 +142,14 @@ def install(
             is_installed=_is_installed(plan, manifest, disk),
         )
         try:
-            with steps() as told, undone_at_sigterm():
+            with steps() as begin_step, undone_at_sigterm():
                 done = apply(
                     plan,
                     disk,
-                    make_release=lambda place: sources.make(disk.at(place), plan.release_path, plan.release, told),
-                    check=lambda: node.check(told),
+                    make_release=lambda place: sources.make(
+                        disk.at(place), plan.release_path, plan.release, begin_step
+                    ),
+                    check=lambda: node.check(begin_step),
                     rolled_back=node.rolled_back,
                 )
         except (OSError, ShimError) as error:
@@ -151,8 +158,8 @@ def install(
     print(f"release {plan.release.id}" + ("" if done else ": nothing to do"))
     if root == "/":
         _prune(disk, plan)
-    if containerd is not None and not restart and root == "/":
-        print("next: systemctl restart containerd && pyshim verify")
+    if not restart and root == "/":
+        print(f"next: systemctl restart {caller.unit} && pyshim verify")
     return 0
 
 
@@ -160,7 +167,7 @@ def install(
 @_prefix
 @_root
 @_socket
-@click.option("--restart", is_flag=True, help="Restart containerd.")
+@click.option("--restart", is_flag=True, help="Restart the container runtime.")
 def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
     """Remove what `pyshim install` wrote, and nothing else.
 
@@ -168,6 +175,7 @@ def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
     """
     _require_root(root, False)
     disk = Disk(root)
+    caller = runtime.container_runtime(socket, root=disk.root)
     with runtime.lock(root):
         if read_manifest(disk, prefix) is None:
             print("nothing is installed")
@@ -200,9 +208,9 @@ def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
         runtime.reload_units()
     _print_changes(done)
     if restart:
-        runtime.restart()
+        runtime.restart(caller)
     elif root == "/":
-        print("next: systemctl restart containerd")
+        print(f"next: systemctl restart {caller.unit}")
     return 0
 
 
@@ -245,9 +253,9 @@ def status(prefix: str, root: str, config: str, state_dir: str, as_json: bool) -
 @_socket
 @click.option("--handler", "name", metavar="NAME", help="Of the test pod; default: the first that is installed.")
 def verify(prefix: str, socket: str, name: str | None) -> int:
-    """Run a test pod through containerd, with an installed handler.
+    """Run a test pod through the container runtime, with an installed handler.
 
-    Says first whether containerd runs, has its CRI plugin, and knows the handlers.
+    Says first whether the runtime runs, serves CRI, and has the handlers.
     """
     from pyshim.node.install.cri import verify as verify_cri
 
@@ -255,9 +263,10 @@ def verify(prefix: str, socket: str, name: str | None) -> int:
     if manifest is None:
         raise NotFound(f"verify the installation in '{prefix}': there is none")
     names = [handler.name for handler in _installed(manifest)]
-    runtime.require_answer(socket)
+    caller = runtime.container_runtime(socket)
+    runtime.require_answer(caller)
     with undone_at_sigterm():
-        answer = verify_cri(socket, frozenset(names), pod=name or names[0])
+        answer = verify_cri(caller.socket, frozenset(names), pod=name or names[0])
     print(f"ok: {answer} ran a pod with {name or names[0]}; it has {', '.join(names)}")
     return 0
 
@@ -268,7 +277,7 @@ class _Node:
     def __init__(
         self,
         config: str,
-        socket: str,
+        caller: runtime.ContainerRuntime,
         handlers: tuple[Handler, ...],
         containerd: Containerd | None,
         *,
@@ -277,7 +286,7 @@ class _Node:
         is_installed: bool,
     ) -> None:
         self._config = config
-        self._socket = socket
+        self._caller = caller
         self._handlers = handlers
         self._containerd = containerd
         self._restart = restart
@@ -285,38 +294,38 @@ class _Node:
         self._is_installed = is_installed
         self._was_restarted = False
 
-    def check(self, told: Callable[[str], None]) -> None:
-        """containerd takes the files, and with `--restart` ran a pod. `told` hears of each step. Raises ShimError."""
+    def check(self, begin_step: Callable[[str], None]) -> None:
+        """The runtime takes the files, and with `--restart` ran a pod. Raises ShimError."""
         if not self._is_running:
             return
-        told("ask containerd for its configuration")
         runtime.reload_units()
         names = frozenset(handler.name for handler in self._handlers)
         program = runtime.find()
         if self._containerd is not None and program is not None:
+            begin_step("ask containerd for its configuration")
             document = runtime.effective(program, self._config)
             runtime.require_handlers(document, self._containerd.effective_runtimes, names)
         if self._restart:
-            self._require_pod(names, told)
-        told("restart pyshim's units")
+            self._require_pod(names, begin_step)
+        begin_step("restart pyshim's units")
         runtime.restart_units(also_stopped=self._restart)
 
-    def _require_pod(self, names: frozenset[str], told: Callable[[str], None]) -> None:
-        """A test pod ran. A containerd that has these files already is not restarted for it, if it can do without."""
+    def _require_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
+        """A test pod ran. A runtime that has these files already is restarted only if the pod fails without it."""
         from pyshim.node.install.cri import verify as verify_cri
 
         if self._is_installed:
-            told("run a test pod")
+            begin_step("run a test pod")
             try:
-                verify_cri(self._socket, names, pod=self._handlers[0].name)
+                verify_cri(self._caller.socket, names, pod=self._handlers[0].name)
                 return
             except ShimError as error:
-                print(f"restarting containerd: {error}", file=sys.stderr)
+                print(f"restarting {self._caller.name}: {error}", file=sys.stderr)
         self._was_restarted = True
-        told("restart containerd")
-        runtime.restart()
-        told("run a test pod")
-        verify_cri(self._socket, names, pod=self._handlers[0].name)
+        begin_step(f"restart {self._caller.name}")
+        runtime.restart(self._caller)
+        begin_step("run a test pod")
+        verify_cri(self._caller.socket, names, pod=self._handlers[0].name)
 
     def rolled_back(self) -> None:
         """They are as before, on the files of before."""
@@ -327,7 +336,7 @@ class _Node:
             runtime.restart_units(also_stopped=False)
         finally:
             if self._was_restarted:
-                runtime.restart()
+                runtime.restart(self._caller)
 
 
 def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> bool:
@@ -368,13 +377,11 @@ def _require_programs() -> None:
         raise FailedPrecondition(f"install pyshim: this node lacks what virtual machines need: {said}")
 
 
-def _containerd(disk: Disk, config: str, manifest: Manifest | None) -> Containerd | None:
-    """The node's containerd, what is ours left out. None for a node that has CRI-O only."""
+def _containerd(disk: Disk, config: str, manifest: Manifest | None) -> Containerd:
+    """The node's containerd, what is ours left out."""
     program = runtime.find()
     if program is None:
-        if not _has_crio(disk):
-            raise NotFound("find a container runtime: there is neither containerd nor CRI-O")
-        return None
+        raise NotFound("find a container runtime: there is neither containerd nor CRI-O")
     text = foreign_text(disk, config)
     owned = {entry.path for entry in manifest.entries} if manifest else set()
     if config in owned and manifest is not None and not any(e.path == config and e.is_block for e in manifest.entries):
@@ -397,10 +404,6 @@ def _written(disk: Disk, path: str) -> set[str]:
         return set(runtimes_in(tomllib.loads(text if held is None else held)))
     except ValueError:
         return set()
-
-
-def _has_crio(disk: Disk) -> bool:
-    return shutil.which("crio") is not None or disk.is_directory("/etc/crio")
 
 
 def _installed(manifest: Manifest) -> tuple[Handler, ...]:

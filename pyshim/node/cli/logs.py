@@ -1,4 +1,4 @@
-"""`pyshim logs SANDBOX`: what its shim wrote into containerd's log, and what its guest wrote on the console."""
+"""`pyshim logs SANDBOX`: its shim's lines in the container runtime's log, and its guest's console."""
 
 import os
 import re
@@ -14,6 +14,7 @@ from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound
 from pyshim.node.cli.output import examples, json_option, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
+from pyshim.node.install.runtime import container_runtime
 
 VM_ROOT = "/run/vc/vm"
 LEVELS = ("debug", "info", "warning", "error", "fatal")
@@ -45,9 +46,9 @@ class Entry(Struct, frozen=True, kw_only=True):
 )
 @sandbox_argument
 @click.option(
-    "--file", "path", metavar="FILE", help="containerd's log in a file, or - for stdin; default: the journal."
+    "--file", "path", metavar="FILE", help="The runtime's log in a file, or - for stdin; default: the journal."
 )
-@click.option("--unit", default="containerd", show_default=True, help="containerd's unit in the journal.")
+@click.option("--unit", default="", help="In the journal; default: that of this node's container runtime.")
 @click.option("--level", type=click.Choice(LEVELS), default="debug", help="The least that is shown of the shim.")
 @click.option("--only", type=click.Choice(["shim", "console"]), help="One of the two.")
 @click.option("--vm-root", default=VM_ROOT, hidden=True)
@@ -56,12 +57,12 @@ class Entry(Struct, frozen=True, kw_only=True):
 def command(
     sandbox: str, path: str | None, unit: str, level: str, only: str | None, vm_root: str, state_dir: str, as_json: bool
 ) -> int:
-    """Show the lines of a sandbox's shim, from containerd's log, then those of its guest's console.
+    """Show the lines of a sandbox's shim, from its container runtime's log, then those of its guest's console.
 
     A sandbox that has ended may be named by its whole id: its shim's lines stay in the journal, its console is gone.
     """
     found = sandbox_id(sandbox, state_dir)
-    entries = [] if only == "console" else list(shim_entries(_containerd_lines(path, unit, found), found, level))
+    entries = [] if only == "console" else list(shim_entries(_log_lines(path, unit, found), found, level))
     if only != "shim":
         entries += console_entries(f"{vm_root}/{found}")
     if not entries and not os.path.isdir(f"{state_dir}/{found}"):
@@ -78,7 +79,7 @@ def command(
     return 0
 
 
-def _containerd_lines(path: str | None, unit: str, found: str) -> Iterator[str]:
+def _log_lines(path: str | None, unit: str, found: str) -> Iterator[str]:
     """Raises OSError, FailedPrecondition when the journal cannot be read."""
     if path == "-":
         yield from sys.stdin
@@ -86,11 +87,11 @@ def _containerd_lines(path: str | None, unit: str, found: str) -> Iterator[str]:
         with open(path, encoding="utf-8", errors="replace") as file:
             yield from file
     else:
-        yield from _journal(unit, found)
+        yield from _journal(unit or container_runtime().unit, found)
 
 
 def _journal(unit: str, found: str) -> Iterator[str]:
-    hint = "(hint: --file FILE reads containerd's log elsewhere)"
+    hint = "(hint: --file FILE reads another log)"
     argv = ["journalctl", "--unit", unit, "--output", "cat", "--no-pager", "--quiet"]
     try:
         process = subprocess.Popen(
@@ -115,7 +116,7 @@ def _journal(unit: str, found: str) -> Iterator[str]:
 
 
 def shim_entries(lines: Iterable[str], found: str, least: str = "debug") -> Iterator[Entry]:
-    """Lines that name the sandbox in a field, parsed; those of containerd about it are among them."""
+    """Lines that name the sandbox in a field, parsed; those of the runtime about it are among them."""
     threshold = LEVELS.index(least)
     for line in lines:
         if found not in line:

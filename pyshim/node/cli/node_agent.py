@@ -39,7 +39,13 @@ def command() -> None:
 @click.option("--remove-when", required=True, metavar="FILE", help="While it exists, take pyshim off the node.")
 @click.option("--ready-file", required=True, metavar="FILE", help="Exists while the node is ready.")
 @click.option("--containerd-config", default=runtime.CONFIG, show_default=True, metavar="FILE", help="On the node.")
-@click.option("--socket", default=runtime.SOCKET, show_default=True, metavar="PATH", help="containerd's, on the node.")
+@click.option(
+    "--socket",
+    default=runtime.CONTAINERD.socket,
+    show_default=True,
+    metavar="PATH",
+    help="The container runtime's, on the node; .../crio.sock is CRI-O's.",
+)
 @click.option("--python", default="/usr/bin/python3", show_default=True, metavar="PATH", help="On the node.")
 @_with_api
 def run(

@@ -44,7 +44,7 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
 
     Raises OSError, FailedPrecondition naming the file.
     """
-    first = _read(path, root)
+    first = read_document(path, root)
     version = first.get("version", 1)
     if not isinstance(version, int) or isinstance(version, bool):
         raise FailedPrecondition(f"read '{path}': version is no number")
@@ -57,7 +57,7 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
         files += [found.removeprefix(root) for found in sorted(glob.glob(f"{root}{whole}"))]
     document: dict[str, Any] = {}
     for file in files[:_MAX_FILES]:
-        _add(document, first if file == path else _read(file, root), replaces_plugins=version < 3)
+        _add(document, first if file == path else read_document(file, root), replaces_plugins=version < 3)
     return document, version
 
 
@@ -84,7 +84,8 @@ def table_at(document: Mapping[str, Any], *keys: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _read(path: str, root: str) -> dict[str, Any]:
+def read_document(path: str, root: str) -> dict[str, Any]:
+    """The file `path` below `root`. Raises OSError, FailedPrecondition naming `path`."""
     with open(f"{root}{path}", "rb") as file:
         content = file.read()
     try:
@@ -99,13 +100,17 @@ def _add(document: dict[str, Any], file: dict[str, Any], *, replaces_plugins: bo
         if key == "plugins" and isinstance(value, dict) and replaces_plugins:
             document["plugins"] = {**table_at(document, "plugins"), **value}
         elif isinstance(value, dict):
-            document[key] = _deep(table_at(document, key), value)
+            document[key] = combined(table_at(document, key), value)
         else:
             document[key] = value
 
 
-def _deep(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def combined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over`, table by table."""
     return {
         **base,
-        **{key: _deep(table_at(base, key), value) if isinstance(value, dict) else value for key, value in over.items()},
+        **{
+            key: combined(table_at(base, key), value) if isinstance(value, dict) else value
+            for key, value in over.items()
+        },
     }

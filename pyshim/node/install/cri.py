@@ -1,9 +1,8 @@
-"""Whether the CRI plugin of the node's containerd has our handlers, and a pod runs through one."""
+"""Asks the node's container runtime, over CRI, for its handlers, and runs a pod through one of ours."""
 
 import json
 import os
 import time
-from collections.abc import Mapping
 
 import grpc
 
@@ -12,22 +11,22 @@ from protos.cri import v1_pb2_grpc
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
 
 _READY_S = 60.0
-"""Seconds for a containerd that was just started."""
+"""Seconds for a runtime that was just started."""
 _POD_S = 300.0
 """Seconds for the test pod. The guest has three minutes to answer, the shipped configuration's dial_timeout."""
 _NEEDED = ("RuntimeReady", "NetworkReady")
 
 
 def verify(socket: str, handlers: frozenset[str], *, pod: str | None) -> str:
-    """The CRI plugin runs and has `handlers`; a pod of the handler `pod` ran. Returns containerd's name and version.
+    """The runtime is ready and has `handlers`; a pod of the handler `pod` ran. Returns the runtime's name and version.
 
-    Raises Unavailable, FailedPrecondition, DeadlineExceeded, with containerd's words.
+    Raises Unavailable, FailedPrecondition, DeadlineExceeded, with the runtime's words.
     """
     with grpc.insecure_channel(f"unix://{socket}") as channel:
         stub = v1_pb2_grpc.RuntimeServiceStub(channel)
         try:
             answer = _ready(stub)
-            _require_listed(stub.Status(pb.StatusRequest(verbose=True), timeout=10).info, handlers)
+            _require_listed(stub.Status(pb.StatusRequest(verbose=True), timeout=10), handlers)
             if pod is not None:
                 _run_pod(stub, pod)
         except grpc.RpcError as error:
@@ -38,7 +37,7 @@ def verify(socket: str, handlers: frozenset[str], *, pod: str | None) -> str:
 
 
 def _ready(stub: v1_pb2_grpc.RuntimeServiceStub) -> pb.VersionResponse:
-    """The answer of a CRI plugin that is ready for pods, for which it gets a while after a restart."""
+    """The answer of a runtime that is ready for pods, for which it gets a while after a restart."""
     deadline = time.monotonic() + _READY_S
     while True:
         try:
@@ -55,16 +54,19 @@ def _ready(stub: v1_pb2_grpc.RuntimeServiceStub) -> pb.VersionResponse:
                 ) from error
             why = error.details()
         if time.monotonic() > deadline:
-            raise Unavailable(f"ask the CRI plugin: not ready within {_READY_S:g} s: {why}")
+            raise Unavailable(f"ask the container runtime: not ready within {_READY_S:g} s: {why}")
         time.sleep(0.2)
 
 
-def _require_listed(info: Mapping[str, str], handlers: frozenset[str]) -> None:
-    runtimes = json.loads(info.get("config", "{}")).get("containerd", {}).get("runtimes", {})
-    lacking = sorted(handlers - set(runtimes))
+def _require_listed(status: pb.StatusResponse, handlers: frozenset[str]) -> None:
+    """containerd before 2.0 does not list its handlers; its plugin's configuration has them."""
+    listed = {handler.name for handler in status.runtime_handlers}
+    if not listed:
+        listed = set(json.loads(status.info.get("config", "{}")).get("containerd", {}).get("runtimes", {}))
+    lacking = sorted(handlers - listed)
     if lacking:
         hint = "it has not been restarted since the files were written"
-        raise FailedPrecondition(f"ask the CRI plugin: it has no runtime {', '.join(lacking)} (hint: {hint})")
+        raise FailedPrecondition(f"ask the container runtime: it has no handler {', '.join(lacking)} (hint: {hint})")
 
 
 def _run_pod(stub: v1_pb2_grpc.RuntimeServiceStub, handler: str) -> None:

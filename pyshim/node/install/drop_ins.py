@@ -31,17 +31,30 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool = False
     is_local: bool = True
     """Its VMs run on the node, in QEMU."""
+    guest_pulls: bool = False
+    """Its guests pull the images themselves."""
 
 
 HANDLERS = (
     Handler(name="pykata", source="configuration-qemu.toml", config_path="/etc/pyshim/configuration.toml"),
-    Handler(name="pykata-tdx", source="configuration-qemu-tdx.toml", config_path="/etc/pyshim/tdx/configuration.toml"),
-    Handler(name="pykata-snp", source="configuration-qemu-snp.toml", config_path="/etc/pyshim/snp/configuration.toml"),
+    Handler(
+        name="pykata-tdx",
+        source="configuration-qemu-tdx.toml",
+        config_path="/etc/pyshim/tdx/configuration.toml",
+        guest_pulls=True,
+    ),
+    Handler(
+        name="pykata-snp",
+        source="configuration-qemu-snp.toml",
+        config_path="/etc/pyshim/snp/configuration.toml",
+        guest_pulls=True,
+    ),
     Handler(
         name="pykata-remote",
         source="configuration-remote.toml",
         config_path="/etc/pyshim/remote/configuration.toml",
         is_local=False,
+        guest_pulls=True,
     ),
     Handler(
         name="pykata-debug",
@@ -150,7 +163,7 @@ runtime_path = "{shim}"
 runtime_root = "/run/vc"
 runtime_config_path = "{handler.config_path}"
 privileged_without_host_devices = true
-"""
+{"runtime_pull_image = true" + chr(10) if handler.guest_pulls else ""}"""
         for handler in handlers
     ]
     return _HEAD + "".join(tables)

@@ -72,18 +72,20 @@ class Sources:
                 if name.startswith("configs/")
             }
 
-    def make(self, directory: str, final: str, release: Release, told: Callable[[str], None] = lambda _: None) -> None:
+    def make(
+        self, directory: str, final: str, release: Release, begin_step: Callable[[str], None] = lambda _: None
+    ) -> None:
         """`directory`, which will be renamed to `final`, holds the release. Raises FailedPrecondition, OSError.
 
-        `told` hears of each step.
+        `begin_step` is called with the name of each step.
         """
         before = os.umask(0o022)  # only root may write what root executes
         try:
-            told("make the virtual environment")
+            begin_step("make the virtual environment")
             _run("make the virtual environment", [_base_python(), "-m", "venv", "--without-pip", f"{directory}/venv"])
-            told("install the locked dependencies")
+            begin_step("install the locked dependencies")
             self._install(f"{directory}/venv/bin/python")
-            told("copy the guest")
+            begin_step("copy the guest")
             os.mkdir(f"{directory}/guest")
             for name in GUEST_FILES:
                 shutil.copy(f"{self.guest}/{name}", f"{directory}/guest/{name}")

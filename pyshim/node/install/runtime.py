@@ -1,4 +1,4 @@
-"""The node's containerd: version, configuration, restart; and which processes use a release."""
+"""The node's container runtime: which it is, version, configuration, restart; and which processes use a release."""
 
 import fcntl
 import os
@@ -10,20 +10,50 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.node.install.containerd_config import runtimes_in
 
 CONFIG = "/etc/containerd/config.toml"
-SOCKET = "/run/containerd/containerd.sock"
 _COMMAND_S = 60.0
 
 
+class ContainerRuntime(NamedTuple):
+    """The program that the kubelet calls, and that calls the shims."""
+
+    name: str
+    program: str
+    socket: str
+    unit: str
+
+
+CONTAINERD = ContainerRuntime("containerd", "containerd", "/run/containerd/containerd.sock", "containerd")
+CRIO = ContainerRuntime("CRI-O", "crio", "/run/crio/crio.sock", "crio")
+
+
+def container_runtime(socket: str = "", *, root: str = "") -> ContainerRuntime:
+    """The node's container runtime: the one of `socket`, else the one that `root` has.
+
+    CRI-O where its socket is there, also beside containerd's: it serves kubelets only, and Docker brings a containerd.
+    """
+    if socket:
+        found = CRIO if os.path.basename(socket) == os.path.basename(CRIO.socket) else CONTAINERD
+        return found._replace(socket=socket)
+    if os.path.exists(f"{root}{CRIO.socket}"):
+        return CRIO
+    has_containerd = os.path.exists(f"{root}{CONTAINERD.socket}") or find() is not None
+    return CRIO if not has_containerd and has_crio(root) else CONTAINERD
+
+
+def has_crio(root: str = "") -> bool:
+    return shutil.which(CRIO.program) is not None or os.path.isdir(f"{root}/etc/crio")
+
+
 def find() -> str | None:
-    """The program."""
-    return shutil.which("containerd")
+    """containerd's program."""
+    return shutil.which(CONTAINERD.program)
 
 
 def version(program: str) -> tuple[int, int]:
@@ -58,15 +88,15 @@ def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: f
         raise FailedPrecondition(f"configure containerd: with the new files it has no runtime {', '.join(lacking)}")
 
 
-def require_answer(socket: str) -> None:
-    """Raises Unavailable where no containerd listens."""
+def require_answer(caller: ContainerRuntime) -> None:
+    """Raises Unavailable where it does not listen."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as connection:
         connection.settimeout(5)
         try:
-            connection.connect(socket)
+            connection.connect(caller.socket)
         except OSError as error:
             raise Unavailable(
-                f"connect to containerd at '{socket}': {error.strerror or error} (hint: is it running?)"
+                f"connect to {caller.name} at '{caller.socket}': {error.strerror or error} (hint: is it running?)"
             ) from error
 
 
@@ -120,9 +150,9 @@ def _units(names: tuple[str, ...]) -> dict[str, tuple[bool, bool]]:
     return found
 
 
-def restart() -> None:
-    """containerd runs anew; pods run on. Raises FailedPrecondition with systemd's words."""
-    _run(["systemctl", "restart", "containerd"])
+def restart(caller: ContainerRuntime) -> None:
+    """It runs anew; pods run on. Raises FailedPrecondition with systemd's words."""
+    _run(["systemctl", "restart", caller.unit])
 
 
 def running_of(directory: str) -> tuple[int, ...]:

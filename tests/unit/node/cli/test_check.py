@@ -16,6 +16,7 @@ from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport, look
 from pyshim.node.cli.check_verdicts import Level, Verdict, verdicts
 from pyshim.node.cli.command import run
+from pyshim.node.install.drop_ins import HANDLERS, crio_text
 
 RELEASE = "6.1.0-test"
 MODULES = "kernel/net/{0}.ko.xz: \n"
@@ -36,6 +37,14 @@ DROP_IN = """version = 3
 runtime_path = "/opt/pyshim/bin/containerd-shim-pykata-v2"
 options.ConfigPath = "/etc/pyshim/c.toml"
 """
+CRIO: dict[str, str | None] = {
+    "etc/containerd/config.toml": None,
+    "run/containerd/containerd.sock": None,
+    "run/crio/crio.sock": "",
+    "etc/crio/crio.conf": '[crio.runtime]\n[crio.runtime.runtimes.crun]\nruntime_path = "/c"\n',
+    "etc/crio/crio.conf.d/99-pyshim.conf": crio_text(HANDLERS[:1], "/opt/pyshim/bin/containerd-shim-pykata-v2"),
+}
+"""Changes that make the node one of CRI-O."""
 GOOD: dict[str, str] = {
     "proc/cpuinfo": CPU,
     "proc/meminfo": "MemTotal: 8388608 kB\n",
@@ -61,6 +70,7 @@ SAYS = {
     "qemu": "QEMU emulator version 9.2.1",
     "v": "virtiofsd 1.13.0",
     "containerd": "containerd containerd.io 1.7.27 abc",
+    "crio": "crio version 1.36.3",
 }
 
 
@@ -207,6 +217,42 @@ def test_containerd_2_is_read_with_its_imports(made_up: Callable[..., HostReport
     assert of(found, "handler").text == "pykata, configuration '/etc/pyshim/c.toml'"
     assert of(found, "shim").text == "/opt/pyshim/bin/containerd-shim-pykata-v2"
     assert of(found, "snapshotter").text == "erofs (runtime pykata)"
+
+
+def test_a_node_of_crio_is_judged_by_crios_files(made_up: Callable[..., HostReport]) -> None:
+    found = verdicts(made_up(CRIO))
+
+    assert [(each.subject, each.level, each.text) for each in found if each.level is not Level.OK] == []
+    assert of(found, "CRI-O").text == "crio version 1.36.3"
+    assert of(found, "handler").text == "pykata, configuration '/etc/pyshim/configuration.toml'"
+    assert of(found, "shim").text == "/opt/pyshim/bin/containerd-shim-pykata-v2"
+    assert of(found, "snapshotter").text == "overlay (runtime pykata)"
+
+
+@pytest.mark.parametrize(
+    ("files", "says", "subject", "text"),
+    [
+        ({}, {"crio": FileNotFoundError(2, "x")}, "CRI-O", "'crio': ENOENT"),
+        ({"etc/crio/crio.conf.d/99-pyshim.conf": None}, {}, "handler", "name no runtime of type vm"),
+        (
+            {"etc/crio/crio.conf.d/99-pyshim.conf": "[crio"},
+            {},
+            "handler",
+            "parse '/etc/crio/crio.conf.d/99-pyshim.conf'",
+        ),
+        ({"etc/crio/crio.conf.d/a/b": ""}, {}, "handler", "read '/etc/crio/crio.conf': EISDIR"),
+    ],
+)
+def test_what_a_node_of_crio_lacks_is_named(
+    made_up: Callable[..., HostReport],
+    files: dict[str, str | None],
+    says: dict[str, Any],
+    subject: str,
+    text: str,
+) -> None:
+    found = of(verdicts(made_up({**CRIO, **files}, says=says)), subject)
+
+    assert (found.level, text in found.text, bool(found.hint)) == (Level.MISSING, True, True), found
 
 
 def test_an_import_of_containerd_1_hides_the_plugins_settings_of_the_file(made_up: Callable[..., HostReport]) -> None:

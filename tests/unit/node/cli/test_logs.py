@@ -146,8 +146,14 @@ def test_a_node_without_a_journal_is_one_line(
     assert (captured.out, captured.err.count("\n")) == ("", 1)
 
 
-def test_the_journal_is_asked_for_containerds_unit(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("more", "unit"), [([], "containerd"), (["--unit", "crio"], "crio")])
+def test_the_journal_is_asked_for_the_runtimes_unit(
+    words: list[str],
+    tmp_path: Path,
+    more: list[str],
+    unit: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "journalctl"
@@ -155,8 +161,8 @@ def test_the_journal_is_asked_for_containerds_unit(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
 
-    assert len(shown([*words[:2], *words[4:], "--only", "shim"], capsys)) == 4
-    assert (tmp_path / "asked").read_text().startswith("--unit containerd --output cat ")
+    assert len(shown([*words[:2], *words[4:], *more, "--only", "shim"], capsys)) == 4
+    assert (tmp_path / "asked").read_text().startswith(f"--unit {unit} --output cat ")
 
 
 def test_a_line_of_text_has_no_control_characters() -> None:

@@ -123,6 +123,15 @@ def test_crio_gets_every_handler_as_a_vm() -> None:
     assert runtimes["pykata-remote"]["runtime_config_path"] == "/etc/pyshim/remote/configuration.toml"
 
 
+def test_crio_leaves_images_to_the_guests_that_pull_them() -> None:
+    runtimes = tomllib.loads(crio_text(HANDLERS, SHIM))["crio"]["runtime"]["runtimes"]
+
+    for handler in HANDLERS:
+        config = tomllib.loads((CONFIGS.parent / handler.source).read_text())
+        pulls = config.get("runtime", {}).get("experimental_force_guest_pull", not handler.is_local)
+        assert runtimes[handler.name].get("runtime_pull_image", False) is pulls, handler.name
+
+
 @pytest.fixture(params=RELEASES)
 def release(request: pytest.FixtureRequest) -> Release:
     found = RELEASES[request.param]

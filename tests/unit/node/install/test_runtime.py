@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.model.errors import FailedPrecondition
+from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.node.install import runtime
 from pyshim.node.install.runtime import effective
 
@@ -44,6 +44,42 @@ def test_what_containerd_refuses_is_named(containerd: str, tmp_path: Path) -> No
 
     with pytest.raises(FailedPrecondition, match="invalid plugin"):
         effective(containerd, str(tmp_path / "config.toml"))
+
+
+@pytest.mark.parametrize(
+    ("files", "programs", "socket", "unit"),
+    [
+        (["run/containerd/containerd.sock"], [], "", "containerd"),
+        (["run/crio/crio.sock"], [], "", "crio"),
+        (["run/crio/crio.sock", "run/containerd/containerd.sock"], ["containerd"], "", "crio"),
+        (["etc/crio/crio.conf"], [], "", "crio"),
+        (["etc/crio/crio.conf"], ["containerd"], "", "containerd"),
+        ([], ["crio"], "", "crio"),
+        ([], ["containerd", "crio"], "", "containerd"),
+        ([], [], "", "containerd"),
+        (["run/crio/crio.sock"], [], "/run/x/containerd.sock", "containerd"),
+        (["run/containerd/containerd.sock"], [], "/var/run/crio/crio.sock", "crio"),
+    ],
+)
+def test_the_container_runtime_is_the_one_of_the_socket_or_of_the_node(
+    files: list[str], programs: list[str], socket: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*files, *(f"bin/{program}" for program in programs)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+
+    found = runtime.container_runtime(socket, root=str(tmp_path))
+
+    assert found.unit == unit
+    assert found.socket == (socket or f"/run/{unit}/{unit}.sock")
+
+
+def test_a_runtime_that_does_not_listen_is_named(tmp_path: Path) -> None:
+    caller = runtime.container_runtime(f"{tmp_path}/crio.sock")
+
+    with pytest.raises(Unavailable, match=r"connect to CRI-O at '/.*crio.sock': No such file"):
+        runtime.require_answer(caller)
 
 
 _SYSTEMCTL = """#!/bin/sh
@@ -117,3 +153,11 @@ def test_a_unit_without_a_file_is_no_failure(
 
     said = systemd / "asked"
     assert (said.read_text().splitlines() if said.exists() else []) == asked
+
+
+def test_the_given_runtime_is_restarted(systemd: Path) -> None:
+    (systemd / "crio.loaded").touch()
+
+    runtime.restart(runtime.CRIO)
+
+    assert (systemd / "asked").read_text() == "restart crio\n"
