@@ -158,6 +158,21 @@ def test_later_mounts_of_the_host_are_seen_only_where_asked_for(
         subprocess.run(["umount", "--recursive", scratch], check=True)
 
 
+def test_the_host_removes_what_is_mounted_below_a_volume_in_use(pod: Pod, scratch: Path) -> None:
+    """With a hostPath of /var/lib/kubelet, other pods' volumes can be unmounted and their directories removed."""
+    (scratch / "below").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "below", scratch / "below"], check=True)
+    (scratch / "below/file").write_text("x\n")
+    container = pod.start(mounts=[volume(scratch, "/data")])
+    assert container.sh("cat /data/below/file") == "x\n"
+
+    subprocess.run(["umount", scratch / "below"], check=True)
+    (scratch / "below").rmdir()
+
+    assert container.exec("sh", "-c", "echo y > /data/after").code == 0
+    assert (scratch / "after").read_text() == "y\n"
+
+
 def test_read_only_is_of_the_volume_and_not_of_the_mounts_below_it(pod: Pod, scratch: Path) -> None:
     (scratch / "below").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "below", scratch / "below"], check=True)

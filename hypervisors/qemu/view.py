@@ -6,30 +6,12 @@ sandboxes, of containerd, of the kubelet, of the host's configuration.
 
 import os
 
-from pyshim.host.mounts.view import Kept
+from pyshim.host.mounts.view import CODE, DEVICES, Kept, home_of
 from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import MemoryBacking, VfioDevice, VhostUserVsockChannel, VmConfig
 
-_CODE = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/nix/store",
-    "/gnu/store",
-    "/etc/ld.so.cache",
-    "/etc/ld.so.preload",
-    "/etc/alternatives",
-)
-"""Directories of programs, libraries and QEMU's firmware in distributions, and files of the dynamic loader."""
-_CODE_KEPT = tuple(Kept(path=path, why="programs and libraries", may_lack=True) for path in _CODE)
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-_PROGRAMS = ("bin", "sbin", "libexec")
-"""Directories beside which a program's libraries and data are."""
+_CODE_KEPT = tuple(Kept(path=path, why="programs and libraries", may_lack=True) for path in CODE)
 
 
 def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
@@ -48,7 +30,7 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[Kept, ...]:
 
     Disks, taps, vhost-net, vhost-vsock, QMP and consoles are handed over open, memory has no name.
     """
-    kept = [*_CODE_KEPT, Kept(path=_home_of(program), why="QEMU's own libraries, firmware and data")]
+    kept = [*_CODE_KEPT, Kept(path=home_of(program), why="QEMU's own libraries, firmware and data")]
     kept.append(Kept(path=config.hypervisor_path, why="QEMU"))
     kept.append(Kept(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
     if config.guard is not None or _passes_devices(config):
@@ -56,7 +38,7 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[Kept, ...]:
         # cgroup says which it may open.
         kept.append(Kept(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
     else:
-        kept += (Kept(path=path, why="any program may use it", may_lack=True) for path in _DEVICES)
+        kept += (Kept(path=path, why="any program may use it", may_lack=True) for path in DEVICES)
         if config.cpu.accelerator is Accelerator.KVM:
             kept.append(Kept(path="/dev/kvm", why="the accelerator"))
     if config.memory.backing is MemoryBacking.SHARED_FILE:
@@ -84,18 +66,10 @@ def vsock_view(channel: VhostUserVsockChannel) -> tuple[Kept, ...]:
     directory = os.path.dirname(channel.device_path)
     return (
         *_CODE_KEPT,
-        *(Kept(path=path, why="any program may use it", may_lack=True) for path in _DEVICES),
+        *(Kept(path=path, why="any program may use it", may_lack=True) for path in DEVICES),
         Kept(path=channel.program, why="the program"),
         Kept(path=directory, why="its sockets", is_writable=True),
     )
-
-
-def _home_of(program: str) -> str:
-    """The directory that the program was installed into; the program alone if that is the root directory."""
-    home = os.path.dirname(program)
-    if os.path.basename(home) in _PROGRAMS:
-        home = os.path.dirname(home)
-    return home if home != "/" else program
 
 
 def _passes_devices(config: VmConfig) -> bool:

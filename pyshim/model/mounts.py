@@ -45,6 +45,9 @@ class HostMount(msgspec.Struct, frozen=True, kw_only=True):
     beneath: HostPath | None
     """When set, the target is opened beneath this root and no link leads out of it: the tree is shared with a guest."""
 
+    for_guest_only: bool = False
+    """Made in virtiofsd's mount namespace, where it has one, instead of the host's."""
+
     def intent(self) -> LedgerEntry:
         """The ledger's entry, made before the mount. Its undo must not follow a guest's links out of the tree."""
         detail = {} if self.beneath is None else {"beneath": self.beneath}

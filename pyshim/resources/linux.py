@@ -16,17 +16,19 @@ from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.table import with_mounts_below
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.hooks import netns_member, run_hook
+from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.copies import TreeEntry
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.host_facts import CgroupMode
-from pyshim.model.ledger import Ledger, LedgerEntry
+from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.mounts import HostMount
 from pyshim.model.oci import OciHook
 from pyshim.model.task import Stdio
 from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+from pyshim.resources.volumes.host.share_namespace import ShareNamespace
 from pyshim.resources.volumes.host.sources import source_facts
 from pyshim.resources.volumes.host.virtiofsd import VirtiofsdProcess, start_virtiofsd
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
@@ -44,6 +46,8 @@ class LinuxHost:
         self._children = children
         self._release = release
         self._flavours = VirtiofsdFlavours(children)
+        self._share: ShareNamespace | None = None
+        """virtiofsd's mount namespace, once it runs in one."""
         self._hierarchies: tuple[Hierarchy, ...] = ()
         """The mounted cgroup hierarchies; empty before the first look."""
         self._stuck: dict[str, asyncio.Future[None]] = {}
@@ -154,12 +158,15 @@ class LinuxHost:
     @within_s(CHANGE_S, "mount '{mount.source}' on '{mount.target}'")
     async def mount(self, mount: HostMount) -> None:
         """The mount is in place, or nothing is; see `mounts.perform_mount`."""
-        await self._change(mount.target, perform_mount, mount)
+        perform = self._share.mount if self._share is not None and mount.for_guest_only else perform_mount
+        await self._change(mount.target, perform, mount)
 
     @within_s(CHANGE_S, "start virtiofsd '{plan.binary}'")
     async def start_virtiofsd(self, plan: "VirtiofsdPlan", ledger: Ledger) -> VirtiofsdProcess:
         """virtiofsd runs and its socket takes connections; see `virtiofsd.start_virtiofsd`."""
-        return await start_virtiofsd(plan, ledger, self._children, flavours=self._flavours)
+        process = await start_virtiofsd(plan, ledger, self._children, flavours=self._flavours)
+        self._share = process.namespace
+        return process
 
     @within_s(CHANGE_S, "open streams of '{process_id}'")
     async def open_streams(self, stdio: Stdio, *, namespace: str, process_id: str) -> Streams:
@@ -182,10 +189,16 @@ class LinuxHost:
         """
         if entry.key in self._stuck:
             raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: a change of it has never ended")
-        await self._change(entry.key, self._release, entry)
+        await self._change(entry.key, self._undo, entry)
+
+    def _undo(self, entry: LedgerEntry) -> None:
+        if entry.kind is ResourceKind.MOUNT and self._share is not None:
+            self._share.unmount(entry.key)
+        self._release(entry)
 
     async def _change(self, path: str, change: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        work = asyncio.ensure_future(asyncio.to_thread(change, *args, **kwargs))
+        # In a thread of its own: many changes that a dead server holds up must not fill the loop's few threads.
+        work = asyncio.ensure_future(in_own_thread(change, *args, **kwargs))
         try:
             await ended(work)
         finally:

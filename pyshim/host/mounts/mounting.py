@@ -39,10 +39,11 @@ def perform_mount(mount: HostMount) -> None:
         else:
             _mount_new(mount, options)
     except OSError as error:
-        raise _explained(mount, error) from error
+        raise explained(mount, error) from error
 
 
-def _explained(mount: HostMount, error: OSError) -> ShimError:
+def explained(mount: HostMount, error: OSError) -> ShimError:
+    """The error of a mount that failed, in words that name source and target."""
     cause = error.strerror or str(error)
     what = f"mount {mount.target!r} ({mount.type or 'none'} of {mount.source!r})"
     if error.errno == errno.EXDEV and mount.beneath is not None:
@@ -59,34 +60,51 @@ def _explained(mount: HostMount, error: OSError) -> ShimError:
 
 
 def _bind(mount: HostMount, options: MountOptions) -> None:
-    is_recursive = options.flags & syscalls.MS_REC or mount.type == "rbind"
-    recursive = syscalls.AT_RECURSIVE if is_recursive else 0
-    copy = OwnedFd(syscalls.open_tree(syscalls.AT_FDCWD, mount.source, syscalls.OPEN_TREE_CLONE | recursive))
-    with copy:
-        atime = options.bind_atime
-        if options.bind_attributes or atime is not None:
-            # As mount(2) does it, only the topmost mount of a recursive bind is changed, except by `rro`.
-            syscalls.mount_setattr(
-                copy.fileno(),
-                0,
-                attr_set=options.bind_attributes | (atime or 0),
-                attr_clr=syscalls.MOUNT_ATTR__ATIME if atime is not None else 0,
-            )
-        if mount.beneath is not None:
-            # In a tree shared with a guest, device nodes are dead and set-user-id bits without effect on the host. The
-            # guest sees the nodes and bits as they are: its own kernel opens and executes.
-            walls = syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOSUID
-            syscalls.mount_setattr(copy.fileno(), recursive, attr_set=walls)
-        if options.read_only_recursive:
-            syscalls.mount_setattr(copy.fileno(), syscalls.AT_RECURSIVE, attr_set=syscalls.MOUNT_ATTR_RDONLY)
-        for change in options.propagation:
-            if change.recursive:
-                # Before it is attached: in a shared tree it becomes shared again, but in a peer group of its own. In
-                # its source's peer group, it would take the source's own mounts along when it is unmounted.
-                syscalls.mount_setattr(copy.fileno(), syscalls.AT_RECURSIVE, propagation=change.flag)
+    with _copy(mount, options) as copy:
         with open_target(mount) as target:
             syscalls.move_mount(copy.fileno(), target.fileno())
         _change_propagation(mount, copy, tuple(change for change in options.propagation if not change.recursive))
+
+
+def bind_copy(mount: HostMount) -> OwnedFd:
+    """The mount of a recursive bind, with its attributes, attached nowhere. Raises OSError, ShimError."""
+    return _copy(mount, parse_mount_options(mount.options, mount.propagation, target=mount.target))
+
+
+def _copy(mount: HostMount, options: MountOptions) -> OwnedFd:
+    is_recursive = options.flags & syscalls.MS_REC or mount.type == "rbind"
+    recursive = syscalls.AT_RECURSIVE if is_recursive else 0
+    copy = OwnedFd(syscalls.open_tree(syscalls.AT_FDCWD, mount.source, syscalls.OPEN_TREE_CLONE | recursive))
+    try:
+        _set_attributes(copy.fileno(), options, recursive, in_share=mount.beneath is not None)
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def _set_attributes(copy_fd: int, options: MountOptions, recursive: int, *, in_share: bool) -> None:
+    atime = options.bind_atime
+    if options.bind_attributes or atime is not None:
+        # As mount(2) does it, only the topmost mount of a recursive bind is changed, except by `rro`.
+        syscalls.mount_setattr(
+            copy_fd,
+            0,
+            attr_set=options.bind_attributes | (atime or 0),
+            attr_clr=syscalls.MOUNT_ATTR__ATIME if atime is not None else 0,
+        )
+    if in_share:
+        # In a tree shared with a guest, device nodes are dead and set-user-id bits without effect on the host. The
+        # guest sees the nodes and bits as they are: its own kernel opens and executes.
+        walls = syscalls.MOUNT_ATTR_NODEV | syscalls.MOUNT_ATTR_NOSUID
+        syscalls.mount_setattr(copy_fd, recursive, attr_set=walls)
+    if options.read_only_recursive:
+        syscalls.mount_setattr(copy_fd, syscalls.AT_RECURSIVE, attr_set=syscalls.MOUNT_ATTR_RDONLY)
+    for change in options.propagation:
+        if change.recursive:
+            # Before it is attached: in a shared tree it becomes shared again, but in a peer group of its own. In its
+            # source's peer group, it would take the source's own mounts along when it is unmounted.
+            syscalls.mount_setattr(copy_fd, syscalls.AT_RECURSIVE, propagation=change.flag)
 
 
 def _mount_new(mount: HostMount, options: MountOptions) -> None:

@@ -15,6 +15,25 @@ import msgspec
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 
+CODE = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/nix/store",
+    "/gnu/store",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.preload",
+    "/etc/alternatives",
+)
+"""Directories of programs, libraries and firmware in distributions, and files of the dynamic loader."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_PROGRAMS = ("bin", "sbin", "libexec")
+"""Directories beside which a program's libraries and data are."""
+
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """A file or directory of the host that stays where it is, with what a link at its path leads to."""
@@ -25,6 +44,8 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """As far as its modes and the program's user go."""
     is_recursive: bool = True
     """Of a directory: what is mounted below it too."""
+    is_shared: bool = False
+    """Mounts made on it in the view reach the namespaces that are copied from the view (mount_namespaces(7))."""
     may_lack: bool = False
     """The host need not have it."""
 
@@ -33,6 +54,15 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     copy: OwnedFd
     is_directory: bool
+    is_shared: bool
+
+
+def home_of(program: str) -> str:
+    """The directory that the program was installed into; the program alone if that is the root directory."""
+    home = os.path.dirname(program)
+    if os.path.basename(home) in _PROGRAMS:
+        home = os.path.dirname(home)
+    return home if home != "/" else program
 
 
 def make_view(kept: Iterable[Kept], mount_point: str) -> OwnedFd:
@@ -91,7 +121,7 @@ def _found(kept: Iterable[Kept], copies: ExitStack) -> tuple[list[_Place], list[
             continue
         if not _is_below(real, roots) and real not in done:
             copy = copies.enter_context(_copy(each, real))
-            places.append(_Place(path=real, copy=copy, is_directory=os.path.isdir(real)))
+            places.append(_Place(path=real, copy=copy, is_directory=os.path.isdir(real), is_shared=each.is_shared))
             done.add(real)
             if each.is_recursive and os.path.isdir(real):
                 roots.add(real)
@@ -128,6 +158,8 @@ def _put(place: _Place, root: str) -> None:
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444))
     with OwnedFd(os.open(target, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)) as opened:
         syscalls.move_mount(place.copy.fileno(), opened.fileno())
+    if place.is_shared:
+        syscalls.mount_setattr(place.copy.fileno(), syscalls.AT_RECURSIVE, propagation=syscalls.MS_SHARED)
 
 
 def _put_proc(root: str) -> None:

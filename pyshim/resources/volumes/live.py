@@ -28,16 +28,9 @@ async def volume_facts(host: Host, spec: OciSpec, config: Config) -> Mapping[str
     """
     store = config.hypervisor.vhost_user_store_path if config.hypervisor.enable_vhost_user_store else ""
     facts = {source: await host.source_facts(source, store) for source in volume_sources(spec)}
-    read_only = {
-        mount.source
-        for mount in spec.mounts
-        if mount.is_read_only
-        and not mount.is_read_only_recursive
-        and (found := facts.get(mount.source)) is not None
-        and found.kind is SourceKind.DIRECTORY
-    }
-    if read_only:
-        below = await host.with_mounts_below(read_only)
+    directories = {source for source, found in facts.items() if found.kind is SourceKind.DIRECTORY}
+    if directories:
+        below = await host.with_mounts_below(directories)
         facts.update({source: replace(facts[source], has_mounts_below=True) for source in below})
     return facts
 
@@ -73,7 +66,8 @@ async def make_mounts(plan: ContainerPlan, *, host: Host, ledger: Ledger, undo: 
         ledger,
         *(mount.intent() for mount in plan.rootfs_mounts),
         *(LedgerEntry(kind=ResourceKind.DIRECTORY, key=point) for point in plan.share_points),
-        *(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in plan.share_mounts),
+        # The unmount of a dead server's file system takes seconds, and a pod may have many of them.
+        together=tuple(LedgerEntry(kind=ResourceKind.MOUNT, key=mount.target) for mount in plan.share_mounts),
     )
     for mount in (*plan.rootfs_mounts, *plan.share_mounts):
         await host.mount(mount)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -57,5 +58,20 @@ def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has_ended
                     return await host.release(entry)
                 except FailedPrecondition:
                     await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+
+
+def test_many_unmounts_that_a_dead_server_holds_up_are_under_way_at_the_same_time() -> None:
+    """More than the loop's executor has threads: each release ends only once all have begun."""
+    entries = [LedgerEntry(kind=ResourceKind.MOUNT, key=f"/mnt/{number}") for number in range(40)]
+    begun = threading.Barrier(len(entries))
+
+    def held_up(_: LedgerEntry) -> None:
+        begun.wait(30)
+
+    async def scenario() -> None:
+        host = LinuxHost(children=Children(), release=held_up)
+        await asyncio.gather(*map(host.release, entries))
 
     asyncio.run(scenario())

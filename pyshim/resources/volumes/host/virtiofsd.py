@@ -10,11 +10,13 @@ import os
 import msgspec
 
 from pyshim.host.processes.children import Child, Children
+from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.sockets import listening_socket
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import VirtiofsdFlavour
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.volumes import VirtiofsdPlan
+from pyshim.resources.volumes.host.share_namespace import ShareNamespace, share_namespace
 from pyshim.resources.volumes.host.virtiofsd_flavours import VirtiofsdFlavours
 
 log = logging.getLogger(__name__)
@@ -186,7 +188,17 @@ def _c_quoted(value: str) -> str:
 class VirtiofsdProcess:
     """One running virtiofsd."""
 
-    def __init__(self, child: Child, shared_dir: str, *, ledger: Ledger, entries: tuple[LedgerEntry, ...]) -> None:
+    def __init__(
+        self,
+        child: Child,
+        shared_dir: str,
+        namespace: ShareNamespace | None,
+        *,
+        ledger: Ledger,
+        entries: tuple[LedgerEntry, ...],
+    ) -> None:
+        self.namespace = namespace
+        """None: it sees the host's mounts."""
         self._child = child
         self._shared_dir = shared_dir
         self._ledger = ledger
@@ -201,6 +213,8 @@ class VirtiofsdProcess:
     async def stop(self) -> None:
         """The daemon and its socket are gone. Idempotent. It has nothing to flush: the host's files are the truth."""
         await self._child.end()
+        if self.namespace is not None:
+            self.namespace.close()
         for entry in self._entries:
             await self._ledger.release(entry)
 
@@ -219,7 +233,9 @@ async def start_virtiofsd(
         log.warning("virtiofsd argument dropped", extra={"argument": argument, "flavour": str(flavour)})
     socket_entry = LedgerEntry(kind=ResourceKind.SOCKET, key=plan.listen_path)
     ledger.acquire(socket_entry)
+    namespace = None
     try:
+        namespace = await in_own_thread(share_namespace, plan)
         with listening_socket(plan.listen_path) as listener:
             child = await children.spawn(
                 command.argv,
@@ -228,15 +244,18 @@ async def start_virtiofsd(
                 # It needs no network: abstract sockets and 127.0.0.1 of the host are out of its reach.
                 empty_netns=True,
                 dumps_core=plan.dumps_core,
+                view=namespace.namespace if namespace is not None else None,
                 ledger=ledger,
                 ledger_key=command.key,
             )
     except BaseException:
+        if namespace is not None:
+            namespace.close()
         await ledger.release(socket_entry)
         raise
     log.info("virtiofsd started", extra={"pid": child.pid, "shared_dir": plan.shared_dir})
     process_entry = LedgerEntry(kind=ResourceKind.PROCESS, key=command.key)
-    return VirtiofsdProcess(child, plan.shared_dir, ledger=ledger, entries=(process_entry, socket_entry))
+    return VirtiofsdProcess(child, plan.shared_dir, namespace, ledger=ledger, entries=(process_entry, socket_entry))
 
 
 def _check_directory(path: str) -> None:

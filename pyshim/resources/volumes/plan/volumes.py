@@ -247,6 +247,7 @@ class _Volumes:
                 options=("rbind", *_read_only(mount), propagation),
                 propagation=None,
                 beneath=self._share.mounts_dir,
+                for_guest_only=propagation == "rprivate" and facts.has_mounts_below,
             )
         )
         shown, options = f"{GUEST_SHARED_DIR}/{name}", mount.options
