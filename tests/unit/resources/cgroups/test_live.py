@@ -282,10 +282,11 @@ async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
 async def test_all_that_serves_the_guest_is_bound_by_the_device_rules() -> None:
     rig = Rig()
     rig.helper_pids = (60,)
+    rig.host.descendants = {40: (41, 42)}
 
     await rig.start()
 
-    assert rig.host.there[f"{OVERHEAD}/vmm"] == {50, 40, 60}
+    assert rig.host.there[f"{OVERHEAD}/vmm"] == {50, 40, 41, 42, 60}
 
 
 @scenario
@@ -351,16 +352,6 @@ def test_on_a_host_without_cgroups_nothing_happens() -> None:
 
     assert (rig.host.history, rig.host.settings, rig.ledger.history) == (["vmm is made"], [], [])
     assert rig.cgroups.saved() == {"Mode": "none", "Notes": ["this host has no cgroups mounted"]}
-
-
-@scenario
-async def test_all_processes_of_virtiofsd_are_in_the_device_list_before_the_guest_runs() -> None:
-    rig = Rig()
-    rig.host.descendants = {40: (41, 42)}
-
-    await rig.start()
-
-    assert rig.host.there[f"{OVERHEAD}/vmm"] == {50, 40, 41, 42}
 
 
 def _placed(*, exclusive: bool, cpus: tuple[int, ...], service: tuple[int, ...]) -> Placed:
