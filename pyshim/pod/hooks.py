@@ -25,6 +25,11 @@ class ContainerHooks:
         """Some run before the creation, and may fill the pod's network namespace."""
         return makes_network(self._spec)
 
+    @property
+    def follow_delete(self) -> bool:
+        """Some run after the container is gone."""
+        return bool(self._spec.hooks.poststop)
+
     async def before_create(self, pid: int) -> None:
         """The prestart and createRuntime hooks have run, in order; `pid` is a process in the pod's network namespace,
         0 for none. Raises at the first hook that fails.

@@ -361,6 +361,8 @@ class Pod:
             if self._sandbox is not None:
                 await self._sandbox.stop()
                 self._tasks.supervise(f"end/{container.id}", self._end_sandbox())
+                if container.hooks.follow_delete:
+                    await self._sandbox.leave()  # a hook of the shim's cgroup would be killed with it
         await container.hooks.after_delete()
         self._containers.pop(container.id, None)
         self._settle()

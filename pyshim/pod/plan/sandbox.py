@@ -349,9 +349,10 @@ def _memory(config: Config, sizing: SizingRecord, room: Headroom, devices: PodDe
 def _check_network(kind: ContainerKind, spec: OciSpec, config: Config) -> None:
     """A VM has no part in the host's network: a pod that counts on it would run, and nothing would reach it."""
     of_host = bool(spec.namespaces) and spec.namespace_path("network") is None
-    if kind is ContainerKind.POD_SANDBOX and of_host and not config.runtime.allow_host_network:
+    asked = "hostNetwork is true" if kind is ContainerKind.POD_SANDBOX else "the spec is for the host's network"
+    if of_host and not config.runtime.allow_host_network:
         raise InvalidArgument(
-            f"start sandbox: hostNetwork is true, and a VM cannot have the host's network"
+            f"start sandbox: {asked}, and a VM cannot have the host's network"
             f" (hint: allow_host_network = true in '{config.source}' starts such pods with a loopback only)"
         )
 

@@ -1,5 +1,6 @@
 """OCI hooks in a pod's life: when they run, what they are given, and what their failure leaves."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -90,6 +91,22 @@ async def test_hooks_of_a_pods_container_are_given_the_vm(stack: Stack) -> None:
     pid = stack.hypervisors[0].pid
     assert seen_by(stack.host) == [("createRuntime", "creating", pid), ("poststart", "running", pid)]
     assert {state["id"] for _kind, _path, state in stack.host.hooks} == {"app"}
+
+
+@scenario
+async def test_poststop_hooks_of_the_sandbox_run_outside_the_cgroups_that_go_with_it(stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"], **hooks("poststop"))
+    await stack.pod.kill(container, None, 9, True)
+    await stack.pod.wait(container, None)
+    stack.host.cgroup_tree.may_leave.clear()
+
+    deleting = asyncio.ensure_future(stack.pod.delete(container, None))
+    await asyncio.sleep(1)
+    assert stack.host.hooks == []
+
+    stack.host.cgroup_tree.may_leave.set()
+    await deleting
+    assert len(stack.host.hooks) == 1
 
 
 @pytest.mark.parametrize(

@@ -264,17 +264,29 @@ def test_the_sandboxes_resolv_conf_is_the_one_bound_there(
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_pod_on_the_hosts_network_is_refused_unless_a_key_allows_it(
-    configured: Callable[..., Config], host: Callable[..., HostFacts], spec: Callable[..., OciSpec], allowed: bool
+@pytest.mark.parametrize(
+    ("kind", "asked_for"),
+    [
+        (ContainerKind.POD_SANDBOX, "hostNetwork is true"),
+        (ContainerKind.SINGLE_CONTAINER, "the spec is for the host's network"),
+    ],
+)
+def test_a_sandbox_on_the_hosts_network_is_refused_unless_a_key_allows_it(
+    configured: Callable[..., Config],
+    host: Callable[..., HostFacts],
+    spec: Callable[..., OciSpec],
+    kind: ContainerKind,
+    asked_for: str,
+    allowed: bool,
 ) -> None:
     asked = spec(linux={"namespaces": [{"type": "mount"}, {"type": "ipc"}]})
     config = configured({"kernel": "/k", "image": "/i", "rootfs_type": "erofs"}, {"allow_host_network": allowed})
 
     def plan() -> SandboxPlan:
-        return planned(config, host(), asked, kind=ContainerKind.POD_SANDBOX)
+        return planned(config, host(), asked, kind=kind)
 
     if allowed:
         assert plan().netns_path is None
     else:
-        with pytest.raises(InvalidArgument, match=r"hostNetwork is true.*hint: allow_host_network = true"):
+        with pytest.raises(InvalidArgument, match=rf"{asked_for}.*hint: allow_host_network = true"):
             plan()
