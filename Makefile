@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet soak fuzz fmt protos bench bench-compare clean
+.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet conformance soak fuzz fmt protos bench bench-compare clean
 
 PYTHON := .venv/bin/python
 
@@ -44,6 +44,11 @@ kubelet: setup guest ## pods through a real kubelet and API server, which Go bui
 	@$(PYTHON) -m integration.kubernetes.helm
 	@$(PYTHON) -m integration.kubernetes.image
 	@KUBELET=1 scripts/integration integration/kubernetes
+
+conformance: setup guest ## critest on containerd 2.3 with runc and with pyshim (CONFORMANCE="--handler pykata --focus exec" for some)
+	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.releases
+	@$(PYTHON) -m integration.conformance.critest
+	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.conformance $(CONFORMANCE)
 
 fmt: setup ## format and fix what ruff can
 	@$(PYTHON) -m ruff format .

@@ -137,14 +137,14 @@ def pod_network() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def cri_daemon(binaries: Path) -> Iterator[Cri]:
+def cri_daemon(binaries: Path, more_config: str = "") -> Iterator[Cri]:
     """A containerd with CRI, images and network, until the end of the block."""
     with pod_network():
         daemon = Containerd(
             Directories(root=GROUND / "containerd", state=STATE),
             binaries=binaries,
             cri=True,
-            extra_config=_cri_config(),
+            extra_config=_cri_config() + more_config,
         )
         daemon.start()
         try:
@@ -172,7 +172,7 @@ def make_furniture(state: Path) -> None:
 
 def import_images(daemon: Containerd) -> None:
     """The test image and the pause image, for CRI."""
-    for name, entrypoint in ((CRI_IMAGE, ()), (PAUSE_IMAGE, ("sleep", "100000"))):
+    for name, entrypoint in ((CRI_IMAGE, ()), (PAUSE_IMAGE, ("tail", "-f", "/dev/null"))):
         archive = GROUND / "image.tar"
         images.write_archive(archive, name, entrypoint)
         daemon.ctr("--namespace", "k8s.io", "images", "import", archive)

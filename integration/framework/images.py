@@ -9,8 +9,9 @@ import io
 import json
 import subprocess
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 BUSYBOX = Path("/bin/busybox")
 IMAGE = "local/busybox:test"
@@ -40,6 +41,9 @@ _CONFIG: dict[str, Any] = {
     "config": {"Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"], "Cmd": ["/bin/sh"], "WorkingDir": "/"},
 }
 _OVERRIDDEN = "layer-marker"
+_KINDS = "application/vnd.oci.image"
+MANIFEST = f"{_KINDS}.manifest.v1+json"
+Blobs: TypeAlias = dict[str, bytes]
 
 
 def applets() -> list[str]:
@@ -80,39 +84,57 @@ def _top_layer() -> bytes:
     return buffer.getvalue()
 
 
+def layer(files: Mapping[str, bytes], *, mode: int) -> bytes:
+    """A layer of these files; their directories are made with them."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in files.items():
+            _add(tar, name, data, mode)
+    return buffer.getvalue()
+
+
+def image_blobs(more_layers: Sequence[bytes] = (), settings: Mapping[str, object] | None = None) -> tuple[str, Blobs]:
+    """(digest of the manifest, blobs by digest) of the payload with further layers and settings."""
+    settings = {
+        **_CONFIG["config"],
+        **({"Cmd": []} if settings and "Entrypoint" in settings else {}),
+        **(settings or {}),
+    }
+    layers = [_base_layer(), _top_layer(), *more_layers]
+    blobs: Blobs = {}
+
+    def keep(data: bytes) -> dict[str, object]:
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        blobs[digest] = data
+        return {"digest": digest, "size": len(data)}
+
+    described = [{"mediaType": f"{_KINDS}.layer.v1.tar", **keep(layer)} for layer in layers]
+    diff_ids = [layer["digest"] for layer in described]
+    config = {**_CONFIG, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+    config_blob = {"mediaType": f"{_KINDS}.config.v1+json", **keep(json.dumps(config, sort_keys=True).encode())}
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config_blob,
+        "layers": described,
+    }
+    return str(keep(json.dumps(manifest, sort_keys=True).encode())["digest"]), blobs
+
+
 def write_archive(path: Path, name: str = IMAGE, entrypoint: tuple[str, ...] = ()) -> str:
     """An OCI image layout with two layers at `path`. Returns the manifest's digest; equal busybox means equal
     digest.
     """
-    settings = {**_CONFIG["config"], "Entrypoint": list(entrypoint), "Cmd": []} if entrypoint else _CONFIG["config"]
-    layers = [_base_layer(), _top_layer()]
-    blobs: dict[str, bytes] = {}
-
-    def keep(data: bytes) -> dict[str, object]:
-        digest = hashlib.sha256(data).hexdigest()
-        blobs[digest] = data
-        return {"digest": f"sha256:{digest}", "size": len(data)}
-
-    kinds = "application/vnd.oci.image"
-    described = [{"mediaType": f"{kinds}.layer.v1.tar", **keep(layer)} for layer in layers]
-    diff_ids = [layer["digest"] for layer in described]
-    config = {**_CONFIG, "config": settings, "rootfs": {"type": "layers", "diff_ids": diff_ids}}
-    config_blob = {"mediaType": f"{kinds}.config.v1+json", **keep(json.dumps(config, sort_keys=True).encode())}
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": f"{kinds}.manifest.v1+json",
-        "config": config_blob,
-        "layers": described,
-    }
-    top = keep(json.dumps(manifest, sort_keys=True).encode())
+    digest, blobs = image_blobs(settings={"Entrypoint": list(entrypoint)} if entrypoint else {})
+    top = {"digest": digest, "size": len(blobs[digest])}
     names = {"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name.rsplit(":", 1)[-1]}
     platform = {"architecture": "amd64", "os": "linux"}
-    listed = {"mediaType": f"{kinds}.manifest.v1+json", **top, "annotations": names, "platform": platform}
+    listed = {"mediaType": MANIFEST, **top, "annotations": names, "platform": platform}
     with tarfile.open(path, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         _add(tar, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
         _add(tar, "index.json", json.dumps({"schemaVersion": 2, "manifests": [listed]}, sort_keys=True).encode())
         for digest, data in sorted(blobs.items()):
-            _add(tar, f"blobs/sha256/{digest}", data)
+            _add(tar, f"blobs/{digest.replace(':', '/')}", data)
     return str(top["digest"])
 
 

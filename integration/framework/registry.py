@@ -8,9 +8,11 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from .images import MANIFEST
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,29 +35,45 @@ def blobs_of(archive: Path) -> tuple[str, dict[str, bytes]]:
 def registry(address: str, archive: Path, repository: str) -> Iterator[Registry]:
     """Serves the image of `archive` as `repository` under every tag, on a free port of `address`."""
     manifest, blobs = blobs_of(archive)
+    found = {repository: manifest}
+    with serve(address, blobs, lambda name, version: version if ":" in version else found.get(name)) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def serve(
+    address: str, blobs: Mapping[str, bytes], digest: Callable[[str, str], str | None], port: int = 0
+) -> Iterator[Registry]:
+    """Serves `blobs`; `digest` says which is the manifest of a repository's tag or digest."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            self.wfile.write(self._head())
+
+        def do_HEAD(self) -> None:
+            self._head()
+
+        def _head(self) -> bytes:
+            """The headers are sent; what follows them."""
             made.asked.append(self.path)
-            prefix, _, version = self.path.rpartition("/")
-            data = None
-            if prefix == f"/v2/{repository}/manifests":
-                data = blobs.get(version if ":" in version else manifest)
-            elif prefix == f"/v2/{repository}/blobs":
-                data = blobs.get(version)
+            prefix, _, version = self.path.partition("?")[0].removeprefix("/v2/").rpartition("/")
+            repository, _, kind = prefix.rpartition("/")
+            found = digest(repository, version) if kind == "manifests" else version
+            data = blobs.get(found or "")
             if data is None:
                 self.send_error(404)
-                return
+                return b""
             self.send_response(200)
-            self.send_header("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+            self.send_header("Content-Type", MANIFEST)
             self.send_header("Content-Length", str(len(data)))
+            self.send_header("Docker-Content-Digest", str(found))
             self.end_headers()
-            self.wfile.write(data)
+            return data
 
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer((address, 0), Handler)
+    server = http.server.ThreadingHTTPServer((address, port), Handler)
     made = Registry(url=f"http://{address}:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

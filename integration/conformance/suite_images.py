@@ -1,0 +1,94 @@
+"""What stands for critest's images, which are pulled from public registries: busybox, and programs that act as theirs.
+
+The enclosure has no network, so a registry of ours serves these in their place. An image that critest names by digest
+cannot be replaced.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from integration.framework.images import BUSYBOX, Blobs, image_blobs, layer
+
+# nginx as the suite looks for it: a process of this name, a pid file, a page. $1 is the port.
+_WEB_SERVER = """\
+#!/bin/sh
+mkdir -p /var/run
+echo "httpd is up"
+echo $$ > /var/run/nginx.pid
+httpd -p "$1" -h /www
+trap 'exit 0' TERM INT QUIT
+while :; do sleep 1000 & wait $!; done
+"""
+_SHOWS_USER = (
+    '#include <stdio.h>\n#include <unistd.h>\nint main(void) {\n    printf("Effective uid: %u\\n", geteuid());\n}\n'
+)
+# The static busybox of the distribution has neither.
+_PROGRAMS = {
+    "bin/ipcs": "#!/bin/sh\ncat /proc/sysvipc/shm\n",
+    "bin/pgrep": '#!/bin/sh\nfor one in /proc/[0-9]*; do [ "$(cat $one/comm)" != "$1" ] || echo ${one#/proc/}; done\n',
+}
+_PLAIN = {"etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/home:/bin/false\n"}
+_PREDEFINED = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\ndefault-user:x:1000:1000::/home:/bin/sh\n",
+    "etc/group": "root:x:0:\ndefault-user:x:1000:\ngroup-defined-in-image:x:50000:default-user\n",
+}
+_TEST_IMAGES = "k8s-staging-cri-tools"
+_E2E = "e2e-test-images"
+
+
+@dataclass(slots=True)
+class SuiteImages:
+    """Manifests by (repository, tag), and every blob by digest."""
+
+    tags: dict[tuple[str, str], str] = field(default_factory=dict)
+    blobs: Blobs = field(default_factory=dict)
+
+    def add(self, name: str, more_layers: tuple[bytes, ...] = (), **settings: object) -> None:
+        """The image `REPOSITORY:TAG`: busybox with further layers and settings."""
+        digest, blobs = image_blobs(more_layers, {"Labels": {"image": name.partition(":")[0]}, **settings})
+        self.blobs |= blobs
+        repository, _, tag = name.partition(":")
+        self.tags[repository, tag] = digest
+
+    def digest(self, repository: str, reference: str) -> str | None:
+        """Of the manifest that a tag or a digest names."""
+        return reference if reference in self.blobs else self.tags.get((repository, reference))
+
+
+def suite_images(scratch: Path) -> SuiteImages:
+    """All of them. Builds one small program in `scratch`."""
+    made = SuiteImages()
+    files = {name: text.encode() for name, text in _PLAIN.items()}
+    # A program of its own, as in busybox's image: the suite masks this path, and here all others are links to one file.
+    scripts = {name: text.encode() for name, text in _PROGRAMS.items()}
+    programs = layer({"bin/ls": BUSYBOX.read_bytes(), **scripts}, mode=0o755)
+    made.add(f"{_E2E}/busybox:1.29-2", (layer(files, mode=0o644), programs))
+    server = layer({"bin/nginx": _WEB_SERVER.encode(), "www/index.html": b"it works\n"}, mode=0o755)
+    for name, port in ((f"{_E2E}/nginx:1.14-2", "80"), (f"{_E2E}/httpd:2.4.39-4", "80")):
+        made.add(name, (server,), Entrypoint=["nginx", port, "master process"])
+    host_port = ["nginx", "12003", "master process"]
+    made.add(f"{_TEST_IMAGES}/hostnet-nginx-amd64:latest", (server,), Entrypoint=host_port)
+    setuid = layer({"nnp": _user_program(scratch)}, mode=0o4755)
+    made.add(f"{_E2E}/nonewprivs:1.3", (setuid,), Entrypoint=["/nnp"])
+    made.add("pause:3.9", Entrypoint=["sleep", "100000"])
+    groups = layer({name: text.encode() for name, text in _PREDEFINED.items()}, mode=0o644)
+    made.add(f"{_TEST_IMAGES}/test-image-predefined-group:latest", (groups,), User="1000")
+    users = {"uid": "1002", "username": "www-data", "uid-group": "1003:50", "username-group": "www-data:50"}
+    for name, user in users.items():
+        made.add(f"{_TEST_IMAGES}/test-image-user-{name}:latest", User=user)
+    for name in ("latest", "1", "2", "3"):
+        made.add(f"{_TEST_IMAGES}/test-image-{name}:latest")
+    for name in ("tag:test", "tag:all", "tags:1", "tags:2", "tags:3"):
+        made.add(f"{_TEST_IMAGES}/test-image-{name}")
+    return made
+
+
+def _user_program(scratch: Path) -> bytes:
+    """Prints the effective user."""
+    source, program = scratch / "nnp.c", scratch / "nnp"
+    source.write_text(_SHOWS_USER)
+    subprocess.run(["gcc", "-Os", "-static", "-s", "-o", program, source], check=True)
+    return program.read_bytes()
