@@ -1,7 +1,8 @@
 """Both programs of the package: the shim that containerd calls (`main`) and the operator's command `pyshim`.
 
-`main` is entered by the launcher (pyshim/node/install/launcher.py) under `python -I -S`. It imports what an action
-needs once it knows the action: every container waits for `start`, which needs a tenth of what `serve` does.
+`main` is entered by the launcher (pyshim/node/install/launcher.py) under `python -I -S`. It reads the
+action first and imports only the modules of that action: every container waits for `start`, which takes a tenth of
+`serve`'s.
 """
 
 import os
@@ -85,7 +86,7 @@ def _zygote(call: Invocation) -> int:
     try:
         idle_s = float(call.idle or link.IDLE_S)
     except ValueError as error:
-        raise BootstrapError(f"parse flag '-idle': {call.idle!r} is no number of seconds") from error
+        raise BootstrapError(f"parse flag '-idle': {call.idle!r} is not a number of seconds") from error
     try:
         words = run(directory=directory, idle_s=idle_s)
     except OSError as error:

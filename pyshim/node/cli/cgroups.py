@@ -42,7 +42,7 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
 
 
 def _live(group: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
-    """What is recorded about a cgroup and what the kernel says now."""
+    """The record of a cgroup and the kernel's figures now."""
     path, roots = str(group["Path"]), tuple(group["Roots"])
     vmm = record.get("Pids", {}).get("vmm", 0)
     threads = cgroup_usage.threads_of(vmm)

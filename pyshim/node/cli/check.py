@@ -53,7 +53,7 @@ def _words(verdict: Verdict) -> str:
 
 
 def _config(path: str | None) -> tuple[Config | None, str]:
-    """The configuration, or why there is none: a verdict then says so."""
+    """The configuration, or None and the error, which becomes a verdict."""
     try:
         return build_config(read_source(named_file(path), dict(os.environ))), ""
     except (ShimError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What `pyshim check` reads of a host: files below `root`, and the answers of programs. It decides nothing.
+"""The facts of a host for `pyshim check`: files below `root`, and the answers of programs. It decides nothing.
 
 `root` is empty for this host; tests give it the tree of a host that they have made up.
 """
@@ -34,7 +34,7 @@ RunProgram = Callable[[Sequence[str]], str]
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What a program said, or why it said nothing."""
+    """The output of a program, or the error that left none."""
 
     path: str
     text: str = ""
@@ -64,13 +64,13 @@ class RuntimeFacts(Struct, frozen=True, kw_only=True):
     config_version: int = 0
     """containerd's; 0: none is there, it runs with its defaults."""
     error: str = ""
-    """Why the configuration cannot be read."""
+    """The error with which reading the configuration failed."""
     runtimes: tuple[str, ...] = ()
     """All handlers that the configuration names."""
     handlers: tuple[Handler, ...] = ()
     snapshotter: str = ""
     socket_error: str = ""
-    """Why nothing answers at its socket; empty when it does."""
+    """The error at its socket; empty when it answers."""
 
 
 class HostReport(Struct, frozen=True, kw_only=True):
@@ -78,7 +78,7 @@ class HostReport(Struct, frozen=True, kw_only=True):
     is_root: bool
     facts: HostFacts
     device_errors: Mapping[str, str]
-    """Why a device cannot be opened, by its path; absent ones can."""
+    """The error of opening a device, by its path; devices that open are absent."""
     modules: tuple[ModuleFacts, ...]
     config: Config | None
     config_error: str
@@ -88,7 +88,7 @@ class HostReport(Struct, frozen=True, kw_only=True):
     """Files of the guest that the configuration names and that are not there."""
     runtime: RuntimeFacts
     shim_path: str
-    """Where containerd finds the shim; empty when it does not."""
+    """The path at which containerd finds the shim; empty when it does not."""
 
 
 def run_program(argv: Sequence[str]) -> str:

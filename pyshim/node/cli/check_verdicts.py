@@ -1,4 +1,4 @@
-"""What a host's facts mean for pods: one verdict a line, each with what to do. Pure."""
+"""Judges a host's facts: one verdict a line, each with a hint. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     level: Level
     text: str
     hint: str = ""
-    """What to do; empty where nothing has to be done."""
+    """The remedy; empty where none is needed."""
 
 
 def verdicts(host: HostReport, runtime_class: Mapping[str, Fraction] | None = None) -> tuple[Verdict, ...]:
@@ -78,7 +78,7 @@ def _machine(host: HostReport) -> Iterator[Verdict]:
         yield _warning("user", "not root: devices may look as if they were not usable", "run it as root")
     wanted = host.config.hypervisor.accelerator if host.config and not host.config.is_remote else "auto"
     if host.config is not None and host.config.is_remote:
-        yield _ok("kvm", "not needed: VMs are made elsewhere")
+        yield _ok("kvm", "not needed: VMs are remote")
     elif facts.kvm_usable:
         unused = ', and the configuration says accelerator = "tcg"' if wanted == "tcg" else ""
         yield _ok("kvm", facts.kvm_reason + unused)
@@ -258,7 +258,7 @@ def _handlers_of_containerd(host: HostReport, version: tuple[int, ...] | None) -
     if found.config_version == 1:
         yield _missing(
             "handler",
-            f"'{found.config_path}' has version 1, which knows no runtime type",
+            f"'{found.config_path}' has version 1, which has no runtime types",
             rewrite_hint((major, 0), 1),
         )
         return

@@ -22,7 +22,7 @@ CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
 
 
 class Node(Struct, frozen=True, kw_only=True):
-    """Where sandboxes are recorded, and where they leave things."""
+    """The directories of sandboxes' states and leftovers."""
 
     store: StateStore
     places: Places

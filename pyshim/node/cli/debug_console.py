@@ -24,7 +24,7 @@ from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_opti
 from pyshim.state.store import StateStore
 
 CONSOLE_PORT = 1026
-"""Where kata-agent and the guest of this project listen, as the shim tells them to."""
+"""The port on which kata-agent and our guest listen; the shim passes it as a kernel parameter."""
 _CONNECT_TIMEOUT_S = 10.0
 _CHUNK_BYTES = 16 * 1024
 _MAX_HANDSHAKE_BYTES = 64
@@ -137,7 +137,7 @@ def typed(words: tuple[str, ...]) -> tuple[bytes, bytes, bytes]:
 
 
 class MarkedOutput:
-    """What is between the marks, as it comes; the terminal's line ends are made the program's."""
+    """The output between the marks, as it comes, with the program's line ends in place of the terminal's."""
 
     def __init__(self, begin: bytes, end: bytes) -> None:
         self._begin = re.compile(b"(?:^|\n)" + re.escape(begin) + b"\r?\n")
@@ -149,7 +149,7 @@ class MarkedOutput:
         self.exit_code: int | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """What is known to be output by now."""
+        """The bytes that are output for certain."""
         if self.exit_code is not None:
             return b""
         self._waiting += data

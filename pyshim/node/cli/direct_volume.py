@@ -26,7 +26,7 @@ from pyshim.state.store import ROOT as STATE_DIR
 
 
 class Directories(Struct, frozen=True, kw_only=True):
-    """Where volumes and sandboxes are recorded."""
+    """The directories of volume records and sandbox states."""
 
     records: str
     state_dir: str

@@ -1,7 +1,7 @@
 """`pyshim plan BUNDLE|POD.yaml`: what the shim would do for a pod, without touching anything.
 
-The plans are those that a shim carries out, made by the same functions from the same facts of this host. What only a
-running containerd, kubelet or CNI can tell is left out and named.
+The plans are those that a shim carries out, made by the same functions from the same facts of this host. Facts
+that only a running containerd, kubelet or CNI has are left out and named.
 """
 
 import os
@@ -81,7 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     config: Config
     sandbox: SandboxPlan | None = None
     argv: tuple[str, ...] = ()
-    """Empty for a VM that is made elsewhere."""
+    """Empty for a remote VM."""
     container: ContainerPlan | None = None
     left_out: tuple[str, ...] = _LEFT_OUT
 
@@ -111,7 +111,7 @@ def command(source: str, config_path: str | None, as_json: bool) -> int:
 
 
 def of_bundle(bundle: str, options: RuntimeOptions | None) -> Plan:
-    """What Create of this bundle would come to, but for the root file system, which containerd names in its call."""
+    """The plan that Create of this bundle makes, without the root file system, which containerd names in its call."""
     bundle = os.path.realpath(bundle)
     where = f"{bundle}/config.json"
     spec = parse_spec(_content(where), where)
@@ -140,7 +140,7 @@ def of_bundle(bundle: str, options: RuntimeOptions | None) -> Plan:
         sandbox=sandbox,
         argv=_argv(sandbox) if sandbox else (),
         container=container,
-        left_out=(*_LEFT_OUT, "the root file system's mounts: containerd's Create call has them"),
+        left_out=(*_LEFT_OUT, "the root file system's mounts: they come with the Create call"),
     )
 
 

@@ -129,7 +129,7 @@ def _kernel_params(effective: Effective, facts: HostFacts) -> tuple[str, ...]:
 
 
 def _version(path: str, run: RunProgram) -> str:
-    """What the hypervisor says of itself; as Kata has it, a word when it does not."""
+    """The first line of the hypervisor's `--version`; Kata's word when it prints none."""
     try:
         return run([path, "--version"])
     except (OSError, subprocess.SubprocessError):

@@ -40,7 +40,7 @@ def _install(directory: str, anyway: bool) -> int:
         places = ", ".join(found[:_MAX_SHOWN])
         print(
             f"pyshim: install launcher in '{directory}': root would execute or boot what others can write:"
-            f" {places}{more} (hint: 'chown -R root:root' and 'chmod -R go-w', or an installation elsewhere)",
+            f" {places}{more} (hint: 'chown -R root:root' and 'chmod -R go-w', or an installation in another place)",
             file=sys.stderr,
         )
         if not anyway:
@@ -50,7 +50,7 @@ def _install(directory: str, anyway: bool) -> int:
 
 
 def exposed(directory: str) -> tuple[str, ...]:
-    """What users other than root can write of the launcher's `directory`, the code it names, and the built guest."""
+    """Paths that other users than root can write: the launcher's `directory`, the code it names, the built guest."""
     home, *libraries = import_paths()
     trees = [os.path.join(home, name) for name in ("pyshim", "hypervisors", "protos", ".build/guest")]
     ways = writable_by_others((directory, sys.executable, home, *libraries, *trees))
@@ -67,7 +67,7 @@ def install(directory: str) -> str:
 
 
 def import_paths() -> tuple[str, ...]:
-    """Where this package (a checkout or an installation) and its dependencies are imported from."""
+    """The directories that this package (a checkout or an installation) and its dependencies are imported from."""
     package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     candidates = (package_home, sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
     return tuple(dict.fromkeys(candidates))

@@ -11,7 +11,7 @@ from pyshim.node.cli.output import examples
 from pyshim.state.store import ROOT as STATE_DIR
 
 RUST_STATE_DIR = "/run/kata"
-"""Where Kata's Rust runtime has its sandboxes."""
+"""The directory of the Rust runtime's sandboxes."""
 
 
 @click.command(epilog=examples("pyshim monitor", "pyshim monitor --listen-address 0.0.0.0:8090"))

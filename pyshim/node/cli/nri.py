@@ -33,7 +33,7 @@ from pyshim.state.store import StateStore
 MAX_PODS = 1000
 RUNTIME_SOCKET = "/var/run/nri/nri.sock"
 _NAME, _INDEX, _SOCKET = "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX", "NRI_PLUGIN_SOCKET"
-"""What a runtime that starts the plugin itself tells it: its name, its index, and the descriptor to talk over."""
+"""Set by a runtime that starts the plugin itself: its name, its index, and the descriptor of the connection."""
 
 
 def _reserved(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def plan(
     state_dir: str,
     as_json: bool,
 ) -> int:
-    """Where the VMs of pods would run, placed one after the other in the order of the files, beside those that run.
+    """Show the CPUs and nodes of pods' VMs, placed in the order of the files, beside those that run.
 
     POD.yaml holds pods, or anything with a pod template, which counts as often as it has replicas.
     """
@@ -156,7 +156,7 @@ def _needs(paths: tuple[str, ...], source: Source, host: HostFacts) -> Iterator[
 
 
 def _need(pod: PodManifest, path: str, source: Source, host: HostFacts) -> Need | None:
-    """What the shim would ask for; None for a pod whose VM is elsewhere."""
+    """The shim's request; None for a pod with a remote VM."""
     config = pod_config(source, pod.annotations)
     if config.is_remote:
         return None
@@ -217,7 +217,7 @@ def _document(assignments: Assignments, needs: list[Need], refused: dict[str, st
     metavar="SOCKET",
     help="Where shims ask before they boot a VM (placement_socket of their configuration); empty for nowhere.",
 )
-@click.option("--name", default="pyshim", envvar=_NAME, show_default=True, help="By which the runtime knows it.")
+@click.option("--name", default="pyshim", envvar=_NAME, show_default=True, help="The plugin's name for the runtime.")
 @click.option("--index", default="20", envvar=_INDEX, show_default=True, help="Its turn among plugins: two digits.")
 @click.option(
     "--reserved",

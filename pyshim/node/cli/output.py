@@ -1,4 +1,4 @@
-"""What verbs print with, and the options they share: JSON for programs, tables for people, colour for terminals."""
+"""Printing and options that verbs share: JSON for programs, tables for people, colour for terminals."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""How far long work is, for a person at a terminal: a line on stderr that goes away with the work. Else nothing."""
+"""Progress of long work at a terminal: a line on stderr that is erased at the end. Without a terminal, no output."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ def steps() -> Iterator[Callable[[str], None]]:
 
 
 def counted(items: Iterable[T], what: str) -> Iterator[T]:
-    """The same items; while one is worked on, a bar tells which of how many it is."""
+    """The same items; while one is worked on, a bar shows its number and the total."""
     known = tuple(items)
     if not sys.stderr.isatty() or not known:
         yield from known
@@ -40,7 +40,7 @@ def _line(*columns: "ProgressColumn") -> "Progress":
     from rich.console import Console
     from rich.progress import Progress
 
-    # What is printed meanwhile stands above the line; to a file or a program it goes as ever.
+    # Output printed meanwhile stands above the line; output to a file or a program is unchanged.
     return Progress(
         *columns,
         console=Console(stderr=True),

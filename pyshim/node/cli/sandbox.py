@@ -1,4 +1,4 @@
-"""How verbs name a sandbox: its id, the beginning of one, or the pod's NAMESPACE/NAME.
+"""Names of sandboxes on the command line: an id, the beginning of one, or the pod's NAMESPACE/NAME.
 
 Pods are found in the states, which have the names that the kubelet gave: containerd need not answer.
 """
@@ -23,9 +23,9 @@ _POD = re.compile("[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*")
 
 
 def sandbox_id(text: str, state_dir: str) -> SandboxId:
-    """The id of the one recorded sandbox that `text` is or begins, `text` itself when there is none; or the pod's.
+    """The id of the one recorded sandbox that `text` is or begins, `text` itself when none is recorded; or the pod's.
 
-    Raises InvalidArgument when `text` is no identifier, or means several; NotFound for a pod without a sandbox.
+    Raises InvalidArgument when `text` is not an identifier, or matches several; NotFound for a pod without a sandbox.
     """
     if _POD.fullmatch(text):
         return _of_pod(text, state_dir)
@@ -39,7 +39,7 @@ def sandbox_id(text: str, state_dir: str) -> SandboxId:
 
 
 def _of_pod(name: str, state_dir: str) -> SandboxId:
-    """The pod's sandbox; one that has ended only when there is no other: after a failure a pod gets a new one."""
+    """The pod's sandbox; a running one before one that has ended: after a failure a pod gets a new one."""
     found = [each for each in sandboxes(state_dir) if each.pod == name]
     running = [each for each in found if each.health != STOPPED]
     ids = [SandboxId(each.id) for each in running or found]
@@ -55,7 +55,7 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def recorded(state_dir: str, prefix: str = "") -> list[SandboxId]:
-    """The ids of recorded sandboxes that begin so; none where there is no state."""
+    """The ids of recorded sandboxes that begin so; empty without a state directory."""
     try:
         with os.scandir(state_dir) as entries:
             return sorted(SandboxId(each.name) for each in entries if each.name.startswith(prefix) and each.is_dir())
@@ -78,7 +78,7 @@ def sandbox_argument(command: _Command) -> _Command:
 
 
 def state_dir_option(command: _Command) -> _Command:
-    """An option of the verbs' tests, and of nodes whose state is elsewhere."""
+    """An option of the verbs' tests, and of nodes with another state directory."""
     option = click.option(
         "--state-dir", default=STATE_DIR, show_default=True, metavar="DIR", help="Where sandboxes are recorded."
     )

@@ -30,16 +30,16 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     id: str
     pod: str = ""
-    """NAMESPACE/NAME; empty for a sandbox that is no pod of Kubernetes."""
+    """NAMESPACE/NAME; empty for a sandbox outside Kubernetes."""
     containers: int = 0
     started_ns: int = 0
     """When its Create began, since the epoch; 0: not known."""
     requested_vcpus: float = 0
     requested_memory_mib: float = 0
-    """What its containers ask for."""
+    """The sum of its containers' requests."""
     vcpus: int = 0
     memory_mib: int = 0
-    """What the VM has."""
+    """The VM's own size."""
     health: str
     """`ok`, or what is wrong, or why nothing can be said."""
     processes: tuple[ProcessRef, ...] = ()
@@ -180,7 +180,7 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def host_side_mib_of(sandbox: Sandbox) -> float:
-    """What its processes take beside guest RAM, in MiB; a page that processes share counts once among them.
+    """MiB that its processes take beside guest RAM; a page that processes share counts once among them.
 
     Raises PermissionError without the right to look, NotFound when one of them has ended.
     """

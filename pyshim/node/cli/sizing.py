@@ -26,7 +26,7 @@ from pyshim.node.cli.sizing_text import (
     runtime_class_lines,
 )
 from pyshim.node.cli.state import read_snapshot
-from pyshim.node.kubernetes.agreement import Summand, class_summands, explain_pod, policy_in_force, total
+from pyshim.node.kubernetes.agreement import OverheadPart, class_parts, explain_pod, policy_in_force, total
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents, runtime_class
 from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.resources.probe import probe_host
@@ -49,7 +49,7 @@ def command() -> None:
 @state_dir_option
 @json_option
 def show(sandbox: str, state_dir: str, as_json: bool) -> int:
-    """How a running sandbox came to its size."""
+    """Explain the size of a running sandbox."""
     found = sandbox_id(sandbox, state_dir)
     where = f"sizing record of '{found}'"
     snapshot = read_snapshot(state_dir, found)
@@ -87,7 +87,7 @@ def explain(
     host_side: int | None,
     as_json: bool,
 ) -> int:
-    """What Kubernetes reserves for a pod, and what its VM would be.
+    """Compare what Kubernetes reserves for a pod with the size of its VM.
 
     POD.yaml holds a pod, or anything with a pod template.
     """
@@ -160,7 +160,7 @@ def podfixed(
     state_dir: str,
     as_json: bool,
 ) -> int:
-    """What a RuntimeClass has to state as overhead.podFixed, and the figures it is the sum of.
+    """Compute the overhead.podFixed of a RuntimeClass, and the figures that it is the sum of.
 
     It covers the VM of every pod that states its limits; 'sizing explain' has the figures of one pod.
     """
@@ -177,24 +177,24 @@ def podfixed(
             mib=host_side_mib(config, facts), source="documented in docs/KUBERNETES.md"
         )
     policy = policy_in_force(config)
-    summands = class_summands(config, policy, beside.mib)
+    parts = class_parts(config, policy, beside.mib)
     if reserve:
-        summands = (*summands, Summand(name="reserve", memory_mib=Fraction(reserve)))
+        parts = (*parts, OverheadPart(name="reserve", memory_mib=Fraction(reserve)))
     if class_name is not None:
-        manifest = runtime_class(class_name, handler or class_name, total(summands), node_selector)
+        manifest = runtime_class(class_name, handler or class_name, total(parts), node_selector)
         if as_json:
             print_json(manifest)
         else:
-            print("\n".join(runtime_class_lines(manifest, summands, beside)))
+            print("\n".join(runtime_class_lines(manifest, parts, beside)))
     elif as_json:
-        print_json(pod_fixed_json(summands, policy, beside))
+        print_json(pod_fixed_json(parts, policy, beside))
     else:
-        print("\n".join(pod_fixed_lines(summands, policy, beside)))
+        print("\n".join(pod_fixed_lines(parts, policy, beside)))
     return 0
 
 
 def _measured(config: Config, state_dir: str) -> HostSide | None:
-    """The most that a sandbox on this node takes, of those with a VM here, or elsewhere, as `config` would have it."""
+    """The most that a sandbox on this node takes, of those with a VM here, or of remote ones, as `config` says."""
     found = []
     for sandbox in sandboxes(state_dir):
         if sandbox.health != "ok" or (len(sandbox.processes) == 1) != config.is_remote:
@@ -210,7 +210,7 @@ def _measured(config: Config, state_dir: str) -> HostSide | None:
 
 
 def _block() -> str:
-    """What the terminal can show."""
+    """The characters that the terminal can show."""
     try:
         "█".encode(sys.stdout.encoding or "ascii")
     except (UnicodeError, LookupError):

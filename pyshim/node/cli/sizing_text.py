@@ -7,7 +7,7 @@ import msgspec
 
 from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
-from pyshim.node.kubernetes.agreement import HOST_SIDE, LETTERS, Explanation, Overhead, PolicyView, Summand, total
+from pyshim.node.kubernetes.agreement import HOST_SIDE, LETTERS, Explanation, Overhead, OverheadPart, PolicyView, total
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.static import DYNAMIC
@@ -85,54 +85,56 @@ def explanation_json(title: str, explanation: Explanation) -> dict[str, object]:
 
 
 class HostSide(msgspec.Struct, frozen=True, kw_only=True):
-    """What VMM, file server and shim take, and how that is known."""
+    """MiB that VMM, file server and shim take, and the source of the figure."""
 
     mib: int
     source: str
 
 
-def pod_fixed_lines(summands: Sequence[Summand], policy: str, beside: HostSide) -> Iterator[str]:
+def pod_fixed_lines(parts: Sequence[OverheadPart], policy: str, beside: HostSide) -> Iterator[str]:
     """Everything `pyshim sizing podfixed` says."""
     yield f"podFixed of pods that state their limits, policy {policy}"
     yield ""
     yield f"  {'':<30}{'CPU':>8}{'memory':>12}"
-    for each in summands:
-        yield _summand_line(each.name, each.cpus, each.memory_mib, _note(each, beside))
-    whole = total(summands)
-    yield _summand_line("podFixed", whole.cpus, whole.memory_mib, "")
+    for each in parts:
+        yield _part_line(each.name, each.cpus, each.memory_mib, _note(each, beside))
+    whole = total(parts)
+    yield _part_line("podFixed", whole.cpus, whole.memory_mib, "")
 
 
-def _summand_line(name: str, cpus: Fraction, memory_mib: Fraction, note: str) -> str:
+def _part_line(name: str, cpus: Fraction, memory_mib: Fraction, note: str) -> str:
     cpu, memory = (_cell({kind: amount}, kind) for kind, amount in ((CPU, cpus), (MEMORY, memory_mib * MIB)))
     return f"  {name:<30}{cpu:>8}{memory:>12}  {note}".rstrip()
 
 
-def _note(summand: Summand, beside: HostSide) -> str:
-    return beside.source if summand.name == HOST_SIDE else ""
+def _note(part: OverheadPart, beside: HostSide) -> str:
+    return beside.source if part.name == HOST_SIDE else ""
 
 
-def pod_fixed_json(summands: Sequence[Summand], policy: str, beside: HostSide) -> dict[str, object]:
+def pod_fixed_json(parts: Sequence[OverheadPart], policy: str, beside: HostSide) -> dict[str, object]:
     """The same, for programs."""
     return {
         "policy": policy,
-        "pod_fixed": _overhead(total(summands)),
+        "pod_fixed": _overhead(total(parts)),
         "summands": [
             {
                 "name": each.name,
                 **_overhead(Overhead(cpus=each.cpus, memory_mib=each.memory_mib)),
                 "source": _note(each, beside),
             }
-            for each in summands
+            for each in parts
         ],
     }
 
 
-def runtime_class_lines(manifest: Mapping[str, object], summands: Sequence[Summand], beside: HostSide) -> Iterator[str]:
+def runtime_class_lines(
+    manifest: Mapping[str, object], parts: Sequence[OverheadPart], beside: HostSide
+) -> Iterator[str]:
     """The manifest as YAML, below a comment that adds the figures up."""
     import yaml
 
-    cpus = [f"{cpu_text(each.cpus)} ({each.name})" for each in summands if each.cpus]
-    memory = [f"{memory_text(each.memory_mib)} ({each.name})" for each in summands]
+    cpus = [f"{cpu_text(each.cpus)} ({each.name})" for each in parts if each.cpus]
+    memory = [f"{memory_text(each.memory_mib)} ({each.name})" for each in parts]
     yield "# What a VM takes beyond its pod's limits, computed by `pyshim sizing podfixed`."
     if cpus:
         yield f"# cpu: {' + '.join(cpus)}"

@@ -26,7 +26,7 @@ def command(sandbox: str, state_dir: str, as_json: bool) -> int:
 
 
 def read_snapshot(state_dir: str, found: str) -> dict[str, Any]:
-    """What the shim of the sandbox with the id `found` saved of the pod; empty when it saved nothing, or is not ours.
+    """The state that the shim of sandbox `found` saved; empty when it saved none, or is not ours.
 
     Raises as `read_record` does.
     """

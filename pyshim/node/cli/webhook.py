@@ -162,7 +162,7 @@ def manifests(
         assert url is not None, "checked above"
         place = AtUrl(url=url)
         host = str(urlsplit(url).hostname)
-    # What would be refused at its start is refused now.
+    # Refuse now what the start would refuse.
     pod_classes(classes, unbounded(probe_host()), None)
     pair = self_signed((host,), days=days, now=datetime.datetime.now(datetime.UTC))
     if tls_dir is not None:

@@ -14,7 +14,7 @@ from pyshim.start.start import ZYGOTE_DIR
 
 def _seconds(_ctx: click.Context, _parameter: click.Parameter, value: float) -> float:
     if not 0 <= value < 1e9:  # false for "nan", too
-        raise click.BadParameter(f"{value} is no number of seconds")
+        raise click.BadParameter(f"{value} is not a number of seconds")
     return value
 
 

@@ -2,7 +2,7 @@
 
 The manifest names each file that is ours, with the digest of what was written. It is written before the files (then a
 file may hold what was or what will be) and again after them, so a crash in between leaves nothing that the next
-`install` or `uninstall` does not know. A file whose digest is another has been edited, or is somebody else's: it is
+`install` or `uninstall` does not know. A file whose digest is another has been edited, or is another program's: it is
 shown and left alone, and nothing else is changed either.
 """
 
@@ -70,7 +70,7 @@ def read_manifest(disk: Disk, prefix: str) -> Manifest | None:
 
 
 def foreign_text(disk: Disk, path: str) -> str | None:
-    """The text of a file that may have our block, without it; None where there is no such file."""
+    """The text of a file that may have our block, without it; None without such a file."""
     found = disk.read(path)
     if not isinstance(found, tuple):
         return None
@@ -81,7 +81,7 @@ def foreign_text(disk: Disk, path: str) -> str | None:
 
 
 def changes(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> tuple[Change, ...]:
-    """What has to be written and removed, in order; nothing is when all is there already.
+    """The files to write and remove, in order; empty when all is there already.
 
     Raises FailedPrecondition that shows each file which is not as we wrote it.
     """
@@ -264,7 +264,7 @@ class _Undo:
 
 
 def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str]) -> Manifest:
-    """What holds while files are old or new."""
+    """The manifest while files may be old or new."""
     old = {entry.path: entry for entry in manifest.entries} if manifest else {}
     entries = dict(old)
     for write in plan.writes:
@@ -306,7 +306,7 @@ def _without(entry: Entry, found: Found) -> Found:
 
 
 def _held(found: Found, *, is_block: bool) -> str | None:
-    """What of it is ours to write: the block, or all; a file's mode counts."""
+    """The part that we write: the block, or all with the file's mode."""
     if found is None or isinstance(found, str):
         return found
     text = found[0].decode(errors="replace")
@@ -342,5 +342,5 @@ def _missing_directories(disk: Disk, paths: Iterable[str]) -> list[str]:
 
 
 def _is_within(prefix: str, path: str) -> bool:
-    """Whether `path` is the prefix, above it or below it: needed before the manifest can be written."""
+    """The path is the prefix, above it or below it: needed before the manifest can be written."""
     return path == prefix or path.startswith(f"{prefix}/") or prefix.startswith(f"{path}/")

@@ -1,4 +1,4 @@
-"""A marked block of ours in a text file of somebody else's: put in, found, taken out again, byte by byte. Pure."""
+"""A marked block of ours in another program's text file: added, found, removed again, byte by byte. Pure."""
 
 _BEGIN = "# begin pyshim: written by `pyshim install`, removed by `pyshim uninstall`"
 _CUT = ". The line before had no end"
@@ -6,7 +6,7 @@ _END = "# end pyshim\n"
 
 
 def block_in(text: str) -> str | None:
-    """What the block holds; None without one. Raises ValueError for a block that does not end."""
+    """The text within the block; None without one. Raises ValueError for a block that does not end."""
     block = _marked(text)
     return None if block is None else block.partition("\n")[2].removesuffix(_END)
 
@@ -20,7 +20,7 @@ def with_block(text: str, body: str, *, first: bool) -> str:
 
 
 def without_block(text: str) -> str:
-    """What `with_block` was given, with what was added around the block since.
+    """The text that `with_block` was given, with later additions around the block.
 
     Raises ValueError for a block that does not end.
     """
@@ -28,7 +28,7 @@ def without_block(text: str) -> str:
     if block is None:
         return text
     before, _, after = text.partition(block)
-    if block.startswith(_BEGIN + _CUT) and not after:  # else somebody has added lines since
+    if block.startswith(_BEGIN + _CUT) and not after:  # else lines were added since
         before = before.removesuffix("\n")
     return before + after
 

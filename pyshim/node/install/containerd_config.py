@@ -1,4 +1,4 @@
-"""What containerd's configuration says: its files with their imports, the CRI plugin's runtimes and snapshotter."""
+"""Reads containerd's configuration: its files with their imports, the CRI plugin's runtimes and snapshotter."""
 
 import glob
 import os
@@ -32,7 +32,7 @@ def rewrite_hint(containerd: tuple[int, int], version: int) -> str:
 
 
 def parsed(content: str, path: str) -> dict[str, Any]:
-    """Raises FailedPrecondition that says where it is no TOML."""
+    """Raises FailedPrecondition with the place where it is not TOML."""
     try:
         return tomllib.loads(content)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""What CRI-O's configuration says: crio.conf, and the drop-ins that override it key by key, in the order of names."""
+"""Reads CRI-O's configuration: crio.conf, and the drop-ins that override it key by key, in the order of names."""
 
 import os
 from typing import Any

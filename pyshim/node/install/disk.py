@@ -21,7 +21,7 @@ class Disk:
         return self.root + path
 
     def read(self, path: str) -> Found:
-        """What is at `path`. Raises FailedPrecondition for a directory, a device or the like."""
+        """The file or link at `path`, or None. Raises FailedPrecondition for a directory, a device or the like."""
         try:
             mode = os.lstat(self.at(path)).st_mode
         except (FileNotFoundError, NotADirectoryError):
@@ -34,7 +34,7 @@ class Disk:
             return file.read(), stat.S_IMODE(mode)
 
     def names(self, path: str) -> list[str]:
-        """What is in a directory; nothing when there is none."""
+        """The names in a directory; empty without it."""
         try:
             return sorted(os.listdir(self.at(path)))
         except (FileNotFoundError, NotADirectoryError):

@@ -71,13 +71,13 @@ class Containerd(msgspec.Struct, frozen=True, kw_only=True):
     version: tuple[int, int]
     config_path: str
     config_text: str | None
-    """None: there is no such file."""
+    """None without such a file."""
     effective_runtimes: frozenset[str] = frozenset()
     """The handlers that are there without ours, imported files included."""
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
-    """What containerd's configuration gets: `drop_in` is a file of our own, `text` goes into config.toml."""
+    """The addition to containerd's configuration: `drop_in` is a file of our own, `text` goes into config.toml."""
 
     drop_in: str | None = None
     text: str | None = None
@@ -86,7 +86,7 @@ class Addition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *, shim: str, drop_in: str) -> Addition:
-    """What makes `handlers` known to this containerd, `drop_in` being the path of a file for it.
+    """The addition with which this containerd has `handlers`; `drop_in` is the path of a file for it.
 
     Raises Unimplemented for a release that is not known, FailedPrecondition for a configuration that cannot take them,
     AlreadyExists for a handler of one of these names that is not ours.

@@ -1,7 +1,8 @@
-"""Which files an installation consists of: a value that can be printed, compared and applied. Pure.
+"""The files of an installation: a value that can be printed, compared and applied. Pure.
 
 `/opt/pyshim/releases/<id>` holds one release, code and guest, and never changes; the other files name it. So pods that
-run during an upgrade keep the code that they started with. `id` is made of the contents: the same again is no change.
+run during an upgrade keep the code that they started with. `id` is made of the contents: installing the same
+again changes nothing.
 """
 
 from collections.abc import Mapping
@@ -83,7 +84,7 @@ def chosen_handlers(names: tuple[str, ...]) -> tuple[Handler, ...]:
     known = {handler.name: handler for handler in HANDLERS}
     for name in names:
         if name not in known:
-            raise InvalidArgument(f"install handler '{name}': it is none of {', '.join(known)}")
+            raise InvalidArgument(f"install handler '{name}': known are {', '.join(known)}")
     return tuple(handler for name, handler in known.items() if not names or name in names)
 
 

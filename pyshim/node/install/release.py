@@ -21,7 +21,7 @@ _PIP_S = 900.0
 
 
 class Sources:
-    """What a release is made of; `checkout` has the code unless `wheel` is given, and `lock` names its dependencies."""
+    """The parts of a release; `checkout` has the code unless `wheel` is given, and `lock` names its dependencies."""
 
     def __init__(self, *, checkout: str, guest: str, lock: str, wheel: str | None, wheels: str | None) -> None:
         """`wheels` is a directory with the dependencies, for a node that reaches no package index."""
@@ -40,7 +40,7 @@ class Sources:
             self._made.cleanup()
 
     def release(self) -> Release:
-        """What it will be called. Raises NotFound for a part that is missing."""
+        """Its name, made of its content. Raises NotFound for a part that is missing."""
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         digest = sha256(f"{python}\n".encode())
         with zipfile.ZipFile(self.wheel()) as archive:
@@ -113,7 +113,7 @@ def _built_wheel(checkout: str, directory: str) -> str:
     os.mkdir(copy)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if not os.path.exists(f"{checkout}/{name}"):
-            raise NotFound(f"build the wheel: '{checkout}' is no checkout (hint: --wheel FILE)")
+            raise NotFound(f"build the wheel: '{checkout}' is not a checkout (hint: --wheel FILE)")
         shutil.copy(f"{checkout}/{name}", copy)
     for name in _PACKAGES:
         shutil.copytree(f"{checkout}/{name}", f"{copy}/{name}", ignore=shutil.ignore_patterns("__pycache__"))

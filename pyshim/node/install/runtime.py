@@ -68,7 +68,7 @@ def version(program: str) -> tuple[int, int]:
 def effective(program: str, config: str) -> dict[str, Any]:
     """The configuration as containerd reads it, imported files included. Raises FailedPrecondition with its words.
 
-    Where there is no file, as Ubuntu's package has none, containerd runs with its defaults.
+    Without a file, as in Ubuntu's package, containerd runs with its defaults.
     """
     words = ["--config", config, "config", "dump"] if os.path.exists(config) else ["config", "default"]
     try:
@@ -108,7 +108,7 @@ _SYSTEMD = "/run/systemd/system"
 
 
 def reload_units() -> None:
-    """systemd knows units that came or went; nothing happens where it does not run."""
+    """systemd has read new and removed units; without systemd nothing happens."""
     if os.path.isdir(_SYSTEMD):
         _run(["systemctl", "daemon-reload"])
 
@@ -161,7 +161,7 @@ def running_of(directory: str) -> tuple[int, ...]:
 
 
 def is_zygote(pid: int) -> bool:
-    """Whether the process is a zygote; its forks have the command line of what they have become."""
+    """The process is a zygote; its forks have the command line of what they have become."""
     return arguments(pid)[-1:] == ("zygote",)
 
 

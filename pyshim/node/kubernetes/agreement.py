@@ -1,4 +1,4 @@
-"""What Kubernetes reserves for a pod beside what its VM takes, policy by policy, and where the two disagree."""
+"""Compares what Kubernetes reserves for a pod with what its VM takes, policy by policy."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -30,11 +30,11 @@ from pyshim.resources.sizing.plan.workload import Workload, workload
 BLOCK_MIB = 128
 """Memory block of x86-64 guests below 64 GiB, in which a running VM grows."""
 HOST_SIDE = "host side"
-"""What VMM, file server and shim take beside guest RAM."""
+"""MiB of VMM, file server and shim beside guest RAM."""
 
 
 class Disagreement(StrEnum):
-    """How a pod's VM and Kubernetes' figures can differ."""
+    """Kinds of difference between a pod's VM and Kubernetes' figures."""
 
     BASE_NOT_COVERED = "base not covered"
     """Limits are stated; the VM adds its base, and the overhead is smaller than that."""
@@ -48,7 +48,7 @@ class Disagreement(StrEnum):
     """The guest may use what the pod's cgroup does not allow: the host kills the VM."""
     CONTAINER_WITHOUT_LIMIT = "container without limit"
     """The VM is sized by the limits of the others."""
-    HUGE_PAGES_NOT_TOLD = "huge pages not told"
+    HUGE_PAGES_NOT_REPORTED = "huge pages not reported"
     """Container runtimes pass no huge pages of a pod on: the VM has no memory for them."""
     VM_BELOW_REQUESTS = "VM below requests"
     """The node reserves what the pod requests; the VM, sized by limits, has less."""
@@ -61,7 +61,7 @@ LETTERS = {
     Disagreement.MORE_THAN_THE_NODE: "d",
     Disagreement.CGROUP_BELOW_VM: "e",
     Disagreement.CONTAINER_WITHOUT_LIMIT: "f",
-    Disagreement.HUGE_PAGES_NOT_TOLD: "g",
+    Disagreement.HUGE_PAGES_NOT_REPORTED: "g",
     Disagreement.VM_BELOW_REQUESTS: "h",
 }
 
@@ -79,7 +79,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     memory_mib: Fraction
 
 
-class Summand(msgspec.Struct, frozen=True, kw_only=True):
+class OverheadPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a RuntimeClass's podFixed, and where it comes from."""
 
     name: str
@@ -147,7 +147,7 @@ def _records(asked: Workload, config: Config, host: HostFacts) -> dict[str, Sizi
 
 
 def _grown(asked: Workload, config: Config, host: HostFacts) -> SizingRecord | None:
-    """What the VM has once all containers run; None when it never grows."""
+    """The VM's size once all containers run; None when it never grows."""
     boot = boot_size(config, host)
     vcpus, memory_mib = boot.vcpus.granted, boot.memory_mib.granted
     room = headroom(config, host, boot)
@@ -183,7 +183,7 @@ class _Side(msgspec.Struct, frozen=True, kw_only=True):
     request: Fraction
     overhead: Fraction
     vm: Fraction
-    """What the VM takes from the node. No CPUs where no limit is stated: those vCPUs get what others leave."""
+    """The VM's share of the node. No CPUs where no limit is stated: those vCPUs get what others leave."""
     vm_text: str
 
     @property
@@ -273,7 +273,7 @@ def _incomplete(pod: PodSizing, sides: tuple[_Side, _Side]) -> Iterator[Mismatch
     pages = {name: amount for name, amount in pod.effective_limits().items() if name.startswith(HUGEPAGES) and amount}
     for name, amount in sorted(pages.items()):
         text = f"{name}: {decimal(amount / MIB)} MiB are reserved on the node and not added to the VM"
-        yield Mismatch(kind=Disagreement.HUGE_PAGES_NOT_TOLD, text=text)
+        yield Mismatch(kind=Disagreement.HUGE_PAGES_NOT_REPORTED, text=text)
 
 
 def _arithmetic(dimension: Dimension) -> str:
@@ -291,23 +291,23 @@ def policy_in_force(config: Config) -> str:
 
 
 def class_fixed(config: Config, policy: str, host_side_mib: int) -> Overhead:
-    """The sum of `class_summands`."""
-    return total(class_summands(config, policy, host_side_mib))
+    """The sum of `class_parts`."""
+    return total(class_parts(config, policy, host_side_mib))
 
 
-def total(summands: Sequence[Summand]) -> Overhead:
+def total(parts: Sequence[OverheadPart]) -> Overhead:
     return Overhead(
-        cpus=sum((each.cpus for each in summands), Fraction(0)),
-        memory_mib=sum((each.memory_mib for each in summands), Fraction(0)),
+        cpus=sum((each.cpus for each in parts), Fraction(0)),
+        memory_mib=sum((each.memory_mib for each in parts), Fraction(0)),
     )
 
 
-def class_summands(config: Config, policy: str, host_side_mib: int) -> tuple[Summand, ...]:
+def class_parts(config: Config, policy: str, host_side_mib: int) -> tuple[OverheadPart, ...]:
     """Base, the most that rounding adds to memory, and the host side; never below the smallest VM's.
 
     Of a VM that is not on the node, the host side only.
     """
-    beside = Summand(name=HOST_SIDE, memory_mib=Fraction(host_side_mib))
+    beside = OverheadPart(name=HOST_SIDE, memory_mib=Fraction(host_side_mib))
     if config.is_remote:
         return (beside,)
     hypervisor = config.hypervisor
@@ -315,11 +315,11 @@ def class_summands(config: Config, policy: str, host_side_mib: int) -> tuple[Sum
     base_mib = hypervisor.overhead_memory_mib if by_overhead else hypervisor.default_memory_mib
     unit_mib = BLOCK_MIB if policy == DYNAMIC else memory_unit_mib(hypervisor)
     least_mib = least_memory_mib(hypervisor, by_overhead=by_overhead)
-    base = Summand(
+    base = OverheadPart(
         name="overhead_*" if by_overhead else "default_*",
         cpus=hypervisor.overhead_vcpus if by_overhead else hypervisor.default_vcpus,
         memory_mib=Fraction(base_mib),
     )
     more_mib = Fraction(max(unit_mib, least_mib - base_mib))
     why = f"up to the smallest VM, {least_mib} MiB" if more_mib > unit_mib else f"rounding up to {unit_mib} MiB"
-    return (base, Summand(name=why, memory_mib=more_mib), beside)
+    return (base, OverheadPart(name=why, memory_mib=more_mib), beside)

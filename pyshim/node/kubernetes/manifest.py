@@ -67,7 +67,7 @@ def read_documents(path: str) -> list[Mapping[str, Any]]:
 
 
 def pods_in(documents: list[Mapping[str, Any]], path: str) -> list[PodManifest]:
-    """Every pod or pod template. Raises InvalidArgument when there is none."""
+    """Every pod or pod template. Raises InvalidArgument when it holds none."""
     found = []
     for document in documents:
         kind = str(document.get("kind") or "")
@@ -161,7 +161,7 @@ def pod_sizing(manifest: PodManifest, path: str, class_overhead: Mapping[str, Fr
 
 
 def amounts(members: object, where: str) -> dict[str, Fraction]:
-    """Resource name -> amount. Raises InvalidArgument naming the resource whose quantity is none."""
+    """Resource name -> amount. Raises InvalidArgument naming the resource whose quantity is malformed."""
     found = {}
     for name, text in _mapping(members, where).items():
         if not isinstance(text, str):

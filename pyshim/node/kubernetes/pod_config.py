@@ -13,7 +13,7 @@ PASSED_ON = "io.katacontainers."
 def pod_config(source: Source, annotations: Mapping[str, str]) -> Config:
     """As the shim has it for a pod with these annotations. Raises ShimError where the shim refuses them."""
     passed = {name: text for name, text in annotations.items() if name.startswith(PASSED_ON)}
-    # Which files a node has is for the node to say.
+    # Only the node itself can see its files.
     effective = for_pod(source, passed, exists=lambda _path: True)
     config = typed(effective)
     refuse_unsupported(effective)

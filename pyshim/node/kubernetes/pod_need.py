@@ -1,4 +1,4 @@
-"""What a pod's VM needs of its node: what the shim asks for it before it boots (`pyshim/pod/plan/placed.py`)."""
+"""The need of a pod's VM on its node, as the shim asks for it before the boot (`pyshim/pod/plan/placed.py`)."""
 
 from pyshim.model.config import Config
 from pyshim.model.host_facts import HostFacts
@@ -11,7 +11,7 @@ from pyshim.resources.sizing.plan import is_resizable
 from pyshim.resources.sizing.plan.workload import requested_cpu
 
 _GUARANTEED, _BURSTABLE = "/kubepods", "/kubepods/burstable"
-"""Where the kubelet has the cgroups of pods that are Guaranteed, and of others."""
+"""The kubelet's cgroups of Guaranteed pods, and of others."""
 
 
 def pod_need(name: str, pod: PodSizing, config: Config, host: HostFacts) -> Need:

@@ -1,7 +1,7 @@
 """A pod as Kubernetes counts it: the aggregation the scheduler and the kubelet share, on exact numbers.
 
 Source: Kubernetes, component-helpers/resource (PodRequests, PodLimits) and the API server's defaults for a pod. What
-kubelet tells the container runtime of it (`sandbox_annotations`) and what it writes into the pod's cgroup
+kubelet passes to the container runtime (`sandbox_annotations`) and what it writes into the pod's cgroup
 (`cgroup_limits`) follow from the same figures.
 """
 
@@ -31,7 +31,7 @@ class PodContainer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a pod's spec decides its size."""
+    """The parts of a pod's spec that decide its size."""
 
     containers: tuple[PodContainer, ...]
     init_containers: tuple[PodContainer, ...]
@@ -55,7 +55,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         return {**aggregate(self, "limits"), **_pod_level(self.limits)}
 
     def reserved(self) -> dict[str, Fraction]:
-        """What the scheduler takes off a node: requests + overhead."""
+        """The scheduler's reservation on a node: requests + overhead."""
         return _plus(self.effective_requests(), self.overhead)
 
     def unlimited(self, name: str) -> tuple[str, ...]:
@@ -77,7 +77,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def cgroup_limit(self, name: str) -> Fraction | None:
-        """The pod cgroup's: limits + overhead, when every container has one; None is no limit.
+        """The pod cgroup's: limits + overhead, when every container has one; None: unlimited.
 
         Source: kubelet's ResourceConfigForPod.
         """
@@ -85,7 +85,7 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.unlimited(name) or not limit else limit + self.overhead.get(name, Fraction(0))
 
     def sandbox_annotations(self) -> dict[str, str]:
-        """What containerd writes on the sandbox from kubelet's figures: all a shim knows of the pod's size."""
+        """The annotations that containerd writes on the sandbox from the kubelet's figures: a shim has no others."""
         requests, limits = self.effective_requests(), self.effective_limits()
         milli_limit = _ceil(limits.get(CPU, Fraction(0)) * 1000)
         milli_request = _ceil(requests.get(CPU, Fraction(0)) * 1000)

@@ -17,7 +17,7 @@ _MAX_EXPONENT = 30
 
 
 def quantity(text: str, where: str) -> Fraction:
-    """The number `text` stands for. Raises InvalidArgument naming `where` for what is none, or negative."""
+    """The number `text` stands for. Raises InvalidArgument naming `where` for a malformed or negative quantity."""
     match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
         raise InvalidArgument(f"read {where}: not a quantity: {text[:100]!r}")

@@ -1,4 +1,4 @@
-"""What is installed on nodes and clusters: it parses, and the files agree with each other and with the program."""
+"""The files for nodes and clusters: they parse, and the files agree with each other and with the program."""
 
 import configparser
 import json

@@ -154,7 +154,7 @@ class NodeAgent:
         return frozenset(works), problems
 
     async def _overhead_problems(self, handler: str) -> list[str]:
-        """What `pyshim check` says of the overhead of the RuntimeClass of this name, if there is one."""
+        """The verdict of `pyshim check` on the overhead of the RuntimeClass of this name, if it exists."""
         try:
             found = await self._api.runtime_class(handler)
         except NotFound:
@@ -248,7 +248,7 @@ class NodeAgent:
     # ---- parts
 
     async def _status(self) -> dict[str, Any]:
-        """What `pyshim status` says. Raises NotFound where nothing is installed."""
+        """The document of `pyshim status --json`. Raises NotFound where nothing is installed."""
         if not self._host.has(PYSHIM):
             raise NotFound(f"ask for the installation: there is no '{PYSHIM}'")
         return _decoded(await self._host.run(PYSHIM, "status", "--json", timeout_s=_COMMAND_S, codes=(0, 1)))

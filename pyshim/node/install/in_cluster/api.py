@@ -11,7 +11,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, S
 _REQUEST_S = 30.0
 _MERGE = "application/merge-patch+json"
 _ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where the kubelet puts a service account's token and the authority of the API server."""
+"""The kubelet puts a service account's token and the authority of the API server here."""
 
 
 class Conflict(Unavailable):
@@ -19,7 +19,7 @@ class Conflict(Unavailable):
 
 
 class Access:
-    """How the API server is reached. `token` and `authority` are files; the kubelet renews the first."""
+    """The API server's address and credentials. `token` and `authority` are files; the kubelet renews the first."""
 
     def __init__(self, *, server: str, token: str, authority: str) -> None:
         self.server = server.rstrip("/")
@@ -100,7 +100,7 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
         if not isinstance(answer, dict):
-            raise Unavailable(f"{what}: status {status}, and the answer is no object")
+            raise Unavailable(f"{what}: status {status}, and the answer is not an object")
         if status >= 400:
             raise _refusal(status)(f"{what}: {answer.get('reason') or status}: {answer.get('message') or ''}")
         return answer

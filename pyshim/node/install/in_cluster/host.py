@@ -26,14 +26,14 @@ class Host:
         self._children = Children()
 
     def at(self, path: str) -> str:
-        """Where this process sees the host's `path`."""
+        """The host's `path` as this process sees it."""
         return self.root + path
 
     def has(self, path: str) -> bool:
         return os.path.exists(self.at(path))
 
     async def run(self, *command: str, timeout_s: float, codes: Sequence[int] = (0,)) -> str:
-        """What the command printed; its stderr goes to the log.
+        """The stdout of the command; its stderr goes to the log.
 
         Cancelled, it sends SIGTERM and waits until the command has undone its work. Raises FailedPrecondition with its
         last words when its exit code is not in `codes`, DeadlineExceeded when it takes longer.

@@ -1,4 +1,4 @@
-"""What the image brings: the wheel, its dependencies, the guest. `pyshim install` runs on the host out of a copy."""
+"""The image's payload: the wheel, its dependencies, the guest. `pyshim install` runs on the host out of a copy."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What the Node object says of an installation: labels, annotations, the start-up taint. Pure."""
+"""The installation in the Node object: labels, annotations, the start-up taint. Pure."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -33,7 +33,7 @@ class NodeWords(msgspec.Struct, frozen=True, kw_only=True):
     """A test pod ran through these, with what is installed now."""
     release: str = ""
     message: str = ""
-    """What is wrong, or what is waited for."""
+    """The error, or the event that is waited for."""
     older_pods: tuple[str, ...] = ()
     """Pods that run with the code of an earlier release."""
 
@@ -44,7 +44,7 @@ def handler_label(handler: str) -> str:
 
 
 def words_of(node: Mapping[str, Any]) -> NodeWords:
-    """What an earlier agent has said. A state that no version of ours writes counts as failed."""
+    """The words of an earlier agent. A state that no version of ours writes counts as failed."""
     labels, annotations = _texts(node, "labels"), _texts(node, "annotations")
     state = labels.get(STATE)
     pods = annotations.get(OLDER_PODS, "")
@@ -78,7 +78,7 @@ def words_patch(node: Mapping[str, Any], words: NodeWords) -> dict[str, Any] | N
 
 
 def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-    """A merge patch that takes the taints of this key away; None when there is none.
+    """A merge patch that takes the taints of this key away; None without such a taint.
 
     The list is replaced whole, so the patch holds for this version of the object only: a taint added
     meanwhile, as by `kubectl drain`, makes it fail with a conflict.

@@ -1,4 +1,4 @@
-"""How every verb of `pyshim` is called, helps, and ends."""
+"""Calls, help and ends of every verb of `pyshim`."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def test_examples_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> None:
         (["trace", "x", "--json", "--svg"], "pyshim trace: --json and --svg are two forms of the same: choose one"),
         (["cleanup"], "pyshim cleanup: expected one of ID, --all and --strike"),
         (["cleanup", "x", "--all"], "pyshim cleanup: expected one of ID, --all and --strike"),
-        (["zygote", "--idle=nan"], "pyshim zygote: Invalid value for '--idle': nan is no number of seconds"),
+        (["zygote", "--idle=nan"], "pyshim zygote: Invalid value for '--idle': nan is not a number of seconds"),
         (["completion", "tcsh"], "pyshim completion: Invalid value for '{bash|zsh|fish}'"),
     ],
 )

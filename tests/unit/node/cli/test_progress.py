@@ -15,15 +15,15 @@ from pyshim.node.cli.progress import counted, steps
 for item in counted(["a", "b"], "clean sandboxes"):
     print("did", item)
     time.sleep(0.2)  # the line is drawn ten times a second
-with steps() as told:
-    told("[restart] containerd")
+with steps() as begin_step:
+    begin_step("[restart] containerd")
     time.sleep(0.2)
 print(list(counted([], "nothing")))
 """
 
 
 def ran(*, terminal: bool) -> tuple[str, str]:
-    """What it wrote to stdout, a pipe, and to stderr."""
+    """Its stdout, a pipe, and its stderr."""
     master, slave = pty.openpty() if terminal else os.pipe()  # read end, write end
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
     done = subprocess.run(

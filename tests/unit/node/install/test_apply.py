@@ -273,7 +273,7 @@ def test_an_edited_block_is_refused_and_the_rest_of_its_file_is_the_operators(no
         remove(disk, PREFIX)
 
 
-def test_a_file_of_somebody_else_is_left_alone(node: Path) -> None:
+def test_a_file_of_another_program_is_left_alone(node: Path) -> None:
     disk = Disk(str(node))
     (node / "usr/local/bin/pyshim").write_text("#!/bin/sh\n")
     before = everything(node)

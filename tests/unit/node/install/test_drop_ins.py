@@ -1,4 +1,4 @@
-"""What each containerd's configuration gets, and which configurations are refused."""
+"""Additions to each containerd's configuration, and refused configurations."""
 
 import subprocess
 import tomllib

@@ -436,7 +436,7 @@ def test_two_wheels_of_ours_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--handler", "runc"], "install handler 'runc': it is none of pykata"),
+        (["--handler", "runc"], "install handler 'runc': known are pykata"),
         (["--handler", "pykata", "--server", "https://x"], "--server needs --token and --authority"),
     ],
 )

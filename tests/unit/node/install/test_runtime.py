@@ -1,4 +1,4 @@
-"""What containerd and systemd are asked."""
+"""The node's container runtime, and the commands for containerd and systemd."""
 
 from collections.abc import Callable
 from pathlib import Path

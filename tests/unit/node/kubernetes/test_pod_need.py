@@ -1,4 +1,4 @@
-"""What a pod's VM needs of its node, as counted from its manifest and as the shim asks for it."""
+"""The need of a pod's VM on its node, as counted from its manifest and as the shim asks for it."""
 
 import json
 from fractions import Fraction

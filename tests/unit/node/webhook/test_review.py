@@ -256,7 +256,9 @@ def test_a_dry_run_has_the_same_answer(action: Action) -> None:
         pytest.param(pod({}), ["defaults not reserved"], id="no-limits"),
         pytest.param(pod(LIMITED, {}), ["container without limit"] * 2, id="one-without"),
         pytest.param(
-            pod({"limits": {**LIMITED["limits"], "hugepages-2Mi": "64Mi"}}), ["huge pages not told"], id="huge-pages"
+            pod({"limits": {**LIMITED["limits"], "hugepages-2Mi": "64Mi"}}),
+            ["huge pages not reported"],
+            id="huge-pages",
         ),
     ],
 )
