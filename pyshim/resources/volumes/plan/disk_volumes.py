@@ -1,24 +1,81 @@
 """Volumes that are disks: the device to plug, and the guest's mount of it. Pure."""
 
-import posixpath
-
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, Unimplemented
 from pyshim.model.guest import Storage
 from pyshim.model.ids import GuestPath
+from pyshim.model.mounts import SourceKind
+from pyshim.model.oci import OciMount
 from pyshim.model.plans import DiskUse
 from pyshim.model.vm import BlockDevice
 from pyshim.model.volumes import DirectVolume, FsGroup, SourceFacts
 from pyshim.resources.volumes.plan.disks import digest, disk, served_disk
 from pyshim.resources.volumes.plan.share import GUEST_SANDBOX_DIR
+from pyshim.resources.volumes.plan.volume import Volume, made_directory, moved
 
 DISK_TYPES = ("ext2", "ext3", "ext4", "xfs", "btrfs", "vfat", "squashfs", "erofs", "iso9660", "f2fs")
+_CREATE_FILESYSTEM = "create_filesystem"
+_OWN_KEY = "encryption_key=ephemeral"
+"""kata-agent refuses it without _CREATE_FILESYSTEM. Source of both: its storage/block_handler.rs."""
 _DIRECT_BLOCK_TYPES = ("block", "directvol", "rawblock")
 """Volume types of a disk: that of Kata's Go runtime, of its Rust one, and an old spelling of the latter."""
 _FS_GROUP_POLICIES = {"": False, "Always": False, "OnRootMismatch": True}
 
 
-def direct_disk(config: Config, volume: DirectVolume, *, on: str) -> DiskUse:
+def direct_volume(mount: OciMount, volume: DirectVolume, config: Config) -> Volume:
+    """A volume that a CSI driver recorded instead of mounting it on the host."""
+    return _on_disk(mount, _direct_disk(config, volume, on=mount.destination))
+
+
+def raw_block(mount: OciMount, facts: SourceFacts, config: Config) -> Volume:
+    """A block device bound as a file: the guest binds its own node of the disk."""
+    device = block_volume(config, facts, read_only=mount.is_read_only)
+    storage = disk_storage("bind", ("bind",), f"{GUEST_SANDBOX_DIR}/storage/node-{digest(device.path)}")
+    return _on_disk(mount, DiskUse(disk=device, storage=storage, container_path=""))
+
+
+def file_system(mount: OciMount, facts: SourceFacts, config: Config) -> Volume:
+    """A mount of a block device's or image file's file system, which the guest makes."""
+    if facts.kind not in (SourceKind.BLOCK, SourceKind.FILE):
+        raise InvalidArgument(
+            f"mount volume '{mount.source}' ({mount.type}) on '{mount.destination}': neither a block device nor a file"
+        )
+    options = tuple(word for word in mount.options if word != "loop")
+    storage = disk_storage(mount.type, options, f"{GUEST_SANDBOX_DIR}/storage/{digest(mount.source)}")
+    return _on_disk(mount, _file_system_disk(config, facts.device_path or mount.source, storage, facts))
+
+
+def disk_empty_dir(mount: OciMount, facts: SourceFacts, directory: str, config: Config) -> Volume:
+    """The volume is a directory on its own disk: that has the kubelet's mode and group, and no `lost+found`.
+
+    The disk is on `<directory>/disk.img` and stays until the sandbox ends. With `block-encrypted` the key is made in
+    the guest and never leaves it; a plain one gives back what is freed.
+    """
+    encrypted = config.runtime.emptydir_mode == "block-encrypted"
+    file = f"{directory}/disk.img"
+    name = digest(file)
+    storage = Storage(
+        driver="",
+        driver_options=(_OWN_KEY, _CREATE_FILESYSTEM) if encrypted else (_CREATE_FILESYSTEM,),
+        source="",
+        fs_type="ext4",
+        options=() if encrypted else ("discard",),
+        mount_point=GuestPath(f"{GUEST_SANDBOX_DIR}/storage/{name}"),
+        shared=True,
+    )
+    device = disk(config, device_id=f"blk-{name}", path=file, read_only=False, discard=not encrypted)
+    use = DiskUse(disk=device, storage=storage, container_path="", make_bytes=facts.size_bytes)
+    point = GuestPath(f"{storage.mount_point}/volume")
+    return Volume(mount=moved(mount, point, mount.options), disks=(use,), storages=(made_directory(point, facts),))
+
+
+def _on_disk(mount: OciMount, use: DiskUse) -> Volume:
+    assert use.storage is not None
+    options = ("rbind", "ro") if mount.is_read_only else ("rbind",)
+    return Volume(mount=moved(mount, use.storage.mount_point, options), disks=(use,))
+
+
+def _direct_disk(config: Config, volume: DirectVolume, *, on: str) -> DiskUse:
     """The disk of a direct volume, for the mount on `on`. Raises Unimplemented or InvalidArgument naming the record."""
     what = f"mount direct volume '{volume.volume_path}' on '{on}'"
     if volume.volume_type not in _DIRECT_BLOCK_TYPES:
@@ -33,12 +90,12 @@ def direct_disk(config: Config, volume: DirectVolume, *, on: str) -> DiskUse:
         volume.options,
         direct_volume_point(volume),
         fs_group=_fs_group(volume, what),
-        driver_options=(CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
+        driver_options=(_CREATE_FILESYSTEM,) if volume.metadata.get("createFilesystem") == "true" else (),
     )
-    return file_system_disk(config, volume.device, storage, None, direct=volume)
+    return _file_system_disk(config, volume.device, storage, None, direct=volume)
 
 
-def file_system_disk(
+def _file_system_disk(
     config: Config, device: str, storage: Storage, facts: SourceFacts | None, *, direct: DirectVolume | None = None
 ) -> DiskUse:
     """A device or image file with a file system, mounted in the guest as `storage` says."""
@@ -46,13 +103,6 @@ def file_system_disk(
     discard = "discard" in storage.options
     volume = _volume(config, facts, device, read_only=read_only, discard=discard)
     return DiskUse(disk=volume, storage=storage, container_path="", direct=direct)
-
-
-def node_disk(config: Config, facts: SourceFacts, *, read_only: bool) -> DiskUse:
-    """A block device bound as a file: the guest binds its own node of the disk."""
-    volume = block_volume(config, facts, read_only=read_only)
-    storage = disk_storage("bind", ("bind",), f"{GUEST_SANDBOX_DIR}/storage/node-{digest(volume.path)}")
-    return DiskUse(disk=volume, storage=storage, container_path="")
 
 
 def block_volume(config: Config, facts: SourceFacts, *, read_only: bool) -> BlockDevice:
@@ -106,42 +156,3 @@ def _fs_group(volume: DirectVolume, what: str) -> FsGroup | None:
     if not group.isdecimal() or int(group) >= 1 << 32 or policy not in _FS_GROUP_POLICIES:
         raise InvalidArgument(f"{what}: fsGroup {group!r} with fsGroupChangePolicy {policy!r} is not valid")
     return FsGroup(group_id=int(group), only_on_root_mismatch=_FS_GROUP_POLICIES[policy])
-
-
-def in_guest(kind: str, path: str) -> GuestPath:
-    return GuestPath(f"{GUEST_SANDBOX_DIR}/{kind}/{short_name(path)}-{digest(path)}")
-
-
-def group_option(facts: SourceFacts) -> tuple[str, ...]:
-    """The volume's fsGroup, which the kubelet gave the host's directory."""
-    return (f"fsgid={facts.gid}",) if facts.gid else ()
-
-
-def short_name(path: str) -> str:
-    """A part of `path` that a reader recognises, short enough for a file name."""
-    return posixpath.basename(path).encode()[:100].decode(errors="ignore") or "root"
-
-
-CREATE_FILESYSTEM = "create_filesystem"
-_OWN_KEY = "encryption_key=ephemeral"
-"""kata-agent refuses it without CREATE_FILESYSTEM. Source of both: its storage/block_handler.rs."""
-
-
-def empty_dir_disk(config: Config, directory: str) -> tuple[BlockDevice, Storage]:
-    """The disk on `<directory>/disk.img`, and what the agent does with it; they stay until the sandbox ends.
-
-    With `block-encrypted` the key is made in the guest and never leaves it; a plain one gives back what is freed.
-    """
-    encrypted = config.runtime.emptydir_mode == "block-encrypted"
-    file = f"{directory}/disk.img"
-    name = digest(file)
-    storage = Storage(
-        driver="",
-        driver_options=(_OWN_KEY, CREATE_FILESYSTEM) if encrypted else (CREATE_FILESYSTEM,),
-        source="",
-        fs_type="ext4",
-        options=() if encrypted else ("discard",),
-        mount_point=GuestPath(f"{GUEST_SANDBOX_DIR}/storage/{name}"),
-        shared=True,
-    )
-    return disk(config, device_id=f"blk-{name}", path=file, read_only=False, discard=not encrypted), storage
