@@ -14,8 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from google.protobuf.message import DecodeError
 from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 
 from hypervisors.qemu.qmp import Monitor
 from hypervisors.remote.vm import _checked_agent_path
@@ -41,9 +43,13 @@ from pyshim.model.task import RootfsMount, RuntimeOptions
 from pyshim.model.trace import spans_from_json
 from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import resize_request
-from pyshim.monitor.guest_text import GUEST_PREFIXES, judged_text
+from pyshim.monitor.guest_text import GUEST_PREFIXES, judged, judged_text
+from pyshim.node.cli.debug_console import MarkedOutput
+from pyshim.node.install.in_cluster.plan import words_of, words_patch
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.quantity import quantity
+from pyshim.node.monitor.merge import Merge, Source
+from pyshim.node.monitor.scrape import PREFIXES
 from pyshim.node.nri import translate as nri_translate
 from pyshim.node.nri.assignments import Assignments
 from pyshim.node.nri.description import read_description
@@ -419,6 +425,53 @@ def _verity(data: bytes) -> None:
         root_device(_text(data), data="/dev/vda1", hashes="/dev/vda2")
 
 
+def _node_scrape(data: bytes) -> None:
+    """A hostile shim's answer beside an honest guest's: the text is well-formed, and the honest sample is there."""
+    honest = judged('kata_guest_load{item="load1"} 0.5\n', GUEST_PREFIXES).families
+    hostile = judged(data.decode(errors="replace"), PREFIXES, composed=True).families
+    guest = {name: family for name, family in hostile.items() if name.startswith(GUEST_PREFIXES)}
+    text = Merge().text([Source("a", {"sandbox_id": "a"}, guest), Source("b", {"sandbox_id": "b"}, honest)])
+    families = {each.name: each.samples for each in text_string_to_metric_families(text)}
+    assert {"item": "load1", "sandbox_id": "b"} in [sample.labels for sample in families["kata_guest_load"]]
+    assert all(sample.labels["sandbox_id"] in "ab" for samples in families.values() for sample in samples)
+
+
+class _Metadata(msgspec.Struct):
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Node(msgspec.Struct):
+    """A Node in the types that an API server guarantees."""
+
+    metadata: _Metadata | None = None
+
+
+def _node_object(data: bytes) -> None:
+    """Other clients write any text into labels and annotations; the words read from it are written back as they are."""
+    try:
+        node = msgspec.to_builtins(msgspec.json.decode(data, type=_Node))
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        return
+    words = words_of(node)
+    patch = words_patch(node, words) or {"metadata": {}}
+    metadata = node["metadata"] or {}
+    for kind, changes in patch["metadata"].items():
+        both = {**(metadata.get(kind) or {}), **changes}
+        metadata[kind] = {name: text for name, text in both.items() if text is not None}
+    assert words_patch({"metadata": metadata}, words) is None
+
+
+def _debug_marks(data: bytes) -> None:
+    """A guest's console may print anything at any pace; the pieces make no difference."""
+    outputs = []
+    for size in (1 + len(data) // 100, 1 + len(data) // 7, 1 + len(data)):
+        marked = MarkedOutput(b"b1", b"e1:")
+        out = b"".join(marked.feed(data[at : at + size]) for at in range(0, len(data), size))
+        outputs.append((out, marked.exit_code) if marked.exit_code is not None else (b"", None))
+    assert len(set(outputs)) == 1, outputs
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "agent-replies": _agent_replies,
     "cdi": _cdi,
@@ -426,6 +479,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "admission-review": _admission_review,
     "config-annotations": _config_annotations,
     "configuration": _configuration,
+    "debug-marks": _debug_marks,
     "direct-network": _direct_network,
     "direct-volume": _direct_volume,
     "image-volume": _image_volume,
@@ -436,6 +490,8 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "monitor-head": _monitor_head,
     "monitor-request": _monitor_request,
     "namespace-messages": _namespace_messages,
+    "node-object": _node_object,
+    "node-scrape": _node_scrape,
     "nri-events": _nri_events,
     "nri-frames": _nri_frames,
     "oci-spec": _oci_spec,
