@@ -464,7 +464,7 @@ def _node_object(data: bytes) -> None:
 
 def _debug_marks(data: bytes) -> None:
     """A guest's console may print anything at any pace; the pieces make no difference."""
-    outputs = []
+    data, outputs = data[: 8 * 1024], []  # what precedes the first mark by more may be cut in the middle of a line
     for size in (1 + len(data) // 100, 1 + len(data) // 7, 1 + len(data)):
         marked = MarkedOutput(b"b1", b"e1:")
         out = b"".join(marked.feed(data[at : at + size]) for at in range(0, len(data), size))
