@@ -102,7 +102,13 @@ _PROTOBUF_EDGES = (
 )
 # Files of these names decide and touch nothing: they take values and return values.
 _PURE_NAMES = ("plan",)
-_PURE = ("pyshim.model", "pyshim.node.nri.assignments", "hypervisors.qemu.cmdline", "pyshim.ttrpc.framing")
+_PURE = (
+    "pyshim.model",
+    "pyshim.node.nri.assignments",
+    "pyshim.node.nri.policies",
+    "hypervisors.qemu.cmdline",
+    "pyshim.ttrpc.framing",
+)
 _IMPURE_LIBRARIES = ("asyncio", "os", "socket", "subprocess", "time", "random")
 
 

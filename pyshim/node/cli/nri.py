@@ -1,6 +1,7 @@
 """`pyshim nri plan|run`: where the NRI plugin would put the VMs of pods, and why; the plugin itself."""
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -25,10 +26,14 @@ from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.node.kubernetes.pod_need import pod_need
 from pyshim.node.nri.assignments import Assignments, Need, PlacementError, keep, place_or_share, shared_cpus
 from pyshim.node.nri.description import read_description
+from pyshim.node.nri.policies import DEFAULT, OURS
+from pyshim.node.nri.policy import GuardedPolicy, load
 from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host
 from pyshim.state.store import StateStore
+
+logger = logging.getLogger(__name__)
 
 MAX_PODS = 1000
 RUNTIME_SOCKET = "/var/run/nri/nri.sock"
@@ -69,11 +74,22 @@ def command() -> None:
     """Put VMs on the CPUs and NUMA nodes of a node (NRI plugin)."""
 
 
+_policy_option = click.option(
+    "--policy",
+    "policy_name",
+    default=DEFAULT,
+    show_default=True,
+    metavar="NAME",
+    help=f"Who decides where VMs run: {', '.join(OURS)}, or one that is installed (docs/NRI.md).",
+)
+
+
 @command.command()
 @click.argument("manifests", metavar="POD.yaml...", nargs=-1, required=True)
 @click.option("--machine", "machine_path", metavar="FILE", help="A description of a machine; default: this one.")
 @click.option("--reserved", default="", callback=_reserved, metavar="CPUS", help="Never exclusive, such as 0-1.")
 @click.option("--config", "config_path", metavar="FILE", help="Default: the one a sandbox would read.")
+@_policy_option
 @click.option("--empty", is_flag=True, help="As if no sandbox ran on this machine.")
 @state_dir_option
 @json_option
@@ -82,6 +98,7 @@ def plan(
     machine_path: str | None,
     reserved: tuple[int, ...],
     config_path: str | None,
+    policy_name: str,
     empty: bool,
     state_dir: str,
     as_json: bool,
@@ -90,6 +107,7 @@ def plan(
 
     POD.yaml holds pods, or anything with a pod template, which counts as often as it has replicas.
     """
+    policy = GuardedPolicy(load(policy_name), on_refusal=_print_refusal)
     machine = read_machine() if machine_path is None else read_description(machine_path)
     check_reserved(machine, reserved)
     host = replace(
@@ -106,7 +124,7 @@ def plan(
     needs = list(_needs(manifests, source, host))
     for need in needs:
         try:
-            assignments = place_or_share(assignments, need)
+            assignments = policy.place(assignments, need)
         except PlacementError as error:
             refused[need.sandbox_id] = str(error)
     if as_json:
@@ -115,6 +133,10 @@ def plan(
     else:
         _print(assignments, running, needs, refused)
     return 1 if refused else 0
+
+
+def _print_refusal(need: Need, reason: str) -> None:
+    print(f"pyshim: place {need.name}: the policy's answer is refused: {reason}", file=sys.stderr)
 
 
 def _with_running(assignments: Assignments, state_dir: str) -> Assignments:
@@ -234,6 +256,7 @@ def _document(assignments: Assignments, needs: list[Need], refused: dict[str, st
     metavar="exclusive=NAME|shared=NAME",
     help="The node's class of cache and memory bandwidth for VMs with CPUs of their own, or for the others.",
 )
+@_policy_option
 def run(
     handlers: tuple[str, ...],
     path: str,
@@ -242,6 +265,7 @@ def run(
     index: str,
     reserved: tuple[int, ...],
     rdt_classes: Mapping[str, str],
+    policy_name: str,
 ) -> int:
     """Serve the runtime, and every later one at its socket, until SIGTERM.
 
@@ -254,11 +278,20 @@ def run(
     log.set_up(debug=False)
     machine = read_machine()
     check_reserved(machine, reserved)
-    pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers), rdt_classes)
+    place = place_or_share
+    if policy_name != DEFAULT:
+        place = GuardedPolicy(load(policy_name), on_refusal=_log_refusal).place
+    pods = Pods(Assignments(machine=machine, reserved=reserved), frozenset(handlers), rdt_classes, place)
     given = _given_socket(os.environ.get(_SOCKET, ""))
     plugin = Plugin(pods, name=name, index=index, read_machine=read_machine)
     asyncio.run(serve(pods, plugin, given or path, placement_socket=placement_socket))
     return 0
+
+
+def _log_refusal(need: Need, reason: str) -> None:
+    logger.warning(
+        "policy refused, the default answers", extra={"sandbox": need.sandbox_id, "pod": need.name, "error": reason}
+    )
 
 
 def _given_socket(text: str) -> socket.socket | None:

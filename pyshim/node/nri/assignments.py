@@ -36,9 +36,13 @@ __all__ = [
     "Other",
     "Placement",
     "PlacementError",
+    "apply",
+    "check_need",
+    "free_cpus",
     "keep",
     "place",
     "place_or_share",
+    "place_within",
     "release",
     "shared_cpus",
     "with_others",
@@ -86,8 +90,7 @@ def place(assignments: Assignments, need: Need) -> Assignments:
 
     Raises PlacementError when there are not enough CPUs, InvalidArgument for an empty need.
     """
-    if need.vcpus < 1 or need.memory_bytes < 0:
-        raise InvalidArgument(f"{_placing(need)}: {need.vcpus} vCPUs and {need.memory_bytes} bytes are no VM")
+    check_need(need)
     if assignments.needs.get(need.sandbox_id) == need:
         return assignments
     before = release(assignments, need.sandbox_id)
@@ -96,6 +99,62 @@ def place(assignments: Assignments, need: Need) -> Assignments:
         raise PlacementError(f"{_placing(need)}: no CPU is left to share")
     placement = _exclusive(view, need) if need.exclusive else _shared(view, need)
     return _with(before, need, placement)
+
+
+def check_need(need: Need) -> None:
+    """Raises InvalidArgument for an empty need."""
+    if need.vcpus < 1 or need.memory_bytes < 0:
+        raise InvalidArgument(f"{_placing(need)}: {need.vcpus} vCPUs and {need.memory_bytes} bytes are no VM")
+
+
+def place_within(assignments: Assignments, need: Need, nodes: tuple[int, ...]) -> Placement:
+    """The placement that `place` makes on CPUs of these nodes. Raises PlacementError."""
+    view = _View(release(assignments, need.sandbox_id))
+    if not view.of_nodes(view.shared, nodes):
+        raise PlacementError(f"{_placing(need)}: no CPU of {_nodes(nodes)} is left to share")
+    view.limit(nodes)
+    return _exclusive(view, need) if need.exclusive else _shared(view, need)
+
+
+def apply(
+    assignments: Assignments, need: Need, placement: Placement, moved: Mapping[str, tuple[int, ...]]
+) -> Assignments:
+    """`need` has `placement`, which a policy chose, and the VMs in `moved` have new CPU nodes.
+
+    Raises PlacementError for CPUs, nodes and VMs that are not there or not free.
+    """
+    view = _View(assignments)
+    if placement.exclusive and len(set(placement.vcpu_cpus)) != need.vcpus:
+        raise PlacementError(f"{_placing(need)}: CPUs {cpuset_text(placement.vcpu_cpus)} for {need.vcpus} vCPUs")
+    _check_nodes(view, need, placement.cpu_nodes)
+    if without := {node for node in placement.memory_nodes if node not in view.with_memory}:
+        raise PlacementError(f"{_placing(need)}: no memory in node {cpuset_text(without)}")
+    ordered = replace(
+        placement,
+        vcpu_cpus=tuple(sorted(placement.vcpu_cpus)),
+        cpu_nodes=tuple(sorted(set(placement.cpu_nodes))),
+        memory_nodes=tuple(sorted(set(placement.memory_nodes))),
+    )
+    if placement.exclusive and set(placement.vcpu_cpus) - set(view.of_nodes(view.cpus, placement.cpu_nodes)):
+        raise PlacementError(f"{_placing(need)}: CPUs {cpuset_text(placement.vcpu_cpus)} are of other nodes")
+    placements = dict(assignments.placements)
+    for sandbox_id, nodes in moved.items():
+        former = placements.get(sandbox_id)
+        if former is None or former.exclusive:
+            raise PlacementError(f"{_placing(need)}: VM {sandbox_id[:100]!r} does not share CPUs, so it cannot move")
+        _check_nodes(view, need, nodes)
+        placements[sandbox_id] = replace(former, cpu_nodes=tuple(sorted(set(nodes))))
+    return keep(replace(assignments, placements=placements), replace(need, exclusive=placement.exclusive), ordered)
+
+
+def _check_nodes(view: "_View", need: Need, nodes: tuple[int, ...]) -> None:
+    if not nodes or (without := {node for node in nodes if node not in view.with_cpus}):
+        raise PlacementError(f"{_placing(need)}: no CPU in node {cpuset_text(without) if nodes else 'none'}")
+
+
+def free_cpus(assignments: Assignments) -> tuple[int, ...]:
+    """The CPUs that may become exclusive, in ascending order. One of the shared CPUs has to stay shared."""
+    return tuple(sorted(_View(assignments).free))
 
 
 def place_or_share(assignments: Assignments, need: Need) -> Assignments:
@@ -193,6 +252,11 @@ class _View:
         self.with_memory = tuple(node for node in self.with_cpus if self.nodes[node].memory_bytes > 0)
         self._pools: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._at = {node.id: at for at, node in enumerate(machine.nodes)}
+
+    def limit(self, nodes: tuple[int, ...]) -> None:
+        """Only CPUs of these nodes can be had; called before anything else is read."""
+        self.with_cpus = tuple(node for node in self.with_cpus if node in nodes)
+        self.free = set(self.of_nodes(self.free, nodes))
 
     @cached_property
     def cores(self) -> Mapping[int, frozenset[int]]:
@@ -316,7 +380,8 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_H
                 best, best_size = [], size
             if size == best_size:
                 best.append(_Home(cpu_nodes=nodes, memory_nodes=memory_nodes, memory_fits=memory_fits))
-    assert best, "all nodes together suffice"
+    if not best:  # all nodes of the machine together would suffice
+        raise PlacementError(f"{_placing(need)}: {_nodes(view.with_cpus)} have not the CPUs and the memory")
     return best
 
 
@@ -325,7 +390,7 @@ def _homes(view: _View, need: Need, cpus: Iterable[int], wanted: int) -> list[_H
 
 def _shared(view: _View, need: Need) -> Placement:
     """On the shared CPUs of the nodes with the least vCPUs for each."""
-    wanted = min(need.vcpus, len(view.shared))
+    wanted = min(need.vcpus, len(view.of_nodes(view.shared, view.with_cpus)))
 
     def crowd(home: _Home) -> tuple[object, ...]:
         cpus = len(view.of_nodes(view.shared, home.cpu_nodes))

@@ -13,7 +13,7 @@ other containers should have: `due` compares these with the last ones sent for e
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -85,9 +85,14 @@ class Pods:
     """Mutable; every call leaves it consistent. `handlers` are the runtime handlers whose pods are VMs of ours."""
 
     def __init__(
-        self, assignments: Assignments, handlers: frozenset[str], rdt_classes: Mapping[str, str] = _NO_CLASSES
+        self,
+        assignments: Assignments,
+        handlers: frozenset[str],
+        rdt_classes: Mapping[str, str] = _NO_CLASSES,
+        place: Callable[[Assignments, Need], Assignments] = place_or_share,
     ) -> None:
-        """`rdt_classes` names the class of EXCLUSIVE and of SHARED VMs, where they have one."""
+        """`rdt_classes` names the class of EXCLUSIVE and of SHARED VMs, where they have one; `place` is the policy."""
+        self._by_policy = place
         self.assignments = assignments
         self._rdt_classes = rdt_classes
         self._handlers = handlers
@@ -244,7 +249,7 @@ class Pods:
             log.warning("pod not placed", extra={"sandbox": pod.id, "pod": pod.name, "error": str(error)})
 
     def _place(self, need: Need) -> None:
-        self.assignments = place_or_share(self.assignments, need)
+        self.assignments = self._by_policy(self.assignments, need)
         placement = self.assignments.placements[need.sandbox_id]
         log.info("placed", extra={"sandbox": need.sandbox_id, "pod": need.name, "why": placement.why})
 

@@ -213,3 +213,13 @@ def test_the_size_is_that_of_sizing_explain(files: dict[str, str], policy: str) 
 
         assert explained.in_force == policy
         assert booted(sizing, config, host) in [view.record for view in explained.views if view.record.policy == policy]
+
+
+def test_another_policy_decides_and_an_unknown_one_is_named(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words(files, "--policy", "spread", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["pods"]
+
+    assert run(words(files, "--policy", "mine")) == 1
+    assert "load policy 'mine': not installed (hint: there are packed, spread, topology)" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""Policies: who decides where a VM runs, how one is found, and what becomes of an answer that cannot be used.
+
+A policy is an object with the functions of `Policy`, found by its name among the entry points of the group
+`pyshim.nri.policies`. Its answers are checked against the machine. One that raises, is late, or places a VM on CPUs or
+nodes that it cannot have is refused with a line in the log, and the default policy answers. `policies.py` has ours.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.placement import Need, Placement
+from pyshim.node.nri.assignments import (
+    Assignments,
+    PlacementError,
+    apply,
+    check_need,
+    place_or_share,
+)
+
+GROUP = "pyshim.nri.policies"
+"""The group of entry points. Each has the name of a policy; its value is the object, or a class without arguments."""
+WITHIN_S = 0.5
+"""Seconds for one answer: a shim waits 2 s for its placement, and a runtime as long for the plugin."""
+MAX_WHY_CHARS = 300
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a policy."""
+
+    placement: Placement
+    """`service_cpus` follow from `cpu_nodes`, and so do `vcpu_cpus` of a shared VM: both are filled in afterwards."""
+    moved: Mapping[str, tuple[int, ...]] = {}
+    """By sandbox id, new CPU nodes of VMs that share CPUs. Their memory stays where it is; exclusive VMs never move."""
+
+
+class Policy(Protocol):
+    """Pure functions: the same arguments have the same answer, and nothing else is read or changed."""
+
+    def place(self, assignments: Assignments, need: Need) -> Decision:
+        """The CPUs and nodes for `need`, which has no placement yet, and the reason in `placement.why`.
+
+        `assignments` has the machine, the VMs that are placed on it, and the containers in no VM. The CPUs of an
+        exclusive placement, as many as vCPUs, are among `free_cpus(assignments)`; a need that is not exclusive gets
+        shared CPUs. Raises PlacementError without room: an exclusive need is then asked again as a shared one.
+        """
+
+
+class _Refused(Exception):
+    """The answer cannot be used; the text has the reason."""
+
+
+def load(name: str) -> Policy:
+    """The policy of this name. Raises InvalidArgument when none is installed, or when it cannot be loaded."""
+    from pyshim.node.nri.policies import OURS
+
+    if name in OURS:
+        return OURS[name]
+    found = {each.name: each for each in entry_points(group=GROUP)}
+    if name not in found:
+        known = ", ".join(sorted({*OURS, *found}))
+        raise InvalidArgument(f"load policy {name[:100]!r}: not installed (hint: there are {known})")
+    return _loaded(found[name])
+
+
+def _loaded(entry: EntryPoint) -> Policy:
+    try:
+        found = entry.load()
+        policy: Policy = found() if isinstance(found, type) else found
+    except Exception as error:  # the code of others
+        raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): {type(error).__name__}: {error}") from error
+    if not callable(getattr(policy, "place", None)):
+        raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): it has no function 'place'")
+    return policy
+
+
+class GuardedPolicy:
+    """Asks a policy, and the default one where its answer cannot be used."""
+
+    def __init__(self, policy: Policy, *, on_refusal: Callable[[Need, str], None], within_s: float = WITHIN_S) -> None:
+        """`on_refusal` is called with the reason before the default policy answers."""
+        self._policy = policy
+        self._on_refusal = on_refusal
+        self._within_s = within_s
+        self._late: threading.Thread | None = None
+
+    def place(self, assignments: Assignments, need: Need) -> Assignments:
+        """As `assignments.place_or_share`. Raises PlacementError, InvalidArgument."""
+        check_need(need)
+        if need.sandbox_id in assignments.needs:
+            return place_or_share(assignments, need)
+        try:
+            return self._placed(assignments, need)
+        except _Refused as refused:
+            self._on_refusal(need, str(refused))
+            return place_or_share(assignments, need)
+
+    def _placed(self, assignments: Assignments, need: Need) -> Assignments:
+        try:
+            decision = self._asked(assignments, need)
+        except PlacementError as error:
+            if not need.exclusive:
+                raise
+            decision = self._asked(assignments, replace(need, exclusive=False))
+            why = f"{str(error).partition(': ')[2]}; {decision.placement.why}"
+            decision = replace(decision, placement=replace(decision.placement, why=why))
+        if decision.placement.exclusive and not need.exclusive:
+            raise _Refused("exclusive CPUs for a VM that shares")
+        try:
+            return apply(assignments, need, decision.placement, decision.moved)
+        except PlacementError as error:
+            raise _Refused(str(error).partition(": ")[2]) from error
+
+    def _asked(self, assignments: Assignments, need: Need) -> Decision:
+        """Raises PlacementError when the policy finds no room, _Refused."""
+        try:
+            # The types as declared: the object is of foreign code.
+            found = msgspec.convert(msgspec.to_builtins(self._answer(assignments, need)), Decision)
+        except (PlacementError, _Refused):
+            raise
+        except Exception as error:  # the code of others
+            raise _Refused(f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS]) from error
+        why = "".join(each if each.isprintable() else " " for each in found.placement.why[:MAX_WHY_CHARS])
+        return replace(found, placement=replace(found.placement, why=why))
+
+    def _answer(self, assignments: Assignments, need: Need) -> object:
+        """In a thread, which cannot be ended: a policy that is late is not asked while its call still runs."""
+        if self._late is not None and self._late.is_alive():
+            raise _Refused("an earlier answer is still due")
+        results: list[Decision | BaseException] = []
+
+        def work() -> None:
+            try:
+                results.append(self._policy.place(assignments, need))
+            except BaseException as error:  # raised again in the thread that asked
+                results.append(error)
+
+        thread = threading.Thread(target=work, name="nri/policy", daemon=True)
+        thread.start()
+        thread.join(self._within_s)
+        if not results:
+            self._late = thread
+            raise _Refused(f"no answer within {self._within_s:g} s")
+        if isinstance(results[0], Exception):
+            raise results[0]
+        return results[0]
