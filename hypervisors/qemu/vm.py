@@ -274,7 +274,7 @@ class QemuVm:
             config.hypervisor_path,
             self._children,
             self._ledger,
-            name=f"sev-of-{config.uuid}",
+            name=f"sev-of-{config.sandbox_id}",
             timeout_s=config.start_timeout_s,
         )
 

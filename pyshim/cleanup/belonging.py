@@ -4,34 +4,72 @@ The state's checksum finds changes by a disk or an editor. This finds entries th
 whose undo would remove, unmount or end another sandbox's resources.
 """
 
+import os
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import NamedTuple
 
-from pyshim.cleanup.conventions import Places
-from pyshim.model.errors import FailedPrecondition
+from pyshim.cleanup.conventions import EMPTY_DIR_DISK, PROBE_NAME, Places
+from pyshim.host.processes import identity as processes
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.resources.cgroups.host.hierarchies import mounted
+from pyshim.state.schema import SandboxState
 
 _MAX_LINK_CHARS = 15
 """IFNAMSIZ without its zero byte."""
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-_EMPTY_DIR_DISK = re.compile(r"/kubernetes\.io~empty-dir/[^/]+/disk\.img$")
+_PART = re.compile("[/,=:]")
+"""Between the parts of a word of a command line: paths, and options with their values."""
+
+
+class _Sandbox(NamedTuple):
+    id: str
+    container_ids: frozenset[str]
+    own: tuple[str, ...]
+    """The directories that are the sandbox's alone."""
+    places: Places
+    proc_root: str
 
 
 def belongs_to(
-    sandbox_id: str, places: Places, state_root: str, *, proc_root: str = "/proc"
+    sandbox_id: str,
+    places: Places,
+    state_root: str,
+    *,
+    container_ids: Collection[str] = (),
+    proc_root: str = "/proc",
 ) -> Callable[[LedgerEntry], None]:
-    """A check that returns for an entry that can be the sandbox's, and raises FailedPrecondition for any other."""
+    """A check that returns for an entry that can be the sandbox's, and raises FailedPrecondition for any other.
+
+    `container_ids` are its containers, besides the one of its own name: each has a bundle, a directory of its name.
+    """
     own = tuple(
         f"{root}/{sandbox_id}" for root in (places.vm_root, places.shared_root, state_root, places.metrics_root)
     )
+    sandbox = _Sandbox(sandbox_id, frozenset((sandbox_id, *container_ids)), own, places, proc_root)
 
     def check(entry: LedgerEntry) -> None:
-        if problem := _problem(entry, sandbox_id, own, places, proc_root):
+        if problem := _problem(entry, sandbox):
             raise FailedPrecondition(f"release {entry.kind.value} {entry.key!r}: {problem}, so it is left alone")
 
     return check
+
+
+def containers_of(sandbox_id: str, places: Places, state: SandboxState | None) -> frozenset[str]:
+    """The containers of the state, and those under creation, which only the share has a directory of."""
+    with suppress(OSError):
+        shared = os.listdir(f"{places.shared_root}/{sandbox_id}/mounts")
+        return _known(state) | frozenset(shared)
+    return _known(state)
+
+
+def _known(state: SandboxState | None) -> frozenset[str]:
+    if state is None or state.snapshot is None:
+        return frozenset()
+    return frozenset(str(each.container_id) for each in state.snapshot.containers)
 
 
 def is_foreign(entry: LedgerEntry, check: Callable[[LedgerEntry], None]) -> bool:
@@ -43,36 +81,88 @@ def is_foreign(entry: LedgerEntry, check: Callable[[LedgerEntry], None]) -> bool
     return False
 
 
-def _problem(entry: LedgerEntry, sandbox_id: str, own: tuple[str, ...], places: Places, proc_root: str) -> str:
-    """The reason why the entry cannot be the sandbox's, whose directories are `own`; empty when it can."""
+def _problem(entry: LedgerEntry, sandbox: _Sandbox) -> str:
+    """The reason why the entry cannot be the sandbox's; empty when it can."""
     key = entry.key
     match entry.kind:
         case ResourceKind.VFIO:
-            return "" if _PCI_ADDRESS.fullmatch(key) else "it is no PCI address"
+            return "" if _PCI_ADDRESS.fullmatch(key) else "it is not a PCI address"
         case ResourceKind.LINK | ResourceKind.INGRESS | ResourceKind.QDISC:
-            return "" if _is_link_name(key) else "it is no name of an interface"
+            return "" if _is_link_name(key) else "it is not the name of an interface"
         case ResourceKind.REMOTE_VM:
             return "" if key and _is_plain(str(entry.detail.get("socket", ""))) else "it names no VM or no service"
         case ResourceKind.PROCESS:
-            return "" if _is_plain(str(entry.detail.get("program", ""))) else "it names no program"
+            return _problem_of_process(entry, sandbox)
     if not _is_plain(key):
-        return "it is no absolute, normalised path"
-    is_own = any(key == top or key.startswith(f"{top}/") for top in own)
+        return "it is not an absolute, normalised path"
+    if any(_is_at_or_below(key, top) for top in sandbox.own):
+        return ""
     match entry.kind:
-        case ResourceKind.FILE if key.endswith(f"/{sandbox_id}") or _EMPTY_DIR_DISK.search(key):
-            return ""
-        case ResourceKind.MOUNT if "rootfs" in key.split("/"):  # of a container, in its bundle
-            return ""
-        case ResourceKind.NETNS if key.startswith(f"{places.netns_root}/"):
-            return ""
         case ResourceKind.CGROUP:
-            roots = str(entry.detail.get("roots", "")).split(":")
-            tops = [posixpath.normpath(root + key) for root in roots]
-            if all(_is_below(top, (places.cgroup_root,)) for top in tops):
-                return ""
-            hierarchies = tuple(each.mount_point for each in mounted(proc_root))
-            return "" if all(_is_below(top, hierarchies) for top in tops) else "it is no cgroup"
-    return "" if is_own else f"it is no place of sandbox {sandbox_id!r}"
+            return _problem_of_cgroup(entry, sandbox)
+        case ResourceKind.NETNS if key.startswith(f"{sandbox.places.netns_root}/"):
+            return ""
+        case ResourceKind.DIRECTORY if posixpath.basename(key) == sandbox.id:  # of its swap files
+            return ""
+        case ResourceKind.FILE if _is_own_file(entry, sandbox):
+            return ""
+        case ResourceKind.MOUNT if _bundle_name(key) in sandbox.container_ids:
+            return ""
+    return f"it is not a place of sandbox {sandbox.id!r}"
+
+
+def _problem_of_process(entry: LedgerEntry, sandbox: _Sandbox) -> str:
+    """A running process bears the sandbox's id in its command line, as all that are started for one do."""
+    program = str(entry.detail.get("program", ""))
+    if not _is_plain(program):
+        return "it names no program"
+    pid, ticks = entry.detail.get("pid"), entry.detail.get("start_ticks")
+    try:
+        found = processes.find_by_argument(entry.key) if pid is None else ()
+    except InvalidArgument as error:
+        return str(error)
+    if isinstance(pid, int) and isinstance(ticks, int):
+        found = (processes.ProcessRef(pid, ticks),)
+    names = {sandbox.id, f"{sandbox.places.vmm_name}{sandbox.id}", f"{PROBE_NAME}{sandbox.id}"}
+    for process in found:
+        words = processes.arguments(process.pid)
+        bears_id = any(not names.isdisjoint(_PART.split(word)) for word in words)
+        if not bears_id and processes.is_alive(process) and (pid is not None or processes.runs(process, program)):
+            return f"process {process.pid} does not bear the id of sandbox {sandbox.id!r}"
+    return ""
+
+
+def _problem_of_cgroup(entry: LedgerEntry, sandbox: _Sandbox) -> str:
+    """One of its elements is named for the sandbox, as Kata and systemd do: its undo kills all that is in it."""
+    roots = str(entry.detail.get("roots", "")).split(":")
+    tops = [posixpath.normpath(root + entry.key) for root in roots]
+    if not all(_is_below(top, (sandbox.places.cgroup_root,)) for top in tops):
+        hierarchies = tuple(each.mount_point for each in mounted(sandbox.proc_root))
+        if not all(_is_below(top, hierarchies) for top in tops):
+            return "it is not a cgroup"
+    names = {sandbox.id, f"kata_{sandbox.id}"}
+    for element in entry.key.split("/"):
+        if element in names or element.endswith(f"-{sandbox.id}.scope"):
+            return ""
+    return f"it does not bear the id of sandbox {sandbox.id!r}"
+
+
+def _is_own_file(entry: LedgerEntry, sandbox: _Sandbox) -> bool:
+    """The sandbox's mark beside a direct volume's record, or a disk of an emptyDir whose entry bears the id."""
+    key = entry.key
+    if _is_below(key, (sandbox.places.direct_volumes,)):
+        return posixpath.basename(key) == sandbox.id
+    return bool(EMPTY_DIR_DISK.search(key)) and entry.detail.get("sandbox") == sandbox.id
+
+
+def _bundle_name(path: str) -> str:
+    """The name of the directory above the first `rootfs` of the path: the container's, for a mount in its bundle."""
+    above, found, _ = f"{path}/".partition("/rootfs/")
+    return posixpath.basename(above) if found else ""
+
+
+def _is_at_or_below(path: str, top: str) -> bool:
+    return path == top or path.startswith(f"{top}/")
 
 
 def _is_below(path: str, tops: tuple[str, ...]) -> bool:

@@ -7,6 +7,7 @@ another user can give a process any command line, to have us remove what that us
 """
 
 import os
+import re
 from typing import NamedTuple
 
 from pyshim.host.mounts.table import mounted_below
@@ -18,9 +19,16 @@ from pyshim.resources.network.host.link_search import NETNS_ROOT, our_taps
 # The places of plan/share.py and plan/sandbox.py; a test compares them.
 SHARED_ROOT = "/run/kata-containers/shared/sandboxes"
 VM_ROOT = "/run/vc/vm"
+DIRECT_VOLUMES = "/run/kata-containers/shared/direct-volumes"
+ROOTS = (SHARED_ROOT, VM_ROOT, DIRECT_VOLUMES, "/run/vc/sbs", "/run/kata-containers/swap")
+"""Directories that the shim makes its own in: nothing below them is a link of its making."""
+EMPTY_DIR_DISK = re.compile(r"/kubernetes\.io~empty-dir/[^/]+/disk\.img$")
+"""The end of the path of the disk that the shim makes in an emptyDir."""
 CGROUP_ROOT = "/sys/fs/cgroup"
 VMM_NAME = "sandbox-"
 """The beginning of `-name` of a VMM, before the sandbox's id."""
+PROBE_NAME = "sev-of-"
+"""The beginning of `-name` of the QEMU that is asked for the host's encryption, before the sandbox's id."""
 VMM_WORD = "chardev=qmp0,mode=control"
 """An argument of every VMM of ours that Kata's VMMs lack; a test compares it with the builder of command lines."""
 _PROGRAMS = ("qemu", "kvm", "virtiofsd", "vhost-device-vsock")
@@ -36,6 +44,7 @@ class Places(NamedTuple):
     cgroup_root: str = CGROUP_ROOT
     vmm_name: str = VMM_NAME
     netns_root: str = NETNS_ROOT
+    direct_volumes: str = DIRECT_VOLUMES
     metrics_root: str = METRICS_DIRECTORY
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from pyshim.cleanup.background import Report, Reporter
-from pyshim.cleanup.belonging import belongs_to
+from pyshim.cleanup.belonging import belongs_to, containers_of
 from pyshim.cleanup.conventions import Places, conventional_ledger
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.cleanup.release import TIMEOUT_S, release_all
@@ -251,7 +251,6 @@ class _Remains:
         self._places = places
         self._one_timeout_s = one_timeout_s
         self._deadline = deadline
-        self._check = belongs_to(sandbox_id, places, store.root)
         self.errors: list[str] = []
 
     def undo(self, *, is_gone: bool = False, report: Reporter | None = None) -> None:
@@ -309,8 +308,15 @@ class _Remains:
             deadline=self._deadline,
             one_timeout_s=self._one_timeout_s,
             errors=self.errors if errors is None else errors,
-            check=self._check,
+            check=self._check(),
         )
+
+    def _check(self) -> Callable[[LedgerEntry], None]:
+        state = None
+        with contextlib.suppress(ShimError):
+            state = self._store.load(self._sandbox_id)
+        containers = containers_of(self._sandbox_id, self._places, state)
+        return belongs_to(self._sandbox_id, self._places, self._store.root, container_ids=containers)
 
     def _save(self, state: SandboxState, is_gone: bool) -> None:
         """The state has the entries that are left; without any it is gone, unless its shim still serves."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from pyshim.cleanup.belonging import belongs_to, is_foreign
+from pyshim.cleanup.belonging import belongs_to, containers_of, is_foreign
 from pyshim.cleanup.conventions import Places, conventional_ledger, named_vmms
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.cleanup.leftovers import locked
@@ -114,7 +114,8 @@ def clean_orphan(
             # StopVM is under way for minutes; a second one meets a service in the middle of the first.
             reason = f"another process cleans it, and ends remote vm '{remote[0].key}'"
             return Spared(sandbox_id, reason, is_served=False), (), errors
-        check = belongs_to(sandbox_id, places, store.root)
+        containers = containers_of(sandbox_id, places, found.state)
+        check = belongs_to(sandbox_id, places, store.root, container_ids=containers)
         left = release_all(found.ledger, deadline=deadline, errors=errors, check=check)
         # Foreign entries are in `errors` and are dropped: every later run would fail on them.
         own = tuple(entry for entry in left if not is_foreign(entry, check))

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from typing import TypedDict
 
+from pyshim.cleanup.conventions import EMPTY_DIR_DISK, ROOTS
 from pyshim.cleanup.remote_vms import patience_s, stop_remote_vm
-from pyshim.host.files import remove_tree
+from pyshim.host.files import parent_of, remove_tree
 from pyshim.host.mounts.table import unmount_all, unmount_beneath
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import FailedPrecondition, ShimError
@@ -79,8 +80,15 @@ def release_all(
     return tuple(reversed(left))
 
 
+def _root_of(path: str) -> str:
+    """The directory of the node that the path is opened beneath; a link may stand there, but nowhere below."""
+    if found := EMPTY_DIR_DISK.search(path):
+        return path[: found.start()] or "/"
+    return next((root for root in ROOTS if path.startswith(f"{root}/")), "/")
+
+
 def _release_directory(entry: LedgerEntry, _deadline: float) -> None:
-    remove_tree(entry.key)
+    remove_tree(entry.key, root=_root_of(entry.key))
 
 
 def _release_socket(entry: LedgerEntry, _deadline: float) -> None:
@@ -93,16 +101,21 @@ def _release_file(entry: LedgerEntry, _deadline: float) -> None:
 
 def _unlink(path: str, is_kind: Callable[[int], bool], problem: str) -> None:
     """Nothing is at `path`. Raises OSError when something else is: it is not what we made."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if not is_kind(os.lstat(path).st_mode):
+    name = os.path.basename(path)
+    with parent_of(path, _root_of(path)) as above_fd, contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if above_fd is None:
+            return
+        if not is_kind(os.stat(name, dir_fd=above_fd, follow_symlinks=False).st_mode):
             raise OSError(errno.EINVAL, problem, path)
-        os.unlink(path)
+        os.unlink(name, dir_fd=above_fd)
 
 
 def _release_mount(entry: LedgerEntry, _deadline: float) -> None:
     beneath = entry.detail.get("beneath")
     if isinstance(beneath, str) and beneath:
         unmount_beneath(beneath, entry.key)
+    elif root := next((root for root in ROOTS if entry.key.startswith(f"{root}/")), ""):
+        unmount_beneath(root, entry.key)
     else:
         unmount_all(entry.key)
 

@@ -119,21 +119,54 @@ def _opened(root: str, path: str) -> int:
         os.close(root_fd)
 
 
-def remove_tree(path: str) -> None:
-    """`path` and everything below it is gone; a path that does not exist is success.
+@contextlib.contextmanager
+def parent_of(path: str, root: str | None) -> Iterator[int | None]:
+    """A descriptor of the directory above `path`, None when that is gone.
+
+    It is opened beneath `root` without following links; without a root, as the path says. Raises OSError ELOOP where
+    a link is on the way: the path would lead to a place that its maker did not mean.
+    """
+    above = os.path.dirname(path)
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        root_fd = os.open(root or above or ".", flags)
+    except (FileNotFoundError, NotADirectoryError):
+        yield None
+        return
+    try:
+        fd = root_fd if root is None else _beneath(root_fd, os.path.relpath(above, root), flags)
+    except BaseException:
+        os.close(root_fd)
+        raise
+    if fd != root_fd:
+        os.close(root_fd)
+    try:
+        yield fd
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _beneath(root_fd: int, path: str, flags: int) -> int | None:
+    try:
+        return syscalls.openat2(root_fd, path, flags, resolve=_BENEATH)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def remove_tree(path: str, *, root: str | None = None) -> None:
+    """`path` and everything below it is gone; a path that does not exist is success. `root` as in `parent_of`.
 
     Never follows a symbolic link and never enters a mount point, bind mounts of the same file system included (openat2,
     RESOLVE_NO_XDEV): what is still mounted there is not ours. Raises OSError EBUSY naming that mount
     point. A `path` that is a link or a file is unlinked.
     """
-    above, name = os.path.split(path.rstrip("/"))
+    name = os.path.basename(path.rstrip("/"))
     if not name:
         raise OSError(errno.EINVAL, "refused to remove the root directory", path)
-    try:
-        above_fd = os.open(above or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    try:
+    with parent_of(path.rstrip("/"), root) as above_fd:
+        if above_fd is None:
+            return
         top = _unlinked_or_opened(above_fd, name, path)
         if top is None:
             return
@@ -143,8 +176,6 @@ def remove_tree(path: str) -> None:
             os.close(top)
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(name, dir_fd=above_fd)
-    finally:
-        os.close(above_fd)
 
 
 def _unlinked_or_opened(above_fd: int, name: str, path: str) -> int | None:

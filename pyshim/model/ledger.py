@@ -16,7 +16,7 @@ class ResourceKind(StrEnum):
 
     DIRECTORY = "directory"  # key: path; removed with all below it, never across a mount point
     SOCKET = "socket"  # key: path of a unix socket
-    FILE = "file"  # key: path of a regular file
+    FILE = "file"  # key: path of a regular file; detail: sandbox, its id, for a file among a pod's volumes
     MOUNT = "mount"  # key: mount point; unmounted lazily, all layers of it; detail: beneath, a root a guest writes in
     PROCESS = "process"  # key: a text unique in its argv; detail: program; pid, start_ticks once known
     CGROUP = "cgroup"  # key: path in every hierarchy of detail roots (mount points, `:` between); alone: a directory

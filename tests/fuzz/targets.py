@@ -27,6 +27,8 @@ from protos.kubelet import podresources_v1_pb2
 from pyshim.agent import translate as agent_translate
 from pyshim.cdi import CdiError, as_json, inject, parse_annotations, parse_spec
 from pyshim.cdi.files import document_of
+from pyshim.cleanup.belonging import belongs_to, is_foreign
+from pyshim.cleanup.conventions import Places
 from pyshim.config.annotations import with_annotations
 from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
@@ -36,6 +38,7 @@ from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ids import ContainerId
 from pyshim.model.kind import membership
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.machine import Cpu, Machine, Node
 from pyshim.model.remote_vms import shown
 from pyshim.model.sizing import SizingRecord
@@ -82,6 +85,14 @@ from tests.unit.node.webhook.reviews import pod_class
 CORPUS = Path(__file__).with_name("corpus")
 _HYPERVISOR = "io.katacontainers.config.hypervisor."
 _QUERIES = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
+_PATH_KINDS = (
+    ResourceKind.CGROUP,
+    ResourceKind.DIRECTORY,
+    ResourceKind.FILE,
+    ResourceKind.MOUNT,
+    ResourceKind.SOCKET,
+)
+_BELONGS = belongs_to("sb1", Places(), "/run/vc/sbs", container_ids=("app",))
 _POD_CLASS = pod_class()
 _LOOP = asyncio.new_event_loop()
 _CONFIG = build_config(read_source(RuntimeOptions(config_path="", config_body=b"[hypervisor.qemu]\n"), {}))
@@ -137,6 +148,22 @@ def _state(data: bytes) -> None:
         return
     with suppress(ShimError):
         schema.document_of(schema.state_from_json(document, "persist.json", sealed=True))
+
+
+def _ledger(data: bytes) -> None:
+    """Entries as JSON, one a line: those the check lets pass bear the sandbox's id, or lie in a bundle of its."""
+    for line in data.split(b"\n"):
+        try:
+            entry = msgspec.json.decode(line, type=LedgerEntry)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue
+        if entry.kind not in _PATH_KINDS or is_foreign(entry, _BELONGS):
+            continue
+        parts = {*entry.key.split("/"), entry.detail.get("sandbox")}
+        names = {"sb1", "kata_sb1", *(("app",) if entry.kind is ResourceKind.MOUNT else ())}
+        is_scope = entry.kind is ResourceKind.CGROUP and "-sb1.scope" in entry.key
+        assert is_scope or not names.isdisjoint(parts), entry
+        assert ".." not in parts, entry
 
 
 def _qmp(data: bytes) -> None:
@@ -484,6 +511,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "direct-volume": _direct_volume,
     "image-volume": _image_volume,
     "initdata": _initdata,
+    "ledger": _ledger,
     "machine-description": _machine_description,
     "manifest": _manifest,
     "guest-metrics": _guest_metrics,

@@ -83,7 +83,8 @@ class Attachments:
             if attached is None:
                 if not self._vm_devices.capabilities().block_hotplug:
                     raise Unimplemented(f"plug '{disk.path}': this vm takes no devices while it runs")
-                self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=disk.path))
+                detail = {"sandbox": self._services.plan.sandbox_id}
+                self._services.hold(LedgerEntry(kind=ResourceKind.FILE, key=disk.path, detail=detail))
                 await self._services.host.make_disk_file(disk.path, size_bytes, head)
                 attached = await to_the_end(self._plug(disk, _SANDBOX))
             attached.users.add(_SANDBOX)

@@ -1,20 +1,24 @@
 """Entries of a ledger that no shim would have written are left alone, before any undo."""
 
+import subprocess
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from pyshim.cleanup.belonging import belongs_to
+from pyshim.cleanup.belonging import belongs_to, containers_of
 from pyshim.cleanup.conventions import Places
 from pyshim.cleanup.release import release_all
+from pyshim.host.processes import identity as processes
+from pyshim.host.processes.stat import start_ticks_of
 from pyshim.model.errors import FailedPrecondition
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from tests.unit.cleanup.test_release import entry
 
 SHARE = "/run/kata-containers/shared/sandboxes/sb1"
-CHECK = belongs_to("sb1", Places(), "/run/vc/sbs")
+CHECK = belongs_to("sb1", Places(), "/run/vc/sbs", container_ids=("app",))
+DISK = "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/cache/disk.img"
 OURS = (
     entry(ResourceKind.DIRECTORY, "/run/vc/vm/sb1"),
     entry(ResourceKind.DIRECTORY, SHARE),
@@ -22,11 +26,15 @@ OURS = (
     entry(ResourceKind.SOCKET, "/run/vc/vm/sb1/vhost-fs.sock"),
     entry(ResourceKind.SOCKET, "/run/vc/sbs/sb1/shim-monitor.sock"),
     entry(ResourceKind.SOCKET, "/run/pyshim/metrics/sb1"),
-    entry(ResourceKind.FILE, "/var/lib/kubelet/pods/u/volumes/kubernetes.io~empty-dir/cache/disk.img"),
+    entry(ResourceKind.FILE, DISK, sandbox="sb1"),
+    entry(ResourceKind.DIRECTORY, "/run/kata-containers/swap/sb1"),
     entry(ResourceKind.FILE, "/run/kata-containers/shared/direct-volumes/L3ZvbA==/sb1"),
     entry(ResourceKind.MOUNT, f"{SHARE}/shared"),
     entry(ResourceKind.MOUNT, "/run/containerd/io.containerd.runtime.v2.task/k8s.io/app/rootfs"),
     entry(ResourceKind.MOUNT, "/run/containerd/x/app/rootfs/etc/sub"),
+    entry(ResourceKind.MOUNT, "/run/containerd/x/sb1/rootfs"),
+    entry(ResourceKind.CGROUP, "/a.slice/cri-containerd-sb1.scope/vcpu", roots="/sys/fs/cgroup"),
+    entry(ResourceKind.CGROUP, "/kata_overhead/sb1", roots="/sys/fs/cgroup"),
     entry(ResourceKind.NETNS, "/run/netns/pod"),
     entry(ResourceKind.PROCESS, "11111111-2222", program="/usr/bin/qemu-system-x86_64"),
     entry(ResourceKind.CGROUP, "/kubepods/pod1/kata_sb1", roots="/sys/fs/cgroup/cpu:/sys/fs/cgroup/memory"),
@@ -48,6 +56,18 @@ FOREIGN = (
     entry(ResourceKind.SOCKET, "/run/pyshim/metrics/sb2"),
     entry(ResourceKind.FILE, "/etc/passwd"),
     entry(ResourceKind.FILE, "/var/lib/vms/disk.img"),
+    entry(ResourceKind.FILE, "/var/lib/vms/sb1"),
+    entry(ResourceKind.FILE, "/run/kata-containers/shared/direct-volumes/L3ZvbA==/sb2"),
+    entry(ResourceKind.FILE, DISK),
+    entry(ResourceKind.FILE, DISK, sandbox="sb2"),
+    entry(ResourceKind.MOUNT, "/run/containerd/x/other/rootfs"),
+    entry(ResourceKind.MOUNT, "/run/containerd/x/other/rootfs/app/rootfs"),
+    entry(ResourceKind.MOUNT, "/rootfs"),
+    entry(ResourceKind.CGROUP, "/kubepods/pod1", roots="/sys/fs/cgroup"),
+    entry(ResourceKind.CGROUP, "/kubepods/pod1/kata_sb10", roots="/sys/fs/cgroup"),
+    entry(ResourceKind.CGROUP, "/kubepods/pod1/x_kata_sb1", roots="/sys/fs/cgroup"),
+    entry(ResourceKind.CGROUP, "/system.slice/containerd.service", roots="/sys/fs/cgroup"),
+    entry(ResourceKind.CGROUP, "/a.slice/cri-containerd-sb2.scope", roots="/sys/fs/cgroup"),
     entry(ResourceKind.MOUNT, "/home"),
     entry(ResourceKind.MOUNT, "/"),
     entry(ResourceKind.NETNS, "/proc/1/ns/net"),
@@ -77,7 +97,7 @@ def test_a_cgroup_may_be_wherever_the_node_has_mounted_a_hierarchy(tmp_path: Pat
     check = belongs_to("sb1", Places(), "/run/vc/sbs", proc_root=str(tmp_path))
     cgroup = entry(ResourceKind.CGROUP, "/kubepods/pod1/kata_sb1", roots=roots)
 
-    with nullcontext() if is_ours else pytest.raises(FailedPrecondition, match="it is no cgroup"):
+    with nullcontext() if is_ours else pytest.raises(FailedPrecondition, match="it is not a cgroup"):
         check(cgroup)
 
 
@@ -101,3 +121,49 @@ def test_a_foreign_entry_does_not_keep_the_others_from_their_undo() -> None:
 
     assert held == (foreign,)
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "ends"),
+    [
+        ("sandbox-sb1,debug-threads=on", True),
+        ("--shared-dir=/run/kata-containers/shared/sandboxes/sb1/shared", True),
+        ("sandbox-sb10", False),
+        ("--socket=/run/vc/vm/xsb1/vsock/device.sock", False),
+        ("containerd", False),
+    ],
+)
+@pytest.mark.parametrize("is_known", [True, False], ids=["pid", "by its argv"])
+def test_a_process_ends_only_if_it_bears_the_sandboxs_id(word: str, ends: bool, is_known: bool) -> None:
+    """The attacker names a program that runs, with its pid and start time or with words of its command line."""
+    key = f"uuid-of-it-{word}"
+    program = "/bin/sh"
+    with subprocess.Popen([program, "-c", "while :; do sleep 600; done", key, word]) as victim:
+        try:
+            while key not in processes.arguments(victim.pid):  # of the new program, a moment after its start
+                time.sleep(0.01)
+            pid = {"pid": victim.pid, "start_ticks": start_ticks_of(victim.pid)} if is_known else {}
+            errors: list[str] = []
+
+            release_all(
+                (entry(ResourceKind.PROCESS, key, program=program, **pid),),
+                deadline=time.monotonic() + 60,
+                one_timeout_s=5,
+                errors=errors,
+                check=CHECK,
+            )
+
+            assert bool(errors) is not ends
+            if ends:
+                assert victim.wait(60) == -9
+            assert (victim.poll() is None) is not ends
+        finally:
+            victim.kill()
+
+
+def test_a_container_under_creation_is_known_by_its_directory_in_the_share(tmp_path: Path) -> None:
+    places = Places(shared_root=str(tmp_path))
+    (tmp_path / "sb1/mounts/app").mkdir(parents=True)
+
+    assert containers_of("sb1", places, None) == {"app"}
+    assert containers_of("sb2", places, None) == frozenset()

@@ -61,6 +61,27 @@ def test_a_link_in_a_directorys_place_is_removed_itself(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["real"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (ResourceKind.DIRECTORY, lambda path: path.mkdir()),
+        (ResourceKind.SOCKET, lambda path: a_socket(path)),
+        (ResourceKind.FILE, lambda path: a_file(path)),
+    ],
+)
+def test_a_link_on_the_way_leads_no_undo_to_another_place(
+    tmp_path: Path, kind: ResourceKind, make: Callable[[Path], object]
+) -> None:
+    (tmp_path / "precious").mkdir()
+    make(tmp_path / "precious/made")
+    (tmp_path / "sb1").symlink_to("precious")
+
+    with pytest.raises(FailedPrecondition, match=rf"release {kind.value} '{tmp_path}/sb1/made': .*symbolic links"):
+        release(entry(kind, tmp_path / "sb1/made"))
+
+    assert os.listdir(tmp_path / "precious") == ["made"]
+
+
 def test_a_directory_whose_parent_is_gone_is_gone(tmp_path: Path) -> None:
     twice(entry(ResourceKind.DIRECTORY, tmp_path / "no/such/place"))
 

@@ -42,7 +42,8 @@ class Node:
     def process(self, code: str = "time.sleep(600)", key: str = "") -> "subprocess.Popen[bytes]":
         """A running process that has executed all of `code` up to its first wait."""
         program = f"import signal, time; print(flush=True); {code}"
-        argv = [sys.executable, "-I", "-S", "-c", program, key]
+        # Every program of a sandbox has its id in its command line.
+        argv = [sys.executable, "-I", "-S", "-c", program, key, SANDBOX]
         process = subprocess.Popen(argv, stdout=subprocess.PIPE)
         self._processes.append(process)
         assert process.stdout is not None

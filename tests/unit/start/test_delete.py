@@ -85,7 +85,7 @@ def test_a_process_started_but_never_recorded_is_found(node: Node) -> None:
 def test_intents_whose_effect_never_came_are_no_error(node: Node) -> None:
     path = f"{node.own}/never"
     kinds = (ResourceKind.DIRECTORY, ResourceKind.SOCKET, ResourceKind.FILE, ResourceKind.MOUNT, ResourceKind.NETNS)
-    cgroup = LedgerEntry(kind=ResourceKind.CGROUP, key="/sys/fs/cgroup/never-made")
+    cgroup = LedgerEntry(kind=ResourceKind.CGROUP, key=f"/sys/fs/cgroup/kata_{SANDBOX}/never-made")
     node.save(*(LedgerEntry(kind=kind, key=path) for kind in kinds), cgroup, planned=False)
 
     node.delete()

@@ -264,7 +264,7 @@ def test_what_cannot_be_undone_is_kept_and_told_and_the_others_are_cleaned(
     assert not node.store.has_record("good")
 
 
-def test_what_no_shim_can_have_written_is_told_once_and_then_forgotten(
+def test_what_no_shim_can_have_written_is_reported_once_and_then_forgotten(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It will never be undone, so keeping it would fail every later run."""
@@ -272,7 +272,9 @@ def test_what_no_shim_can_have_written_is_told_once_and_then_forgotten(
     node.save("odd", entry(ResourceKind.DIRECTORY, outside), entry(ResourceKind.DIRECTORY, node.directory("vm", "odd")))
 
     assert node.cleanup("--all") == cleanup.FAILED
-    assert f"release directory '{outside}': it is no place of sandbox 'odd', so it is left" in capsys.readouterr().err
+    assert (
+        f"release directory '{outside}': it is not a place of sandbox 'odd', so it is left" in capsys.readouterr().err
+    )
     assert outside.exists()
     assert not node.store.has_record("odd")
     assert node.cleanup("--all") == cleanup.CLEAN

@@ -1,6 +1,7 @@
 """Disks on files made for them: made once, kept until the sandbox ends, named in the ledger before they exist."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ class Rig:
         self.order: list[str] = []
         self.host.before_effect = lambda effect, _path: self.order.append(effect)
         self.ledger = _Ledger(self.order)
-        plan: Any = None
+        plan: Any = SimpleNamespace(sandbox_id="pod1")
         services = SandboxServices(
             plan=plan,
             host=self.host,
@@ -74,7 +75,8 @@ def test_the_file_is_in_the_ledger_before_it_is_made_and_is_made_once() -> None:
 
         assert first == second
         assert rig.order == ["hold", "make_disk_file", "allow"]
-        assert rig.ledger.history == [("acquire", LedgerEntry(kind=ResourceKind.FILE, key=PATH))]
+        made = LedgerEntry(kind=ResourceKind.FILE, key=PATH, detail={"sandbox": "pod1"})
+        assert rig.ledger.history == [("acquire", made)]
         assert disk().id in rig.hypervisor.plugged
 
     asyncio.run(main())
