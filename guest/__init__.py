@@ -1,3 +1,3 @@
-"""What runs inside, or makes, the guest: `agent/` (the program in the VM), `forwarder/` (the agent over TLS), `relay/`
-(forwarded ports, in C), and `image/` (how the guest image is built).
+"""Programs that run inside the guest, or make it: `agent/` (the program in the VM), `forwarder/` (the agent over TLS),
+`relay/` (forwarded ports, in C), and `image/` (the build of the guest image).
 """

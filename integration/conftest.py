@@ -38,7 +38,7 @@ _kept: set[Path] = set()
 session_zygote = zygote.Zygote(PROJECT / "bin" / "pyshim", GROUND / "zygote.log")
 shim_starts = Starts(*(ground / "containerd" / "containerd.log" for ground in (GROUND, cri_session.GROUND)))
 _made: Counter[str] = Counter()
-"""How many shims of all sessions were made in which way."""
+"""The number of shims of all sessions by how they were made."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -94,12 +94,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _is_worker(config: pytest.Config) -> bool:
-    """Whether this is one of several sessions."""
+    """True if this is one of several sessions."""
     return hasattr(config, "workerinput")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    made = Counter(start.mode.value for start in shim_starts.told)
+    made = Counter(start.mode.value for start in shim_starts.seen)
     if _is_worker(session.config):
         session.config.workeroutput["shims"] = dict(made)  # type: ignore[attr-defined]
     _made.update(made)

@@ -1,4 +1,4 @@
-"""Where a sandbox's processes and threads are in the host's cgroups, read back from the kernel (cgroup v1)."""
+"""The places of a sandbox's processes and threads in the host's cgroups, read back from the kernel (cgroup v1)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _assert_vcpus_apart(sandbox: SandboxCgroups) -> None:
 def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of_its_own(
     ctr: Ctr, runtime: Runtime, name: str, scratch: Path
 ) -> None:
-    """One VM: where everybody is, what was written, that the CPU limit holds, and how a host OOM is told."""
+    """One VM: the place of each process, the files written, the CPU limit, and the report of a host OOM."""
     config = _config(scratch, {"default_memory": 512}, sandbox_cgroup_only=True, sandbox_cgroup_limits=True)
     with pod_cgroup(f"pod-{name}") as parent, removed(ctr, name):
         sandbox = _run(ctr, runtime, name, config, "--cgroup", f"{parent}/{name}", *_TMPFS)

@@ -31,14 +31,14 @@ def bind(source: Path | str, target: str) -> tuple[str, str]:
 
 
 def package(module: ModuleType) -> tuple[str, str]:
-    """What the guest's distribution does not have, below /packages."""
+    """Packages that the guest's distribution lacks, below /packages."""
     assert module.__file__ is not None
     return bind(Path(module.__file__).parent, f"/packages/{module.__name__}")
 
 
 @pytest.fixture(scope="module")
 def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
-    """What the guest's kernel said in each scene."""
+    """The guest kernel's answers in each scene."""
     mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]
     mounts += [*bind(PROJECT, "/project"), *package(jeepney), *package(msgspec)]
     directory = GROUND / "scratch" / "cgroups-v2"
@@ -138,7 +138,7 @@ def test_a_cgroup_removed_under_us_fails_no_call(kernel: Any) -> None:
 
 @pytest.fixture(scope="module")
 def systemd(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
-    """What a systemd that is pid 1 of a container in the guest did with a sandbox's scope."""
+    """The answers of a systemd, pid 1 of a container in the guest, to the calls about a sandbox's scope."""
     directory = GROUND / "scratch" / "systemd"
     directory.mkdir(parents=True)
     mounts = [*bind("/usr", "/usr"), *bind("/usr/lib", "/lib"), *bind("/usr/lib64", "/lib64")]

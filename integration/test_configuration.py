@@ -1,4 +1,4 @@
-"""What an operator's file and a pod's annotations make of a real VM, and what they are refused."""
+"""An operator's file and a pod's annotations, as a real VM has them, and what is refused of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the programs that serve a guest may do, by the kernel's word on a running pod: docs/SECURITY.md's table."""
+"""The rights of the programs that serve a guest, read from the kernel in a running pod: docs/SECURITY.md's table."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VMM_USERS = range(1879048192, 1879048192 + 65536)
 KNOWN_FILES = re.compile(
     r"(socket|pipe|anon_inode|/memfd):|/dev/(null|kvm|urandom|net/tun|vhost-net|vhost-vsock)$|.*/\.build/guest[^/]*/[^/]+$"
 )
-"""What a QEMU of a pod without disks has open."""
+"""The open files of QEMU in a pod without disks."""
 
 
 def status(process: Process) -> dict[str, str]:
@@ -65,7 +65,7 @@ def reaches_its_files(vmm: Process) -> bool:
 
 
 class Walk(NamedTuple):
-    """What a program finds that goes through all directories it sees, but for those of the system's code."""
+    """The files that a program finds in all directories it sees, but for those of the system's code."""
 
     directories: set[str]
     files: set[str]

@@ -1,6 +1,6 @@
-"""What containerd does with a pod and its shim, whatever is in the VM: life, restarts, deaths.
+"""containerd's side of a pod and its shim, whatever is in the VM: life, restarts, deaths.
 
-The pods have a stand-in for the VM, so the file is quick and tells most about a release of containerd (CONTAINERD).
+The pods have a stand-in for the VM, so the file is quick and shows most about a release of containerd (CONTAINERD).
 """
 
 from __future__ import annotations

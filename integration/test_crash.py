@@ -52,7 +52,7 @@ def test_killed_part_of_a_pod_ends_its_task_with_an_exit_event_and_leaves_nothin
     exits = [body for topic, body in events if topic == "/tasks/exit"]
     assert exits[0]["exit_status"] in (137, 255)
     assert result.code != 0
-    # Whether the task is still listed as stopped depends on who died; it can be removed either way.
+    # The task may still be listed as stopped, which depends on who died; it can be removed either way.
     ctr("task", "rm", "--force", name, check=False)
     assert ctr.state_of(name) is None
     ctr("container", "rm", name)

@@ -1,4 +1,4 @@
-"""What a pod may get wrong, and what may be gone when it ends: refused by name, and nothing stays."""
+"""Errors of a pod's author, and things that are gone when a pod ends: refused by name, and nothing stays."""
 
 from __future__ import annotations
 

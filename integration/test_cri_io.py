@@ -40,7 +40,7 @@ def test_a_long_line_and_bytes_that_are_no_text_arrive_whole(pod: Pod) -> None:
 
 
 def test_a_rotated_log_goes_on_in_a_new_file(pod: Pod) -> None:
-    """What the kubelet does: rename, then ReopenContainerLog."""
+    """As the kubelet does: rename, then ReopenContainerLog."""
     container = pod.start("sh", "-c", "i=0; while :; do i=$((i+1)); echo $i; sleep 0.05; done")
     eventually(lambda: "3\n" in container.log(), what="some lines are logged")
     rotated = container.log_path.with_suffix(".rotated")

@@ -45,7 +45,7 @@ def test_the_vm_outlives_its_last_container(cri: Cri, runtime: Runtime) -> None:
 
 
 def test_containers_restart_under_the_same_name_while_others_run(cri: Cri, pod: Pod) -> None:
-    """What the kubelet does with restartPolicy Always: a new attempt, then the old one is removed."""
+    """As the kubelet does with restartPolicy Always: a new attempt, then the old one is removed."""
     neighbour = pod.start()
     old = pod.start("sh", "-c", "exit 1", name="worker", attempt=0)
     assert old.exit_code() == 1
@@ -259,5 +259,5 @@ def test_the_sandbox_container_brings_nothing_into_the_guest(cri: Cri) -> None:
 
 
 def _shared(pod: Pod, container_id: str) -> bool:
-    """Whether the container's root file system is in the pod's share."""
+    """True if the container's root file system is in the pod's share."""
     return Path("/run/kata-containers/shared/sandboxes", pod.id, "mounts", container_id).exists()

@@ -28,7 +28,7 @@ def test_a_pod_of_fifty_containers(cri: Cri, runtime: Runtime) -> None:
 
 
 def test_ten_pods_survive_a_containerd_that_is_killed(cri: Cri, runtime: Runtime) -> None:
-    """One that is told to end is in `test_cri_restart.py`."""
+    """One that is asked to end is in `test_cri_restart.py`."""
     count = 10
     with contextlib.ExitStack() as pods_end:
         pods = [pods_end.enter_context(cri.pod(f"survivor{index}")) for index in range(count)]

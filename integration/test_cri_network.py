@@ -92,7 +92,7 @@ def test_a_port_is_forwarded_the_kubelets_way(shared_pod: Pod, server: Container
 def test_many_forwarded_connections_carry_much_at_once_and_end_with_their_listeners(
     shared_pod: Pod, server: Container
 ) -> None:
-    """What was sent comes back whole, then the listener's last words, then the end."""
+    """The sent bytes come back whole, then the listener's last words, then the end."""
 
     def one(number: int) -> None:
         with forward(shared_pod, _LOOPBACKS["127.0.0.1"]) as connection:

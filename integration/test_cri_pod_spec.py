@@ -1,4 +1,4 @@
-"""What a pod's specification promises its containers: names, namespaces, files, users, privileges."""
+"""The promises of a pod's specification to its containers: names, namespaces, files, users, privileges."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ _END = "until [ -e /gate/open ]; do sleep 0.1; done; echo over > /gate/$0; exit 
 
 
 def numbers(container: Container) -> list[int]:
-    """What it has printed; the last line may be in the middle of being written."""
+    """The lines it has printed; the last one may be in the middle of being written."""
     return [int(line) for line in container.log().splitlines()[:-1]]
 
 
 def numbers_after(container: Container, count: int) -> list[int]:
-    """What it has printed, once that is more than `count` lines."""
+    """The lines it has printed, once there are more than `count`."""
     eventually(lambda: len(numbers(container)) > count, what=f"the log has more than {count} lines")
     return numbers(container)
 

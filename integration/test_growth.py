@@ -1,7 +1,7 @@
 """Shims that have served much are no larger than those that have served little: executed ones, in every run.
 
 A forked shim's own memory also grows by what it has shared with the zygote and writes to for the first time, which two
-looks at it cannot tell from growth.
+looks at it cannot distinguish from growth.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a guest plants in its volumes, and what a host puts there that no file is: nothing outside is ever reached."""
+"""A guest plants links in its volumes, a host puts other things than files there: nothing outside is ever reached."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_guest_that_swaps_directories_and_links_meanwhile_reaches_nothing_outs
     for _ in range(3):
         other = pod.start(mounts=[volume(shared, "/data"), volume(shared / "sub", "/inner")])
         assert other.sh("cat /inner/file") == "found\n"
-        # A mount point within what is swapped: there or refused, never elsewhere.
+        # A mount point within what is swapped: there or refused, never at another place.
         with suppress(grpc.RpcError):
             pod.start(mounts=[volume(shared, "/data"), volume(shared / "sub", "/data/d/mount")]).stop(0)
         other.stop(0)

@@ -1,4 +1,4 @@
-"""What operators ask of a running pod, at its monitor socket."""
+"""The monitor socket of a running pod, asked as operators do."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class PluginProcess:
 
     @property
     def script(self) -> str:
-        """What a runtime executes that starts the plugin itself."""
+        """The program that a runtime executes which starts the plugin itself."""
         return f"#!/bin/sh\nexec {shlex.join(self._words)} >>{self._log} 2>&1\n"
 
     @property

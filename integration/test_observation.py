@@ -1,4 +1,4 @@
-"""What an operator sees of a task from outside: metrics, processes, events."""
+"""A task as an operator sees it from outside: metrics, processes, events."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def ask(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
 
 
-def told(*words: str) -> Any:
+def printed(*words: str) -> Any:
     done = ask(*words, "--json")
     assert (done.returncode, done.stderr) == (0, ""), done
     return json.loads(done.stdout)
@@ -33,7 +33,7 @@ def told(*words: str) -> Any:
 def test_list_shows_the_pod_with_name_size_use_and_health(pod: Pod) -> None:
     pod.start()
 
-    (found,) = [each for each in told("list") if each["id"] == pod.id]
+    (found,) = [each for each in printed("list") if each["id"] == pod.id]
 
     metadata = pod.config.metadata
     assert found["pod"] == f"{metadata.namespace}/{metadata.name}"
@@ -55,7 +55,7 @@ def test_top_and_list_show_people_the_same_pod(pod: Pod) -> None:
 
 def test_podfixed_counts_what_the_pod_takes_beside_guest_ram(pod: Pod) -> None:
     runtime = Runtime.chosen()
-    *_base, host_side = told("sizing", "podfixed")["summands"]
+    *_base, host_side = printed("sizing", "podfixed")["summands"]
 
     parts = (runtime.vmms(pod.id), runtime.virtiofsds(pod.id), runtime.shims(pod.id))
     own_mib = sum(pss_mib(process.pid)[0] for found in parts for process in found)
@@ -74,7 +74,7 @@ def test_a_unique_prefix_names_the_sandbox(pod: Pod, verb: tuple[str, ...]) -> N
 
 
 def test_logs_are_those_of_containerds_file_and_of_the_console(pod: Pod) -> None:
-    found = told("logs", pod.id, "--file", str(pod.cri.daemon.directories.log))
+    found = printed("logs", pod.id, "--file", str(pod.cri.daemon.directories.log))
 
     shim = [each["message"] for each in found if each["source"] == "shim"]
     assert "shim started" in shim
@@ -84,10 +84,10 @@ def test_logs_are_those_of_containerds_file_and_of_the_console(pod: Pod) -> None
 def test_the_plan_of_the_running_bundle_is_its_command_line(pod: Pod) -> None:
     bundle = pod.cri.daemon.directories.bundle(pod.id, "k8s.io")
 
-    (plan,) = told("plan", str(bundle))
+    (plan,) = printed("plan", str(bundle))
 
-    (found,) = [each for each in told("list") if each["id"] == pod.id]
-    vmm = told("state", pod.id)["HypervisorState"]["Pid"]
+    (found,) = [each for each in printed("list") if each["id"] == pod.id]
+    vmm = printed("state", pod.id)["HypervisorState"]["Pid"]
     running = Path(f"/proc/{vmm}/cmdline").read_bytes().decode().split("\0")
     assert plan["title"] == f"pod_sandbox '{pod.id}'"
     assert plan["sandbox"]["vm"]["cpu"]["boot_vcpus"] <= found["vm"]["vcpus"]
@@ -96,8 +96,8 @@ def test_the_plan_of_the_running_bundle_is_its_command_line(pod: Pod) -> None:
 
 
 def test_env_and_check_judge_the_node_that_runs_the_pod(pod: Pod) -> None:
-    state = told("state", pod.id)
-    env = told("env")
+    state = printed("state", pod.id)
+    env = printed("env")
     verdicts = {each["subject"]: each for each in json.loads(ask("check", "--json").stdout)["verdicts"]}
 
     assert env["Runtime"]["Config"]["Path"] == state["Pyshim"]["Snapshot"]["ConfigSource"]

@@ -129,7 +129,7 @@ def kill_shim(runtime: Runtime, name: str) -> None:
 
 @contextmanager
 def running_pod(ctr: Ctr, peer: RemotePeer, remote_run: RemoteRun, name: str, scratch: Path) -> Iterator[Background]:
-    """A pod on a VM elsewhere whose process is up."""
+    """A pod on a remote VM whose process is up."""
     with ctr.background(scratch, *remote_run("web"), name, "sh", "-c", "echo up; sleep 100000") as running:
         running.wait_for("up", within_s=120)
         assert [record["id"] for record in peer.records()] == [name]

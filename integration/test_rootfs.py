@@ -1,4 +1,4 @@
-"""Where a container's root file system comes from: overlay, native (bind) and directory; what writes to it do."""
+"""Root file systems of containers: overlay, native (bind) and directory, and writes to them."""
 
 from __future__ import annotations
 

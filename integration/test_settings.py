@@ -1,4 +1,4 @@
-"""What a spec asks of the process and its surroundings: user, directory, environment, capabilities, mounts,
+"""The settings of a spec for the process and its surroundings: user, directory, environment, capabilities, mounts,
 devices, names.
 """
 

@@ -41,6 +41,6 @@ def test_parts_that_are_stopped_again_and_again_cost_a_pod_time_only(
                 break
 
         assert all(stops.values()), stops
-        assert pod.told == ""
+        assert pod.error == ""
         pod.clean_up()
         pod.assert_nothing_left()

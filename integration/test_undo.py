@@ -109,16 +109,16 @@ def test_any_fault_in_a_pods_life_is_reported_and_leaves_nothing(
             faults=fault,
         ) as pod:
             pod.live()
-            told = pod.told
+            error = pod.error
             problem = ""
             try:
                 pod.clean_up()
                 pod.assert_nothing_left()
             except AssertionError as exc:
                 problem = str(exc)
-        if named is not None and named not in told:
-            problem += f" told {told!r} after {pod.calls}, which does not name {named!r}"
-        return f"{fault:44} {'clean' if not problem else 'LEFT '}  {told}", f"{fault}: {problem}" if problem else ""
+        if named is not None and named not in error:
+            problem += f" says {error!r} after {pod.calls}, which does not name {named!r}"
+        return f"{fault:44} {'clean' if not problem else 'LEFT '}  {error}", f"{fault}: {problem}" if problem else ""
 
     plans = list(_plans())
     with ThreadPoolExecutor(_AT_ONCE) as short, ThreadPoolExecutor(len(HANGS)) as long:
@@ -136,7 +136,7 @@ def test_any_fault_in_a_pods_life_is_reported_and_leaves_nothing(
 
 
 def _plans() -> Iterator[tuple[str, str | None]]:
-    """The fault, and what the user must be told; None where the shim is not there to say anything."""
+    """The fault, and the text that the user must read; None where the shim is not there to say anything."""
     for point, words in HANGS.items():
         yield f"{point}=hang", words
     for point in ERRORS:

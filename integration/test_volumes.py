@@ -151,7 +151,7 @@ def test_later_mounts_of_the_host_are_seen_only_where_asked_for(
         container.stop(0)
         container.remove()
 
-        # What was shared is unmounted, and nothing of the host's with it.
+        # The shared directories are unmounted, and nothing of the host's with them.
         assert (scratch / "early" / "file").read_text() == "early\n"
         assert (scratch / "late" / "file").read_text() == "late\n"
     finally:

@@ -59,7 +59,7 @@ def test_an_idle_shim_is_not_woken(runtime: Runtime, shared: str) -> None:
 
 
 def _switches(pid: int) -> int:
-    """How often the process's threads have gone to sleep."""
+    """The number of times that the process's threads have gone to sleep."""
     lines: list[str] = []
     for path in Path(f"/proc/{pid}/task").glob("*/status"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile

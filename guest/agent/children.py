@@ -32,7 +32,7 @@ PYTHON_ENVIRONMENT = {**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).resolve().
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended: `code` is the exit status, or 128 + signal; `stdout` and `stderr` are what it wrote, at most
+    """The end of a program: `code` is the exit status, or 128 + signal; `stdout` and `stderr` are its output, at most
     1 MiB each.
     """
 
@@ -42,7 +42,7 @@ class Finished:
 
     @property
     def complaint(self) -> str:
-        """What it wrote to stderr, as text without line ends around it."""
+        """Its stderr, as text without line ends around it."""
         return self.stderr.decode("utf-8", "replace").strip()
 
 
@@ -72,7 +72,7 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is not reaped: only then is the number still its own."""
+        """True until it is reaped: only so long is the number its own."""
         return self.code is None
 
     async def wait(self) -> int:

@@ -59,11 +59,11 @@ _PROPAGATION_WORDS = {
 }
 # mount(2) takes one page of options with its terminating zero.
 _MAX_DATA_BYTES = 4095
-# How long, and how often, a mount is tried again while a module is being loaded; and how often when none is.
+# Seconds to try a mount again while a module is being loaded, between two tries, and tries when none is being loaded.
 _DRIVER_WAIT_S = 30.0
 _DRIVER_PAUSE_S = 0.02
 _SPARE_TRIES = 3
-# What an agent mounts that is process 1 with no init before it, as in Kata's own images.
+# Mounted by an agent that is process 1 with no init before it, as in Kata's own images.
 _KERNEL_FILESYSTEMS = (
     ("proc", "/proc", "proc", ["nosuid", "nodev", "noexec"]),
     ("sysfs", "/sys", "sysfs", ["nosuid", "nodev", "noexec"]),
@@ -186,7 +186,7 @@ def make_target(source: str, target: str, fstype: str) -> None:
 
 
 def mount_kernel_filesystems() -> None:
-    """What a container runtime needs is mounted; what is mounted already, or cannot be, is left alone."""
+    """The file systems that a container runtime needs are mounted, but for those that cannot be."""
     present: dict[str, str] = {}
     for source, target, fstype, options in _KERNEL_FILESYSTEMS:
         if present.get(target) == fstype:

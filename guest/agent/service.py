@@ -39,7 +39,7 @@ def services(
     stats: StatsCalls,
     volumes: VolumeCalls,
 ) -> dict[str, dict[str, UnaryHandler]]:
-    """What the agent serves, by service and method."""
+    """The handlers of the agent, by service and method."""
     health: dict[str, Function] = {"Check": guest.check, "Version": guest.version}
     agent: dict[str, Function] = {
         "AddARPNeighbors": network.add_neighbors,

@@ -1,10 +1,10 @@
-"""What the kernel command line asks of the agent. Names and defaults are kata-agent's where it has them."""
+"""The agent's settings on the kernel command line. Names and defaults are kata-agent's where it has them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# Word -> attribute of Settings.
+# Parameter -> attribute of Settings.
 _NUMBERS = {
     "agent.cdi_timeout": "cdi_timeout_s",
     "agent.container_pipe_size": "container_pipe_size",
@@ -24,16 +24,16 @@ class Settings:
     debug_console: bool = False
     debug_console_vport: int = 1026
     hotplug_timeout_s: float = 30.0
-    """How long a call waits for a device to appear. kata-agent has 3 s, too short for a guest on a busy host."""
+    """Seconds that a call waits for a device to appear. kata-agent has 3 s, too short for a guest on a busy host."""
     container_pipe_size: int = 256 << 10
     """Bytes of each stdio pipe, 0 for the kernel's default. 256 KiB because the shim reads pieces of that size, and
     under emulation the time goes by pieces rather than bytes."""
     cdi_timeout_s: float = 100.0
-    """How long CreateContainer waits for the CDI spec of a device asked for by name."""
+    """Seconds that CreateContainer waits for the CDI spec of a device asked for by name."""
     visible_cdi_devices: bool = False
-    """Whether a container may choose among the guest's devices by its environment."""
+    """A container may choose among the guest's devices by its environment."""
     image_source: str = ""
-    """Where images that are pulled here come from: `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image
+    """The source of images that are pulled here: `http://HOST[:PORT]` (a registry) or `oci:PATH` (an OCI image
     layout). Not a word of kata-agent's."""
     image_pull_timeout_s: float = 1200.0
     forwarder: ForwarderSettings | None = None

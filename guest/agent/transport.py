@@ -1,4 +1,4 @@
-"""Where hosts connect: the schemes of `agent.server_addr`.
+"""The listeners that hosts connect to: the schemes of `agent.server_addr`.
 
 - `vsock://-1:PORT` listens on every context id, `unix://PATH` on a socket: any number of connections.
 - `serial:///dev/virtio-ports/NAME`: one byte stream over a virtio-serial port; no udev is needed, the port is found by

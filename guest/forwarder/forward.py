@@ -117,7 +117,7 @@ async def forward_connection(
 
 
 async def _to_agent(tls: ssl.SSLSocket, plain: socket.socket) -> bool:
-    """Whether the agent has all that the client said before its end; False when the agent takes no more."""
+    """True once the agent has all that the client sent before its end; False when the agent takes no more."""
     loop = asyncio.get_running_loop()
     while True:
         try:
@@ -133,7 +133,7 @@ async def _to_agent(tls: ssl.SSLSocket, plain: socket.socket) -> bool:
 
 
 async def _to_client(plain: socket.socket, tls: ssl.SSLSocket) -> bool:
-    """Whether the client has all that the agent said before its end, and the goodbye; False when it takes no more."""
+    """True once the client has all that the agent sent before its end, and the goodbye; False when it takes no more."""
     loop = asyncio.get_running_loop()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What the VM was given: disks by serial number, the forwarder's keys on one of them, and one network interface.
+"""The VM's own material: disks by serial number, the forwarder's keys on one of them, and one network interface.
 
 `peerpod-config` holds `apf.json`, with the names of the cloud API adaptor's daemon configuration. `peerpod-images`, an
 OCI image layout, is optional.
@@ -27,7 +27,7 @@ IMAGES = "/run/peerpod/images"
 APF = f"{CONFIG}/apf.json"
 INTERFACE = "eth0"
 
-# How long the interface is waited for, whose driver may still be loading, and how often it is looked for.
+# Seconds to wait for the interface, whose driver may still be loading, and between two looks for it.
 _WAIT_S = 120.0
 _LOOK_EVERY_S = 0.02
 _SET_FLAGS, _SET_ADDRESS, _SET_NETMASK = 0x8914, 0x8916, 0x891C  # SIOCSIF*, linux/sockios.h

@@ -103,7 +103,7 @@ def dependency_closure(
 
 
 def index_lookup(names: list[str]) -> dict[str, Package]:
-    """What the machine's apt indexes say about `names`: the candidate version of each."""
+    """The candidate version of each of `names` in the machine's apt indexes."""
     output = subprocess.run(
         ["apt-cache", "show", "--no-all-versions", "--", *names], capture_output=True, text=True, check=False
     ).stdout

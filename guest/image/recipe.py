@@ -1,4 +1,4 @@
-"""What goes into the guest: data only, each list with the reason for what is on it."""
+"""The contents of the guest: data only, each list with the reason for what is on it."""
 
 from typing import Final
 
@@ -34,12 +34,12 @@ WITHOUT_PACKAGES: Final = frozenset(
 )
 
 KATA_AGENT: Final = "usr/bin/kata-agent"
-"""Where the first process looks for Kata's agent in a root image."""
+"""The path of Kata's agent in a root image, for the first process."""
 
 # Packages of a root image with a given kata-agent: what it calls, and the libraries of one that is linked to glibc.
 KATA_PACKAGES: Final = ("busybox-static", "e2fsprogs", "libgcc-s1", "libseccomp2")
 
-# What is left out of the packages, by path in the package.
+# Left out of the packages, by path in the package.
 WITHOUT_PATHS: Final = frozenset(
     {
         "usr/share",  # documentation and translations

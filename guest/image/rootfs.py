@@ -1,4 +1,4 @@
-"""What lies where in the guest: the root file system, the initrd in front of it, and the files they are packed into."""
+"""The file trees of the guest: the root file system, the initrd in front of it, and the files they are packed into."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ _HERE = Path(__file__).parent
 _COMPILED = (f"/usr/lib/{recipe.PYTHON}", "/usr/lib/python3", f"/{recipe.AGENT_DIRECTORY}")
 _SECTOR_BYTES = 512
 PARTITION_OFFSET_BYTES = 2 << 20
-"""Where the root file system begins in the image: page tables map persistent memory by 2 MiB."""
+"""The beginning of the root file system in the image: page tables map persistent memory by 2 MiB."""
 
 
 def agent_files(checkout: Path) -> list[Path]:

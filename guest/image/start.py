@@ -1,4 +1,4 @@
-"""What the guest's interpreter runs as process 1: /usr/lib/agent/start.py in the image."""
+"""The program that the guest's interpreter runs as process 1: /usr/lib/agent/start.py in the image."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What stands for critest's images, which are pulled from public registries: busybox, and programs that act as theirs.
+"""Images in place of critest's, which are pulled from public registries: busybox, and programs that act as theirs.
 
 The enclosure has no network, so a registry of ours serves these in their place. An image that critest names by digest
 cannot be replaced.

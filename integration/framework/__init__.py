@@ -1,1 +1,1 @@
-"""What the integration tests stand on. Nothing here knows a test; read enclosure.py, then containerd.py."""
+"""The ground of the integration tests. Nothing here is about one test; read enclosure.py, then containerd.py."""

@@ -56,7 +56,7 @@ _NEVER_NEEDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directories:
-    """Where one containerd lives. `state` is containerd's own default, so that the shim meets the real paths."""
+    """The directories of one containerd. `state` is containerd's own default, so that the shim meets the real paths."""
 
     root: Path
     state: Path
@@ -169,7 +169,7 @@ class Containerd:
             return "(no log)"
 
     def shim_log(self, since: int = 0) -> str:
-        """What containerd's log holds after byte `since`; shims write theirs through it."""
+        """containerd's log after byte `since`; shims write theirs through it."""
         with self.directories.log.open("rb") as log:
             log.seek(since)
             return log.read().decode(errors="replace")
@@ -183,7 +183,7 @@ def missing_programs(*names: str) -> list[str]:
 
 
 def remove_daemon_files(where: Directories) -> None:
-    """What containerd itself keeps in its state directory while stopped is gone; files of shims stay and count."""
+    """The files that containerd leaves in its state directory are gone; those of shims stay and count."""
     for name in ("containerd.sock", "containerd.sock.ttrpc"):
         (where.state / name).unlink(missing_ok=True)
     for name in ("fifo", "io.containerd.mount-manager.v1.bolt"):

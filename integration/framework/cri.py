@@ -280,7 +280,7 @@ class Container:
         self.cri.call("RemoveContainer", container_id=self.id)
 
     def log(self, stream: str = "stdout") -> str:
-        """What the container wrote to `stream`, out of the CRI log format: time, stream, P or F, text."""
+        """The container's output on `stream`, out of the CRI log format: time, stream, P or F, text."""
         text = ""
         for line in self.log_path.read_text(errors="replace").splitlines():
             _, of, kind, content = line.split(" ", 3)

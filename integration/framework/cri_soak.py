@@ -62,7 +62,7 @@ def one_round(cri: Cri, runtime: Runtime, *, pods: int, containers: int) -> Roun
 
 
 def assert_flat(rounds: list[Round]) -> None:
-    """No round's shims are bigger than the first's, and within a round the last pod's is no bigger than the first's."""
+    """No round's shims are bigger than the first's, nor is within a round the last pod's bigger than the first's."""
     first = statistics.median(rounds[0].shim_kib)
     for number, later in enumerate(rounds, 1):
         assert statistics.median(later.shim_kib) <= first + NOISE_KIB, f"round {number} grew: {rounds}"

@@ -32,7 +32,7 @@ LOG = Path("/run/pyshim-integration/direct-shims.log")
 _LOG_BYTES = 1 << 16
 _open_logs: set[int] = set()
 _logs_lock = threading.Lock()
-"""Held while the set is changed or read: some tests drive many shims, a thread each."""
+"""For each change or read of the set: some tests drive many shims, a thread each."""
 
 
 class StartFailed(Exception):

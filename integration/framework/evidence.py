@@ -1,5 +1,5 @@
-"""What is kept when a test fails: logs, console, persisted state, processes, mounts, stacks; one directory, its
-path printed last.
+"""Evidence of a failed test: logs, console, persisted state, processes, mounts, stacks; one directory, its path printed
+last.
 """
 
 from __future__ import annotations

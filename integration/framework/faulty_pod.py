@@ -32,13 +32,13 @@ _EXIT_S = 20.0
 
 @dataclass(slots=True)
 class FaultyPod:
-    """`told` is the error that the driver got last, empty when all went well."""
+    """`error` is the error that the driver got last, empty when all went well."""
 
     name: str
     shim: DirectShim
     app_shim: DirectShim
     network: PodNetwork
-    told: str = ""
+    error: str = ""
     calls: list[str] = field(default_factory=list)
 
     @property
@@ -51,7 +51,7 @@ class FaultyPod:
             self.boot()
             self.one_round(upto="Delete e1")
         except (TtrpcError, StartFailed, OSError) as error:
-            self.told = str(error)
+            self.error = str(error)
 
     def boot(self) -> None:
         """The sandbox runs. Raises StartFailed, TtrpcError."""
@@ -81,7 +81,7 @@ class FaultyPod:
             self.end_app()
 
     def end(self) -> None:
-        """What containerd asks the shim at the end of a pod, whatever has become of it."""
+        """containerd's calls of the shim at the end of a pod, whatever has become of it."""
         for container in (self.app, self.name):
             with contextlib.suppress(TtrpcError, OSError):
                 self._call("Kill", container, 10, signal=9, all=True)
@@ -103,7 +103,7 @@ class FaultyPod:
         self.shim.call(method, None, within_s, id=container, **fields)
 
     def left(self) -> list[str]:
-        """What there still is of the pod on the host."""
+        """The remains of the pod on the host."""
         found = [f"process {process}" for process in processes.find(self.name) if "shim" in str(process)]
         found += [f"process {p}" for p in processes.find(self.name) if "qemu" in str(p) or "virtiofsd" in str(p)]
         for line in Path("/proc/self/mountinfo").read_text().splitlines():

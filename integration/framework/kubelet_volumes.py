@@ -20,7 +20,7 @@ def volume(
     readonly: bool = False,
     propagation: pb.MountPropagation = pb.PROPAGATION_PRIVATE,
 ) -> pb.Mount:
-    """What a container asks for to have a volume at `container_path`."""
+    """The mount by which a container has a volume at `container_path`."""
     return pb.Mount(host_path=str(host_path), container_path=container_path, readonly=readonly, propagation=propagation)
 
 
@@ -51,7 +51,7 @@ class PodDirectory:
         return path
 
     def sub_path(self, volume: str, directory: Path) -> Path:
-        """What the kubelet binds for a subPath: `directory`, opened safely, at a path of its own."""
+        """The kubelet's bind for a subPath: `directory`, opened safely, at a path of its own."""
         path = self.path / "volume-subpaths" / volume / "container" / "0"
         path.mkdir(parents=True)
         self._mount("--bind", directory, path)

@@ -1,4 +1,5 @@
-"""What a test must leave as it found it: processes, mounts, links, namespaces, cgroups, sockets, loop devices, files.
+"""The host's state, which a test must leave as it found it: processes, mounts, links, namespaces, cgroups, sockets,
+loop devices, files.
 
 Because the run has its own namespaces, everything seen is the run's own: no list of names to look for, anything extra
 is a leak.

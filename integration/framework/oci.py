@@ -62,7 +62,7 @@ def spec(*args: str, name: str, rootfs: Path | str, terminal: bool = False) -> S
 
 
 def process(*args: str) -> AnyMessage:
-    """What Exec is told of a process that runs `args` as root."""
+    """The process of an Exec that runs `args` as root."""
     described = {"args": list(args), "cwd": "/", "env": ["PATH=/bin"], "user": {"uid": 0, "gid": 0}}
     return AnyMessage(type_url=_PROCESS_TYPE, value=json.dumps(described).encode())
 

@@ -1,4 +1,4 @@
-"""What a pod costs the host beside its guest's memory, measured: the figures behind the RuntimeClass's overhead.
+"""The cost of a pod for the host beside its guest's memory, measured: the figures behind the RuntimeClass's overhead.
 
 `.venv/bin/python -m integration.framework.enclosure .venv/bin/python -m integration.framework.pod_overhead [PODS]`
 prints a table: proportional set sizes of QEMU (without the guest's RAM), virtiofsd and the shim, the part of the

@@ -19,7 +19,7 @@ _CHUNK = 32768
 
 @dataclass(slots=True)
 class Forwarded:
-    """What the kubelet holds of one forwarded connection."""
+    """The kubelet's end of one forwarded connection."""
 
     streams: Streams
 

@@ -89,7 +89,7 @@ class RemotePeer:
             faults.write("")
 
     def records(self) -> list[dict[str, Any]]:
-        """What the peer knows of its VMs."""
+        """The peer's records of its VMs."""
         return saved(DIRECTORY)
 
     def record(self, sandbox: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class RemotePeer:
         return processes.find("qemu-system-", "peerpod-config")
 
     def asked(self, method: str) -> int:
-        """How often `method` has been called since the log began."""
+        """The number of calls of `method` since the log began."""
         return self.log.read_text(errors="replace").count(f"--> {method} ")
 
     def log_tail(self) -> str:

@@ -1,4 +1,4 @@
-"""How the shims of a run come to be, forked by a zygote or executed, and that each came to be as it was meant to.
+"""The shims of a run are forked by a zygote or executed, and each is checked to be made as it was meant to.
 
 Every file of tests has its shims in one mode. In an ordinary run some files have forked ones, so that each run covers
 both; PYSHIM_TEST_SHIMS, set by `scripts/integration --forked` and `--executed`, gives one mode to all. A shim's log
@@ -47,7 +47,7 @@ class Mode(StrEnum):
 
     @classmethod
     def of_file(cls, name: str) -> Mode:
-        """What is meant for the tests of the file `name`, without its suffix."""
+        """The mode that is meant for the tests of the file `name`, without its suffix."""
         if name == ALWAYS_EXECUTED:
             return cls.EXECUTED
         forked = {"forked": True, "executed": False, "": name in FORKED_FILES}
@@ -64,31 +64,31 @@ class Start:
 
 
 def starts_in(log: str) -> Iterator[Start]:
-    """What the lines of shims' logs tell."""
+    """The starts in the lines of shims' logs."""
     for found in _STARTED.finditer(log):
         yield Start(found["sandbox"].strip('"'), int(found["pid"]), Mode(found["mode"]))
 
 
 class Starts:
-    """The starts of all shims that write to `logs`, and of those called by hand, each told once."""
+    """The starts of all shims that write to `logs`, and of those called by hand, each seen once."""
 
     def __init__(self, *logs: Path) -> None:
         self._logs = (*logs, direct.LOG)
         self._read: dict[Path, int] = {}
-        self.told: list[Start] = []
+        self.seen: list[Start] = []
 
     def new(self) -> Sequence[Start]:
         """Those since the last call."""
         direct.take_logs()
-        before = len(self.told)
+        before = len(self.seen)
         for path in self._logs:
             if path.exists():
                 with path.open("rb") as log:
                     log.seek(self._read.get(path, 0))
                     lines = log.read().rpartition(b"\n")[0]
                 self._read[path] = self._read.get(path, 0) + len(lines)
-                self.told += starts_in(lines.decode(errors="replace"))
-        return self.told[before:]
+                self.seen += starts_in(lines.decode(errors="replace"))
+        return self.seen[before:]
 
     def require(self, meant: Mode, *, executed_because: str = "") -> None:
         """Raises AssertionError unless each new start was as `meant`, or some were executed where there is a reason."""
@@ -106,11 +106,11 @@ class Starts:
             assert not others, f"made by {meant}, each shim of this test; not so: {others}"
 
     def require_truth(self) -> None:
-        """Raises AssertionError unless the logs have told of every shim that lives, and as the kernel knows it."""
-        eventually(self._confirmed, what="the living shims' logs have told who made them, as the kernel knows it")
+        """Raises AssertionError unless the logs have every shim that lives, made as the kernel shows it."""
+        eventually(self._confirmed, what="the living shims' logs say who made them, as the kernel shows it")
 
     def _confirmed(self) -> bool:
         self.new()
-        last = {start.pid: start.mode for start in self.told}
+        last = {start.pid: start.mode for start in self.seen}
         living = [p for p in processes.find("containerd-shim-") if p.command[-1] == "serve" and p.state not in "ZX"]
         return all(last.get(p.pid) is (Mode.FORKED if p.never_executed else Mode.EXECUTED) for p in living)

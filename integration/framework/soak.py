@@ -89,7 +89,7 @@ def undisturbed(ground: Ground) -> float:
         pod.live()
         pod.end()
         took_s = time.monotonic() - started
-        assert not pod.told, pod.told
+        assert not pod.error, pod.error
         pod.clean_up()
         pod.assert_nothing_left()
     return took_s

@@ -65,7 +65,7 @@ class Terminal:
         return bool(more)
 
     def read_until(self, text: str, within_s: float = 60.0) -> str:
-        """What was written up to and with `text`, taken out of `seen`."""
+        """The output up to and with `text`, taken out of `seen`."""
         deadline = time.monotonic() + within_s
         while (at := self.seen.find(text.encode())) < 0:
             if not self._read_some(deadline):

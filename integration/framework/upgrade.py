@@ -1,4 +1,4 @@
-"""The door to containerd's streaming server: an HTTP request that makes a connection one of another protocol."""
+"""A connection to containerd's streaming server: an HTTP request that makes a connection one of another protocol."""
 
 from __future__ import annotations
 

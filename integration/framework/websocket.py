@@ -67,7 +67,7 @@ class Streams:
                 yield payload[0], payload[1:]
 
     def read_until(self, wanted: bytes, channel: int = STDOUT) -> bytes:
-        """What came on `channel` up to and with the message in which `wanted` was complete."""
+        """The data on `channel` up to and with the message in which `wanted` was complete."""
         seen = b""
         for number, data in self.messages():
             seen += data if number == channel else b""

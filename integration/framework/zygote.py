@@ -1,7 +1,7 @@
 """Zygotes in the enclosure. The framework starts and ends them: shims are forked while one runs, and executed else.
 
 By itself the first `start` would leave one behind. `keep_away` prevents that for all shims at once, whichever program
-calls `start`: it holds the lock by which a `start` knows that another one's zygote is on its way up.
+calls `start`: it holds the lock by which a `start` sees that another one's zygote is on its way up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .waiting import eventually
 
 DIRECTORY = Path("/run/pyshim")
 PATIENT = {"PYSHIM_ZYGOTE_WITHIN_S": "30"}
-"""What makes `start` use a zygote that there is, however busy the machine is."""
+"""Makes `start` use a zygote that there is, however busy the machine is."""
 _held: list[int] = []
 
 

@@ -37,7 +37,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 GROUND = Path("/run/pyshim-integration/kubernetes")
 NODE = "node1"
 BUS = GROUND / "bus"
-"""Where the node's system bus would be."""
+"""The place of the node's system bus."""
 ADDRESS = "192.0.2.10"
 """Of a link of the enclosure's own (RFC 5737): the kubelet wants a node address that is no loopback."""
 SERVICE_ADDRESS = "10.96.0.1"
@@ -103,7 +103,7 @@ class Cluster:
     def call(
         self, method: str, path: str, body: Any = None, kind: str = "application/json", within_s: float = 60
     ) -> Any:
-        """The answer as an object, or as text where it is none. Raises Refused with the server's message."""
+        """The answer as an object, or else as text. Raises Refused with the server's message."""
         answer, has_object = self._ask(method, path, body, kind, within_s)
         return json.loads(answer) if has_object else answer
 
@@ -167,7 +167,7 @@ class Cluster:
         )
 
     def configure_kubelet(self, **settings: Any) -> None:
-        """What the kubelet reads when it starts: the usual, what was set before, and `settings`."""
+        """The kubelet's configuration: the usual, earlier settings, and `settings`."""
         path = GROUND / "kubelet.yaml"
         before = json.loads(path.read_text()) if path.exists() else _KUBELET
         path.write_text(json.dumps({**before, **settings}))
@@ -206,7 +206,7 @@ class Cluster:
         eventually(lambda: not self.exists(pod), what=f"pod {pod} is gone", within_s=150, every_s=0.3)
 
     def remove_ended_sandboxes(self) -> None:
-        """What the kubelet does once a minute with the sandboxes of pods that are gone."""
+        """As the kubelet does once a minute with the sandboxes of pods that are gone."""
         for sandbox in self.cri.call("ListPodSandbox").items:
             if sandbox.state == pb.SANDBOX_NOTREADY:
                 self.cri.call("RemovePodSandbox", pod_sandbox_id=sandbox.id)
@@ -491,6 +491,6 @@ def _has_account(cluster: Cluster) -> bool:
 
 
 def missing() -> list[str]:
-    """What these tests need and this machine lacks."""
+    """The programs that these tests need and this machine lacks."""
     found = [name for name in ("etcd", "openssl") if shutil.which(name) is None]
     return found + [str(peers.PROGRAMS / name) for name in peers.NAMES if not (peers.PROGRAMS / name).exists()]

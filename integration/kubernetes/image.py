@@ -53,7 +53,7 @@ def build() -> None:
 
 
 def _tracked() -> list[str]:
-    """What git would put into a clone, but for what no image has any use for."""
+    """The files that git would put into a clone, but for those that no image has any use for."""
     command = ["git", "ls-files", "-z", "--", ".", *(f":!{name}" for name in _UNUSED)]
     found = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
     return [name for name in found.split("\0") if name and (PROJECT / name).exists()]

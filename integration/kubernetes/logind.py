@@ -45,7 +45,7 @@ class Logind:
 
     @property
     def is_delayed(self) -> bool:
-        """Whether somebody holds a lock."""
+        """True if a lock is held."""
         return any(not select.select([lock], [], [], 0)[0] for lock in self._locks)
 
     def begin_shutdown(self) -> None:

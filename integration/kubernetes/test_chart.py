@@ -45,7 +45,7 @@ def plural(value: dict[str, Any], resources: dict[str, tuple[str, bool]]) -> str
 
 
 def resources_of(kube: Cluster, versions: set[str]) -> dict[str, tuple[str, bool]]:
-    """What the API server has of these versions."""
+    """The API server's objects of these versions."""
     found = {}
     for version in versions:
         root = f"/api/{version}" if "/" not in version else f"/apis/{version}"
@@ -105,7 +105,7 @@ def policy(kube: Cluster, program: str) -> Iterator[None]:
 
 
 def refusal(kube: Cluster, patch: dict[str, Any], node: str = NODE) -> str:
-    """What the API server says to a patch by the agent of `node`; empty when it takes it. Nothing is changed."""
+    """The API server's refusal of a patch by the agent of `node`; empty when it takes it. Nothing is changed."""
     request = urllib.request.Request(
         f"{SERVER}/api/v1/nodes/{NODE}?dryRun=All",
         method="PATCH",
@@ -176,7 +176,7 @@ def test_an_agent_labels_a_real_node_and_takes_all_of_it_back(kube: Cluster, scr
             labels = ours("labels")
             taints = kube.call("GET", f"/api/v1/nodes/{NODE}")["spec"].get("taints")
             assert (labels["pyshim.io/state"], labels["pyshim.io/pykata"], taints) == ("ready", "true", None)
-            # The overhead of the class was read, and what was said of it is told.
+            # The overhead of the class was read, and the remark about it is shown.
             assert ours("annotations")["pyshim.io/message"] == "pykata: too little (hint: more)"
             node.wish.touch()
             await played.until(lambda: not ours("labels"))

@@ -62,7 +62,7 @@ def cpus_of_vm(kube: Cluster, name: str) -> set[int]:
 
 
 def cpus_given(uid: str) -> set[int]:
-    """What the kubelet has noted as the container's own."""
+    """The CPUs that the kubelet has noted as the container's own."""
     noted = json.loads((_STATES / "cpu_manager_state").read_text())["entries"][uid]["main"]
     found: set[int] = set()
     for part in noted.split(","):

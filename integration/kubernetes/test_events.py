@@ -1,4 +1,4 @@
-"""What goes wrong with a pod has the event that docs/KUBERNETES.md names: each row of its table is produced here."""
+"""A pod's failure has the event that docs/KUBERNETES.md names: each row of its table is produced here."""
 
 from __future__ import annotations
 

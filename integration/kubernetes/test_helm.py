@@ -78,7 +78,7 @@ def images(kube: Cluster) -> None:
 
 
 def of_node(kube: Cluster, kind: str) -> dict[str, str]:
-    """What pyshim says of the node: its labels or annotations, without the prefix."""
+    """pyshim's marks of the node: its labels or annotations, without the prefix."""
     found = kube.node()["metadata"].get(kind, {})
     return {key.removeprefix("pyshim.io/"): text for key, text in found.items() if key.startswith("pyshim.io/")}
 
@@ -127,7 +127,7 @@ def pykata(name: str, script: str) -> dict[str, Any]:
 
 
 def pyshim(*words: str) -> str:
-    """What the operator's command, as it is installed, prints on the node."""
+    """The output of the installed operator's command on the node."""
     command = ["/usr/local/bin/pyshim", *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 

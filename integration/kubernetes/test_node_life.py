@@ -1,4 +1,4 @@
-"""What becomes of pods when their node goes down: drained, shut down with notice, without notice."""
+"""Pods whose node goes down: drained, shut down with notice, without notice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def vmms() -> list[processes.Process]:
 
 @contextlib.contextmanager
 def three_pods(kube: Cluster, out: Path) -> Iterator[tuple[str, ...]]:
-    """Two that end when they are asked to and tell it in `out`, one that has to be killed."""
+    """Two that end when they are asked to and write so to `out`, one that has to be killed."""
     out.mkdir(exist_ok=True)
     volumes = [{"name": "out", "hostPath": {"path": str(out)}}]
     mounts: dict[str, Any] = {"volumeMounts": [{"name": "out", "mountPath": "/out"}]}

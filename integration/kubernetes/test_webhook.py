@@ -25,7 +25,7 @@ MEMORY = "io.katacontainers.config.hypervisor.default_memory"
 
 @pytest.fixture(scope="module")
 def webhook(kube: Cluster) -> Iterator[None]:
-    """It serves on the node, and the API server knows it by what `pyshim webhook manifests` printed."""
+    """It serves on the node, and the API server has what `pyshim webhook manifests` printed."""
     files = GROUND / "webhook"
     of_class = f"--class=pykata={SHIPPED}"
     words = ["--url=https://127.0.0.1:8443", f"--tls-dir={files}", of_class]

@@ -17,7 +17,7 @@ class Row:
     """Of an event; with a `detail`, the type of a condition whose reason that is."""
     detail: str
     text: str
-    """What the message has; `...` stands for anything."""
+    """The parts of the message; `...` stands for anything."""
 
     def fits(self, message: str) -> bool:
         pattern = ".*".join(map(re.escape, self.text.split("...")))

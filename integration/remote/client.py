@@ -55,7 +55,7 @@ class RemoteClient:
 
 
 async def agent_health(path: Path, within_s: float = 30.0) -> str:
-    """What the agent behind the socket `path` says of its health."""
+    """The health that the agent behind the socket `path` reports."""
     reply = await call(path, "grpc.Health", "Check", health_pb2.CheckRequest().SerializeToString(), within_s)
     status = health_pb2.HealthCheckResponse.FromString(reply).status
     return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))

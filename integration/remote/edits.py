@@ -19,7 +19,7 @@ def edit_container(request: pb.CreateContainerRequest) -> None:
 
 
 def edited_frame(frame: Frame) -> bytes:
-    """What is sent on in the place of `frame`."""
+    """The frame that is sent on in place of `frame`."""
     payload = bytes(frame.payload)
     if frame.type == REQUEST:
         request = decode_request(payload)

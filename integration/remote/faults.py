@@ -44,7 +44,7 @@ class Fault:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """The faults `text` spells. ValueError names the word that is none."""
+    """The faults `text` spells. ValueError names a word that does not."""
     return tuple(_parsed(word.strip()) for word in re.split(r"[,\n]", text) if word.strip())
 
 

@@ -23,7 +23,7 @@ FORWARDER_PORT = 15150
 _GUEST_ADDRESS = "10.0.2.15"
 _KERNEL_PARAMS = (
     *("console=hvc0", "root=/dev/vda1", "rootfstype=erofs", "ro", "quiet", "panic=1"),
-    # What the shim's own VMs boot with. Without `no_timer_check` a kernel under emulation on a busy host finds that its
+    # As the shim's own VMs boot. Without `no_timer_check` a kernel under emulation on a busy host finds that its
     # timer does not work, and panics before it has a console.
     *(param for param in X86_PARAMS if param != "tsc=reliable"),
     # Ten kernels that gauge the TSC on two busy CPUs get it wrong, and one of them lives an hour in a few seconds.
@@ -43,12 +43,12 @@ _TAIL_BYTES = 4096
 
 
 class MachineError(Exception):
-    """Why there is no VM, with QEMU's words and the end of the console."""
+    """The VM cannot be had; the text has QEMU's words and the end of the console."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a VM is made of. Its files are `directory`'s."""
+    """The parts of a VM. Its files are `directory`'s."""
 
     name: str
     directory: Path
@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """Which process a VM is, so that it can be found by a process that did not start it."""
+    """The process of a VM, so that it can be found by a process that did not start it."""
 
     pid: int
     started_ticks: int
@@ -129,7 +129,7 @@ def _spawned(machine: Machine) -> subprocess.Popen[bytes]:
 
 
 async def _forwarded_port(machine: Machine, process: subprocess.Popen[bytes]) -> int:
-    """The port QEMU took: asked for a free one, it tells which only when asked."""
+    """The port QEMU took: it chooses a free one, and only its monitor has the number."""
     client = QMPClient(machine.name)
     while True:
         if process.poll() is not None:
@@ -152,7 +152,7 @@ async def _forwarded_port(machine: Machine, process: subprocess.Popen[bytes]) ->
 
 
 def is_running(vm: Running) -> bool:
-    """Whether the VM's process is alive. A child that has ended is reaped."""
+    """True if the VM's process is alive. A child that has ended is reaped."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(vm.pid, os.WNOHANG)
     return start_ticks(vm.pid) == vm.started_ticks
@@ -168,7 +168,7 @@ async def end(vm: Running) -> None:
 
 
 async def until_ended(vm: Running) -> None:
-    # Of another peer's VM this process is no parent: a pidfd tells of both kinds.
+    # Another peer's VM is not a child of this process: a pidfd serves for both kinds.
     try:
         fd = os.pidfd_open(vm.pid)
     except ProcessLookupError:

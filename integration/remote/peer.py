@@ -1,4 +1,4 @@
-"""What the peer does for each call, and what it knows of each VM: on disk, so that the next peer knows it too."""
+"""The peer's work for each call, and its record of each VM: on disk, so that the next peer has it too."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ class Peer:
 
 
 def saved(directory: Path) -> list[dict[str, Any]]:
-    """What a peer on `directory` has written down of each VM, also for who looks on while it serves."""
+    """The records of each VM that a peer on `directory` has written, also for who looks on while it serves."""
     found = []
     for file in sorted((directory / _RECORDS).glob(f"*/{_RECORD}")):
         with contextlib.suppress(FileNotFoundError):
@@ -281,7 +281,7 @@ def _is_namespace(path: str) -> bool:
 
 
 def _number(annotations: dict[str, str], key: str) -> int:
-    """A decimal annotation; 0 for none and for what is no number, as the adaptor reads them."""
+    """A decimal annotation; 0 without one and for other text than a number, as the adaptor reads them."""
     with contextlib.suppress(ValueError):
         return max(0, int(annotations.get(_HYPERVISOR + key, "")))
     return 0

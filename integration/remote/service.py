@@ -1,6 +1,6 @@
 """The ttrpc edge: bytes to the peer's methods and back, and the place where faults strike.
 
-Every connection has a server of its own, so that a handler knows whose connection to drop or to answer twice.
+Every connection has a server of its own, so that a handler has the connection to drop or to answer twice.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from guest.agent.files import read_text
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATUS_KEYS = ("vm", "rss", "hugetlb", "voluntary", "nonvoluntary")
-"""Lines of /proc/PID/status that kata-agent tells."""
+"""Lines of /proc/PID/status that kata-agent reports."""
 _WORDS = re.compile(r"(?<=[a-z])(?=[A-Z0-9])|(?<=[A-Z])(?=[A-Z][a-z])")
-"""Where a name of /proc/meminfo has another word: SwapFree, SReclaimable."""
+"""Names of /proc/meminfo that are spelled otherwise: SwapFree, SReclaimable."""
 
 
 def text() -> str:

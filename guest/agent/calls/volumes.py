@@ -87,7 +87,7 @@ class VolumeCalls:
             raise Internal(f"resize volume {path!r}: {ended.complaint}")
 
     async def _wait_until_grown(self, device: str, size: int) -> None:
-        """The kernel knows the disk to be `size` bytes or more. The host's news of it may still be under way."""
+        """The kernel sees a disk of `size` bytes or more. The host's announcement may still be under way."""
         folder = disk_of(device)
 
         def look() -> str | None:

@@ -32,7 +32,7 @@ _LOOK_AGAIN_S = 0.25
 
 
 class NamedDevices:
-    """What containers ask for by name. `timeout_s` is how long the spec of a kind is waited for."""
+    """Devices that containers ask for by name. A spec of their kind is waited for `timeout_s`."""
 
     def __init__(self, *, timeout_s: float, reads_environment: bool) -> None:
         """With `reads_environment` a container may choose by the variable VISIBLE_CDI_DEVICES."""
@@ -40,7 +40,7 @@ class NamedDevices:
         self._reads_environment = reads_environment
 
     def are_asked_for(self, spec: Spec) -> bool:
-        """Whether a container of `spec` is to get devices by name. The pause container of a pod never is."""
+        """True if a container of `spec` is to get devices by name. The pause container of a pod never is."""
         if spec.Annotations.get(_KIND_OF_CONTAINER) == "pod_sandbox":
             return False
         return any(key.startswith(ANNOTATION_PREFIX) for key in spec.Annotations) or bool(self._visible(spec))
@@ -52,7 +52,7 @@ class NamedDevices:
         return chosen[-1] if chosen else ""
 
     async def wait_for_edits(self, cid: str, spec: Spec) -> ContainerEdits:
-        """What the devices asked for do to the container, once their specs are there.
+        """The edits of the container that the devices asked for need, once their specs are there.
 
         DeadlineExceeded after the timeout and FailedPrecondition for an unknown device name all that are missing.
         """

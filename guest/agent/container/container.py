@@ -87,7 +87,7 @@ class Container:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Init has been told to become the container's program."""
+        """Init goes on to become the container's program."""
         async with self._lock:
             if self._is_started:
                 raise FailedPrecondition(f"start container {self.cid!r}: already started")
@@ -280,7 +280,7 @@ def write_json(path: str, value: Json) -> None:
 
 
 def _remove_empty_cgroup(path: str) -> None:
-    """What a container of the same name left there is gone, unless it is in use.
+    """The cgroup that a container of the same name left there is gone, unless it is in use.
 
     Seen on Linux 6.18: crun's child is killed at birth in a cgroup that once had `cgroup.kill` written.
     """
@@ -289,7 +289,7 @@ def _remove_empty_cgroup(path: str) -> None:
 
 
 def _takes_signal(pid: int, number: int) -> bool:
-    """Whether the process blocks, ignores or handles the signal. Source: proc(5), SigBlk, SigIgn, SigCgt."""
+    """True if the process blocks, ignores or handles the signal. Source: proc(5), SigBlk, SigIgn, SigCgt."""
     try:
         lines = read_text(f"/proc/{pid}/status").splitlines()
     except (FileNotFoundError, ProcessLookupError):

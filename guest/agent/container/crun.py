@@ -24,8 +24,8 @@ class CrunFailed(Internal):
 
 
 class CrunStdio(NamedTuple):
-    """What a process gets from crun: three descriptors (-1: /dev/null), or a terminal whose master crun sends to the
-    socket at the path `console`.
+    """The stdio of a process that crun starts: three descriptors (-1: /dev/null), or a terminal whose master crun sends
+    to the socket at the path `console`.
     """
 
     fds: tuple[int, int, int] = (-1, -1, -1)
@@ -48,12 +48,12 @@ class Crun:
 
     @cached_property
     def has_cgroups(self) -> bool:
-        """Whether the guest has cgroup v2, which crun and the agent use alone."""
+        """True if the guest has cgroup v2; crun and the agent use no other."""
         return os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers")
 
     @cached_property
     def limits_devices(self) -> bool:
-        """Whether device rules can be enforced. On cgroup v2 they are a BPF program, for which crun raises a limit."""
+        """True if device rules can be enforced. On cgroup v2 they are a BPF program, for which crun raises a limit."""
         return self.has_cgroups and all(map(syscalls.has_capability, (_CAP_SYS_ADMIN, _CAP_SYS_RESOURCE)))
 
     @cached_property

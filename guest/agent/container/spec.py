@@ -15,8 +15,8 @@ from guest.agent.errors import InvalidArgument
 
 Json: TypeAlias = dict[str, Any]
 
-# What the guest's crun knows, whatever the caller's spec says: crun 1.8 (Debian 12) refuses 1.2.0, which containerd 2.0
-# sends, and all later ones. What this agent writes has been in the specification since 1.0.2.
+# A version that the guest's crun supports, whatever the caller's spec says: crun 1.8 (Debian 12) refuses 1.2.0, which
+# containerd 2.0 sends, and all later ones. What this agent writes has been in the specification since 1.0.2.
 OCI_VERSION = "1.0.2"
 _MAX_ID_BYTES = 1024
 _NAMESPACES_OF_THE_POD = ("network", "uts", "ipc")

@@ -16,7 +16,7 @@ _ROOT = "/proc/sys"
 
 def sysctl_path(name: str) -> str:
     """The file of a setting. As sysctl(8) reads names: the first separator decides, the other kind is part of a name
-    (`net.ipv4.conf.eth0/1.forwarding` is of interface eth0.1). InvalidArgument for a name that leads elsewhere.
+    (`net.ipv4.conf.eth0/1.forwarding` is of interface eth0.1). InvalidArgument for a name that leads out of it.
     """
     dots, slashes = name.find("."), name.find("/")
     if dots >= 0 and (slashes < 0 or dots < slashes):

@@ -45,7 +45,7 @@ def _table(root: int, name: str) -> list[list[str]]:
     try:
         fd = open_beneath(root, name, os.O_RDONLY)
     except OSError:
-        return []  # an image without the file knows numbers only
+        return []  # an image without the file has numbers only
     with os.fdopen(fd, "rb") as file:
         text = file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
     return [fields for fields in (line.split(":") for line in text.splitlines()) if len(fields) > 2]

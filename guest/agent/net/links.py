@@ -272,7 +272,7 @@ def route_body(route: Route, index: int) -> bytes:
     if route.source:
         found, data, length = network(route.source)
         _same_family(family, found, route.source)
-        # Only IPv6 routes by source; elsewhere, and for a plain address, it is the preferred source.
+        # Only IPv6 routes by source; in IPv4, and for a plain address, it is the preferred source.
         if "/" in route.source and family == socket.AF_INET6 and length:
             source_bits = length
             attributes += nl.attribute(nl.RTA_SRC, data)

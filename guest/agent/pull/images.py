@@ -24,7 +24,7 @@ _MAX_ERROR_CHARS = 4096
 
 
 class Images:
-    """What was pulled so far. A name means the same image as long as the guest lives."""
+    """The images pulled so far. A name means the same image as long as the guest lives."""
 
     def __init__(self, *, children: Children, source: str, timeout_s: float) -> None:
         """`source` is the setting `agent.image_source`, "" for none."""

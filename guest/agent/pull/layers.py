@@ -154,7 +154,7 @@ def _path(name: str) -> str:
 
 
 def _hide_all(folder: str, made: set[str]) -> None:
-    """What lower layers left in the folder is gone; what this layer put there stays."""
+    """Files of lower layers in the folder are gone; those of this layer stay."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Where an image comes from: manifests and blobs by digest. Everything that is read is bounded and its digest checked.
+"""The source of an image: manifests and blobs by digest. Everything that is read is bounded and its digest checked.
 
 Source: the OCI distribution and image specifications. No authentication and no TLS: a registry on the node's own
 network, or one that the guest's owner made trustworthy otherwise.
@@ -31,7 +31,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 class PullError(Exception):
-    """Why there is no image."""
+    """The image cannot be had; the text says why."""
 
 
 class Blob(Protocol):
@@ -47,7 +47,7 @@ class Reference:
     __slots__ = ("name", "repository", "version")
 
     def __init__(self, name: str) -> None:
-        """Raises PullError for what is no name of an image."""
+        """Raises PullError for text that cannot name an image."""
         rest, at, digest = name.partition("@")
         first, slash, remainder = rest.partition("/")
         is_registry = bool(slash) and ("." in first or ":" in first or first == "localhost")
@@ -79,7 +79,7 @@ class Image:
 
 
 class Source(ABC):
-    """What has images."""
+    """A registry or a layout."""
 
     @abstractmethod
     def find(self, reference: Reference) -> tuple[str, bytes]:

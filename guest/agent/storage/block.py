@@ -150,7 +150,7 @@ async def make_filesystem(children: Children, node: str, fstype: str) -> None:
 
 
 def disk_of(node: str) -> str:
-    """The sysfs folder of the disk a node is; Internal when it is none."""
+    """The sysfs folder of the disk a node is; Internal when it is not a disk's."""
     number = os.stat(node).st_rdev
     folder = f"{SYS}/dev/block/{os.major(number)}:{os.minor(number)}"
     if not os.path.isdir(folder):

@@ -45,7 +45,7 @@ def functions_of(device: Device) -> list[tuple[str, str]]:
 
 
 def full_address(text: str) -> str:
-    """`text` with its domain. InvalidArgument for what is no PCI address."""
+    """`text` with its domain. InvalidArgument for other text than a PCI address."""
     parts = text.lower().split(":")
     domain = parts.pop(0) if len(parts) == 3 else "0000"
     bus, slot = (parts[0], parts[1].split(".")) if len(parts) == 2 else ("", [])

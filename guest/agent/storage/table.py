@@ -134,7 +134,7 @@ class StorageTable:
             allocate_hugepages(storage.options)
             mount_storage(storage.source, target, storage.fstype, storage.options)
             return
-        # The kernel knows no `fsgid`: it is the directory's group.
+        # The kernel has no option `fsgid`: it is the directory's group.
         options = [word for word in storage.options if not word.startswith(_FS_GID)]
         mount_storage(storage.source, target, storage.fstype, options)
         set_directory_options(target, [word for word in storage.options if word.startswith(_FS_GID)])

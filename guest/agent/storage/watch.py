@@ -23,7 +23,7 @@ from guest.agent.files import remove_tree
 log = logging.getLogger(__name__)
 
 WATCHABLE = "/run/kata-containers/shared/containers/watchable"
-"""Where kata-agent's hosts want watched volumes: a directory of the share, in which nothing can be made from here."""
+"""The place of watched volumes for kata-agent's hosts: a directory of the share, read-only from here."""
 _COPIES = "/run/kata-containers/watchable"
 # kata-agent's interval in seconds, and its limits of what is copied: files, and bytes of all of them.
 _EVERY_S = 2.0

@@ -1,4 +1,4 @@
-"""What counts as left over by an integration test."""
+"""Leftovers of an integration test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which containerd the integration tests run: chosen by name, built once."""
+"""The containerd of the integration tests: chosen by name, built once."""
 
 import tomllib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the integration tests take from shims' logs to know whether each was forked or executed."""
+"""Shims' logs show if each was forked or executed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORKED, EXECUTED = Start("a", 7, Mode.FORKED), Start("a", 8, Mode.EXECUTED)
 
 
 def line(start: Start, sandbox: str = "a", text: str = "shim started") -> str:
-    """What the shim writes."""
+    """The line that the shim writes."""
     record = logging.makeLogRecord({"name": "pyshim.serve", "msg": text, "levelno": logging.INFO, "levelname": "INFO"})
     vars(record).update(pid=start.pid, made_by=start.mode.value)
     return LineFormatter({"sandbox": sandbox, "namespace": "k8s.io"}).format(record) + "\n"
@@ -43,11 +43,11 @@ def test_each_start_is_found_once_and_only_in_a_whole_line(log: Path) -> None:
         file.write(line(EXECUTED)[60:])
     assert starts.new() == [EXECUTED]
     assert starts.new() == []
-    assert [start.mode for start in starts.told] == [Mode.FORKED, Mode.EXECUTED]
+    assert [start.mode for start in starts.seen] == [Mode.FORKED, Mode.EXECUTED]
 
 
 @pytest.mark.parametrize(
-    ("meant", "told", "reason", "refused"),
+    ("meant", "seen", "reason", "refused"),
     [
         (Mode.FORKED, [FORKED], "", False),
         (Mode.FORKED, [], "", False),
@@ -60,10 +60,10 @@ def test_each_start_is_found_once_and_only_in_a_whole_line(log: Path) -> None:
     ],
 )
 def test_a_shim_that_was_not_made_as_meant_is_refused_unless_its_test_says_why(
-    log: Path, monkeypatch: pytest.MonkeyPatch, meant: Mode, told: list[Start], reason: str, refused: bool
+    log: Path, monkeypatch: pytest.MonkeyPatch, meant: Mode, seen: list[Start], reason: str, refused: bool
 ) -> None:
     monkeypatch.setattr("integration.framework.shim_modes.TOLD_WITHIN_S", 0.1)
-    log.write_text("".join(map(line, told)))
+    log.write_text("".join(map(line, seen)))
 
     if refused:
         with pytest.raises(AssertionError):

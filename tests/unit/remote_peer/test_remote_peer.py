@@ -1,4 +1,4 @@
-"""The peer of the remote hypervisor without a VM: what it refuses, what it remembers, how it fails when told to."""
+"""The peer of the remote hypervisor without a VM: its refusals, its memory, its faults when asked for."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class AgentClient:
         return answer.payload
 
     def is_answered(self, stream_id: int) -> bool:
-        """Whether the answer is there already, or comes within a moment."""
+        """True if the answer is there already, or comes within a moment."""
         self._socket.settimeout(0.2)
         try:
             data = self._socket.recv(1 << 16)
@@ -306,7 +306,7 @@ def inside(agent: HostedAgent, path: str) -> Path:
 
 
 def cgroup2_root() -> Path:
-    """Where this host has its cgroup v2 hierarchy: alone, or beside version 1."""
+    """The mount point of this host's cgroup v2 hierarchy: alone, or beside version 1."""
     for line in Path("/proc/mounts").read_text().splitlines():
         fields = line.split(" ")
         if fields[2] == "cgroup2":

@@ -42,7 +42,7 @@ with tempfile.TemporaryDirectory() as directory:
 
 
 def children_test(body: str) -> str:
-    """What the body of a coroutine with `children` prints."""
+    """The output of the body of a coroutine with `children`."""
     program = _PROGRAM.replace("{body}", textwrap.indent(textwrap.dedent(body), "    "))
     argv = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, cwd=REPOSITORY)

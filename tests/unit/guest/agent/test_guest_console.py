@@ -45,7 +45,7 @@ asyncio.run(main())
 
 
 def said(command: str, *, waits: bool) -> int:
-    """How many letters Q a shell said to this line; `waits`: nobody reads before the shell has ended."""
+    """The number of letters Q that a shell printed for this line; with `waits` no read comes before its end."""
     program = _PROGRAM.replace("COMMAND", repr(command.encode())).replace("WAITS", repr(waits))
     argv = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=100, cwd=REPOSITORY)

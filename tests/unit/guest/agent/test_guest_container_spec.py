@@ -1,4 +1,4 @@
-"""What a container's spec says holds inside, by the guest agent and real crun on this host."""
+"""A container's spec holds inside, by the guest agent and real crun on this host."""
 
 from __future__ import annotations
 

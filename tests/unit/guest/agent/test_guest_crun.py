@@ -1,4 +1,4 @@
-"""What the guest agent does itself in crun's place."""
+"""Work of crun that the guest agent does itself."""
 
 from __future__ import annotations
 

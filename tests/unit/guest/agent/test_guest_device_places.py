@@ -1,4 +1,4 @@
-"""Where the guest agent finds a device, and what becomes of its numbers in a spec."""
+"""The guest agent finds a device by its place, and writes its numbers into the spec."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_a_node_that_the_guest_does_not_have_leaves_no_container(
 async def test_a_spec_that_comes_between_two_looks_is_found_by_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was missing and which kinds there are must be of one look: a driver may write its spec at any instant."""
+    """Missing devices and present kinds must come from one look: a driver may write its spec at any instant."""
 
     class Overtaken(Cache):
         def edits(self, names: Iterable[str]) -> ContainerEdits:

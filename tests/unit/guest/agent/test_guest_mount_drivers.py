@@ -1,4 +1,4 @@
-"""A file system whose driver is loaded by somebody else at this moment: the mount is tried again, within limits."""
+"""A file system whose driver another program is loading at this moment: the mount is tried again, within limits."""
 
 import errno
 

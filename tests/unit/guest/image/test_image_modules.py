@@ -1,4 +1,4 @@
-"""Which kernel modules a build takes, and that the guest drives every device its VMM can give it."""
+"""The kernel modules that a build takes; the guest drives every device its VMM can give it."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Which packages a build takes, and the kernel's form: resolution, ordering and what is refused."""
+"""The packages that a build takes, and the kernel's form: resolution, order and refusals."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What is put into the images: which files of ours and of packages, and how they are packed."""
+"""The files of the images, ours and those of packages, and how they are packed."""
 
 import os
 import shutil
