@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pyshim.config.catalogue import annotated
 from pyshim.config.effective import Effective, Finding, Level, Setting, contradictions, derived
-from pyshim.config.hashes import HASHED_ASSETS
+from pyshim.config.hashes import HASH_TYPES, HASHED_ASSETS
 from pyshim.config.keys import ANNOTATION_PREFIX, Key, Table, Verdict
 from pyshim.config.values import PATH
 from pyshim.model.config import FILE_SYSTEM_OPTION_PREFIX, SWAP_IN_BYTES_ANNOTATION, SWAPPINESS_ANNOTATION
@@ -158,8 +158,8 @@ def _check_one_spelling(first: Setting | None, second: Setting) -> None:
 
 
 def _not_a_key(name: str) -> list[Finding]:
-    if name.removeprefix(HYPERVISOR_PREFIX) in HASHED_ASSETS and name.startswith(HYPERVISOR_PREFIX):
-        return []
+    if name in HASH_TYPES or (name.startswith(HYPERVISOR_PREFIX) and name[len(HYPERVISOR_PREFIX) :] in HASHED_ASSETS):
+        return []  # `verify_assets` reads them
     if name in _WITHOUT_EFFECT:
         return [_finding(name, Verdict.NO_EFFECT, _WITHOUT_EFFECT[name], True)]
     if name.startswith(FILE_SYSTEM_OPTION_PREFIX):

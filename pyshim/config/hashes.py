@@ -30,9 +30,10 @@ HASHED_ASSETS: Mapping[str, str] = {
     "jailer_hash": "jailer_path",
 }
 """Annotation under io.katacontainers.config.hypervisor. to the key of the file it is about, in both spellings."""
-HASH_TYPE = "io.katacontainers.asset_hash_type"
 CACHE_DIR = "/run/pyshim/asset-hashes"
 _PREFIX = "io.katacontainers.config.hypervisor."
+HASH_TYPES = ("io.katacontainers.asset_hash_type", f"{_PREFIX}asset_hash_type")
+"""The type of the digests, under the names of Kata's Go and Rust runtimes."""
 _DIGEST = re.compile("[0-9a-fA-F]{128}")
 _CHUNK_BYTES = 1 << 20
 _MAX_ENTRIES = 64
@@ -43,9 +44,10 @@ _SETTLED_NS = 2_000_000_000
 def verify_assets(effective: Effective, annotations: Mapping[str, str], cache_dir: str = CACHE_DIR) -> None:
     """Every file a hash annotation names is the one with that hash; raises InvalidArgument naming both otherwise."""
     wanted = {name: annotations[_PREFIX + name] for name in HASHED_ASSETS if _PREFIX + name in annotations}
-    kind = annotations.get(HASH_TYPE, "sha512")
-    if kind != "sha512":
-        raise InvalidArgument(f"read annotation '{HASH_TYPE}': {kind[:100]!r} is not \"sha512\", the only type")
+    for name in HASH_TYPES:
+        kind = annotations.get(name, "sha512")
+        if kind != "sha512":
+            raise InvalidArgument(f"read annotation '{name}': {kind[:100]!r} is not \"sha512\", the only type")
     for name, expected in wanted.items():
         annotation, key = _PREFIX + name, HASHED_ASSETS[name]
         if not _DIGEST.fullmatch(expected):

@@ -88,7 +88,8 @@ _HASHES = """
 ### Hashes of files
 
 A pod can demand that a file is the one it expects: the annotation holds its SHA-512 in hexadecimal digits, and the
-sandbox does not start with another. `io.katacontainers.asset_hash_type` may say `sha512`, the only type.
+sandbox does not start with another. `io.katacontainers.asset_hash_type`, or `asset_hash_type` under the prefix below,
+may say `sha512`, the only type.
 
 | annotation | file of |
 |---|---|

@@ -327,3 +327,11 @@ def test_the_layers_of_a_block_snapshotter_are_refused_by_name(tmp_path: Path) -
 
     with pytest.raises(InvalidArgument, match=f"'{name}': layers that a block snapshotter"):
         applied(tmp_path / "c.toml", ALL, {name: "x"})
+
+
+@pytest.mark.parametrize("name", ["io.katacontainers.asset_hash_type", f"{H}asset_hash_type", f"{H}kernel_hash"])
+def test_annotations_about_hashes_are_no_keys_and_are_accepted(tmp_path: Path, name: str) -> None:
+    text = '[hypervisor.qemu]\nenable_annotations = [".*"]\n'
+
+    before = applied(tmp_path / "c.toml", text, {})
+    assert applied(tmp_path / "c.toml", text, {name: "sha512"}).findings == before.findings
