@@ -21,6 +21,7 @@ from protos.cri import v1_pb2_grpc
 
 from . import processes
 from .containerd import Containerd
+from .crio import Crio
 from .images import IMAGE
 from .waiting import eventually
 
@@ -53,7 +54,7 @@ def refusal(call: Callable[[], object]) -> str:
 class Cri:
     """A client of one containerd. The channel is opened anew after a restart."""
 
-    def __init__(self, daemon: Containerd, *, logs: Path) -> None:
+    def __init__(self, daemon: Containerd | Crio, *, logs: Path) -> None:
         self.daemon = daemon
         self.logs = logs
         self._channel: grpc.Channel | None = None
@@ -63,6 +64,7 @@ class Cri:
         self.close()
         self._channel = grpc.insecure_channel(f"unix://{self.daemon.directories.socket}")
         self._runtime = v1_pb2_grpc.RuntimeServiceStub(self._channel)
+        self._images = v1_pb2_grpc.ImageServiceStub(self._channel)
         eventually(self._is_ready, what="the CRI plugin answers")
 
     def close(self) -> None:
@@ -83,6 +85,10 @@ class Cri:
         method = getattr(self._runtime, name)
         request = getattr(pb, f"{name}Request", None) or pb.UpdateContainerResourcesRequest
         return method(request(**fields), timeout=within_s)
+
+    def pull(self, image: str) -> None:
+        """PullImage."""
+        self._images.PullImage(pb.PullImageRequest(image=pb.ImageSpec(image=image)), timeout=CALL_S)
 
     def run_pod(self, name: str, *, handler: str = HANDLER, **options: Any) -> Pod:
         """RunPodSandbox; see `pod_config` for the options."""
@@ -181,7 +187,7 @@ class Pod:
             security.namespace_options.CopyFrom(self.config.linux.security_context.namespace_options)
         config = pb.ContainerConfig(
             metadata=pb.ContainerMetadata(name=name, attempt=attempt),
-            image=pb.ImageSpec(image=image),
+            image=pb.ImageSpec(image=image, user_specified_image=image),
             command=list(command) or ["sleep", "100000"],
             log_path=f"{name}_{attempt}.log",
             mounts=mounts,

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from bench import stubs
+from pyshim.node.install.drop_ins import Handler
 
-from . import images, releases
+from . import crio, images, releases
 from .containerd import Containerd, Directories, remove_daemon_files
-from .cri import CRI_IMAGE, Cri, Pod
+from .cri import CRI_IMAGE, HANDLER, Cri, Pod
 
 PROJECT = Path(__file__).resolve().parents[2]
 GROUND = Path("/run/pyshim-integration/cri")
@@ -137,6 +138,35 @@ def pod_network() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def crio_daemon(binaries: Path) -> Iterator[Cri]:
+    """A CRI-O with images and network, until the end of the block."""
+    where = crio.CrioDirectories(root=GROUND / "crio", state=Path("/run/crio"))
+    where.root.mkdir(parents=True)
+    with pod_network():
+        daemon = crio.Crio(
+            where,
+            handlers=(Handler(name=HANDLER, source="", config_path=str(PROJECT / "configs/configuration-qemu.toml")),),
+            shim=binaries / "containerd-shim-pykata-v2",
+            cni=GROUND / "cni",
+            pause=PAUSE_IMAGE,
+        )
+        cri: Cri | None = None
+        try:
+            wanted = {CRI_IMAGE: (), PAUSE_IMAGE: ("sleep", "100000")}
+            with crio.image_source(where.root, wanted):
+                daemon.start()
+                cri = Cri(daemon, logs=GROUND / "pods")
+                for name in wanted:
+                    cri.pull(name)
+            yield cri
+        finally:
+            if cri is not None:
+                cri.close()
+            daemon.stop()
+            crio.remove_daemon_files(where)
+
+
+@contextlib.contextmanager
 def cri_daemon(binaries: Path, more_config: str = "") -> Iterator[Cri]:
     """A containerd with CRI, images and network, until the end of the block."""
     with pod_network():
@@ -182,7 +212,8 @@ def import_images(daemon: Containerd) -> None:
 @pytest.fixture(scope="session")
 def cri() -> Iterator[Cri]:
     """The session's containerd with CRI. It is set up before any leak check looks, and checked by each of them."""
-    with cri_daemon(PROJECT / "bin") as client:
+    daemon = crio_daemon if crio.is_chosen() else cri_daemon
+    with daemon(PROJECT / "bin") as client:
         yield client
 
 

@@ -1,0 +1,225 @@
+"""A private CRI-O: own storage, state, socket and configuration, with the handlers of the tests as runtimes of type vm.
+
+CRI names its generation: `CRI=crio make integration FILES=integration/test_cri_life.py`. `build` makes CRI-O from the
+Go module proxy the first time, and pinns from the C sources of the same module; conmon is Debian's. Its two images come
+from a registry on 127.0.0.1, because CRI-O has no import.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from pyshim.node.install.drop_ins import Handler, crio_text
+
+from . import zygote
+from .containerd import Directories, missing_programs
+from .ctr import Ctr
+from .images import write_archive
+from .registry import registry
+from .releases import PROJECT, go_build, run_go
+from .waiting import eventually
+
+CHOICE = "CRI"
+VERSION = "v1.36.3"
+MODULE = "github.com/cri-o/cri-o"
+PROGRAMS = PROJECT / ".build" / "cache" / "crio" / VERSION
+_REGISTRIES = ".config/containers/registries.conf"
+"""Below HOME; CRI-O reads it before the system's."""
+# Without the C libraries of signatures, btrfs and seccomp.
+_TAGS = "containers_image_openpgp exclude_graphdriver_btrfs"
+_CONFIG = """\
+[crio]
+root = "{root}/storage"
+runroot = "{state}/storage"
+log_dir = "{root}/log"
+version_file = "{state}/version"
+version_file_persist = "{root}/version"
+clean_shutdown_file = "{root}/clean.shutdown"
+storage_driver = "overlay"
+[crio.api]
+listen = "{socket}"
+stream_address = "127.0.0.1"
+stream_port = "0"
+[crio.runtime]
+default_runtime = "pykata"
+conmon = "/usr/bin/conmon"
+conmon_cgroup = "pod"
+cgroup_manager = "cgroupfs"
+pinns_path = "{programs}/pinns"
+namespaces_dir = "{state}/ns"
+container_exits_dir = "{state}/exits"
+container_attach_socket_dir = "{state}/attach"
+log_level = "debug"
+hooks_dir = []
+[crio.image]
+pause_image = "{pause}"
+signature_policy = "{root}/policy.json"
+[crio.network]
+network_dir = "{cni}/net.d"
+plugin_dirs = ["{cni}/bin"]
+[crio.nri]
+enable_nri = false
+"""
+
+
+def is_chosen() -> bool:
+    return os.environ.get(CHOICE) == "crio"
+
+
+def build() -> None:
+    """CRI-O and pinns are in PROGRAMS. Raises OSError saying what failed."""
+    if missing := missing_programs("conmon"):
+        raise FileNotFoundError(f"run CRI-O: no program {missing[0]!r} (hint: Debian's package conmon)")
+    with go_build(PROGRAMS, f"CRI-O {VERSION}", "some minutes") as work:
+        if work is None:
+            return
+        run_go(work, "mod", "init", "pyshim.test/crio")
+        run_go(work, "get", "-tool", f"{MODULE}/cmd/crio@{VERSION}")
+        run_go(work, "build", "-trimpath", "-tags", _TAGS, "-o", "bin/", f"{MODULE}/cmd/crio")
+        sources = Path(run_go(work, "list", "-m", "-f", "{{.Dir}}", MODULE).strip()) / "pinns" / "src"
+        files = [str(path) for path in sorted(sources.glob("*.c"))]
+        command = ["gcc", "-std=c99", "-Os", "-static", f'-DVERSION="{VERSION}"', "-o", str(work / "bin/pinns"), *files]
+        subprocess.run(command, check=True)
+
+
+class CrioDirectories(Directories):
+    """Where one CRI-O lives."""
+
+    @property
+    def socket(self) -> Path:
+        return self.state / "crio.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "crio.log"
+
+    def bundle(self, container: str, namespace: str = "default") -> Path:
+        return self.state / "storage" / "overlay-containers" / container / "userdata"
+
+
+class Crio:
+    """One CRI-O daemon. `start` returns when its socket answers; `stop` leaves its pods running."""
+
+    def __init__(
+        self, directories: CrioDirectories, *, handlers: tuple[Handler, ...], shim: Path, cni: Path, pause: str
+    ) -> None:
+        self.directories = directories
+        self._handlers = handlers
+        self._shim = shim
+        self._cni = cni
+        self._pause = pause
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def ctr(self) -> Ctr:
+        pytest.skip("needs containerd's ctr, and CRI-O serves no such client")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def shim_log(self) -> str:
+        """CRI-O's log; shims write theirs through it."""
+        return self.directories.log.read_text(errors="replace")
+
+    def start(self) -> None:
+        zygote.keep_away()
+        where = self.directories
+        (where.root / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        text = _CONFIG.format(
+            root=where.root,
+            state=where.state,
+            socket=where.socket,
+            programs=PROGRAMS,
+            cni=self._cni,
+            pause=self._pause,
+        )
+        (where.root / "crio.conf").write_text(text)
+        drop_ins = where.root / "crio.conf.d"
+        drop_ins.mkdir(exist_ok=True)
+        (drop_ins / "99-pyshim.conf").write_text(crio_text(self._handlers, str(self._shim)))
+        environment = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": str(where.root),
+            **zygote.PATIENT,
+        }
+        with where.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [PROGRAMS / "crio", "--config", where.root / "crio.conf", "--config-dir", drop_ins],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+            )
+        eventually(self._answers, what=lambda: f"CRI-O answers; its log ends: {self.log_tail()}")
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(f"CRI-O exited {self._process.returncode}: {self.log_tail()}")
+        return self.directories.socket.exists()
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End the daemon. Pods and their shims stay."""
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        self.directories.socket.unlink(missing_ok=True)
+
+    def restart(self, number: int = signal.SIGTERM) -> None:
+        self.stop(number)
+        self.start()
+
+    def log_tail(self, lines: int = 15) -> str:
+        return "\n".join(self.directories.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+@contextlib.contextmanager
+def image_source(root: Path, images: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
+    """CRI-O can pull these images (name: entry point) from docker.io, which is a registry of ours within the block."""
+    with contextlib.ExitStack() as end:
+        tables = []
+        for name, entrypoint in images.items():
+            archive = root / "image.tar"
+            write_archive(archive, name, entrypoint)
+            repository = name.removeprefix("docker.io/").rpartition(":")[0]
+            served = end.enter_context(registry("127.0.0.1", archive, repository))
+            archive.unlink()
+            location = f"{served.url.removeprefix('http://')}/{repository}"
+            tables.append(
+                f'[[registry]]\nprefix = "docker.io/{repository}"\nlocation = "{location}"\ninsecure = true\n'
+            )
+        path = root / _REGISTRIES
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(tables))
+        yield
+
+
+def remove_daemon_files(where: CrioDirectories) -> None:
+    """CRI-O's own files are gone, and the mount that its storage makes of a directory."""
+    subprocess.run(["umount", "--lazy", where.root / "storage" / "overlay"], check=False, capture_output=True)
+    for directory in (where.root, where.state):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    try:
+        build()
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(f"crio: {error}")
