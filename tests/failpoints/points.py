@@ -71,7 +71,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
 }
 AGENT_CALLS = (
     *("Check", "SetPolicy", "CreateSandbox", "DestroySandbox", "GetGuestDetails", "OnlineCPUMem", "GetOOMEvent"),
-    *("GetVolumeStats", "ResizeVolume", "AddSwap", "GetMetrics", "GetIPTables", "SetIPTables"),
+    *("GetVolumeStats", "ResizeVolume", "UpdateEphemeralMounts", "AddSwap", "GetMetrics", "GetIPTables", "SetIPTables"),
     *("UpdateInterface", "UpdateRoutes", "AddARPNeighbors"),
     *("CreateContainer", "StartContainer", "RemoveContainer", "UpdateContainer", "StatsContainer"),
     *("PauseContainer", "ResumeContainer", "ExecProcess", "SignalProcess", "WaitProcess", "TtyWinResize"),

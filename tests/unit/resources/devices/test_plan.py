@@ -13,7 +13,7 @@ from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, Hos
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.guest import GuestContainer
 from pyshim.model.kind import ContainerKind
-from pyshim.model.oci import OciDevice, OciSpec
+from pyshim.model.oci import NO_HOOKS, OciDevice, OciSpec
 from pyshim.model.vm import PortKind, VfioDevice
 from pyshim.pod.plan.kernel_params import kernel_params
 from pyshim.resources.devices.plan.devices import (
@@ -61,6 +61,7 @@ def spec(annotations: Mapping[str, str] | None = None, *nodes: str) -> OciSpec:
         devices=tuple(OciDevice(path=path, type="c", major=1, minor=1) for path in nodes),
         cgroups_path="",
         annotations=annotations or {},
+        hooks=NO_HOOKS,
         raw={},
     )
 
