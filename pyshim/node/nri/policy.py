@@ -21,6 +21,7 @@ from pyshim.node.nri.assignments import (
     apply,
     check_need,
     place_or_share,
+    release,
 )
 
 GROUP = "pyshim.nri.policies"
@@ -92,10 +93,10 @@ class GuardedPolicy:
     def place(self, assignments: Assignments, need: Need) -> Assignments:
         """As `assignments.place_or_share`. Raises PlacementError, InvalidArgument."""
         check_need(need)
-        if need.sandbox_id in assignments.needs:
-            return place_or_share(assignments, need)
+        if assignments.needs.get(need.sandbox_id) == need:
+            return assignments
         try:
-            return self._placed(assignments, need)
+            return self._placed(release(assignments, need.sandbox_id), need)
         except _Refused as refused:
             self._on_refusal(need, str(refused))
             return place_or_share(assignments, need)

@@ -77,6 +77,18 @@ def _in_cluster(place: InCluster, pair: SelfSigned) -> list[Object]:
             "spec": {"selector": _LABELS, "ports": [{"name": "https", "port": 443, "targetPort": "https"}]},
         },
         {
+            # The API server is no pod, so no policy can name it. The webhook itself calls nothing.
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata,
+            "spec": {
+                "podSelector": {"matchLabels": _LABELS},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": [{"ports": [{"port": "https"}]}],
+                "egress": [],
+            },
+        },
+        {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
             "metadata": metadata,

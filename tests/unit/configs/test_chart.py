@@ -304,6 +304,7 @@ def test_the_webhook_is_the_one_that_pyshim_prints(program: str) -> None:
         ("MutatingWebhookConfiguration", lambda each: _without_authority(each["webhooks"])),
         ("ValidatingWebhookConfiguration", lambda each: _without_authority(each["webhooks"])),
         ("Service", lambda each: each["spec"]),
+        (POLICY, lambda each: each["spec"]),
         ("Deployment", lambda each: each["spec"]["replicas"]),
         ("Deployment", lambda each: _container(each, "readinessProbe", "livenessProbe", "lifecycle", "resources")),
         ("Deployment", lambda each: _container(each, "ports", "volumeMounts", "securityContext")),

@@ -11,6 +11,7 @@ from pyshim.model.errors import InvalidArgument
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.assignments import Assignments, PlacementError, free_cpus, place, place_or_share, shared_cpus
 from pyshim.node.nri.description import machine
+from pyshim.node.nri.pods import Pods
 from pyshim.node.nri.policies import OURS
 from pyshim.node.nri.policy import Decision, GuardedPolicy, Policy, load
 from tests.fakes.machines import ALL, ONE_NODE, SUB_NUMA, TWO_SOCKETS, need
@@ -139,6 +140,33 @@ def test_a_policy_can_move_the_vms_that_share_cpus() -> None:
     assert (refusals, moved.cpu_nodes, moved.memory_nodes) == ([], (1 - home,), memory)
     node = {cpu.id: cpu.node for cpu in EMPTY.machine.cpus}
     assert {node[cpu] for cpu in moved.vcpu_cpus} == {1 - home}
+
+
+def test_the_same_need_again_changes_nothing_and_another_is_placed_by_the_policy() -> None:
+    sizes = []
+
+    def function(_: Assignments, asked: Need) -> Decision:
+        sizes.append(asked.vcpus)
+        return own(tuple(range(8, 8 + asked.vcpus)))
+
+    guard, refusals = guarded(Foreign(function))
+    first = guard.place(EMPTY, need("a", 2))
+
+    assert guard.place(first, need("a", 2)) is first
+    assert guard.place(first, need("a", 3)).placements["a"].vcpu_cpus == (8, 9, 10)
+    assert (refusals, sizes) == ([], [2, 3])
+
+
+def test_a_restarted_plugin_keeps_what_a_policy_placed_and_asks_it_for_the_next_vm() -> None:
+    guard, _ = guarded(Foreign(lambda _, asked: own((8, 9) if asked.sandbox_id == "a" else (10, 11))))
+    before = Pods(EMPTY, frozenset({"pykata"}), place=guard.place)
+    placement = before.ask(need("a", 2))
+
+    after = Pods(EMPTY, frozenset({"pykata"}), place=guard.place)
+    after.placed_before(need("a", 2), placement)
+    after.ask(need("b", 2))
+
+    assert {each: had.vcpu_cpus for each, had in after.assignments.placements.items()} == {"a": (8, 9), "b": (10, 11)}
 
 
 @pytest.mark.parametrize("policy", OURS)

@@ -46,7 +46,7 @@ def test_a_cluster_gets_all_it_needs(capsys: pytest.CaptureFixture[str]) -> None
     objects = printed(capsys, "--image", "r/pyshim:1", "--namespace", "vm", "--", "--node-cpus", "64")
 
     assert list(objects) == [
-        *("Namespace", "Secret", "ConfigMap", "Service", "Deployment"),
+        *("Namespace", "Secret", "ConfigMap", "Service", "NetworkPolicy", "Deployment"),
         *("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"),
     ]
     assert {each["metadata"]["namespace"] for kind, each in objects.items() if "namespace" in each["metadata"]} == {
@@ -58,6 +58,9 @@ def test_a_cluster_gets_all_it_needs(capsys: pytest.CaptureFixture[str]) -> None
     assert objects["ConfigMap"]["data"]["pykata.toml"] == (PROJECT / "configs/configuration-qemu.toml").read_text()
     labels = objects["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert objects["Service"]["spec"]["selector"] == labels
+    policy = objects["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert (policy["ingress"], policy["egress"]) == ([{"ports": [{"port": "https"}]}], [])
 
 
 def test_the_api_server_calls_for_the_creation_of_pods_of_the_classes(capsys: pytest.CaptureFixture[str]) -> None:
