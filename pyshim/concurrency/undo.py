@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from pyshim.concurrency.deadlines import MARGIN_S, UNDO_S, within
+from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, UNDO_S, within
 from pyshim.concurrency.tasks import to_the_end
 from pyshim.model.errors import ShimError
 from pyshim.model.ledger import Ledger, LedgerEntry
@@ -43,7 +43,7 @@ class Undo:
         for entry in entries:
             self.push(ledger.release, entry)
         if together:
-            self.push_for(UNDO_S + MARGIN_S, _release_together, ledger, together)
+            self.push_for(CHANGE_S + MARGIN_S, _release_together, ledger, together)
 
     async def run(self) -> Exception | None:
         """Every step was tried, last first, also when the caller is cancelled; what failed stays for the next run.
@@ -68,10 +68,13 @@ class Undo:
 
 
 async def _release_together(ledger: Ledger, entries: tuple[LedgerEntry, ...]) -> None:
-    """Each was tried, each within UNDO_S. Raises the first failure; the others are logged."""
+    """Each was tried, each within CHANGE_S: a busy server takes seconds for an unmount.
+
+    Raises the first failure; the others are logged.
+    """
 
     async def release(entry: LedgerEntry) -> None:
-        async with within(UNDO_S, f"release {entry.kind.value} '{entry.key}'"):
+        async with within(CHANGE_S, f"release {entry.kind.value} '{entry.key}'"):
             await ledger.release(entry)
 
     results = await asyncio.gather(*map(release, entries), return_exceptions=True)
