@@ -88,6 +88,8 @@ def check_config(config: VmConfig) -> None:
         problem = f"{config.cpu.boot_vcpus} vCPUs"
     elif config.memory.virtio_mem and config.machine_type == "microvm":
         problem = "microvm has no virtio-mem"
+    elif config.memory_dump is not None and config.machine_type == "microvm":
+        problem = "microvm has no pvpanic, so that a dump of the guest's memory would never begin"
     elif config.memory.boot_mib < 1:
         problem = f"{config.memory.boot_mib} MiB of memory"
     elif any(len(nic.vhost_fds) not in (0, len(nic.tap_fds)) or not nic.tap_fds for nic in config.nics):
@@ -152,6 +154,8 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
     words += devices.numa(config.memory, config.numa) if config.numa else devices.ram(config.memory)
     words += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
+    if config.memory_dump is not None:
+        words += ("-action", "panic=pause")
     if config.machine_type == "q35":
         words += ("-rtc", "base=utc,driftfix=slew,clock=host", "-global", "kvm-pit.lost_tick_policy=discard")
     else:

@@ -360,6 +360,11 @@ class Monitor:
                 raise QmpGone(f"send descriptor {name!r} to qemu: {_cause(error)}") from error
             await self.execute("getfd", {"fdname": name})
 
+    async def dump_guest_memory(self, fd_name: str, *, paging: bool) -> None:
+        """QEMU has begun to write the guest's memory into the descriptor of that name; DUMP_COMPLETED says its end."""
+        fields = {"paging": paging, "protocol": f"fd:{fd_name}", "detach": True}
+        await self.execute("dump-guest-memory", fields)
+
     async def add_fd(self, fd: int) -> int:
         """QEMU holds a copy of `fd` in a new set, whose number is returned: QEMU opens it as `/dev/fdset/NUMBER`."""
         async with self._fd_lock:

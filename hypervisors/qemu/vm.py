@@ -25,6 +25,7 @@ from hypervisors.qemu.exits import ExitClues, vm_exit
 from hypervisors.qemu.guards.launch import attest
 from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
+from hypervisors.qemu.memory_dump import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
 from hypervisors.qemu.user import (
     first_denied,
@@ -56,6 +57,7 @@ from pyshim.model.vm import (
     Capabilities,
     Device,
     GuestLocation,
+    MemoryDump,
     SerialChannel,
     VfioDevice,
     VhostUserVsockChannel,
@@ -125,6 +127,7 @@ class QemuVm:
         self._owned: list[LedgerEntry] = []
         self._exit: asyncio.Future[VmExit] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._dumping: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
 
     # Questions
@@ -482,7 +485,7 @@ class QemuVm:
                 )
                 child.kill()
         await ended
-        await cancel_all(no_vsock)
+        await cancel_all(no_vsock, *([self._dumping] if self._dumping is not None else []))
         await asyncio.wait({closed}, timeout=_LAST_EVENTS_S)
         await monitor.close()
         await closed
@@ -508,11 +511,38 @@ class QemuVm:
         match event.name:
             case "GUEST_PANICKED":
                 self._clues.panic_event = True
+                self._dump_memory()
             case "SHUTDOWN":
                 self._clues.shutdown_cause = event.text("reason")
             case _:
                 return
         log.info("vm event", extra={"sandbox": self._clues.sandbox_id, "event": event.name})
+
+    def _dump_memory(self) -> None:
+        """QEMU, which the panic has paused, writes the guest's memory and then ends, if the configuration wants it."""
+        if self._vm is None or self._vm.memory_dump is None or self._dumping is not None:
+            return
+        name = f"dump/vm/{self._vm.sandbox_id}"
+        self._dumping = asyncio.create_task(self._dump_and_end(self._vm, self._vm.memory_dump), name=name)
+
+    async def _dump_and_end(self, config: VmConfig, plan: MemoryDump) -> None:
+        assert self._monitor is not None
+        assert self._child is not None
+        facts = {"sandbox": config.sandbox_id}
+        try:
+            path = await dump_memory(self._monitor, plan, config.sandbox_id)
+            log.info("guest memory dumped", extra={**facts, "path": path})
+        except OSError as error:
+            cause = describe_os_error(error)
+            log.warning("guest memory not dumped", extra={**facts, "error": f"{plan.directory!r}: {cause}"})
+        except ShimError as error:
+            log.warning("guest memory not dumped", extra={**facts, "error": str(error)})
+        with suppress(ShimError):
+            await self._monitor.quit(QUIT_GRACE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUIT_GRACE_S):
+                await self._child.wait()
+        await self._child.end()
 
     # Changes while it lives
 

@@ -176,8 +176,14 @@ SIZE: tuple[Key, ...] = (
     _RS.never(
         "guest_swap_create_threshold_secs", whole(0, 86_400), 60, "Seconds before a swap disk is made.", _SWAP_AS_ASKED
     ),
-    _H.later("guest_memory_dump_path", PATH, "", "Directory for the guest's memory when its kernel panics."),
-    _H.later(
+    _H.used(
+        "guest_memory_dump_path",
+        PATH,
+        "",
+        "Directory for the guest's memory when its kernel panics, as `<sandbox>/vmcore-<time>.elf`, if it has room."
+        " The guest's kernel needs its pvpanic driver. Empty: no dump.",
+    ),
+    _H.used(
         "guest_memory_dump_paging", BOOL, False, "Dump with guest paging, so that debuggers find virtual addresses."
     ),
 )

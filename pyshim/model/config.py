@@ -58,6 +58,8 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host nodes of each guest node, as they were written; empty: as many as the VM needs."""
     enable_guest_swap: bool
     guest_swap_path: str
+    guest_memory_dump_path: str
+    guest_memory_dump_paging: bool
     # Safety.
     confidential_guest: bool
     sev_snp_guest: bool

@@ -286,6 +286,13 @@ class ExtensionDisk(msgspec.Struct, frozen=True, kw_only=True):
     path: str
 
 
+class MemoryDump(msgspec.Struct, frozen=True, kw_only=True):
+    directory: str
+    """Each sandbox has a directory in it, made when needed."""
+    paging: bool
+    """The file has the guest's virtual addresses beside the physical ones."""
+
+
 class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One VM, decided: every field has its final value."""
 
@@ -333,6 +340,8 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that `stop` may take."""
     is_privileged: bool = False
     """The VMM, and a vsock program, keep the shim's capabilities."""
+    memory_dump: MemoryDump | None = None
+    """Where the guest's memory is written when its kernel panics; None for no dump."""
     dumps_core: bool = False
     """A crash of the VMM, or of a vsock program, may write a core, guest memory included."""
     first_user_id: int = 0

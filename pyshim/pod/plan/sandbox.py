@@ -21,6 +21,7 @@ from pyshim.model.vm import (
     ExtensionDisk,
     ImageDriver,
     MemoryConfig,
+    MemoryDump,
     PciLayout,
     SerialChannel,
     ShareDevice,
@@ -208,6 +209,9 @@ def _vm(
         pci=_pci(config, devices, guard),
         is_privileged=hypervisor.privileged_vmm,
         dumps_core=hypervisor.enable_core_dumps,
+        memory_dump=MemoryDump(directory=hypervisor.guest_memory_dump_path, paging=hypervisor.guest_memory_dump_paging)
+        if hypervisor.guest_memory_dump_path
+        else None,
         first_user_id=hypervisor.rootless_first_id if hypervisor.rootless else 0,
         opens_sockets=hypervisor.enable_vhost_user_store and hypervisor.vhost_user_reconnect_timeout_s > 0,
         extensions=tuple(

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hypervisors.qemu import vm
+from hypervisors.qemu import memory_dump, vm
 from hypervisors.qemu.console import MAX_FILE_BYTES
 from hypervisors.qemu.vm import QemuVm, VmStartFailed, VmStartTimedOut
 from pyshim.cleanup.release import release
@@ -28,7 +28,7 @@ from pyshim.host.processes.identity import arguments
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind
-from pyshim.model.vm import VmConfig, VmExit, VmExitKind, VsockChannel
+from pyshim.model.vm import MemoryDump, VmConfig, VmExit, VmExitKind, VsockChannel
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.open_files import same_open_files
 from tests.fakes.tiny_kernel import FLOOD, HALT, PANIC_EVENT, POWER_OFF, RESET, say
@@ -115,6 +115,72 @@ def test_how_a_guest_ends_and_its_last_words(tmp_path: Path, code: str, kind: Vm
         assert [word for word in words if word not in ended.reason] == []
 
     run(tmp_path, scenario)
+
+
+def panics_with_dump(bench: Bench, directory: Path, *, paging: bool = False) -> VmConfig:
+    return bench.config(PANIC_EVENT + HALT, memory_dump=MemoryDump(directory=str(directory), paging=paging))
+
+
+@pytest.mark.parametrize("paging", [False, True])
+def test_the_memory_of_a_guest_that_panicked_is_in_a_file(tmp_path: Path, paging: bool) -> None:
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps", paging=paging))
+        await bench.vm.start()
+        ended = await bench.vm.wait()
+        await bench.vm.stop()
+
+        assert ended.kind is VmExitKind.GUEST_PANIC
+
+    run(tmp_path, scenario)
+
+    (file,) = tmp_path.glob("dumps/*/vmcore-*.elf")
+    with file.open("rb") as dump:
+        assert dump.read(4) == b"\x7fELF"
+    assert file.stat().st_size > 256 << 20
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.unlink()
+
+
+@pytest.mark.parametrize(("reason", "words"), [("full", "has no room for 256 MiB"), ("a file", "ENOTDIR")])
+def test_a_dump_that_cannot_be_made_is_a_warning_and_the_guest_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, reason: str, words: str
+) -> None:
+    if reason == "full":
+        monkeypatch.setattr(memory_dump, "free_bytes", lambda _directory: 256 << 20)
+    else:
+        (tmp_path / "dumps").touch()
+
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
+        await bench.vm.start()
+        assert (await bench.vm.wait()).kind is VmExitKind.GUEST_PANIC
+        await bench.vm.stop()
+
+    run(tmp_path, scenario)
+
+    (warning,) = [record for record in caplog.records if record.getMessage() == "guest memory not dumped"]
+    assert words in vars(warning)["error"]
+    assert not list(tmp_path.glob("dumps/*/*"))
+
+
+def test_stopping_a_vm_that_dumps_its_memory_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = asyncio.Event()
+
+    async def endless(*_arguments: object) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(memory_dump, "_dumped", endless)
+
+    async def scenario(bench: Bench) -> None:
+        await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
+        await bench.vm.start()
+        await started.wait()
+        await bench.vm.stop()
+
+    run(tmp_path, scenario)
+
+    assert not list(tmp_path.glob("dumps/*/*"))
 
 
 def test_console_text_cannot_forge_or_command(tmp_path: Path) -> None:
