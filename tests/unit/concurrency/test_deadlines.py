@@ -55,11 +55,7 @@ CALLS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (LinuxCgroups.make, (GROUPS,), "make cgroups '/a', '/b': not done within 30 s"),
     (LinuxCgroups.start_scope, (Some(unit="a.scope"),), "start scope 'a.scope': not done within 30 s"),
     (LinuxCgroups.join, (GROUPS[0], (1,)), "join cgroup '/a': not done within 30 s"),
-    (
-        LinuxCgroups.join_family,
-        (GROUPS[0], (1,)),
-        "move processes and their children into cgroup '/a': not done within 30 s",
-    ),
+    (LinuxCgroups.join_family, (GROUPS[0], (1,)), "join cgroup '/a': not done within 30 s"),
     (LinuxCgroups.join_threads, (GROUPS[0], (1,)), "move threads into cgroup '/a': not done within 30 s"),
     (LinuxCgroups.leave, (GROUPS,), "leave cgroups: not done within 30 s"),
     (LinuxCgroups.apply, (GROUPS[0], ()), "set limits of cgroup '/a': not done within 30 s"),

@@ -29,6 +29,7 @@ HANGS = {
     "cgroups.occupants": "look into cgroups '",
     "cgroups.make": "make cgroups '",
     "cgroups.join": "join cgroup '",
+    "cgroups.join_family": "join cgroup '",
     "cgroups.join_threads": "move threads into cgroup '",
     "cgroups.apply": "set limits of cgroup '",
     "cgroups.device_rules": "look at device nodes",

@@ -73,7 +73,7 @@ class LinuxCgroups:
 
         await thread_to_the_end(join)
 
-    @within_s(CHANGE_S, "move processes and their children into cgroup '{group.path}'")
+    @within_s(CHANGE_S, "join cgroup '{group.path}'")
     async def join_family(self, group: Group, pids: Iterable[int]) -> None:
         """The processes and all their descendants are in the group: virtiofsd serves from a child."""
 
