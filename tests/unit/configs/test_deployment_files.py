@@ -97,9 +97,9 @@ def test_the_shipped_overhead_agrees_with_the_shipped_configuration(
 
     assert operator_main([*words, "--config", str(CONFIGS / "configuration-qemu.toml")]) == 0
 
-    told = json.loads(capsys.readouterr().out)
-    assert told["kubernetes"]["overhead"] == {"cpu": "250m", "memory": str(320 << 20)}
-    view = told["policies"][told["policy_in_force"]]
+    document = json.loads(capsys.readouterr().out)
+    assert document["kubernetes"]["overhead"] == {"cpu": "250m", "memory": str(320 << 20)}
+    view = document["policies"][document["policy_in_force"]]
     assert view["disagreements"] == []
     assert (view["vcpus"]["granted"], view["memory_mib"]["granted"]) == (1, 368)
     assert view["class_fixed"]["cpu"] == "250m"

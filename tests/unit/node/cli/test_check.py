@@ -282,9 +282,9 @@ def test_a_configuration_that_cannot_be_read_is_a_verdict(made_up: Callable[...,
 def test_the_overhead_is_compared_with_the_configuration(
     made_up: Callable[..., HostReport], cpus: int, memory_mib: int, level: str, text: str
 ) -> None:
-    told = {"cpu": Fraction(cpus), "memory": Fraction(memory_mib * MIB)}
+    stated = {"cpu": Fraction(cpus), "memory": Fraction(memory_mib * MIB)}
 
-    verdict = of(verdicts(made_up(), told), "overhead")
+    verdict = of(verdicts(made_up(), stated), "overhead")
 
     assert (verdict.level, text in verdict.text) == (level, True), verdict
 

@@ -248,7 +248,7 @@ def test_what_is_not_provably_ours_is_left_alone(
     assert node.state_file("theirs").read_text() == body
 
 
-def test_what_cannot_be_undone_is_kept_and_told_and_the_others_are_cleaned(
+def test_an_entry_that_cannot_be_undone_stays_and_is_reported_and_the_others_are_cleaned(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stuck = entry(ResourceKind.SOCKET, node.directory("vm", "bad", "in-the-way"))
@@ -264,7 +264,7 @@ def test_what_cannot_be_undone_is_kept_and_told_and_the_others_are_cleaned(
     assert not node.store.has_record("good")
 
 
-def test_what_no_shim_can_have_written_is_reported_once_and_then_forgotten(
+def test_an_entry_that_no_shim_can_have_written_is_reported_once_and_dropped(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It will never be undone, so keeping it would fail every later run."""

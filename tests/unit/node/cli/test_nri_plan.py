@@ -193,9 +193,7 @@ def test_reserved_cpus_that_are_no_list_are_wrong_usage(
     assert "'some' is not a list of CPUs" in capsys.readouterr().err
 
 
-def test_a_pod_whose_vm_is_elsewhere_has_no_place_here(
-    files: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pod_with_a_remote_vm_has_no_place_here(files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     Path(files["config.toml"]).write_text("[hypervisor.remote]\nremote_hypervisor_socket = '/s'\n[agent.kata]\n")
 
     assert run(words(files, "--json")) == 0

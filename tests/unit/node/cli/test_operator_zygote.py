@@ -13,7 +13,7 @@ from pyshim.start.zygote import address
 REPOSITORY = Path(__file__).parents[4]
 
 
-def test_the_command_becomes_an_isolated_zygote_and_ends_when_told() -> None:
+def test_the_command_becomes_an_isolated_zygote_and_ends_at_sigterm() -> None:
     with tempfile.TemporaryDirectory(prefix="zygote-") as directory:
         command = [sys.executable, "-m", "pyshim", "zygote", "--directory", directory]
         process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)

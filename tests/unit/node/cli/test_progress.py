@@ -48,7 +48,7 @@ def test_a_program_reads_the_same_whether_a_person_watches_or_not(terminal: bool
     assert out == "did a\ndid b\n[]\n"
 
 
-def test_only_a_terminal_is_told() -> None:
+def test_only_a_terminal_gets_progress() -> None:
     _, shown = ran(terminal=True)
     _, written = ran(terminal=False)
 

@@ -188,7 +188,7 @@ def test_a_release_that_cannot_be_made_changes_nothing(node: Path) -> None:
     assert everything(node) == before
 
 
-def test_what_was_rolled_back_is_told_once_the_check_has_begun(node: Path) -> None:
+def test_a_rollback_is_reported_once_the_check_has_begun(node: Path) -> None:
     disk, before, said = Disk(str(node)), everything(node), []
 
     with pytest.raises(Fault):

@@ -146,7 +146,7 @@ class Node:
 
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(GENEROUS_S):
-        while not condition():  # noqa: ASYNC110 - of the agent's process and files, which tell nobody
+        while not condition():  # noqa: ASYNC110 - the agent's process and files send no event
             await asyncio.sleep(0.01)
 
 
@@ -272,7 +272,7 @@ def test_pods_of_an_earlier_release_are_named_until_they_end_and_then_it_is_remo
     assert OLDER_PODS not in node.notes
 
 
-def test_a_file_that_was_edited_later_is_told(tmp_path: Path) -> None:
+def test_a_file_that_was_edited_later_is_reported(tmp_path: Path) -> None:
     async def scene(node: Node, access: Access) -> None:
         async with node.running(access):
             await until(node.ready.exists)
@@ -284,7 +284,7 @@ def test_a_file_that_was_edited_later_is_told(tmp_path: Path) -> None:
     assert node.notes[MESSAGE] == "not as installed: /etc/pyshim/configuration.toml"
 
 
-def test_a_class_whose_overhead_does_not_fit_is_told(tmp_path: Path) -> None:
+def test_a_class_whose_overhead_does_not_fit_is_reported(tmp_path: Path) -> None:
     async def scene(node: Node, access: Access) -> None:
         node.server.classes["pykata"] = {"kind": "RuntimeClass", "metadata": {"name": "pykata"}}
         verdicts = [

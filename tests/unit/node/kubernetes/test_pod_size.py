@@ -181,7 +181,7 @@ def test_requests_are_aggregated_as_kubernetes_does(found: PodSizing, requests: 
     assert found.effective_requests() == requests
 
 
-def test_the_overhead_is_reserved_and_is_part_of_the_cgroups_limit_but_not_of_what_the_shim_is_told() -> None:
+def test_the_overhead_is_reserved_and_is_part_of_the_cgroups_limit_but_not_of_the_shims_annotations() -> None:
     found = pod(container(limits=amounts("1", "1Gi")), overhead=amounts("250m", "320Mi"))
 
     assert found.reserved() == amounts("1250m", "1344Mi")
@@ -207,9 +207,12 @@ def test_the_overhead_is_reserved_and_is_part_of_the_cgroups_limit_but_not_of_wh
     ],
 )
 def test_kubelet_tells_quota_and_shares(cpu: str, quota: str, shares: str) -> None:
-    told = pod(container(limits=amounts(cpu))).sandbox_annotations()
+    annotations = pod(container(limits=amounts(cpu))).sandbox_annotations()
 
-    assert (told["io.kubernetes.cri.sandbox-cpu-quota"], told["io.kubernetes.cri.sandbox-cpu-shares"]) == (
+    assert (
+        annotations["io.kubernetes.cri.sandbox-cpu-quota"],
+        annotations["io.kubernetes.cri.sandbox-cpu-shares"],
+    ) == (
         quota,
         shares,
     )
