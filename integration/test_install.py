@@ -197,8 +197,8 @@ def test_install_upgrade_and_uninstall(node: Node, layout: str, scratch: Path) -
 
     said = node.install("--restart")
     assert runtimes() == HANDLERS
-    assert ("change /etc/containerd/config.toml" in said) == (layout != "imports")
-    assert DROP_IN.exists() == (layout in ("version-3", "imports"))
+    assert ("change /etc/containerd/config.toml" in said) == (layout not in ("imports", "version-4"))
+    assert DROP_IN.exists() == (layout in ("version-3", "version-4", "imports"))
     assert "ok: containerd" in node.pyshim("verify", "--socket", str(SOCKET))
     assert "ok     /etc/pyshim/configuration.toml" in node.pyshim("status")
     pid = (GROUND / "pid").read_text()
