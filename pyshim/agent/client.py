@@ -79,7 +79,9 @@ The last one is what the kernel answers to a read of a terminal after the last p
 never fails so.
 """
 KEEPS_OUTPUT = "output-after-wait"
-"""The extra feature of our own agent: output stays readable after WaitProcess, and a read of no bytes ends it."""
+"""An extra feature of our own agent: output stays readable after WaitProcess, and a read of no bytes ends it."""
+JOINS_BY_NAME = "join-pid-namespace-by-name"
+"""Another: a container joins the pid namespace of the container that its spec names."""
 _BACKTRACE = "Stack backtrace:"
 """The beginning of kata-agent's addition to its errors (anyhow, RUST_BACKTRACE=full)."""
 
@@ -135,7 +137,7 @@ class AgentClient:
         self._durations = durations or Durations()
         self._timeout_s = request_timeout_s
         self._set_up_timeout_s = request_timeout_s if set_up_timeout_s is None else set_up_timeout_s
-        self._keeps_output: bool | None = None
+        self._features: frozenset[str] | None = None
 
     # ---- connection
 
@@ -364,9 +366,15 @@ class AgentClient:
         return data
 
     async def keeps_output(self) -> bool:
-        if self._keeps_output is None:
-            self._keeps_output = KEEPS_OUTPUT in (await self.guest_details()).extra_features
-        return self._keeps_output
+        return await self._has(KEEPS_OUTPUT)
+
+    async def joins_by_name(self) -> bool:
+        return await self._has(JOINS_BY_NAME)
+
+    async def _has(self, feature: str) -> bool:
+        if self._features is None:
+            self._features = frozenset((await self.guest_details()).extra_features)
+        return feature in self._features
 
     async def end_output(self, container_id: str, exec_id: str) -> None:
         request = pb.ReadStreamRequest(container_id=container_id, exec_id=exec_id, len=0)

@@ -83,6 +83,9 @@ class Agent(ContainerAgent, Protocol):
     async def create_sandbox(self, sandbox: GuestSandbox) -> None: ...
     async def destroy_sandbox(self) -> None: ...
     async def guest_details(self) -> AgentDetails: ...
+    async def joins_by_name(self) -> bool:
+        """A container can join the pid namespace of any other; kata-agent shares that of the first one only."""
+
     async def metrics(self) -> str:
         """The guest's metrics, in Prometheus' text format."""
 

@@ -39,7 +39,7 @@ from pyshim.pod.killing import signal_exec, signal_init
 from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
 from pyshim.pod.plan.container import without_image
-from pyshim.pod.plan.pid_namespace import require_first
+from pyshim.pod.plan.pid_namespace import container_to_join, with_namespace_of
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
 from pyshim.pod.services import ContainerServices
@@ -197,7 +197,8 @@ class Pod:
             )
             plan, resources = without_image(plan), {}
         elif plan.guest.shared_pid_namespace:
-            await self._share_pid_namespace(request.container_id, sandbox)
+            target = await self._share_pid_namespace(request.container_id, sandbox)
+            plan = plan if target is None else replace(plan, guest=with_namespace_of(plan.guest, target))
         services = ContainerServices(
             namespace=self._identity.namespace,
             agent=agent,
@@ -234,20 +235,20 @@ class Pod:
         self._saved.save_soon()
         return container
 
-    async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> None:
-        """The pid namespace that the guest's agent shares is the one that the container is to join."""
+    async def _share_pid_namespace(self, container_id: ContainerId, sandbox: Sandbox) -> str | None:
+        """The container whose pid namespace is to be joined; None when the agent shares the right one by itself."""
         if self._pause is None or self._pause.is_in_guest:
-            return
+            return None
         others = [other for other in self._containers.values() if other.id != self._owner]
         if not others:
             await self._pause.enter_guest(sandbox.plan.config.runtime.create_container_timeout_s)
-            return
+            return None
         joinable = [
             other.id
             for other in others
             if not other.plan.guest.shared_pid_namespace and other.init.status is not Status.STOPPED
         ]
-        require_first(container_id, joinable, self._first)
+        return container_to_join(container_id, joinable, self._first, by_name=await sandbox.agent.joins_by_name())
 
     @property
     def is_empty(self) -> bool:

@@ -13,7 +13,7 @@ from protos.agent.oci_pb2 import Spec
 from guest.agent import mounts
 from guest.agent.children import Children
 from guest.agent.container.cdi import NamedDevices, apply_edits
-from guest.agent.container.container import CONTAINERS, Containers
+from guest.agent.container.container import CONTAINERS, Container, Containers
 from guest.agent.container.crun import Crun
 from guest.agent.container.oom import OomEvents
 from guest.agent.container.spec import check_id, check_spec, guest_cgroup, oci_config, oci_resources
@@ -30,6 +30,9 @@ from guest.agent.storage.table import StorageTable
 log = logging.getLogger(__name__)
 
 MAX_HOSTNAME_BYTES = 64  # of the kernel
+
+_OF_CONTAINER = "container:"
+"""Before the id of the container whose pid namespace a spec names."""
 
 
 class ContainerCalls:
@@ -83,7 +86,7 @@ class ContainerCalls:
             spec,
             rootfs=rootfs,
             cgroup=guest_cgroup(spec.Linux.CgroupsPath, cid),
-            pid_namespace=self._pid_namespace() if request.sandbox_pidns else "",
+            pid_namespace=self._pid_namespace(spec) if request.sandbox_pidns else "",
             hooks=self._sandbox.hooks,
             online_cpus=_online_cpus(),
             limits_devices=self._crun.limits_devices,
@@ -98,18 +101,20 @@ class ContainerCalls:
             fields = {"container": cid, "count": len(request.shared_mounts)}
             log.warning("shared mounts are not supported", extra=fields)
 
-    def _pid_namespace(self) -> str:
-        """The path of the sandbox's pid namespace, "" while it has none."""
+    def _pid_namespace(self, spec: Spec) -> str:
+        """The path of the pid namespace to join: that of the container which the spec names, or the sandbox's.
+
+        "" while the sandbox has none.
+        """
+        for namespace in spec.Linux.Namespaces:
+            if namespace.Type == "pid" and namespace.Path.startswith(_OF_CONTAINER):
+                return _pid_namespace_of(self._containers.find(namespace.Path.removeprefix(_OF_CONTAINER)))
         if self._sandbox.pause is not None:
             return f"/proc/{self._sandbox.pause.pid}/ns/pid"
         # No pause process was asked for with the sandbox: its first container's namespace is the shared one,
         # as in kata-agent.
         first = next(iter(self._containers), None)
-        if first is None:
-            return ""
-        if first.init.has_exited:
-            raise FailedPrecondition("share the sandbox's pid namespace: its first container has exited")
-        return f"/proc/{first.init.pid}/ns/pid"
+        return "" if first is None else _pid_namespace_of(first)
 
     def _set_hostname(self, spec: Spec) -> None:
         """The hostname is the spec's, if it has one and no wish to keep the guest's: all containers share one."""
@@ -173,3 +178,9 @@ def _mounted_root(cid: str, spec: Spec) -> str:
 
 def _online_cpus() -> str:
     return read_text("/sys/devices/system/cpu/online").strip()
+
+
+def _pid_namespace_of(container: Container) -> str:
+    if container.init.has_exited:
+        raise FailedPrecondition(f"join the pid namespace of container {container.cid!r}: it has exited")
+    return f"/proc/{container.init.pid}/ns/pid"

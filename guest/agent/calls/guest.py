@@ -24,8 +24,10 @@ log = logging.getLogger(__name__)
 
 VERSION = "0.1.0"
 API_VERSION = "0.0.1"
-KEEPS_OUTPUT = "output-after-wait"
-"""The answer to WaitProcess leaves output readable, and a read of no bytes ends it (`pyshim/agent/client.py`)."""
+EXTRA_FEATURES = ("output-after-wait", "join-pid-namespace-by-name")
+"""The answer to WaitProcess leaves output readable, and a read of no bytes ends it; a spec may name the container whose
+pid namespace to join. The shim's names are in `pyshim/agent/client.py`.
+"""
 _MEMORY = "/sys/devices/system/memory"
 _CPUS = "/sys/devices/system/cpu"
 # Seconds that CPUs just plugged get to appear, and between two looks.
@@ -54,7 +56,7 @@ class GuestCalls:
             device_handlers=DEVICE_TYPES,
             storage_handlers=DRIVERS,
             supports_seccomp=True,
-            extra_features=[KEEPS_OUTPUT],
+            extra_features=EXTRA_FEATURES,
         )
         reply = pb.GuestDetailsResponse(agent_details=details)
         if request.mem_block_size:

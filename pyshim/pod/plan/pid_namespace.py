@@ -1,22 +1,37 @@
-"""Which pid namespace a container may join. Pure.
+"""The pid namespace that a container joins. Pure.
 
 In a pod that shares its processes, a container joins the sandbox container's namespace. The sandbox container enters
 the guest before the first of the others, so that the namespace outlives each of them. In another pod, a container that
 asks for a shared namespace is a debug container, which joins the processes of one other. containerd names that one by
-its pid on the host, which all tasks of a pod have in common, and the agent can share the namespace of the pod's first
-container only.
+its pid on the host, which all tasks of a pod have in common, so it is found where only one runs that may be meant.
 """
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.guest import GuestContainer
 
 
-def require_first(container_id: str, joinable: Sequence[str], first: str | None) -> None:
-    """The one container that may be meant is the first. Raises FailedPrecondition."""
-    if joinable != [first]:
-        raise FailedPrecondition(
-            f"create container '{container_id}': it is to join the processes of another container, which the "
-            "guest's agent can do in a pod of one container only (hint: set shareProcessNamespace in the pod, or "
-            "debug without a target)"
-        )
+def container_to_join(container_id: str, joinable: Sequence[str], first: str | None, *, by_name: bool) -> str | None:
+    """The container to name to the agent; None for the pod's first, whose namespace each agent shares by itself.
+
+    `joinable` are the containers that may be meant. FailedPrecondition when they are several, and for another than the
+    first without an agent that joins one `by_name`.
+    """
+    if joinable == [first]:
+        return None
+    if by_name and len(joinable) == 1:
+        return joinable[0]
+    raise FailedPrecondition(
+        f"create container '{container_id}': it is to join the processes of another container, and the guest's agent "
+        "cannot know which (hint: set shareProcessNamespace in the pod, or debug without a target)"
+    )
+
+
+def with_namespace_of(guest: GuestContainer, target: str) -> GuestContainer:
+    """The container joins the pid namespace of container `target`, by the name that our own agent reads."""
+    linux = guest.spec["linux"]
+    namespaces = [*linux["namespaces"], {"type": "pid", "path": f"container:{target}"}]
+    return replace(guest, spec={**guest.spec, "linux": {**linux, "namespaces": namespaces}})

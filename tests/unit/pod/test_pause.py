@@ -108,8 +108,26 @@ async def test_a_debug_container_joins_the_processes_of_the_only_container(stack
 
 
 @scenario
+async def test_a_debug_container_joins_the_only_container_that_runs_if_the_agent_joins_by_name(stack: Stack) -> None:
+    """The pod's first container has been restarted, or has ended beside another one."""
+    stack.agent.remembers = True
+    await _pod(stack)
+    first = await _app(stack, "app")
+    await _app(stack, "sidecar")
+    with pytest.raises(FailedPrecondition, match=r"'debugger': .*processes of another container"):
+        await _app(stack, "debugger", SHARED)
+
+    await stack.pod.kill(first, None, 9, False)
+    await stack.pod.wait(first, None)
+    await _app(stack, "debugger", SHARED)
+
+    (joined,) = [each for each in stack.agent.containers["debugger"].OCI.Linux.Namespaces if each.Type == "pid"]
+    assert joined.Path == "container:sidecar"
+
+
+@scenario
 async def test_a_debug_container_is_refused_where_its_target_may_be_another(stack: Stack) -> None:
-    """containerd names the target by a pid that all tasks of the pod have; the agent knows the first one's only."""
+    """containerd names the target by a pid that all tasks of the pod have; kata-agent shares the first one's only."""
     await _pod(stack)
     first = await _app(stack, "app")
     await _app(stack, "sidecar")

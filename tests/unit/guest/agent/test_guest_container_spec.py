@@ -193,6 +193,33 @@ def test_containers_that_share_the_sandboxs_pids_see_each_other(tmp_path: Path, 
         agent.stop()
 
 
+def test_a_container_joins_the_processes_of_the_container_that_its_spec_names(tmp_path: Path) -> None:
+    agent = HostedAgent(tmp_path)
+    try:
+        client = agent.connect()
+        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s"))
+        for name, seconds in (("one", "777"), ("two", "888")):
+            client.create(agent.spec(["sleep", seconds]), name)
+            client.start(name)
+        spec = agent.spec(["ps"])
+        spec.Linux.Namespaces.append(oci_pb2.LinuxNamespace(Type="pid", Path="container:two"))
+        client.create(spec, "debug", sandbox_pidns=True)
+        client.start("debug")
+
+        seen = client.read_all("debug")
+
+        assert b"sleep 888" in seen
+        assert b"sleep 777" not in seen
+        client.signal("two", signal.SIGKILL)
+        client.exit_code("two")
+        for target, named in (("two", "'two': it has exited"), ("three", "'three': no such container")):
+            spec.Linux.Namespaces[-1].Path = f"container:{target}"
+            with pytest.raises(CallError, match=named):
+                client.create(spec, "late", sandbox_pidns=True)
+    finally:
+        agent.stop()
+
+
 def test_a_container_that_ends_leaves_the_shared_pid_namespace_alive(tmp_path: Path) -> None:
     agent = HostedAgent(tmp_path)
     try:
