@@ -6,12 +6,12 @@ sandboxes, of containerd, of the kubelet, of the host's configuration.
 
 import os
 
-from pyshim.host.mounts.view import CODE, DEVICES, Kept, home_of
+from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, home_of
 from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import MemoryBacking, VfioDevice, VhostUserVsockChannel, VmConfig
 
-_CODE_KEPT = tuple(Kept(path=path, why="programs and libraries", may_lack=True) for path in CODE)
+_CODE_KEPT = tuple(ViewPath(path=path, why="programs and libraries", may_lack=True) for path in CODE)
 
 
 def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
@@ -25,24 +25,24 @@ def host_view_reason(config: VmConfig, *, is_script: bool) -> str:
     return ""
 
 
-def vmm_view(config: VmConfig, *, program: str) -> tuple[Kept, ...]:
+def vmm_view(config: VmConfig, *, program: str) -> tuple[ViewPath, ...]:
     """`program` is where links from the configured path of QEMU lead to.
 
     Disks, taps, vhost-net, vhost-vsock, QMP and consoles are handed over open, memory has no name.
     """
-    kept = [*_CODE_KEPT, Kept(path=home_of(program), why="QEMU's own libraries, firmware and data")]
-    kept.append(Kept(path=config.hypervisor_path, why="QEMU"))
-    kept.append(Kept(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
+    kept = [*_CODE_KEPT, ViewPath(path=home_of(program), why="QEMU's own libraries, firmware and data")]
+    kept.append(ViewPath(path=config.hypervisor_path, why="QEMU"))
+    kept.append(ViewPath(path="/sys", why="CPUs, memory nodes, limits of disks", is_recursive=False, may_lack=True))
     if config.guard is not None or _passes_devices(config):
         # Which of them VFIO and the guards open depends on the device, and they come while it runs. The list of the
         # cgroup says which it may open.
-        kept.append(Kept(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
+        kept.append(ViewPath(path="/dev", why="VFIO, or the host's encryption", is_recursive=False, is_writable=True))
     else:
-        kept += (Kept(path=path, why="any program may use it", may_lack=True) for path in DEVICES)
+        kept += (ViewPath(path=path, why="any program may use it", may_lack=True) for path in DEVICES)
         if config.cpu.accelerator is Accelerator.KVM:
-            kept.append(Kept(path="/dev/kvm", why="the accelerator"))
+            kept.append(ViewPath(path="/dev/kvm", why="the accelerator"))
     if config.memory.backing is MemoryBacking.SHARED_FILE:
-        kept.append(Kept(path="/dev/shm", why="the guest's memory", is_writable=True))
+        kept.append(ViewPath(path="/dev/shm", why="the guest's memory", is_writable=True))
     boot = config.boot
     named: dict[str | None, str] = {
         boot.kernel: "the kernel",
@@ -56,19 +56,19 @@ def vmm_view(config: VmConfig, *, program: str) -> tuple[Kept, ...]:
     }
     if config.share is not None:
         named[config.share.socket_path] = "virtiofsd's socket"
-    kept += (Kept(path=path, why=why) for path, why in named.items() if path)
+    kept += (ViewPath(path=path, why=why) for path, why in named.items() if path)
     if isinstance(config.guard, TdxGuard) and isinstance(config.guard.quotes, UnixQuotes):
-        kept.append(Kept(path=os.path.dirname(config.guard.quotes.path), why="the quoting service", may_lack=True))
+        kept.append(ViewPath(path=os.path.dirname(config.guard.quotes.path), why="the quoting service", may_lack=True))
     return tuple(kept)
 
 
-def vsock_view(channel: VhostUserVsockChannel) -> tuple[Kept, ...]:
+def vsock_view(channel: VhostUserVsockChannel) -> tuple[ViewPath, ...]:
     directory = os.path.dirname(channel.device_path)
     return (
         *_CODE_KEPT,
-        *(Kept(path=path, why="any program may use it", may_lack=True) for path in DEVICES),
-        Kept(path=channel.program, why="the program"),
-        Kept(path=directory, why="its sockets", is_writable=True),
+        *(ViewPath(path=path, why="any program may use it", may_lack=True) for path in DEVICES),
+        ViewPath(path=channel.program, why="the program"),
+        ViewPath(path=directory, why="its sockets", is_writable=True),
     )
 
 

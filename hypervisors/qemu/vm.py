@@ -42,7 +42,7 @@ from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, VM_S, given_s, with
 from pyshim.concurrency.tasks import cancel_all
 from pyshim.concurrency.threads import ended
 from pyshim.host.fds import OwnedFd
-from pyshim.host.mounts.view import Kept, make_view
+from pyshim.host.mounts.view import ViewPath, make_view
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.identity import is_script
 from pyshim.host.processes.launch import User, describe_os_error
@@ -300,7 +300,7 @@ class QemuVm:
             return None
         return await self._make_view("qemu", vmm_view(config, program=_real(program)), config)
 
-    async def _make_view(self, who: str, kept: tuple[Kept, ...], config: VmConfig) -> OwnedFd | None:
+    async def _make_view(self, who: str, kept: tuple[ViewPath, ...], config: VmConfig) -> OwnedFd | None:
         """None where the host does not allow it, as in some user namespaces, or what is kept cannot be found."""
         made: list[OwnedFd] = []
 

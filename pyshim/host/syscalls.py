@@ -207,7 +207,7 @@ def inotify_add_watch(fd: int, path: str, events: int) -> None:
 
 
 def inotify_drain(fd: int) -> bool:
-    """Whether `inotify_init`'s fd had any event; it has none now."""
+    """True when `inotify_init`'s fd had an event; all are read."""
     found = False
     with suppress(BlockingIOError):
         while os.read(fd, _INOTIFY_BYTES):

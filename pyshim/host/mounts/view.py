@@ -35,8 +35,8 @@ _PROGRAMS = ("bin", "sbin", "libexec")
 """Directories beside which a program's libraries and data are."""
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or directory of the host that stays where it is, with what a link at its path leads to."""
+class ViewPath(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or directory of the host that stays where it is; a link at its path stays, with its target."""
 
     path: str
     why: str
@@ -65,7 +65,7 @@ def home_of(program: str) -> str:
     return home if home != "/" else program
 
 
-def make_view(kept: Iterable[Kept], mount_point: str) -> OwnedFd:
+def make_view(kept: Iterable[ViewPath], mount_point: str) -> OwnedFd:
     """The namespace, which dies with this descriptor and the last program in it.
 
     The calling thread is in it then, so it must be one that ends. `mount_point` is any directory of the host, nothing
@@ -109,7 +109,7 @@ def enter_view(namespace: OwnedFd) -> None:
     syscalls.setns(namespace.fileno(), syscalls.CLONE_NEWNS)
 
 
-def _found(kept: Iterable[Kept], copies: ExitStack) -> tuple[list[_Place], list[tuple[str, str]]]:
+def _found(kept: Iterable[ViewPath], copies: ExitStack) -> tuple[list[_Place], list[tuple[str, str]]]:
     """Copies of what is kept, parents first, and the links to them."""
     places: list[_Place] = []
     links: list[tuple[str, str]] = []
@@ -138,7 +138,7 @@ def _is_below(path: str, roots: set[str]) -> bool:
     return path in roots
 
 
-def _copy(kept: Kept, real: str) -> OwnedFd:
+def _copy(kept: ViewPath, real: str) -> OwnedFd:
     recursive = syscalls.AT_RECURSIVE if kept.is_recursive else 0
     copy = OwnedFd(syscalls.open_tree(syscalls.AT_FDCWD, real, syscalls.OPEN_TREE_CLONE | recursive))
     attributes = syscalls.MOUNT_ATTR_NOSUID | (0 if kept.is_writable else syscalls.MOUNT_ATTR_RDONLY)

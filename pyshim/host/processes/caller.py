@@ -66,14 +66,14 @@ def require_same_world(ours: World, pid: int) -> None:
 
 class _CgroupMount(NamedTuple):
     controllers: frozenset[str]
-    """What /proc/PID/cgroup names the hierarchy by, among other mount options; "" for the unified one."""
+    """The name of the hierarchy in /proc/PID/cgroup, among other mount options; "" for the unified one."""
     mount_point: str
     root: str
     """The cgroup that is seen at the mount point."""
 
 
 class ProcessCgroups:
-    """Where the hierarchies of control groups are mounted, looked up once."""
+    """The mount points of the cgroup hierarchies, looked up once."""
 
     def __init__(self, proc_root: str = "/proc") -> None:
         self._proc_root = proc_root

@@ -1,4 +1,4 @@
-"""What /proc/PID/cmdline shows of this process."""
+"""Sets the text that /proc/PID/cmdline shows of this process."""
 
 import ctypes
 import mmap

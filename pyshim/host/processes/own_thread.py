@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def in_own_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` returns or raises.
+    """Returns or raises as `work` does.
 
     The loop's executor has few threads, shared by all streams and mounts of the pod, and the interpreter waits for them
     before it ends. This thread is a daemon; when the caller is cancelled it goes on, and its result is dropped.

@@ -39,7 +39,7 @@ class NetworkChanges:
         self._configured_routes: tuple[NetworkRoute, ...] = network.routes
         self._configured_neighbours = set(network.neighbours)
         self._paths: dict[str, str] = {}
-        """Where the guest finds each device plugged since, by MAC."""
+        """The PCI path in the guest of each device plugged later, by MAC."""
         self._leaving: dict[str, None] = {}
         """Devices that the guest was asked to release and has not, in the order of asking."""
 

@@ -1,4 +1,4 @@
-"""What tests of children are made of."""
+"""Helpers of the tests of children."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any

@@ -68,7 +68,7 @@ async def read_to_end(fd: int) -> bytes:
 
 
 async def stalled(task: "asyncio.Task[None]") -> bool:
-    """Whether the task waits: it has had the loop many times over and every event that was due."""
+    """True while the task waits: it has had the loop many times over and every event that was due."""
     for _ in range(50):
         await asyncio.sleep(0)
     await asyncio.sleep(0.05)

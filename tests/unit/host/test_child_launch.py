@@ -61,8 +61,8 @@ def test_stdio_is_null_unless_given(run_scenario: Any) -> None:
         child = await finished(children, "said=$(readlink /proc/$$/fd/0 /proc/$$/fd/1); echo $said >&2")
         read_end, write_end = os.pipe()
         try:
-            told = await children.spawn(shell("echo out; echo err >&2"), env=ENV, stdout=write_end, stderr=write_end)
-            await told.wait()
+            piped = await children.spawn(shell("echo out; echo err >&2"), env=ENV, stdout=write_end, stderr=write_end)
+            await piped.wait()
             said = os.read(read_end, 100)
         finally:
             os.close(read_end)
@@ -70,7 +70,7 @@ def test_stdio_is_null_unless_given(run_scenario: Any) -> None:
 
         assert child.last_words() == ("/dev/null /dev/null",)
         assert said == b"out\nerr\n"
-        assert told.last_words() == ()
+        assert piped.last_words() == ()
 
     run_scenario(scenario)
 

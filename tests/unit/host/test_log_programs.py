@@ -1,4 +1,4 @@
-"""Programs that take a container's output: started, told, and ended when they do not obey."""
+"""Programs that take a container's output: started, signalled, and ended when they do not obey."""
 
 from __future__ import annotations
 

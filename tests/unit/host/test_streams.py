@@ -86,7 +86,7 @@ def test_a_stream_is_finished_once_its_reader_has_taken_every_byte(fifo: Path) -
     run(body)
 
 
-@pytest.mark.parametrize("end", ["nobody reads", "close"])
+@pytest.mark.parametrize("end", ["no reader", "close"])
 def test_finishing_ends_without_a_reader(fifo: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     async def body() -> None:
         stdout = await output_to(fifo)
@@ -98,7 +98,7 @@ def test_finishing_ends_without_a_reader(fifo: Path, monkeypatch: pytest.MonkeyP
             await stdout.close()
         await finishing
 
-    monkeypatch.setattr(fifos, "UNREAD_S", 0.01 if end == "nobody reads" else 1000)
+    monkeypatch.setattr(fifos, "UNREAD_S", 0.01 if end == "no reader" else 1000)
     run(body)
 
 

@@ -33,15 +33,15 @@ def test_lines_are_found_however_the_bytes_arrive() -> None:
         assert tail.lines() == ("first", "second ä", "third")
 
 
-def test_only_the_last_lines_are_kept_and_every_line_is_told() -> None:
-    told: list[str] = []
-    tail = TextTail(max_lines=2, on_line=told.append)
+def test_only_the_last_lines_are_kept_and_every_line_is_passed_on() -> None:
+    lines: list[str] = []
+    tail = TextTail(max_lines=2, on_line=lines.append)
 
     tail.feed(b"1\n2\n3\n4")
     tail.finish()
 
     assert tail.lines() == ("3", "4")
-    assert told == ["1", "2", "3", "4"]
+    assert lines == ["1", "2", "3", "4"]
 
 
 def test_a_line_without_end_is_cut() -> None:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from pyshim.host.mounts.view import Kept, enter_view, make_view
+from pyshim.host.mounts.view import ViewPath, enter_view, make_view
 from pyshim.host.processes.launch import User, become
 
 pytestmark = pytest.mark.root
@@ -20,8 +20,8 @@ PROJECT = Path(__file__).parents[3]
 USER = User(id=1879048192)
 
 
-def keep(path: Path | str, **changes: bool) -> Kept:
-    return Kept(path=str(path), why="the test", **changes)
+def keep(path: Path | str, **changes: bool) -> ViewPath:
+    return ViewPath(path=str(path), why="the test", **changes)
 
 
 def in_thread(look: Callable[[], T]) -> T:
@@ -43,8 +43,8 @@ def in_thread(look: Callable[[], T]) -> T:
     return results[0]
 
 
-def seen(mount_point: Path, look: Callable[[], T], *kept: Kept) -> T:
-    """What `look` finds in a view of `kept`."""
+def seen(mount_point: Path, look: Callable[[], T], *kept: ViewPath) -> T:
+    """Returns what `look` finds in a view of `kept`."""
 
     def body() -> T:
         with make_view(kept, str(mount_point)):
@@ -98,7 +98,7 @@ def test_nothing_can_be_written_by_root_either_but_where_that_is_wanted(tmp_path
     (tmp_path / "file").touch()
     paths = [tmp_path / "kept/new", Path("/new"), tmp_path / "new", tmp_path / "shared/new"]
 
-    told = seen(
+    found = seen(
         point,
         lambda: (
             [attempt(lambda path=path: path.touch()) for path in paths]  # type: ignore[misc]
@@ -109,7 +109,7 @@ def test_nothing_can_be_written_by_root_either_but_where_that_is_wanted(tmp_path
         keep(tmp_path / "file"),
     )
 
-    assert told == ["read-only", "read-only", "read-only", "done", "read-only"]
+    assert found == ["read-only", "read-only", "read-only", "done", "read-only"]
     assert (tmp_path / "shared/new").exists()
 
 
@@ -119,20 +119,20 @@ def test_a_link_leads_where_it_leads_on_the_host(tmp_path: Path, point: Path) ->
     (tmp_path / "current").symlink_to("v1")
     (tmp_path / "program").symlink_to(tmp_path / "current/program")
 
-    told = seen(
+    found = seen(
         point,
         lambda: [os.path.realpath(tmp_path / "program"), (tmp_path / "current/program").read_text()],
         keep(tmp_path / "current"),
         keep(tmp_path / "program"),
     )
 
-    assert told == [f"{tmp_path}/v1/program", "code"]
+    assert found == [f"{tmp_path}/v1/program", "code"]
 
 
 def test_a_link_that_leads_out_of_what_is_kept_brings_its_target(tmp_path: Path, point: Path) -> None:
     (tmp_path / "tree").mkdir()
-    (tmp_path / "elsewhere").write_text("far")
-    (tmp_path / "tree/link").symlink_to("../elsewhere")
+    (tmp_path / "outside").write_text("far")
+    (tmp_path / "tree/link").symlink_to("../outside")
 
     text = seen(point, (tmp_path / "tree/link").read_text, keep(tmp_path / "tree"), keep(tmp_path / "tree/link"))
 
@@ -168,7 +168,7 @@ PROGRAM = """
 import os, sys, threading
 sys.path.insert(0, {project!r})
 from pyshim.host import syscalls
-from pyshim.host.mounts.view import Kept, make_view
+from pyshim.host.mounts.view import ViewPath, make_view
 
 top = sys.argv[1]
 for name in ("kept/inner", "other"):
@@ -183,7 +183,7 @@ def mounted():
         return sorted(line.split()[4].removeprefix(top) for line in file)
 
 def stay():
-    kept = [Kept(path=f"{{top}}/kept", why=""), Kept(path="/sys", why="", is_recursive=False)]
+    kept = [ViewPath(path=f"{{top}}/kept", why=""), ViewPath(path="/sys", why="", is_recursive=False)]
     with make_view(kept, f"{{top}}/point"):
         found["before"] = mounted()
         made.set()
@@ -204,7 +204,7 @@ print(found["before"], found["after"], "/point" in host, sep="|")
 
 
 def test_it_holds_no_mount_of_the_host_that_is_not_kept_and_lets_go_of_one_that_goes(tmp_path: Path) -> None:
-    """Where mounts propagate, as on a node with systemd."""
+    """A tree whose mounts propagate, as on a node with systemd."""
     words = ["unshare", "--mount", "--propagation=shared", sys.executable, "-c", PROGRAM.format(project=str(PROJECT))]
 
     ended = subprocess.run([*words, str(tmp_path)], capture_output=True, text=True, check=True)

@@ -81,14 +81,14 @@ def test_what_a_killed_writer_left_aside_is_written_over(tmp_path: Path) -> None
 
 
 def test_a_link_in_its_way_is_not_followed(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_bytes(b"theirs")
-    (tmp_path / ".state~").symlink_to(elsewhere)
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"theirs")
+    (tmp_path / ".state~").symlink_to(outside)
 
     with pytest.raises(OSError, match="symbolic links"):
         replace_file(str(tmp_path / "state"), b"new", mode=0o600, durable=True)
 
-    assert elsewhere.read_bytes() == b"theirs"
+    assert outside.read_bytes() == b"theirs"
 
 
 def test_of_many_writers_each_reader_finds_one_whole(tmp_path: Path) -> None:

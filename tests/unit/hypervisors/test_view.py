@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from hypervisors.qemu.view import host_view_reason, vmm_view, vsock_view
-from pyshim.host.mounts.view import Kept
+from pyshim.host.mounts.view import ViewPath
 from pyshim.model.confidential import TdxGuard, UnixQuotes
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.vm import (
@@ -31,7 +31,7 @@ CODE = {
 NODES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
 
-def kept(config: VmConfig, program: str = QEMU) -> dict[str, Kept]:
+def kept(config: VmConfig, program: str = QEMU) -> dict[str, ViewPath]:
     return {each.path: each for each in vmm_view(config, program=program)}
 
 

@@ -13,7 +13,7 @@ from pyshim.host import syscalls
 from pyshim.resources.network.host.rtnetlink import HEADER, IFINFO_BYTES, IFLA_IFNAME, attributes, messages
 
 NETNS_ROOT = "/run/netns"
-"""Where CNI and `ip netns` bind the namespaces of pods."""
+"""CNI and `ip netns` bind the namespaces of pods here."""
 _PREFIX = "pykata"
 _RTM_GETLINK = 18
 _NLM_F_REQUEST = 1

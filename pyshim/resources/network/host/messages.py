@@ -13,7 +13,7 @@ from typing import Any
 from pyshim.host.fds import OwnedFd
 
 SOCKET_FD = 3
-"""Where the child finds the socket."""
+"""The socket's number in the child."""
 LENGTH = struct.Struct("=I")
 MAX_MESSAGE_BYTES = 4 << 20
 """Enough for some 15,000 routes; the namespace of a pod has fewer."""

@@ -15,7 +15,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.mounting import bind_copy, explained
 from pyshim.host.mounts.table import unmount_all
 from pyshim.host.mounts.targets import make_target
-from pyshim.host.mounts.view import CODE, DEVICES, Kept, enter_view, home_of, make_view
+from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, enter_view, home_of, make_view
 from pyshim.host.processes.identity import is_script
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.mounts import HostMount
@@ -86,11 +86,11 @@ def share_namespace(plan: VirtiofsdPlan) -> ShareNamespace | None:
         log.info("virtiofsd sees the host's files", extra={"reason": f"{plan.binary!r} is a script"})
         return None
     kept = (
-        *(Kept(path=path, why="programs and libraries", may_lack=True) for path in CODE),
-        *(Kept(path=path, why="any program may use it", may_lack=True) for path in DEVICES),
-        Kept(path=home_of(program), why="virtiofsd's own libraries"),
-        Kept(path=plan.binary, why="virtiofsd"),
-        Kept(path=plan.shared_dir, why="the share", is_writable=True, is_shared=True),
+        *(ViewPath(path=path, why="programs and libraries", may_lack=True) for path in CODE),
+        *(ViewPath(path=path, why="any program may use it", may_lack=True) for path in DEVICES),
+        ViewPath(path=home_of(program), why="virtiofsd's own libraries"),
+        ViewPath(path=plan.binary, why="virtiofsd"),
+        ViewPath(path=plan.shared_dir, why="the share", is_writable=True, is_shared=True),
     )
     try:
         return ShareNamespace(make_view(kept, os.path.dirname(plan.listen_path)), plan.shared_dir)

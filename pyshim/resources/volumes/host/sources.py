@@ -137,7 +137,7 @@ def _is_read_only(path: str) -> bool:
 
 
 def record_directory(volume_path: str, *, root: str = DIRECT_VOLUMES) -> str | None:
-    """Where the volume's record is, if there is one: the path in URL-safe base64, Kata's convention."""
+    """The directory of the volume's record, if it has one: the path in URL-safe base64, Kata's convention."""
     name = base64.urlsafe_b64encode(os.fsencode(volume_path)).decode()
     return f"{root}/{name}" if len(name) <= _NAME_MAX else None
 

@@ -139,7 +139,7 @@ def disk_storage(
 
 
 def direct_volume_point(volume: DirectVolume) -> str:
-    """Where the guest mounts it, the same for every container that has it."""
+    """Its mount point in the guest, the same for every container that has it."""
     return f"{GUEST_SANDBOX_DIR}/storage/{digest(volume.volume_path)}"
 
 

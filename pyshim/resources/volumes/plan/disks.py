@@ -123,7 +123,7 @@ def guest_driver(location: GuestLocation) -> str:
 
 
 def guest_address(location: GuestLocation) -> str:
-    """Where the agent looks for it: SCSI `ID:LUN`, or the PCI path."""
+    """Its address for the agent: SCSI `ID:LUN`, or the PCI path."""
     return location.scsi_address or location.pci_path
 
 

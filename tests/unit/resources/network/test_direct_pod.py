@@ -39,7 +39,7 @@ async def started(stack: Stack, *devices: dict[str, Any], **hypervisor: Any) -> 
     return config
 
 
-def told(stack: Stack) -> list[tuple[str, str, str]]:
+def configured(stack: Stack) -> list[tuple[str, str, str]]:
     return [(item.name, item.hwAddr, item.devicePath) for item in stack.agent.interfaces]
 
 
@@ -50,7 +50,7 @@ async def test_a_socket_is_a_device_of_the_vm_and_the_namespace_is_left_alone(st
     (nic,) = vm.vhost_user_nics
     assert (nic.socket_path, nic.mac, nic.queues) == ("/run/ovs/a.sock", "02:00:00:00:00:07", 1)
     assert (vm.nics, vm.pci.placed) == ((), ())
-    assert told(stack) == [("eth0", "02:00:00:00:00:07", "")]
+    assert configured(stack) == [("eth0", "02:00:00:00:00:07", "")]
     assert [[item.device for item in routes] for routes in stack.agent.routes] == [["eth0"]]
     assert stack.networks.network.looks == 0
 
@@ -69,7 +69,7 @@ async def test_functions_are_cold_plugged_on_ports_of_their_own_and_told_by_thei
 
     placed = [(item.device.id, item.bus, item.pci_path) for item in vm.pci.placed]
     assert placed == [(CARD, "rp0", "1d/00"), (OTHER, "rp1", "1e/00")]
-    assert told(stack) == [
+    assert configured(stack) == [
         ("eth1", "02:00:00:00:00:08", "1d/00"),
         ("eth0", "02:00:00:00:00:07", ""),
         ("eth2", "02:00:00:00:00:09", "1e/00"),
@@ -86,7 +86,7 @@ async def test_functions_are_hot_plugged_before_the_guest_is_told_of_them(stack:
     # One for each, and the spare one for an unannounced device.
     assert [port.id for port in vm.pci.ports] == ["rp0", "rp1", "rp2"]
     assert list(stack.hypervisors[0].plugged) == [CARD, OTHER]
-    assert [path for _, _, path in told(stack)] == ["02/01", "02/02"]
+    assert [path for _, _, path in configured(stack)] == ["02/01", "02/02"]
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,4 @@ async def test_a_file_for_another_sandbox_changes_nothing(stack: Stack) -> None:
 
     await stack.run("c1", ["sleep"], **NETNS)
 
-    assert told(stack) == [("eth0", stack.networks.network.nics[0].mac, "")]
+    assert configured(stack) == [("eth0", stack.networks.network.nics[0].mac, "")]

@@ -299,14 +299,14 @@ def test_of_two_sandboxes_that_want_a_card_at_the_same_instant_one_gets_it_and_k
     shims = [Shim(sysfs, tmp_path, name) for name in ("one", "two")]
 
     async def body() -> None:
-        told = await asyncio.gather(*(shim.functions.bind(CARD) for shim in shims), return_exceptions=True)
-        (error,) = (each for each in told if isinstance(each, BaseException))
-        loser = told.index(error)
+        results = await asyncio.gather(*(shim.functions.bind(CARD) for shim in shims), return_exceptions=True)
+        (error,) = (each for each in results if isinstance(each, BaseException))
+        loser = results.index(error)
         winner = 1 - loser
         assert isinstance(error, FailedPrecondition)
         assert str(error).startswith(f"take vfio '{CARD}': sandbox '{('one', 'two')[winner]}' has it")
         await shims[loser].functions.unbind()
-        assert sysfs.state(CARD)[0] == "vfio-pci", "nobody has taken it out of the winner's vm"
+        assert sysfs.state(CARD)[0] == "vfio-pci", "it was not taken out of the winner's vm"
         assert shims[loser].records.ledger.entries() == ()
         await shims[winner].functions.unbind()
         assert sysfs.state(CARD) == (driver, "")

@@ -47,8 +47,8 @@ def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(wire: W
             NetworkAddress(address="10.1.0.2", prefix_length=24),
             NetworkAddress(address="fd00:1::2", prefix_length=64),
         )
-        told = {(item.destination, item.gateway, item.family, item.mtu, item.flags) for item in network.routes}
-        assert told == {
+        routes = {(item.destination, item.gateway, item.family, item.mtu, item.flags) for item in network.routes}
+        assert routes == {
             ("", "10.1.0.1", 4, 0, 0),
             ("192.168.7.0/24", "", 4, 1300, 0),
             ("10.99.0.0/16", "172.31.0.1", 4, 0, 4),

@@ -25,7 +25,7 @@ async def news(network: HostNetwork) -> None:
 
 
 async def is_quiet(network: HostNetwork) -> bool:
-    """Whether nothing is heard for a moment in which the kernel has told everything."""
+    """True when no event comes in a time in which the kernel reports every change."""
     try:
         async with asyncio.timeout(0.3):
             await network.changed()

@@ -23,12 +23,12 @@ async def started(stack: Stack, **hypervisor: Any) -> FakeNetwork:
 
 
 async def looked(network: FakeNetwork, looks: int = 2) -> None:
-    """The change is through: nothing is being told any more."""
+    """The change is through: the agent gets no further call."""
     await until(lambda: network.looks == looks)
     await asyncio.sleep(1)
 
 
-def told(stack: Stack) -> list[tuple[str, str]]:
+def configured(stack: Stack) -> list[tuple[str, str]]:
     """(interface, its place) of everything said since the VM came up."""
     return [(item.name, item.devicePath) for item in stack.agent.interfaces]
 
@@ -41,8 +41,8 @@ async def test_an_interface_that_comes_is_plugged_and_told_with_its_place_and_al
     await looked(network)
 
     assert list(stack.hypervisors[0].plugged) == ["network-1", "network-2"]
-    assert told(stack) == [("eth0", ""), ("eth1", "02/01"), ("eth2", "02/02")]
-    # kata-agent's table is what it was told last, so nothing may be missing from it.
+    assert configured(stack) == [("eth0", ""), ("eth1", "02/01"), ("eth2", "02/02")]
+    # kata-agent's table is the last one sent, so nothing may be missing from it.
     assert [[item.device for item in routes] for routes in stack.agent.routes] == [["eth0"], ["eth0", "eth1", "eth2"]]
     assert [item.device for item in stack.agent.neighbours] == ["eth0", "eth1", "eth2"]
     assert network.open == set()
@@ -68,11 +68,11 @@ async def test_an_interface_that_goes_is_unplugged_before_its_tap_is_dropped(sta
 
 
 def resist(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The guest lets go of nothing; what it was asked to let go of, and which interface it had been told of last."""
+    """The guest lets go of nothing; what it was asked to let go of, and the interface that it had got last."""
     asked: list[tuple[str, str]] = []
 
     async def unplug(device_id: str) -> None:
-        asked.append((device_id, told(stack)[-1][0]))
+        asked.append((device_id, configured(stack)[-1][0]))
         raise DeadlineExceeded(f"unplug {device_id!r}: the guest did not let go")
 
     monkeypatch.setattr(stack.hypervisors[0], "unplug", unplug)
@@ -143,12 +143,12 @@ async def test_an_interface_the_vm_cannot_take_leaves_nothing_and_the_next_one_i
     network.add("eth1")
     await looked(network)
     assert (network.wired, network.open) == ({"network-0"}, set())
-    assert told(stack) == [("eth0", "")]
+    assert configured(stack) == [("eth0", "")]
 
     network.add("eth2")
     await looked(network, 3)
 
-    assert told(stack) == [("eth0", ""), ("eth1", "02/01"), ("eth2", "02/02")]
+    assert configured(stack) == [("eth0", ""), ("eth1", "02/01"), ("eth2", "02/02")]
 
 
 @scenario
@@ -178,7 +178,7 @@ async def test_an_interface_that_leaves_something_on_the_host_keeps_no_other_out
     await looked(network, 3)
 
     assert list(stack.hypervisors[0].plugged) == ["network-2"]
-    assert told(stack)[-1] == ("eth2", stack.agent.interfaces[-1].devicePath)
+    assert configured(stack)[-1] == ("eth2", stack.agent.interfaces[-1].devicePath)
     assert network.wired == {"network-0", "network-1", "network-2"}
 
 

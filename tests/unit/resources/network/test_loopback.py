@@ -172,7 +172,7 @@ def test_a_second_sandbox_in_the_namespace_is_refused_and_the_first_goes_on(name
 
 
 def test_a_connection_that_was_not_redirected_is_not_taken_for_a_forwarded_one(namespace: Namespace) -> None:
-    """Made to the listener itself while no rule is there: the kernel then knows no original destination."""
+    """Made to the listener itself while no rule is there: the kernel then has no original destination."""
 
     async def main() -> None:
         fd, steering = _inside(namespace, loopback_steering.steer_loopback)

@@ -1,4 +1,4 @@
-"""Links that are devices of the host: told like others, handed over rather than wired, refused where that cannot be."""
+"""Links that are devices of the host: configured like others, and handed over or refused."""
 
 import pytest
 from msgspec.structs import replace

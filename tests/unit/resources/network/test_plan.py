@@ -1,4 +1,4 @@
-"""Which links become devices of the VM, and what the guest learns about them."""
+"""The links that become devices of the VM, and their configuration in the guest."""
 
 from typing import Any
 
@@ -146,7 +146,7 @@ def test_what_names_a_link_that_is_gone_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "sent"),
     [
         ("veth", "virtual"),
         ("", "virtual"),
@@ -158,10 +158,10 @@ def test_what_names_a_link_that_is_gone_is_ignored() -> None:
         ("bridge", "bridge"),
     ],
 )
-def test_the_guest_is_told_the_type_of_endpoint(kind: str, told: str) -> None:
+def test_the_guest_gets_the_type_of_endpoint(kind: str, sent: str) -> None:
     (interface,) = network_plan(scan(replace(ETH0, kind=kind))).interfaces
 
-    assert interface.type == told
+    assert interface.type == sent
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_only_noarp_of_the_flags_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "sent"),
     [
         ("10.1.0.2/24", True),
         ("169.254.7.7/16", True),
@@ -213,11 +213,11 @@ def test_only_noarp_of_the_flags_is_told() -> None:
         ("127.0.0.9/8", False),
     ],
 )
-def test_the_guest_makes_link_local_and_loopback_addresses_itself(found: str, told: bool) -> None:
+def test_the_guest_makes_link_local_and_loopback_addresses_itself(found: str, sent: bool) -> None:
     (interface,) = network_plan(scan(ETH0, addresses=(address(2, found),))).interfaces
 
     host, _, length = found.partition("/")
-    expected = (NetworkAddress(address=host, prefix_length=int(length)),) if told else ()
+    expected = (NetworkAddress(address=host, prefix_length=int(length)),) if sent else ()
     assert interface.addresses == expected
 
 
@@ -287,7 +287,7 @@ def test_of_two_default_routes_the_one_with_the_lower_metric_comes_first() -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "sent"),
     [
         ({}, True),
         ({"address": "fd00::9"}, True),
@@ -297,10 +297,10 @@ def test_of_two_default_routes_the_one_with_the_lower_metric_comes_first() -> No
     ],
     ids=["permanent", "permanent-v6", "reachable", "noarp", "no-mac"],
 )
-def test_only_permanent_neighbours_are_told(change: dict[str, Any], told: bool) -> None:
+def test_only_permanent_neighbours_reach_the_guest(change: dict[str, Any], sent: bool) -> None:
     plan = network_plan(scan(ETH0, neighbours=(neighbour(**change),)))
 
-    assert [item.device for item in plan.neighbours] == (["eth0"] if told else [])
+    assert [item.device for item in plan.neighbours] == (["eth0"] if sent else [])
 
 
 @pytest.mark.parametrize(

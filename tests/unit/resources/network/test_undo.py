@@ -63,7 +63,7 @@ def test_disconnect_twice_and_after_the_namespace_is_gone(wire: Wire) -> None:
 
 
 def test_the_taps_go_with_their_descriptors_and_the_ledger_alone_undoes_the_rest(wire: Wire) -> None:
-    """What `delete` does after the shim was killed: nothing but the entries, no live object."""
+    """The undo of `delete` after the shim was killed: nothing but the entries, no live object."""
     wire.veth("eth0", 1)
     before = wire.pod.state()
     ledger = HookedLedger()
@@ -168,8 +168,8 @@ def test_a_link_that_vanishes_after_the_scan_fails_by_name_and_leaves_nothing(wi
     def deleting(_children: Children) -> HookedLedger:
         return HookedLedger(at("eth1", lambda: wire.pod.run("ip", "link", "delete", "eth1") and None))
 
-    told = r"redirect link 'eth1' to tap 'tap1_kata'.*ENODEV"
-    refused_with_nothing_left(wire, before, FailedPrecondition, told, deleting)
+    text = r"redirect link 'eth1' to tap 'tap1_kata'.*ENODEV"
+    refused_with_nothing_left(wire, before, FailedPrecondition, text, deleting)
 
 
 def test_an_mtu_no_tap_can_have_is_refused_by_name_and_leaves_nothing(wire: Wire) -> None:
@@ -177,8 +177,8 @@ def test_an_mtu_no_tap_can_have_is_refused_by_name_and_leaves_nothing(wire: Wire
     wire.veth("eth1", 2, mtu=65535)
     before = wire.pod.state()
 
-    told = r"make tap 'tap1_kata' for link 'eth1'.*EINVAL"
-    refused_with_nothing_left(wire, before, FailedPrecondition, told, lambda _children: HookedLedger())
+    text = r"make tap 'tap1_kata' for link 'eth1'.*EINVAL"
+    refused_with_nothing_left(wire, before, FailedPrecondition, text, lambda _children: HookedLedger())
 
 
 def test_a_failing_undo_is_tried_again_by_the_next_disconnect(wire: Wire) -> None:

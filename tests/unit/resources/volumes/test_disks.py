@@ -1,4 +1,4 @@
-"""What the block_device_* keys come to, and which of them contradict each other."""
+"""The disks that the block_device_* keys give, and keys that contradict each other."""
 
 from collections.abc import Callable
 from typing import Any

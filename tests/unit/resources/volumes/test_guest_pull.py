@@ -1,4 +1,4 @@
-"""Which roots are pulled in the guest, and by which request; volumes where nothing is shared."""
+"""Roots that are pulled in the guest, and by which request; volumes where nothing is shared."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What each kind of mount becomes."""
+"""The plan of each kind of mount."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a spec names as a source: kinds, file systems, emptyDirs, direct volumes' records."""
+"""The facts of a spec's sources: kinds, file systems, emptyDirs, direct volumes' records."""
 
 import base64
 import json

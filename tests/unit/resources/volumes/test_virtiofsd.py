@@ -124,7 +124,7 @@ def test_the_share_is_named_and_is_the_key(flavour: VirtiofsdFlavour, word: str)
             ("--syslog", "--shared-dir=/", "--fd=9", "--socket-path=/x", "-o source=/", "-o source=/,xattr"),
             (),
             ("--syslog", "--shared-dir=/", "--fd=9", "--socket-path=/x", "-o source=/", "-o source=/,xattr"),
-            id="nobody-may-undo-our-decisions",
+            id="our-decisions-stay",
         ),
         pytest.param(("-o", "xattr,flock"), ("-o", "xattr,flock"), (), ("-o", "xattr,flock"), (), id="compat"),
     ],

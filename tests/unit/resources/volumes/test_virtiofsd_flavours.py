@@ -1,4 +1,4 @@
-"""Which virtiofsd a binary is, and that a node's binaries are asked once."""
+"""The flavour of a binary; a node's binaries are asked once."""
 
 import asyncio
 import os
@@ -111,8 +111,8 @@ def writable_by_others(answers: Path) -> None:
 
 
 def a_link(answers: Path) -> None:
-    answers.rename(answers.with_name("elsewhere"))
-    answers.symlink_to("elsewhere")
+    answers.rename(answers.with_name("outside"))
+    answers.symlink_to("outside")
 
 
 def damaged(answers: Path) -> None:
