@@ -38,6 +38,7 @@ _FURNITURE = frozenset(
         "/run/mount",
         "/run/netns",
         "/run/pyshim",
+        "/run/pyshim/metrics",
         "/run/pyshim/sandboxes",
         "/run/pyshim/virtiofsd-flavours",
     }
