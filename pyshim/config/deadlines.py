@@ -30,6 +30,7 @@ DEADLINES: tuple[Deadline, ...] = (
         "pyshim.resources.volumes.host.virtiofsd_flavours._PROBE_TIMEOUT_S",
         25,
     ),
+    Deadline("an OCI hook without a timeout", "it is killed", "pyshim.host.processes.hooks.DEFAULT_TIMEOUT_S", 120),
     Deadline("the pod's network namespace", _START, "pyshim.resources.network.host.connector.TIMEOUT_S", 30),
     Deadline("the search for the pod's devices", _START, "pyshim.resources.devices.host.finder.TIMEOUT_S", 25),
     Deadline("QEMU's greeting, or a connection of vhost-device-vsock's", _START, key="start_timeout"),

@@ -8,14 +8,14 @@ import stat
 from collections.abc import Callable, Collection
 from typing import ParamSpec, TypeVar
 
-from pyshim.concurrency.deadlines import CHANGE_S, READ_S, within_s
+from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, READ_S, within_s
 from pyshim.concurrency.threads import ended, thread_to_the_end
 from pyshim.host.fds import OwnedFd
 from pyshim.host.files import list_tree, read_piece
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.table import with_mounts_below
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.hooks import netns_member, run_hook
+from pyshim.host.processes.hooks import hook_timeout_s, netns_member, run_hook
 from pyshim.host.processes.own_thread import in_own_thread
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.copies import TreeEntry
@@ -173,6 +173,7 @@ class LinuxHost:
         """The process's streams are open; see `streams.open_streams`."""
         return await open_streams(stdio, namespace=namespace, process_id=process_id, children=self._children)
 
+    @within_s(lambda self, kind, hook, state: hook_timeout_s(hook) + MARGIN_S, "run {kind} hook '{hook.path}'")
     async def run_hook(self, kind: str, hook: OciHook, state: bytes) -> None:
         """The hook has exited with status 0, within its own time limit; see `hooks.run_hook`."""
         await run_hook(self._children, kind, hook, state)

@@ -22,6 +22,10 @@ class HookFailed(FailedPrecondition):
     """A hook could not be started, or has ended with another status than 0."""
 
 
+def hook_timeout_s(hook: OciHook) -> float:
+    return hook.timeout or DEFAULT_TIMEOUT_S
+
+
 async def run_hook(children: Children, kind: str, hook: OciHook, state: bytes) -> None:
     """The hook has read `state` from its stdin and exited with status 0.
 
@@ -30,7 +34,7 @@ async def run_hook(children: Children, kind: str, hook: OciHook, state: bytes) -
     the caller is cancelled, the hook is killed with its process group. Raises HookFailed or DeadlineExceeded naming it.
     """
     what = f"run {kind} hook {hook.path!r}"
-    timeout_s = hook.timeout or DEFAULT_TIMEOUT_S
+    timeout_s = hook_timeout_s(hook)
     env = dict(variable.split("=", 1) for variable in hook.env or ())
     with _readable(state) as stdin:
         try:

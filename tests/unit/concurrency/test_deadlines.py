@@ -19,6 +19,7 @@ from pyshim.model import seams
 from pyshim.model.agent_address import UnixAddress
 from pyshim.model.errors import DeadlineExceeded, ShimError
 from pyshim.model.ledger import LedgerEntry, ResourceKind
+from pyshim.model.oci import OciHook
 from pyshim.model.remote_vms import RemoteServiceConfig
 from pyshim.model.vm import VfioDevice, VmConfig
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
@@ -34,7 +35,8 @@ CONFIG = vm_config(start_timeout_s=100, stop_timeout_s=200)
 GROUPS = (Some(path="/a"), Some(path="/b"))
 FUNCTION = VfioDevice(id="gpu", host_address="0000:01:00.0", iommufd=False)
 
-# The call, its arguments after the object, and what it says when it is not done in time.
+HOOK = OciHook(path="/h", timeout=5)
+# The call, its arguments after the object, and the error when it is not done in time.
 CALLS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (LinuxHost.read_bytes, ("/p", 9), "read '/p': not done within 30 s"),
     (LinuxHost.source_facts, ("/p", ""), "look at '/p': not done within 30 s"),
@@ -63,6 +65,11 @@ CALLS: list[tuple[Callable[..., object], tuple[object, ...], str]] = [
     (LinuxCgroups.oom, (GROUPS[0],), "read oom counters of cgroup '/a': not done within 30 s"),
     (LinuxCgroups.device_rules, ((),), "look at device nodes: not done within 30 s"),
     (LinuxCgroups.pin, (7, (0,)), "pin thread 7: not done within 30 s"),
+    (
+        LinuxHost.run_hook,
+        ("prestart", OciHook(path="/h", timeout=5), b""),
+        "run prestart hook '/h': not done within 15 s",
+    ),
     (QemuVm.create, (CONFIG,), f"create vm '{CONFIG.sandbox_id}': not done within 110 s"),
     (QemuVm.start, (), "start vm: not done within 110 s"),
     (QemuVm.stop, (), "stop vm: not done within 210 s"),
