@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
+
 from pyshim.model.errors import InvalidArgument
 
 
@@ -30,12 +32,12 @@ class CallerKeys(NamedTuple):
     image_name: str
 
 
-class PodName(NamedTuple):
-    """Empty outside Kubernetes."""
+class PodName(msgspec.Struct, frozen=True):
+    """A pod's name in Kubernetes; empty for a sandbox without a pod."""
 
-    name: str
-    namespace: str
-    uid: str
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
 
 
 _KUBELETS_LABELS = (

@@ -14,31 +14,7 @@ MAX_MONITOR_BODY_BYTES = 2 << 20
 """Bytes of a request's body: a policy or a table of iptables rules, which has to fit into one ttrpc message."""
 
 
-class PodName(msgspec.Struct, frozen=True, kw_only=True):
-    """A pod's name in Kubernetes; empty for a sandbox without a pod."""
-
-    uid: str = ""
-    name: str = ""
-    namespace: str = ""
-
-
-_POD_NAMES = (
-    ("io.kubernetes.cri.sandbox-uid", "io.kubernetes.cri.sandbox-name", "io.kubernetes.cri.sandbox-namespace"),
-    ("io.kubernetes.pod.uid", "io.kubernetes.cri-o.KubeName", "io.kubernetes.cri-o.Namespace"),
-)
-"""The annotations of containerd and of CRI-O."""
-
-
-def pod_name(annotations: Mapping[str, str]) -> PodName:
-    for uid, name, namespace in _POD_NAMES:
-        if name in annotations:
-            return PodName(
-                uid=annotations.get(uid, ""), name=annotations[name], namespace=annotations.get(namespace, "")
-            )
-    return PodName()
-
-
-class VmSize(msgspec.Struct, frozen=True, kw_only=True):
+class SizeFigures(msgspec.Struct, frozen=True, kw_only=True):
     """One dimension of a VM: vCPUs, or MiB of memory."""
 
     requested: float
@@ -54,8 +30,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """0 where no VMM runs on this host."""
     virtiofsd_pid: int
     """0 without one."""
-    vcpus: VmSize
-    memory_mib: VmSize
+    vcpus: SizeFigures
+    memory_mib: SizeFigures
     containers: int
     ledger: Mapping[str, int]
     """Entries by kind."""

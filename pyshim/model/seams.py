@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
 from pyshim.model.agent_address import AgentAddress
+from pyshim.model.caller import PodName
 from pyshim.model.cgroups import Group, GroupSetting, HostOom, Scope
 from pyshim.model.copies import CopiedPiece, TreeEntry
 from pyshim.model.events import TaskEvent
@@ -21,7 +22,7 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.mounts import HostMount
 from pyshim.model.network import DirectNetwork, RateLimits
-from pyshim.model.observation import Observation, PodName
+from pyshim.model.observation import Observation
 from pyshim.model.oci import OciHook
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats

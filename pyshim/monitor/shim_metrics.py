@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pyshim.model.durations import BOUNDS_MS, Duration
-from pyshim.model.observation import Observation, VmSize
+from pyshim.model.observation import Observation, SizeFigures
 from pyshim.model.trace import Span
 from pyshim.model.units import MIB
 from pyshim.monitor.exposition import Family, Sample, gauge, gauges
@@ -103,7 +103,7 @@ def phases(spans: tuple[Span, ...]) -> dict[str, float]:
     return found
 
 
-def _size(name: str, help_text: str, size: VmSize, unit: int) -> Family:
+def _size(name: str, help_text: str, size: SizeFigures, unit: int) -> Family:
     return gauges(
         name,
         help_text,

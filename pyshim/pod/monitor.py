@@ -2,7 +2,8 @@
 
 from collections.abc import Collection, Mapping
 
-from pyshim.model.observation import Observation, PodName, VmSize, pod_name
+from pyshim.model.caller import PodName, pod_of
+from pyshim.model.observation import Observation, SizeFigures
 from pyshim.model.seams import Records
 from pyshim.model.trace import Trace
 from pyshim.model.volumes import VolumeStats
@@ -24,7 +25,7 @@ class PodMonitor:
     ) -> None:
         """`annotations` are those of the container that owns the sandbox."""
         self._sandbox = sandbox
-        self._name = pod_name(annotations)
+        self._name = pod_of(annotations)
         self._containers = containers
         self._records = records
         self._trace = trace
@@ -40,13 +41,13 @@ class PodMonitor:
         return Observation(
             vmm_pid=sandbox.hypervisor.pid,
             virtiofsd_pid=sandbox.virtiofsd_pid,
-            vcpus=VmSize(
+            vcpus=SizeFigures(
                 requested=float(record.vcpus.exact),
                 booted=vm.cpu.boot_vcpus,
                 current=sandbox.resizer.vcpus,
                 limit=vm.cpu.max_vcpus,
             ),
-            memory_mib=VmSize(
+            memory_mib=SizeFigures(
                 requested=float(record.memory_mib.exact),
                 booted=vm.memory.boot_mib,
                 current=sandbox.resizer.memory_mib,

@@ -31,8 +31,8 @@ MAX_NAME_CHARS = 256
 FLUSH_S = 2.0
 """Seconds at the shim's end for the last spans to leave; every call has been answered by then."""
 _MAX_REPORT_BYTES = 4096
-_POD_ATTRIBUTES = ("k8s.pod.name", "k8s.namespace.name", "k8s.pod.uid")
-"""In the order of `PodName`. Source: OpenTelemetry's semantic conventions for Kubernetes."""
+_POD_ATTRIBUTES = {"k8s.pod.name": "name", "k8s.namespace.name": "namespace", "k8s.pod.uid": "uid"}
+"""Member of `PodName` by attribute. Source: OpenTelemetry's semantic conventions for Kubernetes."""
 _SOCKET_FD = 3
 # `-S` keeps site-packages out of the child, so the shim passes its own import paths on.
 _PROGRAM = (
@@ -208,12 +208,13 @@ def export(
     children: Children, trace: Trace, *, endpoint: str, sandbox_id: str, annotations: Mapping[str, str]
 ) -> SpanExporter:
     """An exporter that follows `trace`, which has begun, with the base URL of a receiver."""
+    pod = pod_of(annotations)
     attributes = {
         "service.name": "pyshim",
         "service.version": __version__,
         "host.name": os.uname().nodename,
         "sandbox.id": sandbox_id,
-        **{attribute: value for attribute, value in zip(_POD_ATTRIBUTES, pod_of(annotations), strict=True) if value},
+        **{attribute: value for attribute, member in _POD_ATTRIBUTES.items() if (value := getattr(pod, member))},
     }
     trace_id = ids.trace_id(sandbox_id, trace.spans[0].start_ns)
     exporter = SpanExporter(children, url=traces_url(endpoint), trace_id=trace_id, attributes=attributes)

@@ -143,7 +143,7 @@ _FAULT = re.compile(r"(?P<point>[\w.-]+:(before|after))(#(?P<nth>[1-9]\d*))?=(?P
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """The faults `text` asks for. Raises InvalidArgument naming the part that is none."""
+    """The faults that `text` asks for. Raises InvalidArgument naming a part that does not parse."""
     known = steps()
     return tuple(_fault(part.strip(), known) for part in text.split(",") if part.strip())
 
@@ -168,7 +168,7 @@ def kill_self() -> None:
 
 
 class Failpoints:
-    """What happens at the points. `hits` counts how often each was reached."""
+    """The faults at the points. `hits` counts how often each was reached."""
 
     def __init__(self, faults: tuple[Fault, ...], *, kill: Callable[[], None] = kill_self) -> None:
         """`kill` ends this process; where it returns, nothing happens any more at the point."""
@@ -177,7 +177,7 @@ class Failpoints:
         self._kill = kill
 
     async def reach(self, point: str) -> bool:
-        """What was asked for at `point` has happened; True when it is to hang: never to answer."""
+        """The fault at `point` has happened; True when the call must hang: never answer."""
         fault = self._due(point)
         if fault is None:
             return False

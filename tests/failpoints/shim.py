@@ -19,7 +19,7 @@ def write_launcher(product: str, path: str) -> None:
     with open(product, encoding="utf-8") as file:
         text = file.read()
     entry = "from pyshim.__main__ import main"
-    assert entry in text, f"{product} is no launcher of this project"
+    assert entry in text, f"{product} is not a launcher of this project"
     with open(path, "x", encoding="utf-8") as file:
         file.write(text.replace(entry, "from tests.failpoints.shim import main"))
         os.fchmod(file.fileno(), 0o755)

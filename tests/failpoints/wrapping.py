@@ -197,7 +197,7 @@ def seam(faults: Failpoints, name: str, target: T) -> T:
 
 
 class Faults:
-    """What the composition root wraps its neighbours with, as the variable PYSHIM_FAILPOINTS says."""
+    """The composition root's wrappers of its neighbours, by the variable PYSHIM_FAILPOINTS."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._faults = Failpoints(parse(environ[VARIABLE]))

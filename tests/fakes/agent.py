@@ -142,9 +142,9 @@ class FakeAgent:
         self.held: dict[str, asyncio.Event] = {}
         self.late: dict[str, asyncio.Event] = {}
         self.edit_container: Callable[[pb.CreateContainerRequest], None] = lambda request: None
-        """What a proxy before this agent changes in CreateContainer."""
+        """A proxy's edit of CreateContainer before this agent."""
         self.serving = health_pb2.HealthCheckResponse.SERVING
-        """What Check answers."""
+        """The answer to Check."""
         self.containers: dict[str, pb.CreateContainerRequest] = {}
         self.processes: dict[tuple[str, str], FakeProcess] = {}
         self.ended: dict[tuple[str, str], FakeProcess] = {}
@@ -153,12 +153,12 @@ class FakeAgent:
         self.execs: dict[tuple[str, str], pb.ExecProcessRequest] = {}
         self.sizes: list[tuple[str, str, int, int]] = []
         self.takes: int | None = None
-        """What WriteStdin claims to have taken, where it lies."""
+        """The count in WriteStdin's reply, where it lies."""
         self.sandbox: pb.CreateSandboxRequest | None = None
         self.policy = ""
         self.copied: list[pb.CopyFileRequest] = []
         self.metrics = '# TYPE kata_guest_load gauge\nkata_guest_load{item="load1"} 0.5\n'
-        """What GetMetrics answers."""
+        """The answer to GetMetrics."""
         self.iptables: dict[bool, bytes] = {}
         """By whether they are for IPv6."""
         self.volume_sizes: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""What a host is said to be: one with nothing special, and changes to it."""
+"""Facts of an ordinary host, and changes to them."""
 
 from typing import Any
 

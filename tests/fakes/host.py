@@ -237,7 +237,7 @@ class FakeHost:
         self.directories = {path for path in self.directories if not path.startswith(entry.key)}
 
     def left(self) -> dict[str, object]:
-        """What a clean host does not have."""
+        """Leftovers, by kind; empty on a clean host."""
         found = {
             "mounts": self.mounts,
             "directories": sorted(self.directories),

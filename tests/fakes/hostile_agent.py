@@ -236,10 +236,12 @@ MODES: Mapping[str, Mode] = {
         *("DestroySandbox", "StatsContainer", "UpdateContainer", "PauseContainer", *READS),
         mode=silent,
     ),
-    "never tells an exit": only(*EXITS, mode=silent),
-    "tells every exit at once": only(*EXITS, mode=payload(pb.WaitProcessResponse(status=-(2**31)).SerializeToString())),
+    "never reports an exit": only(*EXITS, mode=silent),
+    "reports every exit at once": only(
+        *EXITS, mode=payload(pb.WaitProcessResponse(status=-(2**31)).SerializeToString())
+    ),
     "never ends an output": only(*READS, mode=one_byte),
-    "never ends an output and never tells an exit": only(
+    "never ends an output and never reports an exit": only(
         *READS, *EXITS, mode=lambda call: (one_byte if call.method in READS else silent)(call)
     ),
     "gives all that a read asks for": only(*READS, mode=all_asked_for),

@@ -51,7 +51,7 @@ def _stop_s(vm: "FakeHypervisor") -> float:
 
 @deadlines_of(QemuVm)
 class FakeHypervisor:
-    """`failpoint` is told the name of every call before it has an effect, and may raise or wait.
+    """`failpoint` gets the name of every call before it has an effect, and may raise or wait.
 
     Tests read `phase`, `config` and `plugged`, and end the VM by `die`.
     """

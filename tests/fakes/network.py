@@ -42,7 +42,7 @@ class FakeNetwork:
 
     async def changed(self) -> None:
         if not self.is_watched:
-            raise Unavailable("watch network namespace: nobody does")
+            raise Unavailable("watch network namespace: it is not watched")
         await self._news.wait()
 
     async def follow(self) -> tuple[tuple[NicDevice, ...], tuple[str, ...]]:

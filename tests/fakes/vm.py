@@ -14,7 +14,7 @@ _STEPS = {"create": "create_vm", "start": "start_vm", "pause": "pause_vm", "resu
 
 
 class FakeVm(FakeHypervisor):
-    """`hit` is told every step before it happens and may raise."""
+    """`hit` is called before every step and may raise."""
 
     def __init__(self, hit: Callable[[str], None], ledger: Ledger, *, block_hotplug: bool = True) -> None:
         super().__init__(ledger, failpoint=lambda call: hit(_STEPS.get(call, call)), files_exist=True)
@@ -98,7 +98,7 @@ class FakeVm(FakeHypervisor):
         return self._memory_mib
 
     async def _answer(self) -> None:
-        """The change has happened; that it has is told later."""
+        """The change has happened; the answer comes later."""
         assert not self._resizing, "one change at a time"
         self._resizing = True
         await asyncio.sleep(0)

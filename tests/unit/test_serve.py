@@ -1,4 +1,4 @@
-"""What the daemon decides by itself: who may call it, and which sandbox it must not take over."""
+"""The daemon's own decisions: which callers it accepts, and which sandbox it must not take over."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def daemon_in(directory: Path) -> tuple[pyshim.serve._Daemon, socket.socket]:
         namespace="default",
         sandbox_id="demo",
         containerd_address="",
-        containerd_ttrpc_address=str(directory / "nobody"),
+        containerd_ttrpc_address=str(directory / "unused"),
         publish_binary="",
         bundle=HostPath(str(directory)),
         debug=False,
@@ -123,7 +123,7 @@ def test_the_monitor_socket_tells_what_the_daemon_does_where_that_is_enabled(
     debug: bool, status: int, tmp_path: Path
 ) -> None:
     daemon, listener = daemon_in(tmp_path)
-    publisher = EventPublisher(address=str(tmp_path / "nobody"), namespace="default")
+    publisher = EventPublisher(address=str(tmp_path / "unused"), namespace="default")
     path = str(tmp_path / "shim-monitor.sock")
 
     async def ask() -> list[tuple[int, bytes]]:
@@ -268,7 +268,7 @@ def test_a_daemon_looks_who_can_change_its_code_and_its_pods_configuration(
     daemon, listener = daemon_in(tmp_path)
 
     async def live() -> None:
-        publisher = EventPublisher(address=str(tmp_path / "nobody"), namespace="default")
+        publisher = EventPublisher(address=str(tmp_path / "unused"), namespace="default")
         environment = daemon._environment(publisher, listener.getsockname())
         await environment.load_config(RuntimeOptions(config_path=str(configuration), config_body=b""), {})
         await daemon.run(listener)

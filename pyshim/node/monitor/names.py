@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pyshim.model.observation import PodName
+from pyshim.model.caller import PodName
 from pyshim.node.monitor.scrape import Unanswered, asked
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import aiohttp
 
+from pyshim.model.caller import PodName
 from pyshim.model.durations import Durations
-from pyshim.model.observation import PodName
 from pyshim.monitor.exposition import Family, Sample, gauge, text_of
 from pyshim.monitor.guest_text import TextFamily, judged
 from pyshim.monitor.processes import own_families

@@ -119,11 +119,11 @@ def _annotations(
 ) -> dict[str, str]:
     """The annotations that are not about devices. Every key is present, maybe empty, as from Kata's runtimes."""
     hypervisor = config.hypervisor
-    name, namespace, uid = pod_of(spec.annotations)
+    pod = pod_of(spec.annotations)
     # A container without a pod stands for one: cloud adaptors refuse a VM of no name.
     annotations = {
-        POD_NAME: name or sandbox_id,
-        POD_NAMESPACE: namespace or NO_POD_NAMESPACE,
+        POD_NAME: pod.name or sandbox_id,
+        POD_NAMESPACE: pod.namespace or NO_POD_NAMESPACE,
         f"{PREFIX}machine_type": hypervisor.machine_type,
         f"{PREFIX}image": hypervisor.image,
         # A whole number: cloud adaptors read "1.5" as nothing.
@@ -131,7 +131,7 @@ def _annotations(
         f"{PREFIX}default_memory": str(sizing.memory_mib.granted),
         f"{PREFIX}cc_init_data": initdata.document.decode() if initdata else "",
     }
-    return {**annotations, POD_UID: uid} if uid else annotations
+    return {**annotations, POD_UID: pod.uid} if pod.uid else annotations
 
 
 def _device_annotations(config: Config, devices: PodDevices) -> Mapping[str, str]:

@@ -160,7 +160,7 @@ def test_a_vmm_that_never_answers_is_given_up() -> None:
 
 
 class _Patient:
-    """A driver whose every call takes as long as it is told."""
+    """A driver whose every call takes a given time."""
 
     def __init__(self, takes_s: float) -> None:
         self._takes_s = takes_s

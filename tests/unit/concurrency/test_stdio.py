@@ -1,4 +1,4 @@
-"""How output moves: one read at a time, the next one while the last is being written, as large as is worth while."""
+"""Output moves by one read at a time, the next one during the write of the last, in pieces of a useful size."""
 
 import asyncio
 from collections.abc import Callable

@@ -15,13 +15,13 @@ from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import APP, POD, SIDE, PodLife
 
 MEMORY_BYTES = 64 * MIB
-"""What a peer may make the shim hold: some messages and what has been cut from them."""
+"""Bytes that a peer may make the shim hold: some messages and their cut pieces."""
 LIFE_S = 3600.0
 """Virtual seconds for a whole life: each of its calls may take the limit of several."""
 
 
 LONGEST_MIB_OF_JSON = 30
-"""What one callback may keep the loop from State, in the CPU time that reading a JSON array of 1 MiB takes here."""
+"""Longest callback on the loop, as a multiple of the CPU time to read a JSON array of 1 MiB here."""
 
 
 @contextmanager

@@ -80,7 +80,7 @@ class _Connector:
 
 
 class PodLife:
-    """One shim, its machine, its guest, and who drives it. `errors` is what the driver was told, in order."""
+    """One shim, its machine, its guest, and its driver. `errors` are the driver's, in order."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class PodLife:
         self.publisher = FakePublisher()
         self.errors: list[str] = []
         self.late_errors: list[str] = []
-        """What the clean-up was told."""
+        """Errors of the clean-up."""
         self.host = MachineHost(self.machine)
         document = {
             "hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "default_memory": 512}},
@@ -153,7 +153,7 @@ class PodLife:
         self.pod = Pod(identity=identity, environment=with_points(self.faults, environment))
 
     def _kill(self) -> None:
-        """What the machine is at this moment is what the shim's end leaves."""
+        """The machine of this moment is the one that the shim's end leaves."""
         if self.at_kill is None:
             self.at_kill = self.machine.copy()
             self.killed.set()
@@ -249,11 +249,11 @@ class PodLife:
         return True
 
     async def clean_up(self) -> None:
-        """What containerd and the kubelet do with a pod, whatever has become of it; then the shim ends."""
-        told = self.errors
+        """containerd's and the kubelet's calls to end a pod, whatever its state; then the shim ends."""
+        errors = self.errors
         self.errors = []
         await self.end()
-        self.late_errors, self.errors = self.errors, told
+        self.late_errors, self.errors = self.errors, errors
         self.machine.replay()
 
     async def end(self) -> None:

@@ -46,7 +46,7 @@ def test_an_honest_qemu_serves_the_whole_life(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("thread", [os.getpid(), 1], ids=["its own", "another's"])
 def test_no_thread_but_those_of_qemu_is_moved_into_the_pods_cgroup(tmp_path: Path, thread: int) -> None:
-    """What is in there at the pod's end is killed."""
+    """Processes in the cgroup are killed at the pod's end."""
 
     async def body() -> None:
         answers = Answers()

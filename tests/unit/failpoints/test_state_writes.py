@@ -54,7 +54,7 @@ class TightStore(MachineStore):
 
 
 def lived(directory: Path, how: str, fails: Callable[[int], bool]) -> tuple[int, list[str]]:
-    """How often the state was written, and the errors of a pod's life. The machine is as before."""
+    """The number of writes of the state, and the errors of a pod's life. The machine is as before."""
 
     async def body() -> tuple[int, list[str]]:
         stores: list[TightStore] = []

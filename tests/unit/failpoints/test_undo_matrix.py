@@ -15,7 +15,7 @@ from tests.unit.failpoints.pod_life import PodLife
 
 BUILD = Path(__file__).resolve().parents[3] / ".build"
 
-# What the user reads when a step hangs: its deadline's error. A step that is not listed here must not hang a call.
+# The deadline's error of each step that hangs. A step that is not listed here must not hang a call.
 HANGS = {
     "config.load": "load configuration",
     "host.facts": "probe host",
@@ -57,7 +57,7 @@ HANGS = {
     "agent.PauseContainer": "pause container 'app' in guest",
     "agent.ResumeContainer": "resume container 'app' in guest",
 }
-# The pod goes on when these fail: they are the end of something, bytes of a stream, or merely told.
+# The pod goes on when these fail: they end something, move bytes of a stream, or only report.
 SURVIVED = (
     *("agent.RemoveContainer", "agent.DestroySandbox", "agent.GetOOMEvent", "agent.CloseStdin", "agent.Read"),
     *("stdin.", "output.", "virtiofsd.stop", "hypervisor.stop", "hypervisor.unplug", "records.save", "records.remove"),
@@ -72,7 +72,7 @@ SURVIVED = (
     *("cgroups.leave", "hypervisor.vcpu_thread_ids", "ledger.release."),
 )
 AGAIN = ("host.", "ledger.", "agent.CreateContainer")
-"""What happens for each container, or for each resource: faulted at the first time and at the last."""
+"""Steps of each container or resource: faulted at the first time and at the last."""
 
 
 class Row(NamedTuple):

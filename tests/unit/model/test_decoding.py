@@ -1,4 +1,4 @@
-"""What is said of a value that is not of its type: the first member that is wrong, and what it should be."""
+"""Errors of values of a wrong type: they name the first wrong member, and its type."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""What a spec's process must have."""
+"""Required members of a spec's process."""
 
 import json
 

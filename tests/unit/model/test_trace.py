@@ -55,8 +55,8 @@ def test_a_failure_ends_its_spans_and_is_named() -> None:
 
 
 def test_a_mark_is_told_and_the_number_of_spans_is_bounded() -> None:
-    told: list[int] = []
-    trace = Trace(lambda: 1, on_mark=lambda: told.append(1))
+    marks: list[int] = []
+    trace = Trace(lambda: 1, on_mark=lambda: marks.append(1))
 
     async def work() -> None:
         for _ in range(2 * MAX_SPANS):
@@ -66,7 +66,7 @@ def test_a_mark_is_told_and_the_number_of_spans_is_bounded() -> None:
 
     asyncio.run(trace.of("all", work()))
     assert len(trace.spans) == MAX_SPANS
-    assert told == []
+    assert marks == []
 
 
 class Follower:

@@ -6,9 +6,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pyshim.model.caller import PodName
 from pyshim.model.durations import Durations
 from pyshim.model.errors import NotFound, ShimError
-from pyshim.model.observation import Observation, PodName, VmSize
+from pyshim.model.observation import Observation, SizeFigures
 from pyshim.model.trace import Span
 from pyshim.model.volumes import VolumeStats, VolumeUsage
 from pyshim.monitor.answers import ShimAnswers
@@ -33,8 +34,8 @@ class FakePod:
         return Observation(
             vmm_pid=vmm,
             virtiofsd_pid=virtiofsd,
-            vcpus=VmSize(requested=1.5, booted=1, current=2, limit=8),
-            memory_mib=VmSize(requested=512, booted=256, current=512, limit=4096),
+            vcpus=SizeFigures(requested=1.5, booted=1, current=2, limit=8),
+            memory_mib=SizeFigures(requested=512, booted=256, current=512, limit=4096),
             containers=2,
             ledger={"mount": 3},
             spans=(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from guest.agent.calls import metrics as guest
+from pyshim.model.caller import PodName
 from pyshim.model.durations import Durations
-from pyshim.model.observation import PodName
 from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.guest_text import judged
 from pyshim.monitor.socket import MonitorSocket

@@ -199,7 +199,7 @@ class Stack:
         await until(lambda: self.pod.is_empty)
 
     def left(self) -> dict[str, object]:
-        """What is left on the host, the state files and running VMs included; empty when all is clean."""
+        """Leftovers on the host, state files and running VMs included; empty when all is clean."""
         found = self.host.left()
         # The caller makes a bundle and removes it with all that is in it.
         found["images"] = [path for path in self.host.images if not path.startswith(f"{BUNDLES}/")]

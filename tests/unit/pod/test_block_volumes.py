@@ -33,8 +33,8 @@ def test_a_device_is_plugged_and_told_to_the_guest_and_unplugged_with_its_contai
         )
         vm = stack.hypervisors[0]
         assert [device.path for device in vm.plugged.values()] == ["/dev/loop7", "/dev/loop8"]
-        told = stack.agent.containers["app"].devices
-        assert [(d.id, d.type, d.container_path) for d in told] == [
+        devices = stack.agent.containers["app"].devices
+        assert [(d.id, d.type, d.container_path) for d in devices] == [
             ("0:0", "scsi", "/dev/loop7"),
             ("0:1", "scsi", "/dev/loop8"),
         ]

@@ -90,7 +90,7 @@ def test_a_missing_volume_is_named(plan: Planner, spec: Callable[..., OciSpec]) 
     ("path", "mounted", "root"),
     [
         ("rootfs", True, "/b/rootfs"),
-        ("/elsewhere", True, "/b/rootfs"),
+        ("/other", True, "/b/rootfs"),
         ("rootfs", False, "/b/rootfs"),
         ("/srv//root", False, "/srv/root"),
         ("./x/../y", False, "/b/y"),
@@ -225,5 +225,5 @@ def test_a_block_device_becomes_a_volume_of_the_vm(plan: Planner, spec: Callable
     assert [(use.disk.path, use.container_path, use.disk.read_only) for use in planned.disks] == [
         ("/dev/vg/data", "/dev/loop7", True)
     ]
-    # A node without a mode is 0666, as with runc and crun: kata-agent makes one that nobody may open.
+    # A node without a mode is 0666, as with runc and crun: kata-agent makes one that is closed to all.
     assert planned.guest.spec["linux"]["devices"] == [{"fileMode": 0o666, **device} for device in devices]

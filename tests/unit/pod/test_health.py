@@ -70,7 +70,7 @@ def test_a_vm_that_tells_its_end_is_not_asked() -> None:
 
 @pytest.mark.parametrize("silent", [False, True], ids=["errors", "silence"])
 def test_a_guest_that_is_gone_behind_a_living_connection_is_lost(silent: bool) -> None:
-    """A service's proxy may stay when the VM elsewhere has ended."""
+    """A service's proxy may stay when the remote VM has ended."""
 
     async def scenario(stack: Stack, container: ContainerId) -> None:
         if silent:

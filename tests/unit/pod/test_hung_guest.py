@@ -22,7 +22,7 @@ Annotations = Mapping[str, Mapping[str, str]]
 
 
 def hang(stack: Stack) -> None:
-    """What the guest was asked before it hangs (the ends of its processes) it does not answer either."""
+    """Calls from before the hang (the waits for its processes) stay unanswered as well."""
     stack.agent.hung |= {"SignalProcess", "Check", "RemoveContainer", "DestroySandbox", "StatsContainer"}
 
 
@@ -161,7 +161,7 @@ def never_tells(stack: Stack) -> None:
 
 
 def drips(stack: Stack) -> None:
-    """Every read gives a byte, and there is no end to them."""
+    """Every read gives a byte, without end."""
 
     async def one_byte(_payload: bytes) -> Any:
         await asyncio.sleep(0.5)
@@ -194,7 +194,7 @@ def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(lie: Any, pod_
 def test_output_without_end_holds_the_exit_of_a_killed_container_for_a_while_and_ends_no_other(
     pod_annotations: Annotations,
 ) -> None:
-    """The guest has told the exit: the container has ended, whatever is still printed."""
+    """The guest has reported the exit: the container has ended, whatever is still printed."""
 
     @scenario
     async def body(stack: Stack) -> None:

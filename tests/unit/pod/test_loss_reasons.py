@@ -1,4 +1,4 @@
-"""Why a sandbox was lost: the cause is reported, not its consequence."""
+"""The reason of a sandbox's loss is its cause, not a consequence."""
 
 import asyncio
 
@@ -57,9 +57,9 @@ async def test_a_vmm_that_does_not_find_virtiofsd_is_not_blamed(stack: Stack) ->
 
 @scenario
 async def test_virtiofsd_that_ends_is_not_blamed_for_another_socket(stack: Stack) -> None:
-    lose_virtiofsd_and_miss(stack, "/elsewhere")
+    lose_virtiofsd_and_miss(stack, "/other")
 
     with pytest.raises(FailedPrecondition) as caught:
         await stack.create("c1", ["sleep"])
 
-    assert str(caught.value) == "connect '/elsewhere'"
+    assert str(caught.value) == "connect '/other'"

@@ -1,4 +1,4 @@
-"""What a container of many volumes costs in writes of the state."""
+"""Writes of the state for a container of many volumes."""
 
 import asyncio
 from collections.abc import Mapping

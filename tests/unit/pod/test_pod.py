@@ -383,12 +383,12 @@ def test_a_container_of_an_unknown_sandbox_is_not_found(pod_annotations: Any) ->
 
 
 async def _start_unknown(stack: Stack) -> None:
-    await stack.pod.start(ContainerId("nobody"), None)
+    await stack.pod.start(ContainerId("unknown"), None)
 
 
 async def _state_of_unknown_exec(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
-    stack.pod.state(ContainerId("c1"), ExecId("nobody"))
+    stack.pod.state(ContainerId("c1"), ExecId("unknown"))
 
 
 @pytest.mark.parametrize("call", [_start_unknown, _state_of_unknown_exec])

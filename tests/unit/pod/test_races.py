@@ -374,7 +374,7 @@ async def test_the_shim_ends_whatever_a_container_meets_at_its_end(stack: Stack)
 
     async def fails_once() -> None:
         streams.close = close  # type: ignore[method-assign]
-        raise OSError("nobody foresaw this")
+        raise OSError("unforeseen")
 
     streams.close = fails_once  # type: ignore[method-assign]
 

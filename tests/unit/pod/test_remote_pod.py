@@ -1,4 +1,4 @@
-"""A pod whose VM a service makes elsewhere: the real driver, a service in threads, all else fake, in real time."""
+"""A pod with a remote VM: the real driver, a service in threads, all else fake, in real time."""
 
 import asyncio
 import os
@@ -82,7 +82,7 @@ def play(tmp_path: Path, test: Scenario, *faults: Fault) -> FakeRemoteService:
                     await test(stack)
             finally:
                 await stack.close()
-            # What could not be undone is on record, and a clean-up after the shim undoes it.
+            # A failed undo is on record, and a clean-up after the shim repeats it.
             kept = tuple(entry for entry in stack.held() if entry.kind is ResourceKind.REMOTE_VM)
             for records in stack.records:
                 records.ledger.entries = [entry for entry in records.ledger.entries if entry not in kept]
@@ -148,7 +148,7 @@ def test_the_loss_of_the_agent_ends_every_task_with_255_and_the_vm(tmp_path: Pat
 
 
 def test_a_service_that_crashes_under_a_pod_leaves_its_vm_on_record(tmp_path: Path) -> None:
-    """Its memory is gone: StopVM meets a service that knows no such VM, and the VM's tombstone ends the entry."""
+    """Its memory is gone: StopVM meets a service without such a VM, and the VM's tombstone ends the entry."""
 
     async def scenario(stack: RemoteStack) -> None:
         container = await pod_with_container(stack, ["sleep"])

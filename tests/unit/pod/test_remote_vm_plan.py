@@ -1,4 +1,4 @@
-"""What a service outside the node learns of a VM, and what of this host counts for it."""
+"""The request to a service outside the node, and the host's part in it."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -44,7 +44,7 @@ def make(
     return planned(config, host, spec, kind=kind)
 
 
-def told(plan: SandboxPlan) -> dict[str, str]:
+def annotations_of(plan: SandboxPlan) -> dict[str, str]:
     assert plan.vm.remote is not None
     return dict(plan.vm.remote.annotations)
 
@@ -63,7 +63,7 @@ def test_everything_the_service_is_told_is_in_the_annotations(host: Hosts, spec:
 
     plan = make(config, host(), spec(annotations=CRI, linux=NETWORK))
 
-    assert told(plan) == {
+    assert annotations_of(plan) == {
         "io.kubernetes.cri.sandbox-name": "web",
         "io.kubernetes.cri.sandbox-namespace": "shop",
         "io.kubernetes.cri.sandbox-uid": "1-2-3",
@@ -81,7 +81,7 @@ def test_everything_the_service_is_told_is_in_the_annotations(host: Hosts, spec:
 def test_every_key_of_katas_is_there_when_nothing_is_asked_for(host: Hosts, spec: Specs) -> None:
     plan = make(remote(), host(), spec(linux=NETWORK), ContainerKind.SINGLE_CONTAINER)
 
-    assert told(plan) == {
+    assert annotations_of(plan) == {
         "io.kubernetes.cri.sandbox-name": "s1",
         "io.kubernetes.cri.sandbox-namespace": "default",
         f"{PREFIX}machine_type": "",
@@ -102,7 +102,7 @@ def test_a_pod_of_crio_is_known_by_its_name(host: Hosts, spec: Specs) -> None:
         "io.kubernetes.cri.sandbox-name": "not its runtime's",
     }
 
-    found = told(make(remote(), host(), spec(annotations=annotations, linux=NETWORK)))
+    found = annotations_of(make(remote(), host(), spec(annotations=annotations, linux=NETWORK)))
 
     assert (found["io.kubernetes.cri.sandbox-name"], found["io.kubernetes.cri.sandbox-namespace"]) == ("web", "shop")
 
@@ -113,7 +113,7 @@ def test_a_pod_of_crio_is_known_by_its_name(host: Hosts, spec: Specs) -> None:
 def test_vcpus_are_whole(host: Hosts, spec: Specs, vcpus: Fraction, whole: str) -> None:
     plan = make(remote({"default_vcpus": vcpus}), host(), spec(linux=NETWORK), ContainerKind.SINGLE_CONTAINER)
 
-    assert told(plan)[f"{PREFIX}default_vcpus"] == whole
+    assert annotations_of(plan)[f"{PREFIX}default_vcpus"] == whole
 
 
 def test_this_host_does_not_bound_a_vm_elsewhere_but_the_configuration_does(host: Hosts, spec: Specs) -> None:

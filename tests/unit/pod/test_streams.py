@@ -1,4 +1,4 @@
-"""What moves between a client's streams and the guest, and what the guest is told about a process."""
+"""Bytes between a client's streams and the guest, and the guest's requests about a process."""
 
 import asyncio
 
@@ -147,7 +147,7 @@ async def test_an_agent_that_takes_more_than_it_was_given_loses_the_stream_only(
 
 @scenario
 async def test_the_exit_is_asked_for_once_the_output_has_ended(stack: Stack) -> None:
-    """kata-agent forgets a process, and what of its output was not read, when it tells its exit."""
+    """kata-agent forgets a process, and its unread output, when it reports the exit."""
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["flood", "16000000"], PIPES)
     stack.agent.calls.clear()
@@ -220,7 +220,7 @@ async def test_a_child_that_holds_the_pipe_prints_until_containerd_deletes_the_e
 
 @scenario
 async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_delete(stack: Stack) -> None:
-    """Silence is no end: a child that outlives the exec may print long after."""
+    """Silence is not the end: a child that outlives the exec may print long after."""
     stack.agent.remembers = True
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["hold", "first"], PIPES)

@@ -1,4 +1,4 @@
-"""Which spans of a pod's life leave, and that a pod which is not traced tells nothing."""
+"""The spans of a pod's life leave the shim if the pod is traced, and none leaves otherwise."""
 
 from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
 
@@ -21,8 +21,8 @@ async def test_the_whole_life_of_a_traced_pod_is_told(stack: Stack) -> None:
 
     await live(stack)
 
-    told = stack.spans.names()
-    assert sorted(name for name, within in told if not within) == [
+    spans = stack.spans.names()
+    assert sorted(name for name, within in spans if not within) == [
         *("create c1", "delete c1", "end sandbox", "exec c1/e1", "start c1"),
     ]
     for step in (
@@ -35,8 +35,8 @@ async def test_the_whole_life_of_a_traced_pod_is_told(stack: Stack) -> None:
         ("agent DestroySandbox", "stop vm"),
         ("agent RemoveContainer", "delete c1"),
     ):
-        assert step in told, step
-    assert sum(name == "leave cgroups" for name, _ in told) == 1
+        assert step in spans, step
+    assert sum(name == "leave cgroups" for name, _ in spans) == 1
     assert stack.traced_to == ["http://collector:4318"]
     assert stack.agent.contexts["StartContainer"]
 

@@ -118,6 +118,6 @@ def test_the_agent_is_told_timeouts_that_are_not_its_own(
     asked = config()
     agent = replace(asked.agent, cdh_api_timeout_s=cdh_s, launch_process_timeout_s=launch_s)
 
-    told = planned(replace(asked, agent=agent), host(), spec()).vm.boot.kernel_params
+    params_of_kernel = planned(replace(asked, agent=agent), host(), spec()).vm.boot.kernel_params
 
-    assert {param for param in told if "_timeout=" in param and "hotplug" not in param} == params
+    assert {param for param in params_of_kernel if "_timeout=" in param and "hotplug" not in param} == params

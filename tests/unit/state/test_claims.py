@@ -1,4 +1,4 @@
-"""What other sandboxes have, CPUs, cgroups and cards: out of their states, one shim at a time."""
+"""Claims of other sandboxes on CPUs, cgroups and cards: read from their states, by one shim at a time."""
 
 import threading
 from collections.abc import Mapping

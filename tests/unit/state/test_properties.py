@@ -27,7 +27,7 @@ from tests.unit.state.kata_shape import (
 )
 from tests.unit.state.states import written
 
-# What a JSON text can hold; a lone surrogate, as of a path that is no UTF-8, among it.
+# All that a JSON text can hold, with lone surrogates, as of a path that is not UTF-8.
 TEXTS = st.text(max_size=12) | st.just("\udcff/x")
 WHOLES = st.integers(0, 2**53)
 JSON = st.recursive(
@@ -136,7 +136,7 @@ def test_every_document_has_katas_keys_and_types_and_one_of_ours(state: SandboxS
         assert document == {"PersistVersion": 2, "State": ""}
         return
 
-    # What the driver and the resources recorded is passed on as it is.
+    # The driver's and the resources' records are passed on unchanged.
     passed = {"HypervisorState": document.pop("HypervisorState"), **document["Config"].pop("HypervisorConfig")}
     assert passed["HypervisorState"].keys() >= {"Type", "Pid"}
     check(document, SANDBOX_STATE)

@@ -1,4 +1,4 @@
-"""What one sandbox holds: intents on disk before their effect, struck out after it is gone."""
+"""The ledger of one sandbox: intents on disk before their effect, struck out after it is gone."""
 
 import asyncio
 import os
@@ -22,7 +22,7 @@ def mount(key: str) -> LedgerEntry:
 
 
 class Undo:
-    """Records what it undoes; fails for the keys it is told to."""
+    """Records what it undoes; fails for given keys."""
 
     def __init__(self) -> None:
         self.undone: list[LedgerEntry] = []

@@ -34,7 +34,7 @@ def test_no_sandbox_or_container_has_the_name_of_a_file_written_aside(tmp_path: 
 
 
 def document(store: StateStore) -> dict:  # type: ignore[type-arg]
-    """What the file says, without its checksum."""
+    """The file's document, without its checksum."""
     with open(f"{store.root}/sb1/persist.json", encoding="utf-8") as file:
         found = json.load(file)
     assert len(found[KEY].pop(CHECKSUM)) == 64
@@ -146,7 +146,7 @@ def test_only_the_files_of_containers_that_changed_are_written_again(store: Stat
 
 @pytest.mark.parametrize("text", ["/srv/\udcff", "\udc80"])
 def test_half_of_a_character_is_written_and_read(store: StateStore, text: str) -> None:
-    """A path that is no UTF-8 has one, and an annotation can: JSON's escapes spell it."""
+    """A path that is not UTF-8 has one, and an annotation can: JSON's escapes spell it."""
     wanted = state(replace(container("c1"), annotations={text: text}, mounts=({"Source": text},)))
 
     store.save(wanted)
@@ -264,14 +264,14 @@ def test_katas_own_keys_may_be_missing(store: StateStore) -> None:
         pytest.param(b"\xff\xfe", "not JSON", id="not text"),
         pytest.param(b"[" * 100_000, "not JSON", id="nested without end"),
         pytest.param(b"[]", "not a JSON object", id="a list"),
-        pytest.param(b'{"PersistVersion": 2, "Pyshim": 3}', "Pyshim is not an object", id="our key is no object"),
+        pytest.param(b'{"PersistVersion": 2, "Pyshim": 3}', "Pyshim is not an object", id="our key is not an object"),
         pytest.param(damaged("del p['Ledger']"), "Ledger", id="no ledger"),
-        pytest.param(damaged("p['Ledger'] = {}"), "Ledger is not a list", id="ledger is no list"),
+        pytest.param(damaged("p['Ledger'] = {}"), "Ledger is not a list", id="ledger is not a list"),
         pytest.param(damaged("p['Ledger'][0]['Kind'] = 'moon'"), "unknown kind 'moon'", id="unknown kind"),
         pytest.param(damaged("p['Ledger'][0]['Key'] = 7"), "Key is not a string", id="key is a number"),
         pytest.param(damaged("p['Shim']['Pid'] = '1'"), "Pid is not a whole number", id="pid is a string"),
         pytest.param(damaged("p['Shim']['Pid'] = True"), "Pid is not a whole number", id="pid is a truth"),
-        pytest.param(damaged("p['SandboxID'] = 'other'"), "state of 'other'", id="somebody else's"),
+        pytest.param(damaged("p['SandboxID'] = 'other'"), "state of 'other'", id="another sandbox's"),
         pytest.param(damaged("del d['PersistVersion']"), "PersistVersion is missing", id="no version"),
     ],
 )

@@ -56,13 +56,15 @@ def sandbox_question(kind: ContainerKind, spec: OciSpec, config: Config) -> Devi
         if config.is_remote
         else DeviceQuestion(annotations=_cdi_annotations(spec), nodes=_vfio_nodes(spec))
     )
-    name, namespace, _ = pod_of(spec.annotations)
+    pod = pod_of(spec.annotations)
     ask = kind is ContainerKind.POD_SANDBOX and bool(config.runtime.pod_resource_api_sock)
-    if ask and not name:
+    if ask and not pod.name:
         raise InvalidArgument("ask kubelet for the pod's devices: the sandbox's annotations do not name the pod")
     if not ask:
         return asked
-    return replace(asked, pod_name=name, pod_namespace=namespace, kubelet_socket=config.runtime.pod_resource_api_sock)
+    return replace(
+        asked, pod_name=pod.name, pod_namespace=pod.namespace, kubelet_socket=config.runtime.pod_resource_api_sock
+    )
 
 
 def remote_question(spec: OciSpec) -> DeviceQuestion:
