@@ -6,11 +6,15 @@ import os
 import select
 import socket
 import stat
+import subprocess
+import tempfile
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
 
 from pyshim.model.errors import FailedPrecondition
+from pyshim.monitor.socket import MonitorSocket, MonitorSockets, Reply, Request
 from pyshim.node.cli.direct_volume import add, ask
 from pyshim.node.cli.monitor_client import exchange
 from tests.unit.monitor.monitored import FakePod, said, served
@@ -215,3 +219,47 @@ def test_debug_paths_exist_only_where_they_are_enabled(tmp_path: Path) -> None:
 
     served(tmp_path, closed)
     served(tmp_path, opened, {"stacks": lambda: "task a\n", "broken": lambda: str(1 // 0)})
+
+
+_CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+_GROUP = 54321
+
+
+def _connects(path: Path, group: int) -> bool:
+    """A process of another user, in this group, reaches the socket."""
+    done = subprocess.run(
+        ["/usr/bin/python3", "-c", _CONNECT, str(path)],
+        user=65534,
+        group=group,
+        extra_groups=[],
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    assert done.returncode == 0 or b"PermissionError" in done.stderr
+    return done.returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_the_group_of_the_directory_reaches_the_metrics_socket_and_no_other() -> None:
+    async def answer(_: Request) -> Reply:
+        return Reply(HTTPStatus.OK)
+
+    async def body(root: Path, metrics: Path) -> None:
+        pair = MonitorSockets(
+            MonitorSocket(str(root / "kata.sock"), answer), MonitorSocket(str(metrics / "s1"), answer, mode=0o660)
+        )
+        await pair.open()
+        try:
+            tries = [(metrics / "s1", _GROUP), (metrics / "s1", 65534), (root / "kata.sock", _GROUP)]
+            found = [await asyncio.to_thread(_connects, *each) for each in tries]
+        finally:
+            await pair.close()
+        assert found == [True, False, False]
+
+    with tempfile.TemporaryDirectory() as directory:
+        root, metrics = Path(directory), Path(directory, "metrics")
+        root.chmod(0o755)
+        metrics.mkdir()
+        os.chown(metrics, 0, _GROUP)
+        metrics.chmod(0o2750)
+        asyncio.run(body(root, metrics))
