@@ -17,7 +17,6 @@ from .cluster import Cluster, Refused, container, manifest
 pytestmark = pytest.mark.vm
 
 SLEEP = "exec sleep 100000"
-READY_AFTER_2 = {"exec": {"command": ["test", "-e", "/tmp/up"]}, "periodSeconds": 1}
 
 
 def limits(cpu: str, memory: str) -> dict[str, Any]:

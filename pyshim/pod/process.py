@@ -16,7 +16,7 @@ open after the process has ended; then three things lead to the exit:
 - `end_by_force` of the container, if the guest does not report the exit after a KILL (`killing.py`).
 
 An agent that keeps output, as our own does, is asked at once. Its reads end when the last writer has closed the output,
-so after the process's end the exit waits HELD_S for that; what a child writes later is read until Delete.
+so after the process's end the exit waits HELD_S for that; what an exec's child writes later is read until Delete.
 """
 
 import asyncio
@@ -272,6 +272,8 @@ class Process:
             is_reader_slow = self._progress.blocked_writes and self._progress.idle_s < READER_PATIENCE_S
             if not done and not is_reader_slow:
                 break
+        if pending and self.exec_id is None:  # containerd deletes a container when its output has ended
+            await self._agent.end_output(self.container_id, self.guest_id)
         return status
 
     def _is_output_over(self) -> bool:

@@ -83,6 +83,11 @@ class Container:
         self._crun = crun
         self._launcher = launcher
         self._lock = asyncio.Lock()
+        init.child.when_ended(self._init_ended)
+
+    def _init_ended(self, _code: int) -> None:
+        """No process of the container outlives its init, also where it shares a pid namespace; as runc's shim does."""
+        self.kill_all()
 
     # -- life ------------------------------------------------------------------------------------------------------
 

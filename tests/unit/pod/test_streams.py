@@ -240,6 +240,19 @@ async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_de
 
 
 @scenario
+async def test_output_of_an_init_ends_with_it_though_a_child_holds_it(stack: Stack) -> None:
+    """containerd asks for the deletion of a container only after its output has ended."""
+    stack.agent.remembers = True
+    container = await stack.run("c1", ["hold", "last"], PIPES)
+
+    assert (await stack.pod.wait(container, None)).status == 0
+
+    output = stack.host.streams["c1"].stdout
+    await until(lambda: output.closed)
+    assert bytes(output.data) == b"last"
+
+
+@scenario
 async def test_an_agent_that_does_not_say_what_it_is_counts_as_one_that_forgets(stack: Stack) -> None:
     stack.agent.failures["GetGuestDetails"] = (Code.INTERNAL, "no")
     container = await stack.run("c1", ["exit", "3"])

@@ -193,6 +193,20 @@ def test_containers_that_share_the_sandboxs_pids_see_each_other(tmp_path: Path, 
         agent.stop()
 
 
+def test_no_process_outlives_its_containers_init_in_a_shared_pid_namespace(tmp_path: Path) -> None:
+    agent = HostedAgent(tmp_path)
+    try:
+        client = agent.connect()
+        client.call("CreateSandbox", agent_pb2.CreateSandboxRequest(sandbox_id="s", sandbox_pidns=True))
+        client.create(agent.spec(["sh", "-c", "sleep 1000 & exit 3"]), "one", sandbox_pidns=True)
+        client.start("one")
+
+        assert client.exit_code("one") == 3
+        assert client.read_all("one") == b"", "the output has ended with its last writer"
+    finally:
+        agent.stop()
+
+
 def test_a_container_joins_the_processes_of_the_container_that_its_spec_names(tmp_path: Path) -> None:
     agent = HostedAgent(tmp_path)
     try:
