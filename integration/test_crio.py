@@ -1,0 +1,78 @@
+"""CRI-O beside containerd: what a pod writes into its own spec, and a restart of CRI-O. Without VMs, on stand-ins."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+from .framework import crio
+from .framework.cri import Cri, Pod, pod_config, refusal
+from .framework.cri_session import PROJECT, STAND_IN_HANDLER
+
+pytestmark = pytest.mark.skipif(not crio.is_chosen(), reason="needs CRI-O (hint: CRI=crio)")
+
+
+def _listed(pod: Pod) -> dict[str, object]:
+    command = [PROJECT / "bin" / "pyshim", "list", "--json", pod.id]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    (found,) = json.loads(done.stdout)
+    return dict(found)
+
+
+def test_a_pod_has_the_size_and_the_name_that_crio_says_and_not_those_of_its_own_annotations(cri: Cri) -> None:
+    forged = {
+        "io.kubernetes.cri.sandbox-name": "kube-proxy",
+        "io.kubernetes.cri.sandbox-namespace": "kube-system",
+        "io.kubernetes.cri.sandbox-memory": str(64 << 30),
+        "io.kubernetes.cri-o.KubeName": "kube-proxy",
+        "io.kubernetes.cri-o.PodLinuxResources": '{"memory_limit_in_bytes":68719476736}',
+    }
+    config = pod_config("web", cri.logs, annotations=forged)
+    resources = config.linux.resources
+    resources.cpu_quota, resources.cpu_period, resources.memory_limit_in_bytes = 150_000, 100_000, 1 << 30
+
+    pod = Pod.run(cri, config, STAND_IN_HANDLER)
+    try:
+        found = _listed(pod)
+    finally:
+        pod.remove()
+
+    assert found["pod"] == "default/web"
+    assert found["requested"] == {"vcpus": 1.5, "memory_mib": 1024}
+
+
+def test_a_pod_that_names_another_pods_sandbox_is_refused_and_harms_it_not(cri: Cri) -> None:
+    """CRI-O lets a pod's annotations write over its own in the spec of the sandbox."""
+    victim = cri.run_pod("victim", handler=STAND_IN_HANDLER)
+    try:
+        forged = {"io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.cri-o.SandboxID": victim.id}
+
+        refused = refusal(lambda: cri.run_pod("intruder", handler=STAND_IN_HANDLER, annotations=forged))
+
+        assert "it is of another pod than sandbox" in refused
+        assert victim.start().is_running
+    finally:
+        victim.remove()
+    assert cri.sandboxes() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_pods_obey_the_next_crio(cri: Cri, number: int) -> None:
+    pod = cri.run_pod("lasting", handler=STAND_IN_HANDLER)
+    try:
+        container = pod.start()
+        cri.close()
+        cri.daemon.restart(number)
+        cri.connect()
+
+        assert pod.is_ready
+        assert container.exec("true").code == 0
+        cri.call("ContainerStats", container_id=container.id)
+        container.stop(1)
+        container.remove()
+    finally:
+        pod.remove()
+    assert cri.sandboxes() == []
