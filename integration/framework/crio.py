@@ -212,7 +212,7 @@ def image_source(root: Path, images: Mapping[str, tuple[str, ...]]) -> Iterator[
 
 
 def remove_daemon_files(where: CrioDirectories) -> None:
-    """CRI-O's own files and FIFOs are gone, what it asked of crun, and the mount that its storage makes of a directory."""
+    """CRI-O's own files and FIFOs are gone, those of its crun, and the mount that its storage makes."""
     subprocess.run(["umount", "--lazy", where.root / "storage" / "overlay"], check=False, capture_output=True)
     for directory in (where.root, where.state, Path("/run/vc/crio"), Path("/run/crun")):
         shutil.rmtree(directory, ignore_errors=True)
