@@ -14,7 +14,7 @@ from aiohttp import web
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS = 48
 """An API server holds a few, and opens one for each call under way. Each takes up to 1.5 MB: TLS reads ahead."""
 GRACE_S = 1.0
 """Seconds that a connection has before another one may take its place; a review takes milliseconds."""

@@ -31,7 +31,7 @@ MAX_BODY_BYTES = 4 << 20
 """Bytes of a review: twice the largest object etcd takes by default, 1.5 MiB, and what is around it."""
 SMALL_BODY_BYTES = 256 << 10
 """Bytes of a body that is read at once: a hundred times a usual review."""
-LARGE_BODIES = 6
+LARGE_BODIES = 3
 """Larger bodies that are read at a time."""
 LINGERING_S = 1.0
 """Seconds for the rest of a body that was refused: the caller reads the answer meanwhile."""

@@ -299,7 +299,7 @@ from tests.unit.node.webhook.reviews import pod_class
 
 async def main():
     certificate = Certificate(f"{sys.argv[1]}/tls.crt", f"{sys.argv[1]}/tls.key")
-    limits = Limits(body_s=60)
+    limits = Limits(body_s=8)
     async with serving({"pykata": pod_class()}, certificate, host="127.0.0.1", port=0, limits=limits) as port:
         print(port, flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -308,6 +308,11 @@ asyncio.run(main())
 """
 FLOOD_BODY_BYTES = 3 << 20
 """Of an attacker's bodies, whose last byte never comes."""
+
+
+_UNIT = b'{"a":0},'
+EXPENSIVE = b"[" + _UNIT * (MAX_BODY_BYTES // len(_UNIT) - 1) + b"0]"
+"""A whole body that takes thirty times its size as objects."""
 
 
 def _peak_bytes(pid: int) -> int:
@@ -322,7 +327,7 @@ async def _flood(running: Cluster, count: int) -> list[asyncio.StreamWriter]:
     for writer in writers:
         writer.write(f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + b" " * (size - 1))
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(3):
             await asyncio.gather(*(writer.drain() for writer in writers), return_exceptions=True)
     return writers
 
@@ -337,6 +342,10 @@ def test_a_flood_of_unfinished_bodies_stays_below_the_memory_limit_and_a_review_
     async def attack(running: Cluster) -> None:
         writers = await _flood(running, count)
         assert (await running.call("POST", "/mutate", body=REVIEW))[0] == 200
+        for writer in writers[:4]:  # so that a large body has its turn
+            writer.transport.abort()
+        with contextlib.suppress(aiohttp.ClientError):
+            assert (await running.call("POST", "/mutate", body=EXPENSIVE))[0] in (400, 408)
         for writer in writers:
             writer.transport.abort()
 
