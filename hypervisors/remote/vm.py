@@ -36,6 +36,7 @@ from pyshim.model.errors import (
 )
 from pyshim.model.ledger import Ledger, LedgerEntry
 from pyshim.model.remote_vms import RemoteServiceConfig, RemoteVmState, remote_vm_entry
+from pyshim.model.trace import span
 from pyshim.model.vm import Capabilities, Device, GuestLocation, VmConfig, VmExit, VmExitKind
 from pyshim.ttrpc import Code
 
@@ -166,9 +167,10 @@ class RemoteVm:
         request = service.create_vm(
             config.sandbox_id, dict(remote.annotations), config.netns_path or "", remote.timeout_s, self._late_s
         )
-        await self._ask(
-            "CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(config.sandbox_id, request)
-        )
+        with span("ask CreateVM"):
+            await self._ask(
+                "CreateVM", f"create remote vm {config.sandbox_id!r}", self._created(config.sandbox_id, request)
+            )
         log.info(
             "remote vm created",
             extra={"sandbox": config.sandbox_id, "service": remote.socket_path, "version": version},
@@ -210,7 +212,8 @@ class RemoteVm:
         remote = self._service_config("start")
         self._note_asked(remote, RemoteVmState.STARTED)
         request = self._service().start_vm(config.sandbox_id, remote.timeout_s, self._late_s)
-        await self._ask("StartVM", f"start remote vm {config.sandbox_id!r}", self._started(request))
+        with span("ask StartVM"):
+            await self._ask("StartVM", f"start remote vm {config.sandbox_id!r}", self._started(request))
         _check_agent_socket(config.sandbox_id, self._agent_path)
         self._become(Phase.RUNNING)
         log.info("remote vm started", extra={"sandbox": config.sandbox_id})

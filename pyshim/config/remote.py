@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pyshim.config.catalogue import KEYS
 from pyshim.config.keys import Key, Table, Verdict
 from pyshim.config.keys_devices import REMOTE
-from pyshim.config.values import TEXT
+from pyshim.config.values import TEXT, memory
 
 NAME = "remote"
 _ONLY_REMOTE = frozenset((key.table, key.name) for key in REMOTE)
@@ -64,6 +64,9 @@ def _for_remote(key: Key) -> Key:
         return replace(key, default=_HELD[at][0])
     if at in _DEFAULTS:
         return replace(key, default=_DEFAULTS[at])
+    if at == (Table.HYPERVISOR, "default_memory"):
+        # The service's webhook writes any size into the annotation, and Kata checks none of a remote VM.
+        return replace(key, kind=memory(1))
     if key.table is not Table.HYPERVISOR or at in _ONLY_REMOTE or key.name in _USED:
         return key
     if key.name in _NAMES:

@@ -1,5 +1,6 @@
 """Files with [hypervisor.remote]: what their keys mean, and what pods may choose there."""
 
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 
@@ -81,6 +82,15 @@ def test_a_pod_may_choose_type_image_size_and_gpus(tmp_path: Path) -> None:
     assert (found.machine_type, found.image) == ("p5.48xlarge", "ami-1234")
     assert (found.default_vcpus, found.default_memory_mib) == (Fraction(3, 2), 4096)
     assert (found.default_gpus, found.default_gpu_model) == (8, "H100")
+
+
+@pytest.mark.parametrize(("memory", "is_taken"), [("1", True), ("63", True), ("0", False)])
+def test_a_remote_vm_may_be_of_any_size(tmp_path: Path, memory: str, is_taken: bool) -> None:
+    path = write(tmp_path / "c.toml", OPEN)
+
+    with nullcontext() if is_taken else pytest.raises(InvalidArgument, match="default_memory"):
+        found = load_config(options(path), {H + "default_memory": memory}, {}).hypervisor
+        assert found.default_memory_mib == int(memory)
 
 
 @pytest.mark.parametrize(

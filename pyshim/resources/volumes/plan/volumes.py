@@ -92,7 +92,8 @@ class _Chooser(msgspec.Struct, frozen=True):
             raise InvalidArgument(f"mount volume on '{mount.destination}': source {mount.source!r} is not absolute")
         facts = sources[mount.source]
         if mount.is_bind and facts.direct is not None:
-            return direct_volume(mount, facts.direct, self.config)
+            # The peer pod's service finds its own cloud volume by the kubelet's path, and attaches it to its VM.
+            return Volume(mount=mount) if self.config.is_remote else direct_volume(mount, facts.direct, self.config)
         if facts.kind is SourceKind.MISSING:
             raise FailedPrecondition(f"mount volume '{mount.source}' on '{mount.destination}': ENOENT (no such file)")
         return self._bind(mount, facts) if mount.is_bind else file_system(mount, facts, self.config)

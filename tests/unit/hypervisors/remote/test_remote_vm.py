@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pyshim.model.errors import (
     Unimplemented,
 )
 from pyshim.model.ledger import LedgerEntry
+from pyshim.model.trace import Trace
 from pyshim.model.vm import VmExitKind
 from tests.fakes.disks import disk
 from tests.fakes.ledger import FakeLedger
@@ -52,7 +54,25 @@ def test_a_vm_is_created_started_and_stopped(service: FakeRemoteService, ledger:
     run(scenario)
 
 
-def test_the_service_is_told_annotations_namespace_and_deadlines_but_none_for_the_end(
+def test_the_services_work_has_spans(service: FakeRemoteService, ledger: FakeLedger) -> None:
+    trace = Trace(time.monotonic_ns)
+
+    async def scenario() -> None:
+        vm = RemoteVm(ledger=ledger)
+
+        async def life() -> None:
+            await vm.create(config(service))
+            await vm.start()
+            await vm.stop()
+
+        await trace.of("pod", life())
+
+    run(scenario)
+
+    assert [span.name for span in trace.spans] == ["pod", "ask CreateVM", "ask StartVM"]
+
+
+def test_the_service_gets_annotations_namespace_and_deadlines_but_none_for_the_end(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     live(service, ledger)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.model.config import Config
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
@@ -293,6 +294,16 @@ def test_a_direct_volume_is_a_disk_with_its_file_system(config: Configs, spec: S
     assert use.direct.record_dir == "/records/L3Y="
     assert plan.mounts[0].options == ("rbind", "ro")
     assert plan.host_mounts == ()
+
+
+def test_the_service_of_a_remote_vm_gets_the_mount_of_a_direct_volume_as_it_is(config: Configs, spec: Specs) -> None:
+    remote = replace(config(), hypervisor_name="remote")
+
+    plan = planned(remote, spec(mounts=[bind("/data", "/v", "ro")]), {"/v": direct(metadata={"fsGroup": "1"})})
+
+    assert (plan.disks, plan.host_mounts, plan.copies, plan.storages) == ((), (), (), ())
+    (mount,) = [mount for mount in plan.mounts if mount.destination == "/data"]
+    assert (mount.source, mount.type) == ("/v", "bind")
 
 
 @pytest.mark.parametrize(
