@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -17,12 +18,13 @@ import stub_vm
 
 stub_vm.main()
 """
-# Says that it is the Rust one, then waits to be ended.
+# Says that it is the Rust one, then waits to be ended, at a FIFO without a writer: it keeps its own command line, by which
+# the clean-up knows a process of its sandbox, and has no child.
 _VIRTIOFSD = """\
 #!/bin/sh
 case "$1" in
 --print-capabilities) echo '{"type": "fs", "features": ["separate-options", "migrate-precopy"]}' ;;
-*) exec sleep 1000000 ;;
+*) read -r _ <"${0%/*}/never-written" ;;
 esac
 """
 
@@ -34,6 +36,7 @@ def config(directory: Path) -> Path:
     vmm, virtiofsd = home / "qemu-system-stub", home / "virtiofsd"
     vmm.write_text(_VMM.format(python=sys.executable, here=str(_HERE)))
     virtiofsd.write_text(_VIRTIOFSD)
+    os.mkfifo(home / "never-written")
     for program in (vmm, virtiofsd):
         program.chmod(0o755)
     return shim_config.variant(home, path=vmm, virtio_fs_daemon=virtiofsd)

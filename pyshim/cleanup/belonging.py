@@ -127,7 +127,9 @@ def _problem_of_process(entry: LedgerEntry, sandbox: _Sandbox) -> str:
     for process in found:
         words = processes.arguments(process.pid)
         bears_id = any(not names.isdisjoint(_PART.split(word)) for word in words)
-        if not bears_id and processes.is_alive(process) and (pid is not None or processes.runs(process, program)):
+        # A process that is ending loses its command line with its memory, while it still counts as alive.
+        is_alive = processes.is_alive(process) and processes.executable(process)
+        if not bears_id and is_alive and (pid is not None or processes.runs(process, program)):
             return f"process {process.pid} does not bear the id of sandbox {sandbox.id!r}"
     return ""
 
