@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(not crio.is_chosen(), reason="needs CRI-O (hint:
 
 
 def _listed(pod: Pod) -> dict[str, object]:
-    command = [PROJECT / "bin" / "pyshim", "list", "--json", pod.id]
+    command: list[str | Path] = [PROJECT / "bin" / "pyshim", "list", "--json", pod.id]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     (found,) = json.loads(done.stdout)
     return dict(found)
