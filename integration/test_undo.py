@@ -80,7 +80,7 @@ HANGS = {
     "network.connect:before": "connect network namespace '/run/netns/",
     "host.start_virtiofsd:before": "start virtiofsd '",
     "hypervisor.start:before": "start vm",
-    "children.spawn:before": "start virtiofsd '",
+    "children.spawn:before": "connect network namespace '/run/netns/",
 }
 
 
