@@ -18,8 +18,8 @@ import stub_vm
 
 stub_vm.main()
 """
-# Says that it is the Rust one, then waits to be ended, at a FIFO without a writer: it keeps its own command line, by which
-# the clean-up knows a process of its sandbox, and has no child.
+# Says that it is the Rust one, then waits to be ended, at a FIFO without a writer: it keeps its own command line, which
+# shows the clean-up that the process is the sandbox's, and has no child.
 _VIRTIOFSD = """\
 #!/bin/sh
 case "$1" in
