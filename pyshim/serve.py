@@ -77,7 +77,7 @@ REMAINS_TIMEOUT_S = 10.0
 ALONE_S = 60.0
 """A daemon with neither container, VM nor connection ends after this long. containerd connects as soon as `start` has
 answered; when it has died, or has given up a Create, nothing else would end the daemon."""
-FORGOTTEN_S = 600.0
+FORGOTTEN_S = 60.0
 """A connected daemon with neither container nor VM ends after this long without a call. A containerd that was killed
 between `start` and Create connects when it comes back, and may then forget the sandbox and keep the connection."""
 
