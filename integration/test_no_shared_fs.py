@@ -272,5 +272,5 @@ def test_an_image_the_registry_does_not_have_is_named_and_nothing_is_left(
     unnamed = ctr(*base, *pull, IMAGE, name, "true", check=False)
     unshared = ctr(*base, IMAGE, name, "true", check=False)
 
-    assert "needs the image's name in annotation io.kubernetes.cri.image-name" in unnamed.err
+    assert "needs the image's name in annotation 'io.kubernetes.cri.image-name'" in unnamed.err
     assert 'shared_fs = "none" leaves no way to its root file system' in unshared.err

@@ -170,14 +170,14 @@ class _Daemon:
                     log.info("connected, and neither container nor call", extra={"pid": os.getpid()})
                     stop.set()
                 else:
-                    look_later()
+                    look_later(FORGOTTEN_S - service.idle_s())
 
             look = loop.call_later(ALONE_S, end_if_alone)
 
-            def look_later() -> None:
+            def look_later(delay_s: float = ALONE_S) -> None:
                 nonlocal look
                 look.cancel()
-                look = loop.call_later(ALONE_S, end_if_alone)
+                look = loop.call_later(delay_s, end_if_alone)
 
             server = Server(services=service.services(), authorize=check_peer, when_alone=look_later)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
