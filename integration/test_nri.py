@@ -292,7 +292,7 @@ def test_the_threads_of_a_vm_are_where_the_plugin_placed_them_before_it_booted(
 
         plugin.end(signal.SIGKILL)
         plugin.start(scratch / "no-runtime.sock")
-        plugin.has_said("kept", times=1)
+        plugin.has_said("placement restored", times=1)
         ctr("task", "delete", "--force", name)
         plugin.has_said("released", times=1)
     finally:
