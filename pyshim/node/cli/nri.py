@@ -26,8 +26,8 @@ from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.node.kubernetes.pod_need import pod_need
 from pyshim.node.nri.assignments import Assignments, Need, PlacementError, keep, place_or_share, shared_cpus
 from pyshim.node.nri.description import read_description
-from pyshim.node.nri.policies import DEFAULT, OURS
-from pyshim.node.nri.policy import GuardedPolicy, load
+from pyshim.node.nri.policies import DEFAULT, OURS, load
+from pyshim.node.nri.policy import GuardedPolicy
 from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.machine import read_machine
 from pyshim.resources.probe import probe_host

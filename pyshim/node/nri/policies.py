@@ -1,4 +1,4 @@
-"""The policies that come with pyshim. Pure.
+"""The policies that come with pyshim, and `load`, which finds one by its name among them and the entry points.
 
 `topology` is the default (`assignments.py`). `packed` and `spread` choose the nodes, and leave the CPUs in them to the
 default's rules for cores and caches: both are examples for policies of one's own.
@@ -6,8 +6,10 @@ default's rules for cores and caches: both are examples for policies of one's ow
 
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
+from importlib.metadata import EntryPoint, entry_points
 from itertools import combinations
 
+from pyshim.model.errors import InvalidArgument
 from pyshim.model.placement import Need
 from pyshim.node.nri.assignments import Assignments, PlacementError, place, place_within
 from pyshim.node.nri.policy import Decision, Policy
@@ -59,6 +61,30 @@ class Spread:
 
 OURS: Mapping[str, Policy] = {"topology": Topology(), "packed": Packed(), "spread": Spread()}
 DEFAULT = "topology"
+GROUP = "pyshim.nri.policies"
+"""The group of entry points. Each has the name of a policy; its value is the object, or a class without arguments."""
+
+
+def load(name: str) -> Policy:
+    """The policy of this name. Raises InvalidArgument when none is installed, or when it cannot be loaded."""
+    if name in OURS:
+        return OURS[name]
+    found = {each.name: each for each in entry_points(group=GROUP)}
+    if name not in found:
+        known = ", ".join(sorted({*OURS, *found}))
+        raise InvalidArgument(f"load policy {name[:100]!r}: not installed (hint: there are {known})")
+    return _loaded(found[name])
+
+
+def _loaded(entry: EntryPoint) -> Policy:
+    try:
+        found = entry.load()
+        policy: Policy = found() if isinstance(found, type) else found
+    except Exception as error:  # the code of others
+        raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): {type(error).__name__}: {error}") from error
+    if not callable(getattr(policy, "place", None)):
+        raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): it has no function 'place'")
+    return policy
 
 
 def _first(assignments: Assignments, need: Need, cost: Callable[[Nodes], tuple[object, ...]]) -> Decision:

@@ -1,19 +1,17 @@
-"""Policies: who decides where a VM runs, how one is found, and what becomes of an answer that cannot be used.
+"""A policy decides where a VM runs; `GuardedPolicy` answers in its place where its answer cannot be used.
 
-A policy is an object with the functions of `Policy`, found by its name among the entry points of the group
-`pyshim.nri.policies`. Its answers are checked against the machine. One that raises, is late, or places a VM on CPUs or
-nodes that it cannot have is refused with a line in the log, and the default policy answers. `policies.py` has ours.
+A policy is an object with the functions of `Policy`, found by its name (`policies.py`). Its answers are checked against
+the machine. One that raises, is late, or places a VM on CPUs or
+nodes that it cannot have is refused with a line in the log, and the default policy answers.
 """
 
 import threading
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
 
-from pyshim.model.errors import InvalidArgument
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.assignments import (
     Assignments,
@@ -24,8 +22,6 @@ from pyshim.node.nri.assignments import (
     release,
 )
 
-GROUP = "pyshim.nri.policies"
-"""The group of entry points. Each has the name of a policy; its value is the object, or a class without arguments."""
 WITHIN_S = 0.5
 """Seconds for one answer: a shim waits 2 s for its placement, and a runtime as long for the plugin."""
 MAX_WHY_CHARS = 300
@@ -54,30 +50,6 @@ class Policy(Protocol):
 
 class _Refused(Exception):
     """The answer cannot be used; the text has the reason."""
-
-
-def load(name: str) -> Policy:
-    """The policy of this name. Raises InvalidArgument when none is installed, or when it cannot be loaded."""
-    from pyshim.node.nri.policies import OURS
-
-    if name in OURS:
-        return OURS[name]
-    found = {each.name: each for each in entry_points(group=GROUP)}
-    if name not in found:
-        known = ", ".join(sorted({*OURS, *found}))
-        raise InvalidArgument(f"load policy {name[:100]!r}: not installed (hint: there are {known})")
-    return _loaded(found[name])
-
-
-def _loaded(entry: EntryPoint) -> Policy:
-    try:
-        found = entry.load()
-        policy: Policy = found() if isinstance(found, type) else found
-    except Exception as error:  # the code of others
-        raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): {type(error).__name__}: {error}") from error
-    if not callable(getattr(policy, "place", None)):
-        raise InvalidArgument(f"load policy '{entry.name}' ({entry.value}): it has no function 'place'")
-    return policy
 
 
 class GuardedPolicy:

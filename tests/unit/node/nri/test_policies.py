@@ -12,8 +12,8 @@ from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.assignments import Assignments, PlacementError, free_cpus, place, place_or_share, shared_cpus
 from pyshim.node.nri.description import machine
 from pyshim.node.nri.pods import Pods
-from pyshim.node.nri.policies import OURS
-from pyshim.node.nri.policy import Decision, GuardedPolicy, Policy, load
+from pyshim.node.nri.policies import OURS, load
+from pyshim.node.nri.policy import Decision, GuardedPolicy, Policy
 from tests.fakes.machines import ALL, ONE_NODE, SUB_NUMA, TWO_SOCKETS, need
 
 EMPTY = Assignments(machine=machine(TWO_SOCKETS), reserved=(0, 16))
