@@ -5,10 +5,10 @@ import logging
 from pyshim.model.config import Config
 from pyshim.model.errors import NotFound, ShimError
 from pyshim.model.host_facts import HostFacts
-from pyshim.model.kind import Membership
 from pyshim.model.oci import OciSpec
 from pyshim.model.placement import Placed
 from pyshim.model.plans import ContainerPlan, SandboxPlan
+from pyshim.model.sandbox import SandboxRequest
 from pyshim.model.seams import Host
 from pyshim.model.task import CreateTask
 from pyshim.model.trace import step
@@ -27,16 +27,15 @@ log = logging.getLogger(__name__)
 MAX_RESOLV_CONF_BYTES = 64 * 1024
 
 
-async def plan_sandbox(
-    env: Environment, member: Membership, spec: OciSpec, config: Config
-) -> tuple[SandboxPlan, HostFacts]:
+async def plan_sandbox(env: Environment, request: SandboxRequest, config: Config) -> tuple[SandboxPlan, HostFacts]:
     """The plan of a new sandbox, and the facts of the host that it rests on. Raises what `sandbox_plan` raises."""
+    spec = request.spec
     facts = await step("probe host", env.host_facts())
-    devices = await step("find devices", env.find_devices(sandbox_question(member.kind, spec, config)))
-    log_found(devices, member.sandbox_id)
+    devices = await step("find devices", env.find_devices(sandbox_question(request.kind, spec, config)))
+    log_found(devices, request.sandbox_id)
     plan = sandbox_plan(
-        sandbox_id=member.sandbox_id,
-        kind=member.kind,
+        sandbox_id=request.sandbox_id,
+        kind=request.kind,
         uuid=env.new_uuid(),
         spec=spec,
         config=config,

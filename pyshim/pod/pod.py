@@ -27,6 +27,7 @@ from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.kind import ContainerKind, Membership, membership
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
+from pyshim.model.sandbox import SandboxRequest
 from pyshim.model.seams import ContainerAgent
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import CreateTask, ExecTask, ExitStatus, Identity, ProcessInfo, ProcessState, Status
@@ -121,27 +122,33 @@ class Pod:
         self, request: CreateTask, spec: OciSpec, member: Membership, hooks: ContainerHooks
     ) -> Container:
         """The sandbox and the container it ends with; neither is left when this raises."""
-        if self._owner is not None or self._sandbox is not None:
-            other = self._sandbox.plan.sandbox_id if self._sandbox else self._owner
-            raise FailedPrecondition(f"create sandbox '{member.sandbox_id}': this shim already runs '{other}'")
+        wanted = SandboxRequest(sandbox_id=member.sandbox_id, kind=member.kind, spec=spec, options=request.options)
+        self._refuse_second(wanted)
         self._owner = request.container_id
-        self._pod_uid = pod_of(spec.annotations).uid
         try:
-            sandbox = await self._start_sandbox(request, spec, member, hooks)
+            sandbox = await self._open(wanted, hooks)
             return await self._create_container(request, spec, sandbox, hooks)
         except BaseException:
             self._owner = None
             await self._end_sandbox()
             raise
 
-    async def _start_sandbox(
-        self, request: CreateTask, spec: OciSpec, member: Membership, hooks: ContainerHooks
-    ) -> Sandbox:
+    # ---- the sandbox
+
+    def _refuse_second(self, wanted: SandboxRequest) -> None:
+        if self._owner is not None or self._sandbox is not None:
+            other = self._sandbox.plan.sandbox_id if self._sandbox else self._owner
+            raise FailedPrecondition(f"create sandbox '{wanted.sandbox_id}': this shim already runs '{other}'")
+
+    async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
+        """The VM runs, without a container. When this raises, `_end_sandbox` finishes what is left to undo."""
+        spec = request.spec
+        self._pod_uid = pod_of(spec.annotations).uid
         config = await step("read configuration", self._env.load_config(request.options, spec.annotations))
         if config.runtime.enable_tracing:
-            self._env.export_trace(self._trace, config.runtime.otlp_endpoint, member.sandbox_id, spec.annotations)
-        plan, facts = await plan_sandbox(self._env, member, spec, config)
-        records = await self._env.open_records(member.sandbox_id)
+            self._env.export_trace(self._trace, config.runtime.otlp_endpoint, request.sandbox_id, spec.annotations)
+        plan, facts = await plan_sandbox(self._env, request, config)
+        records = await self._env.open_records(request.sandbox_id)
         sandbox = Sandbox(
             plan=plan,
             host_facts=facts,
