@@ -28,8 +28,6 @@ pytestmark = pytest.mark.vm
 PROJECT = Path(__file__).resolve().parents[1]
 RECORDS = Path("/run/kata-containers/shared/direct-volumes")
 SHARES = Path("/run/kata-containers/shared/sandboxes")
-OVMF = Path(os.environ.get("PYSHIM_TEST_FIRMWARE", "/usr/share/ovmf/OVMF.fd"))
-"""The firmware, as Debian's package ovmf has it."""
 BUSES: dict[str, dict[str, Any]] = {
     "blk": {
         "block_device_driver": "virtio-blk",
@@ -43,8 +41,8 @@ BUSES: dict[str, dict[str, Any]] = {
     "scsi": {"block_device_driver": "virtio-scsi", "enable_iothreads": True},
     "blk-with-firmware": {
         "block_device_driver": "virtio-blk",
-        "firmware": str(OVMF),
-        "kernel": str(PROJECT / ".build/guest/vmlinuz"),  # OVMF boots no plain ELF file
+        "firmware": str(shim_config.OVMF),
+        "kernel": str(shim_config.COMPRESSED_KERNEL),
     },
 }
 Shims = Callable[..., DirectShim]
@@ -146,8 +144,9 @@ SCRIPT = """
 
 
 def _bus(name: str) -> Any:
-    missing = name.endswith("firmware") and not OVMF.exists()
-    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"needs {OVMF} (hint: apt install ovmf)"))
+    missing = name.endswith("firmware") and not shim_config.OVMF.exists()
+    reason = f"needs {shim_config.OVMF} (hint: apt install ovmf)"
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=reason))
 
 
 @pytest.mark.parametrize("bus", [_bus(name) for name in BUSES])

@@ -109,6 +109,23 @@ def test_an_interface_that_comes_later_reaches_the_guest_and_leaves_it_with_its_
     assert " 0% packet loss" in _inside(ctr, connected, f"ping -c 3 -W 5 {network.peer_address}").out
 
 
+@pytest.mark.skipif(not shim_config.OVMF.exists(), reason=f"needs {shim_config.OVMF} (hint: apt install ovmf)")
+def test_an_interface_that_comes_later_reaches_a_guest_booted_by_firmware(
+    ctr: Ctr, runtime: Runtime, name: str, scratch: Path
+) -> None:
+    with pod_network("it-firmware", subnet=11) as network:
+        options = ("--runtime-config-path", shim_config.with_firmware(scratch), "--with-ns")
+        where = f"network:{network.namespace}"
+        ctr("run", "--detach", "--runtime", runtime.name, *options, where, IMAGE, name, "sleep", "100000")
+        with added_link(network, "eth1", subnet=12) as gateway:
+            _eventually_inside(ctr, name, "ip route | grep 10.12.0.0/16")
+            reached = _inside(ctr, name, f"ping -c 3 -W 5 {gateway}").out
+        _eventually_inside(ctr, name, "! ip link show dev eth1 2> /dev/null")
+        ctr.remove([name])
+
+    assert " 0% packet loss" in reached
+
+
 def _eventually_inside(ctr: Ctr, container: str, script: str) -> None:
     """One exec that waits: each is dear under emulation."""
     waiting = f"for i in $(seq 300); do {script} && exit 0; sleep 0.2; done; ip addr; ip route; exit 1"

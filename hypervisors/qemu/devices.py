@@ -33,7 +33,10 @@ from pyshim.model.vm import (
 RAM_ID = "ram0"
 IMAGE_NODE = "image0"
 INITDATA_NODE = "initdata"
+ROOT_BUS = "pcie.0"
 FIRST_BRIDGE_SLOT = 2
+_BRIDGE_PORT_CHASSIS = 16
+"""Of the first bridge's root port; other ports have the chassis 0 to 2. Kata's number."""
 SERIAL_PORTS = 2
 """The console and the agent's. QEMU's own default is 31, each with two queues that the guest's driver sets up as it is
 loaded, in its memory, and QEMU a descriptor for each."""
@@ -200,20 +203,23 @@ def extra_monitor(kind: str, fd: int) -> Words:
 def bridge(index: int, *, has_firmware: bool) -> Words:
     """A bridge for hotplug at slot FIRST_BRIDGE_SLOT + index: pcie.0 itself takes no device while running.
 
-    OVMF reserves room behind a bridge only where it sees a hotplug controller. So with firmware the bridge has one
-    (SHPC); devices come and go by ACPI all the same. Source: edk2's PciBusDxe, `IsSHPC`.
+    OVMF reserves a window behind a PCIe root port that names its size, not behind a bridge on the root bus. So with
+    firmware the bridge sits behind a root port, with Kata's words.
     """
-    fields: Fields = {
-        "bus": "pcie.0",
-        "id": bridge_id(index),
-        "chassis_nr": index + 1,
-        "shpc": has_firmware,
-        "addr": f"{FIRST_BRIDGE_SLOT + index:#x}",
-        "io-reserve": "4k",
-        "mem-reserve": "1m",
-        "pref64-reserve": "1m",
-    }
-    return ("-device", option("pci-bridge", fields))
+    addr = f"{FIRST_BRIDGE_SLOT + index:#x}"
+    window: Fields = {"io-reserve": "4k", "mem-reserve": "1m", "pref64-reserve": "1m"}
+    own: Fields = {"bus": ROOT_BUS, "id": bridge_id(index), "chassis_nr": index + 1, "shpc": False, "addr": addr}
+    if not has_firmware:
+        return ("-device", option("pci-bridge", own | window))
+    port = f"rp-{bridge_id(index)}"
+    own = {"bus": ROOT_BUS, "id": port, "chassis": _BRIDGE_PORT_CHASSIS + index, "slot": 0, "addr": addr}
+    behind: Fields = {"bus": port, "id": bridge_id(index), "addr": "0x0"}
+    return (
+        "-device",
+        option("pcie-root-port", own | {"multifunction": False, "bus-reserve": 1} | window),
+        "-device",
+        option("pcie-pci-bridge", behind),
+    )
 
 
 def bridge_id(index: int) -> str:

@@ -48,7 +48,6 @@ MEMORY_BLOCK_MIB = 128
 """Memory block of an x86-64 guest below 64 GiB (the kernel's MIN_MEMORY_BLOCK_SIZE); DIMMs come in multiples of it."""
 _FIRST_SLOT, _LAST_SLOT = 1, 30
 _MAX_BRIDGE_DEPTH = 10
-_ROOT_BUS = "pcie.0"
 
 
 class BridgeSlots:
@@ -236,7 +235,7 @@ class Hotplug:
                 raise QmpError(f"locate {qdev!r}: qemu names no address for {path!r}")
             slots.insert(0, f"{address >> 3:02x}")
             parent, _, name = bus.rpartition("/")
-            if name == _ROOT_BUS:
+            if name == devices.ROOT_BUS:
                 return GuestLocation(pci_path="/".join(slots))
             path = parent
         raise QmpError(f"locate {qdev!r}: more than {_MAX_BRIDGE_DEPTH} bridges deep")

@@ -4,16 +4,20 @@ different one.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
-_CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+_PROJECT = Path(__file__).resolve().parents[2]
+_CONFIGS = _PROJECT / "configs"
 SHIPPED = _CONFIGS / "configuration-qemu.toml"
 SHIPPED_REMOTE = _CONFIGS / "configuration-remote.toml"
-
-
+OVMF = Path(os.environ.get("PYSHIM_TEST_FIRMWARE", "/usr/share/ovmf/OVMF.fd"))
+"""The firmware, as Debian's package ovmf has it."""
+COMPRESSED_KERNEL = _PROJECT / ".build" / "guest" / "vmlinuz"
+"""The guest's kernel for OVMF, which boots no plain ELF file."""
 VSOCK_PROGRAM = "vhost-device-vsock"
 
 
@@ -43,4 +47,12 @@ def variant(directory: Path, shipped: Path = SHIPPED, /, **changes: object) -> P
             raise AssertionError(f"{shipped.name} sets {key!r} {count} times")
     path = directory / "configuration.toml"
     path.write_text(text)
+    return path
+
+
+def with_firmware(directory: Path) -> Path:
+    """The shipped file, changed so that VMs boot with OVMF."""
+    path = variant(directory, kernel=COMPRESSED_KERNEL)
+    head = "[hypervisor.qemu]\n"
+    path.write_text(path.read_text().replace(head, f'{head}firmware = "{OVMF}"\n'))
     return path

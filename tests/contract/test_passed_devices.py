@@ -86,7 +86,7 @@ def config(tmp_path: Path, layout: PciLayout) -> VmConfig:
 
 
 def layout_of(kind: PortKind, *names: str) -> PciLayout:
-    asked = PortRequest(cold_plug=kind, hot_plug=None, root_ports=2, switch_ports=2, bridges=1)
+    asked = PortRequest(cold_plug=kind, hot_plug=None, root_ports=2, switch_ports=2, bridges=1, has_firmware=False)
     return pci_layout(asked, [EmulatedDevice(id=name, model="edu") for name in names], where="test")
 
 

@@ -41,7 +41,9 @@ def layout(
     roots: int = 0,
     switches: int = 0,
 ) -> PciLayout:
-    asked = PortRequest(cold_plug=cold, hot_plug=hot, root_ports=roots, switch_ports=switches, bridges=1)
+    asked = PortRequest(
+        cold_plug=cold, hot_plug=hot, root_ports=roots, switch_ports=switches, bridges=1, has_firmware=False
+    )
     return pci_layout(asked, devices, where="test")
 
 

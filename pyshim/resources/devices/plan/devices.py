@@ -128,6 +128,7 @@ def port_request(config: Config) -> PortRequest:
         root_ports=hypervisor.pcie_root_port,
         switch_ports=hypervisor.pcie_switch_port,
         bridges=hypervisor.default_bridges,
+        has_firmware=bool(hypervisor.firmware),
     )
 
 

@@ -1,7 +1,8 @@
 """The place of each PCI device of a VM: port, slot, and the path by which the guest finds it. Pure.
 
     pcie.0   01                whatever the machine places by itself (as also between bridges and ports)
-             02 ...            pci-bridge-0 ...: disks and NICs added later, devices of `bridge-port` from slot 1 up
+             02 ...            pci-bridge-0 ...: disks and NICs added later, devices of `bridge-port` from slot 1 up;
+                               with firmware each is at slot 0 of a root port, which has the place on pcie.0
              ... 1e            root ports rp0 ..., and last swrp0, the root port of the switch, if there is one
              1f                the machine's own chip set
 
@@ -34,6 +35,7 @@ class PortRequest(msgspec.Struct, frozen=True, kw_only=True):
     root_ports: int
     switch_ports: int
     bridges: int
+    has_firmware: bool
 
 
 def port_kind(text: str) -> PortKind | None:
@@ -113,6 +115,7 @@ def _behind_bridges(request: PortRequest, devices: Sequence[PciDevice], where: s
         raise ResourceExhausted(
             f"place {len(devices)} devices: default_bridges = {request.bridges} in '{where}' gives {places} slots"
         )
+    behind_port = "00/" if request.has_firmware else ""
     placed = []
     for index, device in enumerate(devices):
         bridge, slot = index // BRIDGE_SLOTS, index % BRIDGE_SLOTS + 1
@@ -121,7 +124,7 @@ def _behind_bridges(request: PortRequest, devices: Sequence[PciDevice], where: s
                 device=device,
                 bus=f"pci-bridge-{bridge}",
                 slot=slot,
-                pci_path=f"{FIRST_BRIDGE_SLOT + bridge:02x}/{slot:02x}",
+                pci_path=f"{FIRST_BRIDGE_SLOT + bridge:02x}/{behind_port}{slot:02x}",
             )
         )
     return tuple(placed)

@@ -12,9 +12,21 @@ from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout, 
 
 
 def request(
-    cold: PortKind | None = None, hot: PortKind | None = None, roots: int = 0, switches: int = 0, bridges: int = 1
+    cold: PortKind | None = None,
+    hot: PortKind | None = None,
+    roots: int = 0,
+    switches: int = 0,
+    bridges: int = 1,
+    firmware: bool = False,
 ) -> PortRequest:
-    return PortRequest(cold_plug=cold, hot_plug=hot, root_ports=roots, switch_ports=switches, bridges=bridges)
+    return PortRequest(
+        cold_plug=cold,
+        hot_plug=hot,
+        root_ports=roots,
+        switch_ports=switches,
+        bridges=bridges,
+        has_firmware=firmware,
+    )
 
 
 def devices(count: int) -> list[PciDevice]:
@@ -36,6 +48,11 @@ def layout(asked: PortRequest, found: Sequence[PciDevice] = ()) -> PciLayout:
         (request(PortKind.ROOT, roots=2, switches=4), 2, ["1c/00", "1d/00"]),
         (request(PortKind.BRIDGE), 2, ["02/01", "02/02"]),
         (request(PortKind.BRIDGE, bridges=2), 31, [*(f"02/{slot:02x}" for slot in range(1, 31)), "03/01"]),
+        (
+            request(PortKind.BRIDGE, bridges=2, firmware=True),
+            31,
+            [*(f"02/00/{slot:02x}" for slot in range(1, 31)), "03/00/01"],
+        ),
         (request(), 0, []),
     ],
 )
