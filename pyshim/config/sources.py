@@ -59,16 +59,23 @@ def named_file(path: str | None) -> RuntimeOptions | None:
 
 
 def read_source(
-    options: RuntimeOptions | None, environment: Mapping[str, str], default_paths: tuple[str, ...] | None = None
+    options: RuntimeOptions | None,
+    environment: Mapping[str, str],
+    default_paths: tuple[str, ...] | None = None,
+    *,
+    on_top: tuple[str, ...] = (),
 ) -> Source:
-    """The configuration this sandbox uses. Raises InvalidArgument or FailedPrecondition naming the file."""
+    """The configuration this sandbox uses; files `on_top` are read after all drop-ins.
+
+    Raises InvalidArgument or FailedPrecondition naming the file.
+    """
     if options is not None and not options.config_path and options.config_body:
         where = "the runtime option config_body"
         return _merged(where, "/", [(where, options.config_body)])
     path = _find(options, environment, default_paths or (*DEFAULT_PATHS, SHIPPED_PATH))
     resolved = os.path.realpath(path)
     directory = os.path.dirname(resolved)
-    files = [resolved, *_drop_ins(os.path.join(directory, "config.d"))]
+    files = [resolved, *_drop_ins(os.path.join(directory, "config.d")), *on_top]
     return _merged(resolved, directory, [(file, _read(file)) for file in files])
 
 

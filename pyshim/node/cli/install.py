@@ -15,6 +15,7 @@ from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition, NotFound, ShimError
 from pyshim.node.cli.check_host import look
 from pyshim.node.cli.check_verdicts import Level, verdicts
+from pyshim.node.cli.handler_words import FORM, handlers_of
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.progress import steps
 from pyshim.node.cli.sandbox import state_dir_option
@@ -33,8 +34,15 @@ from pyshim.node.install.apply import (
 from pyshim.node.install.blocks import block_in
 from pyshim.node.install.containerd_config import parsed, runtimes_in
 from pyshim.node.install.disk import Disk
-from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler
-from pyshim.node.install.plan import CONTAINERD_DROP_IN, PREFIX, InstallPlan, chosen_handlers, install_plan
+from pyshim.node.install.drop_ins import Containerd, Handler
+from pyshim.node.install.plan import (
+    CONTAINERD_DROP_IN,
+    PREFIX,
+    SETTINGS,
+    InstallPlan,
+    install_plan,
+    installed_handlers,
+)
 from pyshim.node.install.release import Sources
 
 _CHECKOUT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -73,6 +81,7 @@ _socket = click.option(
         "pyshim install --dry-run",
         "pyshim install --restart",
         "pyshim install --handler pykata --handler pykata-debug",
+        "pyshim install --handler pykata --handler gpu:pykata=gpu.toml",
     ),
 )
 @_prefix
@@ -83,7 +92,14 @@ _socket = click.option(
 @click.option("--wheel", metavar="FILE", help="The package. Default: built from this checkout.")
 @click.option("--wheels", metavar="DIR", help="Its dependencies, where no package index is reached.")
 @click.option("--lock", default=f"{_CHECKOUT}/requirements.lock", metavar="FILE", help="Default: this checkout's.")
-@click.option("--handler", "names", multiple=True, metavar="NAME", help="Only these; default: all.")
+@click.option(
+    "--handler",
+    "words",
+    multiple=True,
+    metavar=FORM,
+    help="Only these; default: all that come with pyshim. A name of your own starts from the handler BASE. FILE has"
+    " settings on top of the shipped ones.",
+)
 @click.option(
     "--restart",
     is_flag=True,
@@ -100,7 +116,7 @@ def install(
     wheel: str | None,
     wheels: str | None,
     lock: str,
-    names: tuple[str, ...],
+    words: tuple[str, ...],
     restart: bool,
     dry_run: bool,
 ) -> int:
@@ -111,7 +127,7 @@ def install(
     Pods that run keep the code they were started with.
     """
     _require_root(root, dry_run)
-    disk, handlers = Disk(root), chosen_handlers(names)
+    disk, handlers = Disk(root), handlers_of(words)
     caller = runtime.container_runtime(socket, root=disk.root)
     with runtime.lock(root), Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels) as sources:
         manifest = read_manifest(disk, prefix)
@@ -237,11 +253,11 @@ def status(prefix: str, root: str, config: str, state_dir: str, as_json: bool) -
     if as_json:
         document = {"release": manifest.release, "is_complete": manifest.is_complete, "releases": releases}
         document |= {"pods": pods}
-        print_json({**document, "files": dict(files), "handlers": [handler.name for handler in _installed(manifest)]})
+        print_json({**document, "files": dict(files), "handlers": _installed(manifest)})
     else:
         unfinished = "" if manifest.is_complete else " (an installation was interrupted; run 'pyshim install' again)"
         print(f"release {manifest.release or '-'}{unfinished}")
-        print(f"handlers {', '.join(handler.name for handler in _installed(manifest))}")
+        print(f"handlers {', '.join(_installed(manifest))}")
         for name, count in releases.items():
             print(f"processes of {name}: {count}" + (f", of pods {', '.join(pods[name])}" if pods.get(name) else ""))
         print_table(("STATE", "FILE"), [(state, path) for path, state in files])
@@ -262,7 +278,7 @@ def verify(prefix: str, socket: str, name: str | None) -> int:
     manifest = read_manifest(Disk(), prefix)
     if manifest is None:
         raise NotFound(f"verify the installation in '{prefix}': there is none")
-    names = [handler.name for handler in _installed(manifest)]
+    names = _installed(manifest)
     caller = runtime.container_runtime(socket)
     runtime.require_answer(caller)
     with undone_at_sigterm():
@@ -340,10 +356,11 @@ class _Node:
 
 
 def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> bool:
-    """The node is as `plan` has it."""
+    """The node is as `plan` has it, settings of handlers apart, which the container runtime does not read."""
     if manifest is None or not manifest.is_complete or manifest.release != plan.release.id:
         return False
-    return disk.is_directory(plan.release_path) and not changes(plan, manifest, disk)
+    todo = [each.path for each in changes(plan, manifest, disk) if not each.path.startswith(f"{SETTINGS}/")]
+    return disk.is_directory(plan.release_path) and not todo
 
 
 @contextmanager
@@ -406,9 +423,8 @@ def _written(disk: Disk, path: str) -> set[str]:
         return set()
 
 
-def _installed(manifest: Manifest) -> tuple[Handler, ...]:
-    paths = {entry.path for entry in manifest.entries}
-    return tuple(handler for handler in HANDLERS if handler.config_path in paths)
+def _installed(manifest: Manifest) -> tuple[str, ...]:
+    return installed_handlers(tuple(entry.path for entry in manifest.entries))
 
 
 def _pods_of(running: Mapping[str, tuple[int, ...]], state_dir: str) -> dict[str, list[str]]:

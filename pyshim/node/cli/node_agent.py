@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from pyshim import log
+from pyshim.node.cli.handler_words import FORM, handlers_of
 from pyshim.node.cli.output import examples
 from pyshim.node.install import runtime
-from pyshim.node.install.plan import chosen_handlers
 
 _api_options = (
     click.option("--server", metavar="URL", help="The API server; default: that of the pod's cluster."),
@@ -34,7 +34,7 @@ def command() -> None:
 @command.command()
 @click.option("--node", envvar="NODE_NAME", required=True, metavar="NAME", help="Default: NODE_NAME.")
 @click.option("--payload", required=True, metavar="DIR", help="Wheel, wheels, requirements.lock, guest.")
-@click.option("--handler", "names", multiple=True, required=True, metavar="NAME", help="The first one has to work.")
+@click.option("--handler", "words", multiple=True, required=True, metavar=FORM, help="The first one has to work.")
 @click.option("--taint", default="", metavar="KEY", help="Taint to remove once the node is ready.")
 @click.option("--remove-when", required=True, metavar="FILE", help="While it exists, take pyshim off the node.")
 @click.option("--ready-file", required=True, metavar="FILE", help="Exists while the node is ready.")
@@ -51,7 +51,7 @@ def command() -> None:
 def run(
     node: str,
     payload: str,
-    names: tuple[str, ...],
+    words: tuple[str, ...],
     taint: str,
     remove_when: str,
     ready_file: str,
@@ -71,13 +71,13 @@ def run(
     from pyshim.node.install.in_cluster.host import Host
     from pyshim.node.install.in_cluster.payload import read_payload
 
-    chosen_handlers(names)
+    handlers_of(words)
     read_payload(payload)
     access = _access(server, token, authority)
     config = NodeAgentConfig(
         node=node,
         payload=payload,
-        handlers=names,
+        handlers=words,
         taint=taint,
         remove_when=remove_when,
         ready_file=ready_file,

@@ -20,7 +20,7 @@ from pyshim.node.webhook.review import PodClass
 from pyshim.resources.probe import probe_host
 
 
-def _classes(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+def _named_files(_ctx: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for text in texts:
         name, equals, path = text.partition("=")
@@ -50,7 +50,7 @@ _class_option = click.option(
     "classes",
     multiple=True,
     required=True,
-    callback=_classes,
+    callback=_named_files,
     metavar="NAME=FILE",
     help="A runtime class and the configuration its nodes have; may be repeated.",
 )
@@ -67,6 +67,14 @@ def command() -> None:
 
 @command.command()
 @_class_option
+@click.option(
+    "--drop-in",
+    "drop_ins",
+    multiple=True,
+    callback=_named_files,
+    metavar="NAME=FILE",
+    help="Settings on top of those of a class's FILE; may be repeated.",
+)
 @click.option("--certificate", required=True, metavar="FILE", help="PEM, with the chain; read again when it changes.")
 @click.option("--key", required=True, metavar="FILE", help="PEM, without a password.")
 @click.option(
@@ -89,6 +97,7 @@ def command() -> None:
 )
 def serve(
     classes: dict[str, str],
+    drop_ins: dict[str, str],
     certificate: str,
     key: str,
     listen: tuple[str, int],
@@ -113,7 +122,7 @@ def serve(
         memory_mib=node_memory or unknown.memory_mib,
         kvm_usable=node_kvm == "yes",
     )
-    found = pod_classes(classes, node, host_side)
+    found = pod_classes(classes, node, host_side, drop_ins)
     host, port = listen
     asyncio.run(serve_webhook(found, Certificate(certificate, key), host=host, port=port, limits=Limits()))
     return 0
@@ -163,7 +172,7 @@ def manifests(
         place = AtUrl(url=url)
         host = str(urlsplit(url).hostname)
     # Refuse now what the start would refuse.
-    pod_classes(classes, unbounded(probe_host()), None)
+    pod_classes(classes, unbounded(probe_host()), None, {})
     pair = self_signed((host,), days=days, now=datetime.datetime.now(datetime.UTC))
     if tls_dir is not None:
         _write(Path(tls_dir), {"tls.crt": pair.certificate, "tls.key": pair.key})
@@ -171,11 +180,17 @@ def manifests(
     return 0
 
 
-def pod_classes(paths: Mapping[str, str], node: HostFacts, host_side_mib: int | None) -> dict[str, PodClass]:
-    """Raises ShimError for a configuration with which no pod would start."""
+def pod_classes(
+    paths: Mapping[str, str], node: HostFacts, host_side_mib: int | None, drop_ins: Mapping[str, str]
+) -> dict[str, PodClass]:
+    """Raises ShimError for a configuration with which no pod would start, and for a drop-in of no class."""
+    if foreign := sorted(drop_ins.keys() - paths.keys()):
+        raise InvalidArgument(f"read drop-in '{drop_ins[foreign[0]]}': there is no class '{foreign[0]}'")
     found = {}
     for name, path in paths.items():
-        found[name] = PodClass(source=read_source(named_file(path), {}), node=node, host_side_mib=host_side_mib)
+        on_top = (drop_ins[name],) if name in drop_ins else ()
+        source = read_source(named_file(path), {}, on_top=on_top)
+        found[name] = PodClass(source=source, node=node, host_side_mib=host_side_mib)
         found[name].config({})
     return found
 

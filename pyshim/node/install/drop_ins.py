@@ -33,6 +33,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     """Its VMs run on the node, in QEMU."""
     guest_pulls: bool = False
     """Its guests pull the images themselves."""
+    drop_in: str | None = None
+    """The text of a file in `config.d` beside `config_path`; None without one."""
 
 
 HANDLERS = (

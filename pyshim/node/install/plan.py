@@ -5,9 +5,12 @@ run during an upgrade keep the code that they started with. `id` is made of the 
 again changes nothing.
 """
 
-from collections.abc import Mapping
+import posixpath
+import re
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from pyshim.model.errors import InvalidArgument
 from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler, containerd_addition, crio_text
@@ -21,6 +24,15 @@ _LAUNCHERS = "/usr/local/bin"
 _SYSTEMD = "/etc/systemd/system"
 _UNITS = ("pyshim-cleanup.service", "pyshim-cleanup.timer", "pyshim-zygote.service")
 _WANTED_BY = {"pyshim-cleanup.timer": "timers.target", "pyshim-zygote.service": "multi-user.target"}
+SETTINGS = "/etc/pyshim"
+_OWN = f"{SETTINGS}/classes"
+"""A directory for each handler with a name of the operator's."""
+_DROP_IN = "config.d/10-install.toml"
+"""Names of the operator's own files sort after it."""
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A RuntimeClass has this form of name, and a label of the node is made of it."""
+_STATE = "state"
+"""The label `pyshim.io/state` of a node has the state of its installation."""
 _CONFIG_HEAD = (
     "# Written by `pyshim install`. Settings of your own: {directory}/config.d/*.toml, read on top of this file.\n"
 )
@@ -79,13 +91,62 @@ def packages_path(home: str, release: Release) -> str:
     return f"{home}/venv/lib/python{release.python}/site-packages"
 
 
-def chosen_handlers(names: tuple[str, ...]) -> tuple[Handler, ...]:
-    """The handlers of these names, all without any. Raises InvalidArgument for an unknown one."""
+def chosen_handlers(words: tuple[str, ...], read: Callable[[Handler, str], str]) -> tuple[Handler, ...]:
+    """The handlers of these words, `NAME[:BASE][=FILE]`; all that come with pyshim without any word.
+
+    BASE is the handler of ours that a name of the operator's starts from. `read` returns the text of a handler's
+    FILE, settings on top of the shipped ones. Ours come first, in their order.
+
+    Raises InvalidArgument, and what `read` raises.
+    """
+    if not words:
+        return HANDLERS
+    chosen: dict[str, Handler] = {}
+    for word in words:
+        handler = _chosen(word, read)
+        if handler.name in chosen:
+            raise InvalidArgument(f"install handler '{handler.name}': it is there twice")
+        chosen[handler.name] = handler
+    ours = [chosen.pop(each.name) for each in HANDLERS if each.name in chosen]
+    return (*ours, *chosen.values())
+
+
+def _chosen(word: str, read: Callable[[Handler, str], str]) -> Handler:
+    called, equals, file = word.partition("=")
+    name, colon, base = called.partition(":")
     known = {handler.name: handler for handler in HANDLERS}
-    for name in names:
-        if name not in known:
-            raise InvalidArgument(f"install handler '{name}': known are {', '.join(known)}")
-    return tuple(handler for name, handler in known.items() if not names or name in names)
+    if name in known and not colon:
+        handler = known[name]
+    elif name in known:
+        raise InvalidArgument(f"install handler '{name}': it comes with pyshim and has no base '{base}'")
+    elif base not in known:
+        unknown = f"base '{base}' is not known; " if colon else ""
+        hint = "NAME:BASE, such as gpu:pykata, is a handler of your own"
+        raise InvalidArgument(f"install handler '{name}': {unknown}known are {', '.join(known)} (hint: {hint})")
+    elif not _NAME.fullmatch(name) or name == _STATE:
+        rule = f"give it a name of lower-case letters, digits and '-', not '{_STATE}'"
+        raise InvalidArgument(f"install handler '{name}': {rule}")
+    else:
+        handler = replace(known[base], name=name, config_path=config_path_of(name))
+    return replace(handler, drop_in=read(handler, file)) if equals else handler
+
+
+def handler_name(word: str) -> str:
+    """The name in `NAME[:BASE][=FILE]`."""
+    return word.partition("=")[0].partition(":")[0]
+
+
+def config_path_of(name: str) -> str:
+    """The configuration of the handler of this name, which is one of ours or the operator's."""
+    return {handler.name: handler.config_path for handler in HANDLERS}.get(name, f"{_OWN}/{name}/configuration.toml")
+
+
+def installed_handlers(paths: Collection[str]) -> tuple[str, ...]:
+    """The names of the handlers whose configurations are among these files; ours come first."""
+    ours = [handler.name for handler in HANDLERS if handler.config_path in paths]
+    directories = [posixpath.dirname(path) for path in paths if path.endswith("/configuration.toml")]
+    own = [posixpath.basename(each) for each in directories if posixpath.dirname(each) == _OWN]
+    return (*ours, *own)
 
 
 def install_plan(
@@ -102,7 +163,7 @@ def install_plan(
     shim = f"{prefix}/bin/{BINARY}"
     writes: list[Write] = [
         *_programs(prefix, home, release, shim),
-        *(_configuration(handler, configs[handler.source], home) for handler in handlers),
+        *(write for handler in handlers for write in _configuration(handler, configs[handler.source], home)),
         *_units(prefix, configs),
     ]
     if has_crio:
@@ -123,12 +184,15 @@ def _programs(prefix: str, home: str, release: Release, shim: str) -> list[Write
     ]
 
 
-def _configuration(handler: Handler, shipped: str, home: str) -> FileWrite:
+def _configuration(handler: Handler, shipped: str, home: str) -> list[Write]:
     text = shipped.replace("../.build/guest/", f"{home}/guest/")
     if handler.debug:
         text = text.replace("enable_debug = false", "enable_debug = true")
-    head = _CONFIG_HEAD.format(directory=handler.config_path.rpartition("/")[0])
-    return FileWrite(path=handler.config_path, content=head + text)
+    directory = posixpath.dirname(handler.config_path)
+    found: list[Write] = [FileWrite(path=handler.config_path, content=_CONFIG_HEAD.format(directory=directory) + text)]
+    if handler.drop_in is not None:
+        found.append(FileWrite(path=f"{directory}/{_DROP_IN}", content=handler.drop_in))
+    return found
 
 
 def _units(prefix: str, configs: Mapping[str, str]) -> list[Write]:

@@ -41,7 +41,10 @@ SETS: dict[str, list[str]] = {
         *("--set=monitor.enabled=true", "--set=networkPolicies=false", "--set=node.maxUnavailable=10%"),
         *("--set=webhook.enabled=true", "--set=webhook.options={--node-cpus,64}"),
         *("--set=nri.enabled=true", "--set-string=nri.reservedCpus=0-1\\,16", "--set=nri.socket=/run/crio/nri/n.sock"),
-        "--set-file=webhook.configurations.pykata=" + str(CONFIGS / "configuration-qemu.toml"),
+        "--set-file=classes.pykata.dropIn=" + str(CONFIGS / "configuration-qemu.toml"),
+        *("--set=classes.far.base=pykata-remote", "--set=classes.far.overhead.memory=25Mi"),
+        *("--set=classes.gpu.base=pykata-tdx", "--set=classes.gpu.overhead.memory=2Gi"),
+        "--set-string=classes.gpu.dropIn=[hypervisor.qemu]",
     ],
     "debug-only": ["--set=classes.pykata.enabled=false", "--set=classes.pykata-debug.enabled=true"],
 }
@@ -99,7 +102,7 @@ def test_every_value_has_a_type() -> None:
         schema = SCHEMA["definitions"][schema["$ref"].rsplit("/", 1)[1]] if "$ref" in schema else schema
         if "properties" not in schema:
             return [] if schema.keys() & {"type", "enum", "anyOf"} else [path]
-        if schema.get("additionalProperties") is not False:
+        if schema.get("additionalProperties", True) is True:
             return [path]
         return [
             found
@@ -132,7 +135,10 @@ def test_helm_finds_nothing_wrong(program: str, name: str) -> None:
         ("--set=classes.pykata.enabled=perhaps", "enabled"),
         ("--set=classes.pykata.overhead.cpu=1", "cpu"),
         ("--set=classes.pykata.overhead.memory=many", "memory"),
-        ("--set=classes.runc.enabled=true", "runc"),
+        ("--set=classes.gpu.base=runc", "base"),
+        ("--set=classes.gpu.base=pykata", "overhead"),
+        ('--set-json=classes.GPU={"base": "pykata", "overhead": {"memory": "1Mi"}}', "GPU"),
+        ('--set-json=classes.state={"base": "pykata", "overhead": {"memory": "1Mi"}}', "state"),
         ("--set=node.maxUnavailable=0", "maxUnavailable"),
         ("--set=node.maxUnavailable=most", "maxUnavailable"),
         ("--set=node.tolerations=all", "tolerations"),
@@ -158,10 +164,8 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(program: str, word: str, n
     ("words", "said"),
     [
         (["--set=classes.pykata.enabled=false"], "no runtime class is enabled"),
-        (
-            ["--set=webhook.enabled=true", "--set=webhook.configurations.pykata-tdx=x"],
-            "pykata-tdx is not an enabled class",
-        ),
+        (["--set=classes.gpu.overhead.memory=1Mi"], "classes.gpu: a class of your own needs the base it starts from"),
+        (["--set=classes.pykata.base=pykata-tdx"], "classes.pykata: it comes with pyshim and has no base"),
         (
             [
                 *("--set=webhook.enabled=true", "--set=classes.pykata.enabled=false"),
@@ -214,6 +218,40 @@ def test_a_class_goes_to_nodes_whose_test_pod_ran(program: str) -> None:
         assert found["scheduling"]["nodeSelector"] == {handler_label(handler.name): "true", **more}
     (node,) = (each for each in containers(objects) if each["name"] == "node")
     assert [word for word in node["args"] if word.startswith("--handler")] == [f"--handler={h.name}" for h in HANDLERS]
+
+
+def test_a_class_of_ones_own_is_the_same_on_nodes_in_the_webhook_and_in_the_plugin(program: str) -> None:
+    objects = rendered(program, *SETS["own"])
+
+    settings = of(objects, "ConfigMap", "pyshim-classes")["data"]
+    assert settings.keys() == {"pykata.toml", "gpu.toml"}
+    arguments = {each["name"]: each["args"] for each in containers(objects)}
+    assert [word for word in arguments["node"] if word.startswith("--handler")] == [
+        "--handler=pykata=/etc/pyshim-classes/pykata.toml",
+        "--handler=far:pykata-remote",
+        "--handler=gpu:pykata-tdx=/etc/pyshim-classes/gpu.toml",
+    ]
+    at = "/etc/pyshim/webhook/classes"
+    assert [word for word in arguments["webhook"] if word.startswith(("--class", "--drop-in"))] == [
+        "--class=pykata=/opt/pyshim-image/configs/configuration-qemu.toml",
+        f"--drop-in=pykata={at}/pykata.toml",
+        "--class=gpu=/opt/pyshim-image/configs/configuration-qemu-tdx.toml",
+        f"--drop-in=gpu={at}/gpu.toml",
+    ]
+    assert [word for word in arguments["nri"] if word.startswith("--handler")] == ["--handler=pykata", "--handler=gpu"]
+    gpu = of(objects, "RuntimeClass", "gpu")
+    assert (gpu["handler"], gpu["overhead"]) == ("gpu", {"podFixed": {"memory": "2Gi"}})
+    assert gpu["scheduling"]["nodeSelector"] == {handler_label("gpu"): "true"}
+
+
+def test_changed_settings_are_rolled_out(program: str) -> None:
+    def templates(text: str) -> list[dict[str, Any]]:
+        objects = rendered(program, "--set=webhook.enabled=true", f"--set-string=classes.pykata.dropIn={text}")
+        kinds = (("DaemonSet", "pyshim-node"), ("Deployment", "pyshim-webhook"))
+        return [of(objects, kind, name)["spec"]["template"]["metadata"] for kind, name in kinds]
+
+    for before, after in zip(templates("[runtime]"), templates("[hypervisor.qemu]"), strict=True):
+        assert before != after
 
 
 def test_accounts_may_do_what_their_pods_do_and_no_more(program: str) -> None:
@@ -273,7 +311,8 @@ def test_the_plugin_sees_shims_and_the_sockets_that_the_runtime_and_they_use(pro
     assert {mount["name"] for mount in container["volumeMounts"] if mount.get("readOnly")} == {"register", "sandboxes"}
     assert container["readinessProbe"]["exec"]["command"] == ["test", "-S", PLACEMENT_SOCKET]
     assert spec["hostPID"] is True
-    assert container["args"][2:] == ["--socket=/run/crio/nri/n.sock", "--reserved=0-1,16", "--handler=pykata"]
+    own = ["--handler=pykata", "--handler=gpu"]
+    assert container["args"][2:] == ["--socket=/run/crio/nri/n.sock", "--reserved=0-1,16", *own]
 
 
 def test_one_reserved_cpu_is_a_number_to_helm_and_options_are_the_plugins(program: str) -> None:

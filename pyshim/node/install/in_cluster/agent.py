@@ -20,11 +20,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
-from pyshim.node.install.drop_ins import HANDLERS
 from pyshim.node.install.in_cluster.api import Api, Conflict
 from pyshim.node.install.in_cluster.host import Host
 from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies
 from pyshim.node.install.in_cluster.plan import MESSAGE, STATE, NodeWords, State, untainted_patch, words_of, words_patch
+from pyshim.node.install.plan import config_path_of, handler_name
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,8 @@ class NodeAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     payload: str
     handlers: tuple[str, ...]
-    """The first one has to work; the label of each other one depends on its own test pod only."""
+    """As `pyshim install --handler` takes them, with files of the agent's pod. The first one has to work; the label of
+    each other one depends on its own test pod only."""
     taint: str
     """Key of the start-up taint; empty for none."""
     remove_when: str
@@ -109,7 +110,7 @@ class NodeAgent:
         status = await self._status()
         works, problems = await self._verified(status)
         found = NodeWords(
-            state=State.READY if config.handlers[0] in works else State.FAILED,
+            state=State.READY if handler_name(config.handlers[0]) in works else State.FAILED,
             handlers=works,
             release=status["release"],
             message="; ".join(problems),
@@ -159,9 +160,8 @@ class NodeAgent:
             found = await self._api.runtime_class(handler)
         except NotFound:
             return []
-        (config,) = (each.config_path for each in HANDLERS if each.name == handler)
         async with self._file(json.dumps(found)) as path:
-            words = (PYSHIM, "check", "--json", "--config", config, "--runtimeclass", path)
+            words = (PYSHIM, "check", "--json", "--config", config_path_of(handler), "--runtimeclass", path)
             printed = await self._host.run(*words, timeout_s=_COMMAND_S, codes=(0, 1))
         verdicts = _decoded(printed).get("verdicts", [])
         return [

@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -54,8 +54,9 @@ async def install(
     Raises ShimError with its words; then the node is as before.
     """
     payload = read_payload(directory)
+    settings = [word.partition("=")[2] for word in handlers if "=" in word]
     await host.run(python, "-I", "-c", _NEEDS_PYTHON, timeout_s=60)
-    async with _copied(host, directory) as stage:
+    async with _copied(host, directory, settings) as stage:
         here = f"{stage}/venv/bin/python"
         pip = (here, "-I", "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps")
         await host.run(python, "-I", "-m", "venv", "--without-pip", f"{stage}/venv", timeout_s=_PIP_S)
@@ -70,10 +71,15 @@ async def install(
         return await host.run(
             *(here, "-I", "-m", "pyshim", "install", "--restart", "--wheel", f"{stage}/{payload.wheel}"),
             *("--wheels", f"{stage}/wheels", "--lock", f"{stage}/requirements.lock", "--guest", f"{stage}/guest"),
-            *(word for handler in handlers for word in ("--handler", handler)),
+            *(word for handler in handlers for word in ("--handler", _on_host(stage, handler))),
             *options,
             timeout_s=_INSTALL_S,
         )
+
+
+def _on_host(stage: str, handler: str) -> str:
+    called, equals, file = handler.partition("=")
+    return f"{called}={stage}/{os.path.basename(file)}" if equals else handler
 
 
 _NEEDS_PYTHON = """\
@@ -84,13 +90,18 @@ if sys.version_info < (3, 11):
 
 
 @asynccontextmanager
-async def _copied(host: Host, directory: str) -> AsyncIterator[str]:
-    """The payload is on the host, at the path that is given; afterwards it is not, nor that of a killed agent."""
+async def _copied(host: Host, directory: str, settings: Iterable[str]) -> AsyncIterator[str]:
+    """The payload and the files `settings` are on the host, in the directory that is given.
+
+    Afterwards they are not, nor those of a killed agent.
+    """
     above = host.at(_ABOVE)
     remove_copies(host)
     copy = tempfile.mkdtemp(prefix=_NAME, dir=above)
     try:
         shutil.copytree(directory, copy, dirs_exist_ok=True)
+        for file in settings:
+            shutil.copy(file, copy)
         yield f"{_ABOVE}/{os.path.basename(copy)}"
     finally:
         shutil.rmtree(copy, ignore_errors=True)

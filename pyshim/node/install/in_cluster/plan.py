@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from pyshim.node.install.drop_ins import HANDLERS
-
 PREFIX = "pyshim.io/"
 STATE = f"{PREFIX}state"
 RELEASE, MESSAGE, OLDER_PODS = (f"{PREFIX}{name}" for name in ("release", "message", "older-pods"))
@@ -50,7 +48,7 @@ def words_of(node: Mapping[str, Any]) -> NodeWords:
     pods = annotations.get(OLDER_PODS, "")
     return NodeWords(
         state=None if state is None else State(state) if state in set(State) else State.FAILED,
-        handlers=frozenset(each.name for each in HANDLERS if labels.get(handler_label(each.name)) == "true"),
+        handlers=_handlers_in(labels),
         release=annotations.get(RELEASE, ""),
         message=annotations.get(MESSAGE, ""),
         older_pods=tuple(pods.split(",")) if pods else (),
@@ -62,8 +60,9 @@ def words_patch(node: Mapping[str, Any], words: NodeWords) -> dict[str, Any] | N
 
     Labels and annotations of others stay: the patch names ours only.
     """
+    handlers = _handlers_in(_texts(node, "labels")) | words.handlers
     labels: dict[str, str | None] = {STATE: words.state}
-    labels |= {handler_label(each.name): "true" if each.name in words.handlers else None for each in HANDLERS}
+    labels |= {handler_label(each): "true" if each in words.handlers else None for each in sorted(handlers)}
     annotations = {RELEASE: words.release, MESSAGE: words.message[:_MAX_MESSAGE], OLDER_PODS: _listed(words.older_pods)}
     if words.state is None:
         labels, annotations = dict.fromkeys(labels), dict.fromkeys(annotations, "")
@@ -89,6 +88,11 @@ def untainted_patch(node: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         return None
     version = (node.get("metadata") or {}).get("resourceVersion", "")
     return {"metadata": {"resourceVersion": version}, "spec": {"taints": left or None}}
+
+
+def _handlers_in(labels: Mapping[str, str]) -> frozenset[str]:
+    """Each label of ours but the state's is that of a handler."""
+    return frozenset(label.removeprefix(PREFIX) for label in labels if label.startswith(PREFIX) and label != STATE)
 
 
 def _texts(node: Mapping[str, Any], kind: str) -> Mapping[str, str]:

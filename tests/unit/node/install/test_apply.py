@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import stat
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from integration.framework.containerd import DEBIAN
-from pyshim.model.errors import FailedPrecondition
+from pyshim.model.errors import FailedPrecondition, InvalidArgument
+from pyshim.node.cli.handler_words import handlers_of
 from pyshim.node.cli.install import undone_at_sigterm
 from pyshim.node.install.apply import (
     Manifest,
@@ -24,8 +26,15 @@ from pyshim.node.install.apply import (
     remove,
 )
 from pyshim.node.install.disk import Disk, Found
-from pyshim.node.install.drop_ins import Containerd
-from pyshim.node.install.plan import PREFIX, InstallPlan, Release, chosen_handlers, install_plan
+from pyshim.node.install.drop_ins import HANDLERS, Containerd, Handler
+from pyshim.node.install.plan import (
+    PREFIX,
+    InstallPlan,
+    Release,
+    chosen_handlers,
+    install_plan,
+    installed_handlers,
+)
 
 CONFIG = "/etc/containerd/config.toml"
 _SHIPPED = Path(__file__).resolve().parents[4] / "configs"
@@ -79,11 +88,15 @@ def plan(
     return install_plan(
         prefix=PREFIX,
         release=release,
-        handlers=chosen_handlers(names),
+        handlers=chosen_handlers(names, settings_of),
         configs=CONFIGS,
         containerd=Containerd(version=version, config_path=CONFIG, config_text=foreign_text(disk, CONFIG)),
         has_crio=True,
     )
+
+
+def settings_of(_handler: Handler, path: str) -> str:
+    return f"# {path}\n"
 
 
 def make_release(disk: Disk, made: InstallPlan) -> Callable[[str], None]:
@@ -160,6 +173,63 @@ def test_a_full_disk_at_any_step_leaves_the_node_as_it_was(node: Path, what: str
 
 def _refuse() -> None:
     raise Fault
+
+
+def test_a_handler_of_ones_own_has_the_files_of_its_base_and_its_settings(node: Path) -> None:
+    disk = Disk(str(node))
+    install(disk, plan(disk, names=("gpu:pykata-debug=gpu.toml", "pykata=usual.toml")))
+
+    found = everything(node)
+    own, base = "etc/pyshim/classes/gpu/configuration.toml", "etc/pyshim/configuration.toml"
+    assert b"enable_debug = true" in found[own][1]
+    assert b"Settings of your own: /etc/pyshim/classes/gpu/config.d/*.toml" in found[own][1]
+    assert found["etc/pyshim/classes/gpu/config.d/10-install.toml"][1] == b"# gpu.toml\n"
+    assert found["etc/pyshim/config.d/10-install.toml"][1] == b"# usual.toml\n"
+    runtimes = tomllib.loads(found["etc/crio/crio.conf.d/99-pyshim.conf"][1].decode())["crio"]["runtime"]["runtimes"]
+    assert {name: each["runtime_config_path"] for name, each in runtimes.items()} == {
+        "pykata": f"/{base}",
+        "gpu": f"/{own}",
+    }
+    manifest = read_manifest(disk, PREFIX)
+    assert manifest is not None
+    assert installed_handlers([entry.path for entry in manifest.entries]) == ("pykata", "gpu")
+
+    install(disk, plan(disk, names=("pykata",)))
+    found = everything(node)
+    assert base in found
+    assert not [path for path in found if "10-install" in path or path.endswith("gpu/configuration.toml")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gpu",), "install handler 'gpu': known are pykata"),
+        (("gpu:runc",), "install handler 'gpu': base 'runc' is not known"),
+        (("pykata:pykata-tdx",), "install handler 'pykata': it comes with pyshim and has no base 'pykata-tdx'"),
+        (("gpu:pykata", "gpu:pykata-tdx"), "install handler 'gpu': it is there twice"),
+        (("../x:pykata",), "install handler '../x': give it a name of lower-case letters"),
+        ((":pykata",), "install handler '': give it a name"),
+        (("state:pykata",), "install handler 'state': give it a name"),
+    ],
+)
+def test_a_word_that_makes_no_handler_is_refused_by_name(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        chosen_handlers(words, settings_of)
+
+    assert str(caught.value).startswith(said)
+    assert chosen_handlers((), settings_of) == HANDLERS
+
+
+def test_settings_with_which_no_pod_would_start_are_refused_by_file_and_key(tmp_path: Path) -> None:
+    settings = tmp_path / "gpu.toml"
+    settings.write_text("[hypervisor.qemu]\ndefault_vcpus = 'many'\n")
+
+    with pytest.raises(InvalidArgument, match=f"default_vcpus in '{settings}'"):
+        handlers_of((f"gpu:pykata={settings}",))
+
+    settings.write_text("[hypervisor.qemu]\ndefault_vcpus = 2\n")
+    (handler,) = handlers_of((f"gpu:pykata={settings}",))
+    assert (handler.name, handler.drop_in) == ("gpu", settings.read_text())
 
 
 def test_sigterm_half_way_undoes_all_and_is_not_heard_by_the_undo(node: Path) -> None:

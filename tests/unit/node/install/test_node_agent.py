@@ -117,11 +117,13 @@ class Node:
     def taints(self) -> list[str]:
         return [taint["key"] for taint in self.server.nodes["n1"]["spec"].get("taints") or []]
 
+    handlers: tuple[str, ...] = ("pykata", "pykata-debug")
+
     def agent(self, api: Api, pauses: Pauses = QUICK) -> NodeAgent:
         config = NodeAgentConfig(
             node=self.name,
             payload=str(self.payload),
-            handlers=("pykata", "pykata-debug"),
+            handlers=self.handlers,
             taint=TAINT,
             remove_when=str(self.wish),
             ready_file=str(self.ready),
@@ -196,6 +198,25 @@ def test_install_gets_the_payload_the_handlers_and_the_places(tmp_path: Path) ->
     assert "--containerd-config /etc/containerd/config.toml --socket /run/containerd/containerd.sock" in line
     stage = line.split("--guest ")[1].split("/guest")[0]
     assert f"--wheel {stage}/pyshim-0.1.0-py3-none-any.whl --wheels {stage}/wheels" in line
+
+
+def test_a_class_of_ones_own_gets_its_settings_and_its_label(tmp_path: Path) -> None:
+    settings = tmp_path / "gpu.toml"
+    settings.write_text("[hypervisor.qemu]\n")
+
+    async def scene(node: Node, access: Access) -> None:
+        node.handlers = ("pykata", f"gpu:pykata={settings}")
+        (node.root / "status.json").write_text('{"release": "r", "handlers": ["pykata", "gpu"], "files": {}}')
+        node.on("install", "find $root/var/lib -name gpu.toml > $root/copied")
+        await settled(node, access)
+
+    node = play(tmp_path, scene)
+
+    (line,) = [each for each in (node.root / "log").read_text().splitlines() if each.startswith("install ")]
+    stage = line.split("--guest ")[1].split("/guest")[0]
+    assert f"--handler pykata --handler gpu:pykata={stage}/gpu.toml" in line
+    assert (node.root / "copied").read_text().strip() == f"{node.root}{stage}/gpu.toml"
+    assert node.labels == {STATE: "ready", "pyshim.io/pykata": "true", "pyshim.io/gpu": "true"}
 
 
 def test_a_failed_installation_leaves_the_taint_says_why_and_is_tried_again(tmp_path: Path) -> None:
