@@ -95,6 +95,8 @@ may say `sha512`, the only type.
 |---|---|
 """
 _TOML_WIDTH = 116
+_NEEDED = {"kernel": "../.build/guest/vmlinux", "image": "../.build/guest/rootfs.img"}
+"""Keys without which no sandbox starts, with what configuration-qemu.toml has."""
 
 
 def markdown() -> str:
@@ -123,7 +125,8 @@ def commented_toml() -> str:
     """configs/configuration-reference.toml: every key at its default, explained."""
     lines = [
         "# Every key, at its default, with what it decides. Written by `pyshim config reference --toml`.",
-        "# A reference, not a configuration: it names no kernel and no image. Start from configuration-qemu.toml.",
+        "# A kernel and an image have no default: these are the ones that `make guest` builds. For a configuration, start",
+        "# from configuration-qemu.toml.",
     ]
     for table in Table:
         lines += ["", f"[{document_table(table)}]"]
@@ -132,7 +135,8 @@ def commented_toml() -> str:
             if rows:
                 lines += ["", f"## {title}"]
             for key in rows:
-                lines += ["", *_comment(key), f"{key.name} = {toml_value(key.default)}"]
+                value = _NEEDED.get(key.name, key.default)
+                lines += ["", *_comment(key), f"{key.name} = {toml_value(value)}"]
     return "\n".join(lines) + "\n"
 
 

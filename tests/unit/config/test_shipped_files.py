@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pyshim.__main__ import operator_main
 from pyshim.config.catalogue import KEYS
 from pyshim.config.effective import Level
 from pyshim.config.keys import Table, Verdict
@@ -30,6 +31,11 @@ def test_a_shipped_file_has_neither_errors_nor_unknown_keys(path: Path) -> None:
     assert [finding for finding in examined(path).findings if finding.level > Level.NOTE] == []
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_shipped_file_passes_config_check(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert operator_main(["config", "check", "--elsewhere", str(path)]) == 0, capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", CONFIDENTIAL)
 def test_files_for_confidential_guests_ask_for_nothing_that_is_not_there(name: str) -> None:
     config = load_config(options(ROOT / "configs" / name), {}, {})
@@ -54,15 +60,16 @@ def test_the_plain_file_sets_nothing_in_vain() -> None:
     assert {finding.verdict for finding in findings} == {Verdict.HONOURED}
 
 
-def test_the_reference_file_sets_every_key_to_its_default() -> None:
+def test_the_reference_file_sets_every_key_to_its_default_but_the_guests_files() -> None:
     path = ROOT / "configs/configuration-reference.toml"
     effective = examined(path)
 
     assert {setting.key.name: setting.is_default for setting in effective.settings.values()} == dict.fromkeys(
         (key.name for key in KEYS), False
     )
-    empty = Source(path=str(path), directory=str(path.parent), document={})
-    assert build_config(empty) == build_config(effective.source)
+    guest_files = {key: effective.source.document["hypervisor"]["qemu"][key] for key in ("kernel", "image")}
+    rest = Source(path=str(path), directory=str(path.parent), document={"hypervisor": {"qemu": guest_files}})
+    assert build_config(rest) == build_config(effective.source)
 
 
 @pytest.mark.parametrize(
