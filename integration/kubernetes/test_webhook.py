@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import datetime
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import pytest
 import yaml
 
 from integration.framework.waiting import eventually
+from tests.fakes.self_signed import self_signed
 
 from .cluster import GROUND, PROJECT, Cluster, Refused, container, manifest
 
@@ -25,21 +28,25 @@ MEMORY = "io.katacontainers.config.hypervisor.default_memory"
 
 @pytest.fixture(scope="module")
 def webhook(kube: Cluster) -> Iterator[None]:
-    """It serves on the node, and the API server has what `pyshim webhook manifests` printed."""
+    """It serves on the node with a certificate of its own, and the API server has the file for a webhook on a host."""
     files = GROUND / "webhook"
     of_class = f"--class=pykata={SHIPPED}"
-    words = ["--url=https://127.0.0.1:8443", f"--tls-dir={files}", of_class]
-    printed = subprocess.run([*PYSHIM, "manifests", *words], check=True, capture_output=True, text=True).stdout
+    files.mkdir()
+    pair = self_signed(("127.0.0.1",), days=1, now=datetime.datetime.now(datetime.UTC))
+    (files / "tls.crt").write_bytes(pair.certificate)
+    (files / "tls.key").write_bytes(pair.key)
+    calls = (PROJECT / "configs" / "kubernetes" / "webhook-on-a-host.yaml").read_text()
+    calls = calls.replace("HOST", "127.0.0.1").replace("CA_BUNDLE", base64.b64encode(pair.authority).decode())
     words = ["--listen=127.0.0.1:8443", f"--certificate={files}/tls.crt", f"--key={files}/tls.key", of_class]
     with (GROUND / "webhook.log").open("wb") as log:
         server = subprocess.Popen([*PYSHIM, "serve", *words], stdout=log, stderr=log)
     made = []
     try:
-        for value in yaml.safe_load_all(printed):
+        for value in yaml.safe_load_all(calls):
             plural = f"/apis/{value['apiVersion']}/{value['kind'].lower()}s"
             kube.call("POST", plural, value)
             made.append(f"{plural}/{value['metadata']['name']}")
-        assert len(made) == 2, printed
+        assert len(made) == 2, calls
         # The API server learns of its webhooks a moment later, and the webhook is asked once it listens.
         pod = manifest("probe", container("true"), hostNetwork=True)
         eventually(lambda: _is_denied(kube, pod), what=lambda: f"the webhook answers: {_log()}")

@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from pyshim.node.install.in_cluster.api import Access
-from pyshim.node.webhook.self_signed import self_signed
+from tests.fakes.self_signed import self_signed
 
 TOKEN = "of-the-service-account"
 

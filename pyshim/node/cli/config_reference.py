@@ -125,8 +125,8 @@ def commented_toml() -> str:
     """configs/configuration-reference.toml: every key at its default, explained."""
     lines = [
         "# Every key, at its default, with what it decides. Written by `pyshim config reference --toml`.",
-        "# A kernel and an image have no default: these are the ones that `make guest` builds. For a configuration, start",
-        "# from configuration-qemu.toml.",
+        "# A kernel and an image have no default: these are the ones that `make guest` builds. A configuration of your",
+        "# own starts better from configuration-qemu.toml.",
     ]
     for table in Table:
         lines += ["", f"[{document_table(table)}]"]

@@ -1,12 +1,7 @@
-"""`pyshim webhook serve|manifests`: the admission webhook, and what a cluster needs to call it."""
+"""`pyshim webhook serve`: the admission webhook."""
 
 import asyncio
-import datetime
-import os
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 from msgspec.structs import replace
@@ -37,14 +32,6 @@ def _address(_ctx: click.Context, _parameter: click.Parameter, text: str) -> tup
     return host.strip("[]"), int(port)
 
 
-def _https(_ctx: click.Context, _parameter: click.Parameter, url: str | None) -> str | None:
-    if url is not None:
-        parts = urlsplit(url)
-        if parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment:
-            raise click.BadParameter(f"{url!r} is not https://HOST[:PORT][/PATH]")
-    return url
-
-
 _class_option = click.option(
     "--class",
     "classes",
@@ -58,7 +45,7 @@ _class_option = click.option(
 
 @click.group(
     epilog=examples(
-        "pyshim webhook manifests --image REGISTRY/pyshim:1 --class pykata=/etc/pyshim/configuration.toml",
+        "pyshim webhook serve --class pykata=/etc/pyshim/configuration.toml --certificate tls.crt --key tls.key",
     )
 )
 def command() -> None:
@@ -128,58 +115,6 @@ def serve(
     return 0
 
 
-@command.command()
-@_class_option
-@click.option("--image", metavar="IMAGE", help="An image that has `pyshim`: run the webhook in the cluster.")
-@click.option("--url", callback=_https, metavar="URL", help="Where a webhook outside the cluster is reached.")
-@click.option("--tls-dir", metavar="DIR", help="With --url: where to write tls.crt and tls.key for that webhook.")
-@click.option("--namespace", default="pyshim-system", show_default=True, metavar="NAME", help="With --image.")
-@click.option("--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="Life of the certificate.")
-@click.option(
-    "--failure-policy",
-    type=click.Choice(["Ignore", "Fail"]),
-    default="Ignore",
-    show_default=True,
-    help="What becomes of pods while the webhook cannot be reached.",
-)
-@click.argument("options", nargs=-1, metavar="[-- OPTIONS OF serve]")
-def manifests(
-    classes: dict[str, str],
-    image: str | None,
-    url: str | None,
-    tls_dir: str | None,
-    namespace: str,
-    days: int,
-    failure_policy: str,
-    options: tuple[str, ...],
-) -> int:
-    """Print manifests for `kubectl apply`, with a certificate that a new authority signed, whose key is not kept."""
-    import yaml
-
-    from pyshim.node.webhook.manifests import AtUrl, InCluster
-    from pyshim.node.webhook.manifests import manifests as objects
-    from pyshim.node.webhook.self_signed import self_signed
-
-    if (image is None) == (url is None) or (url is None) != (tls_dir is None):
-        raise click.UsageError("give either --image, or --url with --tls-dir")
-    place: InCluster | AtUrl
-    if image is not None:
-        texts = {name: _text(path) for name, path in classes.items()}
-        place = InCluster(namespace=namespace, image=image, configurations=texts, options=options)
-        host = place.host
-    else:
-        assert url is not None, "checked above"
-        place = AtUrl(url=url)
-        host = str(urlsplit(url).hostname)
-    # Refuse now what the start would refuse.
-    pod_classes(classes, unbounded(probe_host()), None, {})
-    pair = self_signed((host,), days=days, now=datetime.datetime.now(datetime.UTC))
-    if tls_dir is not None:
-        _write(Path(tls_dir), {"tls.crt": pair.certificate, "tls.key": pair.key})
-    yaml.safe_dump_all(objects(place, pair, tuple(classes), failure_policy=failure_policy), sys.stdout, sort_keys=False)
-    return 0
-
-
 def pod_classes(
     paths: Mapping[str, str], node: HostFacts, host_side_mib: int | None, drop_ins: Mapping[str, str]
 ) -> dict[str, PodClass]:
@@ -193,22 +128,3 @@ def pod_classes(
         found[name] = PodClass(source=source, node=node, host_side_mib=host_side_mib)
         found[name].config({})
     return found
-
-
-def _text(path: str) -> str:
-    """One file goes into the cluster: what lies beside it would be missing there."""
-    drop_ins = os.path.join(os.path.dirname(os.path.realpath(path)), "config.d")
-    if os.path.isdir(drop_ins) and os.listdir(drop_ins):
-        raise InvalidArgument(f"read '{path}': '{drop_ins}' changes it; give a file that has everything")
-    return Path(path).read_text(encoding="utf-8")
-
-
-def _write(directory: Path, files: Mapping[str, bytes]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        new = directory / f".{name}.new"
-        new.unlink(missing_ok=True)
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(content)
-        new.rename(directory / name)

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from pyshim.node.cli import monitor, node_agent, nri, webhook
 from pyshim.node.cli.command import run
 from pyshim.node.install.drop_ins import HANDLERS
 from pyshim.node.install.in_cluster.plan import handler_label
-from pyshim.node.webhook.manifests import InCluster, manifests
-from pyshim.node.webhook.self_signed import SelfSigned
 from pyshim.state import store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -332,34 +329,13 @@ def test_options_with_numbers_are_the_webhooks_words(program: str, tmp_path: Pat
     assert arguments[-4:] == ["--node-cpus", "64", "--node-memory", "4194304"]
 
 
-def test_the_webhook_is_the_one_that_pyshim_prints(program: str) -> None:
-    """`pyshim webhook manifests` is for clusters without Helm; both have one meaning."""
-    objects = rendered(program, "--set=webhook.enabled=true", "--namespace=pyshim-system")
-    pair = SelfSigned(authority=b"", certificate=b"", key=b"")
-    place = InCluster(namespace="pyshim-system", image="i", configurations={"pykata": ""}, options=())
-    printed = manifests(place, pair, ("pykata",), failure_policy="Ignore")
+def test_a_webhook_on_a_host_is_called_as_the_charts(program: str) -> None:
+    objects = rendered(program, "--set=webhook.enabled=true")
+    on_a_host = list(yaml.safe_load_all((CONFIGS / "kubernetes/webhook-on-a-host.yaml").read_text()))
 
-    same: list[tuple[str, Callable[[Any], Any]]] = [
-        ("MutatingWebhookConfiguration", lambda each: _without_authority(each["webhooks"])),
-        ("ValidatingWebhookConfiguration", lambda each: _without_authority(each["webhooks"])),
-        ("Service", lambda each: each["spec"]),
-        (POLICY, lambda each: each["spec"]),
-        ("Deployment", lambda each: each["spec"]["replicas"]),
-        ("Deployment", lambda each: _container(each, "readinessProbe", "livenessProbe", "lifecycle", "resources")),
-        ("Deployment", lambda each: _container(each, "ports", "volumeMounts", "securityContext")),
-        ("Deployment", lambda each: each["spec"]["template"]["spec"]["securityContext"]),
-    ]
-    for kind, part in same:
-        assert part(of(objects, kind, "pyshim-webhook")) == part(of(printed, kind, "pyshim-webhook")), kind
-
-
-def _without_authority(webhooks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {**each, "clientConfig": {key: value for key, value in each["clientConfig"].items() if key != "caBundle"}}
-        for each in webhooks
-    ]
-
-
-def _container(deployment: dict[str, Any], *keys: str) -> dict[str, Any]:
-    container = deployment["spec"]["template"]["spec"]["containers"][0]
-    return {key: container[key] for key in keys}
+    for each in on_a_host:
+        (of_chart,), (of_host,) = of(objects, each["kind"], "pyshim-webhook")["webhooks"], each["webhooks"]
+        path = of_chart.pop("clientConfig")["service"]["path"]
+        assert of_host.pop("clientConfig") == {"url": f"https://HOST:8443{path}", "caBundle": "CA_BUNDLE"}
+        assert of_chart == of_host
+    assert len(on_a_host) == 2

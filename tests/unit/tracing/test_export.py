@@ -25,9 +25,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from pyshim.host.processes.children import Children
 from pyshim.model.trace import NO_PARENT, Span, Trace, mark, span
 from pyshim.node.cli.trace import as_otlp
-from pyshim.node.webhook.self_signed import self_signed
 from pyshim.tracing import child, exporter
 from pyshim.tracing.exporter import SpanExporter, export, traces_url
+from tests.fakes.self_signed import self_signed
 
 from .receivers import PATIENCE_S, Receiver, saying, taken, until
 

@@ -58,7 +58,6 @@ BAD = {
     "launcher install": "{dir}/word",
     "trace": "none --state-dir {dir}/sbs",
     "webhook serve": "--class pykata={dir}/none --certificate {dir}/none --key {dir}/none",
-    "webhook manifests": "--class pykata={dir}/none --image i",
 }
 """By verb: its arguments."""
 TAKE_NO_INPUT = {"uninstall", "cdi list", "config reference", "completion", "version"}

@@ -18,7 +18,7 @@ WITHOUT_JSON = {
     # These become something, or print what is a format of its own.
     *("install", "uninstall", "verify"),
     *("cleanup", "completion", "zygote", "launcher install", "config reference", "monitor", "metrics"),
-    *("webhook serve", "webhook manifests", "nri run", "node-agent run", "node-agent wait-removed"),
+    *("webhook serve", "nri run", "node-agent run", "node-agent wait-removed"),
     *("initdata encode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
     *("iptables set", "policy set", "exec"),
 }

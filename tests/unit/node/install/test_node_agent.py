@@ -33,8 +33,8 @@ from pyshim.node.install.in_cluster.plan import (
     words_of,
     words_patch,
 )
-from pyshim.node.webhook.self_signed import self_signed
 from tests.fakes.api_server import FakeApiServer
+from tests.fakes.self_signed import self_signed
 
 ROOT = Path(__file__).resolve().parents[4]
 TAINT = "pyshim.io/not-ready"

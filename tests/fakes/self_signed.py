@@ -1,4 +1,4 @@
-"""A certificate for the webhook, signed by an authority made for it, whose key is dropped."""
+"""A certificate for a server, signed by an authority made for it, whose key is dropped."""
 
 import datetime
 import ipaddress
@@ -17,7 +17,7 @@ class SelfSigned(msgspec.Struct, frozen=True, kw_only=True):
     """PEM."""
 
     authority: bytes
-    """The API server trusts this one: `caBundle`."""
+    """The client trusts this one."""
     certificate: bytes
     key: bytes
 
@@ -26,7 +26,7 @@ def self_signed(names: tuple[str, ...], *, days: int, now: datetime.datetime) ->
     """A server certificate for `names`, host names or addresses, valid from `now` for `days`."""
     start, end = now - _SLACK, now + datetime.timedelta(days=days)
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    authority_name = _name("pyshim webhook authority")
+    authority_name = _name("authority of a test")
     identifier = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     authority = (
         _dated(authority_name, authority_name, authority_key.public_key(), start, end)
@@ -36,7 +36,7 @@ def self_signed(names: tuple[str, ...], *, days: int, now: datetime.datetime) ->
         .sign(authority_key, hashes.SHA256())
     )
     certificate = (
-        _dated(_name("pyshim webhook"), authority_name, key.public_key(), start, end)
+        _dated(_name("server of a test"), authority_name, key.public_key(), start, end)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
