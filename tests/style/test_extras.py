@@ -48,7 +48,7 @@ for house in (hypervisors, protos, pyshim):
             refused.append(found.name)
 print(json.dumps(refused))
 """
-_RUN_PYSHIM = "from pyshim.__main__ import operator_main; sys.exit(operator_main(['version']))"
+_RUN_PYSHIM = "from pyshim.__main__ import operator_main; sys.exit(operator_main(['--version']))"
 _ASK_KUBELET = "from pyshim.resources.devices.host.child import _ask; _ask('/k.sock', 'name', 'namespace')"
 
 

@@ -3,12 +3,14 @@
 import errno
 import importlib
 import os
+import platform
 import signal
 import sys
 
 import click
 from click.shell_completion import shell_complete
 
+from pyshim import __version__
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import ShimError
 
@@ -42,14 +44,12 @@ SUBCOMMANDS = {
     "trace": ("pyshim.node.cli.trace", "show where the time went until the first output"),
     "webhook": ("pyshim.node.cli.webhook", "check and size pods as Kubernetes creates them (admission webhook)"),
     "zygote": ("pyshim.node.cli.zygote", "run the node's zygote, which makes shims by forking"),
-    "completion": ("pyshim.node.cli.completion", "print the completion script of a shell"),
-    "version": ("pyshim.node.cli.version", "print versions"),
 }
 """Each module has a `command`, or one of the subcommand's name, whose callback returns the exit code; a ShimError or
 OSError is shown as one line."""
 
 COMPLETION_VARIABLE = "_PYSHIM_COMPLETE"
-"""Set by the shells' completion scripts: what click calls it for a program named pyshim."""
+"""The variable of a shell's completion, as click names it for a program named pyshim."""
 _TRACEBACK_VARIABLE = "PYSHIM_TRACEBACK"
 _WIDEST_HELP = 120
 
@@ -80,11 +80,13 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-PYSHIM = Subcommands(
-    name="pyshim",
-    help="The operator's command for containerd pods in virtual machines.",
-    subcommand_metavar="SUBCOMMAND [ARGUMENTS]...",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST_HELP},
+PYSHIM = click.version_option(__version__, message=f"pyshim %(version)s (Python {platform.python_version()})")(
+    Subcommands(
+        name="pyshim",
+        help="The operator's command for containerd pods in virtual machines.",
+        subcommand_metavar="SUBCOMMAND [ARGUMENTS]...",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST_HELP},
+    )
 )
 
 

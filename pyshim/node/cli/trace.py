@@ -1,30 +1,21 @@
-"""`pyshim trace SANDBOX`: where the time went from Create to the first output: as text, OpenTelemetry's JSON, drawn."""
-
-import json
-from html import escape
+"""`pyshim trace SANDBOX`: where the time went from Create to the first output, as text or OpenTelemetry's JSON."""
 
 import click
 
 from pyshim.model.errors import FailedPrecondition, Internal
 from pyshim.model.trace import NO_PARENT, Span, spans_from_json
-from pyshim.node.cli.output import examples
+from pyshim.node.cli.output import examples, print_json
 from pyshim.node.cli.sandbox import sandbox_argument, sandbox_id, state_dir_option
 from pyshim.node.cli.state import read_snapshot
 from pyshim.tracing import ids
 
-_ROW_PX, _CHART_PX, _LABEL_PX, _TOP_PX = 22, 760, 330, 34
-_COLOURS = ("#4878a8", "#6aa56a", "#c28f3c", "#9a6fb0")
 
-
-@click.command(epilog=examples("pyshim trace 1a2b", "pyshim trace 1a2b --svg > start.svg"))
+@click.command(epilog=examples("pyshim trace 1a2b", "pyshim trace 1a2b --json > start.json"))
 @sandbox_argument
 @state_dir_option
 @click.option("--json", "as_json", is_flag=True, help="OpenTelemetry's JSON (OTLP), for any tracing tool.")
-@click.option("--svg", is_flag=True, help="A timeline.")
-def command(sandbox: str, state_dir: str, as_json: bool, svg: bool) -> int:
+def command(sandbox: str, state_dir: str, as_json: bool) -> int:
     """Show where the time went from Create to the first output."""
-    if as_json and svg:
-        raise click.UsageError("--json and --svg are two forms of the same: choose one")
     found = sandbox_id(sandbox, state_dir)
     try:
         spans = spans_from_json(read_snapshot(state_dir, found).get("Trace") or {})
@@ -33,9 +24,7 @@ def command(sandbox: str, state_dir: str, as_json: bool, svg: bool) -> int:
     if not spans:
         raise FailedPrecondition(f"read trace of sandbox {found!r}: nothing is recorded yet")
     if as_json:
-        print(json.dumps(as_otlp(found, spans), indent=2))
-    elif svg:
-        print(as_svg(found, spans))
+        print_json(as_otlp(found, spans))
     else:
         print("\n".join(as_text(spans)))
     return 0
@@ -79,31 +68,6 @@ def as_otlp(sandbox_id: str, spans: tuple[Span, ...]) -> dict[str, object]:
     ]
     scope = {"scope": {"name": "pyshim"}, "spans": rows}
     return {"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [scope]}]}
-
-
-def as_svg(sandbox_id: str, spans: tuple[Span, ...]) -> str:
-    """A timeline: one bar per span, those within another below and indented."""
-    rows = _nested(spans)
-    begin_ns = spans[0].start_ns
-    whole_ns = max(max(span.end_ns, span.start_ns) for span in spans) - begin_ns or 1
-    height = _TOP_PX + _ROW_PX * len(rows) + 10
-    width = _LABEL_PX + _CHART_PX + 90
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif"'
-        ' font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="8" y="20" font-size="14">sandbox {escape(sandbox_id)}: {whole_ns / 1e6:.0f} ms</text>',
-    ]
-    for row, (depth, span) in enumerate(rows):
-        y = _TOP_PX + row * _ROW_PX
-        x = _LABEL_PX + (span.start_ns - begin_ns) / whole_ns * _CHART_PX
-        took_ns = max(span.end_ns - span.start_ns, 0)
-        bar = max(took_ns / whole_ns * _CHART_PX, 2)
-        colour = "#b03030" if span.error else _COLOURS[depth % len(_COLOURS)]
-        parts.append(f'<text x="{8 + 14 * depth}" y="{y + 15}">{escape(span.name)}</text>')
-        parts.append(f'<rect x="{x:.1f}" y="{y + 4}" width="{bar:.1f}" height="{_ROW_PX - 8}" fill="{colour}"/>')
-        parts.append(f'<text x="{x + bar + 4:.1f}" y="{y + 15}" fill="#555">{took_ns / 1e6:.1f} ms</text>')
-    return "\n".join([*parts, "</svg>"])
 
 
 def _nested(spans: tuple[Span, ...]) -> list[tuple[int, Span]]:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from pyshim.model.events import TaskExited
-from pyshim.node.cli.trace import as_otlp, as_svg, as_text
+from pyshim.node.cli.trace import as_otlp, as_text
 from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import PodLife
 
@@ -30,7 +30,6 @@ def test_a_clock_that_jumps_at_every_look_disturbs_no_pod(jumps: tuple[int, ...]
         assert all(one.exited_at_ns > 0 for one in exits)
         recorded = tuple(spans)
         assert as_text(recorded)
-        assert as_svg("pod", recorded)
         assert as_otlp("pod", recorded)
 
     run_fast_forward(body())

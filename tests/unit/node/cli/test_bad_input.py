@@ -60,8 +60,8 @@ BAD = {
     "webhook serve": "--class pykata={dir}/none --certificate {dir}/none --key {dir}/none",
 }
 """By verb: its arguments."""
-TAKE_NO_INPUT = {"uninstall", "cdi list", "config reference", "completion", "version"}
-"""Nothing to uninstall is no failure, and neither are directories without specs; a shell is one of a list."""
+TAKE_NO_INPUT = {"uninstall", "cdi list", "config reference"}
+"""Nothing to uninstall is no failure, and neither are directories without specs."""
 BECOMES_ANOTHER_PROGRAM = {"zygote"}
 
 

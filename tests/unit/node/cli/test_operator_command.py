@@ -27,7 +27,7 @@ def record_in(directory: Path, text: str) -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert operator_main(["version"]) == 0
+    assert operator_main(["--version"]) == 0
 
     assert capsys.readouterr().out.startswith(f"pyshim {__version__} (Python 3.")
 
