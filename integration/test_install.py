@@ -21,7 +21,7 @@ from bench import stubs
 from protos.cri import v1_pb2 as pb
 from protos.cri import v1_pb2_grpc
 from pyshim.node.install import runtime as installed
-from pyshim.node.install.in_cluster.host import Host
+from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.in_cluster.payload import install
 from pyshim.node.install.release import Sources
 
@@ -178,7 +178,7 @@ def install_as_the_image_does(scratch: Path, guest: Path) -> str:
     shutil.copy(PROJECT / "requirements.lock", payload)
     (wheel,) = GROUND.glob("*.whl")
     shutil.copy(wheel, payload)
-    host = Host(enter=(), root="")
+    host = NodeHost(enter=(), root="")
     options = ("--socket", str(SOCKET))
     said = asyncio.run(install(host, str(payload), python="/usr/bin/python3", handlers=(), options=options))
     assert not list(Path("/var/lib").glob("pyshim-install-*"))

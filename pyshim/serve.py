@@ -74,12 +74,10 @@ REPLY_GRACE_S = 5.0
 FLUSH_TIMEOUT_S = 3.0
 REMAINS_TIMEOUT_S = 10.0
 """Seconds for the undo of a dead shim's sandbox before a new one of its id is made."""
-ALONE_S = 60.0
-"""A daemon with neither container, VM nor connection ends after this long. containerd connects as soon as `start` has
-answered; when it has died, or has given up a Create, nothing else would end the daemon."""
-FORGOTTEN_S = 60.0
-"""A connected daemon with neither container nor VM ends after this long without a call. A containerd that was killed
-between `start` and Create connects when it comes back, and may then forget the sandbox and keep the connection."""
+IDLE_S = 60.0
+"""Seconds without a call after which a daemon with neither container nor VM ends. containerd calls as soon as `start`
+has answered. When it has died meanwhile, has given up a Create, or has forgotten the sandbox after a restart, nothing
+else would end the daemon."""
 
 
 class Faults(Protocol):
@@ -160,24 +158,21 @@ class _Daemon:
             self._open_calls = service.open_calls
             stop = service.finished
 
-            def end_if_alone() -> None:
+            def end_if_idle() -> None:
                 if not pod.is_empty:
                     return
-                if not server.connections:
-                    log.info("neither container nor connection", extra={"pid": os.getpid()})
-                    stop.set()
-                elif service.idle_s() >= FORGOTTEN_S:
-                    log.info("connected, and neither container nor call", extra={"pid": os.getpid()})
-                    stop.set()
-                else:
-                    look_later(FORGOTTEN_S - service.idle_s())
+                if (left_s := IDLE_S - service.idle_s()) > 0:
+                    look_later(left_s)
+                    return
+                log.info("neither container nor call", extra={"pid": os.getpid()})
+                stop.set()
 
-            look = loop.call_later(ALONE_S, end_if_alone)
+            look = loop.call_later(IDLE_S, end_if_idle)
 
-            def look_later(delay_s: float = ALONE_S) -> None:
+            def look_later(delay_s: float = IDLE_S) -> None:
                 nonlocal look
                 look.cancel()
-                look = loop.call_later(delay_s, end_if_alone)
+                look = loop.call_later(delay_s, end_if_idle)
 
             server = Server(services=service.services(), authorize=check_peer, when_alone=look_later)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)

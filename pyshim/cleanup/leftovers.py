@@ -4,12 +4,11 @@
 """
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -19,6 +18,7 @@ from pyshim.cleanup.conventions import Places, conventional_ledger
 from pyshim.cleanup.dead_socket import remove_dead_socket
 from pyshim.cleanup.release import TIMEOUT_S, release_all
 from pyshim.cleanup.remote_vms import are_stopped, hold_s, remote_vms
+from pyshim.host.locks import lock_within, open_directory
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded, NotFound, ShimError
 from pyshim.model.ledger import LedgerEntry
@@ -41,8 +41,6 @@ REST_S = 60.0
 """Seconds for a shim whose remote VM is gone to undo the rest and exit."""
 _ONE_UNDO_S = 1.5
 """Seconds for one entry while a caller waits, so that one that hangs leaves time for the others."""
-_LOCK_PAUSE_S = 0.02
-"""Seconds between two attempts to lock."""
 _SOCKET_NAME_CHARS = 64
 """Characters of the name of a shim's socket, a SHA-256 (`start/address.py`)."""
 
@@ -73,7 +71,7 @@ def clean_sandbox(
         state = store.load(sandbox_id)
         if _is_callers(state.shim, sandbox_id, address, namespace):
             report(Report.ANSWER, _answer(state, container_id))
-    with locked(store.directory(sandbox_id), time.monotonic() + LOCK_WAIT_S) as lock:
+    with locked(store.directory(sandbox_id), time.monotonic() + LOCK_WAIT_S) as is_alone:
         try:
             state = store.load(sandbox_id)
             if not _is_callers(state.shim, sandbox_id, address, namespace):
@@ -86,9 +84,9 @@ def clean_sandbox(
                 may_kill=are_stopped(remote := remote_vms(state.ledger)),
             )
             if remote and _is_served(state.shim):
-                remains.wait_and_undo(state.shim, remote, report, alone=lock.is_held)
+                remains.wait_and_undo(state.shim, remote, report, alone=is_alone)
             else:
-                remains.undo(report=report if lock.is_held else None)
+                remains.undo(report=report if is_alone else None)
         except (StateDamaged, NotFound) as error:
             shim = store.entered(sandbox_id)
             is_callers = shim is None or _is_callers(shim, sandbox_id, address, namespace)
@@ -132,36 +130,19 @@ def _is_callers(shim: ShimRecord, sandbox_id: str, address: str, namespace: str)
     return claimed == socket_name(address, namespace, sandbox_id)
 
 
-class locked:
-    """Holds the lock on a sandbox's state, or goes on without when it cannot be had: cleaning twice is harmless.
+@contextlib.contextmanager
+def locked(directory: str, deadline: float) -> Iterator[bool]:
+    """The lock on a sandbox's state; False when it cannot be had: cleaning twice is harmless.
 
     A pod whose shim dies gets one `delete` per container at the same moment.
     """
-
-    def __init__(self, directory: str, deadline: float) -> None:
-        self._directory = directory
-        self._deadline = deadline
-        self._fd = -1
-        self.is_held = False
-
-    def __enter__(self) -> "locked":
-        try:
-            self._fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return self
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self.is_held = True
-                return self
-            except OSError:
-                if time.monotonic() >= self._deadline - _ONE_UNDO_S:
-                    return self
-                time.sleep(_LOCK_PAUSE_S)
-
-    def __exit__(self, *_error: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+    try:
+        lock = open_directory(directory)
+    except OSError:
+        yield False
+        return
+    with lock:
+        yield lock_within(lock, deadline - _ONE_UNDO_S - time.monotonic())
 
 
 def _answer(state: SandboxState, container_id: str) -> str:

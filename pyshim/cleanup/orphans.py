@@ -106,11 +106,11 @@ def clean_orphan(
     """The judgement, made again under the state's lock; of an orphan, what could not be undone, and why."""
     errors: list[str] = []
     deadline = time.monotonic() + ONE_SANDBOX_S
-    with locked(store.directory(sandbox_id), deadline) as lock:
+    with locked(store.directory(sandbox_id), deadline) as is_alone:
         found = judged(store, sandbox_id, places)
         if not isinstance(found, Orphan):
             return found, (), errors
-        if found.state is not None and not lock.is_held and (remote := remote_vms(found.ledger)):
+        if found.state is not None and not is_alone and (remote := remote_vms(found.ledger)):
             # StopVM is under way for minutes; a second one meets a service in the middle of the first.
             reason = f"another process cleans it, and ends remote vm '{remote[0].key}'"
             return Spared(sandbox_id, reason, is_served=False), (), errors

@@ -19,6 +19,7 @@ from pyshim.cleanup.lost_vms import write_tombstone
 from pyshim.model.errors import FailedPrecondition, Unavailable
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import MAX_REPLY_BYTES, SERVICE, RemoteVmState, is_unknown_vm, shown
+from pyshim.start.wire import encode
 
 if TYPE_CHECKING:
     from pyshim.ttrpc.events import ResponseReceived
@@ -141,8 +142,8 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> "ResponseRece
     from pyshim.ttrpc.connection import ClientConnection
     from pyshim.ttrpc.events import ResponseReceived, StreamFailed
 
-    core = ClientConnection()
-    stream_id, parts = core.request_parts(SERVICE, "StopVM", _stop_request(vm_id), max_reply_bytes=MAX_REPLY_BYTES)
+    core = ClientConnection()  # of hypervisor.StopVMRequest, `id` is field 1
+    stream_id, parts = core.request_parts(SERVICE, "StopVM", encode((1, vm_id)), max_reply_bytes=MAX_REPLY_BYTES)
     sock.sendall(b"".join(parts))
     # Other frames may come without end, and then no single wait is long.
     while (left_s := deadline - time.monotonic()) > 0:
@@ -159,15 +160,3 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> "ResponseRece
                 if isinstance(event, ResponseReceived):
                     return event
     raise TimeoutError
-
-
-def _stop_request(vm_id: str) -> bytes:
-    """hypervisor.StopVMRequest, `id` being its field 1; protobuf's library costs more than the whole call."""
-    text = vm_id.encode()
-    length = bytearray()
-    rest = len(text)
-    while rest > 0x7F:
-        length.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    length.append(rest)
-    return b"\x0a" + bytes(length) + text

@@ -181,16 +181,6 @@ class Cgroups(Protocol):
     async def pin_family(self, pid: int, cpus: Iterable[int], but: Collection[int]) -> str: ...
 
 
-class PinnedCpus(Protocol):
-    """The CPUs that other sandboxes pin. The lock on them is released once our own pins are on disk."""
-
-    taken: Mapping[int, str]
-    """The sandbox that pins each CPU."""
-
-    def __enter__(self) -> "PinnedCpus": ...
-    def __exit__(self, *error: object) -> None: ...
-
-
 class Host(Protocol):
     """All contact with Linux that orchestration needs. Every method raises ShimError naming the object."""
 
@@ -251,8 +241,8 @@ class Records(Protocol):
     def held(self) -> Mapping[str, int]:
         """Entries of the ledger by kind."""
 
-    def pins(self) -> PinnedCpus:
-        """Which CPUs other sandboxes pin; this shim alone decides until it is closed. Blocks for a moment."""
+    def pins(self) -> AbstractContextManager[Mapping[int, str]]:
+        """Within it, the other sandbox of each pinned CPU, and no other shim decides. Entering it blocks."""
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:
         """Within it, the sandbox of each of the cgroups that another one's ledger has, and no other shim decides.

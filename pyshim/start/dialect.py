@@ -21,7 +21,7 @@ _LOG_LEVEL_DEBUG = -4
 _RUNC_OPTIONS = "containerd.runc.v1.Options"
 
 
-class Caller:
+class StartParams:
     """The part of a call that stdin holds; fields that are absent there are empty."""
 
     __slots__ = ("bootstrap", "debug", "shim_cgroup", "socket_dir", "ttrpc_address")
@@ -42,9 +42,9 @@ class Caller:
         return encode((1, TASK_API_VERSION), (2, address), (3, "ttrpc"))
 
 
-def caller(stdin: bytes, call: Invocation) -> Caller:
-    """The sender of `stdin` for `call`. Bytes of neither dialect count as options that `start` does not use."""
-    said = Caller()
+def params_of(stdin: bytes, call: Invocation) -> StartParams:
+    """The parameters in `stdin` of `call`. Bytes of neither dialect count as options that `start` does not use."""
+    said = StartParams()
     if not stdin:
         return said
     try:

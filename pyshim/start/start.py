@@ -11,7 +11,7 @@ import sys
 
 from pyshim.start import address, dialect, spec, zygote
 from pyshim.start.argv import Invocation
-from pyshim.start.dialect import Caller
+from pyshim.start.dialect import StartParams
 from pyshim.start.errors import BootstrapError, os_failure
 
 ZYGOTE_DIR = "/run/pyshim"
@@ -64,24 +64,24 @@ def start(
     said = _read_all(stdin_fd)
     bundle = os.path.abspath(call.bundle or ".")
     group = spec.group_id(bundle, call.id)
-    caller = dialect.caller(said, call)
-    path = address.socket_path(caller.socket_dir or socket_dir, call.address, call.namespace, group)
+    params = dialect.params_of(said, call)
+    path = address.socket_path(params.socket_dir or socket_dir, call.address, call.namespace, group)
     listener = address.claim(path)
     if listener is None:
-        _tell(bundle, path, caller, stdout_fd)
+        _tell(bundle, path, params, stdout_fd)
         return
     try:
         daemon = _make_daemon(
             program,
-            _serve_arguments(call, caller, group, bundle, environment),
+            _serve_arguments(call, params, group, bundle, environment),
             environment=environment,
             listening_fd=listener.fileno(),
             log_path=f"{bundle}/log",
-            shim_cgroup=caller.shim_cgroup,
+            shim_cgroup=params.shim_cgroup,
             zygote_dir=zygote_dir,
         )
         try:
-            _tell(bundle, path, caller, stdout_fd)
+            _tell(bundle, path, params, stdout_fd)
         except BaseException:
             daemon.end()
             raise
@@ -158,11 +158,11 @@ def _make_daemon(
 
 
 def _serve_arguments(
-    call: Invocation, caller: Caller, group: str, bundle: str, environment: dict[str, str]
+    call: Invocation, params: StartParams, group: str, bundle: str, environment: dict[str, str]
 ) -> list[str]:
     # CRI-O has neither socket, and takes no events.
     beside_grpc = f"{call.address}.ttrpc" if call.address else ""
-    ttrpc_address = caller.ttrpc_address or environment.get("TTRPC_ADDRESS") or beside_grpc
+    ttrpc_address = params.ttrpc_address or environment.get("TTRPC_ADDRESS") or beside_grpc
     return [
         *("-namespace", call.namespace),
         *("-id", group),
@@ -170,16 +170,16 @@ def _serve_arguments(
         *("-ttrpc-address", ttrpc_address),
         *("-publish-binary", call.publish_binary),
         *("-bundle", bundle),
-        *(("-debug",) if call.debug or caller.debug else ()),
+        *(("-debug",) if call.debug or params.debug else ()),
         "serve",
     ]
 
 
-def _tell(bundle: str, path: str, caller: Caller, stdout_fd: int) -> None:
+def _tell(bundle: str, path: str, params: StartParams, stdout_fd: int) -> None:
     """The address is in the bundle (read by containerd up to 1.7 after its restart), then on stdout."""
     socket_address = f"unix://{path}"
     file = _write_address(bundle, socket_address)
-    answer = caller.answer(socket_address)
+    answer = params.answer(socket_address)
     try:
         while answer:
             answer = answer[os.write(stdout_fd, answer) :]

@@ -13,7 +13,7 @@ from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import EXCLUSIVE, LedgerEntry, ResourceKind
 from pyshim.model.snapshot import SandboxSnapshot
-from pyshim.state.claims import PinnedCpus, claimed_cgroups, exclusive_claim, pinned_cpus
+from pyshim.state.claims import claimed_cgroups, exclusive_claim, pinned_cpus
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 
@@ -123,8 +123,8 @@ class SandboxRecords:
     def held(self) -> Mapping[str, int]:
         return Counter(entry.kind.value for entry in self._ledger.entries())
 
-    def pins(self) -> PinnedCpus:
-        """The CPUs that the node's other sandboxes pin. Blocks for a moment; raises ShimError."""
+    def pins(self) -> AbstractContextManager[Mapping[int, str]]:
+        """Within it, the other sandbox of each pinned CPU of the node. Entering it blocks; raises ShimError."""
         return pinned_cpus(self._sandbox_id, self._store.root)
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]:

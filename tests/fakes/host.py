@@ -265,17 +265,6 @@ class FakeLedger:
         self.entries = [old for old in self.entries if (old.kind, old.key) != (entry.kind, entry.key)]
 
 
-class FakePins:
-    def __init__(self, taken: Mapping[int, str]) -> None:
-        self.taken = taken
-
-    def __enter__(self) -> "FakePins":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-
 class FakeRecords:
     def __init__(self, host: FakeHost) -> None:
         self.ledger = FakeLedger(host)
@@ -287,8 +276,8 @@ class FakeRecords:
     def held(self) -> Mapping[str, int]:
         return Counter(entry.kind.value for entry in self.ledger.entries)
 
-    def pins(self) -> FakePins:
-        return FakePins(self.pinned_by_others)
+    def pins(self) -> AbstractContextManager[Mapping[int, str]]:
+        return nullcontext(self.pinned_by_others)
 
     def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str]]:
         return nullcontext({})

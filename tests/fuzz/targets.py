@@ -380,7 +380,7 @@ def _trace(data: bytes) -> None:
 
 def _start_stdin(data: bytes) -> None:
     call = argv.parse(["-namespace", "n", "-id", "i", "start"])
-    dialect.caller(data, call)
+    dialect.params_of(data, call)
     with suppress(wire.WireError):
         wire.decode(data)
 

@@ -61,40 +61,25 @@ def daemon_in(directory: Path) -> tuple[pyshim.serve._Daemon, socket.socket]:
     return pyshim.serve._Daemon(identity, made_by="exec"), listener
 
 
-@pytest.mark.parametrize("connects", [False, True], ids=["never asked", "asked, then left"])
-def test_a_daemon_with_neither_container_nor_connection_ends(
-    connects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("connects", "leaves"),
+    [(False, False), (True, True), (True, False)],
+    ids=["never connected", "connected, then left", "connected"],
+)
+def test_a_daemon_with_neither_container_nor_call_ends(
+    connects: bool, leaves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """containerd died, or gave up a Create and could not clean up after it."""
-    monkeypatch.setattr(pyshim.serve, "ALONE_S", 0.05)
-    daemon, listener = daemon_in(tmp_path)
-
-    async def live() -> None:
-        end = asyncio.create_task(daemon.run(listener))
-        if connects:
-            with socket.socket(socket.AF_UNIX) as containerd:
-                containerd.connect(str(tmp_path / "shim.sock"))
-                await asyncio.sleep(0.5)
-                assert not end.done(), "it stays as long as containerd is connected"
-        await asyncio.wait_for(end, 30)
-
-    asyncio.run(live())
-
-    assert not (tmp_path / "shim.sock").exists()
-
-
-def test_a_daemon_that_containerd_has_forgotten_ends_though_it_is_connected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was killed between `start` and Create, connected when it came back, and never created the container."""
-    monkeypatch.setattr(pyshim.serve, "ALONE_S", 0.05)
-    monkeypatch.setattr(pyshim.serve, "FORGOTTEN_S", 0.1)
+    """containerd died, gave up a Create and could not clean up after it, or forgot the sandbox while it was down."""
+    monkeypatch.setattr(pyshim.serve, "IDLE_S", 0.05)
     daemon, listener = daemon_in(tmp_path)
 
     async def live() -> None:
         end = asyncio.create_task(daemon.run(listener))
         with socket.socket(socket.AF_UNIX) as containerd:
-            containerd.connect(str(tmp_path / "shim.sock"))
+            if connects:
+                containerd.connect(str(tmp_path / "shim.sock"))
+            if leaves:
+                containerd.close()
             await asyncio.wait_for(end, 30)
 
     asyncio.run(live())
@@ -258,7 +243,7 @@ def test_the_log_names_what_others_can_change_of_a_pods_programs_and_images(
 def test_a_daemon_looks_who_can_change_its_code_and_its_pods_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(pyshim.serve, "ALONE_S", 0.05)
+    monkeypatch.setattr(pyshim.serve, "IDLE_S", 0.05)
     code, configuration = tmp_path / "code", tmp_path / "config.toml"
     code.touch()
     configuration.write_text("[hypervisor.qemu]\n")

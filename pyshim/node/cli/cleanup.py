@@ -21,7 +21,7 @@ CLEAN, FAILED, TO_DO, IN_USE = 0, 1, 3, 4
 `--dry-run` found something; the sandbox that was named is in use, or not ours."""
 
 
-class Node(Struct, frozen=True, kw_only=True):
+class CleanupPlaces(Struct, frozen=True, kw_only=True):
     """The directories of sandboxes' states and leftovers."""
 
     store: StateStore
@@ -40,7 +40,9 @@ Exit codes: 0 nothing left, 1 something could not be undone or a remote vm is lo
 @click.option("--strike", metavar="ID", help="Strike a lost remote vm off the list, once it was looked for.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be undone; exit 3 if anything.")
 @click.pass_obj
-def command(node: Node | None, sandbox: str | None, everything: bool, strike: str | None, dry_run: bool) -> int:
+def command(
+    node: CleanupPlaces | None, sandbox: str | None, everything: bool, strike: str | None, dry_run: bool
+) -> int:
     """Undo what dead shims left on this node, touch nothing else, and list lost remote VMs.
 
     Name one sandbox by its whole id, or all of them. A line per thing undone goes to stdout, one per thing that could
@@ -48,7 +50,7 @@ def command(node: Node | None, sandbox: str | None, everything: bool, strike: st
     """
     if sum((sandbox is not None, everything, strike is not None)) != 1:
         raise click.UsageError("expected one of ID, --all and --strike")
-    node = node or Node(store=StateStore(root=ROOT, register=REGISTER), places=Places())
+    node = node or CleanupPlaces(store=StateStore(root=ROOT, register=REGISTER), places=Places())
     if strike is not None:
         return _strike(strike)
     if sandbox is not None:
@@ -81,7 +83,7 @@ def _lost_line(lost: LostVm) -> str:
     )
 
 
-def _one(node: Node, sandbox_id: str, dry_run: bool, *, was_named: bool) -> int:
+def _one(node: CleanupPlaces, sandbox_id: str, dry_run: bool, *, was_named: bool) -> int:
     held: tuple[LedgerEntry, ...] = ()
     errors: list[str] = []
     try:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pyshim.config.annotations import PATH_LISTS
 from pyshim.config.catalogue import GROUPS, KEYS
-from pyshim.config.deadlines import DEADLINES, Deadline
+from pyshim.config.deadlines import DEADLINES, WaitLimit
 from pyshim.config.hashes import HASHED_ASSETS
 from pyshim.config.keys import Alias, Dialect, Key, Table, Verdict, document_table
 from pyshim.config.keys_runtime import REMOVED, REMOVED_TABLES
@@ -148,7 +148,7 @@ def _row(key: Key) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _deadline(each: Deadline) -> str:
+def _deadline(each: WaitLimit) -> str:
     key = next((key for key in KEYS if (key.table, key.name) == (each.table, each.key)), None)
     seconds = f"{each.seconds:g}" if key is None else f"`{key.name}`, {float(key.default):g} by default"
     return f"| {each.waits_for} | {seconds} | {each.then} |\n"

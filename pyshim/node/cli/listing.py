@@ -8,7 +8,7 @@ import click
 from pyshim.model.errors import NotFound
 from pyshim.node.cli.output import examples, json_option, print_json, print_table
 from pyshim.node.cli.sandbox import sandbox_id, state_dir_option
-from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, Sandbox, UsageMeter, document, row, sandboxes
+from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, SandboxRow, UsageMeter, document, row, sandboxes
 
 SAMPLE_S = 0.3
 """Seconds over which the use of CPUs is measured."""
@@ -41,7 +41,7 @@ def command(prefix: str, state_dir: str, as_json: bool) -> int:
     return 0
 
 
-def _named(text: str, state_dir: str) -> list[Sandbox]:
+def _named(text: str, state_dir: str) -> list[SandboxRow]:
     """Raises NotFound when `text` names none, InvalidArgument when it cannot be a name."""
     found = sandboxes(state_dir, prefix=text)
     if text and not found:

@@ -68,7 +68,7 @@ def run(
     """
     from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses
     from pyshim.node.install.in_cluster.api import Api
-    from pyshim.node.install.in_cluster.host import Host
+    from pyshim.node.install.in_cluster.host import NodeHost
     from pyshim.node.install.in_cluster.payload import read_payload
 
     handlers_of(words)
@@ -88,7 +88,7 @@ def run(
 
     async def work() -> None:
         async with Api(access) as api:
-            await NodeAgent(config, api=api, host=Host(), pauses=Pauses()).run()
+            await NodeAgent(config, api=api, host=NodeHost(), pauses=Pauses()).run()
 
     return _until_sigterm(work())
 

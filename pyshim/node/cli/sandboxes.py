@@ -25,7 +25,7 @@ STOPPED = "stopped"
 """The health of a sandbox that has ended and is not removed yet."""
 
 
-class Sandbox(Struct, frozen=True, kw_only=True):
+class SandboxRow(Struct, frozen=True, kw_only=True):
     """One line of `pyshim list`. Sizes are 0 where none is recorded."""
 
     id: str
@@ -53,7 +53,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     """Proportional: what processes share, guest RAM among it, counts once."""
 
 
-def sandboxes(state_dir: str, *, prefix: str = "") -> list[Sandbox]:
+def sandboxes(state_dir: str, *, prefix: str = "") -> list[SandboxRow]:
     """Every recorded sandbox, by id; those that begin with `prefix` only. Raises PermissionError without the right."""
     store = StateStore(root=state_dir)
     found = []
@@ -64,20 +64,20 @@ def sandboxes(state_dir: str, *, prefix: str = "") -> list[Sandbox]:
             except NotFound:
                 continue  # it ended meanwhile
             except NotOurState:
-                found.append(Sandbox(id=sandbox_id, health="another runtime's"))
+                found.append(SandboxRow(id=sandbox_id, health="another runtime's"))
             except ShimError as error:
-                found.append(Sandbox(id=sandbox_id, health=f"state damaged: {error}"))
+                found.append(SandboxRow(id=sandbox_id, health=f"state damaged: {error}"))
     return found
 
 
-def described(state: SandboxState) -> Sandbox:
+def described(state: SandboxState) -> SandboxRow:
     snapshot = state.snapshot
     ours = state.shim.pid_namespace in (0, our_pid_namespace())
     known = {"shim": ProcessRef(state.shim.pid, state.shim.start_ticks), **_servers(state)}
     living = {name: process for name, process in known.items() if ours and is_alive(process)}
     health = _health(snapshot, known, living) if ours else "not known: its processes are in another pid namespace"
     if snapshot is None:
-        return Sandbox(id=state.sandbox_id, health=health, processes=tuple(living.values()))
+        return SandboxRow(id=state.sandbox_id, health=health, processes=tuple(living.values()))
     asked_vcpus = asked_mib = 0.0
     vcpus = memory_mib = 0
     if snapshot.sizing:
@@ -88,7 +88,7 @@ def described(state: SandboxState) -> Sandbox:
         else:
             asked_vcpus, asked_mib = float(record.vcpus.requested), float(record.memory_mib.requested)
             vcpus, memory_mib = record.vcpus.granted, record.memory_mib.granted
-    return Sandbox(
+    return SandboxRow(
         id=state.sandbox_id,
         pod=_pod_name(snapshot),
         containers=len(snapshot.containers),
@@ -149,7 +149,7 @@ class UsageMeter:
         self._before: dict[ProcessRef, float] = {}
         self._at_s = 0.0
 
-    def look(self, found: Sequence[Sandbox]) -> dict[str, Usage]:
+    def look(self, found: Sequence[SandboxRow]) -> dict[str, Usage]:
         """By sandbox id. CPU is that since the last look, so the first one finds none."""
         now_s = time.monotonic()
         elapsed_s = now_s - self._at_s
@@ -179,7 +179,7 @@ def _memory_bytes(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
 
 
-def host_side_mib_of(sandbox: Sandbox) -> float:
+def host_side_mib_of(sandbox: SandboxRow) -> float:
     """MiB that its processes take beside guest RAM; a page that processes share counts once among them.
 
     Raises PermissionError without the right to look, NotFound when one of them has ended.
@@ -212,7 +212,7 @@ _SHORT_ID = 13
 """Characters of an id on a terminal, as ctr's peers show it: the beginning is enough for every verb."""
 
 
-def row(sandbox: Sandbox, usage: Usage, *, now_ns: int, whole_ids: bool) -> tuple[str, ...]:
+def row(sandbox: SandboxRow, usage: Usage, *, now_ns: int, whole_ids: bool) -> tuple[str, ...]:
     return (
         sandbox.id if whole_ids else sandbox.id[:_SHORT_ID],
         sandbox.pod or "-",
@@ -226,7 +226,7 @@ def row(sandbox: Sandbox, usage: Usage, *, now_ns: int, whole_ids: bool) -> tupl
     )
 
 
-def document(sandbox: Sandbox, usage: Usage, *, now_ns: int) -> dict[str, object]:
+def document(sandbox: SandboxRow, usage: Usage, *, now_ns: int) -> dict[str, object]:
     """The same for programs."""
     return {
         "id": sandbox.id,

@@ -8,7 +8,7 @@ import click
 
 from pyshim.node.cli.output import examples, print_table, table
 from pyshim.node.cli.sandbox import state_dir_option
-from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, Sandbox, Usage, UsageMeter, document, row, sandboxes
+from pyshim.node.cli.sandboxes import HEADINGS, NUMBERS, SandboxRow, Usage, UsageMeter, document, row, sandboxes
 
 
 @click.command(epilog=examples("pyshim top", "pyshim top --interval 10 --count 6 --json >> usage.jsonl"))
@@ -54,6 +54,6 @@ def command(interval: float, count: int | None, state_dir: str, as_json: bool) -
     return 0
 
 
-def _rows(found: list[Sandbox], usage: dict[str, Usage], now_ns: int, *, whole_ids: bool) -> list[tuple[str, ...]]:
+def _rows(found: list[SandboxRow], usage: dict[str, Usage], now_ns: int, *, whole_ids: bool) -> list[tuple[str, ...]]:
     busiest = sorted(found, key=lambda each: -usage[each.id].cpu_percent)
     return [row(each, usage[each.id], now_ns=now_ns, whole_ids=whole_ids) for each in busiest]

@@ -24,7 +24,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.machine import Machine, MachineError
 from pyshim.node.nri import translate
 from pyshim.node.nri.mux import PLUGIN_SERVICE, RUNTIME_SERVICE, Mux, MuxError
-from pyshim.node.nri.pods import Container, CpuSet, Pod, Pods
+from pyshim.node.nri.pods import CpuSet, NriContainer, NriPod, Pods
 from pyshim.ttrpc import CallContext, Client, ImmediateHandler, RemoteError, Server, TtrpcError, connected_unix_socket
 
 log = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class Plugin:
         self._name, self._index = name, index
         self._changed = asyncio.Event()
         self._synchronized = asyncio.Event()
-        self._synced_pods: list[Pod] = []
-        self._synced_containers: list[Container] = []
+        self._synced_pods: list[NriPod] = []
+        self._synced_containers: list[NriContainer] = []
 
     def pods_changed(self) -> None:
         """A shim's request changed the CPUs of containers: send the updates."""

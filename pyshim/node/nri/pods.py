@@ -35,7 +35,7 @@ from pyshim.node.nri.assignments import (
 log = logging.getLogger(__name__)
 
 
-class Pod(msgspec.Struct, frozen=True, kw_only=True):
+class NriPod(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
     """`NAMESPACE/POD`."""
@@ -52,7 +52,7 @@ class CpuSet(msgspec.Struct, frozen=True, kw_only=True):
     """Memory nodes, the same."""
 
 
-class Container(msgspec.Struct, frozen=True, kw_only=True):
+class NriContainer(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     pod_id: str
     name: str
@@ -98,14 +98,14 @@ class Pods:
         self._handlers = handlers
         self._asked: set[str] = set()
         """Sandboxes whose shim has asked, and lives."""
-        self._pods: dict[str, Pod] = {}
-        self._containers: dict[str, Container] = {}
+        self._pods: dict[str, NriPod] = {}
+        self._containers: dict[str, NriContainer] = {}
         self._others: dict[str, Other] = {}
         self._sent: dict[str, CpuSet] = {}
         self._settled: set[str] = set()
         """Containers that the runtime has finished making: only those can be updated."""
 
-    def rdt_class(self, pod: Pod, container: Container) -> str:
+    def rdt_class(self, pod: NriPod, container: NriContainer) -> str:
         """The class for a container of a VM of ours without one; empty for no class."""
         placement = self.assignments.placements.get(pod.id)
         if placement is None or container.rdt_class:
@@ -151,7 +151,7 @@ class Pods:
 
     # ---- from the runtime
 
-    def synchronize(self, pods: Iterable[Pod], containers: Iterable[Container]) -> None:
+    def synchronize(self, pods: Iterable[NriPod], containers: Iterable[NriContainer]) -> None:
         """These are all pods and containers of the runtime. VMs whose shim asked may be known to it later, or never."""
         self._pods = {pod.id: pod for pod in pods}
         self._containers = {each.id: each for each in containers}
@@ -168,7 +168,7 @@ class Pods:
             if pod_id in self._pods:
                 self._place_pod(self._pods[pod_id])
 
-    def pod_runs(self, pod: Pod) -> None:
+    def pod_runs(self, pod: NriPod) -> None:
         self._pods[pod.id] = pod
         self._place_pod(pod)
 
@@ -178,7 +178,7 @@ class Pods:
         self._asked.discard(pod_id)
         self._release(pod_id)
 
-    def container_comes(self, pod: Pod, container: Container) -> CpuSet | None:
+    def container_comes(self, pod: NriPod, container: NriContainer) -> CpuSet | None:
         """The CPUs with which to create the container; None: those of the request."""
         self.pod_runs(pod)
         self._containers[container.id] = container
@@ -198,7 +198,7 @@ class Pods:
         other = self._others.get(container_id)
         return other is not None and not other.own_cpus
 
-    def container_is(self, container: Container) -> None:
+    def container_is(self, container: NriContainer) -> None:
         """The runtime has made it, and can update it from now on."""
         if container.id in self._containers:
             self._settled.add(container.id)
@@ -240,7 +240,7 @@ class Pods:
         pod = self._pods.get(pod_id)
         return pod_id in self.assignments.placements or (pod is not None and pod.handler in self._handlers)
 
-    def _place_pod(self, pod: Pod) -> None:
+    def _place_pod(self, pod: NriPod) -> None:
         if pod.handler not in self._handlers or pod.id in self.assignments.placements:
             return
         try:
@@ -266,7 +266,7 @@ class Pods:
             self.assignments = release(self.assignments, sandbox_id)
             log.info("released", extra={"sandbox": sandbox_id})
 
-    def _other(self, container: Container) -> Other:
+    def _other(self, container: NriContainer) -> Other:
         own_cpus = container.had.cpus if container.has_own_cpus else ()
         pod = self._pods.get(container.pod_id)
         name = f"{pod.name if pod else container.pod_id}/{container.name}"
@@ -275,7 +275,7 @@ class Pods:
     def _count_others(self) -> None:
         self.assignments = with_others(self.assignments, self._others.values())
 
-    def _wanted(self, container: Container) -> CpuSet | None:
+    def _wanted(self, container: NriContainer) -> CpuSet | None:
         """The CPUs it should have; None: leave it as it is."""
         placement = self.assignments.placements.get(container.pod_id)
         if placement is not None:

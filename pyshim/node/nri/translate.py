@@ -7,7 +7,7 @@ import msgspec
 from protos.nri import v1alpha1_pb2 as pb
 from pyshim.model.cpusets import cpu_set, cpuset_text
 from pyshim.model.placement import Need, whole_cpus
-from pyshim.node.nri.pods import Container, CpuSet, Pod
+from pyshim.node.nri.pods import CpuSet, NriContainer, NriPod
 
 EVENTS = (
     pb.RUN_POD_SANDBOX,
@@ -54,7 +54,7 @@ def configured() -> bytes:
     return pb.ConfigureResponse(events=sum(1 << (event - 1) for event in EVENTS)).SerializeToString()
 
 
-def inventory(payload: bytes) -> tuple[tuple[Pod, ...], tuple[Container, ...], bool]:
+def inventory(payload: bytes) -> tuple[tuple[NriPod, ...], tuple[NriContainer, ...], bool]:
     """Pods and containers of a Synchronize request, and whether more of them follow. Raises InvalidArgument."""
     message = pb.SynchronizeRequest.FromString(payload)
     parents = {each.id: each.linux.cgroup_parent for each in message.pods}
@@ -68,11 +68,11 @@ def synchronized(more: bool) -> bytes:
     return pb.SynchronizeResponse(more=more).SerializeToString()
 
 
-def pod_of(payload: bytes) -> Pod:
+def pod_of(payload: bytes) -> NriPod:
     return _pod(pb.PodRequest.FromString(payload).pod)
 
 
-def container_of(payload: bytes) -> tuple[Pod, Container]:
+def container_of(payload: bytes) -> tuple[NriPod, NriContainer]:
     """Raises InvalidArgument."""
     message = pb.ContainerRequest.FromString(payload)
     return _pod(message.pod), _container(message.container, message.pod.linux.cgroup_parent)
@@ -130,7 +130,7 @@ def failed(payload: bytes) -> tuple[str, ...]:
     return tuple(each.container_id for each in pb.UpdateContainersResponse.FromString(payload).failed)
 
 
-def _pod(message: pb.PodSandbox) -> Pod:
+def _pod(message: pb.PodSandbox) -> NriPod:
     name = f"{message.namespace}/{message.name}"
     resources, overhead = message.linux.pod_resources, message.linux.pod_overhead
     whole = _whole_cpus(resources.cpu, message.linux.cgroup_parent)
@@ -142,12 +142,12 @@ def _pod(message: pb.PodSandbox) -> Pod:
         memory_bytes=max(0, resources.memory.limit.value) + max(0, overhead.memory.limit.value),
         exclusive=whole > 0,
     )
-    return Pod(id=message.id, name=name, handler=message.runtime_handler, need=need)
+    return NriPod(id=message.id, name=name, handler=message.runtime_handler, need=need)
 
 
-def _container(message: pb.Container, cgroup_parent: str) -> Container:
+def _container(message: pb.Container, cgroup_parent: str) -> NriContainer:
     resources = message.linux.resources
-    return Container(
+    return NriContainer(
         id=message.id,
         pod_id=message.pod_sandbox_id,
         name=message.name,

@@ -10,8 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -20,9 +19,9 @@ from pyshim.concurrency.tasks import to_the_end, together
 from pyshim.model.cgroups import Group, GroupSetting, Member, Role
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
-from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
+from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.plans import SandboxPlan
-from pyshim.model.seams import Cgroups, PinnedCpus
+from pyshim.model.seams import Cgroups, Records
 from pyshim.model.sizing import SizingRecord
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
@@ -48,15 +47,6 @@ _BY_PLACEMENT = "the placement that the node's plugin gave"
 _NOT_PINNED = Pinning(pairs={}, reason="enable_vcpus_pinning is false")
 
 
-class CgroupRecords(Protocol):
-    """The sandbox's records that show which cgroups and CPUs are taken (`seams.Records`). Calls raise ShimError."""
-
-    @property
-    def ledger(self) -> Ledger: ...
-    def pins(self) -> PinnedCpus: ...
-    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str] | None]: ...
-
-
 class SandboxCgroups:
     """`saved()` is what is true of them, for the state on disk."""
 
@@ -65,7 +55,7 @@ class SandboxCgroups:
         *,
         plan: SandboxPlan,
         host: Cgroups,
-        records: CgroupRecords,
+        records: Records,
         hypervisor: Hypervisor,
         on_change: Callable[[], None],
     ) -> None:
@@ -309,12 +299,13 @@ class SandboxCgroups:
 
     async def _decide_pinning(self, cpus: frozenset[int]) -> None:
         had = self._pinning
-        with await asyncio.to_thread(self._records.pins) as pinned:
+        with contextlib.ExitStack() as lock:
+            taken = await asyncio.to_thread(lock.enter_context, self._records.pins())
             self._pinning = pinning(
                 vcpus=len(self._threads),
                 base=self._record.vcpus.base,
                 cpus=cpus,
-                taken=pinned.taken,
+                taken=taken,
                 nodes=self._nodes,
             )
             if self._pinning != had:

@@ -7,7 +7,7 @@ from protos.containerd.bootstrap_pb2 import BootstrapParams, BootstrapResult, Lo
 from protos.containerd.runc_options_pb2 import Options as RuncOptions
 from protos.containerd.runtimeoptions_pb2 import Options as RuntimeOptions
 from pyshim.start.argv import Invocation, parse
-from pyshim.start.dialect import caller
+from pyshim.start.dialect import params_of
 
 
 def call(container_id: str = "c1", namespace: str = "k8s.io") -> Invocation:
@@ -35,7 +35,7 @@ def runc_options(cgroup: str, prefix: str = "") -> AnyMessage:
     ids=["nothing", "options", "other id", "other namespace", "no namespace", "garbage"],
 )
 def test_everything_but_our_own_parameters_is_the_legacy_dialect(stdin: bytes) -> None:
-    said = caller(stdin, call())
+    said = params_of(stdin, call())
 
     assert said.answer("unix:///run/s/abc") == b"unix:///run/s/abc"
 
@@ -43,7 +43,7 @@ def test_everything_but_our_own_parameters_is_the_legacy_dialect(stdin: bytes) -
 def test_options_whose_type_and_value_equal_id_and_namespace_are_still_told_apart() -> None:
     options = AnyMessage(type_url="c1", value=b"not-the-namespace").SerializeToString()
 
-    assert not caller(options, call()).bootstrap
+    assert not params_of(options, call()).bootstrap
 
 
 def test_parameters_that_repeat_id_and_namespace_are_the_bootstrap_dialect() -> None:
@@ -51,7 +51,7 @@ def test_parameters_that_repeat_id_and_namespace_are_the_bootstrap_dialect() -> 
         instance_id="c1", namespace="k8s.io", containerd_ttrpc_address="/c.ttrpc", socket_dir="/run/elsewhere"
     )
 
-    said = caller(params.SerializeToString(), call())
+    said = params_of(params.SerializeToString(), call())
 
     assert (said.ttrpc_address, said.socket_dir, said.debug) == ("/c.ttrpc", "/run/elsewhere", False)
     answer = BootstrapResult.FromString(said.answer("unix:///run/s/abc"))
@@ -70,12 +70,12 @@ def test_parameters_that_repeat_id_and_namespace_are_the_bootstrap_dialect() -> 
 def test_log_level_of_the_parameters_turns_debug_on(level: LogLevel, debug: bool) -> None:
     params = BootstrapParams(instance_id="c1", namespace="k8s.io", log_level=level)
 
-    assert caller(params.SerializeToString(), call()).debug is debug
+    assert params_of(params.SerializeToString(), call()).debug is debug
 
 
 @pytest.mark.parametrize("prefix", ["", "type.googleapis.com/"])
 def test_shim_cgroup_is_found_in_legacy_options(prefix: str) -> None:
-    assert caller(runc_options("/shims", prefix).SerializeToString(), call()).shim_cgroup == "/shims"
+    assert params_of(runc_options("/shims", prefix).SerializeToString(), call()).shim_cgroup == "/shims"
 
 
 def test_shim_cgroup_is_found_among_extensions() -> None:
@@ -83,10 +83,10 @@ def test_shim_cgroup_is_found_among_extensions() -> None:
     params.extensions.add().value.type_url = "something.Else"
     params.extensions.add().value.CopyFrom(runc_options("/shims"))
 
-    assert caller(params.SerializeToString(), call()).shim_cgroup == "/shims"
+    assert params_of(params.SerializeToString(), call()).shim_cgroup == "/shims"
 
 
 def test_options_of_another_type_name_no_cgroup() -> None:
     options = AnyMessage(type_url="some.Options", value=RuncOptions(shim_cgroup="/shims").SerializeToString())
 
-    assert caller(options.SerializeToString(), call()).shim_cgroup == ""
+    assert params_of(options.SerializeToString(), call()).shim_cgroup == ""

@@ -119,7 +119,7 @@ class Node:
 
     def cleanup(self) -> int:
         places = Places(vm_root=f"{self.root}/v", shared_root=f"{self.root}/s", cgroup_root=f"{self.root}/c")
-        node = cleanup.Node(store=self.store, places=places)
+        node = cleanup.CleanupPlaces(store=self.store, places=places)
         code: int = cleanup.command.main([SANDBOX], obj=node, standalone_mode=False)
         return code
 

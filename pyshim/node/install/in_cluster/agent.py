@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.node.install.in_cluster.api import Api, Conflict
-from pyshim.node.install.in_cluster.host import Host
+from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.in_cluster.payload import PYSHIM, install, remove_copies
 from pyshim.node.install.in_cluster.plan import MESSAGE, STATE, NodeWords, State, untainted_patch, words_of, words_patch
 from pyshim.node.install.plan import config_path_of, handler_name
@@ -65,7 +65,7 @@ class NodeAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAgent:
-    def __init__(self, config: NodeAgentConfig, *, api: Api, host: Host, pauses: Pauses) -> None:
+    def __init__(self, config: NodeAgentConfig, *, api: Api, host: NodeHost, pauses: Pauses) -> None:
         self._config = config
         self._api = api
         self._host = host

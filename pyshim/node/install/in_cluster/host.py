@@ -17,7 +17,7 @@ UNDO_S = 90.0
 _MAX_BYTES = 4 << 20
 
 
-class Host:
+class NodeHost:
     """`enter` goes before each command, `root` before each path; tests give others."""
 
     def __init__(self, *, enter: Sequence[str] = ENTER, root: str = ROOT) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from pyshim.model.errors import FailedPrecondition, NotFound
-from pyshim.node.install.in_cluster.host import Host
+from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.plan import PREFIX
 
 _ABOVE = "/var/lib"
@@ -47,7 +47,7 @@ def _only(directory: str, begin: str) -> str:
 
 
 async def install(
-    host: Host, directory: str, *, python: str, handlers: tuple[str, ...], options: tuple[str, ...]
+    host: NodeHost, directory: str, *, python: str, handlers: tuple[str, ...], options: tuple[str, ...]
 ) -> str:
     """`pyshim install --restart` of the payload has run on the host. Returns what it printed.
 
@@ -90,7 +90,7 @@ if sys.version_info < (3, 11):
 
 
 @asynccontextmanager
-async def _copied(host: Host, directory: str, settings: Iterable[str]) -> AsyncIterator[str]:
+async def _copied(host: NodeHost, directory: str, settings: Iterable[str]) -> AsyncIterator[str]:
     """The payload and the files `settings` are on the host, in the directory that is given.
 
     Afterwards they are not, nor those of a killed agent.
@@ -107,7 +107,7 @@ async def _copied(host: Host, directory: str, settings: Iterable[str]) -> AsyncI
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def remove_copies(host: Host) -> None:
+def remove_copies(host: NodeHost) -> None:
     """None is left of an agent that was killed."""
     above = host.at(_ABOVE)
     for name in os.listdir(above):

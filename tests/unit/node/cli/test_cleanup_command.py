@@ -84,7 +84,7 @@ class Node:
         return Path(f"{self.store.root}/{sandbox_id}/persist.json")
 
     def cleanup(self, *words: str) -> int:
-        node = cleanup.Node(store=self.store, places=self.places)
+        node = cleanup.CleanupPlaces(store=self.store, places=self.places)
         code: int = cleanup.command.main(words, obj=node, standalone_mode=False)
         return code
 

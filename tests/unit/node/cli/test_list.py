@@ -21,7 +21,7 @@ from pyshim.model.snapshot import SandboxStatus
 from pyshim.node.cli import sandboxes as module
 from pyshim.node.cli.command import run
 from pyshim.node.cli.sandbox import sandbox_id
-from pyshim.node.cli.sandboxes import Sandbox, UsageMeter, age_text, row
+from pyshim.node.cli.sandboxes import SandboxRow, UsageMeter, age_text, row
 from pyshim.state.schema import SandboxState, ShimRecord
 from pyshim.state.store import StateStore
 from tests.unit.state import states
@@ -247,8 +247,8 @@ def test_without_root_it_is_one_line(tmp_path: Path) -> None:
 
 
 def test_use_is_counted_from_the_second_look(sleeper: "subprocess.Popen[bytes]") -> None:
-    busy = Sandbox(id="a", health="ok", processes=(ProcessRef(os.getpid(), start_ticks(os.getpid()) or 0),))
-    idle = Sandbox(id="b", health="ok", processes=(ref(sleeper), GONE))
+    busy = SandboxRow(id="a", health="ok", processes=(ProcessRef(os.getpid(), start_ticks(os.getpid()) or 0),))
+    idle = SandboxRow(id="b", health="ok", processes=(ref(sleeper), GONE))
     meter = UsageMeter()
 
     assert meter.look([busy, idle])["a"].cpu_percent == 0
@@ -269,7 +269,7 @@ def test_ages_have_one_unit(seconds: int, text: str) -> None:
 
 def test_a_terminal_gets_short_ids() -> None:
     shown = row(
-        Sandbox(id="a" * 64, health="stopped"), module.Usage(cpu_percent=0, memory_mib=0), now_ns=0, whole_ids=False
+        SandboxRow(id="a" * 64, health="stopped"), module.Usage(cpu_percent=0, memory_mib=0), now_ns=0, whole_ids=False
     )
 
     assert shown == ("a" * 13, "-", "-", "0", "-", "-", "-", "-", "stopped")

@@ -21,7 +21,7 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, 
 from pyshim.node.cli.command import run
 from pyshim.node.install.in_cluster.agent import NodeAgent, NodeAgentConfig, Pauses, wait_removed
 from pyshim.node.install.in_cluster.api import Access, Api, in_cluster
-from pyshim.node.install.in_cluster.host import Host
+from pyshim.node.install.in_cluster.host import NodeHost
 from pyshim.node.install.in_cluster.payload import read_payload
 from pyshim.node.install.in_cluster.plan import (
     MESSAGE,
@@ -131,7 +131,7 @@ class Node:
             socket="/run/containerd/containerd.sock",
             python="/usr/bin/python3",
         )
-        return NodeAgent(config, api=api, host=Host(enter=(str(self.script),), root=str(self.root)), pauses=pauses)
+        return NodeAgent(config, api=api, host=NodeHost(enter=(str(self.script),), root=str(self.root)), pauses=pauses)
 
     @asynccontextmanager
     async def running(self, access: Access, pauses: Pauses = QUICK) -> AsyncIterator[None]:

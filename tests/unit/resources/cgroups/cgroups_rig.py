@@ -1,7 +1,6 @@
 """A sandbox's cgroups on fakes."""
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from pyshim.model.vm import GuestNode
 from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.resources.cgroups.plan.cgroups import cgroup_plan
 from tests.fakes.cgroups import FakeCgroups
-from tests.fakes.host import FakePins
+from tests.fakes.host import FakeHost, FakeRecords
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.vm_config import vm_config
 from tests.unit.pod.conftest import FACTS
@@ -60,10 +59,10 @@ class Rig:
             host=replace(FACTS, cgroup_mode=mode),
         )
         self.host = FakeCgroups(lambda _step: None)
-        self.ledger = FakeLedger(lambda entry: self.host.release(entry.key))
+        self.records = FakeRecords(FakeHost())
+        self.records.ledger = self.ledger = FakeLedger(lambda entry: self.host.release(entry.key))  # type: ignore[assignment]
         self.threads: tuple[int, ...] = (71,)
         self.helper_pids: tuple[int, ...] = ()
-        self.pinned_by_others: dict[int, str] = {}
         self.changes = 0
         self.record = sizing_record("1")
         plan: Any = SimpleNamespace(
@@ -79,16 +78,10 @@ class Rig:
         self.cgroups = SandboxCgroups(
             plan=plan,
             host=self.host,
-            records=self,
+            records=self.records,
             hypervisor=hypervisor,
             on_change=self._changed,
         )
-
-    def pins(self) -> FakePins:
-        return FakePins(self.pinned_by_others)
-
-    def claims(self, cgroups: Iterable[str]) -> AbstractContextManager[Mapping[str, str]]:
-        return nullcontext({})
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         return self.threads

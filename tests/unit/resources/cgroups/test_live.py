@@ -3,7 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from pyshim.resources.cgroups.live import SandboxCgroups
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore
-from tests.fakes.host import FakePins
 from tests.fakes.vm_config import vm_config
 
 from .cgroups_rig import Rig, sizing_record
@@ -242,17 +242,15 @@ async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
     asked, mine = threading.Event(), threading.Event()
     held = []
 
-    class Lock(FakePins):
-        def __exit__(self, *error: object) -> None:
-            held.remove(self)
-
-    def pins() -> FakePins:
+    @contextmanager
+    def pins() -> Iterator[Mapping[int, str]]:
         asked.set()
         mine.wait()
-        held.append(Lock({}))
-        return held[0]
+        held.append("lock")
+        yield {}
+        held.remove("lock")
 
-    rig.pins = pins  # type: ignore[method-assign]
+    rig.records.pins = pins  # type: ignore[method-assign]
     fitting = asyncio.create_task(rig.fit(_cpus("2")))
     await asyncio.to_thread(asked.wait)
     fitting.cancel()
@@ -269,7 +267,7 @@ async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
 @scenario
 async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
     rig = Rig(enable_vcpus_pinning=True)
-    rig.pinned_by_others = {2: "other"}
+    rig.records.pinned_by_others = {2: "other"}
     await rig.start()
 
     await rig.fit(_cpus("2"))
