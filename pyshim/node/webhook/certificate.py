@@ -3,6 +3,9 @@
 import logging
 import os
 import ssl
+from pathlib import Path
+
+from cryptography import x509
 
 from pyshim.model.errors import FailedPrecondition
 
@@ -22,10 +25,12 @@ class Certificate:
         self._paths = (certificate_path, key_path)
         self.failures = 0
         """Changes that could not be used, since the start."""
+        self.not_after_s = 0.0
+        """Unix time at which the certificate in use ends."""
         self._stamp = self._look()
         try:
             self._latest = self._loaded()
-        except (OSError, ssl.SSLError) as error:
+        except (OSError, ValueError) as error:
             raise FailedPrecondition(
                 f"load certificate '{certificate_path}' with key '{key_path}': {_cause(error)}"
             ) from error
@@ -40,7 +45,7 @@ class Certificate:
             try:
                 self._latest = self._loaded()
                 log.info("certificate loaded", extra={"file": self._paths[0]})
-            except (OSError, ssl.SSLError) as error:
+            except (OSError, ValueError) as error:
                 self.failures += 1
                 log.warning("certificate not loaded", extra={"file": self._paths[0], "error": _cause(error)})
         connection.context = self._latest
@@ -50,6 +55,8 @@ class Certificate:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         # An encrypted key is an error, not a question on the terminal.
         context.load_cert_chain(*self._paths, password=b"")
+        chain = x509.load_pem_x509_certificates(Path(self._paths[0]).read_bytes())
+        self.not_after_s = chain[0].not_valid_after_utc.timestamp()
         return context
 
     def _look(self) -> _Stamp:
@@ -64,5 +71,5 @@ class Certificate:
         return tuple(found)
 
 
-def _cause(error: OSError | ssl.SSLError) -> str:
-    return error.strerror or str(error)
+def _cause(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

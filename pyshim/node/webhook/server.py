@@ -51,12 +51,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Figures:
-    def __init__(self, certificate_failures: Callable[[], int]) -> None:
+    def __init__(self, certificate: Certificate) -> None:
         self.reviews: Counter[tuple[str, str]] = Counter()
         """By action and outcome."""
         self.warnings: Counter[str] = Counter()
         self.decisions = Durations()
-        self._certificate_failures = certificate_failures
+        self._certificate = certificate
 
     def text(self) -> str:
         reviews = (Sample({"action": a, "outcome": outcome}, n) for (a, outcome), n in self.reviews.items())
@@ -74,7 +74,12 @@ class _Figures:
                 gauge(
                     "pyshim_webhook_certificate_failures",
                     "Changes of the certificate since the start that could not be used.",
-                    self._certificate_failures(),
+                    self._certificate.failures,
+                ),
+                gauge(
+                    "pyshim_webhook_certificate_not_after_timestamp_seconds",
+                    "The end of the certificate in use.",
+                    self._certificate.not_after_s,
                 ),
             )
         )
@@ -183,7 +188,7 @@ async def serving(
 ) -> AsyncIterator[int]:
     """Yields the port. At the end new requests are refused and those under way have been answered."""
     under_way = _UnderWay()
-    app = _application(classes, _Figures(lambda: certificate.failures), under_way, body_timeout_s=limits.body_s)
+    app = _application(classes, _Figures(certificate), under_way, body_timeout_s=limits.body_s)
     runner = web.AppRunner(
         app,
         keepalive_timeout=limits.idle_s,

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from pyshim.node.install.in_cluster.plan import handler_label
 from pyshim.state import store
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+DOCS = CONFIGS.parent / "docs"
 POLICY = "NetworkPolicy"
 VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text())
 SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text())
@@ -29,6 +32,8 @@ ALL = [
     *(f"--set=classes.{handler.name}.enabled=true" for handler in HANDLERS),
     *("--set=webhook.enabled=true", "--set=monitor.enabled=true", "--set=nri.enabled=true"),
     "--set=image.pullSecrets={one,two}",
+    *("--set=monitor.podMonitor.enabled=true", "--set=monitor.rules.enabled=true", "--set=nodeFeatureRules=true"),
+    *("--set=monitor.rules.labels.release=prometheus", "--set=labels.team=nodes"),
 ]
 SETS: dict[str, list[str]] = {
     "default": [],
@@ -39,6 +44,7 @@ SETS: dict[str, list[str]] = {
         *("--set=webhook.enabled=true", "--set=webhook.options={--node-cpus,64}"),
         *("--set=nri.enabled=true", "--set-string=nri.reservedCpus=0-1\\,16", "--set=nri.socket=/run/crio/nri/n.sock"),
         "--set-file=classes.pykata.dropIn=" + str(CONFIGS / "configuration-qemu.toml"),
+        *("--set=webhook.certManager.enabled=true", "--set=webhook.replicas=1"),
         *("--set=classes.far.base=pykata-remote", "--set=classes.far.overhead.memory=25Mi"),
         *("--set=classes.gpu.base=pykata-tdx", "--set=classes.gpu.overhead.memory=2Gi"),
         "--set-string=classes.gpu.dropIn=[hypervisor.qemu]",
@@ -146,6 +152,8 @@ def test_helm_finds_nothing_wrong(program: str, name: str) -> None:
         ("--set=nri.socket=/nri.sock", "socket"),
         ("--set-string=nri.reservedCpus=all", "reservedCpus"),
         ("--set=monitor.port=http", "port"),
+        ("--set=monitor.podMonitor.interval=often", "interval"),
+        ("--set=labels.team=7", "team"),
         ("--set=monitor.podAnnotations.a=1", "podAnnotations"),
         ("--set=mointor.enabled=true", "mointor"),
     ],
@@ -162,6 +170,7 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(program: str, word: str, n
     [
         (["--set=classes.pykata.enabled=false"], "no runtime class is enabled"),
         (["--set=classes.gpu.overhead.memory=1Mi"], "classes.gpu: a class of your own needs the base it starts from"),
+        (["--set=monitor.podMonitor.enabled=true"], "there is no monitor to scrape"),
         (["--set=classes.pykata.base=pykata-tdx"], "classes.pykata: it comes with pyshim and has no base"),
         (
             [
@@ -249,6 +258,69 @@ def test_changed_settings_are_rolled_out(program: str) -> None:
 
     for before, after in zip(templates("[runtime]"), templates("[hypervisor.qemu]"), strict=True):
         assert before != after
+
+
+def test_alerts_use_metrics_that_are_served_and_labels_that_they_have(program: str) -> None:
+    (spec,) = (each["spec"] for each in rendered(program, *ALL) if each["kind"] == "PrometheusRule")
+    documented = "".join((DOCS / name).read_text() for name in ("METRICS.md", "WEBHOOK.md"))
+
+    rules = {rule["alert"]: rule for group in spec["groups"] for rule in group["rules"]}
+    assert len(rules) == 4
+    for name, rule in rules.items():
+        metrics = set(re.findall(r"pyshim_\w+", rule["expr"]))
+        assert metrics
+        assert all(f"`{metric}`" in documented for metric in metrics), name
+        of_text = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
+        assert of_text <= {"sandbox_id", "cri_namespace", "cri_name"}, name
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing (Debian's package prometheus)")
+def test_promtool_accepts_the_alerts() -> None:
+    words = ["promtool", "check", "rules", str(helm.CHART / "files" / "alerts.yaml")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 rules found" in done.stdout
+
+
+def test_scrapers_find_the_ports_that_the_programs_serve(program: str) -> None:
+    objects = rendered(program, *ALL)
+    ports = {
+        each["metadata"]["name"]: {port["name"] for port in container["ports"]}
+        for each in objects
+        if each["metadata"]["name"] in ("pyshim-monitor", "pyshim-webhook")
+        and each["kind"] in ("DaemonSet", "Deployment")
+        for container in each["spec"]["template"]["spec"]["containers"]
+    }
+
+    (pods,) = of(objects, "PodMonitor", "pyshim-monitor")["spec"]["podMetricsEndpoints"]
+    (service,) = of(objects, "ServiceMonitor", "pyshim-webhook")["spec"]["endpoints"]
+    assert ports == {"pyshim-monitor": {pods["port"]}, "pyshim-webhook": {service["port"]}}
+    assert service["tlsConfig"]["serverName"] == "pyshim-webhook.default.svc"
+
+
+def test_with_cert_manager_the_release_makes_no_certificate_and_renders_the_same_twice(program: str) -> None:
+    words = ("--set=webhook.enabled=true", "--set=webhook.certManager.enabled=true")
+    objects = rendered(program, *words)
+
+    assert objects == rendered(program, *words)
+    assert not [each for each in objects if each["kind"] == "Secret"]
+    spec = of(objects, "Certificate", "pyshim-webhook")["spec"]
+    assert spec["issuerRef"] == {"kind": "Issuer", "name": of(objects, "Issuer", "pyshim-webhook")["metadata"]["name"]}
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        calls = of(objects, kind, "pyshim-webhook")
+        assert calls["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "default/pyshim-webhook"}
+        assert "caBundle" not in calls["webhooks"][0]["clientConfig"]
+
+
+def test_labels_of_the_operator_are_on_every_object(program: str) -> None:
+    assert {each["metadata"]["labels"]["team"] for each in rendered(program, *ALL)} == {"nodes"}
+
+
+def test_the_test_pod_runs_in_the_first_class(program: str) -> None:
+    spec = of(rendered(program, *SETS["debug-only"]), "Pod", "pyshim-test")["spec"]
+
+    assert spec["runtimeClassName"] == "pykata-debug"
 
 
 def test_accounts_may_do_what_their_pods_do_and_no_more(program: str) -> None:

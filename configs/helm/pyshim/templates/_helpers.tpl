@@ -3,6 +3,9 @@ app.kubernetes.io/name: {{ .name }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- with .root.Values.labels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "pyshim.image" -}}

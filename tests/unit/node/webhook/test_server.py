@@ -142,6 +142,9 @@ def test_a_changed_certificate_is_used_from_the_next_connection_on(tmp_path: Pat
         write(following, tmp_path)
 
         assert await running.call("GET", "/healthz", authority=following.authority) == (200, "ok\n")
+        _status, figures = await running.call("GET", "/metrics", authority=following.authority)
+        (line,) = (each for each in figures.splitlines() if each.startswith("pyshim_webhook_certificate_not_after"))
+        assert float(line.split()[1]) == (NOW + datetime.timedelta(days=30)).replace(microsecond=0).timestamp()
 
     run(tmp_path, body)
 
