@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from google.protobuf.message import Message
+from msgspec.structs import asdict
 
 from protos.agent import agent_pb2 as pb
 from protos.agent import oci_pb2, types_pb2
@@ -33,6 +35,7 @@ from pyshim.model.stats import (
 )
 from pyshim.model.volumes import FsGroup, VolumeStats, VolumeUsage
 
+Row = TypeVar("Row", bound=msgspec.Struct)
 _MAX_ROWS = 1024
 """Rows of one table that are taken from a reply (interfaces, disks, CPUs, counters); the rest is dropped."""
 
@@ -45,23 +48,12 @@ def create_sandbox(sandbox: GuestSandbox) -> pb.CreateSandboxRequest:
         sandbox_pidns=sandbox.shared_pid_namespace,
         sandbox_id=sandbox.sandbox_id,
         guest_hook_path=sandbox.guest_hook_path,
-        kernel_modules=[
-            pb.KernelModule(name=module.name, parameters=module.parameters) for module in sandbox.kernel_modules
-        ],
+        kernel_modules=[pb.KernelModule(**asdict(module)) for module in sandbox.kernel_modules],
     )
 
 
 def copy_file(piece: CopiedPiece) -> pb.CopyFileRequest:
-    return pb.CopyFileRequest(
-        path=piece.path,
-        file_size=piece.file_size,
-        file_mode=piece.file_mode,
-        dir_mode=piece.dir_mode,
-        uid=piece.uid,
-        gid=piece.gid,
-        offset=piece.offset,
-        data=piece.data,
-    )
+    return pb.CopyFileRequest(**asdict(piece))
 
 
 def create_container(container: GuestContainer) -> pb.CreateContainerRequest:
@@ -69,16 +61,7 @@ def create_container(container: GuestContainer) -> pb.CreateContainerRequest:
         container_id=container.container_id,
         exec_id=container.container_id,
         storages=[storage(item) for item in container.storages],
-        devices=[
-            pb.Device(
-                id=device.id,
-                type=device.type,
-                vm_path=device.vm_path,
-                container_path=device.container_path,
-                options=device.options,
-            )
-            for device in container.devices
-        ],
+        devices=[pb.Device(**asdict(device)) for device in container.devices],
         OCI=spec(container.spec, container.container_id),
         sandbox_pidns=container.shared_pid_namespace,
     )
@@ -177,10 +160,7 @@ def agent_details(reply: pb.GuestDetailsResponse) -> AgentDetails:
 
 def volume_stats(reply: pb.VolumeStatsResponse) -> VolumeStats:
     return VolumeStats(
-        usages=tuple(
-            VolumeUsage(total=item.total, available=item.available, used=item.used, unit=item.unit)
-            for item in reply.usage[:_MAX_ROWS]
-        ),
+        usages=_rows(reply.usage, VolumeUsage),
         abnormal=reply.volume_condition.abnormal,
         message=reply.volume_condition.message[:200],
     )
@@ -213,20 +193,7 @@ def container_stats(reply: pb.StatsContainerResponse) -> ContainerStats:
             HugetlbStats(page_size=size, usage_bytes=item.usage, max_usage_bytes=item.max_usage, failures=item.failcnt)
             for size, item in sorted(islice(cgroup.hugetlb_stats.items(), _MAX_ROWS), key=itemgetter(0))
         ),
-        interfaces=tuple(
-            InterfaceStats(
-                name=item.name,
-                rx_bytes=item.rx_bytes,
-                rx_packets=item.rx_packets,
-                rx_errors=item.rx_errors,
-                rx_dropped=item.rx_dropped,
-                tx_bytes=item.tx_bytes,
-                tx_packets=item.tx_packets,
-                tx_errors=item.tx_errors,
-                tx_dropped=item.tx_dropped,
-            )
-            for item in reply.network_stats[:_MAX_ROWS]
-        ),
+        interfaces=_rows(reply.network_stats, InterfaceStats),
     )
 
 
@@ -238,21 +205,20 @@ def _memory_use(value: pb.MemoryData) -> MemoryUse:
 
 def _block_io(value: pb.BlkioStats) -> BlockIoStats:
     return BlockIoStats(
-        service_bytes=_block_rows(value.io_service_bytes_recursive),
-        serviced=_block_rows(value.io_serviced_recursive),
-        queued=_block_rows(value.io_queued_recursive),
-        service_time=_block_rows(value.io_service_time_recursive),
-        wait_time=_block_rows(value.io_wait_time_recursive),
-        merged=_block_rows(value.io_merged_recursive),
-        time=_block_rows(value.io_time_recursive),
-        sectors=_block_rows(value.sectors_recursive),
+        service_bytes=_rows(value.io_service_bytes_recursive, BlockIoEntry),
+        serviced=_rows(value.io_serviced_recursive, BlockIoEntry),
+        queued=_rows(value.io_queued_recursive, BlockIoEntry),
+        service_time=_rows(value.io_service_time_recursive, BlockIoEntry),
+        wait_time=_rows(value.io_wait_time_recursive, BlockIoEntry),
+        merged=_rows(value.io_merged_recursive, BlockIoEntry),
+        time=_rows(value.io_time_recursive, BlockIoEntry),
+        sectors=_rows(value.sectors_recursive, BlockIoEntry),
     )
 
 
-def _block_rows(rows: Iterable[pb.BlkioStatsEntry]) -> tuple[BlockIoEntry, ...]:
-    return tuple(
-        BlockIoEntry(major=row.major, minor=row.minor, op=row.op, value=row.value) for row in islice(rows, _MAX_ROWS)
-    )
+def _rows(rows: Iterable[Message], kind: type[Row]) -> tuple[Row, ...]:
+    """The first of the rows; each message has the fields of `kind` under their names."""
+    return tuple(msgspec.convert(row, kind, from_attributes=True) for row in islice(rows, _MAX_ROWS))
 
 
 def _family(address: str) -> types_pb2.IPFamily:
