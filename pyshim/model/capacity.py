@@ -11,19 +11,17 @@ import msgspec
 class CapacityQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """The parts of the host that limit this sandbox."""
 
-    cgroups_path: str
-    """The OCI spec's path, in cgroupfs or systemd form; empty when the sandbox has none."""
+    parent_cgroup: str
+    """The cgroup above the sandbox's own: a pod's."""
     hugepages: bool
     """Guest RAM is huge pages of the host's default size."""
-    directory: str
-    """The file system guest RAM is a file of, e.g. /dev/shm; empty for other memory."""
 
 
 class RamBacking(msgspec.Struct, frozen=True, kw_only=True):
     """The source of guest RAM, where that is not plain memory."""
 
     name: str
-    """The source's name in messages: `huge pages of 2 MiB`, `'/dev/shm'`."""
+    """The source's name in messages: `huge pages of 2 MiB`."""
     free_mib: int
     page_mib: int
     """RAM has to be a multiple of it; 1 where any size will do."""

@@ -3,10 +3,14 @@
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 from pyshim.host.fds import OwnedFd, open_error
 from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.cpusets import cpu_set
+from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import CgroupMode, HostFacts
+from pyshim.resources.cgroups.host.hierarchies import read
 from pyshim.resources.confidential.host import QUOTE_SOCKET, probe_tee
 
 _KVM_CREATE_VM = 0xAE01
@@ -32,7 +36,7 @@ def probe_host(
     create_vm: Callable[[int], int] = create_kvm_vm,
 ) -> HostFacts:
     """The facts decisions are made on. A file that cannot be read means "no", never an error."""
-    cpuinfo = _read(f"{proc_root}/cpuinfo")
+    cpuinfo = read(f"{proc_root}/cpuinfo")
     flags = frozenset(_field(cpuinfo, "flags").split())
     kvm_usable, kvm_reason = _probe_kvm(flags, f"{dev_root}/kvm", create_vm)
     return HostFacts(
@@ -69,14 +73,6 @@ def _probe_kvm(flags: frozenset[str], device: str, create_vm: Callable[[int], in
     return True, f"the CPU shows {flag} and {device!r} makes VMs"
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
 def _field(text: str, name: str) -> str:
     """The value of the first `name: value` line."""
     for line in text.splitlines():
@@ -102,24 +98,21 @@ def _tsc_khz(cpuinfo: str, flags: frozenset[str]) -> int:
 
 def _cpu_count(proc_root: str, sys_root: str) -> int:
     """CPUs that are online and that this process may use; at least 1."""
-    online = _cpu_list(_read(f"{sys_root}/devices/system/cpu/online"))
-    allowed = _cpu_list(_field(_read(f"{proc_root}/self/status"), "Cpus_allowed_list"))
+    online = _cpu_list(read(f"{sys_root}/devices/system/cpu/online"))
+    allowed = _cpu_list(_field(read(f"{proc_root}/self/status"), "Cpus_allowed_list"))
     usable = online & allowed if online and allowed else online | allowed
     return max(1, len(usable))
 
 
 def _cpu_list(text: str) -> frozenset[int]:
-    """`0-2,5` as a set; a malformed part counts for nothing."""
-    cpus: set[int] = set()
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)
+    """`0-2,5` as a set; empty for a malformed list."""
+    with suppress(InvalidArgument):
+        return cpu_set(text, "list of CPUs")
+    return frozenset()
 
 
 def _memory_mib(proc_root: str) -> int:
-    words = _field(_read(f"{proc_root}/meminfo"), "MemTotal").split()
+    words = _field(read(f"{proc_root}/meminfo"), "MemTotal").split()
     return int(words[0]) // 1024 if words and words[0].isdecimal() else 0
 
 

@@ -1,15 +1,11 @@
-"""The room on this host for one more VM: memory, huge pages or a file system, and the pod's cgroup."""
+"""The room on this host for one more VM: memory or huge pages, and the pod's cgroup."""
 
 import os
-import posixpath
-from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from pyshim.model.capacity import CapacityFacts, CapacityQuestion, CgroupLimits, RamBacking
 from pyshim.model.host_facts import CgroupMode
-
-_UNLIMITED_FROM = 1 << 62
-"""cgroup v1 has no word for "no limit": it shows the largest page count, in bytes."""
+from pyshim.resources.cgroups.host import hierarchies as kernel
 
 
 def probe_capacity(
@@ -18,44 +14,23 @@ def probe_capacity(
     cgroup_mode: CgroupMode,
     proc_root: str = "/proc",
     sys_root: str = "/sys",
-    statvfs: Callable[[str], os.statvfs_result] = os.statvfs,
 ) -> CapacityFacts:
     """The facts as they are now. A file that cannot be read means "no limit known", never an error."""
     meminfo = _meminfo(f"{proc_root}/meminfo")
     available_kib = meminfo.get("MemAvailable")
-    backing = None
-    if question.hugepages:
-        backing = _hugepages(meminfo.get("Hugepagesize", 0), f"{sys_root}/kernel/mm/hugepages")
-    elif question.directory:
-        backing = _directory(question.directory, statvfs)
+    pages = (meminfo.get("Hugepagesize", 0), f"{sys_root}/kernel/mm/hugepages")
     return CapacityFacts(
         available_mib=None if available_kib is None else available_kib // 1024,
         swap_free_mib=meminfo.get("SwapFree", 0) // 1024,
-        backing=backing,
-        cgroup=_cgroup_limits(parent_cgroup(question.cgroups_path), cgroup_mode, f"{sys_root}/fs/cgroup"),
+        backing=_hugepages(*pages) if question.hugepages else None,
+        cgroup=_cgroup_limits(question.parent_cgroup, cgroup_mode, f"{sys_root}/fs/cgroup"),
     )
-
-
-def parent_cgroup(cgroups_path: str) -> str:
-    """The cgroup above a sandbox's own, from the root of a hierarchy: a pod's. `/` without one.
-
-    Both forms of the OCI spec: a path, or `slice:prefix:name`, where a slice `a-b.slice` lies in `a.slice`.
-    Source: systemd.slice(5).
-    """
-    slice_name, colon, _ = cgroups_path.partition(":")
-    if not colon:
-        return posixpath.dirname(posixpath.normpath(f"/{cgroups_path.lstrip('/')}"))
-    name = (slice_name or "system.slice").removesuffix(".slice")
-    words = name.split("-")
-    if "/" in name or not all(words):
-        return "/"
-    return "/" + "/".join("-".join(words[: count + 1]) + ".slice" for count in range(len(words)))
 
 
 def _meminfo(path: str) -> dict[str, int]:
     """KiB (or counts) by name."""
     found = {}
-    for line in _read(path).splitlines():
+    for line in kernel.read(path).splitlines():
         name, _, value = line.partition(":")
         number = value.split()[:1]
         if number and number[0].isdecimal():
@@ -78,25 +53,17 @@ def _hugepages(page_kib: int, root: str) -> RamBacking:
     return RamBacking(name=f"huge pages of {page_mib} MiB", free_mib=pages * page_kib // 1024, page_mib=page_mib)
 
 
-def _directory(path: str, statvfs: Callable[[str], os.statvfs_result]) -> RamBacking | None:
-    try:
-        found = statvfs(path)
-    except OSError:
-        return None
-    return RamBacking(name=f"'{path}'", free_mib=found.f_bavail * found.f_frsize >> 20, page_mib=1)
-
-
 def _cgroup_limits(path: str, mode: CgroupMode, root: str) -> CgroupLimits:
     memory: tuple[int, str] | None = None
     cpu: tuple[Fraction, str] | None = None
-    for cgroup in _upwards(path):
+    for cgroup in kernel.upwards(path):
         # Strictly tighter only: of equal limits the innermost is named.
         limit = _memory_limit(cgroup, mode, root)
         if limit is not None and (memory is None or limit < memory[0]):
-            memory = limit, cgroup
+            memory = limit, cgroup or "/"
         quota = _cpu_quota(cgroup, mode, root)
         if quota is not None and (cpu is None or quota < cpu[0]):
-            cpu = quota, cgroup
+            cpu = quota, cgroup or "/"
     return CgroupLimits(
         memory_bytes=memory[0] if memory else None,
         memory_path=memory[1] if memory else "",
@@ -105,41 +72,23 @@ def _cgroup_limits(path: str, mode: CgroupMode, root: str) -> CgroupLimits:
     )
 
 
-def _upwards(path: str) -> Iterator[str]:
-    while path not in ("", "/"):
-        yield path
-        path = posixpath.dirname(path)
-    yield "/"
-
-
 def _memory_limit(cgroup: str, mode: CgroupMode, root: str) -> int | None:
     if mode is CgroupMode.V2:
-        text = _read(f"{root}{cgroup}/memory.max").strip()
-    else:
-        text = _read(f"{root}/memory{cgroup}/memory.limit_in_bytes").strip()
-    return int(text) if text.isdecimal() and int(text) < _UNLIMITED_FROM else None
+        return kernel.number(f"{root}{cgroup}/memory.max")
+    return kernel.number(f"{root}/memory{cgroup}/memory.limit_in_bytes")
 
 
 def _cpu_quota(cgroup: str, mode: CgroupMode, root: str) -> Fraction | None:
     if mode is CgroupMode.V2:
-        words = _read(f"{root}{cgroup}/cpu.max").split()
+        words = kernel.read(f"{root}{cgroup}/cpu.max").split()
     else:
         tree = next((name for name in ("cpu", "cpu,cpuacct") if os.path.isdir(f"{root}/{name}")), "cpu")
         place = f"{root}/{tree}{cgroup}/cpu.cfs_"
-        words = [_read(f"{place}{name}_us").strip() for name in ("quota", "period")]
+        words = [kernel.read(f"{place}{name}_us").strip() for name in ("quota", "period")]
     if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
         return None
     return Fraction(int(words[0]), int(words[1]))
 
 
 def _number(path: str) -> int:
-    text = _read(path).strip()
-    return int(text) if text.isdecimal() else 0
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(1 << 20)
-    except OSError:
-        return ""
+    return kernel.number(path) or 0

@@ -8,6 +8,7 @@ import time
 
 from pyshim.host.processes import identity as processes
 from pyshim.model.errors import DeadlineExceeded
+from pyshim.resources.cgroups.host.hierarchies import members
 
 _INIT = 1
 _FIRST_PAUSE_S = 0.002
@@ -53,7 +54,7 @@ def _removed(path: str) -> bool:
 
 def _empty(path: str) -> None:
     for directory, _, _ in os.walk(path):
-        for pid in _members(directory):
+        for pid in members(directory):
             if pid in (os.getpid(), _INIT):
                 _move_out(pid, directory, path)
                 continue
@@ -62,19 +63,10 @@ def _empty(path: str) -> None:
                 _send_kill(processes.ProcessRef(pid, ticks), directory)
 
 
-def _members(directory: str) -> tuple[int, ...]:
-    try:
-        with open(f"{directory}/cgroup.procs", encoding="ascii") as file:
-            return tuple(int(line) for line in file)
-    except OSError:
-        # Removed meanwhile, or a threaded v2 cgroup, whose processes its parent lists.
-        return ()
-
-
 def _send_kill(process: processes.ProcessRef, directory: str) -> None:
     with contextlib.suppress(ProcessLookupError), processes.opened(process) as fd:
         # Still a member once the fd is held: then the fd is that member, not a successor of its pid.
-        if process.pid in _members(directory):
+        if process.pid in members(directory):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
 
 

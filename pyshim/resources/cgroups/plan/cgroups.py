@@ -107,6 +107,11 @@ def sandbox_cgroup(cgroups_path: str, sandbox_id: str) -> tuple[str, Scope | Non
     return result, None
 
 
+def parent_cgroup(cgroups_path: str) -> str:
+    """The cgroup above a sandbox's own, from the root of a hierarchy: a pod's. Raises InvalidArgument."""
+    return posixpath.dirname(sandbox_cgroup(cgroups_path, "any")[0])
+
+
 def _scope(cgroups_path: str) -> tuple[str, Scope]:
     parts = cgroups_path.split(":")
     if len(parts) != 3 or not all(parts[1:]):

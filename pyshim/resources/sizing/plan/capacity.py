@@ -10,6 +10,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.sizing import Dimension, SizingRecord, decimal
 from pyshim.model.units import MIB
 from pyshim.model.vm import MemoryBacking
+from pyshim.resources.cgroups.plan.cgroups import parent_cgroup
 
 log = logging.getLogger(__name__)
 HOST_SIDE_MIB = 206
@@ -90,13 +91,9 @@ def memory_backing(hypervisor: HypervisorConfig) -> MemoryBacking:
 
 
 def capacity_question(config: Config, cgroups_path: str) -> CapacityQuestion:
-    """The questions to the host before a sandbox below `cgroups_path` is planned."""
-    backing = memory_backing(config.hypervisor)
-    return CapacityQuestion(
-        cgroups_path=cgroups_path,
-        hugepages=backing is MemoryBacking.HUGEPAGES,
-        directory="/dev/shm" if backing is MemoryBacking.SHARED_FILE else "",
-    )
+    """The questions to the host before a sandbox below `cgroups_path` is planned. Raises what `parent_cgroup` does."""
+    is_huge = memory_backing(config.hypervisor) is MemoryBacking.HUGEPAGES
+    return CapacityQuestion(parent_cgroup=parent_cgroup(cgroups_path), hugepages=is_huge)
 
 
 def _cgroup_memory(ram_mib: int, beside_mib: int, config: Config, facts: CapacityFacts) -> tuple[str, ...]:

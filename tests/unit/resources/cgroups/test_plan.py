@@ -16,7 +16,7 @@ from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import SandboxId
 from pyshim.model.sizing import SizingRecord, dimension
 from pyshim.model.units import MIB
-from pyshim.resources.cgroups.plan.cgroups import cgroup_plan, sandbox_cgroup, slice_directory
+from pyshim.resources.cgroups.plan.cgroups import cgroup_plan, parent_cgroup, sandbox_cgroup, slice_directory
 from pyshim.resources.cgroups.plan.pinning import pinning
 from pyshim.resources.cgroups.plan.settings import (
     checked_cpuset,
@@ -104,6 +104,21 @@ def test_a_broken_cgroups_path_is_refused_by_name(given: str, why: str) -> None:
         sandbox_cgroup(given, "s1")
 
     assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "parent"),
+    [
+        ("/kubepods/pod1/c1", "/kubepods/pod1"),
+        ("kubepods/pod1/c1", "/vc/kubepods/pod1"),
+        ("/c1", "/"),
+        ("", "/vc"),
+        ("pods-pod1.slice:cri-containerd:c1", "/pods.slice/pods-pod1.slice"),
+        ("-.slice:p:c1", "/"),
+    ],
+)
+def test_the_cgroup_above_a_sandboxs_own(given: str, parent: str) -> None:
+    assert parent_cgroup(given) == parent
 
 
 def test_slices_lie_in_each_other() -> None:
