@@ -40,7 +40,7 @@ _FURNITURE = frozenset(
         "/run/pyshim",
         "/run/pyshim/metrics",
         "/run/pyshim/sandboxes",
-        "/run/pyshim/virtiofsd-flavours",
+        "/run/pyshim/virtiofsd",
     }
 )
 _CONSOLE = "console.log"

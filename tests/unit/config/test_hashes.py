@@ -8,6 +8,7 @@ import pytest
 
 from pyshim.config.effective import Effective
 from pyshim.config.hashes import sha512_of, verify_assets
+from pyshim.host.file_answers import FileAnswers
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 
 from .documents import examined, write
@@ -30,8 +31,9 @@ def cache(tmp_path: Path) -> str:
     return str(tmp_path / "cache/hashes")
 
 
-def _in_the_far_future() -> int:
-    return 10**19
+def _later(cache: str) -> FileAnswers:
+    """The answers, read when every file's last change is long past."""
+    return FileAnswers(cache, clock_ns=lambda: 10**19)
 
 
 def digest(path: Path) -> str:
@@ -71,26 +73,26 @@ def test_a_demand_that_cannot_be_met_is_refused(
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, cache: str) -> None:
     with pytest.raises(FailedPrecondition, match=r"gone': No such file"):
-        sha512_of(str(tmp_path / "gone"), cache)
+        sha512_of(str(tmp_path / "gone"), FileAnswers(cache))
 
 
 @pytest.fixture
 def remembered(kernel: Path, cache: str) -> Path:
     """The kernel, hashed at a time when its last change was long past, and its cache entry replaced by a mark."""
-    assert sha512_of(str(kernel), cache, _in_the_far_future) == digest(kernel)
+    assert sha512_of(str(kernel), _later(cache)) == digest(kernel)
     (entry,) = os.scandir(cache)
     Path(entry.path).write_text("f" * 128)
     return kernel
 
 
 def test_a_file_is_read_once(remembered: Path, cache: str) -> None:
-    assert sha512_of(str(remembered), cache) == "f" * 128
+    assert sha512_of(str(remembered), FileAnswers(cache)) == "f" * 128
 
 
 def test_a_changed_file_is_read_again(remembered: Path, cache: str) -> None:
     remembered.write_bytes(b"other")
 
-    assert sha512_of(str(remembered), cache) == digest(remembered)
+    assert sha512_of(str(remembered), FileAnswers(cache)) == digest(remembered)
 
 
 def test_a_file_changed_and_dated_back_is_read_again(remembered: Path, cache: str) -> None:
@@ -99,23 +101,23 @@ def test_a_file_changed_and_dated_back_is_read_again(remembered: Path, cache: st
         file.write(b"KERNEL")
     os.utime(remembered, ns=(before.st_atime_ns, before.st_mtime_ns))
 
-    assert sha512_of(str(remembered), cache) == digest(remembered)
+    assert sha512_of(str(remembered), FileAnswers(cache)) == digest(remembered)
 
 
 def test_a_cache_that_others_may_write_is_not_believed(remembered: Path, cache: str) -> None:
     os.chmod(cache, 0o777)
 
-    assert sha512_of(str(remembered), cache) == digest(remembered)
+    assert sha512_of(str(remembered), FileAnswers(cache)) == digest(remembered)
 
 
 def test_a_file_changed_this_moment_is_not_remembered(kernel: Path, cache: str) -> None:
-    sha512_of(str(kernel), cache)
+    sha512_of(str(kernel), FileAnswers(cache))
 
     assert not os.path.exists(cache)
 
 
 def test_the_cache_stays_small(tmp_path: Path, cache: str) -> None:
     for number in range(70):
-        sha512_of(str(write(tmp_path / "assets" / str(number), str(number))), cache, _in_the_far_future)
+        sha512_of(str(write(tmp_path / "assets" / str(number), str(number))), _later(cache))
 
     assert len(os.listdir(cache)) == 64

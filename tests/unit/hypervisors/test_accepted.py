@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from hypervisors.qemu.vm import QemuVm, VmStartFailed
 from pyshim.cleanup.release import release
 from pyshim.host import syscalls
+from pyshim.host.file_answers import FileAnswers
 from pyshim.host.processes.children import Children
 from pyshim.model.host_facts import Accelerator
 from pyshim.model.ids import HostPath
@@ -79,7 +80,7 @@ async def accepted(config: VmConfig, directory: Path) -> None:
             extra_args=("--thread-pool-size=1", "--announce-submounts"),
             debug=False,
         )
-        flavours = VirtiofsdFlavours(children, answers=str(directory / "flavours"))
+        flavours = VirtiofsdFlavours(children, FileAnswers(str(directory / "flavours")))
         virtiofsd = await start_virtiofsd(plan, ledger, children, flavours=flavours)
     await vm.create(config)
     try:

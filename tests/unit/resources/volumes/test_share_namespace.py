@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyshim.host import syscalls
+from pyshim.host.file_answers import FileAnswers
 from pyshim.host.mounts.mounting import perform_mount
 from pyshim.host.mounts.view import enter_view
 from pyshim.host.processes.children import Children
@@ -219,7 +220,7 @@ def test_the_process_that_serves_the_guest_sees_the_volume_and_the_host_does_not
     async def scenario(scene: Scene) -> None:
         children, host_view = Children(), os.stat("/proc/self/ns/mnt").st_ino
         plan = scene.plan(REAL_C)
-        flavours = VirtiofsdFlavours(children, answers=str(tmp_path / "answers"))
+        flavours = VirtiofsdFlavours(children, FileAnswers(str(tmp_path / "answers")))
         virtiofsd = await start_virtiofsd(plan, FakeLedger(), children, flavours=flavours)
         assert virtiofsd.namespace is not None
         with socket.socket(socket.AF_UNIX) as client:

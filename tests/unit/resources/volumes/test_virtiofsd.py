@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pyshim.host.file_answers import FileAnswers
 from pyshim.host.processes.children import Children
 from pyshim.host.processes.identity import family
 from pyshim.host.sockets import listening_socket
@@ -163,7 +164,7 @@ def test_capabilities_are_one_list_without_mknod(given: tuple[str, ...], modcaps
 
 
 async def start(wanted: VirtiofsdPlan, ledger: FakeLedger, children: Children, directory: Path) -> VirtiofsdProcess:
-    flavours = VirtiofsdFlavours(children, answers=str(directory / "answers"))
+    flavours = VirtiofsdFlavours(children, FileAnswers(str(directory / "answers")))
     return await start_virtiofsd(wanted, ledger, children, flavours=flavours)
 
 
