@@ -12,9 +12,8 @@ import pytest
 
 from protos.cri import v1_pb2 as pb
 
-from .framework import processes, releases
 from .framework.cri import Cri, Pod, Security, refusal
-from .framework.cri_session import SANDBOX_API_HANDLER, STATE
+from .framework.cri_session import STATE
 from .framework.runtime import Runtime
 from .framework.waiting import eventually
 
@@ -38,17 +37,6 @@ def test_a_container_for_a_stopped_sandbox_is_refused(cri: Cri) -> None:
 
         # containerd 2.1 creates it, and will not start it.
         assert pod.id in refusal(lambda: pod.create().start())
-
-
-@pytest.mark.skipif(not releases.chosen().has_sandbox_api, reason="needs containerd 2.x: this one has no Sandbox API")
-def test_a_sandbox_of_the_sandbox_api_is_refused_by_name_and_leaves_no_shim(cri: Cri) -> None:
-    sandboxes = cri.sandboxes()
-    told = refusal(lambda: cri.run_pod("api", handler=SANDBOX_API_HANDLER))
-
-    assert 'Sandbox API is not supported; set sandboxer = "podsandbox"' in told
-    # The file's own pod may have its shim, and that of an earlier test's may still be ending.
-    eventually(lambda: len(processes.find("containerd-shim-pykata")) <= len(sandboxes), what="no further shim is left")
-    assert cri.sandboxes() == sandboxes
 
 
 def test_a_pod_container_whose_sandbox_no_shim_serves_is_refused_by_name(cri: Cri, runtime: Runtime) -> None:

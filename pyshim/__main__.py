@@ -58,7 +58,7 @@ def _serve(call: Invocation, *, made_by: str, faults: "Faults | None" = None) ->
 
     gc.disable()  # the imports make next to no garbage, and collections would take 5 % of their CPU
     from pyshim.model.ids import HostPath
-    from pyshim.model.task import Identity
+    from pyshim.model.task import Identity, RuntimeOptions
     from pyshim.serve import serve
     from pyshim.start.daemonize import LISTENING_FD
 
@@ -72,6 +72,7 @@ def _serve(call: Invocation, *, made_by: str, faults: "Faults | None" = None) ->
         publish_binary=call.publish_binary,
         bundle=HostPath(call.bundle),
         debug=call.debug,
+        options=RuntimeOptions(config_path=call.config, config_body=b"") if call.config else None,
     )
     return serve(LISTENING_FD, identity, made_by=made_by, reason=call.executed_because, faults=faults)
 

@@ -49,6 +49,7 @@ from pyshim.monitor.answers import ShimAnswers
 from pyshim.monitor.socket import MonitorSocket, MonitorSockets
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
+from pyshim.pod.served import ServedSandbox
 from pyshim.resources.devices.host.finder import DeviceFinder
 from pyshim.resources.linux import LinuxHost
 from pyshim.resources.machine import read_machine
@@ -61,7 +62,9 @@ from pyshim.state.errors import StateDamaged
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import REGISTER, StateStore
+from pyshim.task.calls import Calls
 from pyshim.task.publisher import EventPublisher
+from pyshim.task.sandbox_service import SandboxService
 from pyshim.task.service import TaskService
 from pyshim.ttrpc import Client, Server
 
@@ -151,17 +154,26 @@ class _Daemon:
                 address=self._identity.containerd_ttrpc_address, namespace=self._identity.namespace
             )
             end.push_async_callback(publisher.flush, FLUSH_TIMEOUT_S)
-            pod = Pod(identity=self._identity, environment=self._environment(publisher, socket_path))
-            service = TaskService(
-                sandboxes=pod, cgroup_mode=(await self._host_facts()).cgroup_mode, durations=self._calls
-            )
-            self._open_calls = service.open_calls
+            environment = self._environment(publisher, socket_path)
+            pod = Pod(identity=self._identity, environment=environment)
+            calls = Calls(self._calls)
+            self._open_calls = calls.open_calls
+            mode = (await self._host_facts()).cgroup_mode
+            service = TaskService(sandboxes=pod, cgroup_mode=mode, calls=calls)
             stop = service.finished
+            sandbox_service = SandboxService(
+                sandbox=ServedSandbox(pod=pod, environment=environment, options=self._identity.options),
+                cgroup_mode=mode,
+                calls=calls,
+                finished=stop,
+            )
 
             def end_if_idle() -> None:
                 if not pod.is_empty:
                     return
-                if (left_s := IDLE_S - service.idle_s()) > 0:
+                if pod.is_kept and server.connections:
+                    return  # containerd may be pulling an image before StartSandbox; it ends the sandbox, too
+                if (left_s := IDLE_S - calls.idle_s()) > 0:
                     look_later(left_s)
                     return
                 log.info("neither container nor call", extra={"pid": os.getpid()})
@@ -174,14 +186,15 @@ class _Daemon:
                 look.cancel()
                 look = loop.call_later(delay_s, end_if_idle)
 
-            server = Server(services=service.services(), authorize=check_peer, when_alone=look_later)
+            services = {**service.services(), **sandbox_service.services()}
+            server = Server(services=services, authorize=check_peer, when_alone=look_later)
             end.push_async_callback(server.shutdown, REPLY_GRACE_S)
             end.push_async_callback(pod.close)
             end.callback(unlink, socket_path)
             unserved.pop_all()
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop.set)
-            dump_on_signal(loop, service.open_calls)
+            dump_on_signal(loop, calls.open_calls)
             for task in (
                 tasks.supervise("publisher", publisher.run()),
                 tasks.supervise("accept", server.serve(listener)),

@@ -27,7 +27,7 @@ PAUSE_IMAGE = "docker.io/local/pause:test"
 BRIDGE = "cnipyshim"
 REMOTE_HANDLER = "pykata-remote"
 SANDBOX_API_HANDLER = "pykata-sandbox-api"
-"""Its sandboxes are asked for through containerd's Sandbox API, where containerd has it."""
+"""Its sandboxes are asked for through containerd's Sandbox API, where containerd has it, and have a stand-in as VM."""
 STAND_IN_HANDLER = "pykata-stand-in"
 """Its pods have a program in QEMU's place: no VM, so they are made and gone within a second."""
 RUNC_HANDLER = "runc"
@@ -84,7 +84,7 @@ def _network() -> str:
 def _cri_config() -> str:
     """The shipped drop-in, with what a test host sets beside it."""
     release = releases.chosen()
-    shipped = release.drop_in.read_text()
+    shipped = release.drop_in.read_text().replace('"podsandbox"', f'"{releases.sandboxer()}"')
     table = release.cri_table
     body = "\n".join(line for line in shipped.splitlines() if not line.startswith("version"))
     return f"""{body}
@@ -100,11 +100,15 @@ def _cri_config() -> str:
     ConfigPath = "{REMOTE_CONFIG}"
 [{table}.containerd.runtimes.{SANDBOX_API_HANDLER}]
   runtime_type = "io.containerd.pykata.v2"
+  pod_annotations = ["io.katacontainers.*"]
   {'sandboxer = "shim"' if release.has_sandbox_api else ""}
+  [{table}.containerd.runtimes.{SANDBOX_API_HANDLER}.options]
+    ConfigPath = "{stubs.config(GROUND)}"
 {_runc_handler(shipped, table)}[{table}.containerd.runtimes.{STAND_IN_HANDLER}]
   runtime_type = "io.containerd.pykata.v2"
+  {f'sandboxer = "{releases.sandboxer()}"' if release.has_sandbox_api else ""}
   [{table}.containerd.runtimes.{STAND_IN_HANDLER}.options]
-    ConfigPath = "{stubs.config(GROUND)}"
+    ConfigPath = "{STAND_IN_CONFIG}"
 """
 
 

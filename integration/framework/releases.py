@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHOICE = "CONTAINERD"
+SANDBOXER_CHOICE = "SANDBOXER"
 PROJECT = Path(__file__).resolve().parents[2]
 CACHE = PROJECT / ".build" / "cache" / "containerd"
 _PROGRAMS = ("containerd", "ctr", "containerd-shim-runc-v2")
@@ -134,6 +135,11 @@ RELEASES = {
         Release(generation="2.3", version="v2.3.4"),
     )
 }
+
+
+def sandboxer() -> str:
+    """The sandboxer of the tests' runtime handler: `shim` makes pods by the Sandbox API, without a pause container."""
+    return os.environ.get(SANDBOXER_CHOICE) or "podsandbox"
 
 
 def chosen() -> Release:

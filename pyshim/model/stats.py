@@ -81,3 +81,18 @@ class ContainerStats(msgspec.Struct, frozen=True, kw_only=True):
     interfaces: tuple[InterfaceStats, ...]
     oom_kills: int = 0
     """OOM kills in the container that the guest's agent has reported; counted by the shim."""
+
+
+_NOTHING = MemoryUse(usage_bytes=0, max_usage_bytes=0, failures=0, limit_bytes=0)
+NO_STATS = ContainerStats(
+    cpu=CpuStats(total_ns=0, user_ns=0, kernel_ns=0, per_cpu_ns=(), periods=0, throttled_periods=0, throttled_ns=0),
+    memory=MemoryStats(cache_bytes=0, usage=_NOTHING, swap=_NOTHING, kernel=_NOTHING, detail={}),
+    pids_current=0,
+    pids_limit=0,
+    block_io=BlockIoStats(
+        service_bytes=(), serviced=(), queued=(), service_time=(), wait_time=(), merged=(), time=(), sectors=()
+    ),
+    hugetlb=(),
+    interfaces=(),
+)
+"""Of what uses nothing."""

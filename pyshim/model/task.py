@@ -140,3 +140,5 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     publish_binary: str
     bundle: HostPath
     debug: bool
+    options: RuntimeOptions | None = None
+    """Of a sandbox without a spec: those of its runtime handler, which no request brings."""

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Sequence
 
 from pyshim.model.errors import ShimError
+from pyshim.model.ids import HostPath
 from pyshim.model.oci import OciHook, OciSpec
 from pyshim.model.seams import Host
-from pyshim.model.task import CreateTask
 from pyshim.model.trace import step
 from pyshim.pod.plan.hooks import hook_state, makes_network
 
@@ -14,10 +14,12 @@ log = logging.getLogger(__name__)
 
 
 class ContainerHooks:
-    def __init__(self, host: Host, spec: OciSpec, request: CreateTask) -> None:
+    def __init__(self, host: Host, spec: OciSpec, *, name: str, bundle: HostPath) -> None:
+        """`name` is the container's id, or that of a sandbox without one."""
         self._host = host
         self._spec = spec
-        self._request = request
+        self._name = name
+        self._bundle = bundle
         self._begun = False
 
     @property
@@ -55,8 +57,7 @@ class ContainerHooks:
             try:
                 await self._host.run_hook(kind, hook, self._state(status, pid))
             except ShimError as error:
-                log.warning("hook failed", extra={"container": self._request.container_id, "error": str(error)})
+                log.warning("hook failed", extra={"container": self._name, "error": str(error)})
 
     def _state(self, status: str, pid: int) -> bytes:
-        request = self._request
-        return hook_state(self._spec, container_id=request.container_id, bundle=request.bundle, status=status, pid=pid)
+        return hook_state(self._spec, container_id=self._name, bundle=self._bundle, status=status, pid=pid)

@@ -19,7 +19,7 @@ from pyshim.model.guest import GuestContainer, Storage
 from pyshim.model.ledger import Ledger
 from pyshim.model.plans import ContainerPlan
 from pyshim.model.seams import ContainerAgent, Host
-from pyshim.model.stats import BlockIoStats, ContainerStats, CpuStats, MemoryStats, MemoryUse
+from pyshim.model.stats import NO_STATS, ContainerStats
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.resources.volumes.copying import VolumeCopies
 from pyshim.resources.volumes.live import make_mounts
@@ -29,18 +29,6 @@ log = logging.getLogger(__name__)
 REMOVE_TIMEOUT_S = 3
 _ENDS = {2: 0, 9: EXIT_KILLED, 15: 0}
 """Signal to exit status of Kubernetes' pause program: it exits 0 on SIGINT and SIGTERM and ignores all others."""
-_NOTHING = MemoryUse(usage_bytes=0, max_usage_bytes=0, failures=0, limit_bytes=0)
-_NO_STATS = ContainerStats(
-    cpu=CpuStats(total_ns=0, user_ns=0, kernel_ns=0, per_cpu_ns=(), periods=0, throttled_periods=0, throttled_ns=0),
-    memory=MemoryStats(cache_bytes=0, usage=_NOTHING, swap=_NOTHING, kernel=_NOTHING, detail={}),
-    pids_current=0,
-    pids_limit=0,
-    block_io=BlockIoStats(
-        service_bytes=(), serviced=(), queued=(), service_time=(), wait_time=(), merged=(), time=(), sectors=()
-    ),
-    hugetlb=(),
-    interfaces=(),
-)
 
 
 class PauseAgent:
@@ -137,7 +125,7 @@ class PauseAgent:
         """It has no mounts."""
 
     async def stats_container(self, container_id: str) -> ContainerStats:
-        return _NO_STATS
+        return NO_STATS
 
     async def pause_container(self, container_id: str) -> None:
         """Nothing runs that could be frozen."""

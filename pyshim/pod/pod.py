@@ -7,7 +7,7 @@ awaits; no lock spans the pod, so State answers while a VM boots.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -24,7 +24,7 @@ from pyshim.model.errors import (
     Unavailable,
 )
 from pyshim.model.events import TaskCreated, TaskDeleted, TaskOom
-from pyshim.model.ids import ContainerId, ExecId
+from pyshim.model.ids import ContainerId, ExecId, HostPath, SandboxId
 from pyshim.model.kind import ContainerKind, Membership, membership
 from pyshim.model.oci import MAX_SPEC_BYTES, OciSpec, parse_spec
 from pyshim.model.sandbox import SandboxRequest
@@ -41,6 +41,7 @@ from pyshim.pod.monitor import PodMonitor
 from pyshim.pod.pause import PauseAgent
 from pyshim.pod.plan.container import without_image
 from pyshim.pod.plan.pid_namespace import container_to_join, with_namespace_of
+from pyshim.pod.plan.pod_spec import with_files
 from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
 from pyshim.pod.sandbox import Sandbox
 from pyshim.pod.services import ContainerServices
@@ -72,6 +73,12 @@ class Pod:
         """The container whose end is the sandbox's end: the pod sandbox's, or the single one."""
         self._pod_uid = ""
         """As the owner's spec has it; empty where that names none."""
+        self._keeper: Callable[[int], None] | None = None
+        """Set while containerd asked for the sandbox by itself; takes the exit status of its end."""
+        self._opening: asyncio.Task[Sandbox] | None = None
+        """The opening of such a sandbox, also after it has succeeded."""
+        self._files: Mapping[str, HostPath] = {}
+        """Of such a sandbox: the files that its containers have of it."""
         self._first: ContainerId | None = None
         """The first container of this pod in the guest; its pid namespace is the one that the agent can share."""
 
@@ -102,11 +109,12 @@ class Pod:
         container_id = request.container_id
         where = f"{request.bundle}/config.json"
         spec = parse_spec(await self._env.host.read_bytes(where, MAX_SPEC_BYTES), where)
-        member = membership(spec.annotations, container_id)
-        hooks = ContainerHooks(self._env.host, spec, request)
+        member = self._membership(spec, container_id)
+        hooks = ContainerHooks(self._env.host, spec, name=container_id, bundle=request.bundle)
         try:
             if member.kind is ContainerKind.POD_CONTAINER:
                 sandbox = self._joined(member, container_id, spec)
+                spec = with_files(spec, self._files)
                 await hooks.before_create(sandbox.pid)
                 container = await self._create_container(request, spec, sandbox, hooks)
             else:
@@ -118,12 +126,19 @@ class Pod:
         self._env.publisher.publish(TaskCreated(container_id=container_id, request=request, pid=container.pid))
         return container.pid
 
+    def _membership(self, spec: OciSpec, container_id: ContainerId) -> Membership:
+        """Without annotations of a pod (`ctr run --sandbox`), the container is of the sandbox that was asked for."""
+        member = membership(spec.annotations, container_id)
+        if self._sandbox is None or self._keeper is None or member.kind is not ContainerKind.SINGLE_CONTAINER:
+            return member
+        return Membership(kind=ContainerKind.POD_CONTAINER, sandbox_id=self._sandbox.plan.sandbox_id)
+
     async def _create_owner(
         self, request: CreateTask, spec: OciSpec, member: Membership, hooks: ContainerHooks
     ) -> Container:
         """The sandbox and the container it ends with; neither is left when this raises."""
         wanted = SandboxRequest(sandbox_id=member.sandbox_id, kind=member.kind, spec=spec, options=request.options)
-        self._refuse_second(wanted)
+        self._refuse_second(wanted.sandbox_id)
         self._owner = request.container_id
         try:
             sandbox = await self._open(wanted, hooks)
@@ -135,10 +150,72 @@ class Pod:
 
     # ---- the sandbox
 
-    def _refuse_second(self, wanted: SandboxRequest) -> None:
-        if self._owner is not None or self._sandbox is not None:
-            other = self._sandbox.plan.sandbox_id if self._sandbox else self._owner
-            raise FailedPrecondition(f"create sandbox '{wanted.sandbox_id}': this shim already runs '{other}'")
+    def _refuse_second(self, sandbox_id: SandboxId) -> None:
+        other = self._sandbox.plan.sandbox_id if self._sandbox is not None else self._owner
+        if other is not None or self._keeper is not None:
+            raise FailedPrecondition(f"create sandbox '{sandbox_id}': this shim already runs '{other or 'another'}'")
+
+    def keep_sandbox(self, sandbox_id: SandboxId, on_end: Callable[[int], None]) -> None:
+        """The sandbox begins and ends at its own calls, not with a container. `on_end` gets its exit status."""
+        if self._closing:
+            raise Unavailable(f"create sandbox '{sandbox_id}': the shim is ending")
+        self._refuse_second(sandbox_id)
+        self._keeper = on_end
+
+    def drop_sandbox(self) -> None:
+        """As before `keep_sandbox`: nothing came of it."""
+        self._keeper = None
+
+    @property
+    def is_kept(self) -> bool:
+        """The sandbox is there for itself, whether or not its VM runs."""
+        return self._keeper is not None
+
+    async def open_sandbox(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
+        """The VM of the kept sandbox runs; a repeated call gets the first one's answer."""
+        action = f"start sandbox '{request.sandbox_id}'"
+        if self._closing:
+            raise Unavailable(f"{action}: the shim is ending")
+        if self._opening is None:
+            work = self._trace.of(f"start {request.sandbox_id}", self._open_kept(request, hooks))
+            self._opening = self._tasks.spawn(f"start/{request.sandbox_id}", work)
+            self._opening.add_done_callback(self._opening_ended)
+        return await joined(self._opening, action)
+
+    def _opening_ended(self, opening: asyncio.Task[Sandbox]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            self._opening = None
+            self._settle()
+
+    async def _open_kept(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
+        self._files = request.files
+        try:
+            return await self._open(request, hooks)
+        except BaseException:
+            await self._end_sandbox()
+            await to_the_end(hooks.after_delete())
+            raise
+
+    async def stop_sandbox(self) -> None:
+        """The kept sandbox has ended, with all its containers; these wait for their Delete. Idempotent."""
+        await self._abandon_opening()
+        for container in self._containers.values():
+            container.end_all(EXIT_KILLED)
+        await self._end_sandbox()
+        self._tell_keeper(0)
+
+    async def _abandon_opening(self) -> None:
+        if self._is_opening and self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
+
+    @property
+    def _is_opening(self) -> bool:
+        return self._opening is not None and not self._opening.done()
+
+    def _tell_keeper(self, status: int) -> None:
+        if self._keeper is not None:
+            self._keeper(status)
 
     async def _open(self, request: SandboxRequest, hooks: ContainerHooks) -> Sandbox:
         """The VM runs, without a container. When this raises, `_end_sandbox` finishes what is left to undo."""
@@ -260,7 +337,7 @@ class Pod:
     @property
     def is_empty(self) -> bool:
         """No container is there, coming or going, and no VM."""
-        return not (self._containers or self._creating or self._deleting or self._sandbox)
+        return not (self._containers or self._creating or self._deleting or self._is_opening or self._sandbox)
 
     # ---- calls on what exists
 
@@ -384,7 +461,7 @@ class Pod:
 
         containerd asks after every task it has deleted, while others of the pod may run or be under way.
         """
-        if not now and (self._containers or self._creating or self._deleting):
+        if not now and (self._containers or self._creating or self._deleting or self._keeper):
             return False
         await self.close()
         return True
@@ -398,7 +475,9 @@ class Pod:
         for container in self._containers.values():
             container.end_all(EXIT_KILLED)
         await asyncio.gather(*(self._abandon_creation(container_id) for container_id in tuple(self._creating)))
+        await self._abandon_opening()
         await self._end_sandbox()
+        self._tell_keeper(EXIT_KILLED)
         self._owner = None
         if self._deleting:
             await asyncio.wait(self._deleting.values())
@@ -434,7 +513,9 @@ class Pod:
 
     def _settle(self) -> None:
         """The state goes with the last container and the sandbox: until then its ledger names what is to be undone."""
-        if self._containers or self._creating or (self._sandbox is not None and not self._sandbox.has_left):
+        if self._containers or self._creating or self._is_opening:
+            return
+        if self._sandbox is not None and not self._sandbox.has_left:
             return
         self._sandbox = None
         if self._saved is not None:
@@ -465,6 +546,7 @@ class Pod:
     def sandbox_lost(self, reason: str) -> None:
         for container in self._containers.values():
             container.end_all(EXIT_SANDBOX_LOST)
+        self._tell_keeper(EXIT_SANDBOX_LOST)
         if self._sandbox is not None:
             self._save()
             self._tasks.supervise("stop/lost", self._end_by_itself())

@@ -13,6 +13,7 @@ _VALUES = {
     "publish-binary": "publish_binary",
     "id": "id",
     "bundle": "bundle",
+    "config": "config",
     "ttrpc-address": "ttrpc_address",
     "idle": "idle",
     "directory": "directory",
@@ -31,6 +32,7 @@ class Invocation:
         "action",
         "address",
         "bundle",
+        "config",
         "debug",
         "directory",
         "executed_because",
@@ -53,6 +55,8 @@ class Invocation:
         self.bundle = ""
         self.ttrpc_address = ""
         """Ours, for `serve` only: `start` gets it in its environment."""
+        self.config = ""
+        """Ours, for `serve` only: the configuration's file, of a sandbox without a spec."""
         self.idle = ""
         """Ours, for `zygote` only: after how many seconds without a request it ends, 0 for never."""
         self.directory = ""

@@ -19,17 +19,22 @@ TASK_API_VERSION = 3
 """For callers of the bootstrap protocol."""
 _LOG_LEVEL_DEBUG = -4
 _RUNC_OPTIONS = "containerd.runc.v1.Options"
+_RUNTIME_OPTIONS = "runtimeoptions.v1.Options"
 
 
 class StartParams:
     """The part of a call that stdin holds; fields that are absent there are empty."""
 
-    __slots__ = ("bootstrap", "debug", "shim_cgroup", "socket_dir", "ttrpc_address")
+    __slots__ = ("bootstrap", "config_body", "config_path", "debug", "shim_cgroup", "socket_dir", "ttrpc_address")
 
     def __init__(self) -> None:
         self.bootstrap = False
         """The answer is a BootstrapResult, not the bare address."""
         self.debug = False
+        self.config_path = ""
+        """The runtime handler's configuration file."""
+        self.config_body = b""
+        """The configuration itself, where the handler names no file."""
         self.ttrpc_address = ""
         self.socket_dir = ""
         self.shim_cgroup = ""
@@ -52,7 +57,7 @@ def params_of(stdin: bytes, call: Invocation) -> StartParams:
     except WireError:
         return said
     if not _are_params_of(fields, call):
-        said.shim_cgroup = _shim_cgroup(fields)
+        _read_options(fields, said)
         return said
     said.bootstrap = True
     said.debug = any(number == 3 and isinstance(v, int) and signed(v) <= _LOG_LEVEL_DEBUG for number, v in fields)
@@ -60,7 +65,7 @@ def params_of(stdin: bytes, call: Invocation) -> StartParams:
     said.socket_dir = _text(fields, 9)
     for number, extension in fields:
         if number == 8 and isinstance(extension, bytes):
-            said.shim_cgroup = _extension_cgroup(extension) or said.shim_cgroup
+            _read_extension(extension, said)
     return said
 
 
@@ -80,18 +85,27 @@ def _text(fields: list[tuple[int, int | bytes]], wanted: int) -> str:
     return found
 
 
-def _extension_cgroup(extension: bytes) -> str:
+def _read_extension(extension: bytes, said: StartParams) -> None:
     try:
-        return next((_shim_cgroup(decode(v)) for n, v in decode(extension) if n == 1 and isinstance(v, bytes)), "")
+        for number, value in decode(extension):
+            if number == 1 and isinstance(value, bytes):
+                _read_options(decode(value), said)
     except WireError:
-        return ""
+        return
 
 
-def _shim_cgroup(any_fields: list[tuple[int, int | bytes]]) -> str:
-    """`shim_cgroup` of runc's options, the only ones that `start` uses."""
-    if _text(any_fields, 1).rpartition("/")[2] != _RUNC_OPTIONS:
-        return ""
+def _read_options(any_fields: list[tuple[int, int | bytes]], said: StartParams) -> None:
+    """What `start` uses of an Any: `shim_cgroup` of runc's options, and the configuration of ours."""
+    name = _text(any_fields, 1).rpartition("/")[2]
     try:
-        return next((_text(decode(v), 3) for n, v in any_fields if n == 2 and isinstance(v, bytes)), "")
+        for number, value in any_fields:
+            if number != 2 or not isinstance(value, bytes):
+                continue
+            options = decode(value)
+            if name == _RUNC_OPTIONS:
+                said.shim_cgroup = _text(options, 3)
+            elif name == _RUNTIME_OPTIONS:
+                said.config_path = _text(options, 2)
+                said.config_body = next((body for n, body in options if n == 3 and isinstance(body, bytes)), b"")
     except WireError:
-        return ""
+        return

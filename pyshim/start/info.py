@@ -15,12 +15,14 @@ _FEATURES_JSON = (
     '{"ociVersionMin":"1.0.0","ociVersionMax":"1.1.0","mountOptions":["bind","private","rbind","ro","rprivate","rro",'
     '"rshared","rslave","rw","shared","slave"]}'
 )
+_SERVICES = "containerd.task.v2.Task,containerd.task.v3.Task,containerd.runtime.sandbox.v1.Sandbox"
 
 
 def runtime_info() -> bytes:
-    """`containerd.types.RuntimeInfo`."""
+    """`containerd.types.RuntimeInfo`, with the services of a shim's socket as an annotation."""
     features = encode((1, _FEATURES_URL), (2, _FEATURES_JSON))
-    return encode((1, RUNTIME), (2, encode((1, pyshim.__version__))), (4, features))
+    services = encode((1, f"{RUNTIME}/services"), (2, _SERVICES))
+    return encode((1, RUNTIME), (2, encode((1, pyshim.__version__))), (4, features), (5, services))
 
 
 def version_text() -> str:

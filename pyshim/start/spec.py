@@ -1,5 +1,7 @@
 """Which group a bundle belongs to: the annotations of its OCI spec."""
 
+import os
+
 from pyshim.start.errors import BootstrapError, os_failure
 from pyshim.start.stdlib import parse_json
 
@@ -19,16 +21,17 @@ def group_id(bundle: str, container_id: str) -> str:
     """The id under which containers share a shim and a virtual machine: the pod's, or the container's own.
 
     For annotations that make no sense it is the container's own; Create refuses those, with an error of its own.
-    Raises BootstrapError naming the file or the annotation. A bundle without config.json is that of a sandbox made
-    through containerd's Sandbox API, which `serve` does not speak.
+    Raises BootstrapError naming the file or the annotation. A bundle without config.json is that of a sandbox which is
+    made through containerd's Sandbox API.
     """
     path = f"{bundle}/config.json"
     try:
         with open(path, "rb") as file:
             spec = parse_json(file.read())
     except FileNotFoundError as error:
-        hint = '(hint: containerd\'s Sandbox API is not supported; set sandboxer = "podsandbox" for this runtime)'
-        raise BootstrapError(f"{os_failure('read spec', path, error)} {hint}") from error
+        if not os.path.isdir(bundle):
+            raise os_failure("read spec", path, error) from error
+        return checked_id(container_id, "flag -id")
     except OSError as error:
         raise os_failure("read spec", path, error) from error
     except (ValueError, RecursionError) as error:

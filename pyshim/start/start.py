@@ -170,9 +170,25 @@ def _serve_arguments(
         *("-ttrpc-address", ttrpc_address),
         *("-publish-binary", call.publish_binary),
         *("-bundle", bundle),
+        *(("-config", config) if (config := _config_file(params, bundle)) else ()),
         *(("-debug",) if call.debug or params.debug else ()),
         "serve",
     ]
+
+
+def _config_file(params: StartParams, bundle: str) -> str:
+    """The configuration of a sandbox without a spec: no later call of containerd's brings it. Else empty."""
+    if os.path.exists(f"{bundle}/config.json"):
+        return ""
+    if params.config_path or not params.config_body:
+        return params.config_path
+    path = f"{bundle}/configuration.toml"
+    try:
+        with open(path, "wb") as file:
+            file.write(params.config_body)
+    except OSError as error:
+        raise os_failure("write", path, error) from error
+    return path
 
 
 def _tell(bundle: str, path: str, params: StartParams, stdout_fd: int) -> None:

@@ -82,29 +82,29 @@ class ShutdownRequest(NamedTuple):
 
 def task_ref(payload: bytes) -> TaskRef:
     """The container of a request that has only an id: it is field 1 of all of them."""
-    return TaskRef(_container_id(_parse(pb.PidsRequest, payload).id))
+    return TaskRef(_container_id(parsed(pb.PidsRequest, payload).id))
 
 
 def connect_request(payload: bytes) -> TaskRef:
     """The id may be empty: containerd's tests ask for the shim's pid alone."""
-    text = _parse(pb.ConnectRequest, payload).id
+    text = parsed(pb.ConnectRequest, payload).id
     return TaskRef(_container_id(text) if text else ContainerId(""))
 
 
 def process_ref(payload: bytes) -> ProcessName:
     """The process of State, Start, Delete, Wait and CloseIO: the id is field 1, the exec id field 2 of all of them."""
-    request = _parse(pb.StateRequest, payload)
+    request = parsed(pb.StateRequest, payload)
     return ProcessName(_container_id(request.id), _exec_id(request.exec_id))
 
 
 def create_request(payload: bytes) -> CreateTask:
-    request = _parse(pb.CreateTaskRequest, payload)
+    request = parsed(pb.CreateTaskRequest, payload)
     container_id = _container_id(request.id)
     if request.checkpoint:
         raise InvalidArgument(f"create task {container_id!r}: restoring from a checkpoint is not supported")
     return CreateTask(
         container_id=container_id,
-        bundle=_absolute(request.bundle, f"bundle of task {container_id!r}"),
+        bundle=absolute_path(request.bundle, f"bundle of task {container_id!r}"),
         rootfs=tuple(
             RootfsMount(type=mount.type, source=mount.source, target=mount.target, options=tuple(mount.options))
             for mount in request.rootfs
@@ -115,7 +115,7 @@ def create_request(payload: bytes) -> CreateTask:
 
 
 def exec_request(payload: bytes) -> ExecTask:
-    request = _parse(pb.ExecProcessRequest, payload)
+    request = parsed(pb.ExecProcessRequest, payload)
     container_id = _container_id(request.id)
     exec_id = ExecId(checked_id(request.exec_id, "exec id"))
     process = _json_object(request.spec, _PROCESS, f"process of exec {exec_id!r}")
@@ -125,7 +125,7 @@ def exec_request(payload: bytes) -> ExecTask:
 
 
 def kill_request(payload: bytes) -> KillRequest:
-    request = _parse(pb.KillRequest, payload)
+    request = parsed(pb.KillRequest, payload)
     container_id = _container_id(request.id)
     if request.signal > _MAX_SIGNAL:
         raise InvalidArgument(f"kill task {container_id!r}: {request.signal} is not a signal number")
@@ -133,12 +133,12 @@ def kill_request(payload: bytes) -> KillRequest:
 
 
 def resize_request(payload: bytes) -> ResizeRequest:
-    request = _parse(pb.ResizePtyRequest, payload)
+    request = parsed(pb.ResizePtyRequest, payload)
     return ResizeRequest(_container_id(request.id), _exec_id(request.exec_id), request.width, request.height)
 
 
 def update_request(payload: bytes) -> UpdateRequest:
-    request = _parse(pb.UpdateTaskRequest, payload)
+    request = parsed(pb.UpdateTaskRequest, payload)
     container_id = _container_id(request.id)
     resources: Mapping[str, Any] = {}
     if request.HasField("resources"):
@@ -148,7 +148,7 @@ def update_request(payload: bytes) -> UpdateRequest:
 
 def shutdown_request(payload: bytes) -> ShutdownRequest:
     """The id is for the log only: containerd sends the id of the task that it deleted last."""
-    request = _parse(pb.ShutdownRequest, payload)
+    request = parsed(pb.ShutdownRequest, payload)
     return ShutdownRequest(ContainerId(request.id), request.now)
 
 
@@ -230,7 +230,8 @@ def uint32(status: int) -> int:
     return status & 0xFFFFFFFF
 
 
-def _parse(kind: type[M], payload: bytes) -> M:
+def parsed(kind: type[M], payload: bytes) -> M:
+    """The message. Raises InvalidArgument."""
     message = kind()
     try:
         message.ParseFromString(payload)
@@ -247,7 +248,8 @@ def _exec_id(text: str) -> ExecId | None:
     return ExecId(checked_id(text, "exec id")) if text else None
 
 
-def _absolute(path: str, what: str) -> HostPath:
+def absolute_path(path: str, what: str) -> HostPath:
+    """The path. Raises InvalidArgument naming `what` for another than an absolute one."""
     if not path.startswith("/") or "\0" in path:
         raise InvalidArgument(f"check {what}: {path[:200]!r} is not an absolute path")
     return HostPath(path)
@@ -265,7 +267,7 @@ def _stdio(request: pb.CreateTaskRequest | pb.ExecProcessRequest) -> Stdio:
 
 def _runtime_options(options: AnyMessage) -> RuntimeOptions | None:
     """The options when they have the generic type; None for others, such as runc's, which clients send anywhere."""
-    name = _type_name(options)
+    name = type_name(options)
     if name == _RUNTIME_OPTIONS:
         parsed = runtimeoptions_pb2.Options()
         try:
@@ -293,5 +295,6 @@ def _json_object(message: AnyMessage, wanted: str, what: str) -> dict[str, Any]:
     return value
 
 
-def _type_name(message: AnyMessage) -> str:
+def type_name(message: AnyMessage) -> str:
+    """The name of the type in it, without the host of its URL."""
     return message.type_url.rpartition("/")[2]

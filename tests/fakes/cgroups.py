@@ -85,6 +85,10 @@ class FakeCgroups:
     async def oom(self, group: Group) -> HostOom | None:
         return self.killed
 
+    async def usage(self, group: Group) -> Mapping[str, int]:
+        self._hit("usage")
+        return {"cpu_ns": 5_000_000, "memory_bytes": 3 << 20, "processes": 7}
+
     async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:
         return tuple((f"b 8:{number} rwm", path) for number, path in enumerate(paths))
 

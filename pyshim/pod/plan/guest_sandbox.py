@@ -38,7 +38,7 @@ def guest_sandbox(
     """
     return GuestSandbox(
         sandbox_id=sandbox_id,
-        hostname=(spec.hostname or sandbox_id[:_UNNAMED_LENGTH])[:_MAX_HOSTNAME],
+        hostname=(spec.hostname or unnamed_host(sandbox_id))[:_MAX_HOSTNAME],
         dns=dns,
         storages=(
             *((_SHARED,) if config.hypervisor.shared_fs != "none" else ()),
@@ -55,6 +55,11 @@ def guest_sandbox(
         guest_hook_path=config.hypervisor.guest_hook_path,
         kernel_modules=tuple(_kernel_module(text) for text in config.agent.kernel_modules),
     )
+
+
+def unnamed_host(sandbox_id: SandboxId) -> str:
+    """The host name of a pod that has none of its own."""
+    return sandbox_id[:_UNNAMED_LENGTH]
 
 
 def resolv_conf(spec: OciSpec) -> str:

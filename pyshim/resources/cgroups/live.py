@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from hypervisors.base import Hypervisor
 from pyshim.concurrency.tasks import to_the_end, together
@@ -23,6 +24,7 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Cgroups, Records
 from pyshim.model.sizing import SizingRecord
+from pyshim.model.stats import NO_STATS, ContainerStats, MemoryUse
 from pyshim.model.units import MIB
 from pyshim.model.vm import Device, VmExit, VmExitKind
 from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, placed_pinning, service_cpus, vcpu_cpus
@@ -358,6 +360,26 @@ class SandboxCgroups:
                 self._entries.pop()
 
     # ---- what is known
+
+    async def stats(self) -> ContainerStats:
+        """What the VM uses of the host, as the kernel counts the cgroup that is the pod's."""
+        group = self._plan.group(Role.SANDBOX)
+        if group is None:
+            return NO_STATS
+        used = await self._host.usage(group)
+        memory = MemoryUse(
+            usage_bytes=used.get("memory_bytes", 0),
+            max_usage_bytes=used.get("memory_peak_bytes", 0),
+            failures=0,
+            limit_bytes=0,
+        )
+        return replace(
+            NO_STATS,
+            cpu=replace(NO_STATS.cpu, total_ns=used.get("cpu_ns", 0)),
+            memory=replace(NO_STATS.memory, usage=memory),
+            pids_current=used.get("processes", 0),
+            oom_kills=used.get("oom_kills", 0),
+        )
 
     def saved(self) -> Mapping[str, object]:
         """A JSON object; numbers of processes are those it was left with."""

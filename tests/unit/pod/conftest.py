@@ -23,6 +23,7 @@ from pyshim.model.vm import Device, GuestLocation
 from pyshim.node.nri.description import machine
 from pyshim.pod.environment import Environment
 from pyshim.pod.pod import Pod
+from pyshim.pod.served import ServedSandbox
 from pyshim.resources.devices.live import no_devices
 from pyshim.resources.placement_call import AskPlacement, no_plugin
 from pyshim.ttrpc import Client
@@ -104,6 +105,7 @@ class Stack:
         self.records: list[FakeRecords] = []
         self.hypervisors: list[FakeVm] = []
         self.open_records: Callable[[str], Coroutine[Any, Any, Records]] = self._records
+        environment = self._environment()
         self.pod = Pod(
             identity=Identity(
                 namespace="default",
@@ -114,24 +116,28 @@ class Stack:
                 bundle=HostPath(f"{BUNDLES}/c1"),
                 debug=True,
             ),
-            environment=Environment(
-                host=self.host,
-                load_config=self._load_config,
-                host_facts=self._host_facts,
-                capacity=self._capacity,
-                hypervisor_factory=self._hypervisor,
-                connector_factory=lambda config: FakeConnector(self),
-                network_connector=self.networks,
-                publisher=self.publisher,
-                open_records=lambda sandbox_id: self.open_records(sandbox_id),
-                clock_ns=lambda: 1_700_000_000_000_000_000,
-                new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
-                read_machine=self._read_machine,
-                find_devices=lambda question: self.find_devices(question),
-                ask_placement=lambda path, need: self.ask_placement(path, need),
-                serve_monitor=self.host.serve_monitor,
-                export_trace=self._export_trace,
-            ),
+            environment=environment,
+        )
+        self.served = ServedSandbox(pod=self.pod, environment=environment, options=None)
+
+    def _environment(self) -> Environment:
+        return Environment(
+            host=self.host,
+            load_config=self._load_config,
+            host_facts=self._host_facts,
+            capacity=self._capacity,
+            hypervisor_factory=self._hypervisor,
+            connector_factory=lambda config: FakeConnector(self),
+            network_connector=self.networks,
+            publisher=self.publisher,
+            open_records=lambda sandbox_id: self.open_records(sandbox_id),
+            clock_ns=lambda: 1_700_000_000_000_000_000,
+            new_uuid=lambda: "11111111-2222-3333-4444-555555555555",
+            read_machine=self._read_machine,
+            find_devices=lambda question: self.find_devices(question),
+            ask_placement=lambda path, need: self.ask_placement(path, need),
+            serve_monitor=self.host.serve_monitor,
+            export_trace=self._export_trace,
         )
 
     async def _load_config(self, options: object, annotations: object) -> Any:

@@ -90,3 +90,15 @@ def test_options_of_another_type_name_no_cgroup() -> None:
     options = AnyMessage(type_url="some.Options", value=RuncOptions(shim_cgroup="/shims").SerializeToString())
 
     assert params_of(options.SerializeToString(), call()).shim_cgroup == ""
+
+
+@pytest.mark.parametrize("bootstrap", [True, False], ids=["bootstrap", "legacy"])
+def test_the_configuration_is_found_in_our_options(bootstrap: bool) -> None:
+    options = RuntimeOptions(type_url="t", config_path="/etc/k.toml", config_body=b"[a]")
+    message = AnyMessage(type_url="runtimeoptions.v1.Options", value=options.SerializeToString())
+    params = BootstrapParams(instance_id="c1", namespace="k8s.io")
+    params.extensions.add().value.CopyFrom(message)
+
+    said = params_of((params if bootstrap else message).SerializeToString(), call())
+
+    assert (said.bootstrap, said.config_path, said.config_body) == (bootstrap, "/etc/k.toml", b"[a]")

@@ -3,6 +3,8 @@ import json
 from protos.containerd.types_pb2 import RuntimeInfo
 from pyshim import __version__
 from pyshim.start.info import runtime_info
+from pyshim.task.sandbox_service import SANDBOX_SERVICE
+from pyshim.task.service import SERVICES
 
 
 def test_runtime_info_is_containerds_message() -> None:
@@ -12,6 +14,12 @@ def test_runtime_info_is_containerds_message() -> None:
     assert info.version.version == __version__
     assert info.features.type_url == "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
     assert not info.HasField("options")
+
+
+def test_the_services_of_a_shims_socket_are_named() -> None:
+    info = RuntimeInfo.FromString(runtime_info())
+
+    assert info.annotations["io.containerd.pykata.v2/services"].split(",") == [*SERVICES, SANDBOX_SERVICE]
 
 
 def test_features_offer_recursive_read_only_mounts_and_nothing_that_is_not_there() -> None:

@@ -6,10 +6,13 @@ import socket
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf.any_pb2 import Any as AnyMessage
 from start_bench import StartBench, is_alive
 
+from protos.containerd import runtimeoptions_pb2
 from protos.containerd.bootstrap_pb2 import BootstrapParams, BootstrapResult, LogLevel
 
 SANDBOX_ID = "io.kubernetes.cri.sandbox-id"
@@ -332,15 +335,32 @@ def test_options_without_end_are_refused(bench: StartBench) -> None:
     assert result.stderr.startswith(b"read runtime options 'stdin': more than ")
 
 
-def test_a_refused_sandbox_of_the_sandbox_api_leaves_nothing(bench: StartBench) -> None:
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        pytest.param({"config_path": "/etc/tdx.toml"}, "/etc/tdx.toml", id="file"),
+        pytest.param({"config_body": b"[runtime]"}, "configuration.toml", id="body"),
+        pytest.param({}, "", id="none"),
+    ],
+)
+def test_a_sandbox_without_a_spec_has_the_configuration_of_its_runtime_handler(
+    bench: StartBench, options: dict[str, Any], config: str
+) -> None:
+    """No later call of containerd's Sandbox API brings it."""
     bundle = bench.bundle("c1")
     (bundle / "config.json").unlink()
+    message = AnyMessage(
+        type_url="runtimeoptions.v1.Options", value=runtimeoptions_pb2.Options(**options).SerializeToString()
+    )
 
-    result = bench.start(bundle)
+    result = bench.start(bundle, stdin=message.SerializeToString())
 
-    assert result.returncode == 1
-    assert b"Sandbox API is not supported" in result.stderr
-    assert bench.nothing_left()
+    assert (result.returncode, result.stderr) == (0, b"")
+    words = bench.ask(result.stdout.decode())["argv"]
+    given = [words[number + 1] for number, word in enumerate(words) if word == "-config"]
+    assert [path.removeprefix(f"{bundle}/") for path in given] == ([config] if config else [])
+    written = bundle / "configuration.toml"
+    assert (written.read_bytes() if written.exists() else None) == options.get("config_body")
 
 
 def test_oom_score_stops_at_the_highest(bench: StartBench) -> None:

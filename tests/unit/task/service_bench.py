@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from protos.containerd import task_v2_pb2
 from pyshim.model.host_facts import CgroupMode
+from pyshim.task.calls import Calls
 from pyshim.task.service import SERVICES, TaskService
 from pyshim.ttrpc import Client, RemoteError, Server
 from tests.fakes.clock import run_fast_forward
@@ -24,9 +25,10 @@ RESOURCES_URL = "types.containerd.io/opencontainers/runtime-spec/1/LinuxResource
 class Bench:
     """A TaskService behind a ttrpc connection, over FakeSandboxes in which the container `c1` exists."""
 
-    def __init__(self, client: Client, service: TaskService, sandboxes: FakeSandboxes) -> None:
+    def __init__(self, client: Client, service: TaskService, calls: Calls, sandboxes: FakeSandboxes) -> None:
         self.client = client
         self.service = service
+        self.calls = calls
         self.sandboxes = sandboxes
 
     async def call(self, method: str, request: Message | bytes, service: str = V2, timeout_s: float = 30) -> bytes:
@@ -42,13 +44,14 @@ class Bench:
 @asynccontextmanager
 async def bench(cgroup_mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]:
     sandboxes = FakeSandboxes()
-    service = TaskService(sandboxes=sandboxes, cgroup_mode=cgroup_mode)
+    calls = Calls()
+    service = TaskService(sandboxes=sandboxes, cgroup_mode=cgroup_mode, calls=calls)
     server = Server(services=service.services())
     ours, theirs = socket.socketpair()
     serving = asyncio.create_task(server.serve_connection(theirs))
     client = await Client.connect_socket(ours)
     try:
-        bench = Bench(client, service, sandboxes)
+        bench = Bench(client, service, calls, sandboxes)
         await bench.call("Create", task_v2_pb2.CreateTaskRequest(id="c1", bundle="/b"))
         sandboxes.calls.clear()
         yield bench

@@ -16,6 +16,7 @@ from protos.cgroups import v1_pb2, v2_pb2
 from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_v2_pb2, task_v3_pb2
 from pyshim.model.host_facts import CgroupMode
 from pyshim.model.task import CreateTask, ExecTask, RootfsMount, RuntimeOptions, Stdio
+from pyshim.task.calls import Calls
 from pyshim.task.service import SERVICES, TaskService
 from pyshim.ttrpc import CallTimedOut, Code, RemoteError
 
@@ -54,7 +55,7 @@ def test_every_method_of_the_service_definition_is_served() -> None:
     names = {method.name for method in task_v2_pb2.DESCRIPTOR.services_by_name["Task"].methods}
 
     async def served() -> dict[str, set[str]]:
-        service = TaskService(sandboxes=FakeSandboxes(), cgroup_mode=CgroupMode.V2)
+        service = TaskService(sandboxes=FakeSandboxes(), cgroup_mode=CgroupMode.V2, calls=Calls())
         return {name: set(methods) for name, methods in service.services().items()}
 
     assert asyncio.run(served()) == {V2: names, V3: names}
@@ -300,13 +301,13 @@ def test_wait_answers_everybody_while_other_calls_go_on() -> None:
             waits = [asyncio.create_task(b.call("Wait", request)) for _ in range(3)]
             await b.call("State", task_v2_pb2.StateRequest(id="c1"))
             assert not any(wait.done() for wait in waits)
-            assert [line.split(" for ")[0] for line in b.service.open_calls()] == ["Wait c1 -"] * 3
+            assert [line.split(" for ")[0] for line in b.calls.open_calls()] == ["Wait c1 -"] * 3
 
             b.sandboxes.exited.set()
             replies = [task_v2_pb2.WaitResponse.FromString(await wait) for wait in waits]
 
             assert {(r.exit_status, r.exited_at.ToNanoseconds()) for r in replies} == {(EXIT.status, EXIT.exited_at_ns)}
-            assert list(b.service.open_calls()) == []
+            assert list(b.calls.open_calls()) == []
 
     run(test())
 

@@ -14,6 +14,7 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.resources.cgroups.host import hierarchies as cgroup_mounts
 from pyshim.resources.cgroups.host import resctrl
 from pyshim.resources.cgroups.host.systemd_scope import start_scope
+from pyshim.resources.cgroups.host.usage import usage
 from pyshim.resources.cgroups.host.v1 import CgroupsV1
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
 
@@ -124,6 +125,11 @@ class LinuxCgroups:
     @within_s(READ_S, "read oom counters of cgroup '{group.path}'")
     async def oom(self, group: Group) -> HostOom | None:
         return await asyncio.to_thread(self._tree.oom, group)
+
+    @within_s(READ_S, "read usage of cgroup '{group.path}'")
+    async def usage(self, group: Group) -> Mapping[str, int]:
+        """By the names of `usage.py`; what the kernel does not say is left out."""
+        return await asyncio.to_thread(usage, group.path)
 
     @within_s(READ_S, "look at device nodes")
     async def device_rules(self, paths: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,123 @@
+"""Pods by containerd's Sandbox API, without a pause container: containerd's side, with a stand-in for the VM.
+
+SANDBOXER=shim runs the other files on such pods (docs/HACKING.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from protos.cri import v1_pb2 as pb
+
+from .framework import processes, releases
+from .framework.cri import Cri, Pod, refusal
+from .framework.cri_session import SANDBOX_API_HANDLER
+from .framework.leaks import HostState, assert_nothing_left
+from .framework.runtime import Runtime
+from .framework.waiting import eventually
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.skipif(releases.chosen().numbers < (2, 3), reason="needs CONTAINERD=2.3 for the Sandbox API"),
+]
+
+
+@pytest.fixture
+def pod(cri: Cri) -> Iterator[Pod]:
+    with cri.pod(handler=SANDBOX_API_HANDLER, hostname="served") as pod:
+        yield pod
+
+
+def _vmms() -> list[processes.Process]:
+    return processes.find("qemu-system-stub")
+
+
+def test_a_pod_has_no_pause_container(cri: Cri, runtime: Runtime, pod: Pod) -> None:
+    containers = [pod.start() for _ in range(2)]
+
+    assert pod.is_ready
+    assert len(runtime.shims(pod.id)) == 1
+    assert [task.split()[0] for task in cri.daemon.ctr("-n", "k8s.io", "task", "ls", "-q").lines] == sorted(
+        container.id for container in containers
+    )
+    containers[0].stop(0)
+    containers[0].remove()
+    pod.containers.remove(containers[0])
+    assert containers[1].is_running
+    assert pod.is_ready
+
+
+def test_a_verbose_status_has_the_sizing_and_the_vmm(cri: Cri, runtime: Runtime, pod: Pod) -> None:
+    info = cri.call("PodSandboxStatus", pod_sandbox_id=pod.id, verbose=True).info
+
+    vm = json.loads(info["vm"])
+    assert vm["vmmPid"] in {vmm.pid for vmm in _vmms()}
+    assert json.loads(info["sizing"])["vcpus"]["granted"] == vm["vcpus"]
+
+
+def test_a_pod_obeys_the_containerd_that_comes_after_a_killed_one(cri: Cri, runtime: Runtime, pod: Pod) -> None:
+    container = pod.start()
+    before = [shim.pid for shim in runtime.shims(pod.id)]
+
+    cri.daemon.restart(signal.SIGKILL)
+    cri.connect()
+
+    assert pod.is_ready
+    assert container.is_running
+    assert pod.start().is_running
+    assert [shim.pid for shim in runtime.shims(pod.id)] == before
+
+
+@pytest.mark.parametrize("part", ["shim", "vmm"])
+@pytest.mark.parametrize("watched", [True, False], ids=["watched", "away"])
+def test_the_end_of_a_part_is_the_pods_end_and_nothing_is_left(
+    cri: Cri, runtime: Runtime, part: str, watched: bool
+) -> None:
+    before = HostState.look()
+    with cri.pod(handler=SANDBOX_API_HANDLER) as pod:
+        container = pod.start()
+        (victim,) = runtime.shims(pod.id) if part == "shim" else _vmms()
+        if not watched:
+            cri.daemon.stop(signal.SIGKILL)
+
+        os.kill(victim.pid, signal.SIGKILL)
+        if not watched:
+            cri.daemon.start()
+            cri.connect()
+
+        eventually(lambda: not pod.is_ready, what="the pod is not ready")
+        eventually(lambda: container.status.state == pb.CONTAINER_EXITED, what="the container has ended")
+    assert_nothing_left(before, (cri.daemon.directories.root,))
+
+
+def test_a_pod_that_is_refused_leaves_nothing(cri: Cri) -> None:
+    before = HostState.look()
+    wrong = {"io.katacontainers.config.hypervisor.default_vcpus": "many"}
+
+    assert "default_vcpus" in refusal(lambda: cri.run_pod("wrong", handler=SANDBOX_API_HANDLER, annotations=wrong))
+    assert "hostNetwork is true" in refusal(
+        lambda: cri.run_pod("onhost", handler=SANDBOX_API_HANDLER, host_network=True)
+    )
+
+    assert_nothing_left(before, (cri.daemon.directories.root,))
+
+
+def test_ctr_makes_lists_and_removes_a_sandbox(cri: Cri, runtime: Runtime, tmp_path: Path) -> None:
+    before = HostState.look()
+    spec = tmp_path / "sandbox.json"
+    spec.write_text(json.dumps({"process": {"args": ["pause"], "cwd": "/"}, "root": {"path": "rootfs"}}))
+    ctr = cri.daemon.ctr
+
+    made = ctr("sandboxes", "run", "--runtime", runtime.name, str(spec), "by-ctr")
+
+    assert made.out.strip() == "by-ctr"
+    assert "by-ctr" in ctr("sandboxes", "list").out
+    assert len(runtime.vmms("by-ctr")) == 1
+    ctr("sandboxes", "rm", "--force", "by-ctr")
+    assert_nothing_left(before, (cri.daemon.directories.root,))

@@ -1,0 +1,129 @@
+"""A pod's configuration as the spec that containerd would write for its pause container, and the pod's files. Pure.
+
+All that the sandbox's plan reads is in there, so a pod of the Sandbox API is planned as one with a pause container.
+Source: containerd 2.3, internal/cri/server/podsandbox/sandbox_run_linux.go.
+"""
+
+import json
+import posixpath
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from pyshim.model.caller import KEYS, Caller
+from pyshim.model.ids import HostPath, SandboxId
+from pyshim.model.oci import OciMount, OciSpec, parse_spec
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns
+from pyshim.pod.plan.guest_sandbox import unnamed_host
+from pyshim.resources.sizing.plan.pod_figures import CONTAINERD_PREFIX
+
+RESOLV_CONF, HOSTNAME, HOSTS = "/etc/resolv.conf", "/etc/hostname", "/etc/hosts"
+_RUNTIMES_PREFIX = "io.kubernetes.cri"
+"""Keys of containerd's and of CRI-O's: in a pod's own annotations they are its author's."""
+_RUNTIMES_KEYS = frozenset(key for keys in KEYS.values() for key in keys)
+_NETWORK_SYSCTLS = {"net.ipv4.ip_unprivileged_port_start": "0", "net.ipv4.ping_group_range": "0 2147483647"}
+"""containerd's defaults, enable_unprivileged_ports and enable_unprivileged_icmp, for a pod with its own network."""
+_LOOPBACK = b"127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+_OPTIONS = ("rbind", "ro", "nosuid", "nodev", "noexec")
+
+
+def pod_spec(request: CreateSandbox, pod: PodConfig, files: Mapping[str, HostPath]) -> OciSpec:
+    """The spec of `pod`'s sandbox, with those of `files` that the sandbox itself needs."""
+    linux: dict[str, Any] = {
+        "namespaces": _namespaces(pod, request.netns_path),
+        "cgroupsPath": _cgroups_path(pod.cgroup_parent, request.sandbox_id),
+        "sysctl": {**({} if "network" in pod.host_namespaces else _NETWORK_SYSCTLS), **pod.sysctls},
+    }
+    raw = {
+        "ociVersion": "1.1.0",
+        "process": {"args": ["/pause"], "cwd": "/"},
+        "root": {"path": "rootfs", "readonly": True},
+        "hostname": _hostname(request.sandbox_id, pod),
+        "mounts": [
+            {"destination": RESOLV_CONF, "type": "bind", "source": files[RESOLV_CONF], "options": list(_OPTIONS)}
+        ],
+        "annotations": _annotations(request, pod),
+        "linux": linux,
+    }
+    return parse_spec(json.dumps(raw).encode(), f"PodSandboxConfig of '{request.sandbox_id}'")
+
+
+def pod_files(sandbox_id: SandboxId, pod: PodConfig, host_resolv_conf: bytes) -> Mapping[str, bytes]:
+    """The contents of the pod's files, by their paths in its containers. The kubelet brings its own /etc/hosts."""
+    return {
+        RESOLV_CONF: _resolv_conf(pod.dns) if pod.dns is not None else host_resolv_conf,
+        HOSTNAME: f"{_hostname(sandbox_id, pod)}\n".encode(),
+        HOSTS: _LOOPBACK,
+    }
+
+
+def with_files(spec: OciSpec, files: Mapping[str, HostPath]) -> OciSpec:
+    """The container's spec with those of the pod's `files` for which it has no mount of its own.
+
+    containerd leaves them to the shim of a pod that it has no pause container for.
+    """
+    taken = {mount.destination for mount in spec.mounts}
+    options = ("rbind", "ro") if (spec.raw.get("root") or {}).get("readonly") else ("rbind", "rw")
+    added = [
+        OciMount(destination=destination, type="bind", source=source, options=options)
+        for destination, source in files.items()
+        if destination not in taken
+    ]
+    raw = [
+        {"destination": each.destination, "type": each.type, "source": each.source, "options": list(each.options)}
+        for each in added
+    ]
+    mounts = [*(spec.raw.get("mounts") or ()), *raw]
+    return replace(spec, mounts=(*spec.mounts, *added), raw={**spec.raw, "mounts": mounts})
+
+
+def _hostname(sandbox_id: SandboxId, pod: PodConfig) -> str:
+    return pod.hostname or unnamed_host(sandbox_id)
+
+
+def _resolv_conf(dns: PodDns) -> bytes:
+    lines = [f"nameserver {server}" for server in dns.servers]
+    for word, values in (("search", dns.searches), ("options", dns.options)):
+        lines += [f"{word} {' '.join(values)}"] if values else []
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _namespaces(pod: PodConfig, netns_path: str) -> list[dict[str, str]]:
+    own = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount") if kind not in pod.host_namespaces]
+    return own if "network" in pod.host_namespaces else [*own, {"type": "network", "path": netns_path}]
+
+
+def _cgroups_path(parent: str, sandbox_id: SandboxId) -> str:
+    """Below the pod's cgroup, or the pod's slice in systemd's three parts."""
+    if not parent:
+        return ""
+    slice_name = posixpath.basename(parent)
+    if slice_name.endswith(".slice"):
+        return f"{slice_name}:cri-containerd:{sandbox_id}"
+    return posixpath.join(parent, sandbox_id)
+
+
+def _annotations(request: CreateSandbox, pod: PodConfig) -> dict[str, str]:
+    keys = KEYS[Caller.CONTAINERD]
+    own = {
+        key: value
+        for key, value in {**pod.annotations, **request.annotations}.items()
+        if key not in _RUNTIMES_KEYS and not key.startswith(_RUNTIMES_PREFIX)
+    }
+    runtimes = {
+        keys.container_type: "sandbox",
+        keys.sandbox_id: request.sandbox_id,
+        keys.pod_name: pod.name,
+        keys.pod_namespace: pod.namespace,
+        keys.pod_uid: pod.uid,
+    }
+    if (size := pod.resources) is not None:
+        figures = {
+            "cpu-period": size.cpu_period,
+            "cpu-quota": size.cpu_quota,
+            "cpu-shares": size.cpu_shares,
+            "memory": size.memory_bytes,
+        }
+        runtimes |= {CONTAINERD_PREFIX + name: str(value) for name, value in figures.items()}
+    return {**own, **runtimes}

@@ -1,0 +1,173 @@
+"""containerd's Sandbox API: a pod's VM that is asked for by itself, and so is there before and after its containers.
+
+    create --start--> runs --stop, or its VM dies--> ended --shutdown--> (the shim ends)
+
+The VM itself is made as for a pod with a pause container, by `Pod`.
+"""
+
+import asyncio
+import json
+import posixpath
+from collections.abc import Mapping
+
+from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.kind import ContainerKind, membership
+from pyshim.model.oci import MAX_SPEC_BYTES, parse_spec
+from pyshim.model.sandbox import CreateSandbox, PodConfig, SandboxRequest, SandboxState
+from pyshim.model.stats import ContainerStats
+from pyshim.model.task import ExitStatus, RuntimeOptions
+from pyshim.pod.environment import Environment
+from pyshim.pod.hooks import ContainerHooks
+from pyshim.pod.plan.pod_spec import pod_files, pod_spec
+from pyshim.pod.pod import Pod
+from pyshim.pod.sandbox import Sandbox
+
+HOST_RESOLV_CONF = "/etc/resolv.conf"
+MAX_RESOLV_CONF_BYTES = 64 * 1024
+PING_TIMEOUT_S = 5.0
+
+
+class ServedSandbox:
+    """The answers to the Sandbox API (`task.sandbox_service.SandboxApi`) for `pod`."""
+
+    def __init__(self, *, pod: Pod, environment: Environment, options: RuntimeOptions | None) -> None:
+        """`options` are those of the runtime handler: containerd gives them to `start` alone."""
+        self._pod = pod
+        self._host = environment.host
+        self._clock_ns = environment.clock_ns
+        self._options = options
+        self._request: SandboxRequest | None = None
+        self._hooks: ContainerHooks | None = None
+        self._sandbox: Sandbox | None = None
+        self._created_at_ns = 0
+        self._exit: ExitStatus | None = None
+        self._ended = asyncio.Event()
+
+    async def create(self, request: CreateSandbox) -> None:
+        if self._request is not None:
+            raise AlreadyExists(f"create sandbox '{request.sandbox_id}': this shim has '{self._request.sandbox_id}'")
+        self._pod.keep_sandbox(request.sandbox_id, self._latch)
+        try:
+            found = await self._read(request)
+        except BaseException:
+            self._pod.drop_sandbox()
+            raise
+        self._request = found
+        self._hooks = ContainerHooks(self._host, found.spec, name=request.sandbox_id, bundle=request.bundle)
+        self._created_at_ns = self._clock_ns()
+
+    async def _read(self, request: CreateSandbox) -> SandboxRequest:
+        """The request as the plan needs it. Raises InvalidArgument."""
+        if request.pod is None:
+            return await self._read_spec(request)
+        contents = pod_files(request.sandbox_id, request.pod, await self._resolv_conf(request.pod))
+        files = {path: HostPath(f"{request.bundle}/{posixpath.basename(path)}") for path in contents}
+        for path, content in contents.items():
+            await self._host.write_bytes(files[path], content, 0o644)
+        return SandboxRequest(
+            sandbox_id=request.sandbox_id,
+            kind=ContainerKind.POD_SANDBOX,
+            spec=pod_spec(request, request.pod, files),
+            options=self._options,
+            files=files,
+        )
+
+    async def _resolv_conf(self, pod: PodConfig) -> bytes:
+        try:
+            return b"" if pod.dns else await self._host.read_bytes(HOST_RESOLV_CONF, MAX_RESOLV_CONF_BYTES)
+        except NotFound:
+            return b""
+
+    async def _read_spec(self, request: CreateSandbox) -> SandboxRequest:
+        """A sandbox by its bundle's spec, as `ctr sandboxes run` makes them."""
+        action, where = f"create sandbox '{request.sandbox_id}'", f"{request.bundle}/config.json"
+        try:
+            spec = parse_spec(await self._host.read_bytes(where, MAX_SPEC_BYTES), where)
+        except NotFound as exc:
+            problem = f"neither options of type 'runtime.v1.PodSandboxConfig' nor '{where}'"
+            raise InvalidArgument(f"{action}: {problem}") from exc
+        kind = membership(spec.annotations, ContainerId(request.sandbox_id)).kind
+        if kind is ContainerKind.POD_CONTAINER:
+            raise InvalidArgument(f"{action}: '{where}' is of a container in a pod")
+        return SandboxRequest(sandbox_id=request.sandbox_id, kind=kind, spec=spec, options=self._options)
+
+    async def start(self, sandbox_id: SandboxId) -> SandboxState:
+        request, hooks = self._known(sandbox_id)
+        if self._exit is not None:
+            raise FailedPrecondition(f"start sandbox '{sandbox_id}': it has ended")
+        self._sandbox = await self._pod.open_sandbox(request, hooks)
+        await hooks.after_start(self._sandbox.pid)
+        return self.status(sandbox_id, verbose=False)
+
+    def check(self, sandbox_id: SandboxId) -> None:
+        self._known(sandbox_id)
+
+    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxState:
+        self._known(sandbox_id)
+        sandbox = self._sandbox
+        return SandboxState(
+            sandbox_id=sandbox_id,
+            pid=sandbox.pid if sandbox else 0,
+            is_ready=sandbox is not None and self._exit is None,
+            created_at_ns=self._created_at_ns,
+            exit=self._exit,
+            info=_info(sandbox) if sandbox and verbose else {},
+        )
+
+    async def stop(self, sandbox_id: SandboxId) -> None:
+        _, hooks = self._known(sandbox_id)
+        await self._pod.stop_sandbox()
+        await hooks.after_delete()
+
+    async def wait(self, sandbox_id: SandboxId) -> ExitStatus:
+        self._known(sandbox_id)
+        await self._ended.wait()
+        assert self._exit is not None, "it is set before the event"
+        return self._exit
+
+    async def ping(self, sandbox_id: SandboxId) -> None:
+        await self._running(sandbox_id).agent.check(PING_TIMEOUT_S)
+
+    async def stats(self, sandbox_id: SandboxId) -> ContainerStats:
+        """What the pod costs the host: its VM's cgroup, not the guest's own figures."""
+        return await self._running(sandbox_id).cgroups.stats()
+
+    async def shutdown(self, sandbox_id: SandboxId) -> None:
+        """Also for a sandbox that was refused: containerd asks for it, and waits for the shim to end."""
+        if self._request is not None or not self._pod.is_empty:
+            await self.stop(sandbox_id)
+        await self._pod.close()
+
+    def _latch(self, status: int) -> None:
+        if self._exit is None:
+            self._exit = ExitStatus(status=status, exited_at_ns=self._clock_ns())
+            self._ended.set()
+
+    def _known(self, sandbox_id: SandboxId) -> tuple[SandboxRequest, ContainerHooks]:
+        if self._request is None or self._hooks is None or self._request.sandbox_id != sandbox_id:
+            raise NotFound(f"find sandbox '{sandbox_id}': no such sandbox in this shim")
+        return self._request, self._hooks
+
+    def _running(self, sandbox_id: SandboxId) -> Sandbox:
+        self._known(sandbox_id)
+        if self._sandbox is None or self._exit is not None:
+            state = "has not been started" if self._exit is None else "has ended"
+            raise FailedPrecondition(f"use sandbox '{sandbox_id}': it {state}")
+        return self._sandbox
+
+
+def _info(sandbox: Sandbox) -> Mapping[str, str]:
+    """For `crictl inspectp`: each value is JSON."""
+    plan, resizer = sandbox.plan, sandbox.resizer
+    vm = {
+        "vmmPid": sandbox.hypervisor.pid,
+        "virtiofsdPid": sandbox.virtiofsd_pid,
+        "accelerator": plan.vm.cpu.accelerator,
+        "hypervisor": plan.config.hypervisor_name,
+        "agent": str(sandbox.hypervisor.agent_address),
+        "configuration": plan.config.source,
+        "vcpus": resizer.vcpus,
+        "memoryMiB": resizer.memory_mib,
+    }
+    return {"vm": json.dumps(vm), "sizing": json.dumps(resizer.record.as_json())}

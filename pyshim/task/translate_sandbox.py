@@ -1,0 +1,141 @@
+"""containerd's Sandbox messages to model values and back. Bad input is refused; nothing is decided here."""
+
+from typing import NamedTuple
+
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import DecodeError
+
+from protos.containerd import sandbox_pb2 as pb
+from protos.containerd import types_pb2
+from pyshim.model.errors import InvalidArgument
+from pyshim.model.ids import SandboxId, checked_id
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources, SandboxState
+from pyshim.model.task import ExitStatus
+from pyshim.task.translate import absolute_path, parsed, timestamp, type_name, uint32
+
+_POD_CONFIG = "runtime.v1.PodSandboxConfig"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The kernel's name of a machine, and Go's."""
+
+
+class SandboxRef(NamedTuple):
+    """A request about a sandbox and nothing else."""
+
+    sandbox_id: SandboxId
+
+
+class StatusRequest(NamedTuple):
+    sandbox_id: SandboxId
+    verbose: bool
+
+
+class Measured(NamedTuple):
+    """The sandbox's metrics, and when they were taken."""
+
+    sandbox_id: SandboxId
+    metrics: AnyMessage
+    at_ns: int
+
+
+def sandbox_ref(payload: bytes) -> SandboxRef:
+    """The sandbox of a request that has only an id, or others that do not count: it is field 1 of all of them."""
+    return SandboxRef(_sandbox_id(parsed(pb.PingRequest, payload).sandbox_id))
+
+
+def create_request(payload: bytes) -> CreateSandbox:
+    request = parsed(pb.CreateSandboxRequest, payload)
+    sandbox_id = _sandbox_id(request.sandbox_id)
+    if request.netns_path:
+        absolute_path(request.netns_path, f"network namespace of sandbox {sandbox_id!r}")
+    return CreateSandbox(
+        sandbox_id=sandbox_id,
+        bundle=absolute_path(request.bundle_path, f"bundle of sandbox {sandbox_id!r}"),
+        netns_path=request.netns_path,
+        annotations=dict(request.annotations),
+        pod=_pod_config(request.options, sandbox_id),
+    )
+
+
+def status_request(payload: bytes) -> StatusRequest:
+    request = parsed(pb.SandboxStatusRequest, payload)
+    return StatusRequest(_sandbox_id(request.sandbox_id), request.verbose)
+
+
+def start_reply(state: SandboxState) -> bytes:
+    return pb.StartSandboxResponse(pid=state.pid, created_at=timestamp(state.created_at_ns)).SerializeToString()
+
+
+def platform_reply(machine: str) -> bytes:
+    platform = types_pb2.Platform(os="linux", architecture=_ARCHITECTURES.get(machine, machine))
+    return pb.PlatformResponse(platform=platform).SerializeToString()
+
+
+def wait_reply(exit_status: ExitStatus) -> bytes:
+    return pb.WaitSandboxResponse(
+        exit_status=uint32(exit_status.status), exited_at=timestamp(exit_status.exited_at_ns)
+    ).SerializeToString()
+
+
+def status_reply(state: SandboxState) -> bytes:
+    """The state is in the CRI's words, as containerd compares them."""
+    reply = pb.SandboxStatusResponse(
+        sandbox_id=state.sandbox_id,
+        pid=state.pid,
+        state="SANDBOX_READY" if state.is_ready else "SANDBOX_NOTREADY",
+        info=state.info,
+        created_at=timestamp(state.created_at_ns),
+    )
+    if state.exit is not None:
+        reply.exited_at.CopyFrom(timestamp(state.exit.exited_at_ns))
+    return reply.SerializeToString()
+
+
+def metrics_reply(measured: Measured) -> bytes:
+    metric = types_pb2.Metric(id=measured.sandbox_id, data=measured.metrics, timestamp=timestamp(measured.at_ns))
+    return pb.SandboxMetricsResponse(metrics=metric).SerializeToString()
+
+
+def _sandbox_id(text: str) -> SandboxId:
+    return SandboxId(checked_id(text, "sandbox id"))
+
+
+def _pod_config(options: AnyMessage, sandbox_id: SandboxId) -> PodConfig | None:
+    """The pod of the options; None without options. Raises InvalidArgument for options of another type."""
+    name = type_name(options)
+    if not name:
+        return None
+    action = f"create sandbox {sandbox_id!r}"
+    if name != _POD_CONFIG:
+        raise InvalidArgument(f"{action}: the options are of type {name[:100]!r}, not {_POD_CONFIG!r}")
+
+    from protos.cri import v1_pb2 as cri  # large, and only the pods of this API need it
+
+    try:
+        config = cri.PodSandboxConfig.FromString(options.value)
+    except DecodeError as error:
+        raise InvalidArgument(f"{action}: decode {_POD_CONFIG}: {error}") from error
+    linux, metadata = config.linux, config.metadata
+    namespaces = linux.security_context.namespace_options
+    modes = {"network": namespaces.network, "pid": namespaces.pid, "ipc": namespaces.ipc}
+    resources, dns = linux.resources, config.dns_config
+    return PodConfig(
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        hostname=config.hostname,
+        dns=PodDns(servers=tuple(dns.servers), searches=tuple(dns.searches), options=tuple(dns.options))
+        if config.HasField("dns_config")
+        else None,
+        annotations=dict(config.annotations),
+        cgroup_parent=linux.cgroup_parent,
+        sysctls=dict(linux.sysctls),
+        resources=PodResources(
+            cpu_period=resources.cpu_period,
+            cpu_quota=resources.cpu_quota,
+            cpu_shares=resources.cpu_shares,
+            memory_bytes=resources.memory_limit_in_bytes,
+        )
+        if linux.HasField("resources")
+        else None,
+        host_namespaces=frozenset(kind for kind, mode in modes.items() if mode == cri.NamespaceMode.NODE),
+    )

@@ -1,0 +1,350 @@
+"""A pod by containerd's Sandbox API: its VM is there before and after its containers."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from pyshim.model.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, ShimError, Unavailable
+from pyshim.model.ids import ContainerId, HostPath, SandboxId
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources
+from pyshim.model.task import Status
+from pyshim.pod.process import EXIT_KILLED, EXIT_SANDBOX_LOST
+from pyshim.pod.served import ServedSandbox
+from tests.unit.pod.conftest import BUNDLES, Stack, scenario, until
+
+POD = SandboxId("p1")
+CONFIG = PodConfig(
+    name="web",
+    namespace="default",
+    uid="u1",
+    hostname="web-0",
+    dns=PodDns(servers=("10.0.0.10",), searches=("svc.local",), options=("ndots:5",)),
+    annotations={},
+    cgroup_parent="/kubepods/podu1",
+    sysctls={},
+    resources=PodResources(cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20),
+    host_namespaces=frozenset(),
+)
+IN_POD = {
+    "io.kubernetes.cri.container-type": "container",
+    "io.kubernetes.cri.sandbox-id": POD,
+    "io.kubernetes.cri.sandbox-uid": "u1",
+}
+
+
+def request(pod: PodConfig | None = CONFIG, sandbox_id: SandboxId = POD) -> CreateSandbox:
+    return CreateSandbox(
+        sandbox_id=sandbox_id,
+        bundle=HostPath(f"{BUNDLES}/{sandbox_id}"),
+        netns_path="/run/netns/p1",
+        annotations={},
+        pod=pod,
+    )
+
+
+def served(test: Callable[[Stack, ServedSandbox], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs `test` as a scenario, with the Sandbox API of its pod."""
+
+    async def body(stack: Stack) -> None:
+        await test(stack, stack.served)
+
+    body.__name__ = test.__name__
+    return scenario(body)
+
+
+async def run_pod(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+    await api.start(POD)
+
+
+@served
+async def test_a_pods_life(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+    assert stack.hypervisors == []
+    assert api.status(POD, verbose=False).is_ready is False
+
+    started = await api.start(POD)
+    assert started.is_ready
+    assert started.pid == stack.hypervisors[0].pid
+    waiting = asyncio.create_task(api.wait(POD))
+    container = await stack.run("app", ["sleep"], annotations=IN_POD)
+    await stack.pod.kill(container, None, 9, False)
+    await stack.pod.wait(container, None)
+    await stack.pod.delete(container, None)
+    assert await stack.pod.shutdown(now=False) is False
+    assert api.status(POD, verbose=False).is_ready
+    assert not waiting.done()
+
+    await api.stop(POD)
+    assert (await waiting).status == 0
+    assert api.status(POD, verbose=False).exit is not None
+    await api.shutdown(POD)
+    assert stack.left() == {}
+
+
+@served
+async def test_the_vm_is_that_of_a_pod_with_a_pause_container(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+
+    sent = stack.agent.sandbox
+    assert sent is not None
+    assert sent.hostname == "web-0"
+    assert list(sent.dns) == ["nameserver 10.0.0.10", "search svc.local", "options ndots:5"]
+    snapshot = stack.records[0].snapshots[-1]
+    assert (snapshot.netns_path, snapshot.owner, snapshot.containers) == ("/run/netns/p1", None, ())
+    assert [path for path in stack.host.cgroup_tree.there if path.startswith("/kubepods/podu1/")]
+
+
+@served
+async def test_a_container_has_the_pods_files_unless_it_brings_its_own(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+    own = {"destination": "/etc/hosts", "type": "bind", "source": "/kubelet/hosts", "options": ["rbind"]}
+
+    await stack.create("app", ["sleep"], annotations=IN_POD, mounts=[own])
+
+    mounts = stack.agent.containers["app"].OCI.Mounts
+    assert [mount.destination for mount in mounts] == ["/etc/hosts", "/etc/resolv.conf", "/etc/hostname"]
+    assert stack.host.files[f"{BUNDLES}/p1/hostname"] == b"web-0\n"
+    assert stack.host.files[f"{BUNDLES}/p1/resolv.conf"].startswith(b"nameserver 10.0.0.10\nsearch svc.local\n")
+
+
+@served
+async def test_calls_for_a_sandbox_that_is_not_there_are_refused(stack: Stack, api: ServedSandbox) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: api.start(POD),
+        lambda: api.stop(POD),
+        lambda: api.wait(POD),
+        lambda: api.ping(POD),
+        lambda: api.stats(POD),
+    ]
+    for known in (False, True):
+        if known:
+            await api.create(request(sandbox_id=SandboxId("other")))
+        for call in calls:
+            with pytest.raises(NotFound, match=r"^find sandbox 'p1': "):
+                await call()
+        for look in (lambda: api.check(POD), lambda: api.status(POD, verbose=True)):
+            with pytest.raises(NotFound):
+                look()
+
+
+@served
+async def test_a_sandbox_is_created_once(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+
+    with pytest.raises(AlreadyExists, match=r"^create sandbox 'p2': this shim has 'p1'"):
+        await api.create(request(sandbox_id=SandboxId("p2")))
+
+
+@served
+async def test_a_shim_with_a_pod_of_the_task_api_takes_no_sandbox(stack: Stack, api: ServedSandbox) -> None:
+    await stack.create("c1", ["pause"])
+
+    with pytest.raises(FailedPrecondition, match=r"^create sandbox 'p1': this shim already runs 'c1'"):
+        await api.create(request())
+
+
+@served
+async def test_a_served_sandbox_takes_no_pod_of_the_task_api(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+
+    sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
+    with pytest.raises(FailedPrecondition, match=r"^create sandbox 'c1': "):
+        await stack.create("c1", ["pause"], annotations=sandbox)
+
+
+@served
+async def test_a_container_before_the_start_is_refused(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+
+    with pytest.raises(NotFound, match=r"no sandbox 'p1' in this shim"):
+        await stack.create("app", ["sleep"], annotations=IN_POD)
+
+
+@served
+async def test_a_container_without_annotations_is_of_the_sandbox(stack: Stack, api: ServedSandbox) -> None:
+    """As `ctr run --sandbox` makes it."""
+    await run_pod(stack, api)
+
+    await stack.run("app", ["sleep"])
+
+    assert len(stack.hypervisors) == 1
+
+
+@served
+async def test_repeated_starts_and_stops_give_the_first_ones_answer(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+    first, second = await asyncio.gather(api.start(POD), api.start(POD))
+    third = await api.start(POD)
+    assert first == second == third
+    assert len(stack.hypervisors) == 1
+
+    await asyncio.gather(api.stop(POD), api.stop(POD))
+    ended = await api.wait(POD)
+    await api.stop(POD)
+
+    assert await api.wait(POD) == ended
+    with pytest.raises(FailedPrecondition, match="it has ended"):
+        await api.start(POD)
+
+
+@served
+async def test_a_stop_before_the_start_ends_the_wait(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+    waiting = asyncio.create_task(api.wait(POD))
+    await asyncio.sleep(0)
+
+    await api.stop(POD)
+
+    assert (await waiting).status == 0
+
+
+@pytest.mark.parametrize("step", ["config", "capacity", "connect"])
+def test_a_start_that_fails_leaves_nothing_and_can_be_repeated(step: str) -> None:
+    async def body(stack: Stack) -> None:
+        stack.host.faults.plan({step: 1})
+        await stack.served.create(request())
+
+        with pytest.raises(ShimError):
+            await stack.served.start(POD)
+        assert stack.left() == {}
+        assert stack.pod.is_empty
+
+        assert (await stack.served.start(POD)).is_ready
+
+    scenario(body)()
+
+
+@served
+async def test_a_stop_while_the_vm_boots_undoes_it(stack: Stack, api: ServedSandbox) -> None:
+    await api.create(request())
+    reached = asyncio.Event()
+    stack.on_connected = reached.set
+    starting = asyncio.create_task(api.start(POD))
+    await reached.wait()
+
+    await api.stop(POD)
+
+    with pytest.raises(ShimError):
+        await starting
+    assert stack.left() == {}
+
+
+@served
+async def test_a_lost_vm_ends_the_wait_and_its_containers(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+    container = await stack.run("app", ["sleep"], annotations=IN_POD)
+    waiting = asyncio.create_task(api.wait(POD))
+
+    stack.hypervisors[0].die("qemu exited 1")
+
+    assert (await waiting).status == EXIT_SANDBOX_LOST
+    assert api.status(POD, verbose=False).is_ready is False
+    assert (await stack.pod.wait(container, None)).status == EXIT_SANDBOX_LOST
+    with pytest.raises(ShimError):
+        await stack.create("late", ["sleep"], annotations=IN_POD)
+    with pytest.raises(FailedPrecondition, match="it has ended"):
+        await api.stats(POD)
+
+
+@served
+async def test_a_stop_ends_the_containers_that_are_left(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+    container = await stack.run("app", ["sleep"], annotations=IN_POD)
+
+    await api.stop(POD)
+
+    assert (await stack.pod.wait(container, None)).status == EXIT_KILLED
+    assert stack.pod.state(container, None).status is Status.STOPPED
+    await stack.pod.delete(container, None)
+    await api.shutdown(POD)
+
+
+@served
+async def test_a_shutdown_without_a_stop_ends_all(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+    await stack.run("app", ["sleep"], annotations=IN_POD)
+    waiting = asyncio.create_task(api.wait(POD))
+    await asyncio.sleep(0)
+
+    await api.shutdown(POD)
+
+    assert (await waiting).status == 0
+    assert stack.left() == {}
+    with pytest.raises(Unavailable, match="the shim is ending"):
+        await stack.create("late", ["sleep"], annotations=IN_POD)
+
+
+@served
+async def test_a_shutdown_after_a_refused_create_ends_the_shim(stack: Stack, api: ServedSandbox) -> None:
+    """containerd asks for it, for the sandbox that it could not create."""
+    with pytest.raises(InvalidArgument, match=r"^create sandbox 'p1': neither options of type .* nor '.*config.json'"):
+        await api.create(request(pod=None))
+
+    await api.shutdown(POD)
+
+    assert stack.pod.is_empty
+
+
+@served
+async def test_a_sandbox_by_the_spec_in_its_bundle(stack: Stack, api: ServedSandbox) -> None:
+    """As `ctr sandboxes run` makes it."""
+    stack.host.write_spec(f"{BUNDLES}/p1", ["pause"], hostname="by-spec")
+    await api.create(request(pod=None))
+
+    await api.start(POD)
+
+    assert stack.agent.sandbox is not None
+    assert stack.agent.sandbox.hostname == "by-spec"
+
+
+@served
+async def test_the_spec_of_a_pods_container_opens_no_sandbox(stack: Stack, api: ServedSandbox) -> None:
+    stack.host.write_spec(f"{BUNDLES}/p1", ["sleep"], annotations=IN_POD)
+
+    with pytest.raises(InvalidArgument, match=r"'.*config.json' is of a container in a pod$"):
+        await api.create(request(pod=None))
+
+
+@served
+async def test_the_metrics_are_those_of_the_sandboxs_cgroup(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+
+    stats = await api.stats(POD)
+
+    assert (stats.cpu.total_ns, stats.memory.usage.usage_bytes, stats.pids_current) == (5_000_000, 3 << 20, 7)
+
+
+@served
+async def test_a_verbose_status_says_how_the_vm_came_to_be(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+
+    info = api.status(POD, verbose=True).info
+
+    assert set(info) == {"vm", "sizing"}
+    assert f'"vmmPid": {stack.hypervisors[0].pid}' in info["vm"]
+    assert "sandbox-cpu-quota" in info["sizing"]
+
+
+@served
+async def test_a_ping_reaches_the_agent(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+
+    await api.ping(POD)
+
+
+@served
+async def test_the_state_goes_with_the_sandbox_not_with_its_last_container(stack: Stack, api: ServedSandbox) -> None:
+    await run_pod(stack, api)
+    container = await stack.run("app", ["sleep"], annotations=IN_POD)
+    await stack.pod.kill(container, None, 9, False)
+    await stack.pod.wait(container, None)
+    await stack.pod.delete(container, None)
+    assert not stack.records[0].removed
+
+    await api.stop(POD)
+
+    await until(lambda: stack.records[0].removed)
+    assert stack.pod.connect(ContainerId("app")) == 0

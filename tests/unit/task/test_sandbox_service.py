@@ -1,0 +1,331 @@
+"""The Sandbox API through a real ttrpc server and client."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from fake_sandboxes import EXIT, some_stats
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.message import Message
+
+from protos.cgroups import v1_pb2, v2_pb2
+from protos.containerd import sandbox_pb2 as pb
+from protos.cri import v1_pb2 as cri
+from pyshim.model.errors import NotFound
+from pyshim.model.host_facts import CgroupMode
+from pyshim.model.ids import SandboxId
+from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources, SandboxState
+from pyshim.model.stats import ContainerStats
+from pyshim.model.task import ExitStatus
+from pyshim.task.calls import Calls
+from pyshim.task.sandbox_service import SANDBOX_SERVICE, SandboxService
+from pyshim.ttrpc import Client, Code, RemoteError, Server
+from tests.fakes.clock import run_fast_forward
+
+CREATED_AT_NS = 1_700_000_000_000_000_003
+POD_CONFIG = "runtime.v1.PodSandboxConfig"
+
+
+class FakeSandbox:
+    """The sandbox `p1` is there; every call is recorded."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.exited = asyncio.Event()
+
+    def _enter(self, *call: Any) -> None:
+        self.calls.append(call)
+        if call[1] != "p1":
+            raise NotFound(f"find sandbox '{call[1]}': no such sandbox in this shim")
+
+    async def create(self, request: CreateSandbox) -> None:
+        self.calls.append(("create", request))
+
+    async def start(self, sandbox_id: SandboxId) -> SandboxState:
+        self._enter("start", sandbox_id)
+        return self.status(sandbox_id, verbose=False)
+
+    def check(self, sandbox_id: SandboxId) -> None:
+        self._enter("check", sandbox_id)
+
+    async def stop(self, sandbox_id: SandboxId) -> None:
+        self._enter("stop", sandbox_id)
+
+    async def wait(self, sandbox_id: SandboxId) -> ExitStatus:
+        self._enter("wait", sandbox_id)
+        await self.exited.wait()
+        return EXIT
+
+    def status(self, sandbox_id: SandboxId, verbose: bool) -> SandboxState:
+        self._enter("status", sandbox_id, verbose)
+        ended = self.exited.is_set()
+        return SandboxState(
+            sandbox_id=sandbox_id,
+            pid=4321,
+            is_ready=not ended,
+            created_at_ns=CREATED_AT_NS,
+            exit=EXIT if ended else None,
+            info={"vm": "{}"} if verbose else {},
+        )
+
+    async def ping(self, sandbox_id: SandboxId) -> None:
+        self._enter("ping", sandbox_id)
+
+    async def stats(self, sandbox_id: SandboxId) -> ContainerStats:
+        self._enter("stats", sandbox_id)
+        return some_stats()
+
+    async def shutdown(self, sandbox_id: SandboxId) -> None:
+        self._enter("shutdown", sandbox_id)
+
+
+class Bench:
+    def __init__(self, client: Client, sandbox: FakeSandbox, finished: asyncio.Event) -> None:
+        self.client = client
+        self.sandbox = sandbox
+        self.finished = finished
+
+    async def call(self, method: str, request: Message | bytes) -> bytes:
+        payload = request if isinstance(request, bytes) else request.SerializeToString()
+        return await self.client.call(SANDBOX_SERVICE, method, payload, timeout_s=30)
+
+
+@asynccontextmanager
+async def bench(mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]:
+    sandbox, finished = FakeSandbox(), asyncio.Event()
+    service = SandboxService(sandbox=sandbox, cgroup_mode=mode, calls=Calls(), finished=finished)
+    server = Server(services=service.services())
+    ours, theirs = socket.socketpair()
+    serving = asyncio.create_task(server.serve_connection(theirs))
+    client = await Client.connect_socket(ours)
+    try:
+        yield Bench(client, sandbox, finished)
+    finally:
+        client.close()
+        await server.shutdown(grace_s=0)
+        await serving
+
+
+def create_request(options: Message | None = None, url: str = POD_CONFIG, **fields: Any) -> pb.CreateSandboxRequest:
+    request = pb.CreateSandboxRequest(**{"sandbox_id": "p1", "bundle_path": "/b/p1", **fields})
+    if options is not None:
+        request.options.CopyFrom(AnyMessage(type_url=url, value=options.SerializeToString()))
+    return request
+
+
+def test_every_method_of_the_service_definition_is_served() -> None:
+    async def test() -> None:
+        service = SandboxService(
+            sandbox=FakeSandbox(), cgroup_mode=CgroupMode.V2, calls=Calls(), finished=asyncio.Event()
+        )
+        names = {method.name for method in pb.DESCRIPTOR.services_by_name["Sandbox"].methods}
+        assert {name: set(methods) for name, methods in service.services().items()} == {SANDBOX_SERVICE: names}
+
+    run_fast_forward(test())
+
+
+def test_a_pods_configuration_arrives_whole() -> None:
+    config = cri.PodSandboxConfig(
+        metadata=cri.PodSandboxMetadata(name="web", uid="u1", namespace="default"),
+        hostname="web-0",
+        dns_config=cri.DNSConfig(servers=["10.0.0.10"], searches=["svc"], options=["ndots:5"]),
+        annotations={"io.katacontainers.config.hypervisor.default_vcpus": "2"},
+        linux=cri.LinuxPodSandboxConfig(
+            cgroup_parent="/kubepods/podu1",
+            sysctls={"net.core.somaxconn": "512"},
+            resources=cri.LinuxContainerResources(
+                cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_limit_in_bytes=512 << 20
+            ),
+            security_context=cri.LinuxSandboxSecurityContext(
+                namespace_options=cri.NamespaceOption(
+                    network=cri.NamespaceMode.POD, pid=cri.NamespaceMode.CONTAINER, ipc=cri.NamespaceMode.NODE
+                )
+            ),
+        ),
+    )
+
+    async def test() -> None:
+        async with bench() as b:
+            await b.call("CreateSandbox", create_request(config, netns_path="/run/netns/x", annotations={"a": "b"}))
+
+            ((_, request),) = b.sandbox.calls
+            assert request == CreateSandbox(
+                sandbox_id=SandboxId("p1"),
+                bundle="/b/p1",  # type: ignore[arg-type]
+                netns_path="/run/netns/x",
+                annotations={"a": "b"},
+                pod=PodConfig(
+                    name="web",
+                    namespace="default",
+                    uid="u1",
+                    hostname="web-0",
+                    dns=PodDns(servers=("10.0.0.10",), searches=("svc",), options=("ndots:5",)),
+                    annotations={"io.katacontainers.config.hypervisor.default_vcpus": "2"},
+                    cgroup_parent="/kubepods/podu1",
+                    sysctls={"net.core.somaxconn": "512"},
+                    resources=PodResources(
+                        cpu_period=100_000, cpu_quota=150_000, cpu_shares=1536, memory_bytes=512 << 20
+                    ),
+                    host_namespaces=frozenset({"ipc"}),
+                ),
+            )
+
+    run_fast_forward(test())
+
+
+def test_an_empty_configuration_states_neither_resources_nor_dns() -> None:
+    async def test() -> None:
+        async with bench() as b:
+            await b.call(
+                "CreateSandbox", create_request(cri.PodSandboxConfig(), url=f"type.googleapis.com/{POD_CONFIG}")
+            )
+
+            pod = b.sandbox.calls[0][1].pod
+            assert (pod.resources, pod.dns, pod.host_namespaces) == (None, None, frozenset())
+
+    run_fast_forward(test())
+
+
+def test_a_request_without_options_names_no_pod() -> None:
+    async def test() -> None:
+        async with bench() as b:
+            await b.call("CreateSandbox", create_request())
+
+            assert b.sandbox.calls[0][1].pod is None
+
+    run_fast_forward(test())
+
+
+@pytest.mark.parametrize(
+    ("request_", "problem"),
+    [
+        pytest.param(b"\xff", "decode CreateSandboxRequest: ", id="no-message"),
+        pytest.param(create_request(sandbox_id=""), "check sandbox id", id="no-id"),
+        pytest.param(create_request(sandbox_id="../p1"), "check sandbox id", id="path-as-id"),
+        pytest.param(create_request(bundle_path="b"), "bundle of sandbox 'p1'", id="relative-bundle"),
+        pytest.param(create_request(netns_path="x"), "network namespace of sandbox 'p1'", id="relative-netns"),
+        pytest.param(
+            create_request(pb.PingRequest(), url="runc.Options"),
+            "create sandbox 'p1': the options are of type 'runc.Options', not 'runtime.v1.PodSandboxConfig'",
+            id="other-options",
+        ),
+        pytest.param(
+            pb.CreateSandboxRequest(
+                sandbox_id="p1", bundle_path="/b", options=AnyMessage(type_url=POD_CONFIG, value=b"\xff")
+            ),
+            "create sandbox 'p1': decode runtime.v1.PodSandboxConfig: ",
+            id="broken-options",
+        ),
+    ],
+)
+def test_a_bad_request_is_refused_by_name(request_: Message | bytes, problem: str) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            with pytest.raises(RemoteError) as caught:
+                await b.call("CreateSandbox", request_)
+
+            assert caught.value.code == Code.INVALID_ARGUMENT
+            assert problem in str(caught.value)
+            assert b.sandbox.calls == []
+
+    run_fast_forward(test())
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["StartSandbox", "Platform", "StopSandbox", "WaitSandbox", "SandboxStatus", "PingSandbox", "SandboxMetrics"],
+)
+def test_an_unknown_sandbox_is_not_found(method: str) -> None:
+    async def test() -> None:
+        async with bench() as b:
+            with pytest.raises(RemoteError) as caught:
+                await b.call(method, pb.PingRequest(sandbox_id="p2"))
+
+            assert caught.value.code == Code.NOT_FOUND
+
+    run_fast_forward(test())
+
+
+def test_start_and_status_are_in_containerds_words() -> None:
+    async def test() -> None:
+        async with bench() as b:
+            ref = pb.PingRequest(sandbox_id="p1")
+            started = pb.StartSandboxResponse.FromString(await b.call("StartSandbox", ref))
+            assert (started.pid, started.created_at.ToNanoseconds()) == (4321, CREATED_AT_NS)
+
+            plain = pb.SandboxStatusResponse.FromString(await b.call("SandboxStatus", ref))
+            assert (plain.state, plain.pid, dict(plain.info)) == ("SANDBOX_READY", 4321, {})
+            assert not plain.HasField("exited_at")
+
+            b.sandbox.exited.set()
+            request = pb.SandboxStatusRequest(sandbox_id="p1", verbose=True)
+            ended = pb.SandboxStatusResponse.FromString(await b.call("SandboxStatus", request))
+            assert (ended.state, dict(ended.info)) == ("SANDBOX_NOTREADY", {"vm": "{}"})
+            assert ended.exited_at.ToNanoseconds() == EXIT.exited_at_ns
+
+    run_fast_forward(test())
+
+
+def test_the_platform_is_the_nodes_in_gos_words() -> None:
+    async def test() -> None:
+        async with bench() as b:
+            reply = pb.PlatformResponse.FromString(await b.call("Platform", pb.PlatformRequest(sandbox_id="p1")))
+
+            machine = os.uname().machine
+            assert (reply.platform.os, reply.platform.architecture) == (
+                "linux",
+                {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+            )
+
+    run_fast_forward(test())
+
+
+def test_wait_answers_at_the_end_while_other_calls_go_on() -> None:
+    async def test() -> None:
+        async with bench() as b:
+            ref = pb.PingRequest(sandbox_id="p1")
+            waiting = asyncio.create_task(b.call("WaitSandbox", ref))
+            await b.call("PingSandbox", ref)
+            assert not waiting.done()
+
+            b.sandbox.exited.set()
+            reply = pb.WaitSandboxResponse.FromString(await waiting)
+
+            assert (reply.exit_status, reply.exited_at.ToNanoseconds()) == (EXIT.status, EXIT.exited_at_ns)
+
+    run_fast_forward(test())
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"), [(CgroupMode.V1, v1_pb2.Metrics), (CgroupMode.V2, v2_pb2.Metrics)], ids=["v1", "v2"]
+)
+def test_metrics_have_the_form_of_the_hosts_cgroups(mode: CgroupMode, kind: type[Message]) -> None:
+    async def test() -> None:
+        async with bench(mode) as b:
+            reply = pb.SandboxMetricsResponse.FromString(
+                await b.call("SandboxMetrics", pb.SandboxMetricsRequest(sandbox_id="p1"))
+            )
+
+            assert reply.metrics.id == "p1"
+            assert reply.metrics.data.type_url == kind.DESCRIPTOR.full_name
+            assert kind.FromString(reply.metrics.data.value).ByteSize() > 0
+
+    run_fast_forward(test())
+
+
+def test_a_shutdown_ends_the_shim_once_it_is_done() -> None:
+    async def test() -> None:
+        async with bench() as b:
+            with pytest.raises(RemoteError):
+                await b.call("ShutdownSandbox", pb.ShutdownSandboxRequest(sandbox_id="p2"))
+            assert not b.finished.is_set()
+
+            await b.call("ShutdownSandbox", pb.ShutdownSandboxRequest(sandbox_id="p1"))
+
+            assert b.finished.is_set()
+
+    run_fast_forward(test())
