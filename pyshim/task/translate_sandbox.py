@@ -7,6 +7,7 @@ from google.protobuf.message import DecodeError
 
 from protos.containerd import sandbox_pb2 as pb
 from protos.containerd import types_pb2
+from protos.cri import pod_sandbox_pb2 as cri
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import SandboxId, checked_id
 from pyshim.model.sandbox import CreateSandbox, PodConfig, PodDns, PodResources, SandboxState
@@ -107,8 +108,6 @@ def _pod_config(options: AnyMessage, sandbox_id: SandboxId) -> PodConfig | None:
     action = f"create sandbox {sandbox_id!r}"
     if name != _POD_CONFIG:
         raise InvalidArgument(f"{action}: the options are of type {name[:100]!r}, not {_POD_CONFIG!r}")
-
-    from protos.cri import v1_pb2 as cri  # large, and only the pods of this API need it
 
     try:
         config = cri.PodSandboxConfig.FromString(options.value)
