@@ -14,10 +14,10 @@ from collections.abc import Mapping
 import aiohttp
 import msgspec
 
+from pyshim.host.python_child.messages import SOCKET_FD
 from pyshim.model.trace import Span
 from pyshim.tracing.request import problem_in, request, shown
 
-SOCKET_FD = 3
 NICENESS = 10
 """The pod's own work comes first."""
 MAX_MESSAGE_BYTES = 64 * 1024

@@ -10,13 +10,13 @@ import json
 import logging
 import os
 import socket
-import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 
 from pyshim import __version__
 from pyshim.host.processes.children import Child, Children
+from pyshim.host.python_child.asking import spawn_python
 from pyshim.model.caller import pod_of
 from pyshim.model.errors import ShimError
 from pyshim.model.trace import NO_PARENT, Span, Trace
@@ -33,13 +33,7 @@ FLUSH_S = 2.0
 _MAX_REPORT_BYTES = 4096
 _POD_ATTRIBUTES = {"k8s.pod.name": "name", "k8s.namespace.name": "namespace", "k8s.pod.uid": "uid"}
 """Member of `PodName` by attribute. Source: OpenTelemetry's semantic conventions for Kubernetes."""
-_SOCKET_FD = 3
-# `-S` keeps site-packages out of the child, so the shim passes its own import paths on.
-_PROGRAM = (
-    "import sys; sys.path += [path for path in sys.argv[1:] if path not in sys.path]; "
-    "from pyshim.tracing.child import main; main()"
-)
-_ENV = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+_CHILD = "pyshim.tracing.child"
 
 
 class SpanExporter:
@@ -91,21 +85,13 @@ class SpanExporter:
             self._starting = asyncio.get_running_loop().create_task(self._started(), name="trace/start")
 
     async def _started(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        with theirs:
-            try:
-                # Not in the ledger: it ends by itself when the shim has closed the socket.
-                self._child = await self._children.spawn(
-                    (sys.executable, "-I", "-S", "-c", _PROGRAM, *_import_paths()),
-                    env=_ENV,
-                    fds={_SOCKET_FD: theirs.fileno()},
-                    capabilities=frozenset(),  # it reads the answers of a foreign server
-                )
-            except (ShimError, OSError) as error:
-                ours.close()
-                self._give_up(str(error))
-                return
+        # Without capabilities: it reads the answers of a foreign server.
+        wanted = spawn_python(self._children, _CHILD, kind=socket.SOCK_SEQPACKET, capabilities=frozenset())
+        try:
+            self._child, ours = await wanted
+        except (ShimError, OSError) as error:
+            self._give_up(str(error))
+            return
         self._socket = ours
         self._waiting.appendleft(self._settings)
         asyncio.get_running_loop().add_reader(ours, self._on_report)
@@ -198,10 +184,6 @@ class SpanExporter:
             await self._child.wait()
         while self._socket is not None:  # its last reports, and its end
             self._on_report()
-
-
-def _import_paths() -> list[str]:
-    return [os.path.abspath(path) for path in sys.path]
 
 
 def export(

@@ -33,6 +33,7 @@ from pyshim.config.annotations import with_annotations
 from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
 from pyshim.config.sources import read_source
+from pyshim.host.python_child.messages import Inbox
 from pyshim.model import oci
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
@@ -64,7 +65,6 @@ from pyshim.pod.plan.verity import root_device
 from pyshim.resources.confidential.plan import initdata
 from pyshim.resources.devices.host import kubelet
 from pyshim.resources.machine import machine_of
-from pyshim.resources.network.host.messages import Inbox
 from pyshim.resources.network.plan.direct import direct_network
 from pyshim.resources.volumes.host.sources import parse_mount_info
 from pyshim.resources.volumes.plan.guest_pull import root_pulled_in_guest

@@ -1,29 +1,28 @@
-"""The program that `finder.py` starts: reads one question on descriptor 3, writes one answer, ends."""
+"""The program that `finder.py` starts: takes one question, sends one answer, ends."""
 
-import json
-import os
+import socket
 
 import msgspec
 
+from pyshim.host.python_child.messages import SOCKET_FD, Inbox, send
 from pyshim.model.devices import DeviceQuestion, PodResources
 from pyshim.model.errors import FailedPrecondition, ShimError
 
-SOCKET_FD = 3
-
 
 def main() -> None:
-    """The answer has been written: `{"ok": ...}`, or `{"error": text, "kind": name}` for a ShimError."""
-    with os.fdopen(SOCKET_FD, "rb", closefd=False) as stream:
-        question = msgspec.convert(json.loads(stream.readline()), DeviceQuestion)
-    # After the question was read, so that the traceback of a broken installation is written to the log.
-    from pyshim.resources.devices.host.find import find_devices
+    """The answer has been sent: `{"ok": ...}`, or `{"error": text, "kind": name}` for a ShimError."""
+    with socket.socket(fileno=SOCKET_FD) as connection:
+        if (message := Inbox().wait(connection)) is None:
+            return
+        question = msgspec.convert(message[0], DeviceQuestion)
+        # After the question was read, so that the traceback of a broken installation is written to the log.
+        from pyshim.resources.devices.host.find import find_devices
 
-    try:
-        answer = {"ok": msgspec.to_builtins(find_devices(question, ask=_ask))}
-    except ShimError as error:
-        answer = {"error": str(error), "kind": type(error).__name__}
-    with os.fdopen(SOCKET_FD, "wb") as stream:
-        stream.write(json.dumps(answer).encode())
+        try:
+            answer = {"ok": msgspec.to_builtins(find_devices(question, ask=_ask))}
+        except ShimError as error:
+            answer = {"error": str(error), "kind": type(error).__name__}
+        send(connection, answer)
 
 
 def _ask(socket_path: str, name: str, namespace: str) -> PodResources:

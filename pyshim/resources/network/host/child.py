@@ -11,20 +11,16 @@ from typing import Any
 
 import msgspec
 
+from pyshim.host.python_child.messages import SOCKET_FD, Inbox, MessageTooLong, send
 from pyshim.resources.network.host import loopback_steering, netlink, taps
-from pyshim.resources.network.host.messages import SOCKET_FD, Inbox, MessageTooLong, send
 
 
 def main() -> None:
     """Every question has been answered and the shim has closed its end."""
     inbox = Inbox()
     with socket.socket(fileno=SOCKET_FD) as connection, netlink.IPRoute() as rtnl:
-        while True:
-            question = inbox.next()
-            if question is not None:
-                _answer(connection, rtnl, question[0])
-            elif not inbox.receive(connection):
-                return
+        while question := inbox.wait(connection):
+            _answer(connection, rtnl, question[0])
 
 
 def _answer(connection: socket.socket, rtnl: netlink.IPRoute, question: Mapping[str, Any]) -> None:

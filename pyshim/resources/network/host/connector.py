@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from pyshim.concurrency.deadlines import CHANGE_S, MARGIN_S, within_s
 from pyshim.host.processes.children import Children
+from pyshim.host.python_child.messages import MAX_FDS
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.ledger import Ledger
 from pyshim.model.network import NetworkModel, RateLimits, network_model
 from pyshim.resources.network.host.direct import HostDirectNetwork
 from pyshim.resources.network.host.functions import NetworkFunctions
-from pyshim.resources.network.host.messages import MAX_FDS
 from pyshim.resources.network.host.pod_network import HostNetwork, Plan, Wiring
 from pyshim.resources.network.host.session import PodNamespace
 from pyshim.resources.network.plan.network import network_plan

@@ -1,6 +1,6 @@
-"""Messages between the shim and its child in a pod's network namespace: JSON, each under a length, with descriptors.
+"""Messages between the shim and a child: JSON, each under a length, with descriptors.
 
-The shim asks, the child answers, one at a time. An answer is `{"ok": ...}` or `{"error": {"step", "errno"}}`.
+The shim asks, the child answers, one at a time. An answer is `{"ok": ...}` or `{"error": ...}`.
 """
 
 import array
@@ -74,6 +74,13 @@ class Inbox:
         del self._data[: LENGTH.size + length]
         fds, self._fds = self._fds, []
         return message, fds
+
+    def wait(self, connection: socket.socket) -> tuple[dict[str, Any], list[OwnedFd]] | None:
+        """`next` of a blocking socket; None at its end."""
+        while (message := self.next()) is None:
+            if not self.receive(connection):
+                return None
+        return message
 
     def close(self) -> None:
         """Descriptors that were not taken are closed; idempotent."""
