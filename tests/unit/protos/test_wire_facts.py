@@ -24,6 +24,7 @@ from protos.containerd import bootstrap_pb2, runc_options_pb2, task_v2_pb2, task
 
 ROOT = Path(__file__).parents[3]
 FACTS: dict[str, dict[str, Any]] = json.loads((ROOT / "tests/golden/wire_facts.json").read_text())
+PART, WHOLE = "runtime.v1.shim.", "runtime.v1."
 SCALARS = {
     getattr(FieldDescriptor, name): name.removeprefix("TYPE_").lower()
     for name in dir(FieldDescriptor)
@@ -101,9 +102,22 @@ def _declared_services() -> dict[str, dict[str, list[str]]]:
     ids=["messages", "enums", "services"],
 )
 def test_declared_names_numbers_and_types_equal_the_table(kind: str, declared: Callable[[], dict[str, Any]]) -> None:
-    found = declared()
+    found = {name: value for name, value in declared().items() if not name.startswith(PART)}
 
     assert found == FACTS[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "declared"), [("messages", _declared_messages), ("enums", _declared_enums)], ids=["messages", "enums"]
+)
+def test_a_part_of_the_cri_is_as_in_the_whole(kind: str, declared: Callable[[], dict[str, Any]]) -> None:
+    parts = {name: value for name, value in declared().items() if name.startswith(PART)}
+
+    assert parts
+    for name, members in parts.items():
+        whole = FACTS[kind][name.replace(PART, WHOLE)]
+        for member, value in members.items():
+            assert whole[member] == (value.replace(PART, WHOLE) if isinstance(value, str) else value)
 
 
 def test_all_files_are_proto3_so_that_presence_and_packing_are_the_wire_s() -> None:
