@@ -18,8 +18,7 @@ from pyshim.model.errors import FailedPrecondition
 from pyshim.model.host_facts import HostFacts
 from pyshim.node.install import crio_config
 from pyshim.node.install.containerd_config import merged, runtimes_in, snapshotter_in, table_at
-from pyshim.node.install.runtime import CONFIG as CONTAINERD_CONFIG
-from pyshim.node.install.runtime import CONTAINERD, ContainerRuntime, container_runtime
+from pyshim.node.install.runtime import CRIO, ContainerRuntime, container_runtime
 from pyshim.resources.probe import create_kvm_vm, probe_host
 from pyshim.start.info import BINARY, RUNTIME
 
@@ -187,19 +186,18 @@ def _names(path: str) -> frozenset[str]:
 def _runtime(runtime: ContainerRuntime, root: str, run: RunProgram) -> RuntimeFacts:
     version = _ask(run, "", runtime.program, "--version")
     socket_error = "" if os.path.exists(f"{root}{runtime.socket}") else f"there is no '{runtime.socket}'"
-    config_path = CONTAINERD_CONFIG if runtime.program == CONTAINERD.program else crio_config.CONFIG
-    seen = RuntimeFacts(runtime=runtime, version=version, config_path=config_path, socket_error=socket_error)
+    seen = RuntimeFacts(runtime=runtime, version=version, config_path=runtime.config, socket_error=socket_error)
     try:
-        return _with_containerd(seen, root) if runtime.program == CONTAINERD.program else _with_crio(seen, root)
+        return _with_crio(seen, root) if runtime.name == CRIO.name else _with_containerd(seen, root)
     except OSError as error:
-        return replace(seen, error=f"read '{config_path}': {describe_os_error(error)}")
+        return replace(seen, error=f"read '{runtime.config}': {describe_os_error(error)}")
     except FailedPrecondition as error:
         return replace(seen, error=str(error))
 
 
 def _with_containerd(seen: RuntimeFacts, root: str) -> RuntimeFacts:
     try:
-        document, config_version = merged(CONTAINERD_CONFIG, root=root)
+        document, config_version = merged(seen.config_path, root=root)
     except FileNotFoundError:
         document, config_version = {}, 0
     runtimes = runtimes_in(document)

@@ -12,7 +12,7 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.model.units import MIB
 from pyshim.node.cli.check_host import HostReport
 from pyshim.node.install.containerd_config import rewrite_hint
-from pyshim.node.install.runtime import CONTAINERD
+from pyshim.node.install.runtime import CRIO
 from pyshim.node.kubernetes.agreement import class_fixed, policy_in_force
 from pyshim.node.kubernetes.quantity import cpu_text, memory_text
 from pyshim.resources.sizing.plan.capacity import host_side_mib
@@ -223,7 +223,7 @@ def _confidential(host: HostReport) -> Iterator[Verdict]:
 def _runtime(host: HostReport) -> Iterator[Verdict]:
     found, runtime = host.runtime, host.runtime.runtime
     version = _version(found.version.text)
-    is_containerd = runtime.program == CONTAINERD.program
+    is_containerd = runtime.name != CRIO.name
     wanted = f"install {runtime.name}{' 1.6 or newer' if is_containerd else ''}"
     if found.version.error:
         yield _missing(runtime.name, f"'{runtime.program}': {found.version.error}", wanted)

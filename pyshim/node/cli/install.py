@@ -5,7 +5,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import click
 
@@ -34,9 +34,8 @@ from pyshim.node.install.apply import (
 from pyshim.node.install.blocks import block_in
 from pyshim.node.install.containerd_config import parsed, runtimes_in
 from pyshim.node.install.disk import Disk
-from pyshim.node.install.drop_ins import Containerd, Handler
+from pyshim.node.install.drop_ins import CONTAINERD_DROP_IN, Containerd, Handler, Layout
 from pyshim.node.install.plan import (
-    CONTAINERD_DROP_IN,
     PREFIX,
     SETTINGS,
     InstallPlan,
@@ -66,7 +65,14 @@ _prefix = click.option(
     help="Where code and guest go.",
 )
 _root = click.option("--root", default="/", metavar="DIR", help="A tree in place of this node, for images of nodes.")
-_config = click.option("--containerd-config", "config", default=runtime.CONFIG, metavar="FILE", show_default=True)
+_config = click.option(
+    "--containerd-config", "config", default="", metavar="FILE", help="Default: the container runtime's on this node."
+)
+_kind = click.option(
+    "--kind",
+    type=click.Choice(list(runtime.KINDS)),
+    help="The container runtime, or the Kubernetes that brings it. Default: what this node has.",
+)
 _socket = click.option(
     "--socket",
     default="",
@@ -86,6 +92,7 @@ _socket = click.option(
 )
 @_prefix
 @_root
+@_kind
 @_config
 @_socket
 @click.option("--guest", default=f"{_CHECKOUT}/.build/guest", metavar="DIR", help="Default: what 'make guest' built.")
@@ -110,6 +117,7 @@ _socket = click.option(
 def install(
     prefix: str,
     root: str,
+    kind: str | None,
     config: str,
     socket: str,
     guest: str,
@@ -128,10 +136,12 @@ def install(
     """
     _require_root(root, dry_run)
     disk, handlers = Disk(root), handlers_of(words)
-    caller = runtime.container_runtime(socket, root=disk.root)
-    with runtime.lock(root), Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels) as sources:
+    caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
+    config = disk.resolved(config or caller.config)
+    sources = Sources(checkout=_CHECKOUT, guest=guest, lock=lock, wheel=wheel, wheels=wheels)
+    with nullcontext() if dry_run else runtime.lock(root), sources:
         manifest = read_manifest(disk, prefix)
-        containerd = _containerd(disk, config, manifest) if caller.program == runtime.CONTAINERD.program else None
+        containerd = None if caller.name == runtime.CRIO.name else node_containerd(disk, caller, config, manifest)
         plan = install_plan(
             prefix=prefix,
             release=sources.release(),
@@ -182,16 +192,17 @@ def install(
 @click.command("uninstall", epilog=examples("pyshim uninstall --restart"))
 @_prefix
 @_root
+@_kind
 @_socket
 @click.option("--restart", is_flag=True, help="Restart the container runtime.")
-def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
+def uninstall(prefix: str, root: str, kind: str | None, socket: str, restart: bool) -> int:
     """Remove what `pyshim install` wrote, and nothing else.
 
     Refused while pods run in virtual machines, and when a file was edited.
     """
     _require_root(root, False)
     disk = Disk(root)
-    caller = runtime.container_runtime(socket, root=disk.root)
+    caller = runtime.container_runtime(socket, root=disk.root, kind=kind)
     with runtime.lock(root):
         if read_manifest(disk, prefix) is None:
             print("nothing is installed")
@@ -233,10 +244,9 @@ def uninstall(prefix: str, root: str, socket: str, restart: bool) -> int:
 @click.command("status", epilog=examples("pyshim status"))
 @_prefix
 @_root
-@_config
 @state_dir_option
 @json_option
-def status(prefix: str, root: str, config: str, state_dir: str, as_json: bool) -> int:
+def status(prefix: str, root: str, state_dir: str, as_json: bool) -> int:
     """Show what is installed on this node, and which pods run with which release.
 
     Exit code 1 when nothing is, or something is not as `pyshim install` wrote it.
@@ -246,18 +256,20 @@ def status(prefix: str, root: str, config: str, state_dir: str, as_json: bool) -
     if manifest is None:
         raise NotFound(f"show the installation in '{prefix}': there is none")
     files = states(manifest, disk)
+    caller = runtime.container_runtime(root=disk.root)
     running = {name: runtime.running_of(f"{prefix}/releases/{name}") for name in disk.names(f"{prefix}/releases")}
     releases = {name: len(pids) for name, pids in running.items()}
     pods = _pods_of(running, state_dir) if root == "/" else {}
     bad = [path for path, state in files if state != "ok"]
     if as_json:
         document = {"release": manifest.release, "is_complete": manifest.is_complete, "releases": releases}
-        document |= {"pods": pods}
+        document |= {"pods": pods, "runtime": {"name": caller.name, "unit": caller.unit, "socket": caller.socket}}
         print_json({**document, "files": dict(files), "handlers": _installed(manifest)})
     else:
         unfinished = "" if manifest.is_complete else " (an installation was interrupted; run 'pyshim install' again)"
         print(f"release {manifest.release or '-'}{unfinished}")
         print(f"handlers {', '.join(_installed(manifest))}")
+        print(f"container runtime {caller.name}, unit {caller.unit}, socket {caller.socket}")
         for name, count in releases.items():
             print(f"processes of {name}: {count}" + (f", of pods {', '.join(pods[name])}" if pods.get(name) else ""))
         print_table(("STATE", "FILE"), [(state, path) for path, state in files])
@@ -266,9 +278,10 @@ def status(prefix: str, root: str, config: str, state_dir: str, as_json: bool) -
 
 @click.command("verify", epilog=examples("pyshim verify", "pyshim verify --handler pykata-remote"))
 @_prefix
+@_kind
 @_socket
 @click.option("--handler", "name", metavar="NAME", help="Of the test pod; default: the first that is installed.")
-def verify(prefix: str, socket: str, name: str | None) -> int:
+def verify(prefix: str, kind: str | None, socket: str, name: str | None) -> int:
     """Run a test pod through the container runtime, with an installed handler.
 
     Says first whether the runtime runs, serves CRI, and has the handlers.
@@ -279,7 +292,7 @@ def verify(prefix: str, socket: str, name: str | None) -> int:
     if manifest is None:
         raise NotFound(f"verify the installation in '{prefix}': there is none")
     names = _installed(manifest)
-    caller = runtime.container_runtime(socket)
+    caller = runtime.container_runtime(socket, kind=kind)
     runtime.require_answer(caller)
     with undone_at_sigterm():
         answer = verify_cri(caller.socket, frozenset(names), pod=name or names[0])
@@ -316,8 +329,8 @@ class _Node:
             return
         runtime.reload_units()
         names = frozenset(handler.name for handler in self._handlers)
-        program = runtime.find()
-        if self._containerd is not None and program is not None:
+        if self._containerd is not None and self._containerd.layout is Layout.FILE:
+            program = runtime.program_of(self._caller)
             begin_step("ask containerd for its configuration")
             document = runtime.effective(program, self._config)
             runtime.require_handlers(document, self._containerd.effective_runtimes, names)
@@ -394,22 +407,28 @@ def _require_programs() -> None:
         raise FailedPrecondition(f"install pyshim: this node lacks what virtual machines need: {said}")
 
 
-def _containerd(disk: Disk, config: str, manifest: Manifest | None) -> Containerd:
+def node_containerd(disk: Disk, caller: runtime.ContainerRuntime, config: str, manifest: Manifest | None) -> Containerd:
     """The node's containerd, what is ours left out."""
-    program = runtime.find()
-    if program is None:
-        raise NotFound("find a container runtime: there is neither containerd nor CRI-O")
+    program = runtime.program_of(caller, disk.root)
     text = foreign_text(disk, config)
-    owned = {entry.path for entry in manifest.entries} if manifest else set()
-    if config in owned and manifest is not None and not any(e.path == config and e.is_block for e in manifest.entries):
-        text = None  # all of the file is ours
+    owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
+    if config in owned and (not owned[config].is_block or owned[config].before is not None):
+        text = None  # the file is ours
     if text is not None:
         parsed(text, config)
+    drop_in = f"{caller.directory}/pyshim.toml" if caller.layout is Layout.DIRECTORY else CONTAINERD_DROP_IN
     found: frozenset[str] = frozenset()
-    if disk.root == "":
-        ours = {name for path in (config, CONTAINERD_DROP_IN) if path in owned for name in _written(disk, path)}
+    if disk.root == "" and caller.layout is Layout.FILE:
+        ours = {name for path in (config, drop_in) if path in owned for name in _written(disk, path)}
         found = runtime.effective_runtimes(runtime.effective(program, config)) - ours
-    return Containerd(version=runtime.version(program), config_path=config, config_text=text, effective_runtimes=found)
+    return Containerd(
+        version=runtime.version(program),
+        config_path=config,
+        config_text=text,
+        layout=caller.layout,
+        drop_in=drop_in,
+        effective_runtimes=found,
+    )
 
 
 def _written(disk: Disk, path: str) -> set[str]:

@@ -11,7 +11,6 @@ import click
 from pyshim import log
 from pyshim.node.cli.handler_words import FORM, handlers_of
 from pyshim.node.cli.output import examples
-from pyshim.node.install import runtime
 
 _api_options = (
     click.option("--server", metavar="URL", help="The API server; default: that of the pod's cluster."),
@@ -38,14 +37,14 @@ def command() -> None:
 @click.option("--taint", default="", metavar="KEY", help="Taint to remove once the node is ready.")
 @click.option("--remove-when", required=True, metavar="FILE", help="While it exists, take pyshim off the node.")
 @click.option("--ready-file", required=True, metavar="FILE", help="Exists while the node is ready.")
-@click.option("--containerd-config", default=runtime.CONFIG, show_default=True, metavar="FILE", help="On the node.")
+@click.option("--containerd-config", default="", metavar="FILE", help="On the node; default: the container runtime's.")
 @click.option(
     "--socket",
-    default=runtime.CONTAINERD.socket,
-    show_default=True,
+    default="",
     metavar="PATH",
-    help="The container runtime's, on the node; .../crio.sock is CRI-O's.",
+    help="The container runtime's, on the node; .../crio.sock is CRI-O's. Default: that of the node.",
 )
+@click.option("--kind", default="", metavar="NAME", help="As of `pyshim install`; default: what the node has.")
 @click.option("--python", default="/usr/bin/python3", show_default=True, metavar="PATH", help="On the node.")
 @_with_api
 def run(
@@ -57,6 +56,7 @@ def run(
     ready_file: str,
     containerd_config: str,
     socket: str,
+    kind: str,
     python: str,
     server: str | None,
     token: str | None,
@@ -82,6 +82,7 @@ def run(
         remove_when=remove_when,
         ready_file=ready_file,
         containerd_config=containerd_config,
+        kind=kind,
         socket=socket,
         python=python,
     )

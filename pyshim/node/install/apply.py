@@ -32,6 +32,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     digests: tuple[str, ...]
     """Of what it may hold: one, or during a change the one before, too."""
     is_block: bool = False
+    before: str | None = None
+    """Of a block in a file that `install` made: what it wrote before the block. None: the file is another's."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +90,8 @@ def changes(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> tuple[C
     owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
     found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
     refuse_edited(owned, found, {write.path for write in plan.writes if not isinstance(write, BlockWrite)})
-    wanted = [Change(path=write.path, before=found[write.path], after=_after(write, found)) for write in plan.writes]
+    foreign = {path: None if path in owned and not owned[path].is_block else found[path] for path in found}
+    wanted = [Change(path=write.path, before=found[write.path], after=_after(write, foreign)) for write in plan.writes]
     kept = {write.path for write in plan.writes}
     unwanted = [
         Change(path=path, before=found[path], after=_without(entry, found[path]))
@@ -164,7 +167,7 @@ def apply(
     try:
         places = [manifest_path(plan.prefix), plan.release_path, *(change.path for change in todo if change.after)]
         missing = _missing_directories(disk, places)
-        begun = _begun(plan, manifest, missing)
+        begun = _begun(plan, manifest, missing, disk)
         for path in (path for path in missing if _is_within(plan.prefix, path)):
             undo.make_directory(path)
         undo.write(manifest_path(plan.prefix), _encoded(begun))
@@ -263,7 +266,7 @@ class _Undo:
                 error.add_note(f"undo failed: {failed}")
 
 
-def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str]) -> Manifest:
+def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str], disk: Disk) -> Manifest:
     """The manifest while files may be old or new."""
     old = {entry.path: entry for entry in manifest.entries} if manifest else {}
     entries = dict(old)
@@ -271,7 +274,10 @@ def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str]) -> 
         before = old[write.path].digests if write.path in old else ()
         new = _digest(_held(_after(write, {}), is_block=isinstance(write, BlockWrite)) or "")
         digests = tuple(dict.fromkeys((*before, new)))
-        entries[write.path] = Entry(path=write.path, digests=digests, is_block=isinstance(write, BlockWrite))
+        is_block = isinstance(write, BlockWrite)
+        entries[write.path] = Entry(
+            path=write.path, digests=digests, is_block=is_block, before=_text_before(write, old.get(write.path), disk)
+        )
     return Manifest(
         release=manifest.release if manifest else "",
         is_complete=False,
@@ -280,12 +286,21 @@ def _begun(plan: InstallPlan, manifest: Manifest | None, missing: list[str]) -> 
     )
 
 
+def _text_before(write: Write, entry: Entry | None, disk: Disk) -> str | None:
+    """The text before the block, in a file of ours; None in a file of others."""
+    if not isinstance(write, BlockWrite):
+        return None
+    if entry is not None and entry.is_block:
+        return entry.before
+    return write.before if entry is not None or disk.read(write.path) is None else None
+
+
 def _finished(plan: InstallPlan, begun: Manifest, disk: Disk) -> Manifest:
-    entries = []
+    entries, before = [], {entry.path: entry.before for entry in begun.entries}
     for write in plan.writes:
         is_block = isinstance(write, BlockWrite)
         held = _held(disk.read(write.path), is_block=is_block) or ""
-        entries.append(Entry(path=write.path, digests=(_digest(held),), is_block=is_block))
+        entries.append(Entry(path=write.path, digests=(_digest(held),), is_block=is_block, before=before[write.path]))
     return Manifest(release=plan.release.id, entries=tuple(entries), directories=begun.directories)
 
 
@@ -294,15 +309,16 @@ def _after(write: Write, found: Mapping[str, Found]) -> Found:
         return write.content.encode(), write.mode
     if isinstance(write, BlockWrite):
         before = found.get(write.path)
-        content, mode = before if isinstance(before, tuple) else (b"", 0o644)
+        content, mode = before if isinstance(before, tuple) else (write.before.encode(), 0o644)
         return with_block(without_block(content.decode()), write.body, first=write.first).encode(), mode
     return write.target
 
 
 def _without(entry: Entry, found: Found) -> Found:
-    if entry.is_block and isinstance(found, tuple):
-        return without_block(found[0].decode()).encode(), found[1]
-    return None
+    if not entry.is_block or not isinstance(found, tuple):
+        return None
+    text = without_block(found[0].decode())
+    return None if text == entry.before else (text.encode(), found[1])
 
 
 def _held(found: Found, *, is_block: bool) -> str | None:

@@ -7,6 +7,8 @@ import stat
 from pyshim.host.files import replace_file
 from pyshim.model.errors import FailedPrecondition
 
+_MAX_LINKS = 40
+"""As Linux follows. Source: path_resolution(7)."""
 Found = tuple[bytes, int] | str | None
 """A file's content and mode, a link's target, or nothing."""
 
@@ -32,6 +34,13 @@ class Disk:
             raise FailedPrecondition(f"read '{path}': it is neither a file nor a link")
         with open(self.at(path), "rb") as file:
             return file.read(), stat.S_IMODE(mode)
+
+    def resolved(self, path: str) -> str:
+        """The path that `path` leads to, links followed below the root."""
+        seen = 0
+        while os.path.islink(self.at(path)) and seen < _MAX_LINKS:
+            path, seen = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(self.at(path)))), seen + 1
+        return path
 
     def names(self, path: str) -> list[str]:
         """The names in a directory; empty without it."""

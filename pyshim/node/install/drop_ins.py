@@ -8,9 +8,11 @@ config.toml's, so the handlers go into config.toml itself. containerd 2.x merges
 import fnmatch
 import posixpath
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pyshim.model.errors import AlreadyExists, FailedPrecondition, Unimplemented
 from pyshim.node.install.containerd_config import CRI_PLUGINS, config_versions, parsed, rewrite_hint, runtimes_in
@@ -18,6 +20,8 @@ from pyshim.start.info import RUNTIME
 
 _KNOWN = ((1, 6), (1, 7))
 _KNOWN_MAJOR = 2
+CONTAINERD_DROP_IN = "/etc/containerd/conf.d/pyshim.toml"
+_BASE_TEMPLATE = '{{ template "base" . }}\n'
 _HEAD = "# Written by `pyshim install`. Settings of your own go into another file.\n"
 
 
@@ -67,6 +71,19 @@ HANDLERS = (
 )
 
 
+class Layout(Enum):
+    """Who writes containerd's configuration, and where it takes additions."""
+
+    FILE = "file"
+    """The operator writes it: additions go into it, or into files that it imports."""
+    SOURCE = "source"
+    """The distribution makes it from `config_path`, which the operator writes."""
+    RENDERED = "rendered"
+    """k3s and RKE2 write it: additions go into the directory that it imports, or into a template beside it."""
+    DIRECTORY = "directory"
+    """k0s writes it, with all files of a directory."""
+
+
 class Containerd(msgspec.Struct, frozen=True, kw_only=True):
     """The containerd of a node, and its configuration without what is ours."""
 
@@ -74,36 +91,53 @@ class Containerd(msgspec.Struct, frozen=True, kw_only=True):
     config_path: str
     config_text: str | None
     """None without such a file."""
+    layout: Layout = Layout.FILE
+    drop_in: str = CONTAINERD_DROP_IN
+    """A file of our own, where drop-ins are possible."""
     effective_runtimes: frozenset[str] = frozenset()
     """The handlers that are there without ours, imported files included."""
 
 
 class Addition(msgspec.Struct, frozen=True, kw_only=True):
-    """The addition to containerd's configuration: `drop_in` is a file of our own, `text` goes into config.toml."""
+    """The addition to containerd's configuration."""
 
     drop_in: str | None = None
+    """The text of a file of our own."""
+    drop_in_path: str = ""
     text: str | None = None
+    """A block in the file `text_path`."""
+    text_path: str = ""
     first: bool = False
     """`text` goes before all tables."""
+    before: str = ""
+    """What the file has before the block where it does not exist yet."""
 
 
-def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *, shim: str, drop_in: str) -> Addition:
-    """The addition with which this containerd has `handlers`; `drop_in` is the path of a file for it.
+def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *, shim: str) -> Addition:
+    """The addition with which this containerd has `handlers`.
 
     Raises Unimplemented for a release that is not known, FailedPrecondition for a configuration that cannot take them,
     AlreadyExists for a handler of one of these names that is not ours.
     """
-    path = containerd.config_path
+    path, drop_in = containerd.config_path, containerd.drop_in
     check_version(containerd.version)
     names = {handler.name for handler in handlers}
+    if containerd.layout is Layout.DIRECTORY:
+        version = max(each for each in config_versions(containerd.version) if each <= 3)
+        text = f"{_HEAD}version = {version}\n{handlers_text(handlers, version, shim)}"
+        return Addition(drop_in=text, drop_in_path=drop_in)
+    if containerd.config_text is None and containerd.layout is not Layout.FILE:
+        raise FailedPrecondition(f"add runtimes to '{path}': it is not there (hint: start the node's Kubernetes once)")
     if containerd.config_text is None:
         _refuse_others(names & containerd.effective_runtimes, path)
         # All of the directory, which newer releases import when they have no configuration.
         imports = f'imports = ["{posixpath.dirname(drop_in)}/*.toml"]\n'
         if containerd.version >= (2, 0):
             text = handlers_text(handlers, 3, shim)
-            return Addition(drop_in=f"{_HEAD}version = 3\n{text}", text=f"{_HEAD}version = 3\n{imports}")
-        return Addition(text=f"{_HEAD}version = 2\n{imports}{_runc()}{handlers_text(handlers, 2, shim)}")
+            head = f"{_HEAD}version = 3\n"
+            return Addition(drop_in=head + text, drop_in_path=drop_in, text=head + imports, text_path=path, first=True)
+        text = f"{_HEAD}version = 2\n{imports}{_runc()}{handlers_text(handlers, 2, shim)}"
+        return Addition(text=text, text_path=path, first=True)
 
     document = parsed(containerd.config_text, path)
     version = _version(document, containerd.version, path)
@@ -113,13 +147,27 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
         raise FailedPrecondition(f"add runtimes to '{path}': it disables the CRI plugin (hint: see disabled_plugins)")
 
     text = handlers_text(handlers, version, shim)
+    imported = [_absolute(pattern, path) for pattern in document.get("imports", ())]
+    if containerd.layout is Layout.RENDERED:
+        return _to_rendered(containerd, version, imported, text)
     if version == 2:
-        return Addition(text=text if named else _runc() + text)
-    if any(fnmatch.fnmatch(drop_in, _absolute(pattern, path)) for pattern in document.get("imports", ())):
-        return Addition(drop_in=f"{_HEAD}version = 3\n{text}")
+        return Addition(text=text if named else _runc() + text, text_path=path)
+    own = Addition(drop_in=f"{_HEAD}version = 3\n{text}", drop_in_path=drop_in)
+    if any(fnmatch.fnmatch(drop_in, pattern) for pattern in imported):
+        return own
     if "imports" in document:
-        return Addition(text=text)  # TOML has a key once, and the list is not ours to change
-    return Addition(drop_in=f"{_HEAD}version = 3\n{text}", text=f'imports = ["{drop_in}"]\n', first=True)
+        return Addition(text=text, text_path=path)  # TOML has a key once, and the list is not ours to change
+    return replace(own, text=f'imports = ["{drop_in}"]\n', text_path=path, first=True)
+
+
+def _to_rendered(containerd: Containerd, version: int, imports: list[str], text: str) -> Addition:
+    """k3s and RKE2 import a directory since 2025; before, a template beside the file is what they render."""
+    name = "config.toml" if version == 2 else "config-v3.toml"
+    directory = posixpath.dirname(containerd.config_path)
+    drop_in = f"{directory}/{name}.d/pyshim.toml"
+    if any(fnmatch.fnmatch(drop_in, pattern) for pattern in imports):
+        return Addition(drop_in=f"{_HEAD}version = {version}\n{text}", drop_in_path=drop_in)
+    return Addition(text=text, text_path=f"{directory}/{name}.tmpl", before=_BASE_TEMPLATE)
 
 
 def check_version(version: tuple[int, int]) -> None:

@@ -18,7 +18,6 @@ from pyshim.node.install.launcher import launcher_text
 from pyshim.start.info import BINARY
 
 PREFIX = "/opt/pyshim"
-CONTAINERD_DROP_IN = "/etc/containerd/conf.d/pyshim.toml"
 CRIO_DROP_IN = "/etc/crio/crio.conf.d/99-pyshim.conf"
 _LAUNCHERS = "/usr/local/bin"
 _SYSTEMD = "/etc/systemd/system"
@@ -59,6 +58,8 @@ class BlockWrite(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     body: str
     first: bool
+    before: str = ""
+    """What the file has before the block where it does not exist yet."""
 
 
 Write = FileWrite | LinkWrite | BlockWrite
@@ -208,12 +209,12 @@ def _units(prefix: str, configs: Mapping[str, str]) -> list[Write]:
 
 
 def _containerd(containerd: Containerd, handlers: tuple[Handler, ...], shim: str) -> list[Write]:
-    addition = containerd_addition(containerd, handlers, shim=shim, drop_in=CONTAINERD_DROP_IN)
+    addition = containerd_addition(containerd, handlers, shim=shim)
     writes: list[Write] = []
     if addition.drop_in is not None:
-        writes.append(FileWrite(path=CONTAINERD_DROP_IN, content=addition.drop_in))
-    if addition.text is None:
-        return writes
-    if containerd.config_text is None:
-        return [*writes, FileWrite(path=containerd.config_path, content=addition.text)]
-    return [*writes, BlockWrite(path=containerd.config_path, body=addition.text, first=addition.first)]
+        writes.append(FileWrite(path=addition.drop_in_path, content=addition.drop_in))
+    if addition.text is not None:
+        writes.append(
+            BlockWrite(path=addition.text_path, body=addition.text, first=addition.first, before=addition.before)
+        )
+    return writes

@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pyshim.host.processes.identity import arguments, find_by_argument
-from pyshim.model.errors import FailedPrecondition, Unavailable
+from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.node.install.containerd_config import runtimes_in
+from pyshim.node.install.crio_config import CONFIG as CRIO_CONFIG
+from pyshim.node.install.drop_ins import Layout
 
-CONFIG = "/etc/containerd/config.toml"
 _COMMAND_S = 60.0
 
 
@@ -27,33 +28,91 @@ class ContainerRuntime(NamedTuple):
     program: str
     socket: str
     unit: str
+    config: str
+    """The file that it reads, or that its distribution of Kubernetes makes it from."""
+    layout: Layout = Layout.FILE
+    directory: str = ""
+    """Of a distribution of Kubernetes: a node has it where the distribution is installed."""
 
 
-CONTAINERD = ContainerRuntime("containerd", "containerd", "/run/containerd/containerd.sock", "containerd")
-CRIO = ContainerRuntime("CRI-O", "crio", "/run/crio/crio.sock", "crio")
+_RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
 
 
-def container_runtime(socket: str = "", *, root: str = "") -> ContainerRuntime:
-    """The node's container runtime: the one of `socket`, else the one that `root` has.
+def _rancher(name: str, unit: str, program: str) -> ContainerRuntime:
+    directory = f"/var/lib/rancher/{name}/agent/etc/containerd"
+    config = f"{directory}/config.toml"
+    return ContainerRuntime(name, program, _RANCHER_SOCKET, unit, config, Layout.RENDERED, directory)
 
-    CRI-O where its socket is there, also beside containerd's: it serves kubelets only, and Docker brings a containerd.
+
+CONTAINERD = ContainerRuntime(
+    "containerd", "containerd", "/run/containerd/containerd.sock", "containerd", "/etc/containerd/config.toml"
+)
+CRIO = ContainerRuntime("CRI-O", "crio", "/run/crio/crio.sock", "crio", CRIO_CONFIG)
+_DISTRIBUTIONS = (
+    _rancher("k3s", "k3s", "/var/lib/rancher/k3s/data/current/bin/containerd"),
+    _rancher("rke2", "rke2-server", "/var/lib/rancher/rke2/bin/containerd"),
+    ContainerRuntime(
+        *("k0s", "/var/lib/k0s/bin/containerd", "/run/k0s/containerd.sock", "k0sworker", "/etc/k0s/containerd.toml"),
+        layout=Layout.DIRECTORY,
+        directory="/etc/k0s/containerd.d",
+    ),
+    ContainerRuntime(
+        *("microk8s", "/snap/microk8s/current/bin/containerd", "/var/snap/microk8s/common/run/containerd.sock"),
+        *("snap.microk8s.daemon-containerd", "/var/snap/microk8s/current/args/containerd-template.toml"),
+        layout=Layout.SOURCE,
+        directory="/var/snap/microk8s/current/args",
+    ),
+)
+"""Sources: the documents of each on containerd's configuration, and kata-deploy's config.rs for the first two."""
+KINDS = {each.name.lower(): each for each in (CONTAINERD, CRIO, *_DISTRIBUTIONS)}
+_OTHER_UNITS = {"k3s": "k3s-agent", "rke2-server": "rke2-agent", "k0sworker": "k0scontroller"}
+"""The unit on nodes of the other role."""
+
+
+def container_runtime(socket: str = "", *, root: str = "", kind: str | None = None) -> ContainerRuntime:
+    """The node's container runtime: the one of this `kind`, or of `socket`, else the one that `root` has.
+
+    A distribution of Kubernetes where its directory is there. CRI-O where its socket is there, also beside that of
+    containerd: it serves kubelets only, and Docker brings a containerd.
     """
-    if socket:
-        found = CRIO if os.path.basename(socket) == os.path.basename(CRIO.socket) else CONTAINERD
-        return found._replace(socket=socket)
+    found = KINDS[kind] if kind else _of_socket(socket) if socket else _of_node(root)
+    other = _OTHER_UNITS.get(found.unit, "")
+    if other and not _has_unit(root, found.unit) and _has_unit(root, other):
+        found = found._replace(unit=other)
+    return found._replace(socket=socket or found.socket)
+
+
+def _of_socket(socket: str) -> ContainerRuntime:
+    if os.path.basename(socket) == os.path.basename(CRIO.socket):
+        return CRIO
+    return next((each for each in _DISTRIBUTIONS if each.socket == socket), CONTAINERD)
+
+
+def _of_node(root: str) -> ContainerRuntime:
     if os.path.exists(f"{root}{CRIO.socket}"):
         return CRIO
-    has_containerd = os.path.exists(f"{root}{CONTAINERD.socket}") or find() is not None
+    for each in _DISTRIBUTIONS:
+        if os.path.isdir(f"{root}{each.directory}"):
+            return each
+    has_containerd = os.path.exists(f"{root}{CONTAINERD.socket}") or shutil.which(CONTAINERD.program) is not None
     return CRIO if not has_containerd and has_crio(root) else CONTAINERD
+
+
+def _has_unit(root: str, unit: str) -> bool:
+    directories = ("etc/systemd/system", "usr/lib/systemd/system", "usr/local/lib/systemd/system")
+    return any(os.path.exists(f"{root}/{each}/{unit}.service") for each in directories)
 
 
 def has_crio(root: str = "") -> bool:
     return shutil.which(CRIO.program) is not None or os.path.isdir(f"{root}/etc/crio")
 
 
-def find() -> str | None:
-    """containerd's program."""
-    return shutil.which(CONTAINERD.program)
+def program_of(runtime: ContainerRuntime, root: str = "") -> str:
+    """Its path. Raises NotFound."""
+    found = shutil.which(f"{root}{runtime.program}" if os.path.isabs(runtime.program) else runtime.program)
+    if found is None:
+        raise NotFound(f"find the program of {runtime.name}: there is no '{runtime.program}' (hint: --kind NAME)")
+    return found
 
 
 def version(program: str) -> tuple[int, int]:

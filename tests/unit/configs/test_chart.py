@@ -40,6 +40,7 @@ SETS: dict[str, list[str]] = {
     "all": ALL,
     "own": [
         *("--set=image.digest=sha256:" + "a" * 64, "--set=node.startupTaint=", "--set=node.ownNodeOnly=false"),
+        *("--set=node.kind=k3s", "--set=node.socket=/run/a.sock", "--set=node.containerdConfig=/etc/c.toml"),
         *("--set=monitor.enabled=true", "--set=networkPolicies=false", "--set=node.maxUnavailable=10%"),
         *("--set=webhook.enabled=true", "--set=webhook.options={--node-cpus,64}"),
         *("--set=nri.enabled=true", "--set-string=nri.reservedCpus=0-1\\,16", "--set=nri.socket=/run/crio/nri/n.sock"),
@@ -145,7 +146,8 @@ def test_helm_finds_nothing_wrong(program: str, name: str) -> None:
         ("--set=node.maxUnavailable=0", "maxUnavailable"),
         ("--set=node.maxUnavailable=most", "maxUnavailable"),
         ("--set=node.tolerations=all", "tolerations"),
-        ("--set=node.containerdSocket=containerd.sock", "containerdSocket"),
+        ("--set=node.socket=containerd.sock", "socket"),
+        ("--set=node.kind=docker", "kind"),
         ("--set=node.startupTaint=7", "startupTaint"),
         ("--set=webhook.failurePolicy=fail", "failurePolicy"),
         ("--set=webhook.certificateDays=100000", "certificateDays"),

@@ -60,7 +60,9 @@ class NodeAgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     ready_file: str
     """Exists while the node is as the payload has it."""
     containerd_config: str
+    kind: str
     socket: str
+    """Of the container runtime, as `pyshim install` takes them; empty where it finds them itself."""
     python: str
 
 
@@ -98,7 +100,7 @@ class NodeAgent:
         config = self._config
         words = words_of(await self._api.node(config.node))
         await self._say(replace(words, state=State.INSTALLING, message=""))
-        options = ("--containerd-config", config.containerd_config, "--socket", config.socket)
+        options = (*_given(containerd_config=config.containerd_config), *self._of_runtime())
         try:
             said = await install(
                 self._host, config.payload, python=config.python, handlers=config.handlers, options=options
@@ -145,7 +147,7 @@ class NodeAgent:
         works, problems = set(), []
         for handler in status["handlers"]:
             try:
-                words = (PYSHIM, "verify", "--socket", self._config.socket, "--handler", handler)
+                words = (PYSHIM, "verify", *self._of_runtime(), "--handler", handler)
                 await self._host.run(*words, timeout_s=_VERIFY_S)
             except ShimError as error:
                 problems.append(f"{handler}: {error}")
@@ -238,7 +240,7 @@ class NodeAgent:
                 await self._say(NodeWords(state=State.REMOVING, release=status["release"], message=message))
                 raise FailedPrecondition(f"remove pyshim from node '{self._config.node}': {message}")
             try:
-                words_of_uninstall = (PYSHIM, "uninstall", "--restart", "--socket", self._config.socket)
+                words_of_uninstall = (PYSHIM, "uninstall", "--restart", *self._of_runtime())
                 log.info("removed", extra={"said": await self._host.run(*words_of_uninstall, timeout_s=_VERIFY_S)})
             except ShimError as error:
                 await self._say(NodeWords(state=State.REMOVING, release=status["release"], message=str(error)))
@@ -246,6 +248,9 @@ class NodeAgent:
         await self._say(NodeWords())
 
     # ---- parts
+
+    def _of_runtime(self) -> tuple[str, ...]:
+        return _given(kind=self._config.kind, socket=self._config.socket)
 
     async def _status(self) -> dict[str, Any]:
         """The document of `pyshim status --json`. Raises NotFound where nothing is installed."""
@@ -294,6 +299,11 @@ async def wait_removed(api: Api, *, timeout_s: float, look_s: float = 5.0) -> No
         if loop.time() > end_s:
             raise DeadlineExceeded(f"remove pyshim: {len(left)} nodes have it still: {'; '.join(left[:10])}")
         await asyncio.sleep(look_s)
+
+
+def _given(**options: str) -> tuple[str, ...]:
+    """The options that are not empty, as words."""
+    return tuple(f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value)
 
 
 def _described(node: dict[str, Any]) -> str:

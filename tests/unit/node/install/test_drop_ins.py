@@ -30,7 +30,7 @@ def addition(version: tuple[int, int], text: str | None, *, runtimes: frozenset[
     containerd = Containerd(
         version=version, config_path="/etc/containerd/config.toml", config_text=text, effective_runtimes=runtimes
     )
-    return containerd_addition(containerd, HANDLERS, shim=SHIM, drop_in=DROP_IN)
+    return containerd_addition(containerd, HANDLERS, shim=SHIM)
 
 
 def whole(text: str | None, made: Addition) -> dict[str, Any]:

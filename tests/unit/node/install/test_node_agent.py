@@ -128,6 +128,7 @@ class Node:
             remove_when=str(self.wish),
             ready_file=str(self.ready),
             containerd_config="/etc/containerd/config.toml",
+            kind="k3s",
             socket="/run/containerd/containerd.sock",
             python="/usr/bin/python3",
         )
@@ -195,7 +196,8 @@ def test_install_gets_the_payload_the_handlers_and_the_places(tmp_path: Path) ->
     (line,) = [each for each in (node.root / "log").read_text().splitlines() if each.startswith("install ")]
     assert "--restart" in line
     assert "--handler pykata --handler pykata-debug" in line
-    assert "--containerd-config /etc/containerd/config.toml --socket /run/containerd/containerd.sock" in line
+    places = "--kind=k3s --socket=/run/containerd/containerd.sock"
+    assert f"--containerd-config=/etc/containerd/config.toml {places}" in line
     stage = line.split("--guest ")[1].split("/guest")[0]
     assert f"--wheel {stage}/pyshim-0.1.0-py3-none-any.whl --wheels {stage}/wheels" in line
 

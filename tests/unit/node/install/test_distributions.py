@@ -1,0 +1,216 @@
+"""Installations on nodes of each kind, as trees: what is written where, and that nothing of ours stays."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from integration.framework.containerd import DEBIAN
+from pyshim.model.errors import FailedPrecondition
+from pyshim.node.cli.install import node_containerd
+from pyshim.node.install import runtime
+from pyshim.node.install.apply import apply, read_manifest, remove
+from pyshim.node.install.containerd_config import runtimes_in
+from pyshim.node.install.disk import Disk
+from pyshim.node.install.drop_ins import HANDLERS
+from pyshim.node.install.plan import PREFIX, Release, install_plan
+from tests.unit.node.install.test_apply import CONFIGS, everything, make_release
+
+NAMES = {handler.name for handler in HANDLERS}
+FIRST, SECOND = (Release(id=f"0.1.0-{letter * 12}", python="3.11") for letter in "ab")
+K3S = "var/lib/rancher/k3s/agent/etc/containerd"
+RKE2 = "var/lib/rancher/rke2/agent/etc/containerd"
+# Heads of what k3s renders; its files are some hundred lines long.
+RENDERED_2 = 'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]\n'
+RENDERED_3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n"
+IMPORTING_3 = f'version = 3\nimports = ["/{K3S}/config-v3.toml.d/*.toml"]\n'
+
+
+class Kind(msgspec.Struct, frozen=True, kw_only=True):
+    """A node before the installation, and what becomes of it."""
+
+    files: dict[str, str]
+    version: str
+    name: str
+    unit: str
+    written: str
+    """The file that has the handlers."""
+    starts: str = ""
+    """The text that this file begins with."""
+
+
+KINDS = {
+    "debian": Kind(
+        files={"etc/containerd/config.toml": DEBIAN},
+        version="1.6.20",
+        name="containerd",
+        unit="containerd",
+        written="etc/containerd/config.toml",
+        starts=DEBIAN,
+    ),
+    "ubuntu-without-a-file": Kind(
+        files={"usr/lib/containerd": ""},
+        version="2.1.3",
+        name="containerd",
+        unit="containerd",
+        written="etc/containerd/conf.d/pyshim.toml",
+    ),
+    "k3s-before-2025": Kind(
+        files={f"{K3S}/config.toml": RENDERED_2},
+        version="1.7.23",
+        name="k3s",
+        unit="k3s",
+        written=f"{K3S}/config.toml.tmpl",
+        starts='{{ template "base" . }}\n',
+    ),
+    "k3s-with-a-template-of-the-operator": Kind(
+        files={f"{K3S}/config.toml": RENDERED_3, f"{K3S}/config-v3.toml.tmpl": "# mine\n"},
+        version="2.0.4",
+        name="k3s",
+        unit="k3s",
+        written=f"{K3S}/config-v3.toml.tmpl",
+        starts="# mine\n",
+    ),
+    "k3s-agent-with-imports": Kind(
+        files={f"{K3S}/config.toml": IMPORTING_3, "etc/systemd/system/k3s-agent.service": ""},
+        version="2.1.5",
+        name="k3s",
+        unit="k3s-agent",
+        written=f"{K3S}/config-v3.toml.d/pyshim.toml",
+    ),
+    "rke2-server": Kind(
+        files={f"{RKE2}/config.toml": RENDERED_2, "usr/local/lib/systemd/system/rke2-server.service": ""},
+        version="1.7.23",
+        name="rke2",
+        unit="rke2-server",
+        written=f"{RKE2}/config.toml.tmpl",
+        starts='{{ template "base" . }}\n',
+    ),
+    "k0s": Kind(
+        files={"etc/k0s/containerd.d/.keep": ""},
+        version="1.7.23",
+        name="k0s",
+        unit="k0sworker",
+        written="etc/k0s/containerd.d/pyshim.toml",
+    ),
+    "microk8s": Kind(
+        files={"var/snap/microk8s/current/args/containerd-template.toml": RENDERED_2},
+        version="1.6.36",
+        name="microk8s",
+        unit="snap.microk8s.daemon-containerd",
+        written="var/snap/microk8s/current/args/containerd-template.toml",
+        starts=RENDERED_2,
+    ),
+    "linked-configuration": Kind(
+        files={"etc/containerd/config.toml": "-> ../site/containerd.toml", "etc/site/containerd.toml": DEBIAN},
+        version="1.6.20",
+        name="containerd",
+        unit="containerd",
+        written="etc/site/containerd.toml",
+        starts=DEBIAN,
+    ),
+}
+Installed = tuple[Disk, Kind]
+
+
+@pytest.fixture(params=list(KINDS))
+def node(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
+    kind = KINDS[request.param]
+    for name in ("opt", "usr/local/bin", "etc/containerd", "etc/systemd/system"):
+        (tmp_path / name).mkdir(parents=True)
+    for name, text in kind.files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if text.startswith("-> "):
+            (tmp_path / name).symlink_to(text[3:])
+        else:
+            (tmp_path / name).write_text(text)
+    program = tmp_path / "containerd"
+    program.write_text(f"#!/bin/sh\necho containerd example.org/containerd v{kind.version} 0\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(runtime, "program_of", lambda _caller, _root="": str(program))
+    return Disk(str(tmp_path)), kind
+
+
+def install(disk: Disk, release: Release = FIRST) -> None:
+    caller = runtime.container_runtime(root=disk.root)
+    containerd = node_containerd(disk, caller, disk.resolved(caller.config), read_manifest(disk, PREFIX))
+    plan = install_plan(
+        prefix=PREFIX, release=release, handlers=HANDLERS, configs=CONFIGS, containerd=containerd, has_crio=False
+    )
+    apply(plan, disk, make_release=make_release(disk, plan))
+
+
+def test_each_kind_is_recognized_and_has_the_handlers_until_it_is_uninstalled(node: Installed) -> None:
+    disk, kind = node
+    root = Path(disk.root)
+    before = everything(root)
+    caller = runtime.container_runtime(root=disk.root)
+    assert (caller.name, caller.unit) == (kind.name, kind.unit)
+
+    install(disk)
+    text = (root / kind.written).read_text()
+    assert text.startswith(kind.starts)
+    assert runtimes_in(tomllib.loads(text.removeprefix('{{ template "base" . }}\n'))).keys() >= NAMES
+    installed = everything(root)
+    install(disk)
+    assert everything(root) == installed
+
+    install(disk, SECOND)
+    assert (root / kind.written).read_text() == text
+    remove(disk, PREFIX)
+    assert everything(root) == before
+
+
+def test_what_the_operator_adds_around_the_block_stays(node: Installed) -> None:
+    disk, kind = node
+    if kind.written.endswith("pyshim.toml"):
+        return  # a file of ours
+    file = Path(disk.root) / kind.written
+    install(disk)
+    file.write_text(file.read_text() + "# later\n")
+
+    install(disk, SECOND)
+    assert "# later\n" in file.read_text()
+    remove(disk, PREFIX)
+    assert file.read_text() == kind.starts + "# later\n"
+
+
+@pytest.mark.parametrize("node", ["ubuntu-without-a-file"], indirect=True)
+def test_a_configuration_that_install_made_and_the_operator_edited_is_the_operators(node: Installed) -> None:
+    disk, _kind = node
+    file = Path(disk.root) / "etc/containerd/config.toml"
+    install(disk)
+    file.write_text(file.read_text() + "[debug]\n  level = 'debug'\n")
+
+    install(disk, SECOND)
+    assert tomllib.loads(file.read_text())["debug"] == {"level": "debug"}
+    remove(disk, PREFIX)
+    assert file.read_text() == "[debug]\n  level = 'debug'\n"
+
+
+def test_handlers_that_k3s_rendered_from_our_block_are_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = KINDS["k3s-before-2025"]
+    (tmp_path / K3S).mkdir(parents=True)
+    config = tmp_path / K3S / "config.toml"
+    config.write_text(RENDERED_2)
+    for name in ("opt", "usr/local/bin", "etc/systemd/system"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(runtime, "program_of", lambda _caller, _root="": "containerd")
+    monkeypatch.setattr(runtime, "version", lambda _program: (1, 7))
+    disk = Disk(str(tmp_path))
+    install(disk)
+    template = (tmp_path / kind.written).read_text()
+    config.write_text(template.replace('{{ template "base" . }}\n', RENDERED_2))
+
+    install(disk, SECOND)
+    assert (tmp_path / kind.written).read_text() == template
+
+
+def test_k3s_that_never_ran_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / K3S).mkdir(parents=True)
+    monkeypatch.setattr(runtime, "program_of", lambda _caller, _root="": "containerd")
+    monkeypatch.setattr(runtime, "version", lambda _program: (2, 1))
+
+    with pytest.raises(FailedPrecondition, match=r"it is not there \(hint: start the node's Kubernetes once"):
+        install(Disk(str(tmp_path)))
