@@ -82,11 +82,11 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
 
     sandbox = _run(ctr, runtime, name, config)
 
-    assert sandbox.path("sandbox") == f"/default/kata_{name}"
+    assert sandbox.path("sandbox") == f"/default/{name}"
     assert sandbox.path("overhead") == f"/kata_overhead/{name}"
     state = sandbox.state
     assert (state["SandboxCgroupPath"], state["OverheadCgroupPath"]) == (
-        f"/default/kata_{name}",
+        f"/default/{name}",
         f"/kata_overhead/{name}",
     )
     for controller in _ALL:
@@ -104,7 +104,7 @@ def test_with_an_overhead_cgroup_only_vcpu_threads_are_in_the_pods_before_and_af
 
 def _assert_shown(name: str, sandbox: SandboxCgroups) -> None:
     shown = subprocess.run([str(_PYSHIM), "cgroups", name], capture_output=True, check=True, timeout=30).stdout.decode()
-    assert f"sandbox   /default/kata_{name}" in shown
+    assert f"sandbox   /default/{name}" in shown
     assert all(f"{tid} vCPU {number}" in shown for number, tid in enumerate(sandbox.record["VcpuThreads"]))
     assert f"process   {sandbox.shim} shim" in shown
     assert "outside   shim, virtiofsd, vmm" in shown
@@ -132,7 +132,7 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
     with pod_cgroup(f"pod-{name}") as parent, removed(ctr, name):
         sandbox = _run(ctr, runtime, name, config, "--cgroup", f"{parent}/{name}", *_TMPFS)
 
-        assert sandbox.path("sandbox") == f"{parent}/kata_{name}"
+        assert sandbox.path("sandbox") == f"{parent}/{name}"
         again = (
             "run",
             "--rm",
@@ -145,7 +145,7 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
             "true",
         )
         refused = ctr(*again[:1], "--cgroup", f"{parent}/{name}", *again[1:], check=False)
-        assert f"make cgroup '{parent}/kata_{name}': process" in refused.err
+        assert f"make cgroup '{parent}/{name}': process" in refused.err
         assert not list(hierarchy("memory").glob(f"kata_overhead/{name}"))
         for controller in _ALL:
             inside = members(sandbox.directory("sandbox", controller))
@@ -161,7 +161,7 @@ def test_with_sandbox_cgroup_only_all_is_in_the_pods_cgroup_and_within_limits_of
         ctr("task", "exec", "--exec-id", "fill", name, "dd", "if=/dev/zero", "of=/fill/it", "bs=1M", check=False)
         ctr.wait_for_state(name, "STOPPED")
         failure = sandbox.state["Pyshim"]["Snapshot"]["Failure"]
-        assert f"the host's OOM killer ended the VMM, as cgroup '{parent}/kata_{name}' met its memory limit" in failure
+        assert f"the host's OOM killer ended the VMM, as cgroup '{parent}/{name}' met its memory limit" in failure
 
 
 def _assert_held_to_quota(ctr: Ctr, name: str, cpu: Path) -> None:

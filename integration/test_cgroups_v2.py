@@ -67,8 +67,8 @@ def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
 def test_all_of_a_sandbox_is_in_its_cgroup_and_vcpu_threads_are_in_a_threaded_one(kernel: Any) -> None:
     found = kernel["all in one"]
 
-    assert (found["shim"], found["vmm"]) == ("/pods/pod1/kata_c1", "/pods/pod1/kata_c1")
-    assert found["vcpus"] == ["/pods/pod1/kata_c1/vcpus"]
+    assert (found["shim"], found["vmm"]) == ("/pods/pod1/c1", "/pods/pod1/c1")
+    assert found["vcpus"] == ["/pods/pod1/c1/vcpus"]
     assert (found["cgroup.type"], found["vcpus/cgroup.type"]) == ("domain threaded", "threaded")
     # 1 vCPU and 1 CPU for the VMM; 64 MiB of RAM and 206 MiB, or twice that, for the host side.
     assert (found["cpu.max"], found["vcpus/cpu.max"]) == ("200000 100000", "100000 100000")
@@ -88,8 +88,8 @@ def test_nothing_is_left_after_the_end(kernel: Any) -> None:
 def test_with_an_overhead_cgroup_the_shim_is_there_and_the_vmm_with_its_memory_is_the_pods(kernel: Any) -> None:
     found = kernel["overhead apart"]
 
-    assert (found["shim"], found["vmm"]) == ("/kata_overhead/s1", "/pods/pod1/kata_c1")
-    assert found["vcpus"] == ["/pods/pod1/kata_c1/vcpus"]
+    assert (found["shim"], found["vmm"]) == ("/kata_overhead/s1", "/pods/pod1/c1")
+    assert found["vcpus"] == ["/pods/pod1/c1/vcpus"]
     assert found["overhead limit"] == "100000 100000"
 
 
@@ -109,11 +109,11 @@ def test_a_quota_holds(kernel: Any) -> None:
 @pytest.mark.parametrize(
     ("scene", "error"),
     [
-        ("full", "make cgroup '/sys/fs/cgroup/full/kata_c1': EAGAIN"),
+        ("full", "make cgroup '/sys/fs/cgroup/full/c1': EAGAIN"),
         ("read-only", "make cgroup '/sys/fs/cgroup/fresh': EROFS"),
         (
             "no delegation, limits",
-            "set cpu.max of '/occupied/kata_c1' to '200000 100000': the cgroup has no controller cpu",
+            "set cpu.max of '/occupied/c1' to '200000 100000': the cgroup has no controller cpu",
         ),
     ],
 )

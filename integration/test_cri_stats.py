@@ -82,7 +82,7 @@ def test_figures_of_the_pod_are_those_of_its_vm(busy_pod: Pod) -> None:
     """containerd reads the pod's cgroup on the host: what the VM costs is in it."""
     sandbox = SandboxCgroups(busy_pod.id)
     busy_pod.start()
-    assert sandbox.path("sandbox") == f"/podstats/kata_{busy_pod.id}"
+    assert sandbox.path("sandbox") == f"/podstats/{busy_pod.id}"
 
     stats = busy_pod.cri.call("PodSandboxStats", pod_sandbox_id=busy_pod.id).stats.linux
 

@@ -102,7 +102,7 @@ def test_an_interface_that_comes_later_reaches_the_guest_and_leaves_it_with_its_
         assert "10.231.9.2/24" in shown
         assert "UP" in shown
         assert " 0% packet loss" in _inside(ctr, connected, f"ping -c 3 -W 5 {gateway}").out
-        assert _links_in(network) - before == {"näch-1", "tap1_kata"}
+        assert _links_in(network) - before == {"näch-1", "veth1_kata"}
     _eventually_inside(ctr, connected, "! ip link show dev näch-1 2> /dev/null")
     eventually(lambda: _links_in(network) == before, what=lambda: f"the tap is gone: {_links_in(network)}")
 
@@ -161,7 +161,7 @@ def test_a_namespace_that_is_gone_is_refused_by_its_path(ctr: Ctr, runtime: Runt
 @pytest.mark.parametrize(
     ("model", "limits", "expected"),
     [
-        ("tcfilter", {"rx": 80_000_000, "tx": 40_000_000}, {"tap0_kata": 10_000_000, "eth0": 5_000_000}),
+        ("tcfilter", {"rx": 80_000_000, "tx": 40_000_000}, {"veth0_kata": 10_000_000, "eth0": 5_000_000}),
         ("macvtap", {"tx": 40_000_000}, {"eth0": 5_000_000}),
     ],
     ids=["tcfilter", "macvtap"],

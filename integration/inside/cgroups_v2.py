@@ -130,7 +130,7 @@ def read(path: str) -> str:
 
 
 def left_over() -> list[str]:
-    return [str(each) for each in ROOT.rglob("kata_c1")]
+    return [str(each) for each in ROOT.rglob("c1")]
 
 
 def run_python(script: str) -> int:
@@ -169,7 +169,7 @@ def places(vmm: Vmm) -> dict[str, object]:
 
 async def all_in_one() -> object:
     path = "/pods/pod1/c1"
-    group = "/pods/pod1/kata_c1"
+    group = "/pods/pod1/c1"
     async with running(path, sandbox_cgroup_only=True, sandbox_cgroup_limits=True) as (cgroups, vmm):
         files = (
             "cpu.max",
@@ -217,11 +217,11 @@ async def out_of_memory() -> object:
 
 async def held_to_quota() -> object:
     async with running("/pods/pod1/c1", sandbox_cgroup_only=True) as (_, _):
-        (ROOT / "pods/pod1/kata_c1/cpu.max").write_text("10000 100000")
+        (ROOT / "pods/pod1/c1/cpu.max").write_text("10000 100000")
         started = time.monotonic()
         run_python(_SPIN)
         took_us = (time.monotonic() - started) * 1e6
-        stat = dict(line.split() for line in read("/pods/pod1/kata_c1/cpu.stat").splitlines())
+        stat = dict(line.split() for line in read("/pods/pod1/c1/cpu.stat").splitlines())
     return {"throttled": int(stat["nr_throttled"]), "share": int(stat["usage_usec"]) / took_us}
 
 

@@ -8,12 +8,14 @@ another user can give a process any command line, to have us remove what that us
 
 import os
 import re
+from collections.abc import Set
 from typing import NamedTuple
 
 from pyshim.host.mounts.table import mounted_below
 from pyshim.host.processes import identity as processes
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.observation import METRICS_DIRECTORY
+from pyshim.resources.cgroups.host.hierarchies import members
 from pyshim.resources.network.host.link_search import NETNS_ROOT, our_taps
 
 # The places of plan/share.py and plan/sandbox.py; a test compares them.
@@ -54,17 +56,18 @@ def conventional_ledger(sandbox_id: str, places: Places, *, thorough: bool = Fal
     `thorough` costs a walk through all cgroups and a look into every pod's network namespace.
     """
     vm_dir, shared_dir = f"{places.vm_root}/{sandbox_id}", f"{places.shared_root}/{sandbox_id}"
+    programs = _processes_of(sandbox_id, (f"{vm_dir}/", f"{shared_dir}/"), places)
     entries = [
         LedgerEntry(kind=ResourceKind.DIRECTORY, key=path) for path in (vm_dir, shared_dir) if os.path.lexists(path)
     ]
     if os.path.lexists(metrics := f"{places.metrics_root}/{sandbox_id}"):
         entries.append(LedgerEntry(kind=ResourceKind.SOCKET, key=metrics))
     if thorough:
-        entries += _cgroups_of(sandbox_id, places.cgroup_root)
+        entries += _cgroups_of(sandbox_id, places.cgroup_root, {program.pid for program in programs})
         entries += _links_of(sandbox_id, places.netns_root)
     # Innermost first is the order of undoing.
     entries += [LedgerEntry(kind=ResourceKind.MOUNT, key=point) for point in reversed(mounted_below(shared_dir))]
-    for process in _processes_of(sandbox_id, (f"{vm_dir}/", f"{shared_dir}/"), places):
+    for process in programs:
         program = processes.executable(process)
         detail: dict[str, str | int] = {"program": program, "pid": process.pid, "start_ticks": process.start_ticks}
         entries.append(LedgerEntry(kind=ResourceKind.PROCESS, key=processes.program_name(process), detail=detail))
@@ -121,17 +124,27 @@ def _users_of(sandbox_id: str, places: Places) -> tuple[int, ...]:
     return (first, first + 1) if first else ()
 
 
-def _cgroups_of(sandbox_id: str, root: str) -> list[LedgerEntry]:
-    """Cgroups with the names Kata gives a sandbox's: `kata_<id>`, `kata_overhead/<id>`, their systemd scopes."""
+def _cgroups_of(sandbox_id: str, root: str, pids: Set[int]) -> list[LedgerEntry]:
+    """Cgroups with the names that Kata and systemd give a sandbox's, and those named by its id.
+
+    Another runtime's container may have the same id. So one named by the id counts where every process in it is one of
+    `pids`, the sandbox's programs.
+    """
     names = {f"kata_{sandbox_id}", f"cri-containerd-{sandbox_id}.scope", f"kata-overhead-{sandbox_id}.scope"}
     found = []
     for directory, below, _ in os.walk(root, followlinks=False):
         for name in below:
-            if name in names or (name == sandbox_id and os.path.basename(directory) in _PARENTS):
-                found.append(LedgerEntry(kind=ResourceKind.CGROUP, key=f"{directory}/{name}"))
+            path = f"{directory}/{name}"
+            in_katas_parent = os.path.basename(directory) in _PARENTS
+            if name in names or (name == sandbox_id and (in_katas_parent or _holds_only(path, pids))):
+                found.append(LedgerEntry(kind=ResourceKind.CGROUP, key=path))
         if directory.count("/") - root.count("/") >= _MAX_CGROUP_DEPTH:
             below.clear()
     return found
+
+
+def _holds_only(cgroup: str, pids: Set[int]) -> bool:
+    return all(set(members(directory)) <= pids for directory, _, _ in os.walk(cgroup))
 
 
 _PARENTS = frozenset({"kata_overhead", "kata_sandboxed_pod"})

@@ -230,14 +230,14 @@ class MachineNetwork:
         self._taps_open = False
 
     async def make(self) -> None:
-        for kind, key in ((ResourceKind.LINK, "tap0_kata"), (ResourceKind.INGRESS, "eth0")):
+        for kind, key in ((ResourceKind.LINK, "veth0_kata"), (ResourceKind.INGRESS, "eth0")):
             entry = LedgerEntry(kind=kind, key=key, detail={"netns": self._netns})
             self._acquired.append(entry)
             self._ledger.acquire(entry)
             await asyncio.sleep(0)
             self._machine.make(kind, key)
         self._taps_open = True
-        self._machine.open_fds["tap0_kata"] += 1
+        self._machine.open_fds["veth0_kata"] += 1
 
     async def changed(self) -> None:
         await asyncio.get_running_loop().create_future()
@@ -247,7 +247,7 @@ class MachineNetwork:
     def close_taps(self) -> None:
         if self._taps_open:
             self._taps_open = False
-            self._machine.open_fds["tap0_kata"] -= 1
+            self._machine.open_fds["veth0_kata"] -= 1
 
     async def disconnect(self) -> None:
         self.close_taps()

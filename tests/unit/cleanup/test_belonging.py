@@ -39,7 +39,7 @@ OURS = (
     entry(ResourceKind.PROCESS, "11111111-2222", program="/usr/bin/qemu-system-x86_64"),
     entry(ResourceKind.CGROUP, "/kubepods/pod1/kata_sb1", roots="/sys/fs/cgroup/cpu:/sys/fs/cgroup/memory"),
     entry(ResourceKind.CGROUP, "/sys/fs/cgroup/kata_sb1"),
-    entry(ResourceKind.LINK, "tap0_kata", netns="/run/netns/pod"),
+    entry(ResourceKind.LINK, "veth0_kata", netns="/run/netns/pod"),
     entry(ResourceKind.VFIO, "0000:3b:00.1", driver="ixgbe"),
     entry(ResourceKind.REMOTE_VM, "vm-1", socket="/run/peerpod/hypervisor.sock"),
 )

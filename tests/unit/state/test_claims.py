@@ -37,7 +37,7 @@ def test_a_node_without_states_is_an_error_that_names_the_directory(tmp_path: Pa
         pass
 
 
-@pytest.mark.parametrize("path", ["/pod1/kata_c1", '/system.slice/kata-ü "1".scope'])
+@pytest.mark.parametrize("path", ["/pod1/c1", '/system.slice/kata-ü "1".scope'])
 def test_a_cgroup_is_its_sandboxs_from_the_intent_on(tmp_path: Path, path: str) -> None:
     for sandbox_id, kind, key in (
         ("one", ResourceKind.CGROUP, path),

@@ -1,6 +1,7 @@
 """The host cgroups of a sandbox and the members of each: from `cgroupsPath`, the configuration and the host's version.
 
-Names are Kata's: the last element of `cgroupsPath` with the prefix `kata_`, below the pod's cgroup, and
+The first is the one that `cgroupsPath` names, below the pod's cgroup, without Kata's prefix `kata_`: with the cgroupfs
+driver the kubelet looks for network figures in the cgroup whose name is the sandbox's id. The second is Kata's
 `/kata_overhead/<sandbox>`. With `sandbox_cgroup_only` all of a sandbox is in the first. Without, the first holds what
 runs the pod's work, the vCPUs, and the second the rest:
 
@@ -27,7 +28,6 @@ from pyshim.model.host_facts import CgroupMode, HostFacts
 from pyshim.model.ids import SandboxId
 
 OVERHEAD_PARENT = "/kata_overhead"
-_PREFIX = "kata_"
 _RELATIVE_PARENT = "/vc"
 _DEFAULT_SLICE = "system.slice"
 _MAX_NAME_BYTES = 255
@@ -90,21 +90,19 @@ def sandbox_cgroup(cgroups_path: str, sandbox_id: str) -> tuple[str, Scope | Non
     if ":" in cgroups_path and not cgroups_path.startswith("/"):
         return _scope(cgroups_path)
     if not cgroups_path:
-        return f"{_RELATIVE_PARENT}/{_PREFIX}{sandbox_id}", None
+        return f"{_RELATIVE_PARENT}/{sandbox_id}", None
     absolute = cgroups_path.startswith("/")
     # Normalised as an absolute path: no `..` leads out of the hierarchy.
     path = posixpath.normpath("/" + cgroups_path.lstrip("/"))
-    parent, name = posixpath.split(path)
-    if not name:
+    if path == "/":
         raise _wrong(cgroups_path, "it names the root of the hierarchy")
     if not absolute:
-        parent = f"{_RELATIVE_PARENT}{parent}".rstrip("/")
-    result = posixpath.join(parent, _PREFIX + name)
-    if "\n" in result:
+        path = _RELATIVE_PARENT + path
+    if "\n" in path:
         raise _wrong(cgroups_path, "a cgroup's name has no line breaks")
-    if any(len(element.encode()) > _MAX_NAME_BYTES for element in result.split("/")):
+    if any(len(element.encode()) > _MAX_NAME_BYTES for element in path.split("/")):
         raise _wrong(cgroups_path, f"an element of it is longer than {_MAX_NAME_BYTES} bytes")
-    return result, None
+    return path, None
 
 
 def parent_cgroup(cgroups_path: str) -> str:

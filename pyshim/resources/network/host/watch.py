@@ -20,7 +20,7 @@ _RT_SCOPE_LINK = 253
 _RT_TABLE_MAIN = 254
 _RTPROT_KERNEL = 2
 _RTN_UNICAST = 1
-_OUR_TAP = re.compile(rb"tap[0-9]{1,9}_kata")
+_OUR_TAP = re.compile(rb"veth[0-9]{1,9}_kata")
 _ADDRESS = struct.Struct("=BBBBi")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _READ_BYTES = 1 << 16

@@ -209,13 +209,13 @@ def _check_carries_macvtap(link: LinkReport) -> None:
 def _endpoints(links: list[LinkReport], taken: set[str], *, first: int) -> Iterator[EndpointPlan]:
     number = first
     for position, link in enumerate(links, start=first):
-        while f"tap{number}_kata" in taken:
+        while f"veth{number}_kata" in taken:
             number += 1
         yield EndpointPlan(
             id=f"network-{position}",
             link_index=link.index,
             link_name=link.name,
-            tap_name=f"tap{number}_kata",
+            tap_name=f"veth{number}_kata",
             mac=link.mac,
             mtu=link.mtu,
         )

@@ -13,7 +13,7 @@ RECORD: dict[str, Any] = {
     "SandboxCgroupOnly": False,
     "Unit": "",
     "Groups": [
-        {"Role": "sandbox", "Path": "/pod1/kata_c1", "Roots": ["/nowhere"]},
+        {"Role": "sandbox", "Path": "/pod1/c1", "Roots": ["/nowhere"]},
         {"Role": "overhead", "Path": "/kata_overhead/c1", "Roots": ["/nowhere"]},
         {"Role": "devices", "Path": "/kata_overhead/c1/vmm", "Roots": ["/nowhere"]},
     ],
@@ -43,7 +43,7 @@ def test_everything_recorded_is_shown_and_what_is_gone_is_said_to_be(
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "sandbox c1: cgroup v1, vCPUs and overhead apart"
-    assert "sandbox   /pod1/kata_c1   counts as the pod's   (is gone)" in lines
+    assert "sandbox   /pod1/c1   counts as the pod's   (is gone)" in lines
     assert "    set       cpuset.cpus = 1   union of the containers' cpus" in lines
     assert "    allowed   c 1:3 rwm (null)" in lines
     assert "pinning   vCPU 1 on CPU 3" in lines

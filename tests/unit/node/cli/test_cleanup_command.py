@@ -280,17 +280,24 @@ def test_an_entry_that_no_shim_can_have_written_is_reported_once_and_dropped(
     assert node.cleanup("--all") == cleanup.CLEAN
 
 
-def test_cgroups_are_found_by_katas_names(node: Node) -> None:
-    ours = ["kubepods/pod1/kata_dead", "kata_overhead/dead", "system.slice/cri-containerd-dead.scope"]
-    others = ["kubepods/pod1/dead", "kata_overhead/dead2", "kubepods/kata_dead2"]
+def test_cgroups_are_found_by_their_names_unless_others_run_in_them(node: Node) -> None:
+    ours = [
+        "kata_overhead/dead",
+        "kubepods/pod1/dead",
+        "kubepods/pod2/kata_dead",
+        "system.slice/cri-containerd-dead.scope",
+    ]
+    others = ["default/dead", "kata_overhead/dead2", "kubepods/kata_dead2"]
     for path in (*ours, *others):
         (node.root / "cgroup" / path).mkdir(parents=True)
+    (node.root / "cgroup/default/dead/app").mkdir()
+    (node.root / "cgroup/default/dead/app/cgroup.procs").write_text(f"{os.getpid()}\n")
     node.save("dead")
     node.state_file("dead").unlink()
 
     assert node.cleanup("dead") == cleanup.CLEAN
 
-    assert [(node.root / "cgroup" / path).exists() for path in (*ours, *others)] == [False] * 3 + [True] * 3
+    assert [(node.root / "cgroup" / path).exists() for path in (*ours, *others)] == [False] * 4 + [True] * 3
 
 
 @pytest.mark.parametrize("words", [[], ["x", "--all"]])

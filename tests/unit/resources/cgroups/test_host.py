@@ -14,8 +14,8 @@ from pyshim.resources.cgroups.host.v1 import CgroupsV1
 from pyshim.resources.cgroups.host.v2 import CgroupsV2
 
 CGROUPS = "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t2\t1\ncpuacct\t1\t2\t1\nmemory\t4\t15\t1\n"
-SANDBOX = Group(role=Role.SANDBOX, path="/pod1/kata_c1")
-DEVICES = Group(role=Role.DEVICES, path="/pod1/kata_c1/vmm", controllers=("devices",))
+SANDBOX = Group(role=Role.SANDBOX, path="/pod1/c1")
+DEVICES = Group(role=Role.DEVICES, path="/pod1/c1/vmm", controllers=("devices",))
 
 
 def _proc(root: Path, *mounts: str) -> str:
@@ -74,27 +74,27 @@ def test_v1_makes_the_group_in_every_hierarchy_and_device_rules_in_theirs(
         assert tree.make(group) == ()
 
     assert tree.roots(DEVICES) == (str(tmp_path / "devices"),)
-    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("kata_c1/**") if path.is_dir())
+    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("c1/**") if path.is_dir())
     assert made == [
-        "cpu,cpuacct/pod1/kata_c1",
-        "devices/pod1/kata_c1",
-        "devices/pod1/kata_c1/vmm",
-        "memory/pod1/kata_c1",
+        "cpu,cpuacct/pod1/c1",
+        "devices/pod1/c1",
+        "devices/pod1/c1/vmm",
+        "memory/pod1/c1",
     ]
 
 
 def test_v1_fills_an_empty_cpuset_on_the_way_and_leaves_a_set_one(v1: Callable[..., CgroupsV1], tmp_path: Path) -> None:
     tree = v1("cpuset")
     root = tmp_path / "cpuset"
-    (root / "pod1/kata_c1").mkdir(parents=True)
-    for directory, cpus in ((root, "0-3"), (root / "pod1", "2"), (root / "pod1/kata_c1", "")):
+    (root / "pod1/c1").mkdir(parents=True)
+    for directory, cpus in ((root, "0-3"), (root / "pod1", "2"), (root / "pod1/c1", "")):
         (directory / "cpuset.cpus").write_text(cpus)
         (directory / "cpuset.mems").write_text("0")
 
     tree.make(SANDBOX)
 
     assert (root / "pod1/cpuset.cpus").read_text() == "2"
-    assert (root / "pod1/kata_c1/cpuset.cpus").read_text() == "2"
+    assert (root / "pod1/c1/cpuset.cpus").read_text() == "2"
     assert tree.allowed(SANDBOX, "cpus") == "2"
 
 
@@ -103,7 +103,7 @@ def test_v1_writes_into_the_controllers_hierarchy_and_says_why_not(
 ) -> None:
     tree = v1("cpu,cpuacct")
     tree.make(SANDBOX)
-    file = tmp_path / "cpu,cpuacct/pod1/kata_c1/cpu.shares"
+    file = tmp_path / "cpu,cpuacct/pod1/c1/cpu.shares"
     file.write_text("1024")
 
     def setting(controller: str, name: str) -> GroupSetting:
@@ -127,7 +127,7 @@ def _memory_v1(directory: Path, limit: int, failures: int, kills: int = 0) -> No
     [
         (0, (100, 5), (50, 1), None),
         (1, (100, 0), (50, 1), HostOom(limited_by="/pod1", limit_bytes=50)),
-        (1, (30, 1), (50, 1), HostOom(limited_by="/pod1/kata_c1", limit_bytes=30)),
+        (1, (30, 1), (50, 1), HostOom(limited_by="/pod1/c1", limit_bytes=30)),
         (1, (2**63 - 4096, 0), (2**63 - 4096, 0), HostOom(limited_by="", limit_bytes=0)),
     ],
     ids=["no kill", "the pod's limit", "our own limit", "the host's memory"],
@@ -144,7 +144,7 @@ def test_v1_names_the_cgroup_whose_limit_was_met(
     root = tmp_path / "memory"
     _memory_v1(root, 2**63 - 4096, 0)
     _memory_v1(root / "pod1", *pod)
-    _memory_v1(root / "pod1/kata_c1", *own, kills)
+    _memory_v1(root / "pod1/c1", *own, kills)
 
     assert tree.oom(SANDBOX) == found
 
@@ -154,7 +154,7 @@ def test_v2_names_the_controllers_it_cannot_give(tmp_path: Path) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpu memory")
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory")
 
-    notes = tree.make(Group(role=Role.SANDBOX, path="/kata_c1"))
+    notes = tree.make(Group(role=Role.SANDBOX, path="/c1"))
 
     assert [note.split(" ")[2] for note in notes] == ["cpuset", "io", "pids"]
 
@@ -172,9 +172,9 @@ def test_a_cgroup_that_cannot_be_made_is_named(tmp_path: Path, there: str, probl
 def test_release_removes_the_group_in_every_hierarchy_it_was_in(tmp_path: Path) -> None:
     roots = [tmp_path / name for name in ("cpu", "memory")]
     for root in roots:
-        (root / "pod1/kata_c1/vmm").mkdir(parents=True)
+        (root / "pod1/c1/vmm").mkdir(parents=True)
     entry = LedgerEntry(
-        kind=ResourceKind.CGROUP, key="/pod1/kata_c1", detail={"roots": ":".join(map(str, [*roots, tmp_path / "gone"]))}
+        kind=ResourceKind.CGROUP, key="/pod1/c1", detail={"roots": ":".join(map(str, [*roots, tmp_path / "gone"]))}
     )
 
     release(entry)

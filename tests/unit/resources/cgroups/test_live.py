@@ -27,7 +27,7 @@ from tests.fakes.vm_config import vm_config
 from .cgroups_rig import Rig, sizing_record
 
 SHIM = os.getpid()
-SANDBOX, OVERHEAD = "/pod1/kata_c1", "/kata_overhead/s1"
+SANDBOX, OVERHEAD = "/pod1/c1", "/kata_overhead/s1"
 
 
 def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

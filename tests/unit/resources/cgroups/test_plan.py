@@ -56,14 +56,14 @@ def _plan(host: HostFacts, path: str = "/kubepods/pod1/c1", **runtime: Any) -> C
 @pytest.mark.parametrize(
     ("given", "path", "unit"),
     [
-        ("/kubepods/pod1/c1", "/kubepods/pod1/kata_c1", ""),
-        ("/default/c1", "/default/kata_c1", ""),
-        ("default/c1", "/vc/default/kata_c1", ""),
-        ("c1", "/vc/kata_c1", ""),
-        ("", "/vc/kata_s1", ""),
-        ("/k8s.io//c1/", "/k8s.io/kata_c1", ""),
-        ("/pods/../../c1", "/kata_c1", ""),
-        ("/with:colon/c1", "/with:colon/kata_c1", ""),
+        ("/kubepods/pod1/c1", "/kubepods/pod1/c1", ""),
+        ("/default/c1", "/default/c1", ""),
+        ("default/c1", "/vc/default/c1", ""),
+        ("c1", "/vc/c1", ""),
+        ("", "/vc/s1", ""),
+        ("/k8s.io//c1/", "/k8s.io/c1", ""),
+        ("/pods/../../c1", "/c1", ""),
+        ("/with:colon/c1", "/with:colon/c1", ""),
         (
             "kubepods-besteffort-pod1.slice:cri-containerd:c1",
             "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1.slice/cri-containerd-c1.scope",
@@ -94,7 +94,7 @@ def test_forms_of_cgroups_path(given: str, path: str, unit: str) -> None:
         ("../a.slice:b:c", "is not a slice name"),
         ("a.slice:b:c/d", "is not a unit name"),
         (f"a.slice:b:{'x' * 250}", "is not a unit name"),
-        (f"/pod/{'x' * 251}", "longer than 255 bytes"),
+        (f"/pod/{'x' * 256}", "longer than 255 bytes"),
         ("/pod/a\nb", "no line breaks"),
     ],
     ids=lambda value: str(value)[:30],
@@ -132,14 +132,14 @@ def test_slices_lie_in_each_other() -> None:
         (
             CgroupMode.V1,
             True,
-            {"sandbox": "/kubepods/pod1/kata_c1", "devices": "/kubepods/pod1/kata_c1/vmm"},
+            {"sandbox": "/kubepods/pod1/c1", "devices": "/kubepods/pod1/c1/vmm"},
             {"shim": "sandbox", "virtiofsd": "sandbox", "vmm": "sandbox", "vcpus": "sandbox"},
         ),
         (
             CgroupMode.V1,
             False,
             {
-                "sandbox": "/kubepods/pod1/kata_c1",
+                "sandbox": "/kubepods/pod1/c1",
                 "overhead": "/kata_overhead/s1",
                 "devices": "/kata_overhead/s1/vmm",
             },
@@ -148,16 +148,16 @@ def test_slices_lie_in_each_other() -> None:
         (
             CgroupMode.V2,
             True,
-            {"sandbox": "/kubepods/pod1/kata_c1", "vcpus": "/kubepods/pod1/kata_c1/vcpus"},
+            {"sandbox": "/kubepods/pod1/c1", "vcpus": "/kubepods/pod1/c1/vcpus"},
             {"shim": "sandbox", "virtiofsd": "sandbox", "vmm": "sandbox", "vcpus": "vcpus"},
         ),
         (
             CgroupMode.V2,
             False,
             {
-                "sandbox": "/kubepods/pod1/kata_c1",
+                "sandbox": "/kubepods/pod1/c1",
                 "overhead": "/kata_overhead/s1",
-                "vcpus": "/kubepods/pod1/kata_c1/vcpus",
+                "vcpus": "/kubepods/pod1/c1/vcpus",
             },
             {"shim": "overhead", "virtiofsd": "overhead", "vmm": "sandbox", "vcpus": "vcpus"},
         ),
@@ -277,7 +277,7 @@ def test_cpuset_is_the_union_and_one_container_without_a_set_may_use_all(
 
 def test_a_cpu_the_host_does_not_have_is_refused_by_number() -> None:
     with pytest.raises(InvalidArgument, match=r"CPUs 7 of '0,7' are not there: the cgroup above has 0-3"):
-        checked_cpuset(frozenset({0, 7}), frozenset(range(4)), "CPUs", "/pod1/kata_c1")
+        checked_cpuset(frozenset({0, 7}), frozenset(range(4)), "CPUs", "/pod1/c1")
 
 
 def test_an_unrestricted_set_is_taken_back(host: Callable[..., HostFacts]) -> None:

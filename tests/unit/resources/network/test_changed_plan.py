@@ -7,7 +7,7 @@ from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan, cha
 from tests.unit.resources.network.test_plan import ETH0, ETH1, address, neighbour, route, scan
 
 IN_USE = replace(ETH0, ingress_qdisc="ingress")
-TAP = replace(ETH0, index=8, name="tap0_kata", kind="tun", mac="02:00:00:00:00:08")
+TAP = replace(ETH0, index=8, name="veth0_kata", kind="tun", mac="02:00:00:00:00:08")
 ADDRESS = address(2, "10.2.0.2/24")
 WIRED = network_plan(scan(ETH0)).endpoints
 
@@ -32,8 +32,8 @@ def test_a_new_link_is_numbered_on_and_gets_a_tap_of_its_own() -> None:
     plan = again(IN_USE, TAP, ETH1, routes=(route(index=3, destination="10.9.0.0/16", gateway="10.3.0.1"),))
 
     assert [(item.id, item.link_name, item.tap_name) for item in plan.endpoints] == [
-        ("network-0", "eth0", "tap0_kata"),
-        ("network-1", "eth1", "tap1_kata"),
+        ("network-0", "eth0", "veth0_kata"),
+        ("network-1", "eth1", "veth1_kata"),
     ]
     assert [item.name for item in plan.interfaces] == ["eth0", "eth1"]
     assert [(item.destination, item.device) for item in plan.routes] == [("10.9.0.0/16", "eth1")]
@@ -54,7 +54,7 @@ def test_a_link_made_with_the_index_of_one_that_is_gone_is_a_new_one() -> None:
 
     (endpoint,) = again(other, TAP).endpoints
 
-    assert (endpoint.id, endpoint.tap_name, endpoint.mac) == ("network-1", "tap1_kata", "02:00:00:00:00:77")
+    assert (endpoint.id, endpoint.tap_name, endpoint.mac) == ("network-1", "veth1_kata", "02:00:00:00:00:77")
 
 
 def test_a_renamed_link_keeps_its_device_and_is_told_by_its_new_name() -> None:

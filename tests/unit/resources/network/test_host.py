@@ -73,7 +73,7 @@ def test_the_tap_says_nothing_to_the_guest_that_did_not_come_over_the_link(wire:
 
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
         network = await connect(connector, wire.pod.path, HookedLedger())
-        (tap,) = [link for link in wire.pod.json("ip", "-j", "address") if link["ifname"] == "tap0_kata"]
+        (tap,) = [link for link in wire.pod.json("ip", "-j", "address") if link["ifname"] == "veth0_kata"]
         assert tap["addr_info"] == []
         tap_mac = bytes.fromhex(tap["address"].replace(":", ""))
         with GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
@@ -96,8 +96,8 @@ def test_two_links_with_several_queues_do_not_mix(wire: Wire) -> None:
             ("network-0", mac(1), 1500, 3),
             ("network-1", mac(2), 9000, 3),
         ]
-        taps = [link for link in wire.pod.json("ip", "-d", "-j", "link") if link["ifname"].startswith("tap")]
-        assert [(tap["ifname"], tap["mtu"]) for tap in taps] == [("tap0_kata", 1500), ("tap1_kata", 9000)]
+        taps = [link for link in wire.pod.json("ip", "-d", "-j", "link") if link["ifname"].endswith("_kata")]
+        assert [(tap["ifname"], tap["mtu"]) for tap in taps] == [("veth0_kata", 1500), ("veth1_kata", 9000)]
         assert all(tap["linkinfo"]["info_data"]["multi_queue"] for tap in taps)
         first = GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2")
         second = GuestStack(network.nics[1].tap_fds, mac(2), "10.2.0.2")
@@ -105,7 +105,7 @@ def test_two_links_with_several_queues_do_not_mix(wire: Wire) -> None:
             wire.ping("10.1.0.2")
             wire.ping("10.2.0.2", payload_bytes=8900)
         assert min(first.echoes, second.echoes) > 0
-        assert [entry.key for _, entry in ledger.history] == ["tap0_kata", "eth0", "tap1_kata", "net1"]
+        assert [entry.key for _, entry in ledger.history] == ["veth0_kata", "eth0", "veth1_kata", "net1"]
         await network.disconnect()
         assert ledger.held == {}
 

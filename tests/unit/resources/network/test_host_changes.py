@@ -101,7 +101,7 @@ def test_a_link_that_goes_is_reported_and_dropped_and_one_made_anew_is_another(w
 
         # The ingress qdisc of the new eth0 is not the old one's.
         assert {(entry.kind, entry.key) for entry in ledger.held.values()} == {
-            (ResourceKind.LINK, "tap1_kata"),
+            (ResourceKind.LINK, "veth1_kata"),
             (ResourceKind.INGRESS, "eth0"),
         }
         with GuestStack(nic.tap_fds, mac(1), "10.1.0.2"):
@@ -131,7 +131,7 @@ def test_a_renamed_link_is_undone_by_its_new_name(wire: Wire) -> None:
     assert "ingress" not in wire.pod.run("tc", "qdisc", "show")
 
 
-@pytest.mark.parametrize("key", ["eth1", "tap1_kata"])
+@pytest.mark.parametrize("key", ["eth1", "veth1_kata"])
 def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_others_are_wired(
     wire: Wire,
     key: str,
@@ -148,7 +148,7 @@ def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_others_ar
 
         assert (nic.mac, gone) == (mac(3), ())
         assert [item.name for item in network.interfaces] == ["eth0", "eth2"]
-        assert {entry.key for entry in ledger.held.values()} == {"tap0_kata", "eth0", "tap2_kata", "eth2"}
+        assert {entry.key for entry in ledger.held.values()} == {"veth0_kata", "eth0", "veth2_kata", "eth2"}
         await network.disconnect()
         assert ledger.held == {}
 
@@ -171,7 +171,7 @@ def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_al
         looks.append(asyncio.ensure_future(network.follow()))
         await asyncio.wait(looks)
         assert looks[0].cancelled()
-        assert {entry.key for entry in ledger.held.values()} == {"tap0_kata", "eth0"}
+        assert {entry.key for entry in ledger.held.values()} == {"veth0_kata", "eth0"}
 
         looks.clear()
         (nic,), gone = await network.follow()
@@ -186,7 +186,7 @@ def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_al
 
 
 def everything_of(link: str, pod: Namespace) -> tuple[str, str, set[str]]:
-    names = {item["ifname"] for item in pod.json("ip", "-j", "link")} - {"tap0_kata"}
+    names = {item["ifname"] for item in pod.json("ip", "-j", "link")} - {"veth0_kata"}
     return pod.run("tc", "qdisc", "show", "dev", link), pod.run("ip", "-o", "-4", "address", "show", "dev", link), names
 
 
@@ -283,8 +283,8 @@ def route_message(kind: int, *, table: int = 254, protocol: int = 4, route_type:
         (header(16, bytes(16)), False),  # RTM_NEWLINK: nothing until it has an address
         (header(17, bytes(16)), True),  # RTM_DELLINK
         (link_message("eth1"), True),
-        (link_message("tap1_kata"), False),  # ours, which goes when its link could not be connected
-        (link_message("tap1_kata2"), True),
+        (link_message("veth1_kata"), False),  # ours, which goes when its link could not be connected
+        (link_message("veth1_kata2"), True),
         (header(17, bytes(16) + b"\0\0\3\0"), True),  # an attribute of a length none has
         (address_message(20, 0), True),
         (address_message(21, 0), True),

@@ -32,7 +32,7 @@ def test_frames_pass_both_ways_and_the_namespace_is_as_before(wire: Wire) -> Non
         network = await connect(connector, wire.pod.path, HookedLedger(), model="macvtap")
         first, second = network.nics
         assert [(nic.mac, nic.mtu, len(nic.tap_fds)) for nic in network.nics] == [(mac(1), 1400, 1), (mac(2), 1500, 1)]
-        taps = [link for link in wire.pod.json("ip", "-d", "-j", "link") if link["ifname"].startswith("tap")]
+        taps = [link for link in wire.pod.json("ip", "-d", "-j", "link") if link["ifname"].endswith("_kata")]
         assert [tap["linkinfo"]["info_data"]["mode"] for tap in taps] == ["passthru"] * 2
         one = GuestStack(first.tap_fds, mac(1), "10.1.0.2")
         two = GuestStack(second.tap_fds, mac(2), "10.2.0.2")
@@ -88,7 +88,7 @@ def test_a_link_whose_frames_somebody_else_takes_is_refused_and_left_so(wire: Wi
     before = wire.pod.state()
 
     async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        with pytest.raises(FailedPrecondition, match="make macvtap 'tap0_kata' for link 'eth0'"):
+        with pytest.raises(FailedPrecondition, match="make macvtap 'veth0_kata' for link 'eth0'"):
             await connect(connector, wire.pod.path, HookedLedger(), model="macvtap")
 
     run(body)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.root
         ("a\"b'c,d=e;f", "tcfilter"),
         ("日本", "tcfilter"),
         ("-eth0", "tcfilter"),
-        ("tap0_kata", "tcfilter"),
+        ("veth0_kata", "tcfilter"),
         ("s{0}$x", "macvtap"),
     ],
 )

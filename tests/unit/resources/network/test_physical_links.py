@@ -19,7 +19,9 @@ def test_a_card_is_handed_over_and_told_and_the_other_links_are_wired(model: Net
 
     (card,) = plan.physical
     assert (card.link_name, card.mac, card.address) == ("eth0", ETH0.mac, "0000:41:08.0")
-    assert [(item.link_name, item.tap_name, item.id) for item in plan.endpoints] == [("eth1", "tap0_kata", "network-0")]
+    assert [(item.link_name, item.tap_name, item.id) for item in plan.endpoints] == [
+        ("eth1", "veth0_kata", "network-0")
+    ]
     assert [(item.name, item.type) for item in plan.interfaces] == [("eth0", "physical"), ("eth1", "virtual")]
     assert [item.device for item in (*plan.routes, *plan.neighbours)] == ["eth0", "eth0"]
 

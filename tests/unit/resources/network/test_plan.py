@@ -106,18 +106,18 @@ def test_endpoints_are_ordered_by_name_whatever_the_order_of_the_scan() -> None:
     plan = network_plan(scan(ETH1, ETH0))
 
     assert [(item.link_name, item.tap_name, item.id) for item in plan.endpoints] == [
-        ("eth0", "tap0_kata", "network-0"),
-        ("eth1", "tap1_kata", "network-1"),
+        ("eth0", "veth0_kata", "network-0"),
+        ("eth1", "veth1_kata", "network-1"),
     ]
     assert [item.name for item in plan.interfaces] == ["eth0", "eth1"]
 
 
 def test_a_tap_name_in_use_is_passed_over() -> None:
-    taken = replace(ETH0, index=9, name="tap0_kata", mac="02:00:00:00:00:09")
+    taken = replace(ETH0, index=9, name="veth0_kata", mac="02:00:00:00:00:09")
 
     plan = network_plan(scan(ETH0, ETH1, taken, addresses=(address(2, "10.1.0.2/24"), address(3, "10.2.0.2/24"))))
 
-    assert [item.tap_name for item in plan.endpoints] == ["tap1_kata", "tap2_kata"]
+    assert [item.tap_name for item in plan.endpoints] == ["veth1_kata", "veth2_kata"]
 
 
 def test_a_link_without_address_is_no_endpoint_even_of_an_unknown_kind() -> None:

@@ -36,7 +36,7 @@ def _rates(wire: Wire) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize(
     ("received", "sent", "expected"),
-    [(SLOW, 0, {"tap0_kata": SLOW // 8}), (0, SLOW, {"eth0": SLOW // 8}), (0, 0, {})],
+    [(SLOW, 0, {"veth0_kata": SLOW // 8}), (0, SLOW, {"eth0": SLOW // 8}), (0, 0, {})],
     ids=["received", "sent", "neither"],
 )
 def test_only_what_is_limited_is_dropped_beyond_its_rate(

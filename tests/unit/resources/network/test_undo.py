@@ -95,7 +95,7 @@ def test_nothing_is_left_when_the_ledger_cannot_be_written(wire: Wire, full_afte
     )
 
 
-@pytest.mark.parametrize("key", ["tap0_kata", "eth0", "tap1_kata", "eth1"])
+@pytest.mark.parametrize("key", ["veth0_kata", "eth0", "veth1_kata", "eth1"])
 def test_nothing_is_left_when_the_child_dies_at_any_step(wire: Wire, key: str) -> None:
     wire.veth("eth0", 1)
     wire.veth("eth1", 2)
@@ -107,7 +107,7 @@ def test_nothing_is_left_when_the_child_dies_at_any_step(wire: Wire, key: str) -
     refused_with_nothing_left(wire, before, Internal, "was killed by SIGKILL", killing)
 
 
-@pytest.mark.parametrize("key", ["tap0_kata", "eth0", "tap1_kata", "eth1"])
+@pytest.mark.parametrize("key", ["veth0_kata", "eth0", "veth1_kata", "eth1"])
 def test_nothing_is_left_when_the_caller_gives_up_at_any_step(wire: Wire, key: str) -> None:
     wire.veth("eth0", 1)
     wire.veth("eth1", 2)
@@ -168,7 +168,7 @@ def test_a_link_that_vanishes_after_the_scan_fails_by_name_and_leaves_nothing(wi
     def deleting(_children: Children) -> HookedLedger:
         return HookedLedger(at("eth1", lambda: wire.pod.run("ip", "link", "delete", "eth1") and None))
 
-    text = r"redirect link 'eth1' to tap 'tap1_kata'.*ENODEV"
+    text = r"redirect link 'eth1' to tap 'veth1_kata'.*ENODEV"
     refused_with_nothing_left(wire, before, FailedPrecondition, text, deleting)
 
 
@@ -177,7 +177,7 @@ def test_an_mtu_no_tap_can_have_is_refused_by_name_and_leaves_nothing(wire: Wire
     wire.veth("eth1", 2, mtu=65535)
     before = wire.pod.state()
 
-    text = r"make tap 'tap1_kata' for link 'eth1'.*EINVAL"
+    text = r"make tap 'veth1_kata' for link 'eth1'.*EINVAL"
     refused_with_nothing_left(wire, before, FailedPrecondition, text, lambda _children: HookedLedger())
 
 
