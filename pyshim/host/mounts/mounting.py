@@ -7,13 +7,13 @@ that propagation made of the mount. Needs Linux 5.12 (mount_setattr). Everything
 
 import errno
 import os
-import threading
 
 from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.loops import attach_loop
 from pyshim.host.mounts.options import MountOptions, OverlayData, PropagationChange, overlay_data, parse_mount_options
 from pyshim.host.mounts.targets import fd_path, make_target, open_target
+from pyshim.host.threads import in_short_thread
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError, Unimplemented
 from pyshim.model.mounts import HostMount
 
@@ -181,18 +181,10 @@ def _mount_in(directory: str | None, source: str, target: str, fs_type: str, fla
     if directory is None:
         syscalls.mount(source, target, fs_type, flags, data)
         return
-    failures: list[OSError] = []
 
     def mount_there() -> None:
-        try:
-            syscalls.unshare(syscalls.CLONE_FS)
-            os.chdir(directory)
-            syscalls.mount(source, target, fs_type, flags, data)
-        except OSError as error:
-            failures.append(error)
+        syscalls.unshare(syscalls.CLONE_FS)
+        os.chdir(directory)
+        syscalls.mount(source, target, fs_type, flags, data)
 
-    thread = threading.Thread(target=mount_there, name=f"mount in {directory}")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
+    in_short_thread(mount_there)

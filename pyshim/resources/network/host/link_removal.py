@@ -8,11 +8,9 @@ import errno
 import os
 import socket
 import struct
-import threading
 from collections.abc import Callable
 
-from pyshim.host import syscalls
-from pyshim.resources.network.host.rtnetlink import ATTRIBUTE, HEADER, IFLA_IFNAME, RTM_DELLINK
+from pyshim.resources.network.host.rtnetlink import ATTRIBUTE, HEADER, IFLA_IFNAME, RTM_DELLINK, in_netns
 
 _NLM_F_REQUEST = 1
 _NLM_F_ACK = 4
@@ -77,40 +75,15 @@ def _open_in(netns: str, inode: int, name: str) -> tuple[socket.socket, int] | N
 
     A socket stays in the namespace it was made in, so only its making needs a thread that has gone there and ends.
     """
-    found: list[tuple[socket.socket, int]] = []
-    failures: list[Exception] = []
 
-    def work() -> None:
-        try:
-            if netns:
-                _enter(netns, inode)
-            index = socket.if_nametoindex(name)
-            found.append((socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE), index))
-        except Exception as error:  # the caller's: a thread's own would be lost, and the link taken for gone
-            # if_nametoindex raises "no such interface" without an errno.
-            if not isinstance(error, OSError) or error.errno not in (None, errno.ENODEV, errno.ENXIO, errno.ENOENT):
-                failures.append(error)
+    def work() -> tuple[socket.socket, int]:
+        index = socket.if_nametoindex(name)
+        return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE), index
 
-    thread = threading.Thread(target=work, name=f"netns {netns}")
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
-    return found[0] if found else None
-
-
-def _enter(netns: str, inode: int) -> None:
-    """This thread is in `netns`. Raises FileNotFoundError when that namespace is not at that path (any more)."""
-    fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if inode and os.fstat(fd).st_ino != inode:
-            # The path leads to another's by now, perhaps to the host's own.
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
-        syscalls.setns(fd, syscalls.CLONE_NEWNET)
+        return in_netns(netns, inode, work)
     except OSError as error:
-        if error.errno == errno.EINVAL:
-            # A plain file: the namespace that was bound here has been unmounted, and its links went with it.
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns) from error
+        # if_nametoindex raises "no such interface" without an errno.
+        if error.errno in (None, errno.ENODEV, errno.ENXIO, errno.ENOENT):
+            return None
         raise
-    finally:
-        os.close(fd)

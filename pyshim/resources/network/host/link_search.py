@@ -5,12 +5,10 @@ Source: rtnetlink(7), linux/if_link.h. Without pyroute2, for the reason `link_re
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pyshim.host import syscalls
-from pyshim.resources.network.host.rtnetlink import HEADER, IFINFO_BYTES, IFLA_IFNAME, attributes, messages
+from pyshim.resources.network.host.rtnetlink import HEADER, IFINFO_BYTES, IFLA_IFNAME, attributes, in_netns, messages
 
 NETNS_ROOT = "/run/netns"
 """CNI and `ip netns` bind the namespaces of pods here."""
@@ -57,25 +55,11 @@ def our_taps(root: str = NETNS_ROOT) -> tuple[OurTap, ...]:
 
 
 def _links_of(netns: str) -> list[tuple[str, str]]:
-    """Name and alias of every link in the namespace; a thread of its own goes there and ends."""
-    links: list[tuple[str, str]] = []
-
-    def work() -> None:
-        try:
-            fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                syscalls.setns(fd, syscalls.CLONE_NEWNET)
-            finally:
-                os.close(fd)
-            links.extend(_dump())
-        except OSError:
-            # Not a namespace (any more).
-            return
-
-    thread = threading.Thread(target=work, name=f"netns {netns}")
-    thread.start()
-    thread.join()
-    return links
+    """Name and alias of every link in the namespace; none where there is no namespace (any more)."""
+    try:
+        return in_netns(netns, 0, lambda: list(_dump()))
+    except OSError:
+        return []
 
 
 def _dump() -> Iterator[tuple[str, str]]:

@@ -1,10 +1,18 @@
-"""Messages of rtnetlink and their attributes, as bytes. Source: rtnetlink(7), netlink(7), linux/rtnetlink.h.
+"""Messages of rtnetlink and their attributes, as bytes, and the namespace to send them in.
 
-Import-light like `link_removal` and `link_search`, which are for `delete`.
+Source: rtnetlink(7), netlink(7), linux/rtnetlink.h. Import-light like `link_removal` and `link_search`: for `delete`.
 """
 
+import errno
+import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from pyshim.host import syscalls
+from pyshim.host.threads import in_short_thread
+
+T = TypeVar("T")
 
 HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
@@ -33,3 +41,33 @@ def _pieces(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
             return
         yield kind, data[offset + header.size : offset + length]
         offset += (length + 3) & ~3
+
+
+def in_netns(netns: str, inode: int, work: Callable[[], T]) -> T:
+    """The result of `work` in that network namespace ("": this process's own). A socket made there stays there.
+
+    Raises FileNotFoundError when the namespace, of this inode if one is given, is not at that path (any more).
+    """
+
+    def run() -> T:
+        if netns:
+            _enter(netns, inode)
+        return work()
+
+    return in_short_thread(run)
+
+
+def _enter(netns: str, inode: int) -> None:
+    fd = os.open(netns, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if inode and os.fstat(fd).st_ino != inode:
+            # The path leads to another's by now, perhaps to the host's own.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns)
+        syscalls.setns(fd, syscalls.CLONE_NEWNET)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            # A plain file: the namespace that was bound here has been unmounted, and its links went with it.
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), netns) from error
+        raise
+    finally:
+        os.close(fd)

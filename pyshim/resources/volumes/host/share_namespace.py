@@ -7,7 +7,6 @@ another namespace it cannot hold a directory: rmdir(2) detaches it. The namespac
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 
 from pyshim.host import syscalls
@@ -18,6 +17,7 @@ from pyshim.host.mounts.targets import make_target
 from pyshim.host.mounts.view import CODE, DEVICES, ViewPath, enter_view, home_of, make_view
 from pyshim.host.processes.identity import is_script
 from pyshim.host.processes.launch import describe_os_error
+from pyshim.host.threads import in_short_thread
 from pyshim.model.mounts import HostMount
 from pyshim.model.volumes import VirtiofsdPlan
 
@@ -63,20 +63,12 @@ class ShareNamespace:
 
     def _inside(self, work: Callable[[], None]) -> None:
         """`work` in a thread that enters the namespace and ends."""
-        failures: list[BaseException] = []
 
         def run() -> None:
-            try:
-                enter_view(self.namespace)
-                work()
-            except BaseException as error:
-                failures.append(error)
+            enter_view(self.namespace)
+            work()
 
-        thread = threading.Thread(target=run, name="share namespace")
-        thread.start()
-        thread.join()
-        if failures:
-            raise failures[0]
+        in_short_thread(run)
 
 
 def share_namespace(plan: VirtiofsdPlan) -> ShareNamespace | None:
