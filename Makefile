@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet conformance soak fuzz fmt protos bench bench-compare clean
+.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet conformance soak fuzz fmt protos bench clean
 
 PYTHON := .venv/bin/python
 
@@ -71,9 +71,6 @@ fuzz: setup ## look for inputs that break a parser, a minute for each (FUZZ="--s
 bench: setup guest ## measure, print a table, write bench/results (BENCH="--peer SHIM" for ours beside another)
 	@scripts/setup bench
 	@$(PYTHON) -m integration.framework.enclosure $(PYTHON) -m bench $(BENCH)
-
-bench-compare: ## what changed between two results: A=OLD.json B=NEW.json
-	@$(PYTHON) -m bench.compare $(A) $(B)
 
 clean: ## remove what the other verbs built: virtual environment, guest image, launchers, caches
 	@rm -rf .venv .build bin .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from bench import file_io
 from bench.rounds import Samples
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(NamedTuple):
     """One row of the table: a series, the series it is compared with, and how both are shown."""
 
     title: str
@@ -21,7 +21,11 @@ class Question:
     reference: str
     reference_title: str
     unit: str
-    scale: float = 1.0
+
+    @property
+    def scale(self) -> float:
+        """Times are measured in seconds."""
+        return 1000.0 if self.unit == "ms" else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,171 +42,34 @@ class Row:
     ratios: tuple[float, ...]
 
 
-_MS = 1000.0
-_TRUE = "`ctr task exec`, /bin/true"
 QUESTIONS = (
-    Question(
-        title="`start`",
-        series="start_pykata",
-        reference="start_bare",
-        reference_title="bare interpreter",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="`start` of runc's shim",
-        series="start_runc",
-        reference="start_bare",
-        reference_title="bare interpreter",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="idle daemon, PSS", series="pss_pykata", reference="pss_runc", reference_title="runc's shim", unit="MiB"
-    ),
-    Question(
-        title="idle daemon, private memory",
-        series="private_pykata",
-        reference="private_runc",
-        reference_title="runc's shim",
-        unit="MiB",
-    ),
-    Question(
-        title="`ctr run` to first output",
-        series="output_pykata",
-        reference="output_bare",
-        reference_title="bare kernel boot",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="`ctr run` to first output, forked shim",
-        series="output_forked",
-        reference="output_bare",
-        reference_title="bare kernel boot",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="the same through runc's shim",
-        series="output_runc",
-        reference="output_bare",
-        reference_title="bare kernel boot",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title=_TRUE, series="exec_pykata", reference="exec_runc", reference_title="runc's shim", unit="ms", scale=_MS
-    ),
-    Question(
-        title="of which `ctr` itself (`ctr version`)",
-        series="exec_client",
-        reference="exec_pykata",
-        reference_title="the exec",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="of which the shim's CPU time",
-        series="exec_shim_cpu",
-        reference="exec_pykata",
-        reference_title="the exec",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="stdout to a file",
-        series="stdout_pykata",
-        reference="stdout_runc",
-        reference_title="runc's shim",
-        unit="MB/s",
-    ),
-    Question(
-        title="stdout to a file, stand-in VM",
-        series="stub_stdout",
-        reference="stub_stdout_runc",
-        reference_title="runc's shim",
-        unit="MB/s",
-    ),
-    Question(
-        title="Create and Start, stand-in VM",
-        series="stub_create",
-        reference="start_bare",
-        reference_title="bare interpreter",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="the same, without the wait for the stand-in to come up",
-        series="stub_create_own",
-        reference="start_bare",
-        reference_title="bare interpreter",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="ten Creates and Starts at once",
-        series="stub_ten",
-        reference="stub_create",
-        reference_title="one of them",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="Create and Start, stand-in VM, forked shim",
-        series="forked_create",
-        reference="stub_create",
-        reference_title="executed shim",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="of a forked shim, without the wait for the stand-in to come up",
-        series="forked_create_own",
-        reference="stub_create_own",
-        reference_title="executed shim",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="`start` with a zygote",
-        series="forked_start",
-        reference="forked_bare",
-        reference_title="bare interpreter",
-        unit="ms",
-        scale=_MS,
-    ),
-    Question(
-        title="one forked shim, PSS",
-        series="forked_lone_pss",
-        reference="pss_pykata",
-        reference_title="executed shim",
-        unit="MiB",
-    ),
-    Question(
-        title="many forked shims, PSS each, zygote included",
-        series="forked_pss",
-        reference="pss_pykata",
-        reference_title="executed shim",
-        unit="MiB",
-    ),
-    Question(
-        title="many forked shims, private memory each",
-        series="forked_private",
-        reference="private_pykata",
-        reference_title="executed shim",
-        unit="MiB",
-    ),
+    Question("`start`", "start_pykata", "start_bare", "bare interpreter", "ms"),
+    Question("`start` of runc's shim", "start_runc", "start_bare", "bare interpreter", "ms"),
+    Question("idle daemon, PSS", "pss_pykata", "pss_runc", "runc's shim", "MiB"),
+    Question("idle daemon, private memory", "private_pykata", "private_runc", "runc's shim", "MiB"),
+    Question("`ctr run` to first output", "output_pykata", "output_bare", "bare kernel boot", "ms"),
+    Question("`ctr run` to first output, forked shim", "output_forked", "output_bare", "bare kernel boot", "ms"),
+    Question("the same through runc's shim", "output_runc", "output_bare", "bare kernel boot", "ms"),
+    Question("`ctr task exec`, /bin/true", "exec_pykata", "exec_runc", "runc's shim", "ms"),
+    Question("of which `ctr` itself (`ctr version`)", "exec_client", "exec_pykata", "the exec", "ms"),
+    Question("of which the shim's CPU time", "exec_shim_cpu", "exec_pykata", "the exec", "ms"),
+    Question("stdout to a file", "stdout_pykata", "stdout_runc", "runc's shim", "MB/s"),
+    Question("stdout to a file, stand-in VM", "stub_stdout", "stub_stdout_runc", "runc's shim", "MB/s"),
+    Question("Create and Start, stand-in VM", "stub_create", "start_bare", "bare interpreter", "ms"),
+    Question("ten Creates and Starts at once", "stub_ten", "stub_create", "one of them", "ms"),
+    Question("Create and Start, stand-in VM, forked shim", "forked_create", "stub_create", "executed shim", "ms"),
+    Question("`start` with a zygote", "forked_start", "forked_bare", "bare interpreter", "ms"),
+    Question("one forked shim, PSS", "forked_lone_pss", "pss_pykata", "executed shim", "MiB"),
+    Question("many forked shims, PSS each, zygote included", "forked_pss", "pss_pykata", "executed shim", "MiB"),
+    Question("many forked shims, private memory each", "forked_private", "private_pykata", "executed shim", "MiB"),
 )
-
-
 FILE_QUESTIONS = tuple(
     Question(
-        title=f"fio {job}, {place.title}",
-        series=f"file_{place.name}_{job}",
-        reference=f"file_{file_io.HOST.name}_{job}",
-        reference_title=file_io.HOST.title,
-        unit="op/s" if in_operations else "MB/s",
+        f"fio {job}, {place.title}",
+        f"file_{place.name}_{job}",
+        f"file_{file_io.HOST.name}_{job}",
+        file_io.HOST.title,
+        "op/s" if in_operations else "MB/s",
     )
     for job, (_, in_operations) in file_io.JOBS.items()
     for place in file_io.PLACES

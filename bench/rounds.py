@@ -129,11 +129,7 @@ def _on_stubs(ground: Ground, samples: Samples, size: Size) -> None:
 
 
 def _creates(ground: Ground, samples: Samples, kind: str, count: int) -> None:
-    wall, own = samples.open_round(f"{kind}_create"), samples.open_round(f"{kind}_create_own")
-    for _ in range(count):
-        created = stub_pods.create(ground)
-        wall.append(created.wall_s)
-        own.append(created.own_s)
+    samples.open_round(f"{kind}_create").extend(stub_pods.create_s(ground) for _ in range(count))
 
 
 def _starts(ground: Ground, samples: Samples, count: int) -> None:

@@ -8,20 +8,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from google.protobuf.any_pb2 import Any as PbAny
 
 from bench.measures import PYKATA, Ground, cpu_s
 from integration.framework import oci
 from integration.framework.direct import DirectShim, direct_shim, wait_until_gone
-from integration.framework.waiting import eventually
 from protos.containerd import runtimeoptions_pb2
-from pyshim.model.trace import Span, spans_from_json
-from pyshim.state.store import StateStore
 
-VMM_WAIT = "wait for vmm"
-"""The span in hypervisors/qemu/qmp_client.py."""
 _numbers = itertools.count(1)
 WITHIN_S = 120.0
 _IDLE_S = 0.1
@@ -29,9 +23,9 @@ _IDLE_S = 0.1
 
 
 @contextmanager
-def started_shim(ground: Ground, name: str = "") -> Iterator[DirectShim]:
+def started_shim(ground: Ground) -> Iterator[DirectShim]:
     """A shim that serves and has nothing yet; its pods use the configuration of `ground`."""
-    name = name or f"stub{next(_numbers)}"
+    name = f"stub{next(_numbers)}"
     bundle = ground.directory / name
     with direct_shim(PYKATA, ground.binaries, name, bundle, config=sleeping(name)) as shim:
         shim.start()
@@ -61,57 +55,12 @@ async def create_and_start(shim: DirectShim, config: Path) -> float:
     return time.monotonic() - started
 
 
-class Created(NamedTuple):
-    wall_s: float
-    """From the call of Create to the reply of Start."""
-    own_s: float
-    """That without the time in which the shim only waited for the stand-in for QEMU to come up, see `waited_s`."""
-
-
-def create(ground: Ground) -> Created:
+def create_s(ground: Ground) -> float:
     """Create and Start of one sandbox, by a shim that is up and has answered a call."""
     with started_shim(ground) as shim:
         warm(shim)
         (wall_s,) = shim.together(lambda: create_and_start(shim, ground.config))
-        return Created(float(wall_s), float(wall_s) - waited_s(trace_of(shim)))
-
-
-def trace_of(shim: DirectShim) -> tuple[Span, ...]:
-    """The spans of the sandbox's trace, once its state, which is written after the replies, includes Start."""
-
-    def spans() -> tuple[Span, ...]:
-        snapshot = StateStore().load(shim.container).snapshot
-        found = spans_from_json(snapshot.trace) if snapshot is not None else ()
-        return found if any(span.name == f"start {shim.container}" for span in found) else ()
-
-    return eventually(spans, what=f"the state of {shim.container!r} includes its start")
-
-
-def waited_s(spans: tuple[Span, ...]) -> float:
-    """For how long the shim had nothing to do but to wait for QEMU's greeting.
-
-    The wait begins when the shim listens for it: what it does before, from the spawn on, is its own work; so is what it
-    does meanwhile in spans that the wait is not within. 0 without such a wait in the trace. Raises ValueError when the
-    wait has not ended.
-    """
-    index = next((index for index, span in enumerate(spans) if span.name == VMM_WAIT), None)
-    if index is None:
-        return 0.0
-    wait, around = spans[index], {index}
-    if not wait.end_ns:
-        raise ValueError(f"the span {VMM_WAIT!r} has not ended")
-    parent = wait.parent
-    while parent >= 0:
-        around.add(parent)
-        parent = spans[parent].parent
-    left_ns, at_ns = 0, wait.start_ns
-    others = [span for number, span in enumerate(spans) if number not in around]
-    for other in sorted(others, key=lambda span: span.start_ns):
-        begin_ns, end_ns = max(other.start_ns, at_ns), min(other.end_ns or wait.end_ns, wait.end_ns)
-        if begin_ns < end_ns:
-            left_ns += begin_ns - at_ns
-            at_ns = end_ns
-    return (left_ns + wait.end_ns - at_ns) / 1e9
+        return float(wall_s)
 
 
 def together_s(ground: Ground, count: int) -> float:
