@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Regenerate the modules of this directory from its `.proto` files.
+"""Regenerate the modules of this directory and of pyshim/ttrpc from their `.proto` files.
 
 `generate.py` writes `*_pb2.py` and `*_pb2.pyi` beside each `.proto`, and `*_pb2_grpc.py` for the services that are
 called over gRPC, and removes generated modules whose `.proto` is gone. `generate.py --check` changes nothing: it
@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+SOURCES = (HERE, HERE.parent / "pyshim" / "ttrpc")
+"""The second is a library of its own: it has its messages beside it."""
 GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
 # All other services travel over ttrpc, whose client and server need no generated stubs.
 OVER_GRPC = ("protos/cri/v1.proto", "protos/kubelet/podresources_v1.proto")
@@ -33,7 +35,7 @@ def generated_files(directory: Path) -> dict[str, bytes]:
 
 
 def generate(source: Path, destination: Path) -> None:
-    """`destination`/protos holds freshly generated modules for every `.proto` of `source`, a directory named protos.
+    """`destination` has freshly generated modules for every `.proto` of `source`, in a directory of the same name.
 
     Raises SystemExit when protoc refuses a file (it has then printed why) or grpcio-tools is not installed.
     """
@@ -65,18 +67,22 @@ def differences(current: dict[str, bytes], fresh: dict[str, bytes]) -> tuple[tup
     return tuple(found)
 
 
-def main(argv: list[str], source: Path = HERE) -> int:
-    """Modules under `source` are current, with `--check` only if this returns 0; the changes have been printed."""
+def main(argv: list[str], sources: tuple[Path, ...] = SOURCES) -> int:
+    """Modules under `sources` are current, with `--check` only if this returns 0; the changes have been printed."""
     parser = argparse.ArgumentParser(description="Regenerate the protobuf modules from the .proto files.")
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 and name what is not current")
     arguments = parser.parse_args(argv)
+    return max(_refresh(source, only_check=arguments.check) for source in sources)
+
+
+def _refresh(source: Path, *, only_check: bool) -> int:
     with tempfile.TemporaryDirectory(prefix="pyshim-protos-") as scratch:
         generate(source, Path(scratch))
         fresh = generated_files(Path(scratch) / source.name)
     found = differences(generated_files(source), fresh)
     for kind, name in found:
-        print(f"{kind}: {name}", file=sys.stderr if arguments.check else sys.stdout)
-    if arguments.check:
+        print(f"{kind}: {name}", file=sys.stderr if only_check else sys.stdout)
+    if only_check:
         if found:
             print("hint: run protos/generate.py with the locked grpcio-tools and commit the result", file=sys.stderr)
         return 1 if found else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protos.agent import agent_pb2 as pb
 from pyshim.ttrpc.framing import HEADER, REQUEST, Frame
-from pyshim.ttrpc.messages import decode_request, request_around
+from pyshim.ttrpc.messages import decode_request
 
 _GPUS = "io.katacontainers.config.hypervisor.default_gpus"
 _ALL_GPUS = ("cdi.k8s.io/peer-pods", "nvidia.com/gpu=all")
@@ -26,9 +26,6 @@ def edited_frame(frame: Frame) -> bytes:
         if (request.service, request.method) == ("grpc.AgentService", "CreateContainer"):
             container = pb.CreateContainerRequest.FromString(request.payload)
             edit_container(container)
-            body = container.SerializeToString()
-            before, after = request_around(
-                request.service, request.method, len(body), request.timeout_ns, list(request.metadata)
-            )
-            payload = before + body + after
+            request.payload = container.SerializeToString()
+            payload = request.SerializeToString()
     return HEADER.pack(len(payload), frame.stream_id, frame.type, frame.flags) + payload

@@ -143,8 +143,8 @@ def _exchange(sock: socket.socket, vm_id: str, deadline: float) -> "ResponseRece
     from pyshim.ttrpc.events import ResponseReceived, StreamFailed
 
     core = ClientConnection()  # of hypervisor.StopVMRequest, `id` is field 1
-    stream_id, parts = core.request_parts(SERVICE, "StopVM", encode((1, vm_id)), max_reply_bytes=MAX_REPLY_BYTES)
-    sock.sendall(b"".join(parts))
+    stream_id, frame = core.request(SERVICE, "StopVM", encode((1, vm_id)), max_reply_bytes=MAX_REPLY_BYTES)
+    sock.sendall(frame)
     # Other frames may come without end, and then no single wait is long.
     while (left_s := deadline - time.monotonic()) > 0:
         sock.settimeout(left_s)

@@ -1,7 +1,7 @@
-"""ttrpc: the RPC protocol of containerd's shims and of the Kata guest agent, on the standard library alone.
+"""ttrpc: the RPC protocol of containerd's shims and of the Kata guest agent.
 
 Read README.md for an example and `connection.py` for the protocol: it is all of it, without I/O. Payloads are opaque
-`bytes`; of protobuf there are only the two envelope messages of the protocol itself. Calls are unary; a request that
+`bytes`; protobuf encodes the two envelope messages of the protocol itself. Calls are unary; a request that
 announces a stream is refused as UNIMPLEMENTED.
 
     framing.py     10-byte header, 4 MiB limit, FrameReader        messages.py  Request and Response envelopes

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterable
 from types import TracebackType
 
-from .connection import ClientConnection, Parts
+from .connection import ClientConnection
 from .events import Event, ResponseReceived, StreamFailed
 from .framing import MAX_MESSAGE_BYTES, Buffer
 from .link import QUEUE_BYTES, Link
@@ -82,8 +82,8 @@ class Client:
         """
         pending = _PendingCall(asyncio.get_running_loop().create_future())
 
-        def make() -> Parts:
-            stream_id, parts = self._core.request_parts(
+        def make() -> bytes:
+            stream_id, frame = self._core.request(
                 service,
                 method,
                 payload,
@@ -93,7 +93,7 @@ class Client:
             )
             pending.stream_id = stream_id
             self._calls[stream_id] = pending
-            return parts
+            return frame
 
         try:
             if timeout_s is None:
@@ -111,7 +111,7 @@ class Client:
         return reply
 
     async def _answered(
-        self, pending: _PendingCall, make: Callable[[], Parts], service: str, method: str
+        self, pending: _PendingCall, make: Callable[[], bytes], service: str, method: str
     ) -> bytes | TtrpcError:
         pending.mark = await self._send(make, f"call '{service}/{method}'")
         return await pending.reply
@@ -132,7 +132,7 @@ class Client:
     ) -> None:
         self.close()
 
-    async def _send(self, make: Callable[[], Parts], action: str) -> int:
+    async def _send(self, make: Callable[[], bytes], action: str) -> int:
         try:
             return await self._link.send(make)
         except ConnectionClosed as exc:
@@ -175,7 +175,7 @@ def _resolve(reply: asyncio.Future[bytes | TtrpcError], event: Event) -> None:
     if reply.done():
         return
     if isinstance(event, ResponseReceived):
-        failed = RemoteError(event.code, event.message, event.details) if event.code else None
+        failed = RemoteError(event.code, event.message) if event.code else None
         reply.set_result(event.payload if failed is None else failed)
     elif isinstance(event, StreamFailed):
         reply.set_result(event.error)

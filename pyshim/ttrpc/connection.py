@@ -12,14 +12,11 @@ UNIMPLEMENTED, and a data frame fails its call.
 Received bytes never raise and never end the connection: each frame says its length, so a frame that cannot be used
 (too large, malformed, bad stream id, unknown type) is answered or ignored alone. State is bounded: one unfinished
 frame and one entry per open stream. Source: containerd/ttrpc PROTOCOL.md and server.go.
-
-`x_parts` returns the buffers of a frame to be written in order, with the payload uncopied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
 
 from .events import Event, RequestReceived, RequestRefused, ResponseReceived, StreamFailed
 from .framing import (
@@ -34,10 +31,16 @@ from .framing import (
     Frame,
     FrameReader,
 )
-from .messages import MalformedMessage, decode_request, decode_response, request_around, response_before
+from .messages import (
+    MalformedMessage,
+    Parts,
+    decode_request,
+    decode_response,
+    encode_error,
+    encode_request,
+    encode_response,
+)
 from .status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolError
-
-Parts: TypeAlias = tuple[Buffer, ...]
 
 MAX_OPEN_STREAMS = 1024
 """Open streams of one connection: containerd has one Wait for each process, and few other calls."""
@@ -97,16 +100,11 @@ class _Connection:
     def _on_frame(self, frame: Frame) -> Event | None:
         raise NotImplementedError
 
-    def _frame(
-        self, stream_id: int, type_: int, flags: int, before: bytes, payload: Buffer, after: bytes = b""
-    ) -> Parts:
-        length = len(before) + len(payload) + len(after)
+    def _frame(self, stream_id: int, type_: int, message: Parts) -> bytes:
+        length = sum(map(len, message))
         if length > self._max_message_bytes:
             raise MessageTooLarge(f"message of {length} bytes exceeds the limit of {self._max_message_bytes}")
-        head = HEADER.pack(length, stream_id, type_, flags) + before
-        if not payload:
-            return (head + after,)
-        return (head, payload, after) if after else (head, payload)
+        return b"".join((HEADER.pack(length, stream_id, type_, 0), *message))
 
 
 class ServerConnection(_Connection):
@@ -119,29 +117,26 @@ class ServerConnection(_Connection):
         self._max_open_streams = max_open_streams
         self._last_stream_id = 0
 
-    def response_parts(self, stream_id: int, payload: Buffer = b"") -> Parts:
+    def response(self, stream_id: int, payload: Buffer) -> bytes:
         """The frame that ends a stream with success.
 
         Raises MessageTooLarge and leaves the stream open when the reply exceeds the limit.
         """
         self._require_open(stream_id)
-        parts = self._frame(stream_id, RESPONSE, 0, response_before(len(payload)), payload)
+        frame = self._frame(stream_id, RESPONSE, encode_response(payload))
         self._streams.remove(stream_id)
-        return parts
+        return frame
 
-    def send_error(self, stream_id: int, code: int, message: str, details: Iterable[bytes] = ()) -> bytes:
+    def error(self, stream_id: int, code: int, message: str) -> bytes:
         """The frame that ends a stream with a status. Code 0 means OK, so it is sent as UNKNOWN."""
         self._require_open(stream_id)
-        frame = self._error(stream_id, code or Code.UNKNOWN, message, details)
+        frame = self._frame(stream_id, RESPONSE, encode_error(code or Code.UNKNOWN, message))
         self._streams.remove(stream_id)
         return frame
 
     def _require_open(self, stream_id: int) -> None:
         if stream_id not in self._streams:
             raise LocalProtocolError(f"answer stream {stream_id}: not open")
-
-    def _error(self, stream_id: int, code: int, message: str, details: Iterable[bytes] = ()) -> bytes:
-        return b"".join(self._frame(stream_id, RESPONSE, 0, response_before(0, code, message, details), b""))
 
     def _on_frame(self, frame: Frame) -> Event | None:
         if frame.type == REQUEST:
@@ -171,10 +166,9 @@ class ServerConnection(_Connection):
             return self._refuse(stream_id, Code.INVALID_ARGUMENT, f"decode request: {exc}")
         self._streams.add(stream_id)
         # A timeout of zero or below means none, as in the Go server.
-        timeout_ns = max(request.timeout_ns, 0)
-        return RequestReceived(
-            stream_id, request.service, request.method, request.payload, timeout_ns, request.metadata
-        )
+        timeout_ns = max(request.timeout_nano, 0)
+        metadata = tuple((pair.key, pair.value) for pair in request.metadata)
+        return RequestReceived(stream_id, request.service, request.method, request.payload, timeout_ns, metadata)
 
     def _on_data(self, frame: Frame) -> Event | None:
         stream_id = frame.stream_id
@@ -190,7 +184,7 @@ class ServerConnection(_Connection):
         return self._refuse(frame.stream_id, Code.RESOURCE_EXHAUSTED, message)
 
     def _refuse(self, stream_id: int, code: int, message: str) -> RequestRefused:
-        reply = self._error(stream_id, code, message)
+        reply = self._frame(stream_id, RESPONSE, encode_error(code, message))
         ended = stream_id in self._streams
         self._streams.discard(stream_id)
         return RequestRefused(stream_id, code, message, reply, ended)
@@ -210,7 +204,7 @@ class ClientConnection(_Connection):
         self.late_frames = 0
         """Frames for streams that are over or were forgotten, dropped."""
 
-    def request_parts(
+    def request(
         self,
         service: str,
         method: str,
@@ -219,7 +213,7 @@ class ClientConnection(_Connection):
         timeout_ns: int = 0,
         metadata: Iterable[tuple[str, str]] = (),
         max_reply_bytes: int | None = None,
-    ) -> tuple[int, Parts]:
+    ) -> tuple[int, bytes]:
         """The new stream's id and the frame that opens it. Raises MessageTooLarge; then no id is used up.
 
         Frames must be written in the order they were made: the peer wants rising ids. A reply above `max_reply_bytes`,
@@ -229,15 +223,15 @@ class ClientConnection(_Connection):
         if stream_id > MAX_STREAM_ID:
             raise LocalProtocolError("open stream: all stream ids of this connection are used up")
         try:
-            before, after = request_around(service, method, len(payload), timeout_ns, metadata)
+            message = encode_request(service, method, payload, timeout_ns, metadata)
         except UnicodeEncodeError as exc:
             raise LocalProtocolError(f"call '{service}/{method}': text is not UTF-8") from exc
-        parts = self._frame(stream_id, REQUEST, 0, before, payload, after)
+        frame = self._frame(stream_id, REQUEST, message)
         self._next_stream_id = stream_id + 2
         self._streams.add(stream_id)
         limit_bytes = self._max_message_bytes
         self._limits[stream_id] = limit_bytes if max_reply_bytes is None else min(max_reply_bytes, limit_bytes)
-        return stream_id, parts
+        return stream_id, frame
 
     def forget(self, stream_id: int) -> None:
         """Late frames of this stream are dropped from now on. Does nothing for a stream that is over."""
@@ -264,7 +258,7 @@ class ClientConnection(_Connection):
         except MalformedMessage as exc:
             return self._fail(stream_id, RemoteProtocolError(f"decode response: {exc}"))
         self.forget(stream_id)
-        return ResponseReceived(stream_id, response.payload, response.code, response.message, response.details)
+        return ResponseReceived(stream_id, response.payload, response.code, response.message)
 
     def _fail(self, stream_id: int, error: MessageTooLarge | RemoteProtocolError) -> StreamFailed:
         self.forget(stream_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -30,24 +30,17 @@ _FIRST_BYTES = 64 << 10
 _NOTHING = memoryview(b"")
 
 
-class Frame:
+class Frame(NamedTuple):
     """One received frame. `payload` is a view that is valid until the reader is fed again.
 
     `discarded_bytes` is 0, or the announced length of a frame over the limit, whose payload is thrown away.
     """
 
-    __slots__ = ("discarded_bytes", "flags", "payload", "stream_id", "type")
-
-    def __init__(self, stream_id: int, type_: int, flags: int, payload: memoryview, discarded_bytes: int = 0) -> None:
-        self.stream_id = stream_id
-        self.type = type_
-        self.flags = flags
-        self.payload = payload
-        self.discarded_bytes = discarded_bytes
-
-    def __repr__(self) -> str:
-        size = f"discarded={self.discarded_bytes}" if self.discarded_bytes else f"bytes={len(self.payload)}"
-        return f"Frame(stream={self.stream_id} type={self.type} flags={self.flags:#x} {size})"
+    stream_id: int
+    type: int
+    flags: int
+    payload: memoryview
+    discarded_bytes: int = 0
 
 
 class FrameReader:

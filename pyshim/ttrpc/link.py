@@ -1,7 +1,7 @@
 """A protocol core on a stream socket: one reader, one bounded outgoing queue, one writer. asyncio.
 
-It receives large payloads straight into the core's buffer and sends queued buffers with `sendmsg`, so that a payload is
-not copied on its way. It does not half-close: the end of one direction is the end of the connection.
+It receives large payloads straight into the core's buffer and sends queued frames together with `sendmsg`. It does not
+half-close: the end of one direction is the end of the connection.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from .connection import ClientConnection, Parts, ServerConnection
+from .connection import ClientConnection, ServerConnection
 from .events import Event
 from .framing import Buffer
 from .status import ConnectionClosed
 
 QUEUE_BYTES = 1 << 20
 """Bytes of the outgoing queue from which on `send` waits."""
-_JOIN_BYTES = 16 << 10
-"""Bytes up to which the parts of a frame are joined: a copy is then cheaper than another buffer for `sendmsg`."""
 _READS_PER_TURN = 16
 """Reads before other work of the loop has its turn."""
 _BUFFERS_PER_SEND = 64
@@ -94,20 +92,14 @@ class Link:
         if not self._held and not self.is_closed:
             self._resume()
 
-    def write(self, parts: Parts) -> int:
+    def write(self, frame: bytes) -> int:
         """Queue one whole frame, even when the queue is full. The result is a mark for `was_sent`."""
-        size = sum(map(len, parts))
-        if self.is_closed or self._broken:
-            self._accepted_bytes += size
-            self._queued_bytes += size
-            return self._accepted_bytes
-        if len(parts) > 1 and size <= _JOIN_BYTES:
-            self._queue.append(b"".join(parts))
-        else:
-            self._queue.extend(parts)
-        self._queued_bytes += size
-        self._accepted_bytes += size
+        self._queued_bytes += len(frame)
+        self._accepted_bytes += len(frame)
         mark = self._accepted_bytes
+        if self.is_closed or self._broken:
+            return mark
+        self._queue.append(frame)
         if not self._writing and not self._gathering:
             self._flush_queue()
         if self._hold_when_full and self._queued_bytes > self._queue_bytes:
@@ -125,7 +117,7 @@ class Link:
             self._flushed.append(waiter)
             await waiter
 
-    async def send(self, make: Callable[[], Parts | None]) -> int:
+    async def send(self, make: Callable[[], bytes | None]) -> int:
         """Call `make` once the queue has room and queue its frame, in one synchronous stretch. Raises ConnectionClosed.
 
         `make` is called as late as possible: the stream id it takes, and its decision whether an answer is still
@@ -148,11 +140,11 @@ class Link:
         self._shut()
         self._on_closed(error)
 
-    def _send_now(self, make: Callable[[], Parts | None]) -> int:
+    def _send_now(self, make: Callable[[], bytes | None]) -> int:
         if self.is_closed:
             raise ConnectionClosed("send: connection is closed")
-        parts = make()
-        return 0 if parts is None else self.write(parts)
+        frame = make()
+        return 0 if frame is None else self.write(frame)
 
     async def _wait_drained(self) -> None:
         # Only the holder of the gate waits here, so one future is enough.

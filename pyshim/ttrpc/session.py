@@ -8,7 +8,7 @@ import socket
 from collections.abc import Coroutine, Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
-from .connection import Parts, ServerConnection
+from .connection import ServerConnection
 from .events import Event, RequestReceived, RequestRefused
 from .framing import Buffer
 from .handlers import CallContext, Handler, ImmediateHandler, PeerCredentials, UnaryHandler
@@ -162,37 +162,37 @@ class Session:
 
     def _on_refused(self, event: RequestRefused) -> None:
         self._log.debug("frame refused", extra={"stream": event.stream_id, "error": event.message})
-        self._link.write((event.reply,))
+        self._link.write(event.reply)
 
     def _answer_now(self, call: _Call, handler: ImmediateHandler, payload: bytes) -> None:
         try:
-            parts = self._reply_parts(call, handler.function(payload, call.context))
-            if parts is not None:
-                self._link.write(parts)
+            frame = self._reply(call, handler.function(payload, call.context))
+            if frame is not None:
+                self._link.write(frame)
         except Exception as exc:
             self._on_exception(call, exc)
 
     async def _run_immediate(self, call: _Call, handler: ImmediateHandler, payload: bytes) -> None:
         try:
-            await self._link.send(lambda: self._reply_parts(call, handler.function(payload, call.context)))
+            await self._link.send(lambda: self._reply(call, handler.function(payload, call.context)))
         except Exception as exc:
             self._on_exception(call, exc)
 
     async def _run_unary(self, call: _Call, handler: UnaryHandler, payload: bytes) -> None:
         try:
             result = await handler.function(payload, call.context)
-            await self._link.send(lambda: self._reply_parts(call, result))
+            await self._link.send(lambda: self._reply(call, result))
         except Exception as exc:
             self._on_exception(call, exc)
 
-    def _reply_parts(self, call: _Call, result: Buffer) -> Parts | None:
+    def _reply(self, call: _Call, result: Buffer) -> bytes | None:
         stream_id = call.stream_id
         if not self._core.is_open(stream_id):
             self._log.debug("late reply dropped", extra={"method": call.name, "stream": stream_id})
             return None
         if not isinstance(result, bytes | bytearray | memoryview):
             raise TypeError(f"method '{call.name}' returned {type(result).__name__}, expected bytes")
-        return self._core.response_parts(stream_id, result)
+        return self._core.response(stream_id, result)
 
     def _on_exception(self, call: _Call, exc: Exception) -> None:
         code = getattr(exc, "code", None)
@@ -209,7 +209,7 @@ class Session:
     def _answer(self, stream_id: int, code: int, message: str) -> None:
         """Ends the stream with a status unless it is over. Not delayed by a full queue: a status is small."""
         if self._core.is_open(stream_id) and not self._link.is_closed:
-            self._link.write((self._core.send_error(stream_id, code, message),))
+            self._link.write(self._core.error(stream_id, code, message))
 
     def _expire(self, call: _Call) -> None:
         error = CallTimedOut(f"call '{call.name}': deadline exceeded")

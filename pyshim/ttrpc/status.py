@@ -80,8 +80,4 @@ class OutcomeUnknown(ConnectionClosed):
 
 
 class RemoteError(TtrpcError):
-    """The peer answered with a status other than OK. `details` are its `google.protobuf.Any` messages, undecoded."""
-
-    def __init__(self, code: int, message: str, details: tuple[bytes, ...] = ()) -> None:
-        super().__init__(code, message)
-        self.details = details
+    """The peer answered with a status other than OK."""

@@ -13,7 +13,7 @@ from pyshim.ttrpc.connection import ServerConnection
 from pyshim.ttrpc.events import RequestReceived
 from pyshim.ttrpc.framing import DATA, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
 from pyshim.ttrpc.handlers import CallContext
-from pyshim.ttrpc.messages import response_before
+from pyshim.ttrpc.messages import encode_error, encode_response
 from pyshim.ttrpc.status import Code, TtrpcError
 from tests.fakes.agent import FakeAgent
 
@@ -35,15 +35,15 @@ class Call:
         try:
             reply = await self.agent.answer(self.method, self.payload)
         except TtrpcError as exc:
-            return response_before(0, exc.code, exc.message)
-        return response_before(len(reply)) + reply
+            return b"".join(encode_error(exc.code, exc.message))
+        return b"".join(encode_response(reply))
 
     async def send(self, body: bytes, *, stream_id: int | None = None, kind: int = RESPONSE) -> None:
         """A frame with this body, on the request's stream unless another one is given."""
         await self.send_bytes(frame(body, self.stream_id if stream_id is None else stream_id, kind))
 
     async def send_payload(self, payload: bytes) -> None:
-        await self.send(response_before(len(payload)) + payload)
+        await self.send(b"".join(encode_response(payload)))
 
     async def send_bytes(self, data: bytes) -> None:
         async with self.agent.sending:
@@ -155,7 +155,7 @@ def body(data: bytes) -> Mode:
 
 
 def status(code: int, text: str) -> Mode:
-    return body(response_before(0, code, text))
+    return body(b"".join(encode_error(code, text)))
 
 
 async def one_byte(call: Call) -> None:

@@ -18,7 +18,6 @@ from protos import hypervisor_pb2 as pb
 from pyshim.ttrpc import Code
 from pyshim.ttrpc.connection import ServerConnection
 from pyshim.ttrpc.events import RequestReceived
-from tests.fakes.ttrpc_frames import response_frame
 
 WAIT_S = 60.0
 _REQUESTS: dict[str, type[Message]] = {
@@ -49,10 +48,10 @@ class Call:
         return str(getattr(self.request, "id", ""))
 
     def reply(self, message: Message) -> None:
-        self.send(response_frame(self._core, self._stream_id, message.SerializeToString()))
+        self.send(self._core.response(self._stream_id, message.SerializeToString()))
 
     def fail(self, code: int, text: str) -> None:
-        self.send(self._core.send_error(self._stream_id, code, text))
+        self.send(self._core.error(self._stream_id, code, text))
 
     def send(self, data: bytes) -> None:
         """Raw bytes, to a caller that may be gone."""
@@ -60,7 +59,7 @@ class Call:
             self._sock.sendall(data)
 
     def twice(self, message: Message) -> None:
-        frame = response_frame(self._core, self._stream_id, message.SerializeToString())
+        frame = self._core.response(self._stream_id, message.SerializeToString())
         self.send(frame + frame)
 
     def hang_up(self) -> None:

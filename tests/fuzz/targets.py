@@ -79,7 +79,6 @@ from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.messages import MalformedMessage, decode_request, decode_response
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.qmp_peer import QmpPeer
-from tests.fakes.ttrpc_frames import request_frame
 from tests.unit.node.webhook.reviews import pod_class
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -198,7 +197,7 @@ def _ttrpc_server(data: bytes) -> None:
 def _ttrpc_client(data: bytes) -> None:
     core = ClientConnection()
     for _ in range(3):
-        request_frame(core, "s", "m", b"")
+        core.request("s", "m", b"")
     core.receive_data(data)
     core.receive_eof()
 

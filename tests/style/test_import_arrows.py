@@ -77,7 +77,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
 # room -> the third-party packages it may import; other rooms choose theirs.
 _THIRD_PARTY: dict[str, tuple[str, ...]] = {
     "pyshim.model": ("msgspec",),
-    "pyshim.ttrpc": (),
+    "pyshim.ttrpc": ("google.protobuf",),
     "pyshim.start": (),
     "guest.agent": ("google.protobuf", "yaml"),
     "guest.forwarder": (),
@@ -98,6 +98,8 @@ _PROTOBUF_EDGES = (
     "pyshim/node/install/cri.py",
     "pyshim/tracing/request.py",
     "pyshim/node/nri/translate.py",
+    "pyshim/ttrpc/messages.py",
+    "pyshim/ttrpc/envelope_pb2.py",
     "protos/",
 )
 # Files of these names decide and touch nothing: they take values and return values.

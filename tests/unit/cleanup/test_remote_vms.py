@@ -18,7 +18,6 @@ from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.remote_vms import MAX_REPLY_BYTES, RemoteVmState, is_unknown_vm, remote_vm_entry
 from pyshim.ttrpc import Code
 from tests.fakes.remote_service import Behaviour, Call, FakeRemoteService, done_unsaid, hang_up, never
-from tests.fakes.ttrpc_frames import response_frame
 from tests.fakes.unix_sockets import crowded
 
 VM = "pod1"
@@ -169,7 +168,7 @@ def gibberish(call: Call) -> None:
 
 
 def long(call: Call) -> None:
-    call.send(response_frame(call._core, call._stream_id, b"\x12\x00" * MAX_REPLY_BYTES))
+    call.send(call._core.response(call._stream_id, b"\x12\x00" * MAX_REPLY_BYTES))
 
 
 FAILURES: dict[str, tuple[Behaviour, type[ShimError], str]] = {

@@ -18,7 +18,6 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FieldDescriptor, FileDescriptor
 from google.protobuf.message import Message
 
-from protos import rpc_status_pb2, ttrpc_pb2
 from protos.agent import agent_pb2, oci_pb2
 from protos.containerd import bootstrap_pb2, runc_options_pb2, task_v2_pb2, task_v3_pb2
 
@@ -136,11 +135,6 @@ def test_all_files_are_proto3_so_that_presence_and_packing_are_the_wire_s() -> N
     [
         (task_v2_pb2.KillRequest(id="a", signal=9, all=True), "0a0161 1809 2001"),
         (task_v3_pb2.KillRequest(id="a", signal=9, all=True), "0a0161 1809 2001"),
-        (ttrpc_pb2.Response(status=rpc_status_pb2.Status(code=5, message="x")), "0a05 0805 120178"),
-        (
-            ttrpc_pb2.Request(service="s", method="m", timeout_nano=300, metadata=[ttrpc_pb2.KeyValue(key="k")]),
-            "0a0173 12016d 20ac02 2a03 0a016b",
-        ),
         (agent_pb2.WaitProcessResponse(status=-1), "08ffffffffffffffffff01"),
         (agent_pb2.ReseedRandomDevRequest(data=b"\x00"), "120100"),
         (agent_pb2.MemAgentMemcgConfig(disabled=False), "0800"),

@@ -22,7 +22,7 @@ from protos import hypervisor_pb2 as pb
 from protos.agent import agent_pb2
 from pyshim.ttrpc import CallTimedOut, Client, ConnectionClosed, RemoteError
 from pyshim.ttrpc.framing import HEADER, REQUEST, FrameReader
-from pyshim.ttrpc.messages import decode_request, request_around
+from pyshim.ttrpc.messages import decode_request, encode_request
 
 T = TypeVar("T")
 POD = {peer.NAME: "web", peer.NAMESPACE: "shop"}
@@ -270,19 +270,20 @@ def test_the_proxy_makes_the_adaptors_edit(count: str | None, is_told: bool) -> 
     annotations = {} if count is None else {"io.katacontainers.config.hypervisor.default_gpus": count}
     body = agent_pb2.CreateContainerRequest(container_id="a")
     body.OCI.Annotations.update(annotations)
-    before, after = request_around("grpc.AgentService", "CreateContainer", body.ByteSize(), 7, [("k", "v")])
-    (frame,) = FrameReader().feed(framed(before + body.SerializeToString() + after))
+    message = encode_request("grpc.AgentService", "CreateContainer", body.SerializeToString(), 7, [("k", "v")])
+    (frame,) = FrameReader().feed(framed(b"".join(message)))
 
     (sent,) = FrameReader().feed(edits.edited_frame(frame))
 
     request = decode_request(sent.payload)
     told = agent_pb2.CreateContainerRequest.FromString(request.payload).OCI.Annotations
     assert dict(told) == {**annotations, **({"cdi.k8s.io/peer-pods": "nvidia.com/gpu=all"} if is_told else {})}
-    assert (request.timeout_ns, list(request.metadata), sent.stream_id) == (7, [("k", "v")], 3)
+    metadata = [(pair.key, pair.value) for pair in request.metadata]
+    assert (request.timeout_nano, metadata, sent.stream_id) == (7, [("k", "v")], 3)
 
 
 def test_the_proxy_passes_other_calls_as_they_are() -> None:
-    data = framed(b"".join(request_around("grpc.AgentService", "StartContainer", 0)))
+    data = framed(b"".join(encode_request("grpc.AgentService", "StartContainer", b"")))
 
     assert [edits.edited_frame(frame) for frame in FrameReader().feed(data)] == [data]
 

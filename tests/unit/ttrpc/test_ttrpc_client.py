@@ -30,7 +30,8 @@ def test_request_carries_timeout_and_metadata() -> None:
             call = asyncio.create_task(client.call("s.S", "M", b"p", timeout_s=2.5, metadata=[("k", "v")]))
             stream_id, request = await request_of(peer)
             assert (stream_id, request.service, request.method, request.payload) == (1, "s.S", "M", b"p")
-            assert (request.timeout_ns, request.metadata) == (2_500_000_000, (("k", "v"),))
+            assert request.timeout_nano == 2_500_000_000
+            assert [(pair.key, pair.value) for pair in request.metadata] == [("k", "v")]
             await peer.send(frame(1, RESPONSE, 0, b"\x12\x02ok"))
             assert await call == b"ok"
 
@@ -42,14 +43,14 @@ def test_no_timeout_is_sent_as_none(timeout_s: float | None) -> None:
     async def main() -> None:
         async with raw_client() as (client, peer):
             call = calling(client, timeout_s=timeout_s)
-            assert (await request_of(peer))[1].timeout_ns == 0
+            assert (await request_of(peer))[1].timeout_nano == 0
             await peer.send(frame(1, RESPONSE, 0))
             assert await call == b""
 
     run(main)
 
 
-def test_remote_error_carries_code_text_and_details() -> None:
+def test_remote_error_carries_code_and_text() -> None:
     async def main() -> None:
         async with raw_client() as (client, peer):
             call = calling(client)
@@ -57,7 +58,6 @@ def test_remote_error_carries_code_text_and_details() -> None:
             with pytest.raises(RemoteError) as caught:
                 await call
             assert (caught.value.code, str(caught.value)) == (Code.NOT_FOUND, "gone")
-            assert caught.value.details == (b"\x0a\x01t",)
 
     run(main)
 

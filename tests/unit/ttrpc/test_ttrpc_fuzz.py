@@ -17,7 +17,6 @@ from pyshim.ttrpc.framing import DATA, HEADER, REQUEST, RESPONSE
 from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import TtrpcError
-from tests.fakes.ttrpc_frames import request_frame
 
 LIMIT = 200
 ids = st.sampled_from([0, 1, 2, 3, 5, 7, 9, 11, 0x7FFFFFFF, 0xFFFFFFFF])
@@ -64,7 +63,7 @@ def test_server_core_takes_any_bytes_in_any_chunks(data: bytes, cuts: list[int])
 def test_client_core_takes_any_bytes_and_reports_each_stream_once(data: bytes, cuts: list[int]) -> None:
     core = ClientConnection(max_message_bytes=LIMIT)
     for _ in range(4):
-        request_frame(core, "s", "m", b"")
+        core.request("s", "m", b"")
     ended = []
 
     for chunk in chunks(data, cuts):

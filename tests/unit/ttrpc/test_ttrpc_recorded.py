@@ -15,7 +15,6 @@ from pyshim.ttrpc.connection import ClientConnection, ServerConnection
 from pyshim.ttrpc.events import RequestReceived, ResponseReceived
 from pyshim.ttrpc.handlers import CallContext
 from pyshim.ttrpc.status import Code, TtrpcError
-from tests.fakes.ttrpc_frames import request_frame
 
 TASK = "containerd.task.v2.Task"
 EVENTS = "containerd.services.events.ttrpc.v1.Events"
@@ -55,7 +54,7 @@ def test_replies_of_the_go_server() -> None:
     for cut in range(len(data) + 1):
         core = ClientConnection()
         for method in ("X", "Nope", "Forward"):
-            request_frame(core, EVENTS, method, b"")
+            core.request(EVENTS, method, b"")
         assert core.receive_data(data[:cut]) + core.receive_data(data[cut:]) == [
             ResponseReceived(1, b"", Code.UNIMPLEMENTED, "service nobody"),
             ResponseReceived(3, b"", Code.UNIMPLEMENTED, "method Nope"),
@@ -64,7 +63,7 @@ def test_replies_of_the_go_server() -> None:
 
 
 def test_our_request_is_the_one_the_go_server_took() -> None:
-    assert request_frame(ClientConnection(), "nobody", "X", b"", timeout_ns=5 * 10**9) == (1, OUR_UNKNOWN_SERVICE)
+    assert ClientConnection().request("nobody", "X", b"", timeout_ns=5 * 10**9) == (1, OUR_UNKNOWN_SERVICE)
 
 
 @pytest.mark.parametrize(

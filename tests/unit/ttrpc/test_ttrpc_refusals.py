@@ -8,7 +8,6 @@ from ttrpc_peers import frame, kinds, only, refusal, request
 from pyshim.ttrpc.connection import ServerConnection
 from pyshim.ttrpc.framing import DATA, FLAG_REMOTE_OPEN, REQUEST, RESPONSE
 from pyshim.ttrpc.status import Code, LocalProtocolError
-from tests.fakes.ttrpc_frames import response_frame
 
 
 @pytest.mark.parametrize("stream_id", [0, 2, 0xFFFFFFFE])
@@ -20,7 +19,7 @@ def test_even_stream_id_is_invalid(stream_id: int) -> None:
 def test_stream_id_must_rise(stream_id: int) -> None:
     server = ServerConnection()
     server.receive_data(request(5))
-    response_frame(server, 5)
+    server.response(5, b"")
 
     assert refusal(server.receive_data(request(stream_id)))[:2] == (stream_id, Code.INVALID_ARGUMENT)
 
@@ -31,7 +30,7 @@ def test_reused_id_of_an_open_stream_ends_that_stream() -> None:
 
     assert refusal(server.receive_data(request(1)))[3] is True
     with pytest.raises(LocalProtocolError):
-        response_frame(server, 1)
+        server.response(1, b"")
 
 
 def test_malformed_request_is_invalid_and_the_connection_goes_on() -> None:
@@ -71,7 +70,7 @@ def test_more_open_streams_than_allowed_are_exhausted() -> None:
     server.receive_data(request(1) + request(3))
 
     assert refusal(server.receive_data(request(5)))[:2] == (5, Code.RESOURCE_EXHAUSTED)
-    response_frame(server, 1)
+    server.response(1, b"")
     assert kinds(server.receive_data(request(7))) == ["RequestReceived"]
 
 
@@ -97,7 +96,7 @@ def test_data_for_a_stream_that_never_was_is_invalid() -> None:
 def test_data_that_crossed_with_the_final_answer_is_dropped() -> None:
     server = ServerConnection()
     server.receive_data(request(1))
-    server.send_error(1, Code.ABORTED, "enough")
+    server.error(1, Code.ABORTED, "enough")
 
     assert server.receive_data(frame(1, DATA, 0, b"late")) == []
 

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import pytest
 
 from pyshim.ttrpc.client import Client
+from pyshim.ttrpc.envelope_pb2 import Request
 from pyshim.ttrpc.events import Event, RequestRefused
 from pyshim.ttrpc.framing import HEADER, REQUEST, RESPONSE, FrameReader
 from pyshim.ttrpc.handlers import CallContext, Handler
-from pyshim.ttrpc.messages import Request, decode_request, decode_response, request_around
+from pyshim.ttrpc.messages import decode_request, decode_response, encode_request
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import RemoteError
 from tests.fakes.clock import run_fast_forward
@@ -136,8 +137,7 @@ def request(
     metadata: tuple[tuple[str, str], ...] = (),
 ) -> bytes:
     """A request frame."""
-    before, after = request_around(service, method, len(payload), timeout_ns, metadata)
-    return frame(stream_id, REQUEST, flags, before + payload + after)
+    return frame(stream_id, REQUEST, flags, b"".join(encode_request(service, method, payload, timeout_ns, metadata)))
 
 
 def kinds(events: list[Event]) -> list[str]:

@@ -21,7 +21,6 @@ from google.protobuf.message import Message as PbMessage
 from protos.agent import agent_pb2, health_pb2, oci_pb2
 from pyshim.ttrpc.connection import ClientConnection
 from pyshim.ttrpc.events import ResponseReceived
-from tests.fakes.ttrpc_frames import request_frame
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 PATIENCE_S = 100.0
@@ -78,7 +77,7 @@ class AgentClient:
         self._answers: dict[int, ResponseReceived] = {}
 
     def send_raw(self, service: str, method: str, payload: bytes, timeout_ns: int = 0) -> int:
-        stream_id, frame = request_frame(self._core, service, method, payload, timeout_ns=timeout_ns)
+        stream_id, frame = self._core.request(service, method, payload, timeout_ns=timeout_ns)
         self._socket.sendall(frame)
         return stream_id
 

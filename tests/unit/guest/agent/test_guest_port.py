@@ -17,7 +17,6 @@ from guest.agent.errors import InvalidArgument
 from pyshim.ttrpc import CallContext, RemoteError, Server
 from pyshim.ttrpc.connection import ClientConnection
 from pyshim.ttrpc.events import ResponseReceived
-from tests.fakes.ttrpc_frames import request_frame
 
 
 async def echo(payload: bytes, _context: CallContext) -> bytes:
@@ -35,7 +34,7 @@ class Host:
     async def call(self, payload: bytes) -> bytes:
         """The reply of `echo`; what the port does not take at once is written as it goes."""
         loop = asyncio.get_running_loop()
-        stream_id, frame = request_frame(self._core, "demo.Echo", "Echo", payload)
+        stream_id, frame = self._core.request("demo.Echo", "Echo", payload)
         rest = memoryview(frame)
         while True:
             with suppress(BlockingIOError):
@@ -113,7 +112,7 @@ def test_a_host_that_leaves_half_a_request_and_takes_no_replies_does_not_spoil_t
     async def main() -> bytes:
         async with served_port() as node:
             host = Host(node)
-            _, frame = request_frame(ClientConnection(), "demo.Echo", "Echo", b"x" * 3000)
+            _, frame = ClientConnection().request("demo.Echo", "Echo", b"x" * 3000)
             os.write(host.fd, frame + frame[:100])
             await asyncio.sleep(0.05)
             host.close()

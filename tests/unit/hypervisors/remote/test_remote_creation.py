@@ -24,7 +24,6 @@ from pyshim.ttrpc import Code
 from pyshim.ttrpc.framing import HEADER, RESPONSE
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import Call, FakeRemoteService, after, done_unsaid, hang_up, never, when
-from tests.fakes.ttrpc_frames import response_frame
 from tests.fakes.unix_sockets import crowded
 from tests.unit.hypervisors.remote.conftest import LONG_S, REMOTE, SHORT_S, VM, config, live, run
 
@@ -113,11 +112,11 @@ def oversized(call: Call) -> None:
 
 def long(call: Call) -> None:
     """A message that ttrpc would still take, of what no caller asked for."""
-    call.send(response_frame(call._core, call._stream_id, b"\x12\x00" * MAX_REPLY_BYTES))
+    call.send(call._core.response(call._stream_id, b"\x12\x00" * MAX_REPLY_BYTES))
 
 
 def garbled(call: Call) -> None:
-    call._sock.sendall(response_frame(call._core, call._stream_id, b"\xff\xff\xff"))
+    call._sock.sendall(call._core.response(call._stream_id, b"\xff\xff\xff"))
 
 
 BAD_ANSWERS: dict[str, tuple[Callable[[Call], None], type[ShimError], str]] = {

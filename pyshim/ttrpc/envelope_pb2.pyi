@@ -1,4 +1,3 @@
-from protos import rpc_status_pb2 as _rpc_status_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -21,20 +20,6 @@ class Request(_message.Message):
     metadata: _containers.RepeatedCompositeFieldContainer[KeyValue]
     def __init__(self, service: _Optional[str] = ..., method: _Optional[str] = ..., payload: _Optional[bytes] = ..., timeout_nano: _Optional[int] = ..., metadata: _Optional[_Iterable[_Union[KeyValue, _Mapping]]] = ...) -> None: ...
 
-class Response(_message.Message):
-    __slots__ = ("status", "payload")
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    status: _rpc_status_pb2.Status
-    payload: bytes
-    def __init__(self, status: _Optional[_Union[_rpc_status_pb2.Status, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
-
-class StringList(_message.Message):
-    __slots__ = ("list",)
-    LIST_FIELD_NUMBER: _ClassVar[int]
-    list: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, list: _Optional[_Iterable[str]] = ...) -> None: ...
-
 class KeyValue(_message.Message):
     __slots__ = ("key", "value")
     KEY_FIELD_NUMBER: _ClassVar[int]
@@ -42,3 +27,19 @@ class KeyValue(_message.Message):
     key: str
     value: str
     def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class Response(_message.Message):
+    __slots__ = ("status", "payload")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    status: Status
+    payload: bytes
+    def __init__(self, status: _Optional[_Union[Status, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class Status(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: bytes
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[bytes] = ...) -> None: ...
