@@ -1,11 +1,15 @@
 """What holds for every test."""
 
+import asyncio
+import inspect
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.fakes.clock import FastForwardLoop
 
 # A busy machine is no failure: an example may take as long as it takes, and so may its making.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=120)
@@ -20,6 +24,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("root"):
             item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+_LIMIT_S = 3600.0
+"""Of a test that is a coroutine function, by the clock of its loop: a wait in vain ends with the lines that wait."""
+
+
+@pytest.fixture
+def fast_clock() -> None:
+    """The test's loop jumps over idle time; see `tests.fakes.clock`."""
+
+
+@pytest.fixture
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """The loop of a test that is a coroutine function; its fixtures may use it before and after."""
+    is_fast = "fast_clock" in request.fixturenames
+    runner = asyncio.Runner(loop_factory=FastForwardLoop, debug=False) if is_fast else asyncio.Runner()
+    with runner:
+        yield runner
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine function; pytest itself only calls plain functions."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    pyfuncitem._request.getfixturevalue("runner").run(asyncio.wait_for(test, _LIMIT_S))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,6 +25,7 @@ from tests.fakes.namespaces import Namespace
 from tests.fakes.open_files import same_open_files
 from tests.fakes.wire import Wire
 from tests.unit.host.child_scenarios import Scenario
+from tests.unit.pod.conftest import Stack
 
 CLONE_NEWNS = 0x00020000
 
@@ -121,6 +122,24 @@ def in_private_mounts() -> Callable[[Callable[[], None]], None]:
             pytest.fail(report.decode() or f"the child ended with wait status {status}", pytrace=False)
 
     return run
+
+
+@pytest.fixture
+def stack_kind() -> type[Stack]:
+    return Stack
+
+
+@pytest.fixture
+def stack(fast_clock: None, runner: asyncio.Runner, stack_kind: type[Stack]) -> Iterator[Stack]:
+    """A pod on fakes; after the test its host is clean."""
+
+    async def made() -> Stack:
+        return stack_kind()
+
+    stack = runner.run(made())
+    yield stack
+    runner.run(stack.close())
+    assert stack.left() == {}
 
 
 @pytest.fixture

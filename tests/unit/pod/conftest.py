@@ -28,7 +28,6 @@ from pyshim.resources.devices.live import no_devices
 from pyshim.resources.placement_call import AskPlacement, no_plugin
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
-from tests.fakes.clock import run_fast_forward
 from tests.fakes.facts import PLENTY, host_facts
 from tests.fakes.host import FakeHost, FakePublisher, FakeRecords, Faults
 from tests.fakes.machines import ONE_NODE
@@ -222,25 +221,6 @@ class Stack:
         await asyncio.sleep(0)
 
 
-def scenario(test: Callable[[Stack], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Runs `test` on a fresh stack, idle time skipped, and demands a clean host after it."""
-
-    def run() -> None:
-        async def body() -> None:
-            stack = Stack()
-            try:
-                async with asyncio.timeout(60):
-                    await test(stack)
-            finally:
-                await stack.close()
-            assert stack.left() == {}
-
-        run_fast_forward(body())
-
-    run.__name__ = test.__name__
-    return run
-
-
 async def give_up_while_it_plugs(stack: Stack, name: str, **spec: Any) -> None:
     """The caller of the container `name` gave up while its device was plugged into the VM; nothing came of it."""
     vm = stack.hypervisors[0]
@@ -262,7 +242,7 @@ async def give_up_while_it_plugs(stack: Stack, name: str, **spec: Any) -> None:
 
 
 async def until(holds: Callable[[], object], *, every_s: float = 0.001) -> None:
-    """`holds` is true; the scenario's own time limit ends a wait in vain.
+    """`holds` is true; the test's own time limit ends a wait in vain.
 
     Each look takes time, the pauses between them none: a long wait is better looked at seldom.
     """

@@ -18,37 +18,34 @@ from pyshim.model.mounts import SourceKind
 from pyshim.model.task import Status
 from pyshim.model.volumes import DirectVolume, SourceFacts
 from tests.fakes.vm import FakeVm
-from tests.unit.pod.conftest import Stack, give_up_while_it_plugs, scenario, until
+from tests.unit.pod.conftest import Stack, give_up_while_it_plugs, until
 
 DISK = {"path": "/dev/loop7", "type": "b", "major": 7, "minor": 7}
 OTHER = {"path": "/dev/loop8", "type": "b", "major": 7, "minor": 8}
 
 
-def test_a_device_is_plugged_and_told_to_the_guest_and_unplugged_with_its_container(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        app = await stack.run(
-            "app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK, OTHER]}
-        )
-        vm = stack.hypervisors[0]
-        assert [device.path for device in vm.plugged.values()] == ["/dev/loop7", "/dev/loop8"]
-        devices = stack.agent.containers["app"].devices
-        assert [(d.id, d.type, d.container_path) for d in devices] == [
-            ("0:0", "scsi", "/dev/loop7"),
-            ("0:1", "scsi", "/dev/loop8"),
-        ]
+async def test_a_device_is_plugged_and_told_to_the_guest_and_unplugged_with_its_container(
+    pod_annotations: Any, stack: Stack
+) -> None:
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    app = await stack.run(
+        "app", ["exit", "0"], annotations=pod_annotations["container"], linux={"devices": [DISK, OTHER]}
+    )
+    vm = stack.hypervisors[0]
+    assert [device.path for device in vm.plugged.values()] == ["/dev/loop7", "/dev/loop8"]
+    devices = stack.agent.containers["app"].devices
+    assert [(d.id, d.type, d.container_path) for d in devices] == [
+        ("0:0", "scsi", "/dev/loop7"),
+        ("0:1", "scsi", "/dev/loop8"),
+    ]
 
-        await stack.pod.wait(app, None)
-        await stack.pod.delete(app, None)
+    await stack.pod.wait(app, None)
+    await stack.pod.delete(app, None)
 
-        assert vm.plugged == {}
-        assert vm.is_running
-
-    body()
+    assert vm.plugged == {}
+    assert vm.is_running
 
 
-@scenario
 async def test_a_machine_that_takes_no_devices_says_so(stack: Stack) -> None:
     stack.block_hotplug = False
 
@@ -59,35 +56,25 @@ async def test_a_machine_that_takes_no_devices_says_so(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("method", ["plug", "CreateContainer"])
-def test_what_was_plugged_is_unplugged_when_create_fails(method: str, pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        if method == "plug":
-            stack.host.faults.plan({"plug": 2})
-        else:
-            stack.agent.failures[method] = (13, "no")
+async def test_what_was_plugged_is_unplugged_when_create_fails(method: str, pod_annotations: Any, stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    if method == "plug":
+        stack.host.faults.plan({"plug": 2})
+    else:
+        stack.agent.failures[method] = (13, "no")
 
-        with pytest.raises(ShimError if method != "plug" else FailedPrecondition):
-            await stack.create(
-                "app", ["sleep"], annotations=pod_annotations["container"], linux={"devices": [DISK, OTHER]}
-            )
+    with pytest.raises(ShimError if method != "plug" else FailedPrecondition):
+        await stack.create("app", ["sleep"], annotations=pod_annotations["container"], linux={"devices": [DISK, OTHER]})
 
-        assert stack.hypervisors[0].plugged == {}
-
-    body()
+    assert stack.hypervisors[0].plugged == {}
 
 
-def test_a_create_given_up_while_it_plugs_takes_the_disk_back(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+async def test_a_create_given_up_while_it_plugs_takes_the_disk_back(pod_annotations: Any, stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
 
-        await give_up_while_it_plugs(stack, "app", annotations=pod_annotations["container"], linux={"devices": [DISK]})
+    await give_up_while_it_plugs(stack, "app", annotations=pod_annotations["container"], linux={"devices": [DISK]})
 
-        assert stack.hypervisors[0].plugged == {}
-
-    body()
+    assert stack.hypervisors[0].plugged == {}
 
 
 async def ended_but_its_disk_is_kept(stack: Stack, pod_annotations: Any) -> tuple[ContainerId, FakeVm]:
@@ -100,69 +87,56 @@ async def ended_but_its_disk_is_kept(stack: Stack, pod_annotations: Any) -> tupl
     return app, vm
 
 
-def test_a_guest_that_keeps_a_device_does_not_hold_delete(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+async def test_a_guest_that_keeps_a_device_does_not_hold_delete(pod_annotations: Any, stack: Stack) -> None:
+    app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
 
-        await stack.pod.delete(app, None)
+    await stack.pod.delete(app, None)
 
-        assert loop.time() - began < 10
-        assert vm.plugged
-        vm.may_unplug.set()
-        await until(lambda: not vm.plugged)
-
-    body()
+    assert loop.time() - began < 10
+    assert vm.plugged
+    vm.may_unplug.set()
+    await until(lambda: not vm.plugged)
 
 
-def test_a_guest_that_keeps_a_device_holds_up_no_other_device(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
-        await stack.pod.delete(app, None)
+async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(pod_annotations: Any, stack: Stack) -> None:
+    app, vm = await ended_but_its_disk_is_kept(stack, pod_annotations)
+    await stack.pod.delete(app, None)
 
-        other = {"annotations": pod_annotations["container"], "linux": {"devices": [OTHER]}}
-        async with asyncio.timeout(5):
-            await stack.run("other", ["sleep"], **other)
+    other = {"annotations": pod_annotations["container"], "linux": {"devices": [OTHER]}}
+    async with asyncio.timeout(5):
+        await stack.run("other", ["sleep"], **other)
 
-        again = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
-        creating = asyncio.ensure_future(stack.create("again", ["sleep"], **again))
-        await asyncio.sleep(1)
-        assert not creating.done(), "what leaves the VM cannot be used before it has left"
-        vm.may_unplug.set()
-        await creating
-        assert [device.path for device in vm.plugged.values()] == ["/dev/loop8", "/dev/loop7"]
-
-    body()
+    again = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
+    creating = asyncio.ensure_future(stack.create("again", ["sleep"], **again))
+    await asyncio.sleep(1)
+    assert not creating.done(), "what leaves the VM cannot be used before it has left"
+    vm.may_unplug.set()
+    await creating
+    assert [device.path for device in vm.plugged.values()] == ["/dev/loop8", "/dev/loop7"]
 
 
-def test_a_disk_the_guest_may_still_let_go_of_is_not_given_away(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        with_disk = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
-        app = await stack.run("app", ["exit", "0"], **with_disk)
-        await stack.pod.wait(app, None)
-        vm = stack.hypervisors[0]
-        vm.keeps_devices = True
-        await stack.pod.delete(app, None)
-        (kept,) = vm.plugged.values()
+async def test_a_disk_the_guest_may_still_let_go_of_is_not_given_away(pod_annotations: Any, stack: Stack) -> None:
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    with_disk = {"annotations": pod_annotations["container"], "linux": {"devices": [DISK]}}
+    app = await stack.run("app", ["exit", "0"], **with_disk)
+    await stack.pod.wait(app, None)
+    vm = stack.hypervisors[0]
+    vm.keeps_devices = True
+    await stack.pod.delete(app, None)
+    (kept,) = vm.plugged.values()
 
-        with pytest.raises(DeadlineExceeded, match="did not let go"):
-            await stack.create("early", ["sleep"], **with_disk)
-        vm.keeps_devices = False
-        await stack.run("again", ["sleep"], **with_disk)
+    with pytest.raises(DeadlineExceeded, match="did not let go"):
+        await stack.create("early", ["sleep"], **with_disk)
+    vm.keeps_devices = False
+    await stack.run("again", ["sleep"], **with_disk)
 
-        (new,) = vm.plugged.values()
-        assert new is not kept
-        assert stack.pod.state(ContainerId("again"), None).status is Status.RUNNING
-
-    body()
+    (new,) = vm.plugged.values()
+    assert new is not kept
+    assert stack.pod.state(ContainerId("again"), None).status is Status.RUNNING
 
 
-@scenario
 async def test_devices_of_a_lost_vm_are_no_obstacle(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], linux={"devices": [DISK]})
     stack.hypervisors[0].plugged.clear()  # as a VMM does that has died
@@ -182,31 +156,26 @@ def direct_volume(stack: Stack, device: str = "/dev/vg/lv") -> dict[str, Any]:
     return {"destination": "/data", "type": "bind", "source": "/v", "options": ["rbind"]}
 
 
-def test_a_direct_volume_is_attached_once_for_all_its_containers(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        mount = direct_volume(stack)
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        for name in ("one", "two"):
-            await stack.run(name, ["exit", "0"], annotations=pod_annotations["container"], mounts=[mount])
-        vm = stack.hypervisors[0]
-        assert len(vm.plugged) == 1
-        points = {stack.agent.containers[name].storages[0].mount_point for name in ("one", "two")}
-        assert len(points) == 1
-        assert list(stack.host.images) == ["/records/v/c1"], "the mark at the record"
+async def test_a_direct_volume_is_attached_once_for_all_its_containers(pod_annotations: Any, stack: Stack) -> None:
+    mount = direct_volume(stack)
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    for name in ("one", "two"):
+        await stack.run(name, ["exit", "0"], annotations=pod_annotations["container"], mounts=[mount])
+    vm = stack.hypervisors[0]
+    assert len(vm.plugged) == 1
+    points = {stack.agent.containers[name].storages[0].mount_point for name in ("one", "two")}
+    assert len(points) == 1
+    assert list(stack.host.images) == ["/records/v/c1"], "the mark at the record"
 
-        await stack.pod.wait(ContainerId("one"), None)
-        await stack.pod.delete(ContainerId("one"), None)
-        assert len(vm.plugged) == 1
+    await stack.pod.wait(ContainerId("one"), None)
+    await stack.pod.delete(ContainerId("one"), None)
+    assert len(vm.plugged) == 1
 
-        await stack.pod.wait(ContainerId("two"), None)
-        await stack.pod.delete(ContainerId("two"), None)
-        assert vm.plugged == {}
-
-    body()
+    await stack.pod.wait(ContainerId("two"), None)
+    await stack.pod.delete(ContainerId("two"), None)
+    assert vm.plugged == {}
 
 
-@scenario
 async def test_statistics_and_growth_of_a_direct_volume_go_to_the_guest(stack: Stack) -> None:
     mount = direct_volume(stack)
     await stack.run("c1", ["sleep"], mounts=[mount])
@@ -229,21 +198,16 @@ async def test_statistics_and_growth_of_a_direct_volume_go_to_the_guest(stack: S
 
 
 @pytest.mark.parametrize("step", ["write_bytes", "plug"])
-def test_what_a_disk_needed_on_the_host_is_undone(step: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        mount = direct_volume(stack)
-        stack.host.faults.plan({step: 1})
+async def test_what_a_disk_needed_on_the_host_is_undone(step: str, stack: Stack) -> None:
+    mount = direct_volume(stack)
+    stack.host.faults.plan({step: 1})
 
-        with pytest.raises(FailedPrecondition, match=step):
-            await stack.create("c1", ["sleep"], mounts=[mount])
+    with pytest.raises(FailedPrecondition, match=step):
+        await stack.create("c1", ["sleep"], mounts=[mount])
 
-        assert stack.left() == {}
-
-    body()
+    assert stack.left() == {}
 
 
-@scenario
 async def test_a_disk_that_is_attached_read_only_is_not_written_to(stack: Stack) -> None:
     rules = [{"allow": True, "type": "b", "major": 7, "minor": 7, "access": "r"}]
     devices = [DISK, {**DISK, "path": "/dev/again", "minor": 7}]

@@ -7,7 +7,7 @@ import pytest
 from pyshim.model.cgroups import HostOom
 from pyshim.model.errors import FailedPrecondition, ShimError, Unavailable
 from tests.fakes.host import Faults
-from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+from tests.unit.pod.conftest import PIPES, Stack, until
 
 STEPS = [
     *(("read", 1), ("config", 1), ("virtiofsd", 1), ("create_vm", 1), ("start_vm", 1), ("connect", 1), ("streams", 1)),
@@ -52,33 +52,25 @@ def test_a_vmm_that_the_oom_killer_takes_as_it_starts_is_named_so(step: str) -> 
 
 
 @pytest.mark.parametrize("method", ["Check", "CreateSandbox", "CreateContainer"])
-def test_an_agent_that_refuses_is_named_and_the_vm_is_gone(method: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.agent.failures[method] = (9, "the guest says no")
+async def test_an_agent_that_refuses_is_named_and_the_vm_is_gone(method: str, stack: Stack) -> None:
+    stack.agent.failures[method] = (9, "the guest says no")
 
-        with pytest.raises(ShimError, match="the guest says no"):
-            await stack.create("c1", ["sleep"], PIPES)
+    with pytest.raises(ShimError, match="the guest says no"):
+        await stack.create("c1", ["sleep"], PIPES)
 
-        assert stack.left() == {}
-
-    body()
+    assert stack.left() == {}
 
 
 @pytest.mark.parametrize("method", ["Check", "CreateSandbox", "CreateContainer"])
-def test_a_vm_that_dies_during_create_gives_its_reason(method: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.agent.hung.add(method)
-        creating = asyncio.ensure_future(stack.create("c1", ["sleep"], PIPES))
-        await until(lambda: method in stack.agent.calls)
+async def test_a_vm_that_dies_during_create_gives_its_reason(method: str, stack: Stack) -> None:
+    stack.agent.hung.add(method)
+    creating = asyncio.ensure_future(stack.create("c1", ["sleep"], PIPES))
+    await until(lambda: method in stack.agent.calls)
 
-        stack.hypervisors[0].die("guest panicked: no root")
-        if method == "CreateContainer":  # the connection goes with the VM
-            stack.clients[0].close()
+    stack.hypervisors[0].die("guest panicked: no root")
+    if method == "CreateContainer":  # the connection goes with the VM
+        stack.clients[0].close()
 
-        with pytest.raises(Unavailable, match="guest panicked: no root"):
-            await creating
-        assert stack.left() == {}
-
-    body()
+    with pytest.raises(Unavailable, match="guest panicked: no root"):
+        await creating
+    assert stack.left() == {}

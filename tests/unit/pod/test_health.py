@@ -1,7 +1,6 @@
 """VMs whose end is not reported: the guest's agent is asked, and its silence or its errors end the sandbox."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from pyshim.model.task import Status
 from pyshim.model.vm import Capabilities
 from pyshim.pod.health import EVERY_S, MISSES, TIMEOUT_S
 from pyshim.ttrpc import Code
-from tests.fakes.clock import run_fast_forward
 from tests.fakes.vm import FakeVm
 
 from .conftest import Stack, until
@@ -35,65 +33,54 @@ def checks(stack: Stack) -> int:
     return stack.agent.calls.count("Check")
 
 
-def play(test: Callable[[Stack, ContainerId], Coroutine[Any, Any, None]], kind: type[Stack] = SilentStack) -> None:
-    async def body() -> None:
-        stack = kind()
-        try:
-            await test(stack, await stack.run("c1", ["sleep"]))
-        finally:
-            await stack.close()
-        assert stack.left() == {}
-
-    run_fast_forward(body())
+@pytest.fixture
+def stack_kind() -> type[Stack]:
+    return SilentStack
 
 
-def test_a_healthy_guest_is_asked_again_and_again_and_left_alone() -> None:
-    async def scenario(stack: Stack, container: ContainerId) -> None:
-        before = checks(stack)
-        await asyncio.sleep(MANY_S)
-
-        assert MISSES < checks(stack) - before <= MANY_S / EVERY_S, "it wakes a pod that rests no more often"
-        assert stack.pod.state(container, None).status is Status.RUNNING
-
-    play(scenario)
+@pytest.fixture
+def container(stack: Stack, runner: asyncio.Runner) -> ContainerId:
+    return runner.run(stack.run("c1", ["sleep"]))
 
 
-def test_a_vm_that_tells_its_end_is_not_asked() -> None:
-    async def scenario(stack: Stack, _container: ContainerId) -> None:
-        before = checks(stack)
-        await asyncio.sleep(MANY_S)
+async def test_a_healthy_guest_is_asked_again_and_again_and_left_alone(stack: Stack, container: ContainerId) -> None:
+    before = checks(stack)
+    await asyncio.sleep(MANY_S)
 
-        assert checks(stack) == before
+    assert MISSES < checks(stack) - before <= MANY_S / EVERY_S, "it wakes a pod that rests no more often"
+    assert stack.pod.state(container, None).status is Status.RUNNING
 
-    play(scenario, Stack)
+
+@pytest.mark.parametrize("stack_kind", [Stack])
+async def test_a_vm_that_tells_its_end_is_not_asked(stack: Stack, container: ContainerId) -> None:
+    before = checks(stack)
+    await asyncio.sleep(MANY_S)
+
+    assert checks(stack) == before
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["errors", "silence"])
-def test_a_guest_that_is_gone_behind_a_living_connection_is_lost(silent: bool) -> None:
+async def test_a_guest_that_is_gone_behind_a_living_connection_is_lost(
+    silent: bool, stack: Stack, container: ContainerId
+) -> None:
     """A service's proxy may stay when the remote VM has ended."""
 
-    async def scenario(stack: Stack, container: ContainerId) -> None:
-        if silent:
-            stack.agent.hung.add("Check")
-        else:
-            stack.agent.failures["Check"] = (int(Code.UNAVAILABLE), "ttrpc: closed")
+    if silent:
+        stack.agent.hung.add("Check")
+    else:
+        stack.agent.failures["Check"] = (int(Code.UNAVAILABLE), "ttrpc: closed")
 
-        assert (await stack.pod.wait(container, None)).status == 255
-        failure = stack.records[0].snapshots[-1].failure
-        assert f"the agent has failed {MISSES} health checks in a row: check agent" in failure
-
-    play(scenario)
+    assert (await stack.pod.wait(container, None)).status == 255
+    failure = stack.records[0].snapshots[-1].failure
+    assert f"the agent has failed {MISSES} health checks in a row: check agent" in failure
 
 
-def test_checks_that_fail_now_and_then_are_no_loss() -> None:
-    async def scenario(stack: Stack, container: ContainerId) -> None:
-        for _ in range(2 * MISSES):
-            stack.agent.failures["Check"] = (int(Code.UNAVAILABLE), "busy")
-            enough = checks(stack) + MISSES - 1
-            await until(lambda enough=enough: checks(stack) >= enough, every_s=1)
-            del stack.agent.failures["Check"]
-            await asyncio.sleep(2 * EVERY_S)
+async def test_checks_that_fail_now_and_then_are_no_loss(stack: Stack, container: ContainerId) -> None:
+    for _ in range(2 * MISSES):
+        stack.agent.failures["Check"] = (int(Code.UNAVAILABLE), "busy")
+        enough = checks(stack) + MISSES - 1
+        await until(lambda enough=enough: checks(stack) >= enough, every_s=1)
+        del stack.agent.failures["Check"]
+        await asyncio.sleep(2 * EVERY_S)
 
-        assert stack.pod.state(container, None).status is Status.RUNNING
-
-    play(scenario)
+    assert stack.pod.state(container, None).status is Status.RUNNING

@@ -11,7 +11,7 @@ from pyshim.model.ids import ContainerId
 from pyshim.model.oci import parse_spec
 from pyshim.pod.plan.hooks import hook_state
 from tests.fakes.host import FakeHost
-from tests.unit.pod.conftest import Stack, scenario
+from tests.unit.pod.conftest import Stack
 
 FRESH: dict[str, Any] = {"linux": {"namespaces": [{"type": "network"}]}}
 POD_NETNS: dict[str, Any] = {"linux": {"namespaces": [{"type": "network", "path": "/run/netns/pod"}]}}
@@ -28,7 +28,6 @@ def seen_by(host: FakeHost) -> list[tuple[str, str, int]]:
     return [(kind, state["status"], state.get("pid", 0)) for kind, _path, state in host.hooks]
 
 
-@scenario
 async def test_the_four_hooks_of_the_host_run_at_their_points_of_a_containers_life(stack: Stack) -> None:
     container = await stack.create(
         "c1", ["sleep"], **POD_NETNS, **ON_HOST, annotations={"nerdctl/namespace": "default"}
@@ -53,7 +52,6 @@ async def test_the_four_hooks_of_the_host_run_at_their_points_of_a_containers_li
     }
 
 
-@scenario
 async def test_hooks_run_before_the_network_is_looked_at(stack: Stack) -> None:
     seen = []
     connect = stack.networks.connect
@@ -72,7 +70,6 @@ async def test_hooks_run_before_the_network_is_looked_at(stack: Stack) -> None:
     await stack.delete_last(ContainerId("c1"))
 
 
-@scenario
 async def test_a_fresh_namespace_without_hooks_is_not_made(stack: Stack) -> None:
     await stack.create("c1", ["sleep"], **FRESH, **hooks("poststart", "poststop"))
 
@@ -80,7 +77,6 @@ async def test_a_fresh_namespace_without_hooks_is_not_made(stack: Stack) -> None
     assert "/run/netns/pyshim-c1" not in stack.host.mounts
 
 
-@scenario
 async def test_hooks_of_a_pods_container_are_given_the_vm(stack: Stack) -> None:
     sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
     await stack.run("c1", ["pause"], annotations=sandbox)
@@ -93,7 +89,6 @@ async def test_hooks_of_a_pods_container_are_given_the_vm(stack: Stack) -> None:
     assert {state["id"] for _kind, _path, state in stack.host.hooks} == {"app"}
 
 
-@scenario
 async def test_poststop_hooks_of_the_sandbox_run_outside_the_cgroups_that_go_with_it(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], **hooks("poststop"))
     await stack.pod.kill(container, None, 9, True)
@@ -118,22 +113,17 @@ async def test_poststop_hooks_of_the_sandbox_run_outside_the_cgroups_that_go_wit
         ("netns_member", []),
     ],
 )
-def test_a_failed_hook_undoes_the_creation_and_poststop_runs(step: str, ran: list[str]) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.host.faults.plan({step: 1})
+async def test_a_failed_hook_undoes_the_creation_and_poststop_runs(step: str, ran: list[str], stack: Stack) -> None:
+    stack.host.faults.plan({step: 1})
 
-        with pytest.raises(ShimError, match=step):
-            await stack.create("c1", ["sleep"], **FRESH, **ON_HOST)
+    with pytest.raises(ShimError, match=step):
+        await stack.create("c1", ["sleep"], **FRESH, **ON_HOST)
 
-        assert [kind for kind, _path, _state in stack.host.hooks] == ran
-        assert stack.left() == {}
-        await stack.run("c1", ["sleep"])
-
-    body()
+    assert [kind for kind, _path, _state in stack.host.hooks] == ran
+    assert stack.left() == {}
+    await stack.run("c1", ["sleep"])
 
 
-@scenario
 async def test_a_failed_hook_of_a_pods_container_leaves_the_pod(stack: Stack) -> None:
     sandbox = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
     await stack.run("c1", ["pause"], annotations=sandbox)
@@ -148,26 +138,22 @@ async def test_a_failed_hook_of_a_pods_container_leaves_the_pod(stack: Stack) ->
 
 
 @pytest.mark.parametrize("kind", ["poststart", "poststop"])
-def test_failed_hooks_after_the_start_are_logged_and_the_others_run(
-    kind: str, caplog: pytest.LogCaptureFixture
+async def test_failed_hooks_after_the_start_are_logged_and_the_others_run(
+    kind: str, caplog: pytest.LogCaptureFixture, stack: Stack
 ) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.host.faults.plan({f"{kind} hook": 1})
-        two = {"hooks": {kind: [{"path": "/hooks/a"}, {"path": "/hooks/b"}]}}
+    stack.host.faults.plan({f"{kind} hook": 1})
+    two = {"hooks": {kind: [{"path": "/hooks/a"}, {"path": "/hooks/b"}]}}
 
-        container = await stack.run("c1", ["sleep"], **two)
-        await stack.pod.kill(container, None, 9, True)
-        await stack.pod.wait(container, None)
-        await stack.delete_last(container)
+    container = await stack.run("c1", ["sleep"], **two)
+    await stack.pod.kill(container, None, 9, True)
+    await stack.pod.wait(container, None)
+    await stack.delete_last(container)
 
-        assert [path for _kind, path, _state in stack.host.hooks] == ["/hooks/a", "/hooks/b"]
+    assert [path for _kind, path, _state in stack.host.hooks] == ["/hooks/a", "/hooks/b"]
 
-    body()
     assert [record.getMessage() for record in caplog.records if "hook" in record.getMessage()] == ["hook failed"]
 
 
-@scenario
 async def test_hooks_of_the_containers_namespaces_go_to_the_agent(stack: Stack) -> None:
     await stack.create("c1", ["sleep"], **ON_HOST | hooks("prestart", "createContainer", "startContainer"))
 

@@ -14,7 +14,7 @@ from pyshim.model.ids import ContainerId
 from pyshim.model.task import Status
 from pyshim.pod.killing import CHECK_S, END_S, EXIT_S, REPLY_S, GuestHangs
 from pyshim.pod.process import KILLED_DRAIN_S
-from tests.unit.pod.conftest import Stack, scenario, until
+from tests.unit.pod.conftest import Stack, until
 
 C1, APP, OTHER = ContainerId("c1"), ContainerId("app"), ContainerId("other")
 KILL, TERM = 9, 15
@@ -43,7 +43,6 @@ async def took(work: Any) -> float:
     return loop.time() - started
 
 
-@scenario
 async def test_a_kill_of_the_only_container_ends_it_and_the_vm_within_a_moment(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     hang(stack)
@@ -57,7 +56,6 @@ async def test_a_kill_of_the_only_container_ends_it_and_the_vm_within_a_moment(s
     assert stack.left() == {}
 
 
-@scenario
 async def test_a_kill_that_the_guest_takes_and_does_not_carry_out_ends_the_vm_as_well(stack: Stack) -> None:
     """It lies, or the process hangs in the guest's kernel."""
     await stack.run("c1", ["sleep"])
@@ -75,7 +73,6 @@ async def test_a_kill_that_the_guest_takes_and_does_not_carry_out_ends_the_vm_as
     await until(lambda: not stack.hypervisors[0].is_running)
 
 
-@scenario
 async def test_a_kill_that_the_guest_carries_out_has_the_guests_status(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
 
@@ -87,72 +84,62 @@ async def test_a_kill_that_the_guest_carries_out_has_the_guests_status(stack: St
     await stack.pod.kill(C1, None, KILL, False)
 
 
-def test_a_kill_of_a_pods_container_ends_the_pod_when_the_agent_answers_nothing(pod_annotations: Annotations) -> None:
+async def test_a_kill_of_a_pods_container_ends_the_pod_when_the_agent_answers_nothing(
+    pod_annotations: Annotations, stack: Stack
+) -> None:
     """Else the kubelet could not stop the pod: it kills the containers first."""
 
-    @scenario
-    async def body(stack: Stack) -> None:
-        await pod_of_two(stack, pod_annotations)
-        hang(stack)
+    await pod_of_two(stack, pod_annotations)
+    hang(stack)
 
-        assert await took(stack.pod.kill(APP, None, KILL, False)) <= REPLY_S + CHECK_S + 1
+    assert await took(stack.pod.kill(APP, None, KILL, False)) <= REPLY_S + CHECK_S + 1
 
-        assert [(await stack.pod.wait(each, None)).status for each in (APP, OTHER, C1)] == [137, 255, 255]
-        assert exits(stack)[0] == ("app", 137)
-        assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
-        with pytest.raises(ShimError, match="guest hangs"):
-            await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
-        for each in (APP, OTHER, C1):
-            await stack.pod.delete(each, None)
-        assert stack.left() == {}
-
-    body()
+    assert [(await stack.pod.wait(each, None)).status for each in (APP, OTHER, C1)] == [137, 255, 255]
+    assert exits(stack)[0] == ("app", 137)
+    assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
+    with pytest.raises(ShimError, match="guest hangs"):
+        await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
+    for each in (APP, OTHER, C1):
+        await stack.pod.delete(each, None)
+    assert stack.left() == {}
 
 
-def test_a_kill_of_a_pods_container_in_a_guest_that_is_only_busy_ends_no_other(pod_annotations: Annotations) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.request_timeout_s = REPLY_S + CHECK_S
-        await pod_of_two(stack, pod_annotations)
-        stack.agent.held["SignalProcess"] = asyncio.Event()
-        killing = asyncio.ensure_future(stack.pod.kill(APP, None, KILL, False))
-        await until(lambda: stack.agent.calls.count("Check") == 2)  # the first was at the start
-        stack.agent.held["SignalProcess"].set()
+async def test_a_kill_of_a_pods_container_in_a_guest_that_is_only_busy_ends_no_other(
+    pod_annotations: Annotations, stack: Stack
+) -> None:
+    stack.request_timeout_s = REPLY_S + CHECK_S
+    await pod_of_two(stack, pod_annotations)
+    stack.agent.held["SignalProcess"] = asyncio.Event()
+    killing = asyncio.ensure_future(stack.pod.kill(APP, None, KILL, False))
+    await until(lambda: stack.agent.calls.count("Check") == 2)  # the first was at the start
+    stack.agent.held["SignalProcess"].set()
 
-        await killing
+    await killing
 
-        assert (await stack.pod.wait(APP, None)).status == 137
-        assert stack.pod.state(OTHER, None).status is Status.RUNNING
-
-    body()
+    assert (await stack.pod.wait(APP, None)).status == 137
+    assert stack.pod.state(OTHER, None).status is Status.RUNNING
 
 
-def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(pod_annotations: Annotations) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await pod_of_two(stack, pod_annotations)
-        hang(stack)
+async def test_any_other_signal_to_a_guest_that_hangs_says_so_and_ends_nothing(
+    pod_annotations: Annotations, stack: Stack
+) -> None:
+    await pod_of_two(stack, pod_annotations)
+    hang(stack)
 
-        with pytest.raises(GuestHangs, match="'app': the guest hangs"):
-            await stack.pod.kill(APP, None, TERM, False)
+    with pytest.raises(GuestHangs, match="'app': the guest hangs"):
+        await stack.pod.kill(APP, None, TERM, False)
 
-        assert stack.pod.state(APP, None).status is Status.RUNNING
-        assert stack.hypervisors[0].is_running
-
-    body()
+    assert stack.pod.state(APP, None).status is Status.RUNNING
+    assert stack.hypervisors[0].is_running
 
 
-def test_a_kill_of_the_sandbox_needs_no_guest(pod_annotations: Annotations) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await pod_of_two(stack, pod_annotations)
-        hang(stack)
+async def test_a_kill_of_the_sandbox_needs_no_guest(pod_annotations: Annotations, stack: Stack) -> None:
+    await pod_of_two(stack, pod_annotations)
+    hang(stack)
 
-        assert await took(stack.pod.kill(C1, None, KILL, False)) < 1
+    assert await took(stack.pod.kill(C1, None, KILL, False)) < 1
 
-        assert [(await stack.pod.wait(each, None)).status for each in (APP, OTHER, C1)] == [137, 137, 137]
-
-    body()
+    assert [(await stack.pod.wait(each, None)).status for each in (APP, OTHER, C1)] == [137, 137, 137]
 
 
 def never_tells(stack: Stack) -> None:
@@ -171,63 +158,54 @@ def drips(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("lie", [never_tells, drips])
-def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(lie: Any, pod_annotations: Annotations) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        lie(stack)
-        await pod_of_two(stack, pod_annotations)
+async def test_a_kill_of_a_pods_container_ends_it_though_the_guest_lies(
+    lie: Any, pod_annotations: Annotations, stack: Stack
+) -> None:
+    lie(stack)
+    await pod_of_two(stack, pod_annotations)
 
-        await stack.pod.kill(APP, None, KILL, False)
-        assert await took(stack.pod.wait(APP, None)) <= EXIT_S
+    await stack.pod.kill(APP, None, KILL, False)
+    assert await took(stack.pod.wait(APP, None)) <= EXIT_S
 
-        assert (await stack.pod.wait(APP, None)).status == 137
-        with suppress(NotFound):  # it has ended with the VM
-            await stack.pod.kill(C1, None, KILL, False)
-        for each in (APP, OTHER, C1):
-            await stack.pod.wait(each, None)
-            await stack.pod.delete(each, None)
-        assert stack.left() == {}
-
-    body()
+    assert (await stack.pod.wait(APP, None)).status == 137
+    with suppress(NotFound):  # it has ended with the VM
+        await stack.pod.kill(C1, None, KILL, False)
+    for each in (APP, OTHER, C1):
+        await stack.pod.wait(each, None)
+        await stack.pod.delete(each, None)
+    assert stack.left() == {}
 
 
-def test_output_without_end_holds_the_exit_of_a_killed_container_for_a_while_and_ends_no_other(
-    pod_annotations: Annotations,
+async def test_output_without_end_holds_the_exit_of_a_killed_container_for_a_while_and_ends_no_other(
+    pod_annotations: Annotations, stack: Stack
 ) -> None:
     """The guest has reported the exit: the container has ended, whatever is still printed."""
 
-    @scenario
-    async def body(stack: Stack) -> None:
-        drips(stack)
-        await pod_of_two(stack, pod_annotations)
+    drips(stack)
+    await pod_of_two(stack, pod_annotations)
 
-        await stack.pod.kill(APP, None, KILL, False)
-        assert await took(stack.pod.wait(APP, None)) <= KILLED_DRAIN_S + 1
-        await asyncio.sleep(EXIT_S + 1)
+    await stack.pod.kill(APP, None, KILL, False)
+    assert await took(stack.pod.wait(APP, None)) <= KILLED_DRAIN_S + 1
+    await asyncio.sleep(EXIT_S + 1)
 
-        assert stack.pod.state(OTHER, None).status is Status.RUNNING
-        assert stack.hypervisors[0].is_running
-
-    body()
+    assert stack.pod.state(OTHER, None).status is Status.RUNNING
+    assert stack.hypervisors[0].is_running
 
 
-def test_a_container_that_a_kill_does_not_end_takes_the_vm_with_it(pod_annotations: Annotations) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        never_tells(stack)
-        await pod_of_two(stack, pod_annotations)
+async def test_a_container_that_a_kill_does_not_end_takes_the_vm_with_it(
+    pod_annotations: Annotations, stack: Stack
+) -> None:
+    never_tells(stack)
+    await pod_of_two(stack, pod_annotations)
 
-        await stack.pod.kill(APP, None, KILL, False)
-        await stack.pod.wait(OTHER, None)
+    await stack.pod.kill(APP, None, KILL, False)
+    await stack.pod.wait(OTHER, None)
 
-        assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
-        with pytest.raises(ShimError, match="has not ended 'app' within 30 s after a KILL"):
-            await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
-
-    body()
+    assert sorted(exits(stack)) == [("app", 137), ("c1", 255), ("other", 255)]
+    with pytest.raises(ShimError, match="has not ended 'app' within 30 s after a KILL"):
+        await stack.create("late", ["sleep"], annotations=pod_annotations["container"])
 
 
-@scenario
 async def test_an_exec_that_a_kill_does_not_end_is_reported_as_ended_and_ends_no_other(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     never_tells(stack)

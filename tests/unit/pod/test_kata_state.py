@@ -11,7 +11,7 @@ from pyshim.model.vm import BlockDevice, GuestLocation
 from pyshim.pod.plan.kata_state import kata_device
 from pyshim.pod.snapshot import AFTER_REPLY_S
 from pyshim.resources.volumes.plan.disks import disk, served_disk
-from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
+from tests.unit.pod.conftest import DOCUMENT, Stack
 from tests.unit.state.kata_shape import DEVICE_STATE, check
 
 KINDS = {"BlockDrive", "VhostUserDev"}
@@ -48,23 +48,18 @@ def test_a_disk_of_each_kind_has_katas_keys(
     assert KINDS & found.keys() == {where}
 
 
-def test_katas_own_restore_of_the_sandbox_succeeds(pod_annotations: Any) -> None:
+async def test_katas_own_restore_of_the_sandbox_succeeds(pod_annotations: Any, stack: Stack) -> None:
     """Kata refuses an image beside an initrd and a container without a bundle, and then removes the state."""
 
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.document = {"hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "initrd": "/initrd"}}}
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
-        await asyncio.sleep(2 * AFTER_REPLY_S)
+    stack.document = {"hypervisor": {"qemu": {**DOCUMENT["hypervisor"]["qemu"], "initrd": "/initrd"}}}
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
+    await asyncio.sleep(2 * AFTER_REPLY_S)
 
-        saved = stack.records[-1].snapshots[-1]
+    saved = stack.records[-1].snapshots[-1]
 
-        assert (saved.hypervisor_config["ImagePath"], saved.hypervisor_config["InitrdPath"]) == ("/i", "")
-        kata = "io.katacontainers.pkg.oci."
-        assert [
-            (each.annotations[f"{kata}bundle_path"], each.annotations[f"{kata}container_type"])
-            for each in saved.containers
-        ] == [("/bundles/c1", "pod_sandbox"), ("/bundles/app", "pod_container")]
-
-    body()
+    assert (saved.hypervisor_config["ImagePath"], saved.hypervisor_config["InitrdPath"]) == ("/i", "")
+    kata = "io.katacontainers.pkg.oci."
+    assert [
+        (each.annotations[f"{kata}bundle_path"], each.annotations[f"{kata}container_type"]) for each in saved.containers
+    ] == [("/bundles/c1", "pod_sandbox"), ("/bundles/app", "pod_container")]

@@ -5,10 +5,9 @@ import asyncio
 import pytest
 
 from pyshim.model.errors import FailedPrecondition, Unavailable
-from tests.unit.pod.conftest import Stack, scenario, until
+from tests.unit.pod.conftest import Stack, until
 
 
-@scenario
 async def test_a_panic_during_boot_is_reported_even_when_virtiofsd_is_seen_to_end_first(stack: Stack) -> None:
     stack.agent.hung.add("Check")
     creating = asyncio.ensure_future(stack.create("c1", ["sleep"]))
@@ -22,7 +21,6 @@ async def test_a_panic_during_boot_is_reported_even_when_virtiofsd_is_seen_to_en
         await creating
 
 
-@scenario
 async def test_virtiofsd_that_dies_alone_is_the_reported_reason(stack: Stack) -> None:
     stack.agent.hung.add("Check")
     creating = asyncio.ensure_future(stack.create("c1", ["sleep"]))
@@ -45,7 +43,6 @@ def lose_virtiofsd_and_miss(stack: Stack, socket: str) -> None:
     stack.host.faults.hit = hit  # type: ignore[method-assign]
 
 
-@scenario
 async def test_a_vmm_that_does_not_find_virtiofsd_is_not_blamed(stack: Stack) -> None:
     lose_virtiofsd_and_miss(stack, "/run/vc/vm/c1/vhost-fs.sock")
 
@@ -55,7 +52,6 @@ async def test_a_vmm_that_does_not_find_virtiofsd_is_not_blamed(stack: Stack) ->
     assert str(caught.value) == "start vm 'c1': virtiofsd exited 1"
 
 
-@scenario
 async def test_virtiofsd_that_ends_is_not_blamed_for_another_socket(stack: Stack) -> None:
     lose_virtiofsd_and_miss(stack, "/other")
 

@@ -13,7 +13,7 @@ import pytest
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import ExecTask
-from tests.unit.pod.conftest import NO_STDIO, Stack, scenario
+from tests.unit.pod.conftest import NO_STDIO, Stack
 
 C1 = ContainerId("c1")
 WRONG: tuple[Any, ...] = (None, -1, 1 << 70, 0.5, "\ud800", [5], [None], {"x": 5})
@@ -99,48 +99,38 @@ REFUSALS = (InvalidArgument, FailedPrecondition, NotFound)
 
 
 @cases(SPEC)
-def test_a_spec_is_refused_or_taken(path: tuple[Any, ...], values: tuple[Any, ...]) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        for spec in wrong(SPEC, path, values):
-            request = stack.request("c1", ["sleep"])
-            stack.host.files[f"{request.bundle}/config.json"] = json.dumps(spec).encode()
-            try:
-                await stack.pod.create(request)
-            except REFUSALS:
-                continue
-            await stack.pod.delete(C1, None)
-
-    body()
+async def test_a_spec_is_refused_or_taken(path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack) -> None:
+    for spec in wrong(SPEC, path, values):
+        request = stack.request("c1", ["sleep"])
+        stack.host.files[f"{request.bundle}/config.json"] = json.dumps(spec).encode()
+        try:
+            await stack.pod.create(request)
+        except REFUSALS:
+            continue
+        await stack.pod.delete(C1, None)
 
 
 @cases(PROCESS)
-def test_an_added_process_is_refused_or_taken(path: tuple[Any, ...], values: tuple[Any, ...]) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"])
-        for number, process in enumerate(wrong(PROCESS, path, values)):
-            exec_id = ExecId(f"e{number}")
-            try:
-                await stack.pod.exec(
-                    ExecTask(container_id=C1, exec_id=exec_id, stdio=NO_STDIO, process={**process, "terminal": False})
-                )
-                await stack.pod.start(C1, exec_id)
-            except REFUSALS:
-                continue
-
-    body()
+async def test_an_added_process_is_refused_or_taken(
+    path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack
+) -> None:
+    await stack.run("c1", ["sleep"])
+    for number, process in enumerate(wrong(PROCESS, path, values)):
+        exec_id = ExecId(f"e{number}")
+        try:
+            await stack.pod.exec(
+                ExecTask(container_id=C1, exec_id=exec_id, stdio=NO_STDIO, process={**process, "terminal": False})
+            )
+            await stack.pod.start(C1, exec_id)
+        except REFUSALS:
+            continue
 
 
 @cases(RESOURCES)
-def test_an_update_is_refused_or_taken(path: tuple[Any, ...], values: tuple[Any, ...]) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"])
-        for resources in wrong(RESOURCES, path, values):
-            try:
-                await stack.pod.update(C1, resources, {})
-            except REFUSALS:
-                continue
-
-    body()
+async def test_an_update_is_refused_or_taken(path: tuple[Any, ...], values: tuple[Any, ...], stack: Stack) -> None:
+    await stack.run("c1", ["sleep"])
+    for resources in wrong(RESOURCES, path, values):
+        try:
+            await stack.pod.update(C1, resources, {})
+        except REFUSALS:
+            continue

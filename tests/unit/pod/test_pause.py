@@ -8,7 +8,7 @@ import pytest
 from pyshim.model.errors import FailedPrecondition, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.task import RootfsMount, Status
-from tests.unit.pod.conftest import Stack, scenario, until
+from tests.unit.pod.conftest import Stack, until
 
 SANDBOX = {"io.kubernetes.cri.container-type": "sandbox", "io.kubernetes.cri.sandbox-id": "c1"}
 CONTAINER = {**SANDBOX, "io.kubernetes.cri.container-type": "container"}
@@ -24,7 +24,6 @@ async def _app(stack: Stack, name: str, linux: Mapping[str, object] = OWN) -> Co
     return await stack.run(name, ["sleep"], annotations=CONTAINER, linux=dict(linux))
 
 
-@scenario
 async def test_the_guest_gets_nothing_of_the_sandbox_container(stack: Stack) -> None:
     sandbox = await _pod(stack)
     await _app(stack, "app")
@@ -35,22 +34,17 @@ async def test_the_guest_gets_nothing_of_the_sandbox_container(stack: Stack) -> 
 
 
 @pytest.mark.parametrize(("signal", "status"), [(9, 137), (15, 0), (2, 0)])
-def test_it_ends_by_the_signals_that_end_a_pause_program(signal: int, status: int) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        sandbox = await _pod(stack)
-        app = await _app(stack, "app")
+async def test_it_ends_by_the_signals_that_end_a_pause_program(signal: int, status: int, stack: Stack) -> None:
+    sandbox = await _pod(stack)
+    app = await _app(stack, "app")
 
-        await stack.pod.kill(sandbox, None, signal, False)
+    await stack.pod.kill(sandbox, None, signal, False)
 
-        assert (await stack.pod.wait(sandbox, None)).status == status
-        assert (await stack.pod.wait(app, None)).status == 137
-        await until(lambda: not stack.hypervisors[0].is_running)
-
-    body()
+    assert (await stack.pod.wait(sandbox, None)).status == status
+    assert (await stack.pod.wait(app, None)).status == 137
+    await until(lambda: not stack.hypervisors[0].is_running)
 
 
-@scenario
 async def test_other_signals_do_not_end_it(stack: Stack) -> None:
     sandbox = await _pod(stack)
 
@@ -60,7 +54,6 @@ async def test_other_signals_do_not_end_it(stack: Stack) -> None:
     assert stack.pod.state(sandbox, None).status is Status.RUNNING
 
 
-@scenario
 async def test_a_lost_guest_ends_it_with_255(stack: Stack) -> None:
     sandbox = await _pod(stack)
 
@@ -69,7 +62,6 @@ async def test_a_lost_guest_ends_it_with_255(stack: Stack) -> None:
     assert (await stack.pod.wait(sandbox, None)).status == 255
 
 
-@scenario
 async def test_calls_that_need_no_process_succeed_and_an_exec_is_refused(stack: Stack) -> None:
     sandbox = await _pod(stack)
 
@@ -82,7 +74,6 @@ async def test_calls_that_need_no_process_succeed_and_an_exec_is_refused(stack: 
         await stack.pod.start(sandbox, exec_id)
 
 
-@scenario
 async def test_a_shared_pid_namespace_brings_it_into_the_guest_before_the_first_container(stack: Stack) -> None:
     sandbox = await _pod(stack)
 
@@ -95,7 +86,6 @@ async def test_a_shared_pid_namespace_brings_it_into_the_guest_before_the_first_
     assert (await stack.pod.wait(sandbox, None)).status == 137
 
 
-@scenario
 async def test_a_debug_container_joins_the_processes_of_the_only_container(stack: Stack) -> None:
     await _pod(stack)
     await _app(stack, "app")
@@ -107,7 +97,6 @@ async def test_a_debug_container_joins_the_processes_of_the_only_container(stack
     assert stack.agent.containers["debugger"].sandbox_pidns
 
 
-@scenario
 async def test_a_debug_container_joins_the_only_container_that_runs_if_the_agent_joins_by_name(stack: Stack) -> None:
     """The pod's first container has been restarted, or has ended beside another one."""
     stack.agent.remembers = True
@@ -125,7 +114,6 @@ async def test_a_debug_container_joins_the_only_container_that_runs_if_the_agent
     assert joined.Path == "container:sidecar"
 
 
-@scenario
 async def test_a_debug_container_is_refused_where_its_target_may_be_another(stack: Stack) -> None:
     """containerd names the target by a pid that all tasks of the pod have; kata-agent shares the first one's only."""
     await _pod(stack)
@@ -142,7 +130,6 @@ async def test_a_debug_container_is_refused_where_its_target_may_be_another(stac
     assert list(stack.agent.containers) == ["app", "sidecar"]
 
 
-@scenario
 async def test_a_mount_inside_its_root_file_system_is_undone_beneath_that_root(stack: Stack) -> None:
     """The guest writes in that root file system: a link it plants there must not lead the undo astray."""
     request = stack.with_rootfs(
@@ -160,7 +147,6 @@ async def test_a_mount_inside_its_root_file_system_is_undone_beneath_that_root(s
     assert (entries[root], entries[f"{root}/inner"]) == ({}, {"beneath": root})
 
 
-@scenario
 async def test_it_stays_in_the_guest_once_there(stack: Stack) -> None:
     await _pod(stack)
     app = await _app(stack, "one", SHARED)
@@ -173,7 +159,6 @@ async def test_it_stays_in_the_guest_once_there(stack: Stack) -> None:
     assert stack.agent.calls.count("CreateContainer") == 3
 
 
-@scenario
 async def test_a_container_that_joins_anothers_processes_does_not_bring_it(stack: Stack) -> None:
     """A debug container: the first container's namespace is what kata-agent shares then."""
     await _pod(stack)
@@ -184,7 +169,6 @@ async def test_a_container_that_joins_anothers_processes_does_not_bring_it(stack
     assert sorted(stack.agent.containers) == ["app", "debug"]
 
 
-@scenario
 async def test_a_sandbox_container_the_guest_refuses_fails_the_one_that_asked_and_leaves_nothing(stack: Stack) -> None:
     await _pod(stack)
     mounts = list(stack.host.mounts)
@@ -199,7 +183,6 @@ async def test_a_sandbox_container_the_guest_refuses_fails_the_one_that_asked_an
     assert sorted(stack.agent.containers) == ["app", "c1"]
 
 
-@scenario
 async def test_the_pods_sysctls_reach_its_containers(stack: Stack) -> None:
     await _pod(stack, linux={"sysctl": {"net.core.somaxconn": "77"}})
     await _app(stack, "app", {**OWN, "sysctl": {"kernel.shmmax": "1"}})
@@ -207,7 +190,6 @@ async def test_the_pods_sysctls_reach_its_containers(stack: Stack) -> None:
     assert dict(stack.agent.containers["app"].OCI.Linux.Sysctl) == {"net.core.somaxconn": "77", "kernel.shmmax": "1"}
 
 
-@scenario
 async def test_containers_have_the_pods_host_name(stack: Stack) -> None:
     await _pod(stack, hostname="web-0")
     await _app(stack, "app")

@@ -8,7 +8,7 @@ from pyshim.model.snapshot import SandboxStatus
 from pyshim.model.task import RootfsMount, Status
 from pyshim.pod.snapshot import AFTER_REPLY_S, SavedState
 from tests.fakes.host import FakeRecords
-from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+from tests.unit.pod.conftest import PIPES, Stack, until
 
 VOLUME = {"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["rbind"]}
 OVERLAY = RootfsMount(type="overlay", source="overlay", target="", options=("lowerdir=/a:/b",))
@@ -18,7 +18,6 @@ def status(stack: Stack) -> SandboxStatus:
     return stack.records[-1].snapshots[-1].status
 
 
-@scenario
 async def test_every_effect_on_the_host_finds_its_intent_written(stack: Stack) -> None:
     seen: list[str] = []
 
@@ -41,25 +40,22 @@ async def test_every_effect_on_the_host_finds_its_intent_written(stack: Stack) -
     assert seen.count("mount") == 2 + 1 + 2  # the share's two, the root file system, its share and the volume's
 
 
-def test_a_deleted_container_leaves_nothing_in_the_share_of_a_living_pod(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        before = [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries]
-        app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], mounts=[VOLUME])
-        await stack.pod.wait(app, None)
-        added = {entry.key for entry in stack.records[-1].ledger.entries if (entry.kind, entry.key) not in before}
-        points = [key for key in added if "/mounts/app" in key]
-        assert len(points) == 3  # the container's directory, the root file system in it, the volume
+async def test_a_deleted_container_leaves_nothing_in_the_share_of_a_living_pod(
+    pod_annotations: Any, stack: Stack
+) -> None:
+    await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    before = [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries]
+    app = await stack.run("app", ["exit", "0"], annotations=pod_annotations["container"], mounts=[VOLUME])
+    await stack.pod.wait(app, None)
+    added = {entry.key for entry in stack.records[-1].ledger.entries if (entry.kind, entry.key) not in before}
+    points = [key for key in added if "/mounts/app" in key]
+    assert len(points) == 3  # the container's directory, the root file system in it, the volume
 
-        await stack.pod.delete(app, None)
+    await stack.pod.delete(app, None)
 
-        assert [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries] == before
-
-    body()
+    assert [(entry.kind, entry.key) for entry in stack.records[-1].ledger.entries] == before
 
 
-@scenario
 async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"], PIPES)
     snapshots = stack.records[-1].snapshots
@@ -86,7 +82,6 @@ async def test_the_state_on_disk_follows_the_sandbox(stack: Stack) -> None:
     assert stack.records[-1].removed
 
 
-@scenario
 async def test_a_create_and_its_start_share_one_write(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
     snapshots = stack.records[-1].snapshots
@@ -97,7 +92,6 @@ async def test_a_create_and_its_start_share_one_write(stack: Stack) -> None:
     assert [snapshot.status for snapshot in snapshots] == [SandboxStatus.CREATING, SandboxStatus.RUNNING]
 
 
-@scenario
 async def test_a_pod_that_ends_before_its_start_was_written_is_not_written_again(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
     await stack.delete_last(container)
@@ -109,7 +103,6 @@ async def test_a_pod_that_ends_before_its_start_was_written_is_not_written_again
     assert len(records.snapshots) == before
 
 
-@scenario
 async def test_an_exec_costs_no_write(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     await asyncio.sleep(2 * AFTER_REPLY_S)
@@ -124,7 +117,6 @@ async def test_an_exec_costs_no_write(stack: Stack) -> None:
     assert len(stack.records[-1].snapshots) == before
 
 
-@scenario
 async def test_a_delayed_write_does_not_follow_the_removal(stack: Stack) -> None:
     """The state may stay on disk, since something is held; then the next sandbox of the name writes there."""
     await stack.run("c1", ["sleep"])
@@ -140,7 +132,6 @@ async def test_a_delayed_write_does_not_follow_the_removal(stack: Stack) -> None
     assert len(records.snapshots) == 1
 
 
-@scenario
 async def test_why_a_sandbox_was_lost_is_on_disk(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
 
@@ -151,7 +142,6 @@ async def test_why_a_sandbox_was_lost_is_on_disk(stack: Stack) -> None:
     assert (last.status, last.failure) == (SandboxStatus.STOPPED, "qemu was killed by SIGKILL")
 
 
-@scenario
 async def test_the_state_names_the_vmm_and_virtiofsd_as_kata_does(stack: Stack) -> None:
     await stack.create("c1", ["sleep"])
     await asyncio.sleep(2 * AFTER_REPLY_S)

@@ -7,7 +7,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument, NotFound, S
 from pyshim.model.machine import MachineError
 from pyshim.model.placement import Need, Placement
 from pyshim.node.nri.description import Description, machine
-from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
+from tests.unit.pod.conftest import DOCUMENT, Stack
 
 _SOCKET = "/run/pyshim/nri/placement.sock"
 _SANDBOX = {
@@ -54,28 +54,23 @@ def _asking(stack: Stack, answer: Placement | ShimError = _PLACEMENT, **runtime:
     ],
     ids=["Guaranteed", "Burstable", "BestEffort", "size follows containers", "one and a half", "requests", "no limit"],
 )
-def test_a_pod_asks_for_cpus_alone_when_it_is_guaranteed_whole_ones(
-    annotations: dict[str, str], cgroups_path: str, static: bool, exclusive: bool
+async def test_a_pod_asks_for_cpus_alone_when_it_is_guaranteed_whole_ones(
+    annotations: dict[str, str], cgroups_path: str, static: bool, exclusive: bool, stack: Stack
 ) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        asked = _asking(stack, static_sandbox_resource_mgmt=static)
+    asked = _asking(stack, static_sandbox_resource_mgmt=static)
 
-        container = await stack.create(
-            "c1", ["pause"], annotations={**_SANDBOX, **annotations}, linux={"cgroupsPath": cgroups_path}
-        )
+    container = await stack.create(
+        "c1", ["pause"], annotations={**_SANDBOX, **annotations}, linux={"cgroupsPath": cgroups_path}
+    )
 
-        ((path, need),) = asked
-        vm = stack.hypervisors[0].config
-        assert (path, need.sandbox_id, need.name) == (_SOCKET, "c1", "ns/pod")
-        assert (need.vcpus, need.memory_bytes) == (vm.cpu.boot_vcpus, vm.memory.boot_mib << 20)
-        assert need.exclusive == exclusive
-        await stack.delete_last(container)
-
-    body()
+    ((path, need),) = asked
+    vm = stack.hypervisors[0].config
+    assert (path, need.sandbox_id, need.name) == (_SOCKET, "c1", "ns/pod")
+    assert (need.vcpus, need.memory_bytes) == (vm.cpu.boot_vcpus, vm.memory.boot_mib << 20)
+    assert need.exclusive == exclusive
+    await stack.delete_last(container)
 
 
-@scenario
 async def test_guest_ram_comes_from_the_placements_nodes(stack: Stack) -> None:
     _asking(stack, replace(_PLACEMENT, memory_nodes=(0, 1)))
 
@@ -85,7 +80,6 @@ async def test_guest_ram_comes_from_the_placements_nodes(stack: Stack) -> None:
     await stack.delete_last(container)
 
 
-@scenario
 async def test_need_and_placement_are_in_the_state(stack: Stack) -> None:
     _asking(stack)
 
@@ -98,40 +92,31 @@ async def test_need_and_placement_are_in_the_state(stack: Stack) -> None:
     await stack.delete_last(container)
 
 
-def test_without_an_answer_the_vm_boots_unplaced(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        asked = _asking(stack, Unavailable(f"ask '{_SOCKET}' for a placement: no answer within 2 s"))
+async def test_without_an_answer_the_vm_boots_unplaced(caplog: pytest.LogCaptureFixture, stack: Stack) -> None:
+    asked = _asking(stack, Unavailable(f"ask '{_SOCKET}' for a placement: no answer within 2 s"))
 
-        container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+    container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
 
-        assert len(asked) == 1
-        assert "Placed" not in stack.records[-1].snapshots[-1].cgroups
-        await stack.delete_last(container)
-
-    body()
+    assert len(asked) == 1
+    assert "Placed" not in stack.records[-1].snapshots[-1].cgroups
+    await stack.delete_last(container)
 
     assert "vm is not placed" in caplog.text
 
 
-def test_a_node_without_a_plugin_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        asked = _asking(stack, NotFound("ask '/run/pyshim/nri/placement.sock' for a placement: no plugin runs"))
-        stack.document = DOCUMENT
+async def test_a_node_without_a_plugin_is_nothing_to_warn_of(caplog: pytest.LogCaptureFixture, stack: Stack) -> None:
+    asked = _asking(stack, NotFound("ask '/run/pyshim/nri/placement.sock' for a placement: no plugin runs"))
+    stack.document = DOCUMENT
 
-        container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+    container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
 
-        assert [path for path, _ in asked] == [_SOCKET]
-        assert "Placed" not in stack.records[-1].snapshots[-1].cgroups
-        await stack.delete_last(container)
-
-    body()
+    assert [path for path, _ in asked] == [_SOCKET]
+    assert "Placed" not in stack.records[-1].snapshots[-1].cgroups
+    await stack.delete_last(container)
 
     assert "vm is not placed" not in caplog.text
 
 
-@scenario
 async def test_nobody_is_asked_where_the_configuration_names_nobody(stack: Stack) -> None:
     asked = _asking(stack, placement_socket="")
 
@@ -155,7 +140,6 @@ def _with_nodes(stack: Stack, *mapping: str, **hypervisor: object) -> None:
     }
 
 
-@scenario
 async def test_the_guests_nodes_are_those_of_the_placement(stack: Stack) -> None:
     _asking(stack, replace(_PLACEMENT, cpu_nodes=(0, 1), memory_nodes=(0, 1)))
     _with_nodes(stack)
@@ -174,7 +158,6 @@ async def test_the_guests_nodes_are_those_of_the_placement(stack: Stack) -> None
     await stack.delete_last(container)
 
 
-@scenario
 async def test_a_containers_memory_nodes_have_the_guests_numbers(stack: Stack) -> None:
     _with_nodes(stack, "1", "0", default_vcpus=2)
     stack.host.cgroup_tree.sets["mems"] = "0-1"
@@ -189,23 +172,20 @@ async def test_a_containers_memory_nodes_have_the_guests_numbers(stack: Stack) -
     await stack.delete_last(container)
 
 
-def test_a_machine_that_cannot_be_read_leaves_the_guest_one_node(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        _with_nodes(stack, "0", "1")
-        stack.machine = MachineError("read 'cpu/online': it is missing")
+async def test_a_machine_that_cannot_be_read_leaves_the_guest_one_node(
+    caplog: pytest.LogCaptureFixture, stack: Stack
+) -> None:
+    _with_nodes(stack, "0", "1")
+    stack.machine = MachineError("read 'cpu/online': it is missing")
 
-        container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
+    container = await stack.create("c1", ["pause"], annotations={**_SANDBOX, **_TWO_CPUS})
 
-        assert stack.hypervisors[0].config.numa == ()
-        await stack.delete_last(container)
-
-    body()
+    assert stack.hypervisors[0].config.numa == ()
+    await stack.delete_last(container)
 
     assert "guest has one NUMA node" in caplog.text
 
 
-@scenario
 async def test_a_mapping_of_another_host_is_refused_and_leaves_nothing(stack: Stack) -> None:
     _with_nodes(stack, "0", "7")
 
@@ -215,7 +195,6 @@ async def test_a_mapping_of_another_host_is_refused_and_leaves_nothing(stack: St
     assert stack.hypervisors == []
 
 
-@scenario
 async def test_a_container_of_another_class_is_refused_and_the_pod_goes_on(stack: Stack) -> None:
     gold, silver = ({"intelRdt": {"closID": name}} for name in ("gold", "silver"))
     pod = await stack.create("c1", ["pause"], annotations=_SANDBOX, linux=gold)

@@ -9,10 +9,9 @@ import pytest
 from pyshim.model.errors import AlreadyExists, Cancelled, FailedPrecondition, InvalidArgument, NotFound, ShimError
 from pyshim.model.ids import ContainerId, ExecId
 from pyshim.model.task import Status
-from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+from tests.unit.pod.conftest import PIPES, Stack, until
 
 
-@scenario
 async def test_a_container_runs_to_its_exit_and_leaves_nothing(stack: Stack) -> None:
     container = await stack.run("c1", ["exit", "3"])
 
@@ -26,7 +25,6 @@ async def test_a_container_runs_to_its_exit_and_leaves_nothing(stack: Stack) -> 
     assert stack.left() == {}
 
 
-@scenario
 async def test_output_is_complete_before_the_exit_is_seen(stack: Stack) -> None:
     container = await stack.run("c1", ["flood", "3000000"], PIPES)
 
@@ -36,7 +34,6 @@ async def test_output_is_complete_before_the_exit_is_seen(stack: Stack) -> None:
     assert stack.host.streams["c1"].stdout.closed
 
 
-@scenario
 async def test_a_slow_reader_delays_the_exit_but_loses_nothing(stack: Stack) -> None:
     request = stack.request("c1", ["flood", "900000"], PIPES)
     await stack.pod.create(request)
@@ -53,7 +50,6 @@ async def test_a_slow_reader_delays_the_exit_but_loses_nothing(stack: Stack) -> 
     assert len(output.data) == 900_000
 
 
-@scenario
 async def test_stdin_reaches_the_process_whole_before_its_end(stack: Stack) -> None:
     container = await stack.run("c1", ["cat"], PIPES)
     streams = stack.host.streams["c1"]
@@ -66,7 +62,6 @@ async def test_stdin_reaches_the_process_whole_before_its_end(stack: Stack) -> N
     assert bytes(streams.stdout.data) == b"a" * 2_500_000 + b"tail"
 
 
-@scenario
 async def test_wait_before_start_and_after_exit_give_the_same_answer(stack: Stack) -> None:
     container = await stack.create("c1", ["exit", "7"])
     early = asyncio.ensure_future(stack.pod.wait(container, None))
@@ -80,7 +75,6 @@ async def test_wait_before_start_and_after_exit_give_the_same_answer(stack: Stac
     assert late.status == 7
 
 
-@scenario
 async def test_after_the_exit_a_kill_or_term_succeeds_and_other_signals_are_not_found(stack: Stack) -> None:
     """CRI-O stops containers that have ended; containerd takes both answers."""
     container = await stack.run("c1", ["exit", "0"])
@@ -93,7 +87,6 @@ async def test_after_the_exit_a_kill_or_term_succeeds_and_other_signals_are_not_
             await stack.pod.kill(container, None, signal, False)
 
 
-@scenario
 async def test_signal_zero_asks_the_shim_and_not_the_guest(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
 
@@ -104,7 +97,6 @@ async def test_signal_zero_asks_the_shim_and_not_the_guest(stack: Stack) -> None
     assert "SignalProcess" not in stack.agent.calls
 
 
-@scenario
 async def test_sigkill_on_a_created_task_stops_it_and_wakes_wait(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
     waiting = asyncio.ensure_future(stack.pod.wait(container, None))
@@ -115,7 +107,6 @@ async def test_sigkill_on_a_created_task_stops_it_and_wakes_wait(stack: Stack) -
     assert stack.pod.state(container, None).status is Status.STOPPED
 
 
-@scenario
 async def test_the_init_exit_is_published_after_every_exec_exit(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     for name in ("e1", "e2"):
@@ -134,7 +125,6 @@ async def test_the_init_exit_is_published_after_every_exec_exit(stack: Stack) ->
     assert exits[2:] == ["c1"]
 
 
-@scenario
 async def test_a_start_that_fails_latches_the_exit_so_that_wait_returns(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"], PIPES)
@@ -151,7 +141,6 @@ async def test_a_start_that_fails_latches_the_exit_so_that_wait_returns(stack: S
         stack.pod.state(container, exec_id)
 
 
-@scenario
 async def test_exec_ids_are_unique_while_used_and_free_after_delete(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["exit", "4"])
@@ -167,7 +156,6 @@ async def test_exec_ids_are_unique_while_used_and_free_after_delete(stack: Stack
     assert (await stack.pod.wait(container, again)).status == 5
 
 
-@scenario
 async def test_a_paused_container_is_paused_for_its_execs_too(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"])
@@ -185,7 +173,6 @@ async def test_a_paused_container_is_paused_for_its_execs_too(stack: Stack) -> N
     assert stack.pod.state(container, None).status is Status.RUNNING
 
 
-@scenario
 async def test_a_failed_pause_leaves_the_container_running(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     stack.agent.failures["PauseContainer"] = (13, "freezer says no")
@@ -196,7 +183,6 @@ async def test_a_failed_pause_leaves_the_container_running(stack: Stack) -> None
     assert stack.pod.state(container, None).status is Status.RUNNING
 
 
-@scenario
 async def test_delete_of_a_running_container_is_refused(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
 
@@ -204,7 +190,6 @@ async def test_delete_of_a_running_container_is_refused(stack: Stack) -> None:
         await stack.pod.delete(container, None)
 
 
-@scenario
 async def test_delete_twice_is_not_found_and_delete_at_once_is_shared(stack: Stack) -> None:
     container = await stack.run("c1", ["exit", "1"])
     await stack.pod.wait(container, None)
@@ -216,7 +201,6 @@ async def test_delete_twice_is_not_found_and_delete_at_once_is_shared(stack: Sta
         await stack.pod.delete(container, None)
 
 
-@scenario
 async def test_a_created_container_can_be_deleted(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
 
@@ -225,7 +209,6 @@ async def test_a_created_container_can_be_deleted(stack: Stack) -> None:
     assert exit_status.status == 137
 
 
-@scenario
 async def test_create_repeated_while_under_way_is_one_creation(stack: Stack) -> None:
     request = stack.request("c1", ["sleep"])
 
@@ -237,7 +220,6 @@ async def test_create_repeated_while_under_way_is_one_creation(stack: Stack) -> 
         await stack.pod.create(request)
 
 
-@scenario
 async def test_state_answers_while_the_vm_boots_and_delete_abandons_it(stack: Stack) -> None:
     stack.agent.hung.add("Check")
     creating = asyncio.ensure_future(stack.pod.create(stack.request("c1", ["sleep"])))
@@ -254,34 +236,29 @@ async def test_state_answers_while_the_vm_boots_and_delete_abandons_it(stack: St
 
 
 @pytest.mark.parametrize("cause", ["vm", "virtiofsd", "agent"])
-def test_a_lost_guest_ends_every_task_with_255_and_the_reason(cause: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        container = await stack.run("c1", ["sleep"], PIPES)
-        exec_id = await stack.exec(container, "e1", ["sleep"])
-        await stack.pod.start(container, exec_id)
+async def test_a_lost_guest_ends_every_task_with_255_and_the_reason(cause: str, stack: Stack) -> None:
+    container = await stack.run("c1", ["sleep"], PIPES)
+    exec_id = await stack.exec(container, "e1", ["sleep"])
+    await stack.pod.start(container, exec_id)
 
-        match cause:
-            case "vm":
-                stack.hypervisors[0].die("qemu was killed by SIGKILL")
-            case "virtiofsd":
-                next(iter(stack.host.daemons)).ended.set_result("virtiofsd was killed")
-            case "agent":
-                stack.clients[0].close()
+    match cause:
+        case "vm":
+            stack.hypervisors[0].die("qemu was killed by SIGKILL")
+        case "virtiofsd":
+            next(iter(stack.host.daemons)).ended.set_result("virtiofsd was killed")
+        case "agent":
+            stack.clients[0].close()
 
-        assert (await stack.pod.wait(container, exec_id)).status == 255
-        assert (await stack.pod.wait(container, None)).status == 255
-        assert stack.publisher.names()[-2:] == ["TaskExited", "TaskExited"]
-        await until(lambda: not stack.hypervisors[0].is_running)
-        await stack.pod.kill(container, None, 9, False)
-        await until(lambda: stack.host.streams["c1"].stdout.closed)
-        assert (await stack.pod.delete(container, None))[1].status == 255
-        assert stack.left() == {}
-
-    body()
+    assert (await stack.pod.wait(container, exec_id)).status == 255
+    assert (await stack.pod.wait(container, None)).status == 255
+    assert stack.publisher.names()[-2:] == ["TaskExited", "TaskExited"]
+    await until(lambda: not stack.hypervisors[0].is_running)
+    await stack.pod.kill(container, None, 9, False)
+    await until(lambda: stack.host.streams["c1"].stdout.closed)
+    assert (await stack.pod.delete(container, None))[1].status == 255
+    assert stack.left() == {}
 
 
-@scenario
 async def test_the_vm_goes_when_the_single_container_has_exited(stack: Stack) -> None:
     container = await stack.run("c1", ["exit", "0"])
     await stack.pod.wait(container, None)
@@ -291,7 +268,6 @@ async def test_the_vm_goes_when_the_single_container_has_exited(stack: Stack) ->
     assert stack.pod.state(container, None).status is Status.STOPPED
 
 
-@scenario
 async def test_shutdown_waits_for_the_last_container(stack: Stack) -> None:
     container = await stack.run("c1", ["exit", "0"])
     await stack.pod.wait(container, None)
@@ -302,7 +278,6 @@ async def test_shutdown_waits_for_the_last_container(stack: Stack) -> None:
     assert await stack.pod.shutdown(now=False)
 
 
-@scenario
 async def test_pids_always_hold_the_init(stack: Stack) -> None:
     container = await stack.run("c1", ["exit", "0"])
     await stack.pod.wait(container, None)
@@ -313,7 +288,6 @@ async def test_pids_always_hold_the_init(stack: Stack) -> None:
     assert pids[0].pid >= 1
 
 
-@scenario
 async def test_an_oom_of_a_known_container_is_an_event(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
 
@@ -324,7 +298,6 @@ async def test_an_oom_of_a_known_container_is_an_event(stack: Stack) -> None:
     assert stack.publisher.names().count("TaskOom") == 1
 
 
-@scenario
 async def test_the_first_oom_is_marked_in_the_bundle(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     marks: list[str] = []
@@ -337,7 +310,6 @@ async def test_the_first_oom_is_marked_in_the_bundle(stack: Stack) -> None:
     assert [mark for mark in marks if mark.startswith("write_bytes")] == ["write_bytes /bundles/c1/oom"]
 
 
-@scenario
 async def test_a_bundle_that_takes_no_mark_of_an_oom_harms_nothing(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     stack.host.faults.plan({"write_bytes": 1})
@@ -349,37 +321,29 @@ async def test_a_bundle_that_takes_no_mark_of_an_oom_harms_nothing(stack: Stack)
     assert (await stack.pod.wait(container, None)).status == 137
 
 
-def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        sandbox = await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
-        app = await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
-        short = await stack.run("short", ["exit", "0"], annotations=pod_annotations["container"])
-        await stack.pod.wait(short, None)
-        await stack.pod.delete(short, None)
-        assert len(stack.hypervisors) == 1
-        assert stack.hypervisors[0].is_running
+async def test_containers_of_a_pod_share_one_vm_and_end_with_the_sandbox(pod_annotations: Any, stack: Stack) -> None:
+    sandbox = await stack.run("c1", ["sleep"], annotations=pod_annotations["sandbox"])
+    app = await stack.run("app", ["sleep"], annotations=pod_annotations["container"])
+    short = await stack.run("short", ["exit", "0"], annotations=pod_annotations["container"])
+    await stack.pod.wait(short, None)
+    await stack.pod.delete(short, None)
+    assert len(stack.hypervisors) == 1
+    assert stack.hypervisors[0].is_running
 
-        await stack.pod.kill(sandbox, None, 9, False)
+    await stack.pod.kill(sandbox, None, 9, False)
 
-        assert (await stack.pod.wait(sandbox, None)).status == 137
-        assert (await stack.pod.wait(app, None)).status == 137
-        await stack.pod.delete(sandbox, None)
-        assert not await stack.pod.shutdown(now=False)
-        await stack.pod.delete(app, None)
-        assert await stack.pod.shutdown(now=False)
-        assert stack.left() == {}
-
-    body()
+    assert (await stack.pod.wait(sandbox, None)).status == 137
+    assert (await stack.pod.wait(app, None)).status == 137
+    await stack.pod.delete(sandbox, None)
+    assert not await stack.pod.shutdown(now=False)
+    await stack.pod.delete(app, None)
+    assert await stack.pod.shutdown(now=False)
+    assert stack.left() == {}
 
 
-def test_a_container_of_an_unknown_sandbox_is_not_found(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        with pytest.raises(NotFound, match="no sandbox 'c1'"):
-            await stack.create("app", ["sleep"], annotations=pod_annotations["container"])
-
-    body()
+async def test_a_container_of_an_unknown_sandbox_is_not_found(pod_annotations: Any, stack: Stack) -> None:
+    with pytest.raises(NotFound, match="no sandbox 'c1'"):
+        await stack.create("app", ["sleep"], annotations=pod_annotations["container"])
 
 
 async def _start_unknown(stack: Stack) -> None:
@@ -392,16 +356,11 @@ async def _state_of_unknown_exec(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("call", [_start_unknown, _state_of_unknown_exec])
-def test_unknown_names_are_not_found(call: Callable[[Stack], Awaitable[None]]) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        with pytest.raises(NotFound):
-            await call(stack)
-
-    body()
+async def test_unknown_names_are_not_found(call: Callable[[Stack], Awaitable[None]], stack: Stack) -> None:
+    with pytest.raises(NotFound):
+        await call(stack)
 
 
-@scenario
 async def test_the_guest_gets_the_lines_of_the_pods_resolv_conf(stack: Stack) -> None:
     stack.host.files["/run/pod/resolv.conf"] = b"nameserver 10.0.0.10\n"
     mounts = [{"destination": "/etc/resolv.conf", "type": "bind", "source": "/run/pod/resolv.conf"}]
@@ -412,7 +371,6 @@ async def test_the_guest_gets_the_lines_of_the_pods_resolv_conf(stack: Stack) ->
     assert list(stack.agent.sandbox.dns) == ["nameserver 10.0.0.10"]
 
 
-@scenario
 async def test_a_pod_whose_resolv_conf_cannot_be_read_starts_without_name_servers(stack: Stack) -> None:
     mounts = [{"destination": "/etc/resolv.conf", "type": "bind", "source": "/run/pod/gone"}]
 
@@ -427,21 +385,19 @@ async def test_a_pod_whose_resolv_conf_cannot_be_read_starts_without_name_server
     [("u1", "u1", True), ("u1", "u2", False), ("u1", "", True), ("", "u2", True)],
     ids=["its own pod", "another pod", "a client without labels", "a sandbox without a uid"],
 )
-def test_a_container_joins_the_sandbox_of_its_own_pod_only(sandbox_uid: str, uid: str, joins: bool) -> None:
+async def test_a_container_joins_the_sandbox_of_its_own_pod_only(
+    sandbox_uid: str, uid: str, joins: bool, stack: Stack
+) -> None:
     """Under CRI-O a pod can write any sandbox's id into the spec of its own sandbox, but not another pod's UID."""
     crio = {"io.kubernetes.cri-o.SandboxID": "c1"}
 
-    @scenario
-    async def body(stack: Stack) -> None:
-        sandbox = {**crio, "io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.pod.uid": sandbox_uid}
-        container = {**crio, "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.pod.uid": uid}
-        await stack.run("c1", ["pause"], annotations=sandbox)
+    sandbox = {**crio, "io.kubernetes.cri-o.ContainerType": "sandbox", "io.kubernetes.pod.uid": sandbox_uid}
+    container = {**crio, "io.kubernetes.cri-o.ContainerType": "container", "io.kubernetes.pod.uid": uid}
+    await stack.run("c1", ["pause"], annotations=sandbox)
 
-        if joins:
-            await stack.run("app", ["sleep"], annotations=container)
-        else:
-            with pytest.raises(InvalidArgument, match="it is of another pod than sandbox 'c1'"):
-                await stack.create("app", ["sleep"], annotations=container)
-        assert ("app" in stack.agent.containers) == joins
-
-    body()
+    if joins:
+        await stack.run("app", ["sleep"], annotations=container)
+    else:
+        with pytest.raises(InvalidArgument, match="it is of another pod than sandbox 'c1'"):
+            await stack.create("app", ["sleep"], annotations=container)
+    assert ("app" in stack.agent.containers) == joins

@@ -9,7 +9,7 @@ from pyshim.model.errors import Cancelled, FailedPrecondition, NotFound, ShimErr
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import ResourceKind
 from pyshim.model.task import Status
-from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+from tests.unit.pod.conftest import PIPES, Stack, until
 
 C1 = ContainerId("c1")
 APP = ContainerId("app")
@@ -27,7 +27,6 @@ async def run_pod(stack: Stack, annotations: Any) -> None:
     await stack.run("c1", ["sleep"], annotations=annotations["sandbox"])
 
 
-@scenario
 async def test_a_second_delete_does_not_cut_the_undo_of_the_first_short(stack: Stack) -> None:
     creating = await boot(stack)
     stack.hypervisors[0].may_stop.clear()
@@ -43,7 +42,6 @@ async def test_a_second_delete_does_not_cut_the_undo_of_the_first_short(stack: S
     assert stack.left() == {}
 
 
-@scenario
 async def test_delete_is_answered_while_the_kernel_takes_the_shim_out_of_its_cgroups(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     stack.host.cgroup_tree.may_leave.clear()
@@ -64,7 +62,6 @@ async def test_delete_is_answered_while_the_kernel_takes_the_shim_out_of_its_cgr
     assert stack.left() == {}
 
 
-@scenario
 async def test_the_end_of_the_shim_while_a_vm_boots_leaves_nothing(stack: Stack) -> None:
     creating = await boot(stack)
 
@@ -75,7 +72,6 @@ async def test_the_end_of_the_shim_while_a_vm_boots_leaves_nothing(stack: Stack)
     assert stack.left() == {}
 
 
-@scenario
 async def test_nothing_is_created_once_the_shim_ends(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     stack.hypervisors[0].may_stop.clear()
@@ -90,7 +86,6 @@ async def test_nothing_is_created_once_the_shim_ends(stack: Stack) -> None:
     assert stack.left() == {}
 
 
-@scenario
 async def test_two_sandboxes_at_once_are_one_and_a_refusal(stack: Stack) -> None:
     results = await asyncio.gather(stack.create("c1", ["sleep"]), stack.create("c2", ["sleep"]), return_exceptions=True)
 
@@ -100,7 +95,6 @@ async def test_two_sandboxes_at_once_are_one_and_a_refusal(stack: Stack) -> None
     assert stack.left() == {}
 
 
-@scenario
 async def test_after_a_failed_create_the_same_sandbox_can_be_created(stack: Stack) -> None:
     stack.agent.failures["CreateContainer"] = (13, "not today")
     with pytest.raises(ShimError, match="not today"):
@@ -112,61 +106,52 @@ async def test_after_a_failed_create_the_same_sandbox_can_be_created(stack: Stac
     assert stack.pod.state(C1, None).status is Status.CREATED
 
 
-def test_shutdown_after_one_delete_leaves_the_creation_of_another_alone(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await run_pod(stack, pod_annotations)
-        stack.agent.held["CreateContainer"] = asyncio.Event()
-        creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
-        await until(lambda: "CreateContainer" in stack.agent.calls)
+async def test_shutdown_after_one_delete_leaves_the_creation_of_another_alone(
+    pod_annotations: Any, stack: Stack
+) -> None:
+    await run_pod(stack, pod_annotations)
+    stack.agent.held["CreateContainer"] = asyncio.Event()
+    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
+    await until(lambda: "CreateContainer" in stack.agent.calls)
 
-        assert not await stack.pod.shutdown(now=False)
+    assert not await stack.pod.shutdown(now=False)
 
-        stack.agent.held["CreateContainer"].set()
-        assert await creating == APP
-
-    body()
+    stack.agent.held["CreateContainer"].set()
+    assert await creating == APP
 
 
-def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves_nothing(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await run_pod(stack, pod_annotations)
-        stack.agent.hung.add("CreateContainer")
-        creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
-        await until(lambda: "CreateContainer" in stack.agent.calls)
+async def test_a_creation_under_way_when_its_sandbox_is_deleted_fails_and_leaves_nothing(
+    pod_annotations: Any, stack: Stack
+) -> None:
+    await run_pod(stack, pod_annotations)
+    stack.agent.hung.add("CreateContainer")
+    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
+    await until(lambda: "CreateContainer" in stack.agent.calls)
 
-        await stack.pod.kill(C1, None, 9, False)
-        await stack.pod.wait(C1, None)
-        await stack.pod.delete(C1, None)
+    await stack.pod.kill(C1, None, 9, False)
+    await stack.pod.wait(C1, None)
+    await stack.pod.delete(C1, None)
 
-        with pytest.raises(Unavailable, match="create container 'app'"):
-            await creating
-        await until(lambda: stack.pod.is_empty)
-        assert stack.left() == {}
-
-    body()
+    with pytest.raises(Unavailable, match="create container 'app'"):
+        await creating
+    await until(lambda: stack.pod.is_empty)
+    assert stack.left() == {}
 
 
-def test_a_creation_given_up_is_taken_back_in_the_guest_too(pod_annotations: Any) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await run_pod(stack, pod_annotations)
-        stack.agent.late["CreateContainer"] = asyncio.Event()
-        creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
-        await until(lambda: "app" in stack.agent.containers)
+async def test_a_creation_given_up_is_taken_back_in_the_guest_too(pod_annotations: Any, stack: Stack) -> None:
+    await run_pod(stack, pod_annotations)
+    stack.agent.late["CreateContainer"] = asyncio.Event()
+    creating = asyncio.ensure_future(stack.create("app", ["sleep"], annotations=pod_annotations["container"]))
+    await until(lambda: "app" in stack.agent.containers)
 
-        with pytest.raises(NotFound):
-            await stack.pod.delete(APP, None)
+    with pytest.raises(NotFound):
+        await stack.pod.delete(APP, None)
 
-        with pytest.raises(Cancelled):
-            await creating
-        assert "app" not in stack.agent.containers
-
-    body()
+    with pytest.raises(Cancelled):
+        await creating
+    assert "app" not in stack.agent.containers
 
 
-@scenario
 async def test_a_failing_undo_does_not_hide_the_first_error_and_is_tried_again(stack: Stack) -> None:
     stack.host.faults.plan({"create_vm": 1, "release": 1})
 
@@ -177,7 +162,6 @@ async def test_a_failing_undo_does_not_hide_the_first_error_and_is_tried_again(s
     assert stack.left() == {}
 
 
-@scenario
 async def test_a_delete_whose_undo_failed_can_be_repeated(stack: Stack) -> None:
     container = await stack.run("c1", ["exit", "2"])
     await stack.pod.wait(container, None)
@@ -193,7 +177,6 @@ async def test_a_delete_whose_undo_failed_can_be_repeated(stack: Stack) -> None:
     assert stack.left() == {}
 
 
-@scenario
 async def test_nothing_is_started_or_told_after_the_inits_exit(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"], PIPES)
@@ -213,7 +196,6 @@ async def test_nothing_is_started_or_told_after_the_inits_exit(stack: Stack) -> 
     assert stack.host.streams["e1"].closed
 
 
-@scenario
 async def test_a_wait_for_an_exec_never_started_returns_when_its_container_is_deleted(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"])
@@ -227,7 +209,6 @@ async def test_a_wait_for_an_exec_never_started_returns_when_its_container_is_de
     assert [type(event).__name__ for event in stack.publisher.events].count("TaskExited") == 1
 
 
-@scenario
 async def test_an_exec_whose_streams_open_after_the_end_is_refused_and_closed(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"], PIPES)
@@ -246,7 +227,6 @@ async def test_an_exec_whose_streams_open_after_the_end_is_refused_and_closed(st
     assert "ExecStarted" not in stack.publisher.names()
 
 
-@scenario
 async def test_deleting_an_exec_and_its_container_at_once_is_no_error(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     for name in ("e1", "e2"):
@@ -262,7 +242,6 @@ async def test_deleting_an_exec_and_its_container_at_once_is_no_error(stack: Sta
     assert [exit_status.status for _, exit_status in results] == [137, 0, 0]
 
 
-@scenario
 async def test_a_pause_that_the_end_overtakes_is_no_event(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     stack.agent.late["PauseContainer"] = asyncio.Event()
@@ -277,7 +256,6 @@ async def test_a_pause_that_the_end_overtakes_is_no_event(stack: Stack) -> None:
     assert "TaskPaused" not in stack.publisher.names()
 
 
-@scenario
 async def test_a_start_that_the_loss_of_the_guest_overtakes_is_no_event(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"])
     stack.agent.hung.add("StartContainer")
@@ -292,7 +270,6 @@ async def test_a_start_that_the_loss_of_the_guest_overtakes_is_no_event(stack: S
     assert stack.publisher.names() == ["TaskCreated", "TaskExited"]
 
 
-@scenario
 async def test_a_signal_between_the_guests_exit_and_ours_meets_an_ended_process_whatever_the_agents_code(
     stack: Stack,
 ) -> None:
@@ -309,7 +286,6 @@ async def test_a_signal_between_the_guests_exit_and_ours_meets_an_ended_process_
         await stack.pod.kill(container, None, 1, False)
 
 
-@scenario
 async def test_a_status_the_guest_told_outlives_the_guest(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     await stack.pod.start(container, await stack.exec(container, "e1", ["sleep"]))  # the init's exit follows the exec's
@@ -322,7 +298,6 @@ async def test_a_status_the_guest_told_outlives_the_guest(stack: Stack) -> None:
     assert (await stack.pod.wait(container, None)).status == 0
 
 
-@scenario
 async def test_a_hung_guest_does_not_hold_delete_beyond_the_kubelets_ten_seconds(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"], PIPES)
     stack.agent.hung |= {"SignalProcess", "RemoveContainer", "DestroySandbox"}
@@ -337,7 +312,6 @@ async def test_a_hung_guest_does_not_hold_delete_beyond_the_kubelets_ten_seconds
     assert stack.left() == {}
 
 
-@scenario
 async def test_a_stalled_reader_does_not_hold_delete_beyond_the_kubelets_ten_seconds(stack: Stack) -> None:
     container = await stack.create("c1", ["flood", "3000000"], PIPES)
     stack.host.streams["c1"].stdout.gate.clear()
@@ -352,7 +326,6 @@ async def test_a_stalled_reader_does_not_hold_delete_beyond_the_kubelets_ten_sec
     assert loop.time() - began < 10
 
 
-@scenario
 async def test_the_end_of_the_shim_does_not_wait_for_a_hung_guest_container_by_container(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], PIPES)
     stack.agent.hung |= {"SignalProcess", "RemoveContainer", "DestroySandbox"}
@@ -366,7 +339,6 @@ async def test_the_end_of_the_shim_does_not_wait_for_a_hung_guest_container_by_c
     assert stack.left() == {}
 
 
-@scenario
 async def test_the_shim_ends_whatever_a_container_meets_at_its_end(stack: Stack) -> None:
     await stack.run("c1", ["sleep"], PIPES)
     streams = stack.host.streams["c1"]
@@ -381,7 +353,6 @@ async def test_the_shim_ends_whatever_a_container_meets_at_its_end(stack: Stack)
     assert await stack.pod.shutdown(now=True)
 
 
-@scenario
 async def test_a_flood_of_oom_events_reaches_containerd_thinned_out(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     for _ in range(1000):
@@ -392,7 +363,6 @@ async def test_a_flood_of_oom_events_reaches_containerd_thinned_out(stack: Stack
     assert 5 <= stack.publisher.names().count("TaskOom") <= 11
 
 
-@scenario
 async def test_an_agent_that_is_reached_at_the_moment_its_create_is_cancelled_is_closed(stack: Stack) -> None:
     request = stack.request("c1", ["sleep"])
     stack.on_connected = lambda: stack.pod._creating[request.container_id].task.cancel()
@@ -403,7 +373,6 @@ async def test_an_agent_that_is_reached_at_the_moment_its_create_is_cancelled_is
     assert [client.is_closed for client in stack.clients] == [True]
 
 
-@scenario
 async def test_a_container_under_creation_looks_the_same_to_state_pids_connect_and_wait(stack: Stack) -> None:
     stack.host.may_open_streams.clear()  # as while nerdctl's log program starts, which asks State and then Wait
     creating = asyncio.ensure_future(stack.create("c1", ["sleep"], PIPES))
@@ -426,7 +395,6 @@ async def test_a_container_under_creation_looks_the_same_to_state_pids_connect_a
     await stack.delete_last(C1)
 
 
-@scenario
 async def test_a_wait_for_a_container_whose_creation_fails_ends_with_not_found(stack: Stack) -> None:
     creating = await boot(stack)
     waits = [asyncio.ensure_future(stack.pod.wait(C1, None)) for _ in range(2)]

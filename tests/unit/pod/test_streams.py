@@ -8,12 +8,11 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import Status, Stdio
 from pyshim.pod.process import HELD_S, READER_PATIENCE_S
 from pyshim.ttrpc import Code
-from tests.unit.pod.conftest import PIPES, Stack, scenario, until
+from tests.unit.pod.conftest import PIPES, Stack, until
 
 TERMINAL = Stdio(stdin="/in", stdout="/out", stderr="", terminal=True)
 
 
-@scenario
 async def test_the_end_of_stdin_is_not_told_to_a_terminal(stack: Stack) -> None:
     """kata-agent answers CloseStdin by closing the terminal, which hangs up on the process."""
     container = await stack.run("c1", ["sleep"], TERMINAL)
@@ -26,14 +25,12 @@ async def test_the_end_of_stdin_is_not_told_to_a_terminal(stack: Stack) -> None:
     assert "CloseStdin" not in stack.agent.calls
 
 
-@scenario
 async def test_a_process_without_stdin_finds_its_end_at_once(stack: Stack) -> None:
     container = await stack.run("c1", ["cat"])
 
     assert (await stack.pod.wait(container, None)).status == 0
 
 
-@scenario
 async def test_a_terminals_size_given_before_the_start_is_set_after_it(stack: Stack) -> None:
     container = await stack.create("c1", ["sleep"], TERMINAL)
     await stack.pod.resize_pty(container, None, 80, 24)
@@ -46,7 +43,6 @@ async def test_a_terminals_size_given_before_the_start_is_set_after_it(stack: St
     assert stack.agent.sizes == [("c1", "c1", 43, 132)]
 
 
-@scenario
 async def test_resizing_what_has_no_terminal_is_ignored_and_what_has_ended_refused(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     await stack.pod.resize_pty(container, None, 80, 24)
@@ -59,7 +55,6 @@ async def test_resizing_what_has_no_terminal_is_ignored_and_what_has_ended_refus
         await stack.pod.resize_pty(container, None, 80, 24)
 
 
-@scenario
 async def test_a_terminals_stderr_is_never_read(stack: Stack) -> None:
     container = await stack.run("c1", ["echo", "hi"], TERMINAL)
 
@@ -70,23 +65,20 @@ async def test_a_terminals_stderr_is_never_read(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_the_guest_gets_a_terminal_when_the_client_asks_for_one_whatever_the_spec_says(terminal: bool) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stdio = TERMINAL if terminal else PIPES
-        process = {"args": ["sleep"], "cwd": "/", "terminal": not terminal, "selinuxLabel": "a:b:c:d"}
-        container = await stack.run("c1", ["sleep"], stdio, process=process)
-        exec_id = await stack.exec(container, "e1", ["sleep"], stdio, terminal=not terminal, selinuxLabel="a:b:c:d")
-        await stack.pod.start(container, exec_id)
+async def test_the_guest_gets_a_terminal_when_the_client_asks_for_one_whatever_the_spec_says(
+    terminal: bool, stack: Stack
+) -> None:
+    stdio = TERMINAL if terminal else PIPES
+    process = {"args": ["sleep"], "cwd": "/", "terminal": not terminal, "selinuxLabel": "a:b:c:d"}
+    container = await stack.run("c1", ["sleep"], stdio, process=process)
+    exec_id = await stack.exec(container, "e1", ["sleep"], stdio, terminal=not terminal, selinuxLabel="a:b:c:d")
+    await stack.pod.start(container, exec_id)
 
-        for sent in (stack.agent.containers["c1"].OCI.Process, stack.agent.execs["c1", "e1"].process):
-            assert sent.Terminal is terminal
-            assert sent.SelinuxLabel == ""
-
-    body()
+    for sent in (stack.agent.containers["c1"].OCI.Process, stack.agent.execs["c1", "e1"].process):
+        assert sent.Terminal is terminal
+        assert sent.SelinuxLabel == ""
 
 
-@scenario
 async def test_what_an_exec_asks_for_reaches_the_guest(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     wishes = {"env": ["A=1"], "cwd": "/tmp", "user": {"uid": 7, "gid": 8, "additionalGids": [9]}}
@@ -105,7 +97,6 @@ async def test_what_an_exec_asks_for_reaches_the_guest(stack: Stack) -> None:
     assert sent.OOMScoreAdj == 5
 
 
-@scenario
 async def test_an_exit_told_before_the_reply_to_the_start_has_the_output_before_it(stack: Stack) -> None:
     container = await stack.create("c1", ["echo", "up"], PIPES)
     stack.agent.late["StartContainer"] = asyncio.Event()
@@ -120,7 +111,6 @@ async def test_an_exit_told_before_the_reply_to_the_start_has_the_output_before_
     await starting
 
 
-@scenario
 async def test_a_client_that_takes_no_more_output_does_not_stop_the_process(stack: Stack) -> None:
     container = await stack.create("c1", ["flood", "3000000"], PIPES)
     output = stack.host.streams["c1"].stdout
@@ -132,7 +122,6 @@ async def test_a_client_that_takes_no_more_output_does_not_stop_the_process(stac
     assert not stack.agent.ended["c1", "c1"].output
 
 
-@scenario
 async def test_an_agent_that_takes_more_than_it_was_given_loses_the_stream_only(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     stack.agent.takes = 2**31
@@ -145,7 +134,6 @@ async def test_an_agent_that_takes_more_than_it_was_given_loses_the_stream_only(
     assert (await stack.pod.wait(container, None)).status == 137
 
 
-@scenario
 async def test_the_exit_is_asked_for_once_the_output_has_ended(stack: Stack) -> None:
     """kata-agent forgets a process, and its unread output, when it reports the exit."""
     container = await stack.run("c1", ["sleep"])
@@ -159,7 +147,6 @@ async def test_the_exit_is_asked_for_once_the_output_has_ended(stack: Stack) -> 
     assert waits == [len(stack.agent.calls) - 1]
 
 
-@scenario
 async def test_a_process_that_closed_its_stderr_loses_no_output(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["merged", "the last words"], PIPES)
@@ -171,31 +158,27 @@ async def test_a_process_that_closed_its_stderr_loses_no_output(stack: Stack) ->
 
 @pytest.mark.parametrize("remembers", [True, False], ids=["remembers", "forgets"])
 @pytest.mark.parametrize("args", [["hold", "hi"], ["yes", "7"]], ids=["silent", "printing"])
-def test_a_child_that_outlives_an_exec_does_not_hold_its_exit(
-    args: list[str], remembers: bool, caplog: pytest.LogCaptureFixture
+async def test_a_child_that_outlives_an_exec_does_not_hold_its_exit(
+    args: list[str], remembers: bool, caplog: pytest.LogCaptureFixture, stack: Stack
 ) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.agent.remembers = remembers
-        container = await stack.run("c1", ["sleep"])
-        exec_id = await stack.exec(container, "e1", args, PIPES)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        await stack.pod.start(container, exec_id)
+    stack.agent.remembers = remembers
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", args, PIPES)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await stack.pod.start(container, exec_id)
 
-        status = (await stack.pod.wait(container, exec_id)).status
-        assert status == {"hold": 0, "yes": 7}[args[0]]
-        assert loop.time() - began < HELD_S + 1
+    status = (await stack.pod.wait(container, exec_id)).status
+    assert status == {"hold": 0, "yes": 7}[args[0]]
+    assert loop.time() - began < HELD_S + 1
 
-        await stack.pod.delete(container, exec_id)
-        assert loop.time() - began < 2 * HELD_S + 5
-        assert stack.host.streams["e1"].stdout.closed
+    await stack.pod.delete(container, exec_id)
+    assert loop.time() - began < 2 * HELD_S + 5
+    assert stack.host.streams["e1"].stdout.closed
 
-    body()
     assert not [record for record in caplog.records if record.message == "stream broke"]
 
 
-@scenario
 async def test_a_child_that_holds_the_pipe_prints_until_containerd_deletes_the_exec(stack: Stack) -> None:
     """containerd's drain_exec_sync_io_timeout says when that is."""
     stack.agent.remembers = True
@@ -218,7 +201,6 @@ async def test_a_child_that_holds_the_pipe_prints_until_containerd_deletes_the_e
     assert output.closed
 
 
-@scenario
 async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_delete(stack: Stack) -> None:
     """Silence is not the end: a child that outlives the exec may print long after."""
     stack.agent.remembers = True
@@ -239,7 +221,6 @@ async def test_output_that_an_agent_keeps_is_read_after_the_exit_and_ended_by_de
     assert output.closed
 
 
-@scenario
 async def test_output_of_an_init_ends_with_it_though_a_child_holds_it(stack: Stack) -> None:
     """containerd asks for the deletion of a container only after its output has ended."""
     stack.agent.remembers = True
@@ -252,7 +233,6 @@ async def test_output_of_an_init_ends_with_it_though_a_child_holds_it(stack: Sta
     assert bytes(output.data) == b"last"
 
 
-@scenario
 async def test_an_agent_that_does_not_say_what_it_is_counts_as_one_that_forgets(stack: Stack) -> None:
     stack.agent.failures["GetGuestDetails"] = (Code.INTERNAL, "no")
     container = await stack.run("c1", ["exit", "3"])
@@ -260,7 +240,6 @@ async def test_an_agent_that_does_not_say_what_it_is_counts_as_one_that_forgets(
     assert (await stack.pod.wait(container, None)).status == 3
 
 
-@scenario
 async def test_a_reader_that_stands_still_holds_the_exit_of_a_killed_process_for_a_while_only(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["sleep"], PIPES)
@@ -281,7 +260,6 @@ async def test_a_reader_that_stands_still_holds_the_exit_of_a_killed_process_for
     assert loop.time() - began <= READER_PATIENCE_S
 
 
-@scenario
 async def test_a_process_that_the_guest_forgets_before_its_output_has_ended_is_an_error(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["cat"], PIPES)
@@ -295,24 +273,22 @@ async def test_a_process_that_the_guest_forgets_before_its_output_has_ended_is_a
     assert (await stack.pod.wait(container, exec_id)).status == 255
 
 
-def test_output_lost_by_an_error_of_the_guest_is_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        container = await stack.run("c1", ["sleep"])
-        exec_id = await stack.exec(container, "e1", ["cat"], PIPES)
-        await until(lambda: "ReadStdout" in stack.agent.calls)
-        stack.agent.failures["ReadStdout"] = (5, "no such process")
-        await stack.pod.start(container, exec_id)
-        await until(lambda: "stream broke" in caplog.text)
-        await stack.pod.kill(container, exec_id, 9, False)
+async def test_output_lost_by_an_error_of_the_guest_is_logged_as_an_error(
+    caplog: pytest.LogCaptureFixture, stack: Stack
+) -> None:
+    container = await stack.run("c1", ["sleep"])
+    exec_id = await stack.exec(container, "e1", ["cat"], PIPES)
+    await until(lambda: "ReadStdout" in stack.agent.calls)
+    stack.agent.failures["ReadStdout"] = (5, "no such process")
+    await stack.pod.start(container, exec_id)
+    await until(lambda: "stream broke" in caplog.text)
+    await stack.pod.kill(container, exec_id, 9, False)
 
-    body()
     broke = [record for record in caplog.records if record.message == "stream broke"]
     assert [(record.levelname, record.stream) for record in broke] == [("ERROR", "stdout")]
     assert "no such process" in broke[0].error
 
 
-@scenario
 async def test_the_streams_of_an_exec_are_opened_by_its_start(stack: Stack) -> None:
     """`echo x | ctr task exec` hangs when the FIFO has a reader before the reply to Exec."""
     container = await stack.run("c1", ["sleep"])
@@ -325,7 +301,6 @@ async def test_the_streams_of_an_exec_are_opened_by_its_start(stack: Stack) -> N
     assert (await stack.pod.wait(container, exec_id)).status == 0
 
 
-@scenario
 async def test_an_exec_whose_streams_cannot_be_opened_has_ended_without_having_run(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     exec_id = await stack.exec(container, "e1", ["cat"], PIPES)
@@ -340,7 +315,6 @@ async def test_an_exec_whose_streams_cannot_be_opened_has_ended_without_having_r
     await stack.pod.delete(container, exec_id)
 
 
-@scenario
 async def test_an_exec_that_is_refused_leaves_no_stream_open(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"])
     nested: object = "x"
@@ -356,7 +330,6 @@ async def test_an_exec_that_is_refused_leaves_no_stream_open(stack: Stack) -> No
     assert stack.host.streams["e1"].closed
 
 
-@scenario
 async def test_bytes_of_execs_are_counted_and_stay_counted(stack: Stack) -> None:
     container = await stack.run("c1", ["sleep"], PIPES)
     (monitor,) = stack.host.monitors

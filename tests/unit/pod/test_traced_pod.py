@@ -1,6 +1,6 @@
 """The spans of a pod's life leave the shim if the pod is traced, and none leaves otherwise."""
 
-from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
+from tests.unit.pod.conftest import DOCUMENT, Stack
 
 TRACED = {**DOCUMENT, "runtime": {"enable_tracing": True, "otlp_endpoint": "http://collector:4318"}}
 
@@ -15,7 +15,6 @@ async def live(stack: Stack) -> None:
     await stack.delete_last("c1")
 
 
-@scenario
 async def test_the_whole_life_of_a_traced_pod_is_told(stack: Stack) -> None:
     stack.document = TRACED
 
@@ -41,7 +40,6 @@ async def test_the_whole_life_of_a_traced_pod_is_told(stack: Stack) -> None:
     assert stack.agent.contexts["StartContainer"]
 
 
-@scenario
 async def test_a_pod_that_is_not_traced_tells_nothing_and_keeps_what_it_kept(stack: Stack) -> None:
     await live(stack)
 
@@ -50,7 +48,6 @@ async def test_a_pod_that_is_not_traced_tells_nothing_and_keeps_what_it_kept(sta
     assert not any(stack.agent.contexts.values())
 
 
-@scenario
 async def test_the_state_has_the_same_spans_whether_they_leave_or_not(stack: Stack) -> None:
     await stack.run("c1", ["sleep"])
     untold = [span.name for span in stack.pod._trace.spans]

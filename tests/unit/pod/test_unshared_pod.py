@@ -14,7 +14,7 @@ from pyshim.model.volumes import SourceFacts
 from pyshim.resources.confidential.plan.initdata import disk_image, encode, parse
 from pyshim.ttrpc import Code
 
-from .conftest import DOCUMENT, Stack, scenario
+from .conftest import DOCUMENT, Stack
 
 POLICY = "package agent_policy\n"
 INITDATA = parse(b'version = "0.1.0"\nalgorithm = "sha256"\n', "test")
@@ -39,7 +39,6 @@ def volume(stack: Stack, source: str, text: str) -> dict[str, Any]:
     return {"type": "bind", "source": source, "destination": "/file", "options": ["rbind", "ro"]}
 
 
-@scenario
 async def test_the_policy_is_set_before_anything_else_is_asked_of_the_agent(stack: Stack) -> None:
     unshared(stack, policy=POLICY)
 
@@ -50,7 +49,6 @@ async def test_the_policy_is_set_before_anything_else_is_asked_of_the_agent(stac
     assert stack.agent.policy == POLICY
 
 
-@scenario
 async def test_a_policy_the_agent_refuses_ends_the_pods_start(stack: Stack) -> None:
     unshared(stack, policy=POLICY)
     stack.agent.failures["SetPolicy"] = (int(Code.INVALID_ARGUMENT), "no rego")
@@ -61,7 +59,6 @@ async def test_a_policy_the_agent_refuses_ends_the_pods_start(stack: Stack) -> N
     assert "CreateSandbox" not in stack.agent.calls
 
 
-@scenario
 async def test_the_initdata_disk_is_there_before_the_vm(stack: Stack) -> None:
     unshared(stack, initdata=encode(INITDATA))
 
@@ -72,7 +69,6 @@ async def test_the_initdata_disk_is_there_before_the_vm(stack: Stack) -> None:
     assert stack.host.files[path] == disk_image(INITDATA)
 
 
-@scenario
 async def test_nothing_is_shared_and_volumes_are_copied_before_the_container_is_made(stack: Stack) -> None:
     unshared(stack)
 
@@ -90,7 +86,6 @@ async def test_nothing_is_shared_and_volumes_are_copied_before_the_container_is_
     assert [storage.driver for storage in stack.agent.sandbox.storages] == ["ephemeral"]
 
 
-@scenario
 async def test_a_copy_that_fails_is_named_and_leaves_nothing(stack: Stack) -> None:
     unshared(stack)
     stack.agent.failures["CopyFile"] = (int(Code.RESOURCE_EXHAUSTED), "no room")
@@ -101,7 +96,6 @@ async def test_a_copy_that_fails_is_named_and_leaves_nothing(stack: Stack) -> No
     assert "CreateContainer" not in stack.agent.calls
 
 
-@scenario
 async def test_a_sandbox_container_that_enters_the_guest_has_its_files_copied_too(stack: Stack) -> None:
     unshared(stack)
     kubernetes = "io.kubernetes.cri"

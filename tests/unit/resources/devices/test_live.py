@@ -9,7 +9,7 @@ import pytest
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, HostFunction, PodDevices, VfioNode
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ResourceExhausted, ShimError
 from pyshim.model.ids import ContainerId
-from tests.unit.pod.conftest import DOCUMENT, Stack, give_up_while_it_plugs, scenario, until
+from tests.unit.pod.conftest import DOCUMENT, Stack, give_up_while_it_plugs, until
 from tests.unit.state.kata_shape import DEVICE_STATE, check
 
 SANDBOX = {
@@ -77,7 +77,6 @@ def saved_devices(stack: Stack) -> list[tuple[Any, Any, Any]]:
     return [(each["ID"], each.get("ColdPlug", False), each.get("DriverOptions", {})) for each in found]
 
 
-@scenario
 async def test_two_containers_have_disjoint_devices_by_their_names(stack: Stack) -> None:
     questions = prepare(stack, device(1, "a"), device(2, "b"), device(3, "b"))
 
@@ -109,7 +108,6 @@ async def test_two_containers_have_disjoint_devices_by_their_names(stack: Stack)
     ]
 
 
-@scenario
 async def test_the_pause_container_is_given_none(stack: Stack) -> None:
     questions = prepare(stack, device(1, "a"))
 
@@ -119,7 +117,6 @@ async def test_the_pause_container_is_given_none(stack: Stack) -> None:
     assert "c1" not in stack.agent.containers
 
 
-@scenario
 async def test_foreign_annotations_do_not_reach_the_guest(stack: Stack) -> None:
     prepare(stack, device(1, "a"))
     await stack.run("c1", ["sleep"], annotations={**SANDBOX, "cdi.k8s.io/x": "host.com/only=1"})
@@ -129,7 +126,6 @@ async def test_foreign_annotations_do_not_reach_the_guest(stack: Stack) -> None:
     assert agent_saw(stack, "a1")[0] == {"cdi.k8s.io/vfio1": "v.com/gpu=0"}
 
 
-@scenario
 async def test_a_device_that_comes_with_a_container_is_plugged_and_leaves_with_it(stack: Stack) -> None:
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
@@ -158,7 +154,6 @@ async def with_an_ended_container(stack: Stack) -> ContainerId:
     return app
 
 
-@scenario
 async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(stack: Stack) -> None:
     app = await with_an_ended_container(stack)
     vm = stack.hypervisors[0]
@@ -176,7 +171,6 @@ async def test_a_guest_that_keeps_a_device_holds_up_no_other_device(stack: Stack
     assert list(vm.plugged) == ["0000:06:00.0", "0000:05:00.0"]
 
 
-@scenario
 async def test_a_wait_for_a_device_the_guest_keeps_holds_up_no_other_device(stack: Stack) -> None:
     app = await with_an_ended_container(stack)
     vm = stack.hypervisors[0]
@@ -194,7 +188,6 @@ async def test_a_wait_for_a_device_the_guest_keeps_holds_up_no_other_device(stac
     assert list(vm.plugged) == ["0000:06:00.0", "0000:05:00.0"]
 
 
-@scenario
 async def test_a_device_the_guest_may_still_let_go_of_is_not_given_away(stack: Stack) -> None:
     app = await with_an_ended_container(stack)
     vm = stack.hypervisors[0]
@@ -212,7 +205,6 @@ async def test_a_device_the_guest_may_still_let_go_of_is_not_given_away(stack: S
     assert agent_saw(stack, "a3")[1] == ["0000:05:00.0=02/01"]
 
 
-@scenario
 async def test_a_device_that_two_containers_name_leaves_with_the_last_of_them(stack: Stack) -> None:
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port", pcie_root_port=2)
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
@@ -231,25 +223,20 @@ async def test_a_device_that_two_containers_name_leaves_with_the_last_of_them(st
 
 
 @pytest.mark.parametrize("step", ["plug", "CreateContainer"])
-def test_a_create_that_fails_takes_its_devices_along(step: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="bridge-port")
-        await stack.run("c1", ["sleep"], annotations=SANDBOX)
-        if step == "plug":
-            stack.host.faults.plan({"plug": 2})
-        else:
-            stack.agent.failures[step] = (13, "no")
+async def test_a_create_that_fails_takes_its_devices_along(step: str, stack: Stack) -> None:
+    prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="bridge-port")
+    await stack.run("c1", ["sleep"], annotations=SANDBOX)
+    if step == "plug":
+        stack.host.faults.plan({"plug": 2})
+    else:
+        stack.agent.failures[step] = (13, "no")
 
-        with pytest.raises(ShimError):
-            await stack.create("a1", ["sleep"], annotations=member("a"), linux=vfio(5, 6))
+    with pytest.raises(ShimError):
+        await stack.create("a1", ["sleep"], annotations=member("a"), linux=vfio(5, 6))
 
-        assert stack.hypervisors[0].plugged == {}
-
-    body()
+    assert stack.hypervisors[0].plugged == {}
 
 
-@scenario
 async def test_a_create_given_up_while_it_plugs_takes_the_device_back(stack: Stack) -> None:
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port")
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
@@ -259,7 +246,6 @@ async def test_a_create_given_up_while_it_plugs_takes_the_device_back(stack: Sta
     assert stack.hypervisors[0].plugged == {}
 
 
-@scenario
 async def test_an_unannounced_device_needs_hot_plug(stack: Stack) -> None:
     prepare(stack, device(1, "a"))
     await stack.run("c1", ["sleep"], annotations=SANDBOX)
@@ -268,13 +254,11 @@ async def test_an_unannounced_device_needs_hot_plug(stack: Stack) -> None:
         await stack.create("a1", ["sleep"], annotations=member("a"), linux=vfio(9))
 
 
-@scenario
 async def test_a_device_where_none_may_pass_is_an_error_instead_of_silence(stack: Stack) -> None:
     with pytest.raises(FailedPrecondition, match="pass '/dev/vfio/9' through: cold_plug_vfio and hot_plug_vfio"):
         await stack.create("c1", ["sleep"], linux=vfio(9))
 
 
-@scenario
 async def test_more_devices_than_ports_start_no_vm(stack: Stack) -> None:
     prepare(stack, device(1, "a"), device(2, "a"), pcie_root_port=1)
 
@@ -283,7 +267,6 @@ async def test_more_devices_than_ports_start_no_vm(stack: Stack) -> None:
     assert stack.hypervisors == []
 
 
-@scenario
 async def test_what_cannot_be_found_starts_no_vm(stack: Stack) -> None:
     prepare(stack)
 
@@ -296,7 +279,6 @@ async def test_what_cannot_be_found_starts_no_vm(stack: Stack) -> None:
     assert stack.hypervisors == []
 
 
-@scenario
 async def test_a_device_taken_away_during_create_is_named_and_nothing_stays(stack: Stack) -> None:
     """The guest waits for the device in vain; what the container was given is undone."""
     prepare(stack, cold_plug_vfio="no-port", hot_plug_vfio="root-port")

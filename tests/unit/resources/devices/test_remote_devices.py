@@ -8,7 +8,7 @@ import pytest
 from integration.remote.edits import edit_container
 from pyshim.model.devices import DeviceQuestion, DeviceRequest, FoundDevice, PodDevices
 from pyshim.model.errors import FailedPrecondition, ShimError, Unimplemented
-from tests.unit.pod.conftest import Stack, scenario
+from tests.unit.pod.conftest import Stack
 
 SANDBOX = {
     "io.kubernetes.cri.container-type": "sandbox",
@@ -48,7 +48,6 @@ def agent_saw(stack: Stack, container: str) -> dict[str, str]:
     return {key: value for key, value in found.items() if key.startswith("cdi.k8s.io/")}
 
 
-@scenario
 async def test_the_vm_is_chosen_by_the_sum_and_each_container_has_its_share(stack: Stack) -> None:
     questions = prepare(
         stack,
@@ -87,19 +86,15 @@ async def test_the_vm_is_chosen_by_the_sum_and_each_container_has_its_share(stac
     ],
     ids=["kinds", "nodes"],
 )
-def test_a_device_that_no_remote_guest_can_have_makes_no_vm(
-    given: tuple[str, ...], devices: tuple[tuple[str, str, int, int], ...], text: str
+async def test_a_device_that_no_remote_guest_can_have_makes_no_vm(
+    given: tuple[str, ...], devices: tuple[tuple[str, str, int, int], ...], text: str, stack: Stack
 ) -> None:
     nodes = [{"path": path, "type": kind, "major": major, "minor": minor} for path, kind, major, minor in devices]
 
-    @scenario
-    async def refused(stack: Stack) -> None:
-        prepare(stack, *(request(name) for name in given))
-        with pytest.raises(Unimplemented, match=text):
-            await stack.create("c1", ["sleep"], annotations=SANDBOX, linux={**NETWORK, "devices": nodes})
-        assert stack.hypervisors == []
-
-    refused()
+    prepare(stack, *(request(name) for name in given))
+    with pytest.raises(Unimplemented, match=text):
+        await stack.create("c1", ["sleep"], annotations=SANDBOX, linux={**NETWORK, "devices": nodes})
+    assert stack.hypervisors == []
 
 
 @pytest.mark.parametrize(
@@ -110,21 +105,16 @@ def test_a_device_that_no_remote_guest_can_have_makes_no_vm(
     ],
     ids=["late", "node"],
 )
-def test_a_container_that_asks_for_what_the_vm_has_not_is_refused(
-    annotations: dict[str, str], devices: list[dict[str, Any]], kind: type[ShimError], text: str
+async def test_a_container_that_asks_for_what_the_vm_has_not_is_refused(
+    annotations: dict[str, str], devices: list[dict[str, Any]], kind: type[ShimError], text: str, stack: Stack
 ) -> None:
-    @scenario
-    async def refused(stack: Stack) -> None:
-        prepare(stack)
-        await stack.run("c1", ["sleep"], annotations=SANDBOX, linux=NETWORK)
-        with pytest.raises(kind, match=text):
-            await stack.create("a1", ["sleep"], annotations=member("a", **annotations), linux={"devices": devices})
-        assert "a1" not in stack.agent.containers
-
-    refused()
+    prepare(stack)
+    await stack.run("c1", ["sleep"], annotations=SANDBOX, linux=NETWORK)
+    with pytest.raises(kind, match=text):
+        await stack.create("a1", ["sleep"], annotations=member("a", **annotations), linux={"devices": devices})
+    assert "a1" not in stack.agent.containers
 
 
-@scenario
 async def test_devices_that_every_kernel_has_are_no_devices_of_this_host(stack: Stack) -> None:
     prepare(stack)
     await stack.run("c1", ["sleep"], annotations=SANDBOX, linux=NETWORK)
@@ -144,22 +134,18 @@ async def test_devices_that_every_kernel_has_are_no_devices_of_this_host(stack: 
     ],
     ids=["devices known", "none asked for", "only their number known"],
 )
-def test_the_adaptors_edit_gives_all_gpus_only_where_nothing_says_whose_they_are(
-    given: tuple[str, ...], count: str, seen_by_a: list[str]
+async def test_the_adaptors_edit_gives_all_gpus_only_where_nothing_says_whose_they_are(
+    given: tuple[str, ...], count: str, seen_by_a: list[str], stack: Stack
 ) -> None:
     """containerd copies the pod's annotation to each container, and the adaptor's proxy looks for it there."""
 
-    @scenario
-    async def split(stack: Stack) -> None:
-        prepare(stack, *(request(name, container) for name, container in zip(given, "ab", strict=False)))
-        stack.agent.edit_container = edit_container
-        asked = {f"{HYPERVISOR}default_gpus": count}
+    prepare(stack, *(request(name, container) for name, container in zip(given, "ab", strict=False)))
+    stack.agent.edit_container = edit_container
+    asked = {f"{HYPERVISOR}default_gpus": count}
 
-        await stack.run("c1", ["sleep"], annotations={**SANDBOX, **asked}, linux=NETWORK)
-        await stack.run("a1", ["sleep"], annotations=member("a", **asked))
-        await stack.run("n1", ["sleep"], annotations=member("none", **asked))
+    await stack.run("c1", ["sleep"], annotations={**SANDBOX, **asked}, linux=NETWORK)
+    await stack.run("a1", ["sleep"], annotations=member("a", **asked))
+    await stack.run("n1", ["sleep"], annotations=member("none", **asked))
 
-        assert list(agent_saw(stack, "a1").values()) == seen_by_a
-        assert list(agent_saw(stack, "n1").values()) == [name for name in seen_by_a if name.endswith("all")]
-
-    split()
+    assert list(agent_saw(stack, "a1").values()) == seen_by_a
+    assert list(agent_saw(stack, "n1").values()) == [name for name in seen_by_a if name.endswith("all")]

@@ -7,7 +7,7 @@ import pytest
 
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.vm import MemoryBacking, PortKind, VmConfig
-from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
+from tests.unit.pod.conftest import DOCUMENT, Stack
 
 FILE = "/run/kata-containers/dans/c1.json"
 NETNS: dict[str, Any] = {"linux": {"namespaces": [{"type": "network", "path": "/run/netns/pod"}]}}
@@ -43,7 +43,6 @@ def configured(stack: Stack) -> list[tuple[str, str, str]]:
     return [(item.name, item.hwAddr, item.devicePath) for item in stack.agent.interfaces]
 
 
-@scenario
 async def test_a_socket_is_a_device_of_the_vm_and_the_namespace_is_left_alone(stack: Stack) -> None:
     vm = await started(stack, SOCKET)
 
@@ -55,7 +54,6 @@ async def test_a_socket_is_a_device_of_the_vm_and_the_namespace_is_left_alone(st
     assert stack.networks.network.looks == 0
 
 
-@scenario
 async def test_guest_memory_is_shared_with_who_serves_the_socket_though_no_file_is_shared(stack: Stack) -> None:
     vm = await started(stack, SOCKET, shared_fs="none", network_queues=4)
 
@@ -63,7 +61,6 @@ async def test_guest_memory_is_shared_with_who_serves_the_socket_though_no_file_
     assert vm.vhost_user_nics[0].queues == 4
 
 
-@scenario
 async def test_functions_are_cold_plugged_on_ports_of_their_own_and_told_by_their_places(stack: Stack) -> None:
     vm = await started(stack, FIRST, SOCKET, SECOND, cold_plug_vfio="root-port")
 
@@ -77,7 +74,6 @@ async def test_functions_are_cold_plugged_on_ports_of_their_own_and_told_by_thei
     assert vm.start_timeout_s > 60
 
 
-@scenario
 async def test_functions_are_hot_plugged_before_the_guest_is_told_of_them(stack: Stack) -> None:
     vm = await started(stack, FIRST, SECOND, hot_plug_vfio="root-port")
 
@@ -103,21 +99,16 @@ async def test_functions_are_hot_plugged_before_the_guest_is_told_of_them(stack:
     ],
     ids=["no-port", "too-few-ports", "malformed"],
 )
-def test_what_cannot_be_is_refused_before_there_is_a_vm(
-    devices: list[dict[str, Any]], hypervisor: dict[str, Any], kind: type[ShimError], text: str
+async def test_what_cannot_be_is_refused_before_there_is_a_vm(
+    devices: list[dict[str, Any]], hypervisor: dict[str, Any], kind: type[ShimError], text: str, stack: Stack
 ) -> None:
-    @scenario
-    async def test(stack: Stack) -> None:
-        with pytest.raises(kind) as refused:
-            await started(stack, *devices, **hypervisor)
-        assert text in str(refused.value)
-        assert stack.hypervisors[0].config is None
-        assert stack.networks.network.wired == set()
-
-    test()
+    with pytest.raises(kind) as refused:
+        await started(stack, *devices, **hypervisor)
+    assert text in str(refused.value)
+    assert stack.hypervisors[0].config is None
+    assert stack.networks.network.wired == set()
 
 
-@scenario
 async def test_a_function_the_vm_cannot_take_fails_the_sandbox_and_is_given_back(stack: Stack) -> None:
     stack.host.faults.plan({"plug": 2})
 
@@ -127,7 +118,6 @@ async def test_a_function_the_vm_cannot_take_fails_the_sandbox_and_is_given_back
     assert stack.networks.network.wired == set()
 
 
-@scenario
 async def test_a_file_for_another_sandbox_changes_nothing(stack: Stack) -> None:
     stack.host.files["/run/kata-containers/dans/c2.json"] = b'{"devices": []}'
 

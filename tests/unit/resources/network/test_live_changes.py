@@ -10,7 +10,7 @@ from pyshim.model.errors import DeadlineExceeded
 from pyshim.resources.network import changes as network_changes
 from pyshim.ttrpc import Code
 from tests.fakes.network import FakeNetwork, interface, mac
-from tests.unit.pod.conftest import DOCUMENT, Stack, scenario, until
+from tests.unit.pod.conftest import DOCUMENT, Stack, until
 
 NETWORK: dict[str, Any] = {"linux": {"namespaces": [{"type": "network", "path": "/run/netns/pod"}]}}
 
@@ -33,7 +33,6 @@ def configured(stack: Stack) -> list[tuple[str, str]]:
     return [(item.name, item.devicePath) for item in stack.agent.interfaces]
 
 
-@scenario
 async def test_an_interface_that_comes_is_plugged_and_told_with_its_place_and_all_routes(stack: Stack) -> None:
     network = await started(stack)
 
@@ -50,7 +49,6 @@ async def test_an_interface_that_comes_is_plugged_and_told_with_its_place_and_al
     assert snapshot == 3
 
 
-@scenario
 async def test_an_interface_that_goes_is_unplugged_before_its_tap_is_dropped(stack: Stack) -> None:
     network = await started(stack)
     network.add("eth1")
@@ -79,50 +77,43 @@ def resist(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str
     return asked
 
 
-def test_an_interface_the_guest_keeps_is_asked_for_again_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    @scenario
-    async def test(stack: Stack) -> None:
-        network = await started(stack)
-        network.add("eth1", "eth2")
-        await looked(network)
-        with monkeypatch.context() as patch:
-            asked = resist(stack, patch)
-            network.take("eth1")
-            await asyncio.sleep(2 * sum(network_changes.RETRIES_S))
-            assert [device for device, _ in asked] == ["network-1"] * (1 + len(network_changes.RETRIES_S))
-            assert network.wired == {"network-0", "network-1", "network-2"}, "qemu still has its tap"
-
-        network.add("eth3")
-        await until(lambda: network.wired == {"network-0", "network-2", "network-3"})
-
-        assert list(stack.hypervisors[0].plugged) == ["network-2", "network-3"]
-
-    test()
-
-
-def test_an_interface_the_guest_keeps_holds_up_neither_a_new_one_nor_the_end_of_the_pod(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_an_interface_the_guest_keeps_is_asked_for_again_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, stack: Stack
 ) -> None:
-    @scenario
-    async def test(stack: Stack) -> None:
-        network = await started(stack)
-        network.add("eth1")
-        await looked(network)
-        asked = resist(stack, monkeypatch)
+    network = await started(stack)
+    network.add("eth1", "eth2")
+    await looked(network)
+    with monkeypatch.context() as patch:
+        asked = resist(stack, patch)
         network.take("eth1")
-        await until(lambda: asked)
-        network.add("eth2")
-        await until(lambda: len(asked) > 1)
-        assert asked[:2] == [("network-1", "eth1"), ("network-1", "eth2")], "the new one comes first"
+        await asyncio.sleep(2 * sum(network_changes.RETRIES_S))
+        assert [device for device, _ in asked] == ["network-1"] * (1 + len(network_changes.RETRIES_S))
+        assert network.wired == {"network-0", "network-1", "network-2"}, "qemu still has its tap"
 
-        await stack.pod.close()
+    network.add("eth3")
+    await until(lambda: network.wired == {"network-0", "network-2", "network-3"})
 
-        assert network.wired == set()
-
-    test()
+    assert list(stack.hypervisors[0].plugged) == ["network-2", "network-3"]
 
 
-@scenario
+async def test_an_interface_the_guest_keeps_holds_up_neither_a_new_one_nor_the_end_of_the_pod(
+    monkeypatch: pytest.MonkeyPatch, stack: Stack
+) -> None:
+    network = await started(stack)
+    network.add("eth1")
+    await looked(network)
+    asked = resist(stack, monkeypatch)
+    network.take("eth1")
+    await until(lambda: asked)
+    network.add("eth2")
+    await until(lambda: len(asked) > 1)
+    assert asked[:2] == [("network-1", "eth1"), ("network-1", "eth2")], "the new one comes first"
+
+    await stack.pod.close()
+
+    assert network.wired == set()
+
+
 async def test_an_interface_the_vm_was_made_with_stays_without_its_link_and_its_successor_is_plugged(
     stack: Stack,
 ) -> None:
@@ -136,7 +127,6 @@ async def test_an_interface_the_vm_was_made_with_stays_without_its_link_and_its_
     assert network.wired == {"network-0", "network-1"}
 
 
-@scenario
 async def test_an_interface_the_vm_cannot_take_leaves_nothing_and_the_next_one_is_taken(stack: Stack) -> None:
     network = await started(stack)
     stack.host.faults.plan({"plug": 1})
@@ -151,7 +141,6 @@ async def test_an_interface_the_vm_cannot_take_leaves_nothing_and_the_next_one_i
     assert configured(stack) == [("eth0", ""), ("eth1", "02/01"), ("eth2", "02/02")]
 
 
-@scenario
 async def test_a_look_that_fails_is_tried_again_and_not_for_ever(stack: Stack) -> None:
     network = await started(stack)
     network.failing_looks = 1
@@ -166,7 +155,6 @@ async def test_a_look_that_fails_is_tried_again_and_not_for_ever(stack: Stack) -
     assert network.looks == 3 + 1 + len(network_changes.RETRIES_S)
 
 
-@scenario
 async def test_an_interface_that_leaves_something_on_the_host_keeps_no_other_out(stack: Stack) -> None:
     network = await started(stack)
     network.add("eth1")
@@ -182,7 +170,6 @@ async def test_an_interface_that_leaves_something_on_the_host_keeps_no_other_out
     assert network.wired == {"network-0", "network-1", "network-2"}
 
 
-@scenario
 async def test_an_interface_the_guest_refuses_leaves_the_vm_and_the_host(stack: Stack) -> None:
     network = await started(stack)
     stack.agent.failures["UpdateInterface"] = (Code.PERMISSION_DENIED, "policy")
@@ -195,7 +182,6 @@ async def test_an_interface_the_guest_refuses_leaves_the_vm_and_the_host(stack: 
     assert [[item.device for item in routes] for routes in stack.agent.routes] == [["eth0"]]
 
 
-@scenario
 async def test_an_interface_that_changes_is_told_again_and_nothing_else(stack: Stack) -> None:
     network = await started(stack)
     network.add("eth1")
@@ -218,7 +204,6 @@ async def test_an_interface_that_changes_is_told_again_and_nothing_else(stack: S
     assert stack.agent.interfaces[-1].devicePath == "02/01"
 
 
-@scenario
 async def test_many_changes_at_once_are_one_look_and_no_change_is_none(stack: Stack) -> None:
     network = await started(stack)
     for number in range(1, 6):
@@ -231,14 +216,12 @@ async def test_many_changes_at_once_are_one_look_and_no_change_is_none(stack: St
     assert network.looks == 2
 
 
-@scenario
 async def test_a_vm_that_takes_no_devices_watches_nothing(stack: Stack) -> None:
     network = await started(stack, machine_type="microvm")
 
     assert not network.is_watched
 
 
-@scenario
 async def test_the_end_of_the_pod_does_not_wait_for_a_change_under_way(stack: Stack) -> None:
     network = await started(stack)
     stack.agent.hung.add("UpdateInterface")
@@ -251,11 +234,9 @@ async def test_the_end_of_the_pod_does_not_wait_for_a_change_under_way(stack: St
 
 
 @pytest.mark.parametrize(("asked", "queues"), [(0, 3), (1, 1), (7, 7)])
-def test_an_interface_has_the_queues_asked_for_or_one_for_each_vcpu(asked: int, queues: int) -> None:
-    @scenario
-    async def test(stack: Stack) -> None:
-        await started(stack, network_queues=asked, default_vcpus=3)
+async def test_an_interface_has_the_queues_asked_for_or_one_for_each_vcpu(
+    asked: int, queues: int, stack: Stack
+) -> None:
+    await started(stack, network_queues=asked, default_vcpus=3)
 
-        assert stack.networks.queues == queues
-
-    test()
+    assert stack.networks.queues == queues

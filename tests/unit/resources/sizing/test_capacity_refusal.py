@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from pyshim.model.capacity import CgroupLimits
 from pyshim.model.errors import FailedPrecondition
-from tests.unit.pod.conftest import Stack, scenario
+from tests.unit.pod.conftest import Stack
 
 
-@scenario
 async def test_a_vm_that_does_not_fit_is_never_made(stack: Stack) -> None:
     stack.capacity = replace(stack.capacity, available_mib=100)
 
@@ -21,16 +20,15 @@ async def test_a_vm_that_does_not_fit_is_never_made(stack: Stack) -> None:
     assert stack.records == []
 
 
-def test_a_vm_larger_than_its_cgroup_boots_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def run(stack: Stack) -> None:
-        limits = CgroupLimits(memory_bytes=1 << 30, memory_path="/kubepods/pod1", cpu_quota=None, cpu_path="")
-        stack.capacity = replace(stack.capacity, cgroup=limits)
-        await stack.run("c1", ["sleep"])
-        await stack.run("c2", ["sleep"], annotations=CONTAINER)
+async def test_a_vm_larger_than_its_cgroup_boots_with_one_warning(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    limits = CgroupLimits(memory_bytes=1 << 30, memory_path="/kubepods/pod1", cpu_quota=None, cpu_path="")
+    stack.capacity = replace(stack.capacity, cgroup=limits)
 
     with caplog.at_level(logging.WARNING, "pyshim.pod"):
-        run()
+        await stack.run("c1", ["sleep"])
+        await stack.run("c2", ["sleep"], annotations=CONTAINER)
 
     (warning,) = [record for record in caplog.records if record.msg == "capacity"]
     assert "cgroup '/kubepods/pod1' allows" in warning.__dict__["problem"]

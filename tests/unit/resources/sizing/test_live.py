@@ -9,12 +9,11 @@ import pytest
 from pyshim.model.errors import Cancelled, InvalidArgument, NotFound, ShimError
 from pyshim.model.ids import ContainerId
 from pyshim.model.units import MIB
-from tests.unit.pod.conftest import Stack, scenario, until
+from tests.unit.pod.conftest import Stack, until
 
 from .resizable_pod import POD, add, document, granted, resources, settled, sizing, start_pod
 
 
-@scenario
 async def test_the_vm_has_grown_and_the_guest_uses_it_before_the_container_is_made(stack: Stack) -> None:
     await start_pod(stack, POD)
     vm = stack.hypervisors[0]
@@ -30,7 +29,6 @@ async def test_the_vm_has_grown_and_the_guest_uses_it_before_the_container_is_ma
     assert granted(stack) == (3, 768)
 
 
-@scenario
 async def test_the_hosts_limits_are_raised_before_the_vm_grows_and_lowered_after_it_shrinks(stack: Stack) -> None:
     """Memory that is set aside is charged as it is plugged: under the old limit that would be the VMM's end."""
     qemu = {**document(enable_virtio_mem=True)["hypervisor"]["qemu"]}
@@ -60,7 +58,6 @@ async def test_the_hosts_limits_are_raised_before_the_vm_grows_and_lowered_after
     await until(lambda: last_limit_mib() < 1536)
 
 
-@scenario
 async def test_fractions_of_several_containers_are_rounded_once(stack: Stack) -> None:
     await start_pod(stack, POD, default_vcpus=Fraction(1, 2))
 
@@ -74,7 +71,6 @@ async def test_fractions_of_several_containers_are_rounded_once(stack: Stack) ->
     assert stack.agent.onlined[-1] == (2, True)
 
 
-@scenario
 async def test_containers_created_together_all_count(stack: Stack) -> None:
     await start_pod(stack, POD)
 
@@ -85,29 +81,24 @@ async def test_containers_created_together_all_count(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "delete-unstarted"])
-def test_a_container_that_ends_is_no_longer_counted(end: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await start_pod(stack, POD, enable_virtio_mem=True)
-        spec = {"annotations": POD["container"], "linux": {"resources": resources(cpus=2, mib=300)}}
-        container = await stack.create("a", ["sleep"], **spec)
-        assert granted(stack) == (3, 896)
+async def test_a_container_that_ends_is_no_longer_counted(end: str, stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    spec = {"annotations": POD["container"], "linux": {"resources": resources(cpus=2, mib=300)}}
+    container = await stack.create("a", ["sleep"], **spec)
+    assert granted(stack) == (3, 896)
 
-        if end == "stop":
-            await stack.pod.start(container, None)
-            stack.agent.failures["RemoveContainer"] = (13, "not yet")  # the exit alone must do
-            await stack.agent.processes["a", "a"].end(0)
-            await stack.pod.wait(container, None)
-        else:
-            await stack.pod.delete(container, None)
-        await settled(stack, 1, 512)
+    if end == "stop":
+        await stack.pod.start(container, None)
+        stack.agent.failures["RemoveContainer"] = (13, "not yet")  # the exit alone must do
+        await stack.agent.processes["a", "a"].end(0)
+        await stack.pod.wait(container, None)
+    else:
+        await stack.pod.delete(container, None)
+    await settled(stack, 1, 512)
 
-        assert stack.hypervisors[0].resizes[-2:] == [("vcpus", 1), ("memory", 512)]
-
-    body()
+    assert stack.hypervisors[0].resizes[-2:] == [("vcpus", 1), ("memory", 512)]
 
 
-@scenario
 async def test_dimms_stay_and_the_record_says_so(stack: Stack) -> None:
     await start_pod(stack, POD)
     container = await add(stack, POD, "a", resources(cpus=1, mib=200))
@@ -121,7 +112,6 @@ async def test_dimms_stay_and_the_record_says_so(stack: Stack) -> None:
     assert stack.hypervisors[0].resizes.count(("memory", 768)) == 1, "what stayed serves the next container"
 
 
-@scenario
 async def test_what_a_guest_keeps_is_recorded_with_a_warning(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     vm = stack.hypervisors[0]
@@ -140,7 +130,6 @@ async def _ended(stack: Stack, container: ContainerId) -> ContainerId:
     return container
 
 
-@scenario
 async def test_growth_beyond_the_limits_is_given_as_far_as_it_goes_with_a_warning(stack: Stack) -> None:
     await start_pod(stack, POD, default_maxvcpus=2, default_maxmemory=1024)
 
@@ -151,7 +140,6 @@ async def test_growth_beyond_the_limits_is_given_as_far_as_it_goes_with_a_warnin
     assert any("limited by default_maxmemory" in warning for warning in sizing(stack)["warnings"])
 
 
-@scenario
 async def test_a_guest_without_memory_hotplug_keeps_its_memory(stack: Stack) -> None:
     stack.agent.memory_block_bytes = 0
     await start_pod(stack, POD)
@@ -171,31 +159,26 @@ async def test_a_guest_without_memory_hotplug_keeps_its_memory(stack: Stack) -> 
         pytest.param("online", "no such cpu", id="online"),
     ],
 )
-def test_a_growth_that_fails_fails_the_create_and_is_taken_back(step: str, error: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await start_pod(stack, POD, enable_virtio_mem=True)
-        if step == "online":
-            stack.agent.failures["OnlineCPUMem"] = (13, error)
-        else:
-            stack.host.faults.plan({step: 1})
-        before = list(stack.agent.calls)
+async def test_a_growth_that_fails_fails_the_create_and_is_taken_back(step: str, error: str, stack: Stack) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    if step == "online":
+        stack.agent.failures["OnlineCPUMem"] = (13, error)
+    else:
+        stack.host.faults.plan({step: 1})
+    before = list(stack.agent.calls)
 
-        with pytest.raises(ShimError, match=error):
-            await add(stack, POD, "a", resources(cpus=1, mib=200))
-        await until(lambda: not _shrinking())
-
-        assert "CreateContainer" not in stack.agent.calls[len(before) :]
-        vm = stack.hypervisors[0]
-        assert (vm.vcpus, vm.memory_mib) == (1, 512)
-        stack.agent.failures.clear()
+    with pytest.raises(ShimError, match=error):
         await add(stack, POD, "a", resources(cpus=1, mib=200))
-        assert granted(stack) == (2, 768)
+    await until(lambda: not _shrinking())
 
-    body()
+    assert "CreateContainer" not in stack.agent.calls[len(before) :]
+    vm = stack.hypervisors[0]
+    assert (vm.vcpus, vm.memory_mib) == (1, 512)
+    stack.agent.failures.clear()
+    await add(stack, POD, "a", resources(cpus=1, mib=200))
+    assert granted(stack) == (2, 768)
 
 
-@scenario
 async def test_memory_taken_in_part_before_a_growth_failed_is_taken_back(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     vm = stack.hypervisors[0]
@@ -208,7 +191,6 @@ async def test_memory_taken_in_part_before_a_growth_failed_is_taken_back(stack: 
     assert (vm.vcpus, vm.memory_mib) == (1, 512)
 
 
-@scenario
 async def test_memory_slots_that_are_taken_are_a_limit(stack: Stack) -> None:
     await start_pod(stack, POD, memory_slots=1)
 
@@ -219,7 +201,6 @@ async def test_memory_slots_that_are_taken_are_a_limit(stack: Stack) -> None:
     assert sizing(stack)["memory_mib"]["limited_by"] == "memory slots"
 
 
-@scenario
 async def test_a_guest_without_a_block_size_fails_the_create(stack: Stack) -> None:
     stack.document = document()
     stack.agent.failures["GetGuestDetails"] = (13, "deaf")
@@ -235,7 +216,6 @@ def _shrinking() -> list[str]:
     return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("shrink/")]
 
 
-@scenario
 async def test_a_shrink_that_fails_only_warns_and_the_next_one_succeeds(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     first = await add(stack, POD, "a", resources(cpus=1, mib=100))
@@ -252,7 +232,6 @@ async def test_a_shrink_that_fails_only_warns_and_the_next_one_succeeds(stack: S
     assert stack.hypervisors[0].vcpus == 1
 
 
-@scenario
 async def test_a_container_that_needs_more_does_not_wait_until_a_slow_guest_has_given_all_back(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     large = await add(stack, POD, "large", resources(mib=1024))
@@ -285,7 +264,6 @@ async def test_a_container_that_needs_more_does_not_wait_until_a_slow_guest_has_
     await settled(stack, 1, 768)
 
 
-@scenario
 async def test_the_pods_own_container_counts_for_nothing(stack: Stack) -> None:
     stack.document = document()
     pause = {"annotations": POD["sandbox"], "linux": {"resources": resources(cpus=2, mib=500)}}
@@ -295,7 +273,6 @@ async def test_the_pods_own_container_counts_for_nothing(stack: Stack) -> None:
     assert stack.hypervisors[0].resizes == []
 
 
-@scenario
 async def test_resources_that_make_no_sense_are_refused_before_anything_grows(stack: Stack) -> None:
     await start_pod(stack, POD)
 
@@ -307,7 +284,6 @@ async def test_resources_that_make_no_sense_are_refused_before_anything_grows(st
     assert granted(stack) == (2, 512)
 
 
-@scenario
 async def test_an_ended_vm_ends_a_resize_in_words(stack: Stack) -> None:
     await start_pod(stack, POD)
     container = await add(stack, POD, "a", resources(cpus=1))
@@ -320,7 +296,6 @@ async def test_an_ended_vm_ends_a_resize_in_words(stack: Stack) -> None:
     assert json.dumps(sizing(stack))
 
 
-@scenario
 async def test_a_create_given_up_while_the_vm_grows_leaves_the_vm_as_it_was(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     vm = stack.hypervisors[0]

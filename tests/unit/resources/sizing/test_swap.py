@@ -12,7 +12,7 @@ from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.units import MIB
 from pyshim.pod.plan.guest_spec import guest_resources
 from pyshim.resources.sizing.plan.swap import swap_bytes, swap_file_bytes, swap_header, with_swap
-from tests.unit.pod.conftest import Stack, scenario
+from tests.unit.pod.conftest import Stack
 
 from .resizable_pod import POD, add, start_pod
 
@@ -65,7 +65,6 @@ def test_the_file_is_a_swap_area_of_the_size_asked_for(tmp_path: Path) -> None:
     assert swap_file_bytes(1) == 11 * 4096
 
 
-@scenario
 async def test_the_guest_has_its_swap_before_the_container_is_made_and_more_when_more_is_asked(stack: Stack) -> None:
     await start_pod(stack, POD, enable_guest_swap=True, guest_swap_path="/data/swap")
     assert stack.agent.swaps == []
@@ -82,19 +81,16 @@ async def test_the_guest_has_its_swap_before_the_container_is_made_and_more_when
     assert all(stack.host.files[path].endswith(b"SWAPSPACE2") for path in files)
 
 
-def test_without_the_key_nothing_is_made_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def ask(stack: Stack) -> None:
-        await start_pod(stack, POD)
-        await add(stack, POD, "a", memory(swappiness=60, limit=64 * MIB))
-        assert stack.agent.swaps == []
-
-    ask()
+async def test_without_the_key_nothing_is_made_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture, stack: Stack
+) -> None:
+    await start_pod(stack, POD)
+    await add(stack, POD, "a", memory(swappiness=60, limit=64 * MIB))
+    assert stack.agent.swaps == []
 
     assert "no swap for container: enable_guest_swap is false" in caplog.messages
 
 
-@scenario
 async def test_an_agent_that_cannot_swap_fails_the_container_by_name(stack: Stack) -> None:
     await start_pod(stack, POD, enable_guest_swap=True)
     stack.agent.failures["AddSwap"] = (13, "no swapon here")

@@ -12,12 +12,11 @@ from pyshim.model.mounts import SourceKind
 from pyshim.model.task import Status
 from pyshim.model.units import MIB
 from pyshim.model.volumes import EmptyDir, SourceFacts
-from tests.unit.pod.conftest import Stack, scenario, until
+from tests.unit.pod.conftest import Stack, until
 
 from .resizable_pod import POD, add, document, resources, settled, start_pod
 
 
-@scenario
 async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     container = await add(stack, POD, "a", resources(cpus=1, mib=256))
@@ -39,7 +38,6 @@ async def test_an_update_grows_first_and_shrinks_after_the_guests_limits(stack: 
     await settled(stack, 2, 640)
 
 
-@scenario
 async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack) -> None:
     await start_pod(stack, POD)
     asked = resources(cpus=1, mib=256)
@@ -52,7 +50,6 @@ async def test_an_update_sends_all_limits_and_zero_means_as_before(stack: Stack)
     assert (sent.CPU.Quota, sent.CPU.Period, sent.CPU.Shares, sent.Memory.Limit) == (50_000, 100_000, 512, 256 * MIB)
 
 
-@scenario
 async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     container = await add(stack, POD, "a", resources(cpus=1, mib=128))
@@ -67,26 +64,23 @@ async def test_an_update_the_guest_refuses_counts_for_nothing(stack: Stack) -> N
 
 @pytest.mark.parametrize("update", [{"cpu": {"shares": 2048}}, resources(cpus=2, mib=512)], ids=["same", "larger"])
 @pytest.mark.parametrize("refused", [False, True], ids=["carried out", "refused"])
-def test_what_a_container_asks_for_after_an_update_is_on_disk(update: dict[str, Any], refused: bool) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        await start_pod(stack, POD, enable_virtio_mem=True)
-        container = await add(stack, POD, "a", resources(cpus=1, mib=256))
-        if refused:
-            stack.agent.failures["UpdateContainer"] = (13, "busy")
+async def test_what_a_container_asks_for_after_an_update_is_on_disk(
+    update: dict[str, Any], refused: bool, stack: Stack
+) -> None:
+    await start_pod(stack, POD, enable_virtio_mem=True)
+    container = await add(stack, POD, "a", resources(cpus=1, mib=256))
+    if refused:
+        stack.agent.failures["UpdateContainer"] = (13, "busy")
 
-        with pytest.raises(ShimError, match="busy") if refused else nullcontext():
-            await stack.pod.update(container, update, {})
+    with pytest.raises(ShimError, match="busy") if refused else nullcontext():
+        await stack.pod.update(container, update, {})
 
-        assert stack.pod._sandbox is not None
-        (on_disk,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == container)
-        assert on_disk.resources == stack.pod._sandbox.resizer.asked(container)
-        assert (on_disk.resources == resources(cpus=1, mib=256)) == refused
-
-    body()
+    assert stack.pod._sandbox is not None
+    (on_disk,) = (each for each in stack.records[-1].snapshots[-1].containers if each.container_id == container)
+    assert on_disk.resources == stack.pod._sandbox.resizer.asked(container)
+    assert (on_disk.resources == resources(cpus=1, mib=256)) == refused
 
 
-@scenario
 async def test_a_container_that_has_ended_asks_for_nothing_on_disk(stack: Stack) -> None:
     stack.document = document(static=True)
     container = await stack.run("c1", ["sleep"], linux={"resources": resources(cpus=1, mib=256)})
@@ -98,7 +92,6 @@ async def test_a_container_that_has_ended_asks_for_nothing_on_disk(stack: Stack)
     assert (on_disk.status, on_disk.resources) == (Status.STOPPED, {})
 
 
-@scenario
 async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(stack: Stack) -> None:
     stack.document = document(static=True)
     spec = {"linux": {"resources": resources(cpus=1, mib=256)}}
@@ -117,7 +110,6 @@ async def test_a_static_vm_refuses_an_update_beyond_its_size_and_stays_as_it_is(
     assert stack.agent.calls.count("GetGuestDetails") <= 1, "the container's streams ask once"
 
 
-@scenario
 async def test_a_static_vm_takes_any_cpu_set_that_the_kubelet_gives_it(stack: Stack) -> None:
     """The static CPU manager gives a container without CPUs of its own all that are shared, again and again."""
     stack.document = document(static=True)
@@ -128,7 +120,6 @@ async def test_a_static_vm_takes_any_cpu_set_that_the_kubelet_gives_it(stack: St
     assert stack.agent.updates[-1].resources.CPU.Cpus == "", "the host's CPUs mean nothing to the guest"
 
 
-@scenario
 async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(stack: Stack) -> None:
     """The kubelet asks every second, and merges events of one text only."""
     stack.document = document(static=True)
@@ -147,7 +138,6 @@ async def test_a_refusal_is_the_same_each_time_and_costs_neither_guest_nor_disk(
     assert len(stack.records[-1].snapshots) == saved
 
 
-@scenario
 async def test_a_container_that_ends_during_its_update_counts_no_longer(stack: Stack) -> None:
     await start_pod(stack, POD, enable_virtio_mem=True)
     container = await add(stack, POD, "a", resources(mib=100))
@@ -188,7 +178,6 @@ async def pod_with_a_memory_volume(stack: Stack) -> ContainerId:
     return await stack.run("c1", ["sleep"], mounts=[CACHE], linux={"resources": resources(mib=256)})
 
 
-@scenario
 async def test_a_memory_volume_is_as_large_as_the_kubelets_after_an_update(stack: Stack) -> None:
     container = await pod_with_a_memory_volume(stack)
     (made,) = (each for each in stack.agent.containers["c1"].storages if each.driver == "ephemeral")
@@ -202,7 +191,6 @@ async def test_a_memory_volume_is_as_large_as_the_kubelets_after_an_update(stack
     assert stack.agent.calls.index("UpdateContainer") < stack.agent.calls.index("UpdateEphemeralMounts")
 
 
-@scenario
 async def test_a_memory_volume_that_cannot_be_resized_fails_no_update(stack: Stack) -> None:
     container = await pod_with_a_memory_volume(stack)
     stack.agent.failures["UpdateEphemeralMounts"] = (13, "EINVAL")
