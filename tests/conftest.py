@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.fakes.clock import FastForwardLoop
+from tests.fakes.open_files import same_open_files
 
 # A busy machine is no failure: an example may take as long as it takes, and so may its making.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=120)
@@ -36,12 +37,31 @@ def fast_clock() -> None:
 
 
 @pytest.fixture
+def real_clock() -> None:
+    """The test's loop does wait, though its module has `fast_clock`: a peer is another process."""
+
+
+@pytest.fixture
 def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
     """The loop of a test that is a coroutine function; its fixtures may use it before and after."""
-    is_fast = "fast_clock" in request.fixturenames
-    runner = asyncio.Runner(loop_factory=FastForwardLoop, debug=False) if is_fast else asyncio.Runner()
+    is_fast = "fast_clock" in request.fixturenames and "real_clock" not in request.fixturenames
+    runner = asyncio.Runner(loop_factory=FastForwardLoop, debug=False) if is_fast else asyncio.Runner(debug=True)
     with runner:
         yield runner
+
+
+@pytest.fixture
+def no_task_left(runner: asyncio.Runner) -> Iterator[None]:
+    yield
+    runner.run(asyncio.sleep(0))
+    assert asyncio.all_tasks(runner.get_loop()) == set()
+
+
+@pytest.fixture
+def nothing_left(no_task_left: None) -> Iterator[None]:
+    """After the test no task of it runs, and the same files are open as before."""
+    with same_open_files():
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,13 +1,10 @@
 """What tests of a pod's real network share: two namespaces with links between them, and a connector that wires one."""
 
-import asyncio
-import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from pyshim.cleanup.release import release
-from pyshim.host.processes.children import Children
 from pyshim.model.ledger import LedgerEntry
 from pyshim.model.network import RateLimits, rate_limits
 from pyshim.resources.network.host.connector import HostNetworkConnector
@@ -71,27 +68,6 @@ class Wire:
 
 def mac(subnet: int) -> str:
     return f"02:00:00:00:{subnet:02x}:02"
-
-
-def run(body: Callable[[HostNetworkConnector, Children], Awaitable[T]], *, timeout_s: float = 60.0) -> T:
-    """The body's result; no child and no descriptor of ours is left after it."""
-
-    async def main() -> T:
-        children = Children()
-        try:
-            return await body(
-                HostNetworkConnector(children=children, timeout_s=timeout_s),
-                children,
-            )
-        finally:
-            alive = children.alive
-            await children.end_all()
-            assert alive == ()
-
-    before = set(os.listdir("/proc/self/fd"))
-    result = asyncio.run(main())
-    assert set(os.listdir("/proc/self/fd")) <= before
-    return result
 
 
 async def connect(

@@ -22,9 +22,7 @@ from pyshim.model.host_facts import HostFacts
 from pyshim.model.oci import OciSpec, parse_spec
 from tests.fakes.facts import host_facts
 from tests.fakes.namespaces import Namespace
-from tests.fakes.open_files import same_open_files
 from tests.fakes.wire import Wire
-from tests.unit.host.child_scenarios import Scenario
 from tests.unit.pod.conftest import Stack
 
 CLONE_NEWNS = 0x00020000
@@ -143,18 +141,10 @@ def stack(fast_clock: None, runner: asyncio.Runner, stack_kind: type[Stack]) -> 
 
 
 @pytest.fixture
-def run_scenario() -> Iterator[Callable[[Scenario], None]]:
-    """Runs a scenario on a fresh `Children`; afterwards every child is reaped and every descriptor closed."""
-
-    def run_it(scenario: Scenario) -> None:
-        async def body() -> None:
-            children = Children()
-            with same_open_files():
-                await scenario(children)
-                assert children.alive == ()
-
-        asyncio.run(body(), debug=True)
-
-    yield run_it
+def children(nothing_left: None) -> Iterator[Children]:
+    """After the test every child is reaped."""
+    children = Children()
+    yield children
+    assert children.alive == ()
     with pytest.raises(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)

@@ -66,23 +66,20 @@ def daemon_in(directory: Path) -> tuple[pyshim.serve._Daemon, socket.socket]:
     [(False, False), (True, True), (True, False)],
     ids=["never connected", "connected, then left", "connected"],
 )
-def test_a_daemon_with_neither_container_nor_call_ends(
+async def test_a_daemon_with_neither_container_nor_call_ends(
     connects: bool, leaves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """containerd died, gave up a Create and could not clean up after it, or forgot the sandbox while it was down."""
     monkeypatch.setattr(pyshim.serve, "IDLE_S", 0.05)
     daemon, listener = daemon_in(tmp_path)
 
-    async def live() -> None:
-        end = asyncio.create_task(daemon.run(listener))
-        with socket.socket(socket.AF_UNIX) as containerd:
-            if connects:
-                containerd.connect(str(tmp_path / "shim.sock"))
-            if leaves:
-                containerd.close()
-            await asyncio.wait_for(end, 30)
-
-    asyncio.run(live())
+    end = asyncio.create_task(daemon.run(listener))
+    with socket.socket(socket.AF_UNIX) as containerd:
+        if connects:
+            containerd.connect(str(tmp_path / "shim.sock"))
+        if leaves:
+            containerd.close()
+        await asyncio.wait_for(end, 30)
 
     assert not (tmp_path / "shim.sock").exists()
 
@@ -240,7 +237,7 @@ def test_the_log_names_what_others_can_change_of_a_pods_programs_and_images(
     assert places == [f"'{tmp_path}/{name}' by everyone" for name in ("config.toml", *names, "extension")]
 
 
-def test_a_daemon_looks_who_can_change_its_code_and_its_pods_configuration(
+async def test_a_daemon_looks_who_can_change_its_code_and_its_pods_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pyshim.serve, "IDLE_S", 0.05)
@@ -252,13 +249,10 @@ def test_a_daemon_looks_who_can_change_its_code_and_its_pods_configuration(
     monkeypatch.setattr(pyshim.serve, "code_paths", lambda: (str(code),))
     daemon, listener = daemon_in(tmp_path)
 
-    async def live() -> None:
-        publisher = EventPublisher(address=str(tmp_path / "unused"), namespace="default")
-        environment = daemon._environment(publisher, listener.getsockname())
-        await environment.load_config(RuntimeOptions(config_path=str(configuration), config_body=b""), {})
-        await daemon.run(listener)
-
-    asyncio.run(live())
+    publisher = EventPublisher(address=str(tmp_path / "unused"), namespace="default")
+    environment = daemon._environment(publisher, listener.getsockname())
+    await environment.load_config(RuntimeOptions(config_path=str(configuration), config_body=b""), {})
+    await daemon.run(listener)
 
     warnings = [vars(record) for record in caplog.records if "places" in vars(record)]
     assert [each["msg"] for each in warnings] == [

@@ -17,27 +17,25 @@ from pyshim.model.trace import Span, Trace
 from pyshim.ttrpc import Client
 from tests.fakes.agent import FakeAgent
 
-from .client_runs import run, run_loop, until
+from .client_runs import until
+
+pytestmark = pytest.mark.usefixtures("fast_clock")
 
 
-def test_an_error_of_the_agent_keeps_its_code_and_names_the_action() -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        with pytest.raises(NotFound, match=r"start container 'x' in guest: no process x/"):
-            await client.start_container("x")
-
-    run(body)
+async def test_an_error_of_the_agent_keeps_its_code_and_names_the_action(client: AgentClient) -> None:
+    with pytest.raises(NotFound, match=r"start container 'x' in guest: no process x/"):
+        await client.start_container("x")
 
 
-def test_an_agent_that_does_not_answer_meets_the_deadline() -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        fake.hung.add("PauseContainer")
-        with pytest.raises(DeadlineExceeded, match=r"pause container 'x' in guest: no reply within 0\.2 s"):
-            await client.pause_container("x")
+@pytest.mark.parametrize("request_timeout_s", [0.2])
+async def test_an_agent_that_does_not_answer_meets_the_deadline(fake: FakeAgent, client: AgentClient) -> None:
+    fake.hung.add("PauseContainer")
 
-    run(body, request_timeout_s=0.2)
+    with pytest.raises(DeadlineExceeded, match=r"pause container 'x' in guest: no reply within 0\.2 s"):
+        await client.pause_container("x")
 
 
-def test_the_agent_is_told_which_span_its_work_is_within() -> None:
+async def test_the_agent_is_told_which_span_its_work_is_within(fake: FakeAgent, client: AgentClient) -> None:
     heard: dict[int, Span] = {}
 
     class Follower:
@@ -49,27 +47,24 @@ def test_the_agent_is_told_which_span_its_work_is_within() -> None:
 
     trace = Trace(lambda: 1)
 
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        async def work() -> None:
-            fake.hung.add("ReadStdout")
-            await client.set_policy("p")
-            read = asyncio.ensure_future(client.read_stdout("x", "x", 5))
-            await until(lambda: "ReadStdout" in fake.calls)
-            await cancel_all(read)
+    async def work() -> None:
+        fake.hung.add("ReadStdout")
+        await client.set_policy("p")
+        read = asyncio.ensure_future(client.read_stdout("x", "x", 5))
+        await until(lambda: "ReadStdout" in fake.calls)
+        await cancel_all(read)
 
-        await trace.of("untold", work())
-        assert fake.contexts["SetPolicy"] is None
-        trace.follow(Follower())
-        await trace.of("asked", work())
+    await trace.of("untold", work())
+    assert fake.contexts["SetPolicy"] is None
+    trace.follow(Follower())
+    await trace.of("asked", work())
 
-        (number,) = (number for number, span in heard.items() if span.name == "agent SetPolicy")
-        assert fake.contexts["SetPolicy"] == f"span-{number}"
-        assert heard[heard[number].parent].name == "asked"
-        assert fake.contexts["ReadStdout"] is None, "a stream is in no span: it may last for days"
-        await client.set_policy("outside of the trace")
-        assert fake.contexts["SetPolicy"] is None
-
-    run(body)
+    (number,) = (number for number, span in heard.items() if span.name == "agent SetPolicy")
+    assert fake.contexts["SetPolicy"] == f"span-{number}"
+    assert heard[heard[number].parent].name == "asked"
+    assert fake.contexts["ReadStdout"] is None, "a stream is in no span: it may last for days"
+    await client.set_policy("outside of the trace")
+    assert fake.contexts["SetPolicy"] is None
 
 
 SANDBOX = GuestSandbox(
@@ -94,83 +89,68 @@ SANDBOX = GuestSandbox(
     ],
     ids=["policy", "sandbox", "destroy", "start", "remove"],
 )
-def test_only_calls_that_set_up_the_sandbox_have_its_deadline(
+async def test_only_calls_that_set_up_the_sandbox_have_its_deadline(
     method: str, call: Callable[[AgentClient], Coroutine[Any, Any, None]], limit_s: float
 ) -> None:
     """Behind a service that has just made the VM they are the first to do anything in it."""
 
-    async def main() -> None:
-        fake = FakeAgent()
-        fake.hung.add(method)
-        connection = await Client.connect_socket(fake.connection())
-        client = AgentClient(connection, request_timeout_s=20, set_up_timeout_s=50)
-        try:
-            with pytest.raises(DeadlineExceeded, match=rf"no reply within {limit_s:g} s"):
-                await call(client)
-        finally:
-            await client.close()
-            await fake.close()
-
-    run_loop(main())
+    fake = FakeAgent()
+    fake.hung.add(method)
+    connection = await Client.connect_socket(fake.connection())
+    client = AgentClient(connection, request_timeout_s=20, set_up_timeout_s=50)
+    try:
+        with pytest.raises(DeadlineExceeded, match=rf"no reply within {limit_s:g} s"):
+            await call(client)
+    finally:
+        await client.close()
+        await fake.close()
 
 
-def test_an_agent_that_goes_away_is_gone_for_calls_and_waiters() -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        fake.hung.add("GetOOMEvent")
-        waiting = asyncio.ensure_future(client.next_oom_event())
-        gone = asyncio.ensure_future(client.gone())
-        await until(lambda: "GetOOMEvent" in fake.calls)
+async def test_an_agent_that_goes_away_is_gone_for_calls_and_waiters(fake: FakeAgent, client: AgentClient) -> None:
+    fake.hung.add("GetOOMEvent")
+    waiting = asyncio.ensure_future(client.next_oom_event())
+    gone = asyncio.ensure_future(client.gone())
+    await until(lambda: "GetOOMEvent" in fake.calls)
 
-        await fake.server.shutdown(0)
+    await fake.server.shutdown(0)
 
-        with pytest.raises(ShimError):
-            await waiting
-        assert isinstance(await gone, str)
-        with pytest.raises(AgentGone):
-            await client.start_container("x")
-
-    run(body)
+    with pytest.raises(ShimError):
+        await waiting
+    assert isinstance(await gone, str)
+    with pytest.raises(AgentGone):
+        await client.start_container("x")
 
 
 @pytest.mark.parametrize("reply", [b"\xff\xff\xff", b"\x08"])
-def test_a_reply_that_is_no_message_is_an_error(reply: bytes) -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        class Garbage:
-            def SerializeToString(self) -> bytes:
-                return reply
+async def test_a_reply_that_is_no_message_is_an_error(reply: bytes, fake: FakeAgent, client: AgentClient) -> None:
+    class Garbage:
+        def SerializeToString(self) -> bytes:
+            return reply
 
-        async def answer(payload: bytes) -> Any:
-            return Garbage()
+    async def answer(payload: bytes) -> Any:
+        return Garbage()
 
-        fake._on_WaitProcess = answer  # type: ignore[method-assign]
-        with pytest.raises(ShimError, match=r"not a grpc\.WaitProcessResponse"):
-            await client.wait_process("c", "c")
-
-    run(body)
+    fake._on_WaitProcess = answer  # type: ignore[method-assign]
+    with pytest.raises(ShimError, match=r"not a grpc\.WaitProcessResponse"):
+        await client.wait_process("c", "c")
 
 
-def test_more_output_than_asked_for_is_an_error() -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        async def answer(payload: bytes) -> Any:
-            return pb.ReadStreamResponse(data=b"x" * 11)
+async def test_more_output_than_asked_for_is_an_error(fake: FakeAgent, client: AgentClient) -> None:
+    async def answer(payload: bytes) -> Any:
+        return pb.ReadStreamResponse(data=b"x" * 11)
 
-        fake._on_ReadStdout = answer  # type: ignore[method-assign]
-        with pytest.raises(ShimError, match="more than was asked for"):
-            await client.read_stdout("c", "c", 10)
-
-    run(body)
+    fake._on_ReadStdout = answer  # type: ignore[method-assign]
+    with pytest.raises(ShimError, match="more than was asked for"):
+        await client.read_stdout("c", "c", 10)
 
 
 @pytest.mark.parametrize(("status", "seen"), [(0, 0), (3, 3), (137, 137), (-1, 255), (256 + 9, 9)])
-def test_an_exit_status_is_always_a_byte(status: int, seen: int) -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        async def answer(payload: bytes) -> Any:
-            return pb.WaitProcessResponse(status=status)
+async def test_an_exit_status_is_always_a_byte(status: int, seen: int, fake: FakeAgent, client: AgentClient) -> None:
+    async def answer(payload: bytes) -> Any:
+        return pb.WaitProcessResponse(status=status)
 
-        fake._on_WaitProcess = answer  # type: ignore[method-assign]
-        assert await client.wait_process("c", "c") == seen
-
-    run(body)
+    fake._on_WaitProcess = answer  # type: ignore[method-assign]
+    assert await client.wait_process("c", "c") == seen
 
 
 def test_a_guests_words_are_bounded_and_harmless() -> None:
@@ -179,26 +159,24 @@ def test_a_guests_words_are_bounded_and_harmless() -> None:
 
 
 @pytest.mark.parametrize(("status", "is_refused"), [(0, False), (1, False), (2, True), (3, False)])
-def test_only_an_agent_that_says_it_does_not_serve_is_refused(status: int, is_refused: bool) -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        fake.serving = status  # type: ignore[assignment]
-        with pytest.raises(Unavailable, match="does not serve") if is_refused else contextlib.nullcontext():
-            await client.check(1)
+async def test_only_an_agent_that_says_it_does_not_serve_is_refused(
+    status: int, is_refused: bool, fake: FakeAgent, client: AgentClient
+) -> None:
+    fake.serving = status  # type: ignore[assignment]
+    with pytest.raises(Unavailable, match="does not serve") if is_refused else contextlib.nullcontext():
+        await client.check(1)
 
-    run(body)
 
+async def test_a_reply_is_refused_undecoded_when_it_is_larger_than_its_method_needs(
+    fake: FakeAgent, client: AgentClient
+) -> None:
+    async def answer(payload: bytes) -> Any:
+        return pb.GuestDetailsResponse(agent_details=pb.AgentDetails(version="x" * 100_000))
 
-def test_a_reply_is_refused_undecoded_when_it_is_larger_than_its_method_needs() -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        async def answer(payload: bytes) -> Any:
-            return pb.GuestDetailsResponse(agent_details=pb.AgentDetails(version="x" * 100_000))
-
-        fake._on_GetGuestDetails = answer  # type: ignore[method-assign]
-        with pytest.raises(ShimError, match=r"get guest details: .*exceeds the limit of 65\d+"):
-            await client.guest_details()
-        await client.destroy_sandbox()  # the connection lives on
-
-    run(body)
+    fake._on_GetGuestDetails = answer  # type: ignore[method-assign]
+    with pytest.raises(ShimError, match=r"get guest details: .*exceeds the limit of 65\d+"):
+        await client.guest_details()
+    await client.destroy_sandbox()  # the connection lives on
 
 
 @pytest.mark.parametrize(
@@ -211,28 +189,25 @@ def test_a_reply_is_refused_undecoded_when_it_is_larger_than_its_method_needs() 
     ],
     ids=["hugetlb", "counters", "interfaces", "cpus"],
 )
-def test_of_a_reply_of_very_many_rows_a_bounded_number_is_taken(
-    table: str, taken: Callable[[ContainerStats], Sized]
+async def test_of_a_reply_of_very_many_rows_a_bounded_number_is_taken(
+    table: str, taken: Callable[[ContainerStats], Sized], fake: FakeAgent, client: AgentClient
 ) -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        async def answer(payload: bytes) -> Any:
-            reply = pb.StatsContainerResponse()
-            for number in range(5_000):
-                match table:
-                    case "hugetlb":
-                        reply.cgroup_stats.hugetlb_stats[f"{number}kB"].usage = number
-                    case "counters":
-                        reply.cgroup_stats.memory_stats.stats[f"c{number}"] = number
-                    case "interfaces":
-                        reply.network_stats.add()
-                    case "cpus":
-                        reply.cgroup_stats.cpu_stats.cpu_usage.percpu_usage.append(number)
-            return reply
+    async def answer(payload: bytes) -> Any:
+        reply = pb.StatsContainerResponse()
+        for number in range(5_000):
+            match table:
+                case "hugetlb":
+                    reply.cgroup_stats.hugetlb_stats[f"{number}kB"].usage = number
+                case "counters":
+                    reply.cgroup_stats.memory_stats.stats[f"c{number}"] = number
+                case "interfaces":
+                    reply.network_stats.add()
+                case "cpus":
+                    reply.cgroup_stats.cpu_stats.cpu_usage.percpu_usage.append(number)
+        return reply
 
-        fake._on_StatsContainer = answer  # type: ignore[method-assign]
-        assert len(taken(await client.stats_container("c"))) == 1024
-
-    run(body)
+    fake._on_StatsContainer = answer  # type: ignore[method-assign]
+    assert len(taken(await client.stats_container("c"))) == 1024
 
 
 @pytest.mark.parametrize(
@@ -243,15 +218,14 @@ def test_of_a_reply_of_very_many_rows_a_bounded_number_is_taken(
         "Input/output error (os error 5)\n\nStack backtrace:\n   0: <unknown>\n",  # of a terminal without a process
     ],
 )
-def test_the_end_of_an_output_may_be_told_by_kata_agents_error(words: str) -> None:
-    async def body(fake: FakeAgent, client: AgentClient) -> None:
-        fake.failures["ReadStdout"] = (13, words)
-        assert await client.read_stdout("c", "c", 10) == b""
-        fake.failures["ReadStdout"] = (13, "Invalid container id")
-        with pytest.raises(ShimError, match="Invalid container id"):
-            await client.read_stdout("c", "c", 10)
-
-    run(body)
+async def test_the_end_of_an_output_may_be_told_by_kata_agents_error(
+    words: str, fake: FakeAgent, client: AgentClient
+) -> None:
+    fake.failures["ReadStdout"] = (13, words)
+    assert await client.read_stdout("c", "c", 10) == b""
+    fake.failures["ReadStdout"] = (13, "Invalid container id")
+    with pytest.raises(ShimError, match="Invalid container id"):
+        await client.read_stdout("c", "c", 10)
 
 
 def test_a_backtrace_is_cut_from_the_agents_error() -> None:

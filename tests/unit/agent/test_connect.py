@@ -21,7 +21,9 @@ from tests.fakes.agent import FakeAgent
 from tests.fakes.clock import run_fast_forward
 from tests.fakes.unix_sockets import crowded
 
-from .client_runs import PATIENCE_S, run_loop, until
+from .client_runs import PATIENCE_S, until
+
+pytestmark = pytest.mark.usefixtures("fast_clock")
 
 
 @pytest.mark.parametrize(
@@ -37,24 +39,19 @@ def test_an_address_has_its_text(text: str, address: AgentAddress) -> None:
     assert str(address) == text
 
 
-def test_the_connector_waits_for_a_listener_that_comes_late(tmp_path: Path) -> None:
-    async def main() -> None:
-        fake = FakeAgent()
-        path = str(tmp_path / "agent.sock")
-        connecting = asyncio.ensure_future(
-            Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), PATIENCE_S)
-        )
-        await asyncio.sleep(0.05)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(path)
-        listener.listen()
-        serving = asyncio.ensure_future(fake.server.serve(listener))
-        client = await connecting
-        await client.close()
-        await fake.close()
-        await serving
-
-    run_loop(main())
+async def test_the_connector_waits_for_a_listener_that_comes_late(tmp_path: Path) -> None:
+    fake = FakeAgent()
+    path = str(tmp_path / "agent.sock")
+    connecting = asyncio.ensure_future(Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), PATIENCE_S))
+    await asyncio.sleep(0.05)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    serving = asyncio.ensure_future(fake.server.serve(listener))
+    client = await connecting
+    await client.close()
+    await fake.close()
+    await serving
 
 
 def test_the_connector_names_address_and_last_failure(tmp_path: Path) -> None:
@@ -65,100 +62,89 @@ def test_the_connector_names_address_and_last_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "garbage"])
-def test_a_peer_that_is_no_agent_fails_by_the_deadline_and_leaves_no_socket(tmp_path: Path, silent: bool) -> None:
+async def test_a_peer_that_is_no_agent_fails_by_the_deadline_and_leaves_no_socket(tmp_path: Path, silent: bool) -> None:
     path = str(tmp_path / "odd.sock")
 
-    async def main() -> None:
-        async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if not silent:
-                writer.write(os.urandom(64) * 1024)
-            await reader.read()
-            writer.close()
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not silent:
+            writer.write(os.urandom(64) * 1024)
+        await reader.read()
+        writer.close()
 
-        server = await asyncio.start_unix_server(odd, path)
-        before = len(os.listdir("/proc/self/fd"))
-        with pytest.raises((DeadlineExceeded, Unavailable)):
-            await Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), 0.3)
-        await until(lambda: len(os.listdir("/proc/self/fd")) == before)
-        server.close()
-        await server.wait_closed()
-
-    run_loop(main())
+    server = await asyncio.start_unix_server(odd, path)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises((DeadlineExceeded, Unavailable)):
+        await Connector(request_timeout_s=PATIENCE_S).connect(UnixAddress(path), 0.3)
+    await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.parametrize(("answer", "works"), [(b"OK 5\n", True), (b"no\n", False), (b"x" * 500, False), (b"", False)])
-def test_the_hybrid_handshake_is_checked(tmp_path: Path, answer: bytes, works: bool) -> None:
+async def test_the_hybrid_handshake_is_checked(tmp_path: Path, answer: bytes, works: bool) -> None:
     path = str(tmp_path / "hv.sock")
 
-    async def main() -> None:
-        fake = FakeAgent()
-        asked: list[bytes] = []
+    fake = FakeAgent()
+    asked: list[bytes] = []
 
-        async def back_end(listener: socket.socket) -> None:
-            loop = asyncio.get_running_loop()
-            while True:
-                sock, _ = await loop.sock_accept(listener)
-                with sock:
-                    sock.setblocking(False)
-                    asked.append(await loop.sock_recv(sock, 100))
-                    await loop.sock_sendall(sock, answer)
-                    if works:
-                        await fake.server.serve_connection(sock)
+    async def back_end(listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            with sock:
+                sock.setblocking(False)
+                asked.append(await loop.sock_recv(sock, 100))
+                await loop.sock_sendall(sock, answer)
+                if works:
+                    await fake.server.serve_connection(sock)
 
-        listener = socket.socket(socket.AF_UNIX)
-        listener.setblocking(False)
-        listener.bind(path)
-        listener.listen()
-        serving = asyncio.create_task(back_end(listener))
-        connecting = Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 0.5)
-        if works:
-            await (await connecting).close()
-        else:
-            with pytest.raises(DeadlineExceeded, match="vsock back end"):
-                await connecting
-        assert asked[0] == b"CONNECT 1024\n"
-        serving.cancel()
-        await asyncio.wait([serving])
-        listener.close()
-        await fake.close()
-
-    run_loop(main())
+    listener = socket.socket(socket.AF_UNIX)
+    listener.setblocking(False)
+    listener.bind(path)
+    listener.listen()
+    serving = asyncio.create_task(back_end(listener))
+    connecting = Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 0.5)
+    if works:
+        await (await connecting).close()
+    else:
+        with pytest.raises(DeadlineExceeded, match="vsock back end"):
+            await connecting
+    assert asked[0] == b"CONNECT 1024\n"
+    serving.cancel()
+    await asyncio.wait([serving])
+    listener.close()
+    await fake.close()
 
 
-def test_a_vsock_back_end_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
+async def test_a_vsock_back_end_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     path = str(tmp_path / "hv.sock")
     asked: list[bytes] = []
     ended: list[bool] = []
 
-    async def main() -> None:
-        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            asked.append(await reader.readline())
-            await reader.read()
-            writer.close()
-            ended.append(True)
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readline())
+        await reader.read()
+        writer.close()
+        ended.append(True)
 
-        async with await asyncio.start_unix_server(silent, path):
-            try:
-                await Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 3 * HANDSHAKE_S)
-            finally:
-                await until(lambda: len(ended) == len(asked))
+    async with await asyncio.start_unix_server(silent, path):
+        with pytest.raises(DeadlineExceeded, match=r"no answer within 30 s \(.* did not answer CONNECT within 10 s\)"):
+            await Connector(request_timeout_s=PATIENCE_S).connect(HvsockAddress(path, 1024), 3 * HANDSHAKE_S)
+        await until(lambda: len(ended) == len(asked))
 
-    with pytest.raises(DeadlineExceeded, match=r"no answer within 30 s \(.* did not answer CONNECT within 10 s\)"):
-        run_fast_forward(main())
     assert asked[:2] == [b"CONNECT 1024\n"] * 2
 
 
 @pytest.mark.parametrize(
     "address", [UnixAddress, SerialAddress, lambda path: HvsockAddress(path, 1024)], ids=["unix", "serial", "hvsock"]
 )
-def test_a_listener_that_has_no_room_is_waited_for(address: Callable[[str], AgentAddress], tmp_path: Path) -> None:
+async def test_a_listener_that_has_no_room_is_waited_for(
+    real_clock: None, address: Callable[[str], AgentAddress], tmp_path: Path
+) -> None:
     """asyncio's own connect answers with a socket that is not connected."""
 
-    async def body() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                (await open_stream(address(path))).close()
-
     path = str(tmp_path / "agent")
-    with crowded(path):
-        asyncio.run(body())
+
+    with crowded(path), pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            (await open_stream(address(path))).close()

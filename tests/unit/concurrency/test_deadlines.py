@@ -149,14 +149,11 @@ def never_waits(call: Callable[..., object]) -> bool:
     return deadline_of(call) is None and "await " not in inspect.getsource(call)
 
 
-def test_a_vmm_that_never_answers_is_given_up() -> None:
-    async def scenario() -> None:
-        vm: Any = QemuVm(ledger=FakeLedger(), children=Children())
-        vm._vm, vm._phase, vm._monitor = CONFIG, Phase.RUNNING, Some(stop=asyncio.Event().wait)
-        with pytest.raises(DeadlineExceeded, match="pause vm: not done within 30 s"):
-            await vm.pause()
-
-    run_fast_forward(scenario())
+async def test_a_vmm_that_never_answers_is_given_up() -> None:
+    vm: Any = QemuVm(ledger=FakeLedger(), children=Children())
+    vm._vm, vm._phase, vm._monitor = CONFIG, Phase.RUNNING, Some(stop=asyncio.Event().wait)
+    with pytest.raises(DeadlineExceeded, match="pause vm: not done within 30 s"):
+        await vm.pause()
 
 
 class _Patient:
@@ -192,28 +189,22 @@ def test_start_and_stop_may_take_as_long_as_the_vms_config_says(driver: type, na
         run_fast_forward(body(vm_config(start_timeout_s=1, stop_timeout_s=1)))
 
 
-def test_a_call_in_time_gives_its_result_and_its_errors_pass() -> None:
+async def test_a_call_in_time_gives_its_result_and_its_errors_pass() -> None:
     @within_s(1, "dance with '{partner}'")
     async def dance(partner: str, *, fails: bool = False) -> str:
         if fails:
             raise TimeoutError("theirs")
         return partner
 
-    async def scenario() -> None:
-        assert await dance("me") == "me"
-        with pytest.raises(TimeoutError, match="theirs"):
-            await dance("me", fails=True)
-
-    asyncio.run(scenario())
+    assert await dance("me") == "me"
+    with pytest.raises(TimeoutError, match="theirs"):
+        await dance("me", fails=True)
 
 
-def test_a_deadline_is_distinguished_from_its_callers() -> None:
-    async def scenario() -> None:
-        with pytest.raises(DeadlineExceeded, match=r"mount 'a': not done within 0\.01 s"):
-            async with within(0.01, "mount 'a'"):
-                await asyncio.sleep(60)
-        with pytest.raises(TimeoutError, match="theirs"):
-            async with within(60, "mount 'a'"):
-                raise TimeoutError("theirs")
-
-    asyncio.run(scenario())
+async def test_a_deadline_is_distinguished_from_its_callers() -> None:
+    with pytest.raises(DeadlineExceeded, match=r"mount 'a': not done within 0\.01 s"):
+        async with within(0.01, "mount 'a'"):
+            await asyncio.sleep(60)
+    with pytest.raises(TimeoutError, match="theirs"):
+        async with within(60, "mount 'a'"):
+            raise TimeoutError("theirs")

@@ -1,8 +1,6 @@
 """Output moves by one read at a time, the next one during the write of the last, in pieces of a useful size."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -57,108 +55,86 @@ class Output:
         self.closed = True
 
 
-def run(test: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 30))
-
-
 LARGE = b"x" * FIRST_READ_BYTES
 
 
-def test_output_arrives_whole_and_in_order_with_one_read_at_a_time() -> None:
-    async def body() -> None:
-        chunks = [bytes([number]) * (FIRST_READ_BYTES if number % 3 else 10) for number in range(1, 30)]
-        source, output = Source(*chunks), Output()
+async def test_output_arrives_whole_and_in_order_with_one_read_at_a_time() -> None:
+    chunks = [bytes([number]) * (FIRST_READ_BYTES if number % 3 else 10) for number in range(1, 30)]
+    source, output = Source(*chunks), Output()
 
-        await pump_output(source.read, output, Progress())
+    await pump_output(source.read, output, Progress())
 
-        assert bytes(output.data) == b"".join(chunks)
-        assert source.most == 1
-        assert output.closed
-
-    run(body)
+    assert bytes(output.data) == b"".join(chunks)
+    assert source.most == 1
+    assert output.closed
 
 
-def test_the_next_read_is_under_way_while_a_large_chunk_is_written() -> None:
-    async def body() -> None:
-        source, output = Source(LARGE, LARGE), Output()
-        output.may_write.clear()
-        pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
-        await output.writing.wait()
+async def test_the_next_read_is_under_way_while_a_large_chunk_is_written() -> None:
+    source, output = Source(LARGE, LARGE), Output()
+    output.may_write.clear()
+    pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
+    await output.writing.wait()
 
-        assert len(source.asked) == 2
+    assert len(source.asked) == 2
 
-        output.may_write.set()
-        await pump
-        assert len(output.data) == 2 * FIRST_READ_BYTES
-
-    run(body)
+    output.may_write.set()
+    await pump
+    assert len(output.data) == 2 * FIRST_READ_BYTES
 
 
-def test_a_slow_reader_holds_back_all_but_one_read() -> None:
-    async def body() -> None:
-        source, output = Source(*[LARGE] * 10), Output()
-        output.may_write.clear()
-        pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
-        await output.writing.wait()
-        for _ in range(20):
-            await asyncio.sleep(0)
+async def test_a_slow_reader_holds_back_all_but_one_read() -> None:
+    source, output = Source(*[LARGE] * 10), Output()
+    output.may_write.clear()
+    pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
+    await output.writing.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
 
-        assert len(source.asked) == 2
+    assert len(source.asked) == 2
 
-        output.may_write.set()
-        await pump
-        assert len(output.data) == 10 * FIRST_READ_BYTES
-
-    run(body)
+    output.may_write.set()
+    await pump
+    assert len(output.data) == 10 * FIRST_READ_BYTES
 
 
-def test_output_is_over_once_its_reader_has_taken_all() -> None:
-    async def body() -> None:
-        source, output = Source(b"last words"), Output()
-        output.may_finish.clear()
-        pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
-        for _ in range(20):
-            await asyncio.sleep(0)
+async def test_output_is_over_once_its_reader_has_taken_all() -> None:
+    source, output = Source(b"last words"), Output()
+    output.may_finish.clear()
+    pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
+    for _ in range(20):
+        await asyncio.sleep(0)
 
-        assert (bytes(output.data), output.finished, pump.done()) == (b"last words", False, False)
+    assert (bytes(output.data), output.finished, pump.done()) == (b"last words", False, False)
 
-        output.may_finish.set()
-        await pump
-        assert output.finished
-        assert output.closed
-
-    run(body)
+    output.may_finish.set()
+    await pump
+    assert output.finished
+    assert output.closed
 
 
-def test_a_pump_that_is_cancelled_leaves_no_read_behind() -> None:
-    async def body() -> None:
-        before = asyncio.all_tasks()
-        source, output = Source(LARGE), Output()
-        output.may_write.clear()
-        pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
-        await output.writing.wait()
-        pump.cancel()
-        await asyncio.gather(pump, return_exceptions=True)
+async def test_a_pump_that_is_cancelled_leaves_no_read_behind() -> None:
+    before = asyncio.all_tasks()
+    source, output = Source(LARGE), Output()
+    output.may_write.clear()
+    pump = asyncio.ensure_future(pump_output(source.read, output, Progress()))
+    await output.writing.wait()
+    pump.cancel()
+    await asyncio.gather(pump, return_exceptions=True)
 
-        assert source.under_way == 0
-        assert output.closed
-        assert asyncio.all_tasks() == before
-
-    run(body)
+    assert source.under_way == 0
+    assert output.closed
+    assert asyncio.all_tasks() == before
 
 
-def test_output_without_a_client_is_read_to_its_end() -> None:
-    async def body() -> None:
-        source, output = Source(*[LARGE] * 5), Output()
-        output.broken = FailedPrecondition("write: ENOSPC")
+async def test_output_without_a_client_is_read_to_its_end() -> None:
+    source, output = Source(*[LARGE] * 5), Output()
+    output.broken = FailedPrecondition("write: ENOSPC")
 
-        await pump_output(source.read, output, Progress())
-        assert not source.chunks
+    await pump_output(source.read, output, Progress())
+    assert not source.chunks
 
-        await pump_output((none := Source(LARGE)).read, None, Progress())
-        assert not none.chunks
-
-    run(body)
+    await pump_output((none := Source(LARGE)).read, None, Progress())
+    assert not none.chunks
 
 
 @pytest.mark.parametrize(

@@ -32,31 +32,25 @@ class SlowLedger:
         self.released.append(entry.key)
 
 
-def test_slow_unmounts_happen_at_the_same_time_and_before_the_directory_goes() -> None:
-    async def scenario() -> None:
-        ledger, undo = SlowLedger(), Undo("the test")
-        undo.acquire(ledger, DIRECTORY, together=MOUNTS)
+async def test_slow_unmounts_happen_at_the_same_time_and_before_the_directory_goes() -> None:
+    ledger, undo = SlowLedger(), Undo("the test")
+    undo.acquire(ledger, DIRECTORY, together=MOUNTS)
 
-        async with asyncio.timeout(30):
-            assert await undo.run() is None
+    async with asyncio.timeout(30):
+        assert await undo.run() is None
 
-        assert ledger.acquired == [(DIRECTORY, *MOUNTS)], "one write of the state"
-        assert set(ledger.released[:-1]) == KEYS
-        assert ledger.released[-1] == DIRECTORY.key
-
-    asyncio.run(scenario())
+    assert ledger.acquired == [(DIRECTORY, *MOUNTS)], "one write of the state"
+    assert set(ledger.released[:-1]) == KEYS
+    assert ledger.released[-1] == DIRECTORY.key
 
 
-def test_one_that_fails_holds_up_no_other_and_is_tried_again() -> None:
-    async def scenario() -> None:
-        ledger, undo = SlowLedger(MOUNTS[3], MOUNTS[5]), Undo("the test")
-        undo.acquire(ledger, together=MOUNTS)
+async def test_one_that_fails_holds_up_no_other_and_is_tried_again() -> None:
+    ledger, undo = SlowLedger(MOUNTS[3], MOUNTS[5]), Undo("the test")
+    undo.acquire(ledger, together=MOUNTS)
 
-        async with asyncio.timeout(30):
-            assert str(await undo.run()) == "release /m/3: EBUSY"
-            assert set(ledger.released) == KEYS - {"/m/3", "/m/5"}
-            assert await undo.run() is None
+    async with asyncio.timeout(30):
+        assert str(await undo.run()) == "release /m/3: EBUSY"
+        assert set(ledger.released) == KEYS - {"/m/3", "/m/5"}
+        assert await undo.run() is None
 
-        assert set(ledger.released) == KEYS
-
-    asyncio.run(scenario())
+    assert set(ledger.released) == KEYS

@@ -6,7 +6,6 @@ import pytest
 
 from pyshim.model.events import TaskExited
 from pyshim.node.cli.trace import as_otlp, as_text
-from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import PodLife
 
 _NOW_NS = 1_700_000_000_000_000_000
@@ -14,22 +13,19 @@ _DAY_NS = 86_400 * 10**9
 
 
 @pytest.mark.parametrize("jumps", [(-_DAY_NS,), (_DAY_NS,), (_DAY_NS, -3 * _DAY_NS)], ids=["back", "ahead", "both"])
-def test_a_clock_that_jumps_at_every_look_disturbs_no_pod(jumps: tuple[int, ...]) -> None:
-    async def body() -> None:
-        times = itertools.accumulate(itertools.cycle(jumps), initial=_NOW_NS)
-        life = PodLife(clock_ns=lambda: next(times))
-        await life.live()
-        spans = life.pod._trace.spans
-        await life.clean_up()
-        await life.close()
+async def test_a_clock_that_jumps_at_every_look_disturbs_no_pod(jumps: tuple[int, ...], fast_clock: None) -> None:
+    times = itertools.accumulate(itertools.cycle(jumps), initial=_NOW_NS)
+    life = PodLife(clock_ns=lambda: next(times))
+    await life.live()
+    spans = life.pod._trace.spans
+    await life.clean_up()
+    await life.close()
 
-        assert life.errors == []
-        assert life.machine.left() == []
-        exits = [event.exit for event in life.publisher.events if isinstance(event, TaskExited)]
-        assert exits
-        assert all(one.exited_at_ns > 0 for one in exits)
-        recorded = tuple(spans)
-        assert as_text(recorded)
-        assert as_otlp("pod", recorded)
-
-    run_fast_forward(body())
+    assert life.errors == []
+    assert life.machine.left() == []
+    exits = [event.exit for event in life.publisher.events if isinstance(event, TaskExited)]
+    assert exits
+    assert all(one.exited_at_ns > 0 for one in exits)
+    recorded = tuple(spans)
+    assert as_text(recorded)
+    assert as_otlp("pod", recorded)

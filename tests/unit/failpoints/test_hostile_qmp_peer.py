@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hypervisors.qemu import disks
-from tests.fakes.clock import run_fast_forward
 from tests.fakes.hostile_qmp import MODES, value
 from tests.fakes.scripted_qemu import Answers, ScriptedQemu
 from tests.unit.failpoints.hostile import assert_survived
@@ -31,35 +30,31 @@ def life_on(answers: Answers, directory: Path) -> PodLife:
     return PodLife(vm=lambda ledger, machine: ScriptedQemu(ledger, machine, answers, directory))
 
 
-def test_an_honest_qemu_serves_the_whole_life(tmp_path: Path) -> None:
-    async def body() -> None:
-        life = life_on(Answers(), tmp_path)
-        await life.live()
-        assert life.errors == []
-        await life.end()
+async def test_an_honest_qemu_serves_the_whole_life(tmp_path: Path, fast_clock: None) -> None:
+    life = life_on(Answers(), tmp_path)
+    await life.live()
+    assert life.errors == []
+    await life.end()
 
-        assert life.machine.left() == []
-        await life.close()
-
-    run_fast_forward(body())
+    assert life.machine.left() == []
+    await life.close()
 
 
 @pytest.mark.parametrize("thread", [os.getpid(), 1], ids=["its own", "another's"])
-def test_no_thread_but_those_of_qemu_is_moved_into_the_pods_cgroup(tmp_path: Path, thread: int) -> None:
+async def test_no_thread_but_those_of_qemu_is_moved_into_the_pods_cgroup(
+    tmp_path: Path, thread: int, fast_clock: None
+) -> None:
     """Processes in the cgroup are killed at the pod's end."""
 
-    async def body() -> None:
-        answers = Answers()
-        answers["query-cpus-fast"] = value([{"cpu-index": 0, "thread-id": thread}])
-        life = life_on(answers, tmp_path)
-        await life.start()
-        moved = {tid for tids in life.host.cgroup_tree.threads.values() for tid in tids}
-        await life.end()
+    answers = Answers()
+    answers["query-cpus-fast"] = value([{"cpu-index": 0, "thread-id": thread}])
+    life = life_on(answers, tmp_path)
+    await life.start()
+    moved = {tid for tids in life.host.cgroup_tree.threads.values() for tid in tids}
+    await life.end()
 
-        assert moved == {thread} & {os.getpid()}
-        await life.close()
-
-    run_fast_forward(body())
+    assert moved == {thread} & {os.getpid()}
+    await life.close()
 
 
 @pytest.mark.parametrize("from_the_start", [True, False], ids=["from the start", "once the pod runs"])

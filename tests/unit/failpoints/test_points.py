@@ -18,7 +18,6 @@ from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, InvalidArg
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from tests.failpoints.points import AGENT_CALLS, Action, Failpoints, Fault, parse, points, steps
 from tests.failpoints.wrapping import seam
-from tests.fakes.clock import run_fast_forward
 from tests.fakes.ledger import FakeLedger
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,7 +78,7 @@ def test_production_does_not_even_import_the_points() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_undo_that_hangs_is_named_and_the_others_are_still_done() -> None:
+async def test_an_undo_that_hangs_is_named_and_the_others_are_still_done(fast_clock: None) -> None:
     done = []
 
     class Ledger:
@@ -88,16 +87,13 @@ def test_an_undo_that_hangs_is_named_and_the_others_are_still_done() -> None:
                 await asyncio.get_running_loop().create_future()
             done.append(entry.key)
 
-    async def scenario() -> None:
-        undo = Undo("sandbox 'a'")
-        for key in ("/first", "/dead", "/last"):
-            undo.push(Ledger().release, LedgerEntry(kind=ResourceKind.MOUNT, key=key))
-        error = await undo.run()
-        assert isinstance(error, DeadlineExceeded)
-        assert str(error) == "release mount '/dead': not done within 10 s"
-        assert done == ["/last", "/first"]
-
-    run_fast_forward(scenario())
+    undo = Undo("sandbox 'a'")
+    for key in ("/first", "/dead", "/last"):
+        undo.push(Ledger().release, LedgerEntry(kind=ResourceKind.MOUNT, key=key))
+    error = await undo.run()
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error) == "release mount '/dead': not done within 10 s"
+    assert done == ["/last", "/first"]
 
 
 class _Neighbour:
@@ -110,32 +106,28 @@ class _Neighbour:
 
 
 @pytest.mark.parametrize(("moment", "starts"), [("before", 0), ("after", 1)])
-def test_what_hangs_at_a_point_hangs_within_the_deadline_of_its_call(moment: str, starts: int) -> None:
-    async def scenario() -> None:
-        neighbour = _Neighbour()
-        faulty = seam(Failpoints(parse(f"hypervisor.start:{moment}=hang")), "hypervisor", neighbour)
+async def test_what_hangs_at_a_point_hangs_within_the_deadline_of_its_call(
+    moment: str, starts: int, fast_clock: None
+) -> None:
+    neighbour = _Neighbour()
+    faulty = seam(Failpoints(parse(f"hypervisor.start:{moment}=hang")), "hypervisor", neighbour)
 
-        with pytest.raises(DeadlineExceeded, match="start neighbour: not done within 3 s"):
-            await faulty.start()
-        assert neighbour.starts == starts
-
-    run_fast_forward(scenario())
+    with pytest.raises(DeadlineExceeded, match="start neighbour: not done within 3 s"):
+        await faulty.start()
+    assert neighbour.starts == starts
 
 
 @pytest.mark.parametrize(("moment", "starts"), [("before", 0), ("after", 1)])
-def test_a_fault_comes_before_the_effect_or_after_it_and_only_once(moment: str, starts: int) -> None:
-    async def scenario() -> None:
-        neighbour = _Neighbour()
-        faulty = seam(Failpoints(parse(f"hypervisor.start:{moment}=error")), "hypervisor", neighbour)
+async def test_a_fault_comes_before_the_effect_or_after_it_and_only_once(moment: str, starts: int) -> None:
+    neighbour = _Neighbour()
+    faulty = seam(Failpoints(parse(f"hypervisor.start:{moment}=error")), "hypervisor", neighbour)
 
-        with pytest.raises(FailedPrecondition, match=f"failpoint hypervisor.start:{moment}: injected error"):
-            await faulty.start()
-        assert neighbour.starts == starts
-
+    with pytest.raises(FailedPrecondition, match=f"failpoint hypervisor.start:{moment}: injected error"):
         await faulty.start()
-        assert neighbour.starts == starts + 1
+    assert neighbour.starts == starts
 
-    asyncio.run(scenario())
+    await faulty.start()
+    assert neighbour.starts == starts + 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import pytest
 
 from pyshim.model.trace import MAX_SPANS, NO_PARENT, Span
-from tests.fakes.clock import run_fast_forward
 from tests.unit.failpoints.pod_life import PodLife
 
 ROUNDS = int(os.environ.get("PYSHIM_SOAK_ROUNDS", "120"))
@@ -55,29 +54,26 @@ def unlogged() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unlogged")
-def test_rounds_of_a_container_keep_no_descriptor_no_task_and_no_memory() -> None:
-    async def body() -> None:
-        life = PodLife()
-        await life.start()
-        spans = life.pod._trace.spans  # full from the start: it is bounded, and not what this is about
-        spans += [Span("filler", NO_PARENT, 0, 0, "")] * (MAX_SPANS - len(spans))
-        counts = []
-        for number in range(1, ROUNDS + 1):
-            await life.one_round()
-            await asyncio.sleep(30)  # what goes on behind a Delete has ended
-            if number in (WARM_UP, ROUNDS):
-                counts.append(count(life))
-        warm, last = counts
-        slope = (last.blocks - warm.blocks) / (ROUNDS - WARM_UP)
-        print(f"\n{ROUNDS} rounds: {last.fds} fds, {last.tasks} tasks, {slope:+.3f} memory blocks a round")
+async def test_rounds_of_a_container_keep_no_descriptor_no_task_and_no_memory(fast_clock: None) -> None:
+    life = PodLife()
+    await life.start()
+    spans = life.pod._trace.spans  # full from the start: it is bounded, and not what this is about
+    spans += [Span("filler", NO_PARENT, 0, 0, "")] * (MAX_SPANS - len(spans))
+    counts = []
+    for number in range(1, ROUNDS + 1):
+        await life.one_round()
+        await asyncio.sleep(30)  # what goes on behind a Delete has ended
+        if number in (WARM_UP, ROUNDS):
+            counts.append(count(life))
+    warm, last = counts
+    slope = (last.blocks - warm.blocks) / (ROUNDS - WARM_UP)
+    print(f"\n{ROUNDS} rounds: {last.fds} fds, {last.tasks} tasks, {slope:+.3f} memory blocks a round")
 
-        assert last.held == warm.held
-        assert last.fds <= warm.fds
-        assert last.tasks <= warm.tasks
-        assert slope < BLOCKS_PER_ROUND
+    assert last.held == warm.held
+    assert last.fds <= warm.fds
+    assert last.tasks <= warm.tasks
+    assert slope < BLOCKS_PER_ROUND
 
-        await life.clean_up()
-        await life.close()
-        assert life.machine.left() == []
-
-    run_fast_forward(body())
+    await life.clean_up()
+    await life.close()
+    assert life.machine.left() == []

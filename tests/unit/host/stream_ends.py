@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pyshim.host.processes.children import Children
@@ -11,21 +10,9 @@ from pyshim.host.streams.files import FileInput, FileOutput
 from pyshim.host.streams.log_programs import LogProgramTimes
 from pyshim.host.streams.opening import Streams, open_streams
 from pyshim.model.task import Stdio
-from tests.fakes.open_files import same_open_files
 
 TIMEOUT_S = 20
 SHORT = LogProgramTimes(ready_s=0.5, end_of_input_s=0.2, terminate_s=0.2)
-
-
-def run(body: Callable[[], Awaitable[None]]) -> None:
-    """`body` on a loop of its own, with as many open files after as before."""
-
-    async def bounded() -> None:
-        with same_open_files():
-            async with asyncio.timeout(TIMEOUT_S):
-                await body()
-
-    asyncio.run(bounded())
 
 
 async def opened(

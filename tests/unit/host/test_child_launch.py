@@ -9,7 +9,6 @@ import socket
 import sys
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,89 +19,74 @@ from tests.fakes.ledger import FakeLedger
 from tests.unit.host.child_scenarios import ENV, finished, shell
 
 
-def test_child_has_exactly_the_descriptors_it_was_given(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        stray = os.open("/dev/null", os.O_RDONLY)
-        os.set_inheritable(stray, True)
-        given, peer = socket.socketpair()
-        try:
-            child = await children.spawn(["/bin/sleep", "600"], env=ENV, fds={7: given.fileno()})
-            async with asyncio.timeout(30):
-                # While it starts the loader has the libraries open.
-                while sorted(os.listdir(f"/proc/{child.pid}/fd"), key=int) != ["0", "1", "2", "7"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-            await child.end()
-        finally:
-            os.close(stray)
-            given.close()
-            peer.close()
-
-    run_scenario(scenario)
+async def test_child_has_exactly_the_descriptors_it_was_given(children: Children) -> None:
+    stray = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(stray, True)
+    given, peer = socket.socketpair()
+    try:
+        child = await children.spawn(["/bin/sleep", "600"], env=ENV, fds={7: given.fileno()})
+        async with asyncio.timeout(30):
+            # While it starts the loader has the libraries open.
+            while sorted(os.listdir(f"/proc/{child.pid}/fd"), key=int) != ["0", "1", "2", "7"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await child.end()
+    finally:
+        os.close(stray)
+        given.close()
+        peer.close()
 
 
-def test_descriptors_may_trade_numbers(run_scenario: Any, tmp_path: Path) -> None:
+async def test_descriptors_may_trade_numbers(tmp_path: Path, children: Children) -> None:
     (tmp_path / "a").write_text("A")
     (tmp_path / "b").write_text("B")
 
-    async def scenario(children: Children) -> None:
-        a, b = os.open(tmp_path / "a", os.O_RDONLY), os.open(tmp_path / "b", os.O_RDONLY)
-        # The child's `a` is our b and the other way round: plain dup2s in a row would give it one file twice.
-        said = await finished(children, f"cat /proc/$$/fd/{a} /proc/$$/fd/{b} >&2; true", fds={a: b, b: a})
-        os.close(a)
-        os.close(b)
+    a, b = os.open(tmp_path / "a", os.O_RDONLY), os.open(tmp_path / "b", os.O_RDONLY)
+    # The child's `a` is our b and the other way round: plain dup2s in a row would give it one file twice.
+    said = await finished(children, f"cat /proc/$$/fd/{a} /proc/$$/fd/{b} >&2; true", fds={a: b, b: a})
+    os.close(a)
+    os.close(b)
 
-        assert said.last_words() == ("BA",)
-
-    run_scenario(scenario)
+    assert said.last_words() == ("BA",)
 
 
-def test_stdio_is_null_unless_given(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        child = await finished(children, "said=$(readlink /proc/$$/fd/0 /proc/$$/fd/1); echo $said >&2")
-        read_end, write_end = os.pipe()
-        try:
-            piped = await children.spawn(shell("echo out; echo err >&2"), env=ENV, stdout=write_end, stderr=write_end)
-            await piped.wait()
-            said = os.read(read_end, 100)
-        finally:
-            os.close(read_end)
-            os.close(write_end)
+async def test_stdio_is_null_unless_given(children: Children) -> None:
+    child = await finished(children, "said=$(readlink /proc/$$/fd/0 /proc/$$/fd/1); echo $said >&2")
+    read_end, write_end = os.pipe()
+    try:
+        piped = await children.spawn(shell("echo out; echo err >&2"), env=ENV, stdout=write_end, stderr=write_end)
+        await piped.wait()
+        said = os.read(read_end, 100)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
-        assert child.last_words() == ("/dev/null /dev/null",)
-        assert said == b"out\nerr\n"
-        assert piped.last_words() == ()
-
-    run_scenario(scenario)
+    assert child.last_words() == ("/dev/null /dev/null",)
+    assert said == b"out\nerr\n"
+    assert piped.last_words() == ()
 
 
-def test_child_starts_with_default_signals_and_its_own_session(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN  # Python's own doing
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
-        try:
-            _, masks = await children.output(["/bin/grep", "^Sig[BI]", "/proc/self/status"], env=ENV, timeout_s=30)
-            _, stat = await children.output(["/bin/cat", "/proc/self/stat"], env=ENV, timeout_s=30)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
+async def test_child_starts_with_default_signals_and_its_own_session(children: Children) -> None:
+    assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN  # Python's own doing
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    try:
+        _, masks = await children.output(["/bin/grep", "^Sig[BI]", "/proc/self/status"], env=ENV, timeout_s=30)
+        _, stat = await children.output(["/bin/cat", "/proc/self/stat"], env=ENV, timeout_s=30)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR2})
 
-        blocked, ignored = (int(line.split()[1], 16) for line in masks.splitlines())
-        threading_signals = 0b11 << 31  # 32 and 33: the C library's own, which no program can set
-        assert (blocked, ignored & ~threading_signals) == (0, 0)
-        pid, session = stat.split()[0], stat.split()[5]
-        assert pid == session
-
-    run_scenario(scenario)
+    blocked, ignored = (int(line.split()[1], 16) for line in masks.splitlines())
+    threading_signals = 0b11 << 31  # 32 and 33: the C library's own, which no program can set
+    assert (blocked, ignored & ~threading_signals) == (0, 0)
+    pid, session = stat.split()[0], stat.split()[5]
+    assert pid == session
 
 
-def test_environment_is_only_what_was_given(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        child = await children.spawn(["/usr/bin/env"], env={"A": "b"}, stdout=None, stderr=None)
-        await child.wait()
-        _, output = await children.output(["/usr/bin/env"], env={"A": "b"}, timeout_s=10)
+async def test_environment_is_only_what_was_given(children: Children) -> None:
+    child = await children.spawn(["/usr/bin/env"], env={"A": "b"}, stdout=None, stderr=None)
+    await child.wait()
+    _, output = await children.output(["/usr/bin/env"], env={"A": "b"}, timeout_s=10)
 
-        assert output == b"A=b\n"
-
-    run_scenario(scenario)
+    assert output == b"A=b\n"
 
 
 @pytest.mark.parametrize(
@@ -113,17 +97,14 @@ def test_environment_is_only_what_was_given(run_scenario: Any) -> None:
         pytest.param(["/"], "EACCES (permission denied)", id="directory"),
     ],
 )
-def test_unstartable_program_is_named_with_its_cause(run_scenario: Any, argv: list[str], cause: str) -> None:
-    async def scenario(children: Children) -> None:
-        ledger = FakeLedger()
+async def test_unstartable_program_is_named_with_its_cause(argv: list[str], cause: str, children: Children) -> None:
+    ledger = FakeLedger()
 
-        with pytest.raises(SpawnFailed) as caught:
-            await children.spawn(argv, env=ENV, ledger=ledger, ledger_key=argv[0])
+    with pytest.raises(SpawnFailed) as caught:
+        await children.spawn(argv, env=ENV, ledger=ledger, ledger_key=argv[0])
 
-        assert str(caught.value) == f"start program {argv[0]!r}: {cause}"
-        assert ledger.held == {}
-
-    run_scenario(scenario)
+    assert str(caught.value) == f"start program {argv[0]!r}: {cause}"
+    assert ledger.held == {}
 
 
 @pytest.mark.parametrize(
@@ -133,12 +114,9 @@ def test_unstartable_program_is_named_with_its_cause(run_scenario: Any, argv: li
         pytest.param("/dev/null", "EINVAL", id="not-a-namespace"),
     ],
 )
-def test_wrong_network_namespace_is_named(run_scenario: Any, path: str, cause: str) -> None:
-    async def scenario(children: Children) -> None:
-        with pytest.raises(SpawnFailed, match=f"enter network namespace '{path}': {cause}"):
-            await children.spawn(shell("exit 0"), env=ENV, netns_path=path)
-
-    run_scenario(scenario)
+async def test_wrong_network_namespace_is_named(path: str, cause: str, children: Children) -> None:
+    with pytest.raises(SpawnFailed, match=f"enter network namespace '{path}': {cause}"):
+        await children.spawn(shell("exit 0"), env=ENV, netns_path=path)
 
 
 ATTACK = """
@@ -157,94 +135,80 @@ for family, address in ((socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), (sock
         pytest.param(True, ("ENETUNREACH", "ECONNREFUSED"), id="in-an-empty-namespace"),
     ],
 )
-def test_loopback_and_abstract_sockets_of_the_host_are_out_of_reach_in_an_empty_namespace(
-    run_scenario: Any, empty_netns: bool, said: tuple[str, str]
+async def test_loopback_and_abstract_sockets_of_the_host_are_out_of_reach_in_an_empty_namespace(
+    empty_netns: bool, said: tuple[str, str], children: Children
 ) -> None:
-    async def scenario(children: Children) -> None:
-        name = f"pyshim-test-{uuid.uuid4()}"
-        with socket.create_server(("127.0.0.1", 0)) as loopback, socket.socket(socket.AF_UNIX) as abstract:
-            abstract.bind(f"\0{name}")
-            abstract.listen()
-            argv = [sys.executable, "-I", "-S", "-c", ATTACK, str(loopback.getsockname()[1]), name]
+    name = f"pyshim-test-{uuid.uuid4()}"
+    with socket.create_server(("127.0.0.1", 0)) as loopback, socket.socket(socket.AF_UNIX) as abstract:
+        abstract.bind(f"\0{name}")
+        abstract.listen()
+        argv = [sys.executable, "-I", "-S", "-c", ATTACK, str(loopback.getsockname()[1]), name]
 
-            child = await children.spawn(argv, env=ENV, empty_netns=empty_netns)
-            await child.wait()
+        child = await children.spawn(argv, env=ENV, empty_netns=empty_netns)
+        await child.wait()
 
-        assert child.last_words() == said
-
-    run_scenario(scenario)
+    assert child.last_words() == said
 
 
 @pytest.mark.root
-def test_child_runs_in_the_network_namespace_and_we_do_not(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        own = os.readlink("/proc/thread-self/ns/net")
-        holder_script = "readlink /proc/self/ns/net; exec cat"
-        keep_read, keep_write = os.pipe()
-        said_read, said_write = os.pipe()
-        holder = await children.spawn(
-            ["/usr/bin/unshare", "--net", "/bin/sh", "-c", holder_script], env=ENV, stdin=keep_read, stdout=said_write
-        )
-        os.close(said_write)
-        other = (await asyncio.to_thread(os.read, said_read, 100)).decode().strip()
+async def test_child_runs_in_the_network_namespace_and_we_do_not(children: Children) -> None:
+    own = os.readlink("/proc/thread-self/ns/net")
+    holder_script = "readlink /proc/self/ns/net; exec cat"
+    keep_read, keep_write = os.pipe()
+    said_read, said_write = os.pipe()
+    holder = await children.spawn(
+        ["/usr/bin/unshare", "--net", "/bin/sh", "-c", holder_script], env=ENV, stdin=keep_read, stdout=said_write
+    )
+    os.close(said_write)
+    other = (await asyncio.to_thread(os.read, said_read, 100)).decode().strip()
 
-        child = await finished(children, "readlink /proc/$$/ns/net >&2", netns_path=f"/proc/{holder.pid}/ns/net")
+    child = await finished(children, "readlink /proc/$$/ns/net >&2", netns_path=f"/proc/{holder.pid}/ns/net")
 
-        assert child.last_words() == (other,)
-        assert other != own
-        assert os.readlink("/proc/thread-self/ns/net") == own
-        for fd in (keep_read, keep_write, said_read):
-            os.close(fd)
-        await holder.wait()
-
-    run_scenario(scenario)
+    assert child.last_words() == (other,)
+    assert other != own
+    assert os.readlink("/proc/thread-self/ns/net") == own
+    for fd in (keep_read, keep_write, said_read):
+        os.close(fd)
+    await holder.wait()
 
 
 @pytest.mark.root
-def test_cancelled_start_in_a_namespace_leaves_no_process(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        starting = asyncio.create_task(
-            children.spawn(shell("exec sleep 1000"), env=ENV, netns_path="/proc/self/ns/net")
-        )
-        await asyncio.sleep(0)
-        starting.cancel()
+async def test_cancelled_start_in_a_namespace_leaves_no_process(children: Children) -> None:
+    starting = asyncio.create_task(children.spawn(shell("exec sleep 1000"), env=ENV, netns_path="/proc/self/ns/net"))
+    await asyncio.sleep(0)
+    starting.cancel()
 
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-
-    run_scenario(scenario)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
 
 
-def test_a_full_descriptor_table_is_an_error_and_leaks_none(run_scenario: Any) -> None:
-    async def attempt(children: Children) -> str:
+async def test_a_full_descriptor_table_is_an_error_and_leaks_none(children: Children) -> None:
+    async def attempt() -> str:
         try:
             child = await children.spawn(shell("exit 0"), env=ENV)
         except SpawnFailed as error:
             return str(error)
         return str(await child.wait())
 
-    async def scenario(children: Children) -> None:
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        lowest_free = os.dup(0)
-        os.close(lowest_free)
-        highest = max(map(int, os.listdir("/proc/self/fd")))
-        said: list[str] = []
-        # How many descriptors a spawn needs is the interpreter's business, and which numbers are free is the
-        # machine's: the limit is raised until one spawn succeeds.
-        for limit in range(lowest_free, highest + 100):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
-            try:
-                said.append(await attempt(children))
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            if said[-1] == "exited with status 0":
-                break
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    said: list[str] = []
+    # How many descriptors a spawn needs is the interpreter's business, and which numbers are free is the
+    # machine's: the limit is raised until one spawn succeeds.
+    for limit in range(lowest_free, highest + 100):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limits[1]))
+        try:
+            said.append(await attempt())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        if said[-1] == "exited with status 0":
+            break
 
-        assert said[-1] == "exited with status 0"
-        assert len(said) > 1
-        assert all(line.startswith("start program '/bin/sh': E") for line in said[:-1])
-
-    run_scenario(scenario)
+    assert said[-1] == "exited with status 0"
+    assert len(said) > 1
+    assert all(line.startswith("start program '/bin/sh': E") for line in said[:-1])
 
 
 def own_rights() -> list[str]:
@@ -254,63 +218,57 @@ def own_rights() -> list[str]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("netns_path", [None, "/proc/self/ns/net"], ids=["here", "in-a-namespace"])
-def test_a_child_has_the_capabilities_it_was_left_and_can_gain_none(run_scenario: Any, netns_path: str | None) -> None:
+async def test_a_child_has_the_capabilities_it_was_left_and_can_gain_none(
+    netns_path: str | None, children: Children
+) -> None:
     script = "grep -E '^(Cap|NoNew)' /proc/$$/status >&2"
 
-    async def scenario(children: Children) -> None:
-        before = own_rights()
-        child = await finished(children, script, capabilities=frozenset({1, 14}), netns_path=netns_path)
-        none = await finished(children, script, capabilities=frozenset(), netns_path=netns_path)
+    before = own_rights()
+    child = await finished(children, script, capabilities=frozenset({1, 14}), netns_path=netns_path)
+    none = await finished(children, script, capabilities=frozenset(), netns_path=netns_path)
 
-        two, nothing = f"{1 << 1 | 1 << 14:016x}", f"{0:016x}"
-        fields = dict(line.split() for line in child.last_words())
-        assert fields == {
-            "CapInh:": nothing,
-            "CapPrm:": two,
-            "CapEff:": two,
-            "CapBnd:": two,
-            "CapAmb:": nothing,
-            "NoNewPrivs:": "1",
-        }
-        assert {line.split()[1] for line in none.last_words()} == {nothing, "1"}
-        assert own_rights() == before
-
-    run_scenario(scenario)
+    two, nothing = f"{1 << 1 | 1 << 14:016x}", f"{0:016x}"
+    fields = dict(line.split() for line in child.last_words())
+    assert fields == {
+        "CapInh:": nothing,
+        "CapPrm:": two,
+        "CapEff:": two,
+        "CapBnd:": two,
+        "CapAmb:": nothing,
+        "NoNewPrivs:": "1",
+    }
+    assert {line.split()[1] for line in none.last_words()} == {nothing, "1"}
+    assert own_rights() == before
 
 
-def test_a_child_that_never_had_capabilities_gains_none(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        child = await finished(children, "grep NoNewPrivs /proc/$$/status >&2", capabilities=frozenset())
+async def test_a_child_that_never_had_capabilities_gains_none(children: Children) -> None:
+    child = await finished(children, "grep NoNewPrivs /proc/$$/status >&2", capabilities=frozenset())
 
-        assert child.last_words() == ("NoNewPrivs: 1",)
-
-    run_scenario(scenario)
+    assert child.last_words() == ("NoNewPrivs: 1",)
 
 
-def test_a_thread_that_cannot_give_up_its_capabilities_starts_nothing(
-    run_scenario: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_thread_that_cannot_give_up_its_capabilities_starts_nothing(
+    monkeypatch: pytest.MonkeyPatch, children: Children
 ) -> None:
     def refuse(_kept: object) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(syscalls, "keep_capabilities", refuse)
 
-    async def scenario(children: Children) -> None:
-        with pytest.raises(SpawnFailed, match="give up capabilities before the start: EPERM"):
-            await children.spawn(shell("exit 0"), env=ENV, capabilities=frozenset())
-
-    run_scenario(scenario)
+    with pytest.raises(SpawnFailed, match="give up capabilities before the start: EPERM"):
+        await children.spawn(shell("exit 0"), env=ENV, capabilities=frozenset())
 
 
 @pytest.mark.parametrize("dumps_core", [False, True])
-def test_a_crash_writes_no_core_unless_allowed(run_scenario: Any, tmp_path: Path, dumps_core: bool) -> None:
+async def test_a_crash_writes_no_core_unless_allowed(children: Children, tmp_path: Path, dumps_core: bool) -> None:
     """The control allows it, and the kernel then says that it made one."""
     former = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (former[1], former[1]))
     if former[1] == 0:
         pytest.skip("the hard limit of cores is 0 here, so no program makes one")
 
-    async def scenario(children: Children) -> None:
+    directory = os.getcwd()
+    try:
         os.chdir(tmp_path)
         child = await children.spawn(["/bin/sleep", "600"], env=ENV, dumps_core=dumps_core)
         limit = resource.prlimit(child.pid, resource.RLIMIT_CORE)
@@ -325,10 +283,6 @@ def test_a_crash_writes_no_core_unless_allowed(run_scenario: Any, tmp_path: Path
         assert not made or dumps_core
         if dumps_core and not made:
             pytest.skip("the kernel's core_pattern makes no core here, so its absence shows nothing")
-
-    directory = os.getcwd()
-    try:
-        run_scenario(scenario)
         assert resource.getrlimit(resource.RLIMIT_CORE) == (former[1], former[1]), "the shim's own limit stays"
     finally:
         os.chdir(directory)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,162 +25,121 @@ from tests.unit.host.child_scenarios import ENV, finished, shell
         pytest.param("kill -35 $$", ChildExit(0, 35), "was killed by signal 35", id="nameless-signal"),
     ],
 )
-def test_exit_tells_code_or_signal(run_scenario: Any, script: str, expected: ChildExit, text: str) -> None:
-    async def scenario(children: Children) -> None:
-        child = await finished(children, script)
+async def test_exit_tells_code_or_signal(script: str, expected: ChildExit, text: str, children: Children) -> None:
+    child = await finished(children, script)
 
-        assert child.exit == expected
-        assert child.describe_exit() == f"sh (pid {child.pid}) {text}"
-
-    run_scenario(scenario)
+    assert child.exit == expected
+    assert child.describe_exit() == f"sh (pid {child.pid}) {text}"
 
 
-def test_last_words_are_complete_when_wait_returns_bounded_and_printable(run_scenario: Any) -> None:
+async def test_last_words_are_complete_when_wait_returns_bounded_and_printable(children: Children) -> None:
     script = r"for i in 1 2 3 4 5; do echo line $i >&2; done; printf '\033[31mred\033[0m\007 end' >&2; exit 1"
 
-    async def scenario(children: Children) -> None:
-        child = await finished(children, script, stderr_tail_lines=3)
+    child = await finished(children, script, stderr_tail_lines=3)
 
-        assert child.last_words() == ("line 4", "line 5", "red end")
-        assert child.describe_exit().endswith("exited with status 1: line 4; line 5; red end")
-
-    run_scenario(scenario)
+    assert child.last_words() == ("line 4", "line 5", "red end")
+    assert child.describe_exit().endswith("exited with status 1: line 4; line 5; red end")
 
 
-def test_a_flood_on_stderr_costs_bounded_memory_and_does_not_block_the_child(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        child = await finished(children, "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo >&2; echo done >&2")
+async def test_a_flood_on_stderr_costs_bounded_memory_and_does_not_block_the_child(children: Children) -> None:
+    child = await finished(children, "head -c 1000000 /dev/zero | tr '\\0' x >&2; echo >&2; echo done >&2")
 
-        assert child.exit == ChildExit(0, 0)
-        assert child.last_words()[-1] == "done"
-        assert sum(map(len, child.last_words())) <= 20 * 1024
-
-    run_scenario(scenario)
+    assert child.exit == ChildExit(0, 0)
+    assert child.last_words()[-1] == "done"
+    assert sum(map(len, child.last_words())) <= 20 * 1024
 
 
-def test_a_grandchild_that_keeps_stderr_open_does_not_delay_the_exit(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        read_end, write_end = os.pipe()
-        try:
-            # The grandchild lives as long as our write end of its stdin.
-            child = await children.spawn(shell("cat <&3 & echo parent gone >&2"), env=ENV, fds={3: read_end})
-            await child.wait()
+async def test_a_grandchild_that_keeps_stderr_open_does_not_delay_the_exit(children: Children) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        # The grandchild lives as long as our write end of its stdin.
+        child = await children.spawn(shell("cat <&3 & echo parent gone >&2"), env=ENV, fds={3: read_end})
+        await child.wait()
 
-            assert child.last_words() == ("parent gone",)
-        finally:
-            os.close(read_end)
-            os.close(write_end)
-
-    run_scenario(scenario)
+        assert child.last_words() == ("parent gone",)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
-def test_intent_is_written_before_the_process_exists_and_its_pid_after(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        ledger = FakeLedger()
-        child = await finished(children, "exit 0 # the-key", ledger=ledger, ledger_key="the-key")
+async def test_intent_is_written_before_the_process_exists_and_its_pid_after(children: Children) -> None:
+    ledger = FakeLedger()
+    child = await finished(children, "exit 0 # the-key", ledger=ledger, ledger_key="the-key")
 
-        first, second = (entry for _, entry in ledger.history)
-        assert (first.kind, first.key, dict(first.detail)) == (ResourceKind.PROCESS, "the-key", {"program": "/bin/sh"})
-        assert second.detail == {**first.detail, "pid": child.pid, "start_ticks": child.start_ticks}
-
-    run_scenario(scenario)
+    first, second = (entry for _, entry in ledger.history)
+    assert (first.kind, first.key, dict(first.detail)) == (ResourceKind.PROCESS, "the-key", {"program": "/bin/sh"})
+    assert second.detail == {**first.detail, "pid": child.pid, "start_ticks": child.start_ticks}
 
 
-def test_nothing_is_started_when_the_intent_cannot_be_written(run_scenario: Any, tmp_path: Path) -> None:
+async def test_nothing_is_started_when_the_intent_cannot_be_written(tmp_path: Path, children: Children) -> None:
     mark = tmp_path / "started"
 
-    async def scenario(children: Children) -> None:
-        with pytest.raises(FailedPrecondition, match="ENOSPC"):
-            await children.spawn(shell(f"touch {mark}"), env=ENV, ledger=FakeLedger(full_after=0), ledger_key=str(mark))
+    with pytest.raises(FailedPrecondition, match="ENOSPC"):
+        await children.spawn(shell(f"touch {mark}"), env=ENV, ledger=FakeLedger(full_after=0), ledger_key=str(mark))
 
-        assert not mark.exists()
-
-    run_scenario(scenario)
+    assert not mark.exists()
 
 
-def test_process_whose_pid_cannot_be_written_down_is_ended(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        ledger = FakeLedger(full_after=1)
+async def test_process_whose_pid_cannot_be_written_down_is_ended(children: Children) -> None:
+    ledger = FakeLedger(full_after=1)
 
-        with pytest.raises(FailedPrecondition, match="ENOSPC"):
-            await children.spawn(shell("sleep 1000 # key"), env=ENV, ledger=ledger, ledger_key="key")
+    with pytest.raises(FailedPrecondition, match="ENOSPC"):
+        await children.spawn(shell("sleep 1000 # key"), env=ENV, ledger=ledger, ledger_key="key")
 
-        assert children.alive == ()
-        assert ledger.held == {}
-
-    run_scenario(scenario)
+    assert children.alive == ()
+    assert ledger.held == {}
 
 
-def test_every_waiter_gets_the_same_answer_and_cancelling_one_disturbs_none(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        child = await children.spawn(["/bin/cat"], env=ENV, stdin=(pipe := os.pipe())[0])
-        waiters = [asyncio.create_task(child.wait()) for _ in range(3)]
-        await asyncio.sleep(0)
-        waiters[0].cancel()
-        for fd in pipe:
-            os.close(fd)
+async def test_every_waiter_gets_the_same_answer_and_cancelling_one_disturbs_none(children: Children) -> None:
+    child = await children.spawn(["/bin/cat"], env=ENV, stdin=(pipe := os.pipe())[0])
+    waiters = [asyncio.create_task(child.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiters[0].cancel()
+    for fd in pipe:
+        os.close(fd)
 
-        assert await asyncio.gather(*waiters[1:]) == [ChildExit(0, 0)] * 2
-        assert waiters[0].cancelled()
-
-    run_scenario(scenario)
+    assert await asyncio.gather(*waiters[1:]) == [ChildExit(0, 0)] * 2
+    assert waiters[0].cancelled()
 
 
-def test_kill_reaches_the_living_and_says_no_for_the_dead(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        child = await children.spawn(shell("sleep 1000"), env=ENV)
+async def test_kill_reaches_the_living_and_says_no_for_the_dead(children: Children) -> None:
+    child = await children.spawn(shell("sleep 1000"), env=ENV)
 
-        assert child.kill(signal.SIGTERM)
-        assert await child.wait() == ChildExit(0, signal.SIGTERM)
-        assert not child.kill()
-
-    run_scenario(scenario)
+    assert child.kill(signal.SIGTERM)
+    assert await child.wait() == ChildExit(0, signal.SIGTERM)
+    assert not child.kill()
 
 
-def test_end_kills_what_ignores_the_polite_signal(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        script = (
-            "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
-        )
-        read_end, write_end = os.pipe()
-        child = await children.spawn([sys.executable, "-I", "-S", "-c", script], env=ENV, stdout=write_end)
-        os.close(write_end)
-        await asyncio.to_thread(os.read, read_end, 10)
-        os.close(read_end)
+async def test_end_kills_what_ignores_the_polite_signal(children: Children) -> None:
+    script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+    read_end, write_end = os.pipe()
+    child = await children.spawn([sys.executable, "-I", "-S", "-c", script], env=ENV, stdout=write_end)
+    os.close(write_end)
+    await asyncio.to_thread(os.read, read_end, 10)
+    os.close(read_end)
 
-        assert await child.end(signal_number=signal.SIGTERM, grace_s=0.2) == ChildExit(0, signal.SIGKILL)
-
-    run_scenario(scenario)
+    assert await child.end(signal_number=signal.SIGTERM, grace_s=0.2) == ChildExit(0, signal.SIGKILL)
 
 
-def test_end_all_leaves_no_child(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        for _ in range(3):
-            await children.spawn(shell("sleep 1000"), env=ENV)
+async def test_end_all_leaves_no_child(children: Children) -> None:
+    for _ in range(3):
+        await children.spawn(shell("sleep 1000"), env=ENV)
 
-        assert len(children.alive) == 3
-        await children.end_all()
-
-    run_scenario(scenario)
+    assert len(children.alive) == 3
+    await children.end_all()
 
 
-def test_output_is_what_the_program_wrote_up_to_a_limit(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        argv = shell("head -c 300000 /dev/zero; exit 4")
+async def test_output_is_what_the_program_wrote_up_to_a_limit(children: Children) -> None:
+    argv = shell("head -c 300000 /dev/zero; exit 4")
 
-        ended, output = await children.output(argv, env=ENV, timeout_s=30, max_bytes=1000)
+    ended, output = await children.output(argv, env=ENV, timeout_s=30, max_bytes=1000)
 
-        assert (ended, output) == (ChildExit(4, 0), bytes(1000))
-
-    run_scenario(scenario)
+    assert (ended, output) == (ChildExit(4, 0), bytes(1000))
 
 
-def test_output_of_a_program_that_does_not_end_is_a_deadline(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        with pytest.raises(DeadlineExceeded, match=r"run program '/bin/sh': no end within 0\.2 s"):
-            await children.output(shell("echo started; exec sleep 1000"), env=ENV, timeout_s=0.2)
-
-    run_scenario(scenario)
+async def test_output_of_a_program_that_does_not_end_is_a_deadline(children: Children) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"run program '/bin/sh': no end within 0\.2 s"):
+        await children.output(shell("echo started; exec sleep 1000"), env=ENV, timeout_s=0.2)
 
 
 class Unkillable(Child):
@@ -191,27 +149,26 @@ class Unkillable(Child):
         return True
 
 
-def test_a_child_that_sigkill_does_not_end_is_given_up(run_scenario: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(children: Children) -> None:
-        monkeypatch.setattr("pyshim.host.processes.children.KILL_WAIT_S", 0.05)
-        with subprocess.Popen(["sleep", "600"]) as process:  # noqa: ASYNC220 - a child that no other code reaps
-            stuck = Unkillable(
-                name="stuck", pid=process.pid, stderr_fd=None, tail_lines=1, on_exit=lambda child: ended.append(child)
-            )
-            ended: list[Child] = []
+async def test_a_child_that_sigkill_does_not_end_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, children: Children
+) -> None:
+    monkeypatch.setattr("pyshim.host.processes.children.KILL_WAIT_S", 0.05)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        stuck = Unkillable(
+            name="stuck", pid=process.pid, stderr_fd=None, tail_lines=1, on_exit=lambda child: ended.append(child)
+        )
+        ended: list[Child] = []
 
-            with pytest.raises(DeadlineExceeded, match=rf"end stuck \(pid {process.pid}\): it lives .* after SIGKILL"):
-                await stuck.end()
+        with pytest.raises(DeadlineExceeded, match=rf"end stuck \(pid {process.pid}\): it lives .* after SIGKILL"):
+            await stuck.end()
 
-            other = await children.spawn(shell("sleep 600"), env=ENV)
-            children._alive[stuck.pid] = stuck
-            try:
-                await children.end_all()
-                await other.wait()  # it was killed, whether or not that took longer than the limit
-            finally:
-                del children._alive[stuck.pid]
-                Child.kill(stuck)
-            await stuck.wait()
-            process.returncode = -signal.SIGKILL  # reaped by its pidfd
-
-    run_scenario(scenario)
+        other = await children.spawn(shell("sleep 600"), env=ENV)
+        children._alive[stuck.pid] = stuck
+        try:
+            await children.end_all()
+            await other.wait()  # it was killed, whether or not that took longer than the limit
+        finally:
+            del children._alive[stuck.pid]
+            Child.kill(stuck)
+        await stuck.wait()
+        process.returncode = -signal.SIGKILL  # reaped by its pidfd

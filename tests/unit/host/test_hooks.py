@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,24 +20,19 @@ def shell(script: str, *, timeout: int | None = None, env: tuple[str, ...] = ("P
     return OciHook(path="/bin/sh", args=("hook", "-c", script), env=env, timeout=timeout)
 
 
-def test_a_hook_gets_the_state_its_arguments_and_its_environment_only(run_scenario: Any, tmp_path: Path) -> None:
+async def test_a_hook_gets_the_state_its_arguments_and_its_environment_only(tmp_path: Path, children: Children) -> None:
     out = tmp_path / "out"
     script = f'cat > {out}; echo "$0 $1 $A ${{HOME-none}}" >> {out}'
     hook = OciHook(path="/bin/sh", args=("name", "-c", script, "zero", "one"), env=("PATH=/usr/bin:/bin", "A=b=c"))
 
-    async def scenario(children: Children) -> None:
-        await run_hook(children, "prestart", hook, STATE)
+    await run_hook(children, "prestart", hook, STATE)
 
-    run_scenario(scenario)
     assert out.read_bytes() == STATE + b"zero one b=c none\n"
 
 
 @pytest.mark.parametrize("size", [0, 1 << 20], ids=["empty", "larger than a pipe"])
-def test_a_hook_need_not_read_its_state(run_scenario: Any, size: int) -> None:
-    async def scenario(children: Children) -> None:
-        await run_hook(children, "prestart", OciHook(path="/bin/true"), b"x" * size)
-
-    run_scenario(scenario)
+async def test_a_hook_need_not_read_its_state(size: int, children: Children) -> None:
+    await run_hook(children, "prestart", OciHook(path="/bin/true"), b"x" * size)
 
 
 @pytest.mark.parametrize(
@@ -59,81 +53,67 @@ def test_a_hook_need_not_read_its_state(run_scenario: Any, size: int) -> None:
     ],
     ids=["fails", "is killed", "is missing", "is no program", "is a folder", "hangs", "hangs with words", "floods"],
 )
-def test_a_hook_that_does_not_end_well_is_named_with_the_cause(
-    run_scenario: Any, hook: OciHook, kind: type[ShimError], text: str
+async def test_a_hook_that_does_not_end_well_is_named_with_the_cause(
+    hook: OciHook, kind: type[ShimError], text: str, children: Children
 ) -> None:
-    async def scenario(children: Children) -> None:
-        with pytest.raises(kind, match=f"run createRuntime hook '{hook.path}': .*{text}") as caught:
-            await run_hook(children, "createRuntime", hook, STATE)
-        assert len(str(caught.value)) < 64 << 10
-        assert children.alive == ()
-
-    run_scenario(scenario)
+    with pytest.raises(kind, match=f"run createRuntime hook '{hook.path}': .*{text}") as caught:
+        await run_hook(children, "createRuntime", hook, STATE)
+    assert len(str(caught.value)) < 64 << 10
+    assert children.alive == ()
 
 
-def test_a_file_that_is_no_program_is_refused(run_scenario: Any, tmp_path: Path) -> None:
+async def test_a_file_that_is_no_program_is_refused(tmp_path: Path, children: Children) -> None:
     path = tmp_path / "hook"
     path.write_bytes(b"\0" * 64)
     path.chmod(0o755)
 
-    async def scenario(children: Children) -> None:
-        with pytest.raises(HookFailed, match=r"ENOEXEC \(exec format error\)"):
-            await run_hook(children, "prestart", OciHook(path=str(path)), STATE)
-
-    run_scenario(scenario)
+    with pytest.raises(HookFailed, match=r"ENOEXEC \(exec format error\)"):
+        await run_hook(children, "prestart", OciHook(path=str(path)), STATE)
 
 
-def test_children_of_a_hook_that_succeeded_live_on_and_are_not_waited_for(run_scenario: Any, tmp_path: Path) -> None:
+async def test_children_of_a_hook_that_succeeded_live_on_and_are_not_waited_for(
+    tmp_path: Path, children: Children
+) -> None:
     pid_file = tmp_path / "pid"
 
-    async def scenario(children: Children) -> None:
-        await run_hook(children, "createRuntime", shell(f"sleep 1000 & echo $! > {pid_file}"), STATE)
+    await run_hook(children, "createRuntime", shell(f"sleep 1000 & echo $! > {pid_file}"), STATE)
 
-    run_scenario(scenario)
     pid = int(pid_file.read_text())
     assert _runs(pid)
     os.kill(pid, 9)
 
 
 @pytest.mark.parametrize("end", ["timeout", "cancel"])
-def test_a_hook_that_is_given_up_goes_with_its_children(run_scenario: Any, tmp_path: Path, end: str) -> None:
+async def test_a_hook_that_is_given_up_goes_with_its_children(tmp_path: Path, end: str, children: Children) -> None:
     pid_file = tmp_path / "pid"
     hook = shell(f"sleep 1000 & echo $! > {pid_file}; wait", timeout=1 if end == "timeout" else 1000)
 
-    async def scenario(children: Children) -> None:
-        running = asyncio.ensure_future(run_hook(children, "prestart", hook, STATE))
-        await _until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
-        if end == "cancel":
-            running.cancel()
-        with pytest.raises((DeadlineExceeded, asyncio.CancelledError)):
-            await running
-        assert children.alive == ()
+    running = asyncio.ensure_future(run_hook(children, "prestart", hook, STATE))
+    await _until(lambda: pid_file.exists() and pid_file.read_text().endswith("\n"))
+    if end == "cancel":
+        running.cancel()
+    with pytest.raises((DeadlineExceeded, asyncio.CancelledError)):
+        await running
+    assert children.alive == ()
 
-    run_scenario(scenario)
     pid = int(pid_file.read_text())
     deadline = time.monotonic() + 10
     while _runs(pid):
         assert time.monotonic() < deadline, "the hook's child lives on"
-        time.sleep(0.01)
+        await asyncio.sleep(0.01)
 
 
-def test_a_member_of_a_namespace_lives_as_long_as_the_block(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        async with netns_member(children, "/proc/self/ns/net") as pid:
-            assert os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
-        assert children.alive == ()
-        assert not _runs(pid)
-
-    run_scenario(scenario)
+async def test_a_member_of_a_namespace_lives_as_long_as_the_block(children: Children) -> None:
+    async with netns_member(children, "/proc/self/ns/net") as pid:
+        assert os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+    assert children.alive == ()
+    assert not _runs(pid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a new network namespace needs root")
-def test_a_member_of_a_new_namespace_is_not_in_ours(run_scenario: Any) -> None:
-    async def scenario(children: Children) -> None:
-        async with netns_member(children, None) as pid:
-            assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
-
-    run_scenario(scenario)
+async def test_a_member_of_a_new_namespace_is_not_in_ours(children: Children) -> None:
+    async with netns_member(children, None) as pid:
+        assert os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
 
 
 def _runs(pid: int) -> bool:

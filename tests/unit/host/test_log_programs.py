@@ -9,7 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
-from tests.unit.host.stream_ends import SHORT, TIMEOUT_S, opened, run
+from tests.unit.host.stream_ends import SHORT, TIMEOUT_S, opened
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
 
 SHORT_END = replace(SHORT, ready_s=TIMEOUT_S)
 PROGRAM = """\
@@ -32,90 +35,73 @@ def log_program(tmp_path: Path, *, ready: str = "exec 5>&-", end: str = "") -> t
     return program, log
 
 
-def test_a_log_program_gets_arguments_environment_and_both_streams(tmp_path: Path) -> None:
+async def test_a_log_program_gets_arguments_environment_and_both_streams(tmp_path: Path) -> None:
     program, log = log_program(tmp_path)
 
-    async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}?a=1&b=2&a=3&c=", stderr="ignored")
-        assert streams.stdout is not None
-        assert streams.stderr is not None
-        await streams.stdout.write(b"out\n")
-        await streams.stderr.write(b"err\n")
+    streams = await opened(stdout=f"binary://{program}?a=1&b=2&a=3&c=", stderr="ignored")
+    assert streams.stdout is not None
+    assert streams.stderr is not None
+    await streams.stdout.write(b"out\n")
+    await streams.stderr.write(b"err\n")
 
-        await streams.close()
-        await streams.close()
+    await streams.close()
+    await streams.close()
 
-    run(body)
     assert log.read_text() == "args a 1 b 2 c \nCONTAINER_ID=exec1\nCONTAINER_NAMESPACE=ns1\nout\nerr\n"
 
 
-def test_a_log_program_may_say_ready_with_a_byte(tmp_path: Path) -> None:
+async def test_a_log_program_may_say_ready_with_a_byte(tmp_path: Path) -> None:
     program, log = log_program(tmp_path, ready="printf r >&5")
 
-    async def body() -> None:
-        streams = await opened(stdout=f"binary-v2://{program}", terminal=True)
-        assert streams.stdout is not None
-        assert streams.stderr is None
-        await streams.stdout.write(b"out\n")
+    streams = await opened(stdout=f"binary-v2://{program}", terminal=True)
+    assert streams.stdout is not None
+    assert streams.stderr is None
+    await streams.stdout.write(b"out\n")
 
-        await streams.close()
+    await streams.close()
 
-    run(body)
     assert log.read_text().endswith("out\n")
 
 
-def test_a_version_2_log_program_that_only_closes_its_ready_pipe_has_failed(tmp_path: Path) -> None:
+async def test_a_version_2_log_program_that_only_closes_its_ready_pipe_has_failed(tmp_path: Path) -> None:
     program, _ = log_program(tmp_path, ready="echo 'bad option' >&2; exit 3")
 
-    async def body() -> None:
-        with pytest.raises(FailedPrecondition, match=r"exited with status 3.*bad option"):
-            await opened(stdout=f"binary-v2://{program}")
-
-    run(body)
+    with pytest.raises(FailedPrecondition, match=r"exited with status 3.*bad option"):
+        await opened(stdout=f"binary-v2://{program}")
 
 
-def test_a_log_program_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    async def body() -> None:
-        with pytest.raises(ShimError, match=r"nowhere/prog.*ENOENT"):
-            await opened(stdout="binary:///nowhere/prog")
-
-    run(body)
+async def test_a_log_program_that_is_not_there_is_an_error_that_names_it() -> None:
+    with pytest.raises(ShimError, match=r"nowhere/prog.*ENOENT"):
+        await opened(stdout="binary:///nowhere/prog")
 
 
-def test_a_log_program_that_never_gets_ready_is_killed(tmp_path: Path) -> None:
+async def test_a_log_program_that_never_gets_ready_is_killed(tmp_path: Path) -> None:
     program, _ = log_program(tmp_path, ready="echo $$ >> $0.pid; exec sleep 1000")
 
-    async def body() -> None:
-        with pytest.raises(DeadlineExceeded, match=str(program)):
-            await opened(stdout=f"binary://{program}", log_program_times=SHORT)
+    with pytest.raises(DeadlineExceeded, match=str(program)):
+        await opened(stdout=f"binary://{program}", log_program_times=SHORT)
 
-    run(body)
     pid = int((tmp_path / "program.pid").read_text())
     assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_output_of_a_log_program_that_died_is_dropped(tmp_path: Path) -> None:
+async def test_output_of_a_log_program_that_died_is_dropped(tmp_path: Path) -> None:
     program, _ = log_program(tmp_path, ready="exit 0")
 
-    async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
-        assert streams.stdout is not None
+    streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
+    assert streams.stdout is not None
 
-        await streams.stdout.write(bytes(4 << 20))
+    await streams.stdout.write(bytes(4 << 20))
 
-        await streams.close()
-
-    run(body)
+    await streams.close()
 
 
-def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
+async def test_a_log_program_that_obeys_nothing_is_killed(tmp_path: Path) -> None:
     program, _ = log_program(tmp_path, end="echo $$ > $0.pid; kill -STOP $$")
 
-    async def body() -> None:
-        streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
+    streams = await opened(stdout=f"binary://{program}", log_program_times=SHORT_END)
 
-        await streams.close()
+    await streams.close()
 
-    run(body)
     pid = int((tmp_path / "program.pid").read_text())
     assert not os.path.exists(f"/proc/{pid}")

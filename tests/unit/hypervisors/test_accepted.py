@@ -165,43 +165,39 @@ def test_nics_cold_and_hot_with_one_and_with_two_queues(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/ksm"), reason="this kernel merges no pages")
-def test_a_guests_memory_at_boot_and_added_later_is_not_offered_for_merging(tmp_path: Path) -> None:
+async def test_a_guests_memory_at_boot_and_added_later_is_not_offered_for_merging(tmp_path: Path) -> None:
     plain = runnable(CONFIGS["q35-initrd-only"], tmp_path)
     memory = replace(plain.memory, boot_mib=256, max_mib=512, slots=2, backing=MemoryBacking.PRIVATE)
 
-    async def body() -> None:
-        vm = QemuVm(ledger=FakeLedger(release), children=Children())
-        await vm.create(replace(plain, memory=memory))
-        try:
-            assert await vm.resize_memory(384) == 384
-            smaps = await asyncio.to_thread(Path(f"/proc/{vm.pid}/smaps").read_text)
-            flags = [line.split()[1:] for line in smaps.splitlines() if line.startswith("VmFlags:")]
-            assert sum(f"{kib} kB" in line for line in smaps.splitlines() for kib in (256 << 10, 128 << 10)) >= 2
-            assert not [each for each in flags if "mg" in each]
-        finally:
-            await vm.stop()
-
-    asyncio.run(body())
+    vm = QemuVm(ledger=FakeLedger(release), children=Children())
+    await vm.create(replace(plain, memory=memory))
+    try:
+        assert await vm.resize_memory(384) == 384
+        smaps = await asyncio.to_thread(Path(f"/proc/{vm.pid}/smaps").read_text)
+        flags = [line.split()[1:] for line in smaps.splitlines() if line.startswith("VmFlags:")]
+        assert sum(f"{kib} kB" in line for line in smaps.splitlines() for kib in (256 << 10, 128 << 10)) >= 2
+        assert not [each for each in flags if "mg" in each]
+    finally:
+        await vm.stop()
 
 
 @pytest.mark.skipif(not os.path.exists("/sys/devices/system/node/node0"), reason="this kernel has no NUMA nodes")
 @pytest.mark.parametrize("backing", [MemoryBacking.PRIVATE, MemoryBacking.SHARED_MEMFD])
-def test_memory_at_boot_and_added_later_is_preferred_from_its_node(backing: MemoryBacking, tmp_path: Path) -> None:
+async def test_memory_at_boot_and_added_later_is_preferred_from_its_node(
+    backing: MemoryBacking, tmp_path: Path
+) -> None:
     plain = runnable(CONFIGS["q35-virtiofs-serial-tcg"], tmp_path)
     memory = replace(plain.memory, boot_mib=256, max_mib=512, slots=2, backing=backing, host_nodes=(0,))
     config = replace(plain, memory=memory, share=None)
 
-    async def body() -> None:
-        vm = QemuVm(ledger=FakeLedger(release), children=Children())
-        await vm.create(config)
-        try:
-            assert await vm.resize_memory(384) == 384
-            maps = await asyncio.to_thread(Path(f"/proc/{vm.pid}/numa_maps").read_text)
-            assert len([line for line in maps.splitlines() if line.split()[1] == "prefer:0"]) >= 2
-        finally:
-            await vm.stop()
-
-    asyncio.run(body())
+    vm = QemuVm(ledger=FakeLedger(release), children=Children())
+    await vm.create(config)
+    try:
+        assert await vm.resize_memory(384) == 384
+        maps = await asyncio.to_thread(Path(f"/proc/{vm.pid}/numa_maps").read_text)
+        assert len([line for line in maps.splitlines() if line.split()[1] == "prefer:0"]) >= 2
+    finally:
+        await vm.stop()
 
 
 def test_a_vhost_user_nic_is_connected_to_who_listens_before_the_guest_runs(tmp_path: Path) -> None:

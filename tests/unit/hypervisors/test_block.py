@@ -197,18 +197,15 @@ def test_another_aio_that_fails_is_not_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("read_only", "mode"), [(True, os.O_RDONLY), (False, os.O_RDWR)])
-def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(tmp_path: Path, read_only: bool, mode: int) -> None:
+async def test_a_disk_is_opened_for_qemu_and_closed_with_its_node(tmp_path: Path, read_only: bool, mode: int) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Monitor()
     plugged = disks(monitor)
     volume = disk("a", path, read_only=read_only)
 
-    async def body() -> None:
-        await plugged.plug(volume)
-        await plugged.unplug(volume)
-
-    asyncio.run(body())
+    await plugged.plug(volume)
+    await plugged.unplug(volume)
 
     assert monitor.said[0] == ("add_fd", mode)
     assert monitor.said[-2:] == [("blockdev_del", "a"), ("remove_fd", 5)]
@@ -314,22 +311,21 @@ class Bridge(Monitor):
         (QmpCommandFailed("device_add", "GenericError", "no"), ["0x1", "0x1"]),
     ],
 )
-def test_a_slot_is_free_again_only_when_qemu_has_said_no(error: Exception, slots: list[str], tmp_path: Path) -> None:
+async def test_a_slot_is_free_again_only_when_qemu_has_said_no(
+    error: Exception, slots: list[str], tmp_path: Path
+) -> None:
     """A device whose plug was given up may be there later, and a slot takes one."""
     path = tmp_path / "file"
     path.write_bytes(b"")
     monitor = Bridge("device_add")
     monitor.error = error
 
-    async def body() -> None:
-        config = vm_config()
-        shared = replace(config.memory, backing=MemoryBacking.SHARED_MEMFD)
-        plugged = Hotplug(replace(config, memory=shared, bridges=1), monitor)  # type: ignore[arg-type]
-        with pytest.raises((DeadlineExceeded, QmpCommandFailed)):
-            await plugged.plug(replace(SERVED, vhost_user=VhostUserBackend(reconnect_s=1)))
-        await plugged.plug(disk("e", path))
-
-    asyncio.run(body())
+    config = vm_config()
+    shared = replace(config.memory, backing=MemoryBacking.SHARED_MEMFD)
+    plugged = Hotplug(replace(config, memory=shared, bridges=1), monitor)  # type: ignore[arg-type]
+    with pytest.raises((DeadlineExceeded, QmpCommandFailed)):
+        await plugged.plug(replace(SERVED, vhost_user=VhostUserBackend(reconnect_s=1)))
+    await plugged.plug(disk("e", path))
 
     assert monitor.slots == slots
 
@@ -339,7 +335,7 @@ def test_a_slot_is_free_again_only_when_qemu_has_said_no(error: Exception, slots
     [(("device_add", "device_remove"), ["0x1", "0x2"]), (("device_add",), ["0x1", "0x1"])],
     ids=["never-plugged", "gone"],
 )
-def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is_gone(
+async def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is_gone(
     refused: tuple[str, ...], slots: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "file"
@@ -347,13 +343,10 @@ def test_the_slot_of_a_device_passed_through_is_free_again_only_when_it_is_gone(
     monitor = Bridge(*refused)
     monitor.error = QmpTimeout("ask qemu: no answer within 120 s")
 
-    async def body() -> None:
-        config = replace(vm_config(), bridges=1, pci=PciLayout(hot_plug=PortKind.BRIDGE))
-        plugged = Hotplug(config, monitor)  # type: ignore[arg-type]
-        with pytest.raises(QmpTimeout):
-            await plugged.plug(EmulatedDevice(id="toy", model="edu"))
-        await plugged.plug(disk("e", path))
-
-    asyncio.run(body())
+    config = replace(vm_config(), bridges=1, pci=PciLayout(hot_plug=PortKind.BRIDGE))
+    plugged = Hotplug(config, monitor)  # type: ignore[arg-type]
+    with pytest.raises(QmpTimeout):
+        await plugged.plug(EmulatedDevice(id="toy", model="edu"))
+    await plugged.plug(disk("e", path))
 
     assert monitor.slots == slots

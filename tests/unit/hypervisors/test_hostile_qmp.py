@@ -17,7 +17,10 @@ from pyshim.model.errors import ShimError
 from pyshim.model.units import MIB
 from tests.fakes.hostile_qmp import MODES
 
-from .qmp_session import Session, run
+from .qmp_session import Session
+
+pytestmark = pytest.mark.usefixtures("fast_clock", "nothing_left")
+
 
 MEMORY_BYTES = 64 * MIB
 EVENTS = 2000
@@ -40,41 +43,35 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_qemu_that_lies_holds_up_no_command(mode: str) -> None:
-    async def body() -> None:
-        held, loop = resident_bytes(), asyncio.get_running_loop()
-        commands = ("cont", "query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
-        more = ("query-memory-devices", "qom-get", "device_add", "device_del")
-        session = Session(dict.fromkeys((*commands, *more), MODES[mode]))
-        async with session:
-            for call in CALLS.values():
-                began = loop.time()
-                with suppress(ShimError):
-                    await call(session.monitor)
-                assert loop.time() - began <= COMMAND_TIMEOUT_S + UNPLUG_TIMEOUT_S
-        assert resident_bytes() - held < MEMORY_BYTES
-
-    run(body, limit_s=len(CALLS) * (COMMAND_TIMEOUT_S + UNPLUG_TIMEOUT_S))
+async def test_a_qemu_that_lies_holds_up_no_command(mode: str) -> None:
+    held, loop = resident_bytes(), asyncio.get_running_loop()
+    commands = ("cont", "query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
+    more = ("query-memory-devices", "qom-get", "device_add", "device_del")
+    session = Session(dict.fromkeys((*commands, *more), MODES[mode]))
+    async with session:
+        for call in CALLS.values():
+            began = loop.time()
+            with suppress(ShimError):
+                await call(session.monitor)
+            assert loop.time() - began <= COMMAND_TIMEOUT_S + UNPLUG_TIMEOUT_S
+    assert resident_bytes() - held < MEMORY_BYTES
 
 
-def test_a_flood_of_events_leaves_loop_and_cpu_to_others() -> None:
-    async def body() -> None:
-        turns, events_of_turn, over = 0, Counter[int](), asyncio.Event()
+async def test_a_flood_of_events_leaves_loop_and_cpu_to_others() -> None:
+    turns, events_of_turn, over = 0, Counter[int](), asyncio.Event()
 
-        def count(_event: QmpEvent) -> None:
-            events_of_turn[turns] += 1
-            if events_of_turn.total() == EVENTS:
-                over.set()
+    def count(_event: QmpEvent) -> None:
+        events_of_turn[turns] += 1
+        if events_of_turn.total() == EVENTS:
+            over.set()
 
-        async with Session() as session:
-            session.monitor._on_event = count
-            session.peer.send(b'{"event": "X"}\r\n' * EVENTS)
-            while events_of_turn.total() < BURST - 1:  # the clock stands still while the loop turns
-                turns += 1
-                await asyncio.sleep(0)
-            assert max(events_of_turn.values()) <= 2
-            await over.wait()
-            took_s = asyncio.get_running_loop().time()
-        assert took_s > (EVENTS // BURST - 1) * PAUSE_S
-
-    run(body)
+    async with Session() as session:
+        session.monitor._on_event = count
+        session.peer.send(b'{"event": "X"}\r\n' * EVENTS)
+        while events_of_turn.total() < BURST - 1:  # the clock stands still while the loop turns
+            turns += 1
+            await asyncio.sleep(0)
+        assert max(events_of_turn.values()) <= 2
+        await over.wait()
+        took_s = asyncio.get_running_loop().time()
+    assert took_s > (EVENTS // BURST - 1) * PAUSE_S

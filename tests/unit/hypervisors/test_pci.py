@@ -4,7 +4,7 @@ import asyncio
 import json
 import shutil
 import subprocess
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypervisors.qemu.vm import QemuVm
 from pyshim.cleanup.release import release
 from pyshim.host.processes.children import Children
 from pyshim.model.errors import Internal, InvalidArgument, ResourceExhausted, ShimError, Unimplemented
-from pyshim.model.vm import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice, VmConfig
+from pyshim.model.vm import EmulatedDevice, PciDevice, PciLayout, PortKind, VfioDevice
 from pyshim.resources.devices.plan.pci_topology import PortRequest, pci_layout
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.tiny_kernel import HALT
@@ -148,97 +148,84 @@ def test_qemu_knows_the_hidden_properties() -> None:
     assert "x-pci-device-id=" in shown.stdout
 
 
-def run(config: VmConfig, scenario: Callable[[QemuVm], Awaitable[None]]) -> None:
-    async def body() -> None:
-        ledger, children = FakeLedger(release), Children()
-        vm = QemuVm(ledger=ledger, children=children)
-        try:
-            await vm.create(config)
-            await scenario(vm)
-        finally:
-            await vm.stop()
-        assert ledger.held == {}
-
-    asyncio.run(body())
-
-
-async def _nothing(_vm: QemuVm) -> None:
-    """Created is enough."""
+@pytest.fixture
+def vm(children: Children, runner: asyncio.Runner) -> Iterator[QemuVm]:
+    ledger = FakeLedger(release)
+    vm = QemuVm(ledger=ledger, children=children)
+    yield vm
+    runner.run(vm.stop())
+    assert ledger.held == {}
 
 
 @needs_qemu
 @pytest.mark.parametrize("kind", PortKind)
 @pytest.mark.parametrize(("roots", "switches"), [(0, 0), (16, 16)])
-def test_qemu_puts_devices_where_the_plan_says(kind: PortKind, roots: int, switches: int, tmp_path: Path) -> None:
+async def test_qemu_puts_devices_where_the_plan_says(
+    kind: PortKind, roots: int, switches: int, tmp_path: Path, vm: QemuVm
+) -> None:
     config = bootable(tmp_path, HALT, pci=layout(TOYS, kind, roots=roots, switches=switches), bridges=5)
 
-    run(config, _nothing)  # `create` compares every path, as the next test shows
+    await vm.create(config)  # `create` compares every path, as the next test shows
 
 
 @needs_qemu
-def test_a_device_that_qemu_has_elsewhere_is_named(tmp_path: Path) -> None:
+async def test_a_device_that_qemu_has_elsewhere_is_named(tmp_path: Path, vm: QemuVm) -> None:
     found = layout(TOYS)
     wrong = replace(found.placed[1], pci_path="01/00")
     config = bootable(tmp_path, HALT, pci=replace(found, placed=(found.placed[0], wrong, found.placed[2])))
 
     with pytest.raises(Internal, match=r"place 'toy1' in vm 'pod1': qemu has it at 1d/00, the plan at 01/00"):
-        run(config, _nothing)
+        await vm.create(config)
 
 
 @needs_qemu
 @pytest.mark.parametrize("kind", PortKind)
-def test_hot_plug_takes_free_ports_and_then_says_so(kind: PortKind, tmp_path: Path) -> None:
+async def test_hot_plug_takes_free_ports_and_then_says_so(kind: PortKind, tmp_path: Path, vm: QemuVm) -> None:
     config = bootable(tmp_path, HALT, pci=layout(cold=None, hot=kind, roots=2, switches=2))
+    await vm.create(config)
 
-    async def scenario(vm: QemuVm) -> None:
-        assert vm.capabilities().pci_hotplug
-        paths = [(await vm.plug(toy)).pci_path for toy in TOYS[:2]]
+    assert vm.capabilities().pci_hotplug
+    paths = [(await vm.plug(toy)).pci_path for toy in TOYS[:2]]
 
-        assert (
-            paths
-            == {
-                PortKind.ROOT: ["1c/00", "1d/00"],
-                PortKind.SWITCH: ["1e/00/00/00", "1e/00/01/00"],
-                PortKind.BRIDGE: ["02/01", "02/02"],
-            }[kind]
-        )
-        if kind is not PortKind.BRIDGE:
-            with pytest.raises(ResourceExhausted, match=f"plug 'toy2': all 2 {kind}s are taken"):
-                await vm.plug(TOYS[2])
-
-    run(config, scenario)
+    assert (
+        paths
+        == {
+            PortKind.ROOT: ["1c/00", "1d/00"],
+            PortKind.SWITCH: ["1e/00/00/00", "1e/00/01/00"],
+            PortKind.BRIDGE: ["02/01", "02/02"],
+        }[kind]
+    )
+    if kind is not PortKind.BRIDGE:
+        with pytest.raises(ResourceExhausted, match=f"plug 'toy2': all 2 {kind}s are taken"):
+            await vm.plug(TOYS[2])
 
 
 @needs_qemu
-def test_a_device_that_is_not_there_leaves_its_port_free(tmp_path: Path) -> None:
+async def test_a_device_that_is_not_there_leaves_its_port_free(tmp_path: Path, vm: QemuVm) -> None:
     config = bootable(tmp_path, HALT, pci=layout(cold=None, hot=PortKind.ROOT))
+    await vm.create(config)
 
-    async def scenario(vm: QemuVm) -> None:
-        with pytest.raises(ShimError, match=r"ask qemu 'device_add': .*ffff:ff:1f\.7"):
-            await vm.plug(VfioDevice(id="gone", host_address="ffff:ff:1f.7", iommufd=False))
-        with pytest.raises(ShimError):
-            await vm.plug(EmulatedDevice(id="odd", model="no-such-model"))
-        assert (await vm.plug(TOYS[0])).pci_path == "1e/00"
-
-    run(config, scenario)
+    with pytest.raises(ShimError, match=r"ask qemu 'device_add': .*ffff:ff:1f\.7"):
+        await vm.plug(VfioDevice(id="gone", host_address="ffff:ff:1f.7", iommufd=False))
+    with pytest.raises(ShimError):
+        await vm.plug(EmulatedDevice(id="odd", model="no-such-model"))
+    assert (await vm.plug(TOYS[0])).pci_path == "1e/00"
 
 
 @needs_qemu
-def test_cold_plug_of_a_device_that_is_not_there_is_qemus_own_error(tmp_path: Path) -> None:
+async def test_cold_plug_of_a_device_that_is_not_there_is_qemus_own_error(tmp_path: Path, vm: QemuVm) -> None:
     missing = VfioDevice(id="gone", host_address="ffff:ff:1f.7", iommufd=False)
     config = bootable(tmp_path, HALT, pci=layout((missing,)))
 
     with pytest.raises(ShimError, match=r"start vm 'pod1'.*ffff:ff:1f\.7"):
-        run(config, _nothing)
+        await vm.create(config)
 
 
 @needs_qemu
-def test_without_a_place_for_hot_plug_it_is_refused(tmp_path: Path) -> None:
+async def test_without_a_place_for_hot_plug_it_is_refused(tmp_path: Path, vm: QemuVm) -> None:
     config = bootable(tmp_path, HALT)
+    await vm.create(config)
 
-    async def scenario(vm: QemuVm) -> None:
-        assert not vm.capabilities().pci_hotplug
-        with pytest.raises(Unimplemented, match="plug 'toy0': hot_plug_vfio is \"no-port\""):
-            await vm.plug(TOYS[0])
-
-    run(config, scenario)
+    assert not vm.capabilities().pci_hotplug
+    with pytest.raises(Unimplemented, match="plug 'toy0': hot_plug_vfio is \"no-port\""):
+        await vm.plug(TOYS[0])

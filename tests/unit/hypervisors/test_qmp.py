@@ -14,7 +14,10 @@ from pyshim.host.processes.children import Children
 from pyshim.model.errors import ErrorCode
 from tests.fakes.qmp_peer import QmpPeer
 
-from .qmp_session import Session, run, run_with_qemu
+from .qmp_session import Session
+
+pytestmark = pytest.mark.usefixtures("fast_clock", "nothing_left")
+
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 
@@ -37,75 +40,60 @@ QEMU = "/usr/bin/qemu-system-x86_64"
         ),
     ],
 )
-def test_a_greeting_that_is_none(greeting: bytes, error: type[Exception], text: str) -> None:
-    async def scenario() -> None:
-        session = Session(greeting=greeting)
+async def test_a_greeting_that_is_none(greeting: bytes, error: type[Exception], text: str) -> None:
+    session = Session(greeting=greeting)
 
-        with pytest.raises(error, match=text):
-            await session.monitor.connect(session.peer.client, 0.2)
+    with pytest.raises(error, match=text):
+        await session.monitor.connect(session.peer.client, 0.2)
 
-        await session.monitor.close()
-        await session.peer.close()
-
-    run(scenario)
+    await session.monitor.close()
+    await session.peer.close()
 
 
-def test_a_peer_that_hangs_up_before_the_greeting_is_gone_not_late() -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        theirs.close()
-        monitor = Monitor(name="vm1", on_event=lambda _event: None)
+async def test_a_peer_that_hangs_up_before_the_greeting_is_gone_not_late() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    monitor = Monitor(name="vm1", on_event=lambda _event: None)
 
-        with pytest.raises(QmpGone, match=r"closed by qemu|reset"):
-            await monitor.connect(ours, 20)
-
-    run(scenario)
+    with pytest.raises(QmpGone, match=r"closed by qemu|reset"):
+        await monitor.connect(ours, 20)
 
 
-def test_version_is_known_after_the_greeting() -> None:
-    async def scenario() -> None:
-        async with Session() as session:
-            assert session.monitor.version == (7, 2, 0)
-            assert session.monitor.is_open
-        assert not session.monitor.is_open
-
-    run(scenario)
+async def test_version_is_known_after_the_greeting() -> None:
+    async with Session() as session:
+        assert session.monitor.version == (7, 2, 0)
+        assert session.monitor.is_open
+    assert not session.monitor.is_open
 
 
-def test_a_refusal_carries_qemus_words_and_the_command() -> None:
+async def test_a_refusal_carries_qemus_words_and_the_command() -> None:
     def refuse(peer: QmpPeer, request: dict[str, Any]) -> None:
         peer.refuse(request, "GenericError", "Bus 'pcie.0' does not support hotplugging\x1b[31m")
 
-    async def scenario() -> None:
-        async with Session({"device_add": refuse}) as session:
-            with pytest.raises(QmpCommandFailed) as caught:
-                await session.monitor.device_add("virtio-blk-pci", "d", {})
+    async with Session({"device_add": refuse}) as session:
+        with pytest.raises(QmpCommandFailed) as caught:
+            await session.monitor.device_add("virtio-blk-pci", "d", {})
 
-        assert str(caught.value) == "ask qemu 'device_add': Bus 'pcie.0' does not support hotplugging"
-        assert caught.value.error_class == "GenericError"
-
-    run(scenario)
+    assert str(caught.value) == "ask qemu 'device_add': Bus 'pcie.0' does not support hotplugging"
+    assert caught.value.error_class == "GenericError"
 
 
-def test_silence_is_a_deadline_and_a_late_answer_is_dropped() -> None:
+async def test_silence_is_a_deadline_and_a_late_answer_is_dropped() -> None:
     late: list[dict[str, Any]] = []
 
     def keep(_peer: QmpPeer, request: dict[str, Any]) -> None:
         late.append(request)
 
-    async def scenario() -> None:
-        async with Session({"query-status": keep}) as session:
-            with pytest.raises(QmpTimeout, match=r"ask qemu 'query-status': no answer within 0\.1 s") as caught:
-                await session.monitor.execute("query-status", timeout_s=0.1)
-            session.peer.reply(late[0], {"status": "running"})
+    async with Session({"query-status": keep}) as session:
+        with pytest.raises(QmpTimeout, match=r"ask qemu 'query-status': no answer within 0\.1 s") as caught:
+            await session.monitor.execute("query-status", timeout_s=0.1)
+        session.peer.reply(late[0], {"status": "running"})
 
-            assert await session.monitor.execute("cont") == {}
-            assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
-
-    run(scenario)
+        assert await session.monitor.execute("cont") == {}
+        assert caught.value.code is ErrorCode.DEADLINE_EXCEEDED
 
 
-def test_answers_find_their_commands_in_any_order() -> None:
+async def test_answers_find_their_commands_in_any_order() -> None:
     held: list[dict[str, Any]] = []
 
     def hold(peer: QmpPeer, request: dict[str, Any]) -> None:
@@ -114,13 +102,10 @@ def test_answers_find_their_commands_in_any_order() -> None:
             for each in reversed(held):
                 peer.reply(each, each["arguments"]["n"])
 
-    async def scenario() -> None:
-        async with Session({"x": hold}) as session:
-            answers = await asyncio.gather(*(session.monitor.execute("x", {"n": n}) for n in range(3)))
+    async with Session({"x": hold}) as session:
+        answers = await asyncio.gather(*(session.monitor.execute("x", {"n": n}) for n in range(3)))
 
-        assert answers == [0, 1, 2]
-
-    run(scenario)
+    assert answers == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -133,70 +118,58 @@ def test_answers_find_their_commands_in_any_order() -> None:
         pytest.param(lambda peer: peer.send(b'{"error": {"class": "GenericError", "desc": "what?"}}\r\n'), id="no-id"),
     ],
 )
-def test_the_end_of_a_connection_ends_what_waits_and_is_told_once(end: Callable[[QmpPeer], None]) -> None:
-    async def scenario() -> None:
-        async with Session({"x": lambda peer, _request: end(peer)}) as session:
-            with session.monitor.expecting(lambda _event: True) as event:
-                with pytest.raises(QmpGone, match="ask qemu 'x' of 'vm1': qmp connection"):
-                    await session.monitor.execute("x")
-                reason = await session.monitor.closed()
-                with pytest.raises(QmpGone, match="wait for an event"):
-                    await event
+async def test_the_end_of_a_connection_ends_what_waits_and_is_told_once(end: Callable[[QmpPeer], None]) -> None:
+    async with Session({"x": lambda peer, _request: end(peer)}) as session:
+        with session.monitor.expecting(lambda _event: True) as event:
+            with pytest.raises(QmpGone, match="ask qemu 'x' of 'vm1': qmp connection"):
+                await session.monitor.execute("x")
+            reason = await session.monitor.closed()
+            with pytest.raises(QmpGone, match="wait for an event"):
+                await event
 
-            assert reason
-            assert not session.monitor.is_open
-            with pytest.raises(QmpGone):
-                await session.monitor.cont()
-
-    run(scenario)
-
-
-def test_a_reply_without_a_result_is_an_error_of_the_command() -> None:
-    async def scenario() -> None:
-        def half(peer: QmpPeer, request: dict[str, Any]) -> None:
-            peer.send(b'{"id": "%s"}\r\n' % request["id"].encode())
-
-        async with Session({"cont": half}) as session:
-            with pytest.raises(QmpError, match="ask qemu 'cont'"):
-                await session.monitor.cont()
-            assert session.monitor.is_open
-
-    run(scenario)
-
-
-def test_close_does_not_wait_for_a_peer_that_reads_nothing() -> None:
-    async def scenario() -> None:
-        ours, theirs = socket.socketpair()
-        theirs.send(b'{"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}\r\n')
-        theirs.send(b'{"return": {}}\r\n')
-        monitor = Monitor(name="vm1", on_event=lambda _event: None)
-        await monitor.connect(ours, 5)
-        stuck = asyncio.create_task(monitor.execute("x", {"big": "x" * 5_000_000}, timeout_s=60))
-        await asyncio.sleep(0.05)
-
-        await monitor.close()
-        await monitor.close()
-
+        assert reason
+        assert not session.monitor.is_open
         with pytest.raises(QmpGone):
-            await stuck
-        theirs.close()
-
-    run(scenario)
-
-
-def test_events_come_in_order_and_are_not_stored() -> None:
-    async def scenario() -> None:
-        async with Session() as session:
-            for number in range(1000):
-                session.peer.event("RTC_CHANGE", {"offset": number})
             await session.monitor.cont()
 
-            assert [event.data["offset"] for event in session.events] == list(range(1000))
-            # The library would keep all of them for ever, in two places.
-            listener = session.monitor._client.events
-            assert (listener.history, listener.empty()) == ((), True)
 
-    run(scenario)
+async def test_a_reply_without_a_result_is_an_error_of_the_command() -> None:
+    def half(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.send(b'{"id": "%s"}\r\n' % request["id"].encode())
+
+    async with Session({"cont": half}) as session:
+        with pytest.raises(QmpError, match="ask qemu 'cont'"):
+            await session.monitor.cont()
+        assert session.monitor.is_open
+
+
+async def test_close_does_not_wait_for_a_peer_that_reads_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.send(b'{"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}\r\n')
+    theirs.send(b'{"return": {}}\r\n')
+    monitor = Monitor(name="vm1", on_event=lambda _event: None)
+    await monitor.connect(ours, 5)
+    stuck = asyncio.create_task(monitor.execute("x", {"big": "x" * 5_000_000}, timeout_s=60))
+    await asyncio.sleep(0.05)
+
+    await monitor.close()
+    await monitor.close()
+
+    with pytest.raises(QmpGone):
+        await stuck
+    theirs.close()
+
+
+async def test_events_come_in_order_and_are_not_stored() -> None:
+    async with Session() as session:
+        for number in range(1000):
+            session.peer.event("RTC_CHANGE", {"offset": number})
+        await session.monitor.cont()
+
+        assert [event.data["offset"] for event in session.events] == list(range(1000))
+        # The library would keep all of them for ever, in two places.
+        listener = session.monitor._client.events
+        assert (listener.history, listener.empty()) == ((), True)
 
 
 @pytest.mark.parametrize(
@@ -206,15 +179,12 @@ def test_events_come_in_order_and_are_not_stored() -> None:
         pytest.param(b'{"event": "SHUTDOWN", "data": [1]}\r\n', id="data-is-no-object"),
     ],
 )
-def test_a_malformed_event_is_passed_over(event: bytes) -> None:
-    async def scenario() -> None:
-        async with Session() as session:
-            session.peer.send(event)
-            await session.monitor.cont()
+async def test_a_malformed_event_is_passed_over(event: bytes) -> None:
+    async with Session() as session:
+        session.peer.send(event)
+        await session.monitor.cont()
 
-            assert session.events == []
-
-    run(scenario)
+        assert session.events == []
 
 
 async def real_qemu(children: Children) -> socket.socket:
@@ -230,50 +200,44 @@ async def real_qemu(children: Children) -> socket.socket:
 
 
 @pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
-def test_real_qemu_answers_takes_descriptors_and_quits() -> None:
-    async def scenario() -> None:
-        children = Children()
-        events: list[QmpEvent] = []
-        monitor = Monitor(name="none", on_event=events.append)
-        await monitor.connect(await real_qemu(children), 30)
-        null = os.open("/dev/null", os.O_RDWR)
+async def test_real_qemu_answers_takes_descriptors_and_quits(real_clock: None) -> None:
+    children = Children()
+    events: list[QmpEvent] = []
+    monitor = Monitor(name="none", on_event=events.append)
+    await monitor.connect(await real_qemu(children), 30)
+    null = os.open("/dev/null", os.O_RDWR)
 
-        assert monitor.version[0] >= 5
-        assert await monitor.status() == "prelaunch"
-        assert await monitor.cpus() == ()
-        with pytest.raises(QmpCommandFailed, match="nonsense"):
-            await monitor.execute("nonsense")
-        # At once: QEMU keeps only the newest unclaimed descriptor, so without the lock one of these fails.
-        await asyncio.gather(*(monitor.give_fd(f"fd{n}", null) for n in range(8)))
-        for n in range(8):
-            await monitor.drop_fd(f"fd{n}")
-        with pytest.raises(QmpCommandFailed, match="fd0"):
-            await monitor.drop_fd("fd0")
-        await monitor.quit(10)
-        assert await monitor.closed()
-        await monitor.close()
-        (child,) = children.alive or (None,)
-        if child is not None:
-            await child.wait()
-        os.close(null)
+    assert monitor.version[0] >= 5
+    assert await monitor.status() == "prelaunch"
+    assert await monitor.cpus() == ()
+    with pytest.raises(QmpCommandFailed, match="nonsense"):
+        await monitor.execute("nonsense")
+    # At once: QEMU keeps only the newest unclaimed descriptor, so without the lock one of these fails.
+    await asyncio.gather(*(monitor.give_fd(f"fd{n}", null) for n in range(8)))
+    for n in range(8):
+        await monitor.drop_fd(f"fd{n}")
+    with pytest.raises(QmpCommandFailed, match="fd0"):
+        await monitor.drop_fd("fd0")
+    await monitor.quit(10)
+    assert await monitor.closed()
+    await monitor.close()
+    (child,) = children.alive or (None,)
+    if child is not None:
+        await child.wait()
+    os.close(null)
 
-        assert children.alive == ()
-        assert [event.text("reason") for event in events if event.name == "SHUTDOWN"] == ["host-qmp-quit"]
-
-    run_with_qemu(scenario)
+    assert children.alive == ()
+    assert [event.text("reason") for event in events if event.name == "SHUTDOWN"] == ["host-qmp-quit"]
 
 
 @pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
-def test_real_qemu_killed_in_the_middle_is_gone() -> None:
-    async def scenario() -> None:
-        children = Children()
-        monitor = Monitor(name="none", on_event=lambda _event: None)
-        await monitor.connect(await real_qemu(children), 30)
+async def test_real_qemu_killed_in_the_middle_is_gone(real_clock: None) -> None:
+    children = Children()
+    monitor = Monitor(name="none", on_event=lambda _event: None)
+    await monitor.connect(await real_qemu(children), 30)
 
-        await children.alive[0].end()
+    await children.alive[0].end()
 
-        with pytest.raises(QmpGone):
-            await monitor.status()
-        await monitor.close()
-
-    run_with_qemu(scenario)
+    with pytest.raises(QmpGone):
+        await monitor.status()
+    await monitor.close()

@@ -20,7 +20,10 @@ from tests.fakes.disks import disk
 from tests.fakes.qmp_peer import Answer, QmpPeer
 from tests.fakes.vm_config import vm_config
 
-from .qmp_session import Session, run, run_with_qemu
+from .qmp_session import Session
+
+pytestmark = pytest.mark.usefixtures("fast_clock", "nothing_left")
+
 
 KVM = replace(vm_config().cpu, accelerator=Accelerator.KVM, model="host", max_vcpus=4)
 VIRTIO_MEM = replace(vm_config().memory, virtio_mem=True)
@@ -85,203 +88,170 @@ def asked(session: Session, *names: str) -> list[Command]:
     return [(r["execute"], r.get("arguments", {})) for r in session.peer.requests if r["execute"] in names]
 
 
-def test_vcpus_go_newest_first_each_after_the_guest_let_go_and_never_below_boot() -> None:
-    async def scenario() -> None:
-        machine = Machine()
-        async with Session(machine.answers) as session:
-            plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
+async def test_vcpus_go_newest_first_each_after_the_guest_let_go_and_never_below_boot() -> None:
+    machine = Machine()
+    async with Session(machine.answers) as session:
+        plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
 
-            assert await plugged.resize_vcpus(4) == 4
-            assert await plugged.resize_vcpus(2) == 2
-            assert await plugged.resize_vcpus(1) == 1
-            assert await plugged.resize_vcpus(3) == 3
+        assert await plugged.resize_vcpus(4) == 4
+        assert await plugged.resize_vcpus(2) == 2
+        assert await plugged.resize_vcpus(1) == 1
+        assert await plugged.resize_vcpus(3) == 3
 
-            added = [arguments["id"] for name, arguments in asked(session, "device_add")]
-            removed = [arguments["id"] for name, arguments in asked(session, "device_del")]
-            assert added == ["cpu-1", "cpu-2", "cpu-3", "cpu-1", "cpu-2"]
-            assert removed == ["cpu-3", "cpu-2", "cpu-1"]
-            assert machine.cpus == {0: "cpu0", 1: "cpu-1", 2: "cpu-2"}
-
-    run(scenario)
+        added = [arguments["id"] for name, arguments in asked(session, "device_add")]
+        removed = [arguments["id"] for name, arguments in asked(session, "device_del")]
+        assert added == ["cpu-1", "cpu-2", "cpu-3", "cpu-1", "cpu-2"]
+        assert removed == ["cpu-3", "cpu-2", "cpu-1"]
+        assert machine.cpus == {0: "cpu0", 1: "cpu-1", 2: "cpu-2"}
 
 
-def test_a_vcpu_the_guest_keeps_is_an_error_and_still_counts() -> None:
-    async def scenario() -> None:
-        machine = Machine()
-        async with Session(machine.answers) as session:
-            plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
-            await plugged.resize_vcpus(4)
-            machine.stuck_cpu = "cpu-2"
+async def test_a_vcpu_the_guest_keeps_is_an_error_and_still_counts() -> None:
+    machine = Machine()
+    async with Session(machine.answers) as session:
+        plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
+        await plugged.resize_vcpus(4)
+        machine.stuck_cpu = "cpu-2"
 
-            with pytest.raises(QmpError, match="unplug 'cpu-2': the guest refused"):
-                await plugged.resize_vcpus(1)
+        with pytest.raises(QmpError, match="unplug 'cpu-2': the guest refused"):
+            await plugged.resize_vcpus(1)
 
-            assert [cpu["ID"] for cpu in plugged.saved()["HotpluggedVCPUs"]] == ["cpu-1", "cpu-2"]  # type: ignore[attr-defined]
-            machine.stuck_cpu = ""
-            assert await plugged.resize_vcpus(1) == 1
-
-    run(scenario)
+        assert [cpu["ID"] for cpu in plugged.saved()["HotpluggedVCPUs"]] == ["cpu-1", "cpu-2"]  # type: ignore[attr-defined]
+        machine.stuck_cpu = ""
+        assert await plugged.resize_vcpus(1) == 1
 
 
-def test_a_vcpu_the_guest_gives_back_late_is_not_counted_for_ever() -> None:
-    async def scenario() -> None:
-        machine = Machine()
-        async with Session(machine.answers) as session:
-            plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
-            await plugged.resize_vcpus(3)
-            machine.stuck_cpu = "cpu-2"
-            with pytest.raises(QmpError):
-                await plugged.resize_vcpus(2)
-            machine.stuck_cpu = ""
-            del machine.cpus[2]
+async def test_a_vcpu_the_guest_gives_back_late_is_not_counted_for_ever() -> None:
+    machine = Machine()
+    async with Session(machine.answers) as session:
+        plugged = Hotplug(vm_config(cpu=KVM), session.monitor)
+        await plugged.resize_vcpus(3)
+        machine.stuck_cpu = "cpu-2"
+        with pytest.raises(QmpError):
+            await plugged.resize_vcpus(2)
+        machine.stuck_cpu = ""
+        del machine.cpus[2]
 
-            assert await plugged.resize_vcpus(3) == 3
+        assert await plugged.resize_vcpus(3) == 3
 
-            assert machine.cpus == {0: "cpu0", 1: "cpu-1", 2: "cpu-2"}
-
-    run(scenario)
+        assert machine.cpus == {0: "cpu0", 1: "cpu-1", 2: "cpu-2"}
 
 
-def test_a_disk_the_guest_keeps_holds_up_no_other_change(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        machine = Machine()
-        delete = machine.answers["device_del"]
-        deleting = asyncio.Event()
+async def test_a_disk_the_guest_keeps_holds_up_no_other_change(tmp_path: Path, real_clock: None) -> None:
+    machine = Machine()
+    delete = machine.answers["device_del"]
+    deleting = asyncio.Event()
 
-        def keep_disks(peer: QmpPeer, request: dict[str, Any]) -> None:
-            if request["arguments"]["id"].startswith("cpu-"):
-                delete(peer, request)
-            else:
-                peer.reply(request, {})
-                deleting.set()
+    def keep_disks(peer: QmpPeer, request: dict[str, Any]) -> None:
+        if request["arguments"]["id"].startswith("cpu-"):
+            delete(peer, request)
+        else:
+            peer.reply(request, {})
+            deleting.set()
 
-        def add(peer: QmpPeer, request: dict[str, Any]) -> None:
-            if "socket-id" in request["arguments"]:
-                machine._add(peer, request)
-            else:
-                peer.reply(request, {})
+    def add(peer: QmpPeer, request: dict[str, Any]) -> None:
+        if "socket-id" in request["arguments"]:
+            machine._add(peer, request)
+        else:
+            peer.reply(request, {})
 
-        def get(peer: QmpPeer, request: dict[str, Any]) -> None:
-            places = {"addr": 1 << 3, "parent_bus": "/machine/q35/pcie.0"}
-            peer.reply(request, places.get(request["arguments"]["property"], machine.size_mib << 20))
+    def get(peer: QmpPeer, request: dict[str, Any]) -> None:
+        places = {"addr": 1 << 3, "parent_bus": "/machine/q35/pcie.0"}
+        peer.reply(request, places.get(request["arguments"]["property"], machine.size_mib << 20))
 
-        def take(peer: QmpPeer, request: dict[str, Any]) -> None:
-            peer.reply(request, {"fdset-id": 1, "fd": 9})
+    def take(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.reply(request, {"fdset-id": 1, "fd": 9})
 
-        machine.answers |= {"device_del": keep_disks, "device_add": add, "qom-get": get, "add-fd": take}
-        (tmp_path / "disk").touch()
-        async with Session(machine.answers) as session:
-            plugged = Hotplug(vm_config(cpu=KVM, memory=VIRTIO_MEM), session.monitor)
-            await plugged.plug(disk("one", tmp_path / "disk"))
-            keeping = asyncio.ensure_future(plugged.unplug("one"))
-            await deleting.wait()
+    machine.answers |= {"device_del": keep_disks, "device_add": add, "qom-get": get, "add-fd": take}
+    (tmp_path / "disk").touch()
+    async with Session(machine.answers) as session:
+        plugged = Hotplug(vm_config(cpu=KVM, memory=VIRTIO_MEM), session.monitor)
+        await plugged.plug(disk("one", tmp_path / "disk"))
+        keeping = asyncio.ensure_future(plugged.unplug("one"))
+        await deleting.wait()
 
-            assert await plugged.resize_vcpus(2) == 2
-            assert await plugged.resize_memory(512) == 512
-            await plugged.plug(disk("two", tmp_path / "disk"))
+        assert await plugged.resize_vcpus(2) == 2
+        assert await plugged.resize_memory(512) == 512
+        await plugged.plug(disk("two", tmp_path / "disk"))
 
-            assert not keeping.done()
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-
-    run_with_qemu(scenario)  # a disk is opened in a thread, for which the other clock has no time
+        assert not keeping.done()
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
 
 
-def test_virtio_mem_goes_both_ways_by_whole_blocks() -> None:
-    async def scenario() -> None:
-        machine = Machine()
-        async with Session(machine.answers) as session:
-            plugged = Hotplug(vm_config(memory=VIRTIO_MEM), session.monitor)
+async def test_virtio_mem_goes_both_ways_by_whole_blocks() -> None:
+    machine = Machine()
+    async with Session(machine.answers) as session:
+        plugged = Hotplug(vm_config(memory=VIRTIO_MEM), session.monitor)
 
-            assert await plugged.resize_memory(300) == 384
-            assert await plugged.resize_memory(1024) == 1024
-            assert await plugged.resize_memory(500) == 512
-            assert await plugged.resize_memory(512) == 512
-            assert await plugged.resize_memory(100) == 256
-            with pytest.raises(ResourceExhausted, match="over its 1024 MiB"):
-                await plugged.resize_memory(1025)
+        assert await plugged.resize_memory(300) == 384
+        assert await plugged.resize_memory(1024) == 1024
+        assert await plugged.resize_memory(500) == 512
+        assert await plugged.resize_memory(512) == 512
+        assert await plugged.resize_memory(100) == 256
+        with pytest.raises(ResourceExhausted, match="over its 1024 MiB"):
+            await plugged.resize_memory(1025)
 
-            assert machine.requested_mib == [128, 768, 256, 0]
-            assert plugged.saved()["HotpluggedMemory"] == 0
-
-    run(scenario)
+        assert machine.requested_mib == [128, 768, 256, 0]
+        assert plugged.saved()["HotpluggedMemory"] == 0
 
 
-def test_a_guest_that_follows_in_steps_is_waited_for() -> None:
+async def test_a_guest_that_follows_in_steps_is_waited_for() -> None:
     def halfway(machine: Machine, wanted: int) -> int:
         return machine.size_mib + (wanted - machine.size_mib) // 2
 
-    async def scenario() -> None:
-        machine = Machine(halfway)
+    machine = Machine(halfway)
 
-        def size(peer: QmpPeer, request: dict[str, Any]) -> None:
-            """The guest takes the rest only after it was asked how far it is."""
-            peer.reply(request, machine.size_mib << 20)
-            if machine.requested_mib and machine.size_mib != machine.requested_mib[-1]:
-                machine.size_mib = machine.requested_mib[-1]
-                peer.event("MEMORY_DEVICE_SIZE_CHANGE", {"id": "virtiomem0", "size": machine.size_mib << 20})
+    def size(peer: QmpPeer, request: dict[str, Any]) -> None:
+        """The guest takes the rest only after it was asked how far it is."""
+        peer.reply(request, machine.size_mib << 20)
+        if machine.requested_mib and machine.size_mib != machine.requested_mib[-1]:
+            machine.size_mib = machine.requested_mib[-1]
+            peer.event("MEMORY_DEVICE_SIZE_CHANGE", {"id": "virtiomem0", "size": machine.size_mib << 20})
 
-        async with Session({**machine.answers, "qom-get": size}) as session:
-            assert await resize_virtio_mem(session.monitor, 512) == 512
-            assert machine.requested_mib == [512]
-
-    run(scenario)
+    async with Session({**machine.answers, "qom-get": size}) as session:
+        assert await resize_virtio_mem(session.monitor, 512) == 512
+        assert machine.requested_mib == [512]
 
 
-def test_a_guest_that_takes_too_little_is_an_error_and_what_it_has_stays_asked_for() -> None:
-    async def scenario() -> None:
-        machine = Machine(lambda _machine, wanted: min(wanted, 64))
-        async with Session(machine.answers) as session:
-            with pytest.raises(DeadlineExceeded, match="by 512 MiB of virtio-mem: it took 64 MiB and then nothing"):
-                await resize_virtio_mem(session.monitor, 512, 0.05)
+async def test_a_guest_that_takes_too_little_is_an_error_and_what_it_has_stays_asked_for() -> None:
+    machine = Machine(lambda _machine, wanted: min(wanted, 64))
+    async with Session(machine.answers) as session:
+        with pytest.raises(DeadlineExceeded, match="by 512 MiB of virtio-mem: it took 64 MiB and then nothing"):
+            await resize_virtio_mem(session.monitor, 512, 0.05)
 
-            assert machine.requested_mib == [512, 64]
-
-    run(scenario)
+        assert machine.requested_mib == [512, 64]
 
 
-def test_a_guest_without_the_driver_does_not_hold_the_resize_for_ever() -> None:
-    async def scenario() -> None:
-        machine = Machine(lambda machine, _wanted: machine.size_mib)
-        async with Session(machine.answers) as session:
-            with pytest.raises(DeadlineExceeded, match="it took 0 MiB"):
-                await resize_virtio_mem(session.monitor, 128, 0.05)
-
-    run(scenario)
+async def test_a_guest_without_the_driver_does_not_hold_the_resize_for_ever() -> None:
+    machine = Machine(lambda machine, _wanted: machine.size_mib)
+    async with Session(machine.answers) as session:
+        with pytest.raises(DeadlineExceeded, match="it took 0 MiB"):
+            await resize_virtio_mem(session.monitor, 128, 0.05)
 
 
-def test_what_a_guest_does_not_give_back_is_what_the_device_then_holds() -> None:
-    async def scenario() -> None:
-        machine = Machine(lambda _machine, wanted: max(wanted, 300))
-        async with Session(machine.answers) as session:
-            machine.size_mib = 768
+async def test_what_a_guest_does_not_give_back_is_what_the_device_then_holds() -> None:
+    machine = Machine(lambda _machine, wanted: max(wanted, 300))
+    async with Session(machine.answers) as session:
+        machine.size_mib = 768
 
-            assert await resize_virtio_mem(session.monitor, 128, 0.05) == 300
-            assert machine.requested_mib == [128, 300]
-
-    run(scenario)
+        assert await resize_virtio_mem(session.monitor, 128, 0.05) == 300
+        assert machine.requested_mib == [128, 300]
 
 
 @pytest.mark.parametrize("lie", ["a lot", -1, None, True, [1]], ids=str)
-def test_a_size_that_is_no_number_is_an_error(lie: object) -> None:
-    async def scenario() -> None:
-        async with Session({"qom-get": lambda peer, request: peer.reply(request, lie)}) as session:
-            with pytest.raises(QmpError, match="virtiomem0"):
-                await resize_virtio_mem(session.monitor, 128)
-
-    run(scenario)
+async def test_a_size_that_is_no_number_is_an_error(lie: object) -> None:
+    async with Session({"qom-get": lambda peer, request: peer.reply(request, lie)}) as session:
+        with pytest.raises(QmpError, match="virtiomem0"):
+            await resize_virtio_mem(session.monitor, 128)
 
 
-def test_a_vm_that_ends_during_a_resize_ends_it() -> None:
-    async def scenario() -> None:
-        machine = Machine()
+async def test_a_vm_that_ends_during_a_resize_ends_it() -> None:
+    machine = Machine()
 
-        def hang_up(peer: QmpPeer, request: dict[str, Any]) -> None:
-            peer.reply(request, {})
-            peer.hang_up()
+    def hang_up(peer: QmpPeer, request: dict[str, Any]) -> None:
+        peer.reply(request, {})
+        peer.hang_up()
 
-        async with Session({**machine.answers, "qom-set": hang_up}) as session:
-            with pytest.raises(ShimError, match="qmp connection"):
-                await resize_virtio_mem(session.monitor, 128)
-
-    run(scenario)
+    async with Session({**machine.answers, "qom-set": hang_up}) as session:
+        with pytest.raises(ShimError, match="qmp connection"):
+            await resize_virtio_mem(session.monitor, 128)

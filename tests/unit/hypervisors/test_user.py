@@ -126,107 +126,98 @@ class Machine:
         return vm
 
 
-def test_a_qemu_has_a_user_of_its_own_and_reaches_neither_root_nor_another_sandbox(directory: Path) -> None:
+async def test_a_qemu_has_a_user_of_its_own_and_reaches_neither_root_nor_another_sandbox(directory: Path) -> None:
     secret = directory / "secret"
     secret.write_text("of root")
     secret.chmod(0o600)
 
-    async def body() -> None:
-        machine = Machine(directory)
-        one, other = await machine.boot(machine.config("pod1")), await machine.boot(machine.config("pod2"))
-        try:
-            facts = status(one.pid)
-            users = {int(word) for word in facts["Uid"].split() + facts["Gid"].split()}
-            others = {int(word) for word in status(other.pid)["Uid"].split()}
+    machine = Machine(directory)
+    one, other = await machine.boot(machine.config("pod1")), await machine.boot(machine.config("pod2"))
+    try:
+        facts = status(one.pid)
+        users = {int(word) for word in facts["Uid"].split() + facts["Gid"].split()}
+        others = {int(word) for word in status(other.pid)["Uid"].split()}
 
-            assert len(users) == 1
-            assert FIRST <= min(users) < FIRST + COUNT
-            assert users != others
-            assert facts["Groups"].strip() == ""
-            assert {facts[name] for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
-            assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
-            own, neighbour = f"{directory}/vms/pod1", f"{directory}/vms/pod2"
-            assert await asyncio.to_thread(shown, one.pid, HIDDEN) == []
-            refused: list[tuple[str, str | int]] = [
-                ("read", "/etc/passwd"),
-                ("read", "/etc/shadow"),
-                ("read", str(secret)),
-                ("list", f"/proc/{os.getpid()}"),
-                ("make", "/new"),
-                ("make", "/usr/new"),
-                ("list", own),
-                ("make", f"{own}/new"),
-                ("unlink", f"{own}/qmp.sock"),
-                ("connect", f"{own}/qmp.sock"),
-                ("connect", f"{own}/agent.sock"),
-                ("connect", f"{own}/extra-monitor.sock"),
-                ("read", f"{own}/console.log"),
-                ("list", neighbour),
-                ("connect", f"{neighbour}/qmp.sock"),
-                ("connect", f"{neighbour}/agent.sock"),
-                ("signal", other.pid),
-                ("trace", other.pid),
-                ("read", f"/proc/{other.pid}/mem"),
-                ("list", f"/proc/{other.pid}/fd"),
-                ("list", f"/proc/{other.pid}/root"),
-                ("signal", os.getpid()),
-                ("trace", os.getpid()),
-                ("read", f"/proc/{os.getpid()}/mem"),
-                ("signal", 1),
-                ("root", 0),
-            ]
-            # What it may do shows that the probe has the right user.
-            allowed: list[tuple[str, str | int]] = [("signal", one.pid), ("read", "/usr/bin/env")]
-            assert await asyncio.to_thread(can, one.pid, [*refused, *allowed]) == allowed
-        finally:
-            await one.stop()
-            await other.stop()
-        assert machine.ledger.held == {}
-        assert os.listdir(directory / "vms") == []
-
-    asyncio.run(body(), debug=True)
+        assert len(users) == 1
+        assert FIRST <= min(users) < FIRST + COUNT
+        assert users != others
+        assert facts["Groups"].strip() == ""
+        assert {facts[name] for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
+        own, neighbour = f"{directory}/vms/pod1", f"{directory}/vms/pod2"
+        assert await asyncio.to_thread(shown, one.pid, HIDDEN) == []
+        refused: list[tuple[str, str | int]] = [
+            ("read", "/etc/passwd"),
+            ("read", "/etc/shadow"),
+            ("read", str(secret)),
+            ("list", f"/proc/{os.getpid()}"),
+            ("make", "/new"),
+            ("make", "/usr/new"),
+            ("list", own),
+            ("make", f"{own}/new"),
+            ("unlink", f"{own}/qmp.sock"),
+            ("connect", f"{own}/qmp.sock"),
+            ("connect", f"{own}/agent.sock"),
+            ("connect", f"{own}/extra-monitor.sock"),
+            ("read", f"{own}/console.log"),
+            ("list", neighbour),
+            ("connect", f"{neighbour}/qmp.sock"),
+            ("connect", f"{neighbour}/agent.sock"),
+            ("signal", other.pid),
+            ("trace", other.pid),
+            ("read", f"/proc/{other.pid}/mem"),
+            ("list", f"/proc/{other.pid}/fd"),
+            ("list", f"/proc/{other.pid}/root"),
+            ("signal", os.getpid()),
+            ("trace", os.getpid()),
+            ("read", f"/proc/{os.getpid()}/mem"),
+            ("signal", 1),
+            ("root", 0),
+        ]
+        # What it may do shows that the probe has the right user.
+        allowed: list[tuple[str, str | int]] = [("signal", one.pid), ("read", "/usr/bin/env")]
+        assert await asyncio.to_thread(can, one.pid, [*refused, *allowed]) == allowed
+    finally:
+        await one.stop()
+        await other.stop()
+    assert machine.ledger.held == {}
+    assert os.listdir(directory / "vms") == []
 
 
-def test_a_disk_of_root_is_plugged_by_its_descriptor_and_closed_with_its_unplug(directory: Path) -> None:
+async def test_a_disk_of_root_is_plugged_by_its_descriptor_and_closed_with_its_unplug(directory: Path) -> None:
     secret = directory / "hidden"
     secret.mkdir(mode=0o700)
     image = secret / "disk.img"
     image.write_bytes(bytes(1 << 20))
     image.chmod(0o600)
 
-    async def body() -> None:
-        machine = Machine(directory)
-        vm = await machine.boot(machine.config("pod1"))
-        try:
-            await vm.plug(disk("d", image))
+    machine = Machine(directory)
+    vm = await machine.boot(machine.config("pod1"))
+    try:
+        await vm.plug(disk("d", image))
 
-            assert str(image) in open_files(vm.pid)
-            assert await asyncio.to_thread(can, vm.pid, [("read", str(image)), ("list", str(secret))]) == []
-            await vm.resize_disk("d", 2 << 20)
-            assert image.stat().st_size == 2 << 20
-        finally:
-            await vm.stop()
-
-    asyncio.run(body(), debug=True)
+        assert str(image) in open_files(vm.pid)
+        assert await asyncio.to_thread(can, vm.pid, [("read", str(image)), ("list", str(secret))]) == []
+        await vm.resize_disk("d", 2 << 20)
+        assert image.stat().st_size == 2 << 20
+    finally:
+        await vm.stop()
 
 
-def test_qemu_reaches_its_files_in_directories_of_root(directory: Path) -> None:
+async def test_qemu_reaches_its_files_in_directories_of_root(directory: Path) -> None:
     """In its view only their own modes count."""
 
-    async def body() -> None:
-        machine = Machine(directory)
-        config = machine.config("pod1")
-        os.chmod(os.path.dirname(config.boot.kernel), 0o700)
-        vm = await machine.boot(config)
-        try:
-            assert int(status(vm.pid)["Uid"].split()[0]) >= FIRST
-        finally:
-            await vm.stop()
-
-    asyncio.run(body(), debug=True)
+    machine = Machine(directory)
+    config = machine.config("pod1")
+    os.chmod(os.path.dirname(config.boot.kernel), 0o700)
+    vm = await machine.boot(config)
+    try:
+        assert int(status(vm.pid)["Uid"].split()[0]) >= FIRST
+    finally:
+        await vm.stop()
 
 
-def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
+async def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
     directory: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(flags: int) -> None:
@@ -235,67 +226,58 @@ def test_a_view_that_cannot_be_made_is_named_and_the_pod_runs(
 
     monkeypatch.setattr(syscalls, "unshare", refused)
 
-    async def body() -> None:
-        vm = await (machine := Machine(directory)).boot(machine.config("pod1"))
-        try:
-            assert os.readlink(f"/proc/{vm.pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
-        finally:
-            await vm.stop()
-
-    asyncio.run(body())
+    vm = await (machine := Machine(directory)).boot(machine.config("pod1"))
+    try:
+        assert os.readlink(f"/proc/{vm.pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+    finally:
+        await vm.stop()
 
     reasons = [vars(each)["reason"] for each in caplog.records if "sees the host's files" in each.getMessage()]
     assert reasons == ["EPERM (operation not permitted)"]
 
 
-def test_qemu_stays_root_when_it_could_not_open_a_file_it_needs(
+async def test_qemu_stays_root_when_it_could_not_open_a_file_it_needs(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body() -> None:
-        machine = Machine(directory)
-        config = machine.config("pod1")
-        os.chmod(config.boot.kernel, 0o600)
-        vm = await machine.boot(config)
-        try:
-            assert status(vm.pid)["Uid"].split()[0] == "0"
-        finally:
-            await vm.stop()
-        (warning,) = [record for record in caplog.records if record.getMessage() == "qemu runs as root"]
-        assert vars(warning)["reason"] == f"{config.boot.kernel!r} cannot be opened by other users"
-
-    asyncio.run(body())
+    machine = Machine(directory)
+    config = machine.config("pod1")
+    os.chmod(config.boot.kernel, 0o600)
+    vm = await machine.boot(config)
+    try:
+        assert status(vm.pid)["Uid"].split()[0] == "0"
+    finally:
+        await vm.stop()
+    (warning,) = [record for record in caplog.records if record.getMessage() == "qemu runs as root"]
+    assert vars(warning)["reason"] == f"{config.boot.kernel!r} cannot be opened by other users"
 
 
 @pytest.mark.skipif(VSOCK_PROGRAM is None, reason="needs vhost-device-vsock (hint: cargo install vhost-device-vsock)")
-def test_the_vsock_program_has_the_next_user_and_a_view_of_its_own_directory(directory: Path) -> None:
-    async def body() -> None:
-        machine = Machine(directory)
-        config = machine.config("pod1")
-        own = f"{config.vm_dir}/vsock"
-        channel = VhostUserVsockChannel(
-            port=1024,
-            program=str(VSOCK_PROGRAM),
-            device_path=f"{own}/device.sock",
-            socket_path=f"{own}/vsock.sock",
-        )
-        vm = await machine.boot(replace(config, agent_channel=channel))
-        try:
-            (program,) = vm.helper_pids
-            facts, qemus = status(program), status(vm.pid)
-            assert int(facts["Uid"].split()[0]) == int(qemus["Uid"].split()[0]) + 1
-            assert {facts[name] for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
-            assert await asyncio.to_thread(shown, program, (*HIDDEN, f"{config.vm_dir}/qmp.sock")) == []
-            refused: list[tuple[str, str | int]] = [("signal", program), ("trace", program), ("connect", own)]
-            assert await asyncio.to_thread(can, vm.pid, refused) == []
-            assert await asyncio.to_thread(can, program, [("signal", vm.pid), ("make", f"{own}/new")]) == [
-                ("make", f"{own}/new")
-            ]
-        finally:
-            await vm.stop()
-        assert machine.ledger.held == {}
-        assert os.listdir(directory / "vms") == []
-
-    asyncio.run(body(), debug=True)
+async def test_the_vsock_program_has_the_next_user_and_a_view_of_its_own_directory(directory: Path) -> None:
+    machine = Machine(directory)
+    config = machine.config("pod1")
+    own = f"{config.vm_dir}/vsock"
+    channel = VhostUserVsockChannel(
+        port=1024,
+        program=str(VSOCK_PROGRAM),
+        device_path=f"{own}/device.sock",
+        socket_path=f"{own}/vsock.sock",
+    )
+    vm = await machine.boot(replace(config, agent_channel=channel))
+    try:
+        (program,) = vm.helper_pids
+        facts, qemus = status(program), status(vm.pid)
+        assert int(facts["Uid"].split()[0]) == int(qemus["Uid"].split()[0]) + 1
+        assert {facts[name] for name in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb")} == {"0" * 16}
+        assert await asyncio.to_thread(shown, program, (*HIDDEN, f"{config.vm_dir}/qmp.sock")) == []
+        refused: list[tuple[str, str | int]] = [("signal", program), ("trace", program), ("connect", own)]
+        assert await asyncio.to_thread(can, vm.pid, refused) == []
+        assert await asyncio.to_thread(can, program, [("signal", vm.pid), ("make", f"{own}/new")]) == [
+            ("make", f"{own}/new")
+        ]
+    finally:
+        await vm.stop()
+    assert machine.ledger.held == {}
+    assert os.listdir(directory / "vms") == []
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,8 @@ import shutil
 import signal
 import socket
 import stat
-import sys
-from collections.abc import Callable, Coroutine
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -23,71 +20,18 @@ from hypervisors.qemu import memory_dump, vm
 from hypervisors.qemu.console import MAX_FILE_BYTES
 from hypervisors.qemu.vm import QemuVm, VmStartFailed, VmStartTimedOut
 from pyshim.cleanup.release import release
-from pyshim.host.processes.children import Children
 from pyshim.host.processes.identity import arguments
 from pyshim.host.syscalls import CAP_DAC_OVERRIDE, CAP_IPC_LOCK
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, ShimError
 from pyshim.model.ledger import ResourceKind
-from pyshim.model.vm import MemoryDump, VmConfig, VmExit, VmExitKind, VsockChannel
+from pyshim.model.vm import MemoryDump, VmConfig, VmExitKind, VsockChannel
 from tests.fakes.ledger import FakeLedger
-from tests.fakes.open_files import same_open_files
 from tests.fakes.tiny_kernel import FLOOD, HALT, PANIC_EVENT, POWER_OFF, RESET, say
-from tests.fakes.vm_config import bootable
+
+from .conftest import Bench
 
 QEMU = "/usr/bin/qemu-system-x86_64"
 pytestmark = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
-
-
-class Bench:
-    """A driver and what it may leave behind."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.ledger = FakeLedger(release)
-        self.children = Children()
-        self.vm = QemuVm(ledger=self.ledger, children=self.children)
-
-    def config(self, code: str = HALT, **changes: Any) -> VmConfig:
-        return bootable(self.directory, code, **changes)
-
-    def vmm(self, script: str) -> str:
-        """A program in QEMU's place; `accept()` takes the shim's QMP connection, `greet()` speaks QMP's first words."""
-        path = self.directory / "vmm"
-        helpers = """import json, os, signal, socket, sys, time
-def accept():
-    return socket.socket(fileno=3).accept()[0]
-def greet():
-    qmp = accept()
-    qmp.sendall(b'{"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 0}}, "capabilities": []}}\\r\\n')
-    request = json.loads(qmp.recv(65536))
-    qmp.sendall(json.dumps({"return": {}, "id": request.get("id")}).encode() + b"\\r\\n")
-    return qmp
-"""
-        path.write_text(f"#!{sys.executable} -IS\n{helpers}{script}\n")
-        path.chmod(0o755)
-        return str(path)
-
-    async def end_of(self, code: str) -> VmExit:
-        """The way in which the VM that boots `code` ends by itself."""
-        await self.vm.create(self.config(code))
-        await self.vm.start()
-        ended = await self.vm.wait()
-        await self.vm.stop()
-        return ended
-
-
-def run(directory: Path, scenario: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
-    async def body() -> None:
-        with same_open_files():
-            bench = Bench(directory)
-            async with asyncio.timeout(60):
-                await scenario(bench)
-            assert bench.ledger.held == {}
-            assert bench.children.alive == ()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(body(), debug=True)
-    assert not (directory / "vm").exists()
 
 
 @pytest.mark.parametrize(
@@ -106,15 +50,12 @@ def run(directory: Path, scenario: Callable[[Bench], Coroutine[Any, Any, None]])
         pytest.param(say("oops\n") + PANIC_EVENT + HALT, VmExitKind.GUEST_PANIC, ["panicked", "oops"], id="pvpanic"),
     ],
 )
-def test_how_a_guest_ends_and_its_last_words(tmp_path: Path, code: str, kind: VmExitKind, words: list[str]) -> None:
-    async def scenario(bench: Bench) -> None:
-        ended = await bench.end_of(code)
+async def test_how_a_guest_ends_and_its_last_words(code: str, kind: VmExitKind, words: list[str], bench: Bench) -> None:
+    ended = await bench.end_of(code)
 
-        assert ended.kind is kind
-        assert ended.reason.startswith("vm 'pod1': ")
-        assert [word for word in words if word not in ended.reason] == []
-
-    run(tmp_path, scenario)
+    assert ended.kind is kind
+    assert ended.reason.startswith("vm 'pod1': ")
+    assert [word for word in words if word not in ended.reason] == []
 
 
 def panics_with_dump(bench: Bench, directory: Path, *, paging: bool = False) -> VmConfig:
@@ -122,16 +63,13 @@ def panics_with_dump(bench: Bench, directory: Path, *, paging: bool = False) -> 
 
 
 @pytest.mark.parametrize("paging", [False, True])
-def test_the_memory_of_a_guest_that_panicked_is_in_a_file(tmp_path: Path, paging: bool) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps", paging=paging))
-        await bench.vm.start()
-        ended = await bench.vm.wait()
-        await bench.vm.stop()
+async def test_the_memory_of_a_guest_that_panicked_is_in_a_file(tmp_path: Path, paging: bool, bench: Bench) -> None:
+    await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps", paging=paging))
+    await bench.vm.start()
+    ended = await bench.vm.wait()
+    await bench.vm.stop()
 
-        assert ended.kind is VmExitKind.GUEST_PANIC
-
-    run(tmp_path, scenario)
+    assert ended.kind is VmExitKind.GUEST_PANIC
 
     (file,) = tmp_path.glob("dumps/*/vmcore-*.elf")
     with file.open("rb") as dump:
@@ -142,28 +80,32 @@ def test_the_memory_of_a_guest_that_panicked_is_in_a_file(tmp_path: Path, paging
 
 
 @pytest.mark.parametrize(("reason", "words"), [("full", "has no room for 256 MiB"), ("a file", "ENOTDIR")])
-def test_a_dump_that_cannot_be_made_is_a_warning_and_the_guest_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, reason: str, words: str
+async def test_a_dump_that_cannot_be_made_is_a_warning_and_the_guest_ends(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+    words: str,
+    bench: Bench,
 ) -> None:
     if reason == "full":
         monkeypatch.setattr(memory_dump, "free_bytes", lambda _directory: 256 << 20)
     else:
         (tmp_path / "dumps").touch()
 
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
-        await bench.vm.start()
-        assert (await bench.vm.wait()).kind is VmExitKind.GUEST_PANIC
-        await bench.vm.stop()
-
-    run(tmp_path, scenario)
+    await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
+    await bench.vm.start()
+    assert (await bench.vm.wait()).kind is VmExitKind.GUEST_PANIC
+    await bench.vm.stop()
 
     (warning,) = [record for record in caplog.records if record.getMessage() == "guest memory not dumped"]
     assert words in vars(warning)["error"]
     assert not list(tmp_path.glob("dumps/*/*"))
 
 
-def test_stopping_a_vm_that_dumps_its_memory_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopping_a_vm_that_dumps_its_memory_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bench: Bench
+) -> None:
     started = asyncio.Event()
 
     async def endless(*_arguments: object) -> None:
@@ -172,71 +114,56 @@ def test_stopping_a_vm_that_dumps_its_memory_leaves_no_file(tmp_path: Path, monk
 
     monkeypatch.setattr(memory_dump, "_dumped", endless)
 
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
-        await bench.vm.start()
-        await started.wait()
-        await bench.vm.stop()
-
-    run(tmp_path, scenario)
+    await bench.vm.create(panics_with_dump(bench, tmp_path / "dumps"))
+    await bench.vm.start()
+    await started.wait()
+    await bench.vm.stop()
 
     assert not list(tmp_path.glob("dumps/*/*"))
 
 
-def test_console_text_cannot_forge_or_command(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        ended = await bench.end_of(say("\x1b[2J\x1b[31mred\x07\n") + POWER_OFF + HALT)
+async def test_console_text_cannot_forge_or_command(bench: Bench) -> None:
+    ended = await bench.end_of(say("\x1b[2J\x1b[31mred\x07\n") + POWER_OFF + HALT)
 
-        assert ended.reason.endswith("last console lines:\nred")
-
-    run(tmp_path, scenario)
+    assert ended.reason.endswith("last console lines:\nred")
 
 
-def test_a_guest_that_floods_its_console_fills_neither_memory_nor_disk(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(FLOOD))
-        await bench.vm.start()
-        old = tmp_path / "vm" / "console.log.1"
-        while not old.exists():  # noqa: ASYNC110 - the file system has no event for us
-            await asyncio.sleep(0.02)
+async def test_a_guest_that_floods_its_console_fills_neither_memory_nor_disk(tmp_path: Path, bench: Bench) -> None:
+    await bench.vm.create(bench.config(FLOOD))
+    await bench.vm.start()
+    old = tmp_path / "vm" / "console.log.1"
+    while not old.exists():  # noqa: ASYNC110 - the file system has no event for us
+        await asyncio.sleep(0.02)
 
-        await bench.vm.pause()  # the shim still answers, and so does QEMU
-        sizes = [(tmp_path / "vm" / name).stat().st_size for name in ("console.log", "console.log.1")]
-        tail = bench.vm.console_tail()
-        await bench.vm.stop()
+    await bench.vm.pause()  # the shim still answers, and so does QEMU
+    sizes = [(tmp_path / "vm" / name).stat().st_size for name in ("console.log", "console.log.1")]
+    tail = bench.vm.console_tail()
+    await bench.vm.stop()
 
-        assert max(sizes) <= MAX_FILE_BYTES
-        assert len(tail) < 20_000
-
-    run(tmp_path, scenario)
+    assert max(sizes) <= MAX_FILE_BYTES
+    assert len(tail) < 20_000
 
 
-def test_the_agents_socket_takes_a_connection_as_soon_as_create_returns(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config())
-        path = str(bench.vm.agent_address).removeprefix("serial://")
+async def test_the_agents_socket_takes_a_connection_as_soon_as_create_returns(tmp_path: Path, bench: Bench) -> None:
+    await bench.vm.create(bench.config())
+    path = str(bench.vm.agent_address).removeprefix("serial://")
 
-        with socket.socket(socket.AF_UNIX) as agent:
-            agent.connect(path)
-        mode = (tmp_path / "vm" / "agent.sock").stat().st_mode
-        await bench.vm.stop()
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.connect(path)
+    mode = (tmp_path / "vm" / "agent.sock").stat().st_mode
+    await bench.vm.stop()
 
-        assert stat.S_IMODE(mode) == 0o600
-
-    run(tmp_path, scenario)
+    assert stat.S_IMODE(mode) == 0o600
 
 
-def test_qemus_own_words_come_at_once_when_it_refuses(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        with pytest.raises(VmStartFailed) as caught:
-            await bench.vm.create(bench.config(machine_options=("nonsense=on",), start_timeout_s=50))
+async def test_qemus_own_words_come_at_once_when_it_refuses(bench: Bench) -> None:
+    with pytest.raises(VmStartFailed) as caught:
+        await bench.vm.create(bench.config(machine_options=("nonsense=on",), start_timeout_s=50))
 
-        text = str(caught.value)
-        assert text.startswith("start vm 'pod1': qemu-system-x86_64 (pid ")
-        assert "exited with status 1: " in text
-        assert "nonsense" in text
-
-    run(tmp_path, scenario)
+    text = str(caught.value)
+    assert text.startswith("start vm 'pod1': qemu-system-x86_64 (pid ")
+    assert "exited with status 1: " in text
+    assert "nonsense" in text
 
 
 @pytest.mark.parametrize(
@@ -258,41 +185,37 @@ def test_qemus_own_words_come_at_once_when_it_refuses(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_vmm_that_does_not_come_up(
-    tmp_path: Path, script: str, start_timeout_s: float, error: type[ShimError], text: str
+async def test_a_vmm_that_does_not_come_up(
+    script: str, start_timeout_s: float, error: type[ShimError], text: str, bench: Bench
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        config = bench.config(hypervisor_path=bench.vmm(script), start_timeout_s=start_timeout_s)
+    config = bench.config(hypervisor_path=bench.vmm(script), start_timeout_s=start_timeout_s)
 
-        with pytest.raises(error, match=text):
-            await bench.vm.create(config)
-        with pytest.raises(FailedPrecondition):
-            await bench.vm.wait()
-
-    run(tmp_path, scenario)
+    with pytest.raises(error, match=text):
+        await bench.vm.create(config)
+    with pytest.raises(FailedPrecondition):
+        await bench.vm.wait()
 
 
-def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_vmm_that_cannot_be_controlled_any_more_is_killed(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
+) -> None:
     monkeypatch.setattr(vm, "_LOST_CONTROL_GRACE_S", 0.1)
     script = "qmp = greet(); qmp.recv(100); print('drifting', file=sys.stderr); qmp.close(); time.sleep(1000)"
 
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(script)))
+    await bench.vm.create(bench.config(hypervisor_path=bench.vmm(script)))
 
-        with pytest.raises(ShimError, match="ask qemu 'cont' of 'pod1': qmp connection"):
-            await bench.vm.start()
-        ended = await bench.vm.wait()
-        await bench.vm.stop()
+    with pytest.raises(ShimError, match="ask qemu 'cont' of 'pod1': qmp connection"):
+        await bench.vm.start()
+    ended = await bench.vm.wait()
+    await bench.vm.stop()
 
-        assert ended.kind is VmExitKind.VMM_DIED
-        assert "lost control of qemu" in ended.reason
-        assert "was killed by SIGKILL: drifting" in ended.reason
-
-    run(tmp_path, scenario)
+    assert ended.kind is VmExitKind.VMM_DIED
+    assert "lost control of qemu" in ended.reason
+    assert "was killed by SIGKILL: drifting" in ended.reason
 
 
 @pytest.mark.parametrize("stranger", ["1", "os.getppid()", "0", "-1"], ids=["init", "shim", "zero", "negative"])
-def test_a_thread_that_is_not_of_the_vmm_is_no_vcpu(tmp_path: Path, stranger: str) -> None:
+async def test_a_thread_that_is_not_of_the_vmm_is_no_vcpu(stranger: str, bench: Bench) -> None:
     """The shim moves vCPU threads into the pod's cgroup, whose processes are killed at the end, and pins them."""
     answer = f"""
 qmp = greet()
@@ -303,157 +226,125 @@ while request := qmp.recv(65536):
     del threads[1:]
 """
 
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(answer)))
+    await bench.vm.create(bench.config(hypervisor_path=bench.vmm(answer)))
 
-        with pytest.raises(ShimError, match="names a thread that is not its own"):
-            await bench.vm.vcpu_thread_ids()
-        assert await bench.vm.vcpu_thread_ids() == (bench.vm.pid,)
-        await bench.vm.stop()
-
-    run(tmp_path, scenario)
+    with pytest.raises(ShimError, match="names a thread that is not its own"):
+        await bench.vm.vcpu_thread_ids()
+    assert await bench.vm.vcpu_thread_ids() == (bench.vm.pid,)
+    await bench.vm.stop()
 
 
-def test_a_vmm_that_hangs_is_killed_by_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_vmm_that_hangs_is_killed_by_stop(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
     monkeypatch.setattr(vm, "QUIT_GRACE_S", 0.1)
 
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config())
-        await bench.vm.start()
-        os.kill(bench.vm.pid, signal.SIGSTOP)
+    await bench.vm.create(bench.config())
+    await bench.vm.start()
+    os.kill(bench.vm.pid, signal.SIGSTOP)
 
-        await bench.vm.stop()
+    await bench.vm.stop()
 
-        assert (await bench.vm.wait()).kind is VmExitKind.REQUESTED
-
-    run(tmp_path, scenario)
+    assert (await bench.vm.wait()).kind is VmExitKind.REQUESTED
 
 
 @pytest.mark.root  # enters a network namespace
 @pytest.mark.parametrize("steps", range(12))
-def test_create_given_up_at_any_moment_leaves_nothing(tmp_path: Path, steps: int) -> None:
-    async def scenario(bench: Bench) -> None:
-        creating = asyncio.create_task(bench.vm.create(bench.config(netns_path="/proc/self/ns/net")))
-        for _ in range(steps):
-            await asyncio.sleep(0 if steps < 8 else 0.01)
-        creating.cancel()
+async def test_create_given_up_at_any_moment_leaves_nothing(steps: int, bench: Bench) -> None:
+    creating = asyncio.create_task(bench.vm.create(bench.config(netns_path="/proc/self/ns/net")))
+    for _ in range(steps):
+        await asyncio.sleep(0 if steps < 8 else 0.01)
+    creating.cancel()
 
-        await asyncio.gather(creating, return_exceptions=True)
-        await bench.vm.stop()
-
-    run(tmp_path, scenario)
+    await asyncio.gather(creating, return_exceptions=True)
+    await bench.vm.stop()
 
 
-def test_a_ledger_full_at_the_last_write_leaves_nothing(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        full = FakeLedger(release, full_after=2)
-        vm = QemuVm(ledger=full, children=bench.children)
+async def test_a_ledger_full_at_the_last_write_leaves_nothing(bench: Bench) -> None:
+    full = FakeLedger(release, full_after=2)
+    vm = QemuVm(ledger=full, children=bench.children)
 
-        with pytest.raises(FailedPrecondition, match="ENOSPC"):
-            await vm.create(bench.config())
+    with pytest.raises(FailedPrecondition, match="ENOSPC"):
+        await vm.create(bench.config())
 
-        assert full.held == {}
-
-    run(tmp_path, scenario)
+    assert full.held == {}
 
 
-def test_a_directory_of_another_maker_stays_with_what_is_in_it(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        own = tmp_path / "vm"
-        own.mkdir()
-        (own / "vhost-fs.sock").touch()
+async def test_a_directory_of_another_maker_stays_with_what_is_in_it(tmp_path: Path, bench: Bench) -> None:
+    own = tmp_path / "vm"
+    own.mkdir()
+    (own / "vhost-fs.sock").touch()
 
-        await bench.vm.create(bench.config(extra_monitor="hmp", debug=True))
-        kinds = [entry.kind for entry in bench.ledger.held.values()]
-        made = sorted(os.listdir(own))
-        await bench.vm.stop()
+    await bench.vm.create(bench.config(extra_monitor="hmp", debug=True))
+    kinds = [entry.kind for entry in bench.ledger.held.values()]
+    made = sorted(os.listdir(own))
+    await bench.vm.stop()
 
-        assert kinds == [ResourceKind.PROCESS]
-        assert made == ["agent.sock", "console.log", "extra-monitor.sock", "qmp.sock", "vhost-fs.sock"]
-        assert os.listdir(own) == ["vhost-fs.sock"]
-        shutil.rmtree(own)
-
-    run(tmp_path, scenario)
+    assert kinds == [ResourceKind.PROCESS]
+    assert made == ["agent.sock", "console.log", "extra-monitor.sock", "qmp.sock", "vhost-fs.sock"]
+    assert os.listdir(own) == ["vhost-fs.sock"]
+    shutil.rmtree(own)
 
 
-def test_a_link_in_place_of_the_console_log_is_not_followed(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        (tmp_path / "vm").mkdir()
-        (tmp_path / "vm" / "console.log").symlink_to(tmp_path / "elsewhere")
+async def test_a_link_in_place_of_the_console_log_is_not_followed(tmp_path: Path, bench: Bench) -> None:
+    (tmp_path / "vm").mkdir()
+    (tmp_path / "vm" / "console.log").symlink_to(tmp_path / "elsewhere")
 
-        with pytest.raises(VmStartFailed, match=r"start vm 'pod1': ELOOP .*console\.log"):
-            await bench.vm.create(bench.config())
+    with pytest.raises(VmStartFailed, match=r"start vm 'pod1': ELOOP .*console\.log"):
+        await bench.vm.create(bench.config())
 
-        shutil.rmtree(tmp_path / "vm")
+    shutil.rmtree(tmp_path / "vm")
 
-    run(tmp_path, scenario)
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_path_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        with pytest.raises(InvalidArgument, match=r"qmp\.sock': longer than 107 bytes"):
-            await bench.vm.create(bench.config(vm_dir=f"{tmp_path}/{'x' * 100}"))
-
-    run(tmp_path, scenario)
+async def test_a_path_too_long_for_a_socket_is_named(tmp_path: Path, bench: Bench) -> None:
+    with pytest.raises(InvalidArgument, match=r"qmp\.sock': longer than 107 bytes"):
+        await bench.vm.create(bench.config(vm_dir=f"{tmp_path}/{'x' * 100}"))
 
 
 @pytest.mark.skipif(os.path.exists("/dev/vhost-vsock"), reason="needs a host without vhost-vsock")
-def test_vsock_without_the_device_says_what_is_missing(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        with pytest.raises(FailedPrecondition, match=r"open '/dev/vhost-vsock': ENOENT .*modprobe vhost_vsock"):
-            await bench.vm.create(bench.config(agent_channel=VsockChannel(port=1024)))
-
-    run(tmp_path, scenario)
+async def test_vsock_without_the_device_says_what_is_missing(bench: Bench) -> None:
+    with pytest.raises(FailedPrecondition, match=r"open '/dev/vhost-vsock': ENOENT .*modprobe vhost_vsock"):
+        await bench.vm.create(bench.config(agent_channel=VsockChannel(port=1024)))
 
 
-def test_an_empty_image_is_refused_by_name(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        config = bench.config()
-        image = tmp_path / "image"
-        image.touch()
+async def test_an_empty_image_is_refused_by_name(tmp_path: Path, bench: Bench) -> None:
+    config = bench.config()
+    image = tmp_path / "image"
+    image.touch()
 
-        with pytest.raises(InvalidArgument, match=f"image '{image}' is empty"):
-            await bench.vm.create(replace(config, boot=replace(config.boot, image=str(image))))
-
-    run(tmp_path, scenario)
+    with pytest.raises(InvalidArgument, match=f"image '{image}' is empty"):
+        await bench.vm.create(replace(config, boot=replace(config.boot, image=str(image))))
 
 
 @pytest.mark.root
-def test_qemu_runs_in_the_pods_network_namespace(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        ready, ready_write = os.pipe()
-        holder = await bench.children.spawn(
-            ["/usr/bin/unshare", "--net", "/bin/sh", "-c", "echo; exec sleep 1000"], env={}, stdout=ready_write
-        )
-        os.close(ready_write)
-        await asyncio.to_thread(os.read, ready, 1)
-        os.close(ready)
-        namespace = f"/proc/{holder.pid}/ns/net"
+async def test_qemu_runs_in_the_pods_network_namespace(bench: Bench) -> None:
+    ready, ready_write = os.pipe()
+    holder = await bench.children.spawn(
+        ["/usr/bin/unshare", "--net", "/bin/sh", "-c", "echo; exec sleep 1000"], env={}, stdout=ready_write
+    )
+    os.close(ready_write)
+    await asyncio.to_thread(os.read, ready, 1)
+    os.close(ready)
+    namespace = f"/proc/{holder.pid}/ns/net"
 
-        await bench.vm.create(bench.config(netns_path=namespace))
-        inside = os.readlink(f"/proc/{bench.vm.pid}/ns/net")
-        await bench.vm.stop()
+    await bench.vm.create(bench.config(netns_path=namespace))
+    inside = os.readlink(f"/proc/{bench.vm.pid}/ns/net")
+    await bench.vm.stop()
 
-        assert inside == os.readlink(namespace) != os.readlink("/proc/self/ns/net")
-        await holder.end()
-
-    run(tmp_path, scenario)
+    assert inside == os.readlink(namespace) != os.readlink("/proc/self/ns/net")
+    await holder.end()
 
 
 @pytest.mark.root
 @pytest.mark.parametrize("in_host_netns", [False, True])
-def test_qemu_without_a_namespace_of_the_pod_has_an_empty_one_unless_it_stays_in_the_hosts(
-    tmp_path: Path, in_host_netns: bool
+async def test_qemu_without_a_namespace_of_the_pod_has_an_empty_one_unless_it_stays_in_the_hosts(
+    in_host_netns: bool, bench: Bench
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(in_host_netns=in_host_netns))
-        inside = os.readlink(f"/proc/{bench.vm.pid}/ns/net")
-        await bench.vm.stop()
+    await bench.vm.create(bench.config(in_host_netns=in_host_netns))
+    inside = os.readlink(f"/proc/{bench.vm.pid}/ns/net")
+    await bench.vm.stop()
 
-        assert (inside == os.readlink("/proc/self/ns/net")) == in_host_netns
-
-    run(tmp_path, scenario)
+    assert (inside == os.readlink("/proc/self/ns/net")) == in_host_netns
 
 
 def flags_of_memory(pid: int, size_kib: int) -> list[str]:
@@ -464,19 +355,16 @@ def flags_of_memory(pid: int, size_kib: int) -> list[str]:
 
 
 @pytest.mark.parametrize("dumps_core", [False, True])
-def test_a_crash_of_qemu_writes_the_guests_memory_only_if_allowed(tmp_path: Path, dumps_core: bool) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(dumps_core=dumps_core))
-        limit = resource.prlimit(bench.vm.pid, resource.RLIMIT_CORE)
-        machine = arguments(bench.vm.pid)[arguments(bench.vm.pid).index("-machine") + 1]
-        flags = flags_of_memory(bench.vm.pid, bench.config().memory.boot_mib << 10)
-        await bench.vm.stop()
+async def test_a_crash_of_qemu_writes_the_guests_memory_only_if_allowed(dumps_core: bool, bench: Bench) -> None:
+    await bench.vm.create(bench.config(dumps_core=dumps_core))
+    limit = resource.prlimit(bench.vm.pid, resource.RLIMIT_CORE)
+    machine = arguments(bench.vm.pid)[arguments(bench.vm.pid).index("-machine") + 1]
+    flags = flags_of_memory(bench.vm.pid, bench.config().memory.boot_mib << 10)
+    await bench.vm.stop()
 
-        assert (limit == (1, 1)) is not dumps_core
-        assert ("dump-guest-core=off" in machine) is not dumps_core
-        assert ("dd" in flags) is not dumps_core, "the kernel's mark on memory that is in no core"
-
-    run(tmp_path, scenario)
+    assert (limit == (1, 1)) is not dumps_core
+    assert ("dump-guest-core=off" in machine) is not dumps_core
+    assert ("dd" in flags) is not dumps_core, "the kernel's mark on memory that is in no core"
 
 
 def statuses(pid: int) -> list[dict[str, str]]:
@@ -487,16 +375,13 @@ def statuses(pid: int) -> list[dict[str, str]]:
 
 @pytest.mark.root
 @pytest.mark.parametrize("is_privileged", [False, True])
-def test_qemu_has_two_capabilities_a_filter_and_no_way_to_more(tmp_path: Path, is_privileged: bool) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(is_privileged=is_privileged))
-        await bench.vm.start()
-        threads = statuses(bench.vm.pid)
-        await bench.vm.stop()
+async def test_qemu_has_two_capabilities_a_filter_and_no_way_to_more(is_privileged: bool, bench: Bench) -> None:
+    await bench.vm.create(bench.config(is_privileged=is_privileged))
+    await bench.vm.start()
+    threads = statuses(bench.vm.pid)
+    await bench.vm.stop()
 
-        assert len(threads) > 1
-        assert {(status["NoNewPrivs"], status["Seccomp"]) for status in threads} == {("1", "2")}
-        few = {int(status[name], 16) for status in threads for name in ("CapEff", "CapPrm", "CapBnd")}
-        assert (few == {1 << CAP_DAC_OVERRIDE | 1 << CAP_IPC_LOCK}) is not is_privileged
-
-    run(tmp_path, scenario)
+    assert len(threads) > 1
+    assert {(status["NoNewPrivs"], status["Seccomp"]) for status in threads} == {("1", "2")}
+    few = {int(status[name], 16) for status in threads for name in ("CapEff", "CapPrm", "CapBnd")}
+    assert (few == {1 << CAP_DAC_OVERRIDE | 1 << CAP_IPC_LOCK}) is not is_privileged

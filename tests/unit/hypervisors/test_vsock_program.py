@@ -16,7 +16,8 @@ from pyshim.model.ledger import ResourceKind
 from pyshim.model.vm import VhostUserVsockChannel, VmExitKind
 from tests.fakes.tiny_kernel import HALT
 
-from .test_vm import QEMU, Bench, run
+from .conftest import Bench
+from .test_vm import QEMU
 
 REAL = shutil.which("vhost-device-vsock")
 LISTEN = "listener = socket.socket(socket.AF_UNIX); listener.bind(words['--socket']); listener.listen()"
@@ -43,21 +44,18 @@ def _channel(bench: Bench, program: str) -> VhostUserVsockChannel:
     )
 
 
-def test_the_program_is_in_the_ledger_before_the_vm_and_gone_with_it(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        asked = channel(bench)
+async def test_the_program_is_in_the_ledger_before_the_vm_and_gone_with_it(bench: Bench) -> None:
+    asked = channel(bench)
 
-        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=asked))
-        held = bench.ledger.held[ResourceKind.PROCESS, asked.device_path]
-        alive = {child.name: child.pid for child in bench.children.alive}
-        address = str(bench.vm.agent_address)
-        assert bench.vm.helper_pids == (alive["vsock-program"],)
-        await bench.vm.stop()
+    await bench.vm.create(bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=asked))
+    held = bench.ledger.held[ResourceKind.PROCESS, asked.device_path]
+    alive = {child.name: child.pid for child in bench.children.alive}
+    address = str(bench.vm.agent_address)
+    assert bench.vm.helper_pids == (alive["vsock-program"],)
+    await bench.vm.stop()
 
-        assert held.detail["pid"] == alive["vsock-program"]
-        assert address == f"hvsock://{asked.socket_path}:1024"
-
-    run(tmp_path, scenario)
+    assert held.detail["pid"] == alive["vsock-program"]
+    assert address == f"hvsock://{asked.socket_path}:1024"
 
 
 @pytest.mark.parametrize(
@@ -67,29 +65,23 @@ def test_the_program_is_in_the_ledger_before_the_vm_and_gone_with_it(tmp_path: P
         pytest.param("time.sleep(1000)", 0.3, DeadlineExceeded, "takes no connection at '.*device.sock'", id="silent"),
     ],
 )
-def test_a_program_that_does_not_come_up_is_named(
-    tmp_path: Path, script: str, timeout_s: float, error: type[ShimError], text: str
+async def test_a_program_that_does_not_come_up_is_named(
+    script: str, timeout_s: float, error: type[ShimError], text: str, bench: Bench
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        config = bench.config(
-            hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, script), start_timeout_s=timeout_s
-        )
+    config = bench.config(
+        hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, script), start_timeout_s=timeout_s
+    )
 
-        with pytest.raises(error, match=text):
-            await bench.vm.create(config)
-
-    run(tmp_path, scenario)
+    with pytest.raises(error, match=text):
+        await bench.vm.create(config)
 
 
-def test_a_program_that_is_not_there_is_named_before_anything_is_made(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        config = bench.config(agent_channel=_channel(bench, str(tmp_path / "nowhere")))
+async def test_a_program_that_is_not_there_is_named_before_anything_is_made(tmp_path: Path, bench: Bench) -> None:
+    config = bench.config(agent_channel=_channel(bench, str(tmp_path / "nowhere")))
 
-        with pytest.raises(FailedPrecondition, match=r"open vsock program '.*/nowhere': ENOENT"):
-            await bench.vm.create(config)
-        assert not (tmp_path / "vm").exists()
-
-    run(tmp_path, scenario)
+    with pytest.raises(FailedPrecondition, match=r"open vsock program '.*/nowhere': ENOENT"):
+        await bench.vm.create(config)
+    assert not (tmp_path / "vm").exists()
 
 
 @pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
@@ -100,45 +92,36 @@ def test_a_program_that_is_not_there_is_named_before_anything_is_made(tmp_path: 
         pytest.param(SERVE, VmStartTimedOut, r"vsock-program \(pid \d+\) is running", id="silent"),
     ],
 )
-def test_a_program_that_does_not_serve_qemu_is_named(
-    tmp_path: Path, script: str, error: type[ShimError], text: str
+async def test_a_program_that_does_not_serve_qemu_is_named(
+    script: str, error: type[ShimError], text: str, bench: Bench
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        with pytest.raises(error, match=text):
-            await bench.vm.create(bench.config(agent_channel=channel(bench, script), start_timeout_s=2))
-
-    run(tmp_path, scenario)
+    with pytest.raises(error, match=text):
+        await bench.vm.create(bench.config(agent_channel=channel(bench, script), start_timeout_s=2))
 
 
-def test_the_vm_ends_with_its_program_and_the_reason_is_the_programs_end(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench)))
-        program = next(child for child in bench.children.alive if child.name == "vsock-program")
+async def test_the_vm_ends_with_its_program_and_the_reason_is_the_programs_end(bench: Bench) -> None:
+    await bench.vm.create(bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench)))
+    program = next(child for child in bench.children.alive if child.name == "vsock-program")
 
-        os.kill(program.pid, signal.SIGKILL)
-        ended = await bench.vm.wait()
-        await bench.vm.stop()
+    os.kill(program.pid, signal.SIGKILL)
+    ended = await bench.vm.wait()
+    await bench.vm.stop()
 
-        assert ended.kind is VmExitKind.VMM_DIED
-        assert f"lost the guest's vsock: vsock-program (pid {program.pid}) was killed by SIGKILL" in ended.reason
-
-    run(tmp_path, scenario)
+    assert ended.kind is VmExitKind.VMM_DIED
+    assert f"lost the guest's vsock: vsock-program (pid {program.pid}) was killed by SIGKILL" in ended.reason
 
 
-def test_a_vmm_that_dies_takes_the_program_along_and_is_the_reason(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        hangs_up = f"{LISTEN}; listener.accept()[0].recv(1); sys.exit('qemu is gone')"
-        config = bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, hangs_up))
-        await bench.vm.create(config)
+async def test_a_vmm_that_dies_takes_the_program_along_and_is_the_reason(bench: Bench) -> None:
+    hangs_up = f"{LISTEN}; listener.accept()[0].recv(1); sys.exit('qemu is gone')"
+    config = bench.config(hypervisor_path=bench.vmm(IDLE_VMM), agent_channel=channel(bench, hangs_up))
+    await bench.vm.create(config)
 
-        os.kill(bench.vm.pid, signal.SIGKILL)
-        ended = await bench.vm.wait()
-        await bench.vm.stop()
+    os.kill(bench.vm.pid, signal.SIGKILL)
+    ended = await bench.vm.wait()
+    await bench.vm.stop()
 
-        assert "vmm (pid" in ended.reason
-        assert "vsock-program" not in ended.reason
-
-    run(tmp_path, scenario)
+    assert "vmm (pid" in ended.reason
+    assert "vsock-program" not in ended.reason
 
 
 def telling(bench: Bench, *answers: dict[str, object]) -> str:
@@ -176,19 +159,16 @@ _PATH = "/machine/peripheral/vsock0/virtio-backend"
         pytest.param(({"return": "yes"},), 1, id="tells nothing"),
     ],
 )
-def test_the_agent_is_called_when_the_guest_has_started_its_vsock(
-    tmp_path: Path, answers: tuple[dict[str, object], ...], asked: int
+async def test_the_agent_is_called_when_the_guest_has_started_its_vsock(
+    tmp_path: Path, answers: tuple[dict[str, object], ...], asked: int, bench: Bench
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(hypervisor_path=telling(bench, *answers), agent_channel=channel(bench)))
-        await bench.vm.start()
+    await bench.vm.create(bench.config(hypervisor_path=telling(bench, *answers), agent_channel=channel(bench)))
+    await bench.vm.start()
 
-        await bench.vm.await_agent_device(50)
-        await bench.vm.stop()
+    await bench.vm.await_agent_device(50)
+    await bench.vm.stop()
 
-        assert (tmp_path / "asked").read_text().split() == [_PATH] * asked
-
-    run(tmp_path, scenario)
+    assert (tmp_path / "asked").read_text().split() == [_PATH] * asked
 
 
 @pytest.mark.parametrize(
@@ -198,47 +178,38 @@ def test_the_agent_is_called_when_the_guest_has_started_its_vsock(
         pytest.param((_NOT_YET, "end"), ShimError, "x-query-virtio-status.*qmp connection", id="ends"),
     ],
 )
-def test_a_guest_that_does_not_start_its_vsock_is_named(
-    tmp_path: Path, answers: tuple[dict[str, object], ...], error: type[ShimError], text: str
+async def test_a_guest_that_does_not_start_its_vsock_is_named(
+    answers: tuple[dict[str, object], ...], error: type[ShimError], text: str, bench: Bench
 ) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(hypervisor_path=telling(bench, *answers), agent_channel=channel(bench)))
-        await bench.vm.start()
+    await bench.vm.create(bench.config(hypervisor_path=telling(bench, *answers), agent_channel=channel(bench)))
+    await bench.vm.start()
 
-        with pytest.raises(error, match=text):
-            await bench.vm.await_agent_device(50 if "end" in answers else 0.3)
-        await bench.vm.stop()
-
-    run(tmp_path, scenario)
+    with pytest.raises(error, match=text):
+        await bench.vm.await_agent_device(50 if "end" in answers else 0.3)
+    await bench.vm.stop()
 
 
-def test_other_ways_to_the_agent_are_there_at_once(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        await bench.vm.create(bench.config(hypervisor_path=telling(bench, _NOT_YET)))
-        await bench.vm.start()
+async def test_other_ways_to_the_agent_are_there_at_once(tmp_path: Path, bench: Bench) -> None:
+    await bench.vm.create(bench.config(hypervisor_path=telling(bench, _NOT_YET)))
+    await bench.vm.start()
 
-        await bench.vm.await_agent_device(0.1)
-        await bench.vm.stop()
+    await bench.vm.await_agent_device(0.1)
+    await bench.vm.stop()
 
-        assert not (tmp_path / "asked").exists()
-
-    run(tmp_path, scenario)
+    assert not (tmp_path / "asked").exists()
 
 
 @pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
 @pytest.mark.skipif(REAL is None, reason="needs vhost-device-vsock (hint: cargo install vhost-device-vsock)")
-def test_the_real_program_serves_the_device_of_a_real_qemu(tmp_path: Path) -> None:
-    async def scenario(bench: Bench) -> None:
-        assert REAL is not None
-        asked = _channel(bench, REAL)
-        await bench.vm.create(bench.config(HALT, agent_channel=asked))
-        await bench.vm.start()
+async def test_the_real_program_serves_the_device_of_a_real_qemu(bench: Bench) -> None:
+    assert REAL is not None
+    asked = _channel(bench, REAL)
+    await bench.vm.create(bench.config(HALT, agent_channel=asked))
+    await bench.vm.start()
 
-        with pytest.raises(DeadlineExceeded, match="guest has started its vsock"):
-            await bench.vm.await_agent_device(0.3)
-        with socket.socket(socket.AF_UNIX) as agent:
-            agent.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(agent, asked.socket_path)
-        await bench.vm.stop()
-
-    run(tmp_path, scenario)
+    with pytest.raises(DeadlineExceeded, match="guest has started its vsock"):
+        await bench.vm.await_agent_device(0.3)
+    with socket.socket(socket.AF_UNIX) as agent:
+        agent.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(agent, asked.socket_path)
+    await bench.vm.stop()

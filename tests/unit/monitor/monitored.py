@@ -1,10 +1,10 @@
 """A pod behind a monitor socket, for tests that ask it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from pyshim.model.caller import PodName
 from pyshim.model.durations import Durations
@@ -78,28 +78,22 @@ class FakePod:
         self.resized.append((volume_path, size_bytes))
 
 
-def served(
-    directory: Path,
-    scenario: Callable[[str, FakePod], Coroutine[Any, Any, None]],
-    debug: Mapping[str, Callable[[], str]] = MappingProxyType({}),
-) -> None:
-    """`scenario` is given the path of a monitor socket, and the pod behind it."""
-
-    async def body() -> None:
-        pod, path = FakePod(), str(directory / "shim-monitor.sock")
-        calls, agent_calls = Durations(), Durations()
-        calls.took("create", 0.003)
-        agent_calls.took("grpc.CheckRequest", 5.0)
-        answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls, debug=debug)
-        monitor = MonitorSocket(path, answers.answer, address_file=str(directory / "monitor_address"))
-        await monitor.open()
-        try:
-            async with asyncio.timeout(60):
-                await scenario(path, pod)
-        finally:
-            await monitor.close()
-
-    asyncio.run(body())
+@asynccontextmanager
+async def served(
+    directory: Path, debug: Mapping[str, Callable[[], str]] = MappingProxyType({})
+) -> AsyncIterator[tuple[str, FakePod]]:
+    """The path of a monitor socket, and the pod behind it."""
+    pod, path = FakePod(), str(directory / "shim-monitor.sock")
+    calls, agent_calls = Durations(), Durations()
+    calls.took("create", 0.003)
+    agent_calls.took("grpc.CheckRequest", 5.0)
+    answers = ShimAnswers(pod, calls=calls, agent_calls=agent_calls, debug=debug)
+    monitor = MonitorSocket(path, answers.answer, address_file=str(directory / "monitor_address"))
+    await monitor.open()
+    try:
+        yield path, pod
+    finally:
+        await monitor.close()
 
 
 async def said(path: str, request: bytes) -> tuple[int, bytes]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +10,7 @@ from pyshim.model.durations import BOUNDS_MS, Durations
 from pyshim.model.errors import DeadlineExceeded, ResourceExhausted, ShimError
 from pyshim.monitor.processes import process_families
 from pyshim.monitor.shim_metrics import durations_family
-from tests.unit.monitor.monitored import FakePod, got, served
+from tests.unit.monitor.monitored import FakePod, got
 
 ITEMS = {
     "proc_status": {
@@ -34,34 +33,28 @@ def scraped(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     return found
 
 
-def test_processes_have_katas_items(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        pod.pids = (os.getpid(), os.getpid())
+async def test_processes_have_katas_items(path: str, pod: FakePod) -> None:
+    pod.pids = (os.getpid(), os.getpid())
 
-        found = scraped(await got(path, "/metrics"))
+    found = scraped(await got(path, "/metrics"))
 
-        for part in ("shim", "hypervisor", "virtiofsd"):
-            for name, items in ITEMS.items():
-                assert {dict(labels)["item"] for labels in found[f"kata_{part}_{name}"]} == items
-            assert found[f"kata_{part}_threads"][()] >= 1
-            assert found[f"kata_{part}_fds"][()] >= 3
-        assert found["kata_shim_proc_status"][("item", "vmrss"),] > 1 << 20, "bytes"
-        assert found["kata_hypervisor_netdev"][("interface", "lo"), ("item", "recv_bytes")] >= 0
-
-    served(tmp_path, scenario)
+    for part in ("shim", "hypervisor", "virtiofsd"):
+        for name, items in ITEMS.items():
+            assert {dict(labels)["item"] for labels in found[f"kata_{part}_{name}"]} == items
+        assert found[f"kata_{part}_threads"][()] >= 1
+        assert found[f"kata_{part}_fds"][()] >= 3
+    assert found["kata_shim_proc_status"][("item", "vmrss"),] > 1 << 20, "bytes"
+    assert found["kata_hypervisor_netdev"][("interface", "lo"), ("item", "recv_bytes")] >= 0
 
 
-def test_calls_are_counted_in_katas_buckets(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        found = scraped(await got(path, "/metrics"))
+async def test_calls_are_counted_in_katas_buckets(path: str) -> None:
+    found = scraped(await got(path, "/metrics"))
 
-        buckets = found["kata_shim_rpc_durations_histogram_milliseconds_bucket"]
-        by_bound = {dict(labels)["le"]: count for labels, count in buckets.items()}
-        assert by_bound == {str(2**n): float(n >= 2) for n in range(10)} | {"+Inf": 1}
-        (labels,) = found["kata_shim_agent_rpc_durations_histogram_milliseconds_count"]
-        assert labels == (("action", "grpc.CheckRequest"),)
-
-    served(tmp_path, scenario)
+    buckets = found["kata_shim_rpc_durations_histogram_milliseconds_bucket"]
+    by_bound = {dict(labels)["le"]: count for labels, count in buckets.items()}
+    assert by_bound == {str(2**n): float(n >= 2) for n in range(10)} | {"+Inf": 1}
+    (labels,) = found["kata_shim_agent_rpc_durations_histogram_milliseconds_count"]
+    assert labels == (("action", "grpc.CheckRequest"),)
 
 
 def test_a_call_counts_at_its_bound_and_above() -> None:
@@ -76,27 +69,24 @@ def test_a_call_counts_at_its_bound_and_above() -> None:
     assert len(BOUNDS_MS) == 10
 
 
-def test_the_shims_own_are_there(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        found = scraped(await got(path, "/metrics"))
+async def test_the_shims_own_are_there(path: str) -> None:
+    found = scraped(await got(path, "/metrics"))
 
-        assert found["pyshim_vm_vcpus"] == {
-            (("size", "requested"),): 1.5,
-            (("size", "booted"),): 1,
-            (("size", "current"),): 2,
-            (("size", "limit"),): 8,
-        }
-        assert found["pyshim_vm_memory_bytes"][("size", "booted"),] == 256 << 20
-        assert found["pyshim_start_phase_seconds"] == {
-            (("phase", "create"),): 2.0,
-            (("phase", "wait for agent"),): 1.5,
-        }
-        assert found["pyshim_ledger_entries"] == {(("kind", "mount"),): 3}
-        assert found["pyshim_stream_bytes_total"] == {(("container", "c1"), ("stream", "stdout")): 42}
-        assert found["pyshim_guest_metrics_whole"] == {(): 1}
-        assert found["kata_guest_load"] == {(("item", "load1"),): 0.5}
-
-    served(tmp_path, scenario)
+    assert found["pyshim_vm_vcpus"] == {
+        (("size", "requested"),): 1.5,
+        (("size", "booted"),): 1,
+        (("size", "current"),): 2,
+        (("size", "limit"),): 8,
+    }
+    assert found["pyshim_vm_memory_bytes"][("size", "booted"),] == 256 << 20
+    assert found["pyshim_start_phase_seconds"] == {
+        (("phase", "create"),): 2.0,
+        (("phase", "wait for agent"),): 1.5,
+    }
+    assert found["pyshim_ledger_entries"] == {(("kind", "mount"),): 3}
+    assert found["pyshim_stream_bytes_total"] == {(("container", "c1"), ("stream", "stdout")): 42}
+    assert found["pyshim_guest_metrics_whole"] == {(): 1}
+    assert found["kata_guest_load"] == {(("item", "load1"),): 0.5}
 
 
 @pytest.mark.parametrize(
@@ -109,30 +99,26 @@ def test_the_shims_own_are_there(tmp_path: Path) -> None:
     ],
     ids=["hangs", "floods", "nonsense", "lies"],
 )
-def test_a_bad_guest_is_named_and_the_others_answer(tmp_path: Path, guest: str | ShimError, named: str) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        pod.guest = guest
+async def test_a_bad_guest_is_named_and_the_others_answer(
+    guest: str | ShimError, named: str, path: str, pod: FakePod
+) -> None:
+    pod.guest = guest
 
-        text = await got(path, "/metrics")
+    text = await got(path, "/metrics")
 
-        found = scraped(text)
-        assert found["pyshim_guest_metrics_whole"] == {(): 0}
-        assert found["pyshim_containers"] == {(): 2}
-        assert found["kata_shim_fds"][()] > 1
-        (comment,) = [line for line in text.splitlines() if line.startswith("# pyshim: ")]
-        assert named in comment
-
-    served(tmp_path, scenario)
+    found = scraped(text)
+    assert found["pyshim_guest_metrics_whole"] == {(): 0}
+    assert found["pyshim_containers"] == {(): 2}
+    assert found["kata_shim_fds"][()] > 1
+    (comment,) = [line for line in text.splitlines() if line.startswith("# pyshim: ")]
+    assert named in comment
 
 
 def test_a_process_that_is_gone_has_no_metrics() -> None:
     assert process_families(1 << 30, "kata_hypervisor", "the VMM") == []
 
 
-def test_many_scrapes_at_a_time_are_answered(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        texts = await asyncio.gather(*(got(path, "/metrics") for _ in range(8)))
+async def test_many_scrapes_at_a_time_are_answered(path: str) -> None:
+    texts = await asyncio.gather(*(got(path, "/metrics") for _ in range(8)))
 
-        assert all("pyshim_containers 2" in text for text in texts)
-
-    served(tmp_path, scenario)
+    assert all("pyshim_containers 2" in text for text in texts)

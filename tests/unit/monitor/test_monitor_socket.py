@@ -20,31 +20,25 @@ from pyshim.node.cli.monitor_client import exchange
 from tests.unit.monitor.monitored import FakePod, said, served
 
 
-def test_statistics_are_the_agents_words(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        request = b"GET /direct-volume/stats?path=%2Fvar%2Flib%2Fa%20b%3Fc HTTP/1.1\r\nHost: shim\r\n\r\n"
+async def test_statistics_are_the_agents_words(path: str) -> None:
+    request = b"GET /direct-volume/stats?path=%2Fvar%2Flib%2Fa%20b%3Fc HTTP/1.1\r\nHost: shim\r\n\r\n"
 
-        status, body = await said(path, request)
+    status, body = await said(path, request)
 
-        assert status == 200
-        assert json.loads(body) == {
-            "usage": [{"available": 100, "total": 100, "unit": 1}],
-            "volume_condition": {"message": "OK"},
-        }
-        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-
-    served(tmp_path, scenario)
+    assert status == 200
+    assert json.loads(body) == {
+        "usage": [{"available": 100, "total": 100, "unit": 1}],
+        "volume_condition": {"message": "OK"},
+    }
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
 
 
-def test_a_resize_is_passed_on(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        body = b'{"VolumePath": "/v", "Size": 4096}'
-        head = b"POST /direct-volume/resize HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+async def test_a_resize_is_passed_on(path: str, pod: FakePod) -> None:
+    body = b'{"VolumePath": "/v", "Size": 4096}'
+    head = b"POST /direct-volume/resize HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body)
 
-        assert await said(path, head + body) == (200, b"")
-        assert pod.resized == [("/v", 4096)]
-
-    served(tmp_path, scenario)
+    assert await said(path, head + body) == (200, b"")
+    assert pod.resized == [("/v", 4096)]
 
 
 _POST = b"POST /direct-volume/resize HTTP/1.1\r\nContent-Length: "
@@ -75,96 +69,77 @@ _POST = b"POST /direct-volume/resize HTTP/1.1\r\nContent-Length: "
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_answered_has_a_status(tmp_path: Path, request_bytes: bytes, status: int) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        assert (await said(path, request_bytes))[0] == status
-        assert pod.resized == []
-
-    served(tmp_path, scenario)
+async def test_what_cannot_be_answered_has_a_status(request_bytes: bytes, status: int, path: str, pod: FakePod) -> None:
+    assert (await said(path, request_bytes))[0] == status
+    assert pod.resized == []
 
 
-def test_the_address_is_in_a_file(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        assert (tmp_path / "monitor_address").read_text() == f"unix://{path}"
-        assert await said(path, b"GET /agent-url HTTP/1.1\r\n\r\n") == (200, b"vsock://3:1024")
-
-    served(tmp_path, scenario)
+async def test_the_address_is_in_a_file(tmp_path: Path, path: str) -> None:
+    assert (tmp_path / "monitor_address").read_text() == f"unix://{path}"
+    assert await said(path, b"GET /agent-url HTTP/1.1\r\n\r\n") == (200, b"vsock://3:1024")
 
 
 @pytest.mark.parametrize(("target", "ipv6"), [("/iptables", False), ("/ip6tables", True)])
-def test_iptables_are_the_guests(tmp_path: Path, target: str, ipv6: bool) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        put = f"PUT {target} HTTP/1.1\r\nContent-Length: 7\r\n\r\n*filter".encode()
+async def test_iptables_are_the_guests(target: str, ipv6: bool, path: str, pod: FakePod) -> None:
+    put = f"PUT {target} HTTP/1.1\r\nContent-Length: 7\r\n\r\n*filter".encode()
 
-        assert await said(path, put) == (200, b"")
-        assert pod.tables == {ipv6: b"*filter"}
-        assert await said(path, f"GET {target} HTTP/1.1\r\n\r\n".encode()) == (200, b"*filter")
-
-    served(tmp_path, scenario)
+    assert await said(path, put) == (200, b"")
+    assert pod.tables == {ipv6: b"*filter"}
+    assert await said(path, f"GET {target} HTTP/1.1\r\n\r\n".encode()) == (200, b"*filter")
 
 
-def test_a_policy_reaches_the_guest_also_from_a_client_that_asks_first(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(b"PUT /policy HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 7\r\n\r\n")
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(b"package")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
-        assert pod.policy == "package"
-        writer.close()
-
-    served(tmp_path, scenario)
+async def test_a_policy_reaches_the_guest_also_from_a_client_that_asks_first(path: str, pod: FakePod) -> None:
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"PUT /policy HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 7\r\n\r\n")
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"package")
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    assert pod.policy == "package"
+    writer.close()
 
 
-def test_clients_that_say_nothing_keep_out_others_only_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_clients_that_say_nothing_keep_out_others_only_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr("pyshim.monitor.socket.REQUEST_TIMEOUT_S", 1.0)
     monkeypatch.setattr("pyshim.monitor.socket.MAX_CLIENTS", 1)
 
-    async def scenario(path: str, pod: FakePod) -> None:
-        reader, writer = await asyncio.open_unix_connection(path)
-        with pytest.raises(FailedPrecondition, match="too many clients"):
-            await asyncio.to_thread(exchange, path, "GET", "/agent-url")
-        assert await reader.read() == b"", "cut"
-        writer.close()
-        assert (await said(path, b"GET /agent-url HTTP/1.1\r\n\r\n"))[0] == 200
-
-    served(tmp_path, scenario)
+    reader, writer = await asyncio.open_unix_connection(path)
+    with pytest.raises(FailedPrecondition, match="too many clients"):
+        await asyncio.to_thread(exchange, path, "GET", "/agent-url")
+    assert await reader.read() == b"", "cut"
+    writer.close()
+    assert (await said(path, b"GET /agent-url HTTP/1.1\r\n\r\n"))[0] == 200
 
 
-def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_cut(monkeypatch: pytest.MonkeyPatch, path: str, pod: FakePod) -> None:
     monkeypatch.setattr("pyshim.monitor.socket.REQUEST_TIMEOUT_S", 0.5)
 
-    async def scenario(path: str, pod: FakePod) -> None:
-        pod.tables[False] = b"x" * (8 << 20)
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(path)
-        sock.sendall(b"GET /iptables HTTP/1.1\r\n\r\n")
-        hung_up = select.poll()
-        hung_up.register(sock, 0)
-        assert await asyncio.to_thread(hung_up.poll, 30_000), "the shim has closed"
+    pod.tables[False] = b"x" * (8 << 20)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(path)
+    sock.sendall(b"GET /iptables HTTP/1.1\r\n\r\n")
+    hung_up = select.poll()
+    hung_up.register(sock, 0)
+    assert await asyncio.to_thread(hung_up.poll, 30_000), "the shim has closed"
 
-        received = 0
-        while data := await asyncio.to_thread(sock.recv, 1 << 20):
-            received += len(data)
-        sock.close()
-        assert received < 8 << 20
-
-    served(tmp_path, scenario)
+    received = 0
+    while data := await asyncio.to_thread(sock.recv, 1 << 20):
+        received += len(data)
+    sock.close()
+    assert received < 8 << 20
 
 
-def test_a_client_that_leaves_early_disturbs_no_other(tmp_path: Path) -> None:
-    async def scenario(path: str, pod: FakePod) -> None:
-        _, writer = await asyncio.open_unix_connection(path)
-        writer.write(b"GET /")
-        writer.close()
-        assert (await said(path, b"GET /x HTTP/1.1\r\n\r\n"))[0] == 404
-
-    served(tmp_path, scenario)
+async def test_a_client_that_leaves_early_disturbs_no_other(path: str) -> None:
+    _, writer = await asyncio.open_unix_connection(path)
+    writer.write(b"GET /")
+    writer.close()
+    assert (await said(path, b"GET /x HTTP/1.1\r\n\r\n"))[0] == 404
 
 
-def test_there_is_no_moment_in_which_others_could_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_there_is_no_moment_in_which_others_could_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
     bind = socket.socket.bind
 
@@ -172,53 +147,47 @@ def test_there_is_no_moment_in_which_others_could_connect(tmp_path: Path, monkey
         bind(listener, address)
         seen.append(stat.S_IMODE(os.stat(address).st_mode))
 
-    async def nothing(path: str, pod: FakePod) -> None:
-        seen.append(stat.S_IMODE(os.stat(path).st_mode))
-
     monkeypatch.setattr(socket.socket, "bind", observed)
     before = os.umask(0)
     try:
-        served(tmp_path, nothing)
+        async with served(tmp_path) as (path, _):
+            seen.append(stat.S_IMODE(os.stat(path).st_mode))
     finally:
         os.umask(before)
 
     assert seen == [0o600, 0o600]
 
 
-def test_the_operators_command_asks_the_same_way(tmp_path: Path) -> None:
+async def test_the_operators_command_asks_the_same_way(tmp_path: Path) -> None:
     records, states = tmp_path / "records", tmp_path / "sbs"
     (states / "s1").mkdir(parents=True)
     volume = "/var/lib/a b?c"
     add(volume, '{"volume-type": "block", "device": "/dev/x", "fstype": "ext4"}', records=str(records))
     (next(records.iterdir()) / "s1").touch()
 
-    async def scenario(path: str, pod: FakePod) -> None:
+    async with served(states / "s1"):
         target = "/direct-volume/stats?path=%2Fvar%2Flib%2Fa%20b%3Fc"
         answer = await asyncio.to_thread(ask, volume, "GET", target, "", records=str(records), state_dir=str(states))
         assert json.loads(answer)["volume_condition"] == {"message": "OK"}
 
-    served(states / "s1", scenario)
 
-
-def test_debug_paths_exist_only_where_they_are_enabled(tmp_path: Path) -> None:
+async def test_debug_paths_exist_only_where_they_are_enabled(tmp_path: Path) -> None:
     def asked(path: str) -> bytes:
         return f"GET {path} HTTP/1.1\r\n\r\n".encode()
 
-    async def closed(path: str, _: FakePod) -> None:
+    async with served(tmp_path) as (path, _):
         assert await said(path, asked("/debug/stacks")) == (
             404,
             b"no such path (hint: enable_pprof in [runtime])",
         )
 
-    async def opened(path: str, _: FakePod) -> None:
+    debug = {"stacks": lambda: "task a\n", "broken": lambda: str(1 // 0)}
+    async with served(tmp_path, debug) as (path, _):
         assert await said(path, asked("/debug/stacks")) == (200, b"task a\n")
         assert (await said(path, b"POST /debug/stacks HTTP/1.1\r\n\r\n"))[0] == 405
         assert (await said(path, asked("/debug/pprof/heap")))[0] == 404
         status, words = await said(path, asked("/debug/broken"))
         assert (status, words) == (500, b"ZeroDivisionError")
-
-    served(tmp_path, closed)
-    served(tmp_path, opened, {"stacks": lambda: "task a\n", "broken": lambda: str(1 // 0)})
 
 
 _CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
@@ -240,21 +209,9 @@ def _connects(path: Path, group: int) -> bool:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_the_group_of_the_directory_reaches_the_metrics_socket_and_no_other() -> None:
+async def test_the_group_of_the_directory_reaches_the_metrics_socket_and_no_other() -> None:
     async def answer(_: Request) -> Reply:
         return Reply(HTTPStatus.OK)
-
-    async def body(root: Path, metrics: Path) -> None:
-        pair = MonitorSockets(
-            MonitorSocket(str(root / "kata.sock"), answer), MonitorSocket(str(metrics / "s1"), answer, mode=0o660)
-        )
-        await pair.open()
-        try:
-            tries = [(metrics / "s1", _GROUP), (metrics / "s1", 65534), (root / "kata.sock", _GROUP)]
-            found = [await asyncio.to_thread(_connects, *each) for each in tries]
-        finally:
-            await pair.close()
-        assert found == [True, False, False]
 
     with tempfile.TemporaryDirectory() as directory:
         root, metrics = Path(directory), Path(directory, "metrics")
@@ -262,4 +219,12 @@ def test_the_group_of_the_directory_reaches_the_metrics_socket_and_no_other() ->
         metrics.mkdir()
         os.chown(metrics, 0, _GROUP)
         metrics.chmod(0o2750)
-        asyncio.run(body(root, metrics))
+        pair = MonitorSockets(
+            MonitorSocket(str(root / "kata.sock"), answer), MonitorSocket(str(metrics / "s1"), answer, mode=0o660)
+        )
+        await pair.open()
+        tries = [(metrics / "s1", _GROUP), (metrics / "s1", 65534), (root / "kata.sock", _GROUP)]
+        found = [await asyncio.to_thread(_connects, *each) for each in tries]
+        await pair.close()
+
+    assert found == [True, False, False]

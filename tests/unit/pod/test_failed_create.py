@@ -18,37 +18,31 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("step", "nth"), STEPS, ids=[f"{step}-{nth}" for step, nth in STEPS])
-def test_a_failed_step_of_create_is_named_and_undone(step: str, nth: int) -> None:
-    async def body() -> None:
-        stack = Stack(Faults({step: nth}))
-        try:
-            async with asyncio.timeout(20):
-                with pytest.raises(FailedPrecondition, match=step):
-                    await stack.create("c1", ["sleep"], PIPES)
-            assert stack.left() == {}
-            assert stack.host.faults.seen[step] >= nth
-        finally:
-            await stack.close()
-
-    asyncio.run(body())
+async def test_a_failed_step_of_create_is_named_and_undone(step: str, nth: int) -> None:
+    stack = Stack(Faults({step: nth}))
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(FailedPrecondition, match=step):
+                await stack.create("c1", ["sleep"], PIPES)
+        assert stack.left() == {}
+        assert stack.host.faults.seen[step] >= nth
+    finally:
+        await stack.close()
 
 
 @pytest.mark.parametrize("step", ["create_vm", "start_vm"])
-def test_a_vmm_that_the_oom_killer_takes_as_it_starts_is_named_so(step: str) -> None:
+async def test_a_vmm_that_the_oom_killer_takes_as_it_starts_is_named_so(step: str) -> None:
     """As where a RuntimeClass has no overhead: the pod's cgroup has no room for a VM."""
 
-    async def body() -> None:
-        stack = Stack(Faults({step: 1}))
-        stack.host.cgroup_tree.killed = HostOom(limited_by="/pod1", limit_bytes=64 << 20)
-        spec = {"linux": {"cgroupsPath": "/pod1/c1"}}
-        try:
-            with pytest.raises(FailedPrecondition, match=f"OOM killer ended the VMM, as cgroup '/pod1' .*{step}"):
-                await stack.create("c1", ["sleep"], PIPES, **spec)
-            assert stack.left() == {}
-        finally:
-            await stack.close()
-
-    asyncio.run(body())
+    stack = Stack(Faults({step: 1}))
+    stack.host.cgroup_tree.killed = HostOom(limited_by="/pod1", limit_bytes=64 << 20)
+    spec = {"linux": {"cgroupsPath": "/pod1/c1"}}
+    try:
+        with pytest.raises(FailedPrecondition, match=f"OOM killer ended the VMM, as cgroup '/pod1' .*{step}"):
+            await stack.create("c1", ["sleep"], PIPES, **spec)
+        assert stack.left() == {}
+    finally:
+        await stack.close()
 
 
 @pytest.mark.parametrize("method", ["Check", "CreateSandbox", "CreateContainer"])

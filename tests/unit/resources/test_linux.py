@@ -92,7 +92,7 @@ def test_a_file_in_a_directorys_place_is_an_error_that_names_it(host: LinuxHost,
 
 
 @pytest.mark.parametrize("cancels", [1, 3])
-def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: Path, cancels: int) -> None:
+async def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: Path, cancels: int) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     order: list[str] = []
@@ -102,18 +102,15 @@ def test_a_cancelled_change_has_ended_before_its_undo_can_start(tmp_path: Path, 
             gate.read()
         order.append("change")
 
-    async def scenario() -> None:
-        task = asyncio.ensure_future(thread_to_the_end(slow))
-        gate = await asyncio.to_thread(os.open, fifo, os.O_WRONLY)
-        for _ in range(cancels):
-            task.cancel()
-            await asyncio.sleep(0)
-        assert not task.done()
-        os.close(gate)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        order.append("undo")
-
-    asyncio.run(scenario())
+    task = asyncio.ensure_future(thread_to_the_end(slow))
+    gate = await asyncio.to_thread(os.open, fifo, os.O_WRONLY)
+    for _ in range(cancels):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    os.close(gate)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    order.append("undo")
 
     assert order == ["change", "undo"]

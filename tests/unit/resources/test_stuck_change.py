@@ -17,7 +17,7 @@ from pyshim.resources import linux
 from pyshim.resources.linux import LinuxHost
 
 
-def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has_ended(
+async def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = tmp_path / "gate"
@@ -40,29 +40,26 @@ def test_a_mount_that_never_ends_is_given_up_and_not_released_until_it_has_ended
     )
     entry = LedgerEntry(kind=ResourceKind.MOUNT, key=str(target))
 
-    async def scenario() -> None:
-        host = LinuxHost(children=Children(), release=release)
-        mounting = asyncio.ensure_future(host.mount(mount))
-        writer = await asyncio.to_thread(os.open, gate, os.O_WRONLY)
-        mounting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await mounting
+    host = LinuxHost(children=Children(), release=release)
+    mounting = asyncio.ensure_future(host.mount(mount))
+    writer = await asyncio.to_thread(os.open, gate, os.O_WRONLY)
+    mounting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await mounting
 
-        with pytest.raises(FailedPrecondition, match=f"release mount '{target}': a change of it has never ended"):
-            await host.release(entry)
+    with pytest.raises(FailedPrecondition, match=f"release mount '{target}': a change of it has never ended"):
+        await host.release(entry)
 
-        os.close(writer)  # it ends after all
-        async with asyncio.timeout(30):
-            while True:
-                try:
-                    return await host.release(entry)
-                except FailedPrecondition:
-                    await asyncio.sleep(0.01)
-
-    asyncio.run(scenario())
+    os.close(writer)  # it ends after all
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await host.release(entry)
+            except FailedPrecondition:
+                await asyncio.sleep(0.01)
 
 
-def test_many_unmounts_that_a_dead_server_holds_up_are_under_way_at_the_same_time() -> None:
+async def test_many_unmounts_that_a_dead_server_holds_up_are_under_way_at_the_same_time() -> None:
     """More than the loop's executor has threads: each release ends only once all have begun."""
     entries = [LedgerEntry(kind=ResourceKind.MOUNT, key=f"/mnt/{number}") for number in range(40)]
     begun = threading.Barrier(len(entries))
@@ -70,8 +67,5 @@ def test_many_unmounts_that_a_dead_server_holds_up_are_under_way_at_the_same_tim
     def held_up(_: LedgerEntry) -> None:
         begun.wait(30)
 
-    async def scenario() -> None:
-        host = LinuxHost(children=Children(), release=held_up)
-        await asyncio.gather(*map(host.release, entries))
-
-    asyncio.run(scenario())
+    host = LinuxHost(children=Children(), release=held_up)
+    await asyncio.gather(*map(host.release, entries))

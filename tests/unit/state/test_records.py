@@ -144,18 +144,15 @@ def test_strike_outs_share_one_write(
     assert writes == [["/0"]]
 
 
-def test_the_next_write_takes_strike_outs_along(
-    records: SandboxRecords, store: StateStore, monkeypatch: pytest.MonkeyPatch
+async def test_the_next_write_takes_strike_outs_along(
+    records: SandboxRecords, store: StateStore, monkeypatch: pytest.MonkeyPatch, fast_clock: None
 ) -> None:
     records.ledger.acquire(mount("/a"), mount("/b"))
     writes = counted(store, monkeypatch)
 
-    async def body() -> None:
-        await records.ledger.release(mount("/a"))
-        records.save(snapshot())
-        await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
-
-    run_fast_forward(body())
+    await records.ledger.release(mount("/a"))
+    records.save(snapshot())
+    await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
 
     assert writes == [["/b"]]
 
@@ -188,27 +185,25 @@ def test_what_another_sandbox_may_take_next_is_struck_out_at_once(records: Sandb
     assert on_disk(store) == []
 
 
-def test_strike_outs_are_on_disk_when_the_state_is_kept_at_the_end(records: SandboxRecords, store: StateStore) -> None:
+async def test_strike_outs_are_on_disk_when_the_state_is_kept_at_the_end(
+    records: SandboxRecords, store: StateStore
+) -> None:
     records.ledger.acquire(mount("/a"), mount("/b"))
 
-    async def body() -> None:
-        await records.ledger.release(mount("/b"))
-        records.remove()
-
-    asyncio.run(body())
+    await records.ledger.release(mount("/b"))
+    records.remove()
 
     assert on_disk(store) == ["/a"]
 
 
-def test_no_strike_out_is_written_after_the_end(records: SandboxRecords, store: StateStore) -> None:
+async def test_no_strike_out_is_written_after_the_end(
+    records: SandboxRecords, store: StateStore, fast_clock: None
+) -> None:
     records.ledger.acquire(mount("/a"))
 
-    async def body() -> None:
-        await records.ledger.release(mount("/a"))
-        records.remove()
-        await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
-
-    run_fast_forward(body())
+    await records.ledger.release(mount("/a"))
+    records.remove()
+    await asyncio.sleep(2 * STRIKE_OUT_WITHIN_S)
 
     assert store.sandbox_ids() == ()
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from fake_sandboxes import FakeSandboxes
@@ -15,7 +14,6 @@ from pyshim.model.host_facts import CgroupMode
 from pyshim.task.calls import Calls
 from pyshim.task.service import SERVICES, TaskService
 from pyshim.ttrpc import Client, RemoteError, Server
-from tests.fakes.clock import run_fast_forward
 
 V2, V3 = SERVICES
 PROCESS_URL = "types.containerd.io/opencontainers/runtime-spec/1/Process"
@@ -59,8 +57,3 @@ async def bench(cgroup_mode: CgroupMode = CgroupMode.V2) -> AsyncIterator[Bench]
         client.close()
         await server.shutdown(grace_s=0)
         await serving
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """On a clock that only skips idle time: both ends live in the loop."""
-    run_fast_forward(test)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from pyshim.model.task import CreateTask, ExitStatus, RootfsMount, Stdio
 from pyshim.task.publisher import EventPublisher, PublisherLimits
 from pyshim.task.translate_events import forward_request
 from pyshim.ttrpc import CallContext, Code, Server, TtrpcError
-from tests.fakes.clock import run_fast_forward
 from tests.fakes.unix_sockets import crowded
+
+pytestmark = pytest.mark.usefixtures("fast_clock")
+
 
 C1 = ContainerId("c1")
 E1 = ExecId("e1")
@@ -100,117 +102,94 @@ async def bench(limits: PublisherLimits = LIMITS) -> AsyncIterator[tuple[EventPu
             await containerd.down()
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    """On a clock that only skips idle time: both ends live in the loop."""
-    run_fast_forward(test)
-
-
 def started(pid: int) -> events.TaskStarted:
     return events.TaskStarted(container_id=C1, pid=pid)
 
 
-def test_events_arrive_in_order_with_namespace_and_time() -> None:
-    async def test() -> None:
-        async with bench() as (publisher, containerd):
-            await containerd.up()
-            publisher.publish(started(1))
-            publisher.publish(EXITED)
+async def test_events_arrive_in_order_with_namespace_and_time() -> None:
+    async with bench() as (publisher, containerd):
+        await containerd.up()
+        publisher.publish(started(1))
+        publisher.publish(EXITED)
 
-            assert await publisher.flush(timeout_s=30)
+        assert await publisher.flush(timeout_s=30)
 
-            assert [envelope.topic for envelope in containerd.envelopes] == ["/tasks/start", "/tasks/exit"]
-            envelope = containerd.envelopes[0]
-            assert (envelope.namespace, envelope.timestamp.ToNanoseconds()) == ("k8s.io", 1_000_000_002)
-            assert envelope.event.type_url == "containerd.events.TaskStart"
-            assert containerd.namespaces == ["k8s.io", "k8s.io"]
-
-    run(test())
+        assert [envelope.topic for envelope in containerd.envelopes] == ["/tasks/start", "/tasks/exit"]
+        envelope = containerd.envelopes[0]
+        assert (envelope.namespace, envelope.timestamp.ToNanoseconds()) == ("k8s.io", 1_000_000_002)
+        assert envelope.event.type_url == "containerd.events.TaskStart"
+        assert containerd.namespaces == ["k8s.io", "k8s.io"]
 
 
-def test_without_an_address_events_are_dropped_at_once() -> None:
+async def test_without_an_address_events_are_dropped_at_once() -> None:
     """CRI-O takes none: the end of a shim must not wait for a caller of events."""
 
-    async def test() -> None:
-        publisher = EventPublisher(address="", namespace="default")
+    publisher = EventPublisher(address="", namespace="default")
+
+    publisher.publish(EXITED)
+
+    assert publisher.queued == 0
+    assert await publisher.flush(timeout_s=0)
+
+
+async def test_events_wait_for_containerd_and_keep_their_order() -> None:
+    async with bench() as (publisher, containerd):
+        for pid in range(1, 6):
+            publisher.publish(started(pid))
+        assert not await publisher.flush(timeout_s=0.05)
+        assert publisher.queued == 5
+
+        await containerd.up()
+
+        assert await publisher.flush(timeout_s=30)
+        pids = [pb.TaskStart.FromString(envelope.event.value).pid for envelope in containerd.envelopes]
+        assert pids == [1, 2, 3, 4, 5]
+
+
+async def test_event_whose_call_broke_is_sent_again_to_the_next_containerd() -> None:
+    async with bench() as (publisher, containerd):
+        containerd.hold = asyncio.Event()
+        await containerd.up()
+        publisher.publish(started(1))
+        publisher.publish(EXITED)
+        await containerd.entered.wait()
+        await containerd.down()
+        assert containerd.envelopes == []
+
+        containerd.hold = None
+        await containerd.up()
+
+        assert await containerd.took(2) == ["/tasks/start", "/tasks/exit"]
+
+
+async def test_connection_is_made_anew_after_a_restart_between_events() -> None:
+    async with bench() as (publisher, containerd):
+        await containerd.up()
+        publisher.publish(started(1))
+        await containerd.took(1)
+        await containerd.down()
+        await containerd.up()
 
         publisher.publish(EXITED)
 
-        assert publisher.queued == 0
-        assert await publisher.flush(timeout_s=0)
-
-    run(test())
+        assert await containerd.took(2) == ["/tasks/start", "/tasks/exit"]
 
 
-def test_events_wait_for_containerd_and_keep_their_order() -> None:
-    async def test() -> None:
-        async with bench() as (publisher, containerd):
-            for pid in range(1, 6):
-                publisher.publish(started(pid))
-            assert not await publisher.flush(timeout_s=0.05)
-            assert publisher.queued == 5
+async def test_containerd_that_does_not_answer_is_asked_again_after_the_timeout() -> None:
+    async with bench(LIMITS._replace(call_timeout_s=0.05)) as (publisher, containerd):
+        containerd.hold = asyncio.Event()
+        await containerd.up()
+        publisher.publish(EXITED)
+        assert not await publisher.flush(timeout_s=0.2)
 
-            await containerd.up()
+        containerd.hold.set()
+        containerd.hold = None
 
-            assert await publisher.flush(timeout_s=30)
-            pids = [pb.TaskStart.FromString(envelope.event.value).pid for envelope in containerd.envelopes]
-            assert pids == [1, 2, 3, 4, 5]
-
-    run(test())
+        assert await publisher.flush(timeout_s=30)
 
 
-def test_event_whose_call_broke_is_sent_again_to_the_next_containerd() -> None:
-    async def test() -> None:
-        async with bench() as (publisher, containerd):
-            containerd.hold = asyncio.Event()
-            await containerd.up()
-            publisher.publish(started(1))
-            publisher.publish(EXITED)
-            await containerd.entered.wait()
-            await containerd.down()
-            assert containerd.envelopes == []
-
-            containerd.hold = None
-            await containerd.up()
-
-            assert await containerd.took(2) == ["/tasks/start", "/tasks/exit"]
-
-    run(test())
-
-
-def test_connection_is_made_anew_after_a_restart_between_events() -> None:
-    async def test() -> None:
-        async with bench() as (publisher, containerd):
-            await containerd.up()
-            publisher.publish(started(1))
-            await containerd.took(1)
-            await containerd.down()
-            await containerd.up()
-
-            publisher.publish(EXITED)
-
-            assert await containerd.took(2) == ["/tasks/start", "/tasks/exit"]
-
-    run(test())
-
-
-def test_containerd_that_does_not_answer_is_asked_again_after_the_timeout() -> None:
-    async def test() -> None:
-        async with bench(LIMITS._replace(call_timeout_s=0.05)) as (publisher, containerd):
-            containerd.hold = asyncio.Event()
-            await containerd.up()
-            publisher.publish(EXITED)
-            assert not await publisher.flush(timeout_s=0.2)
-
-            containerd.hold.set()
-            containerd.hold = None
-
-            assert await publisher.flush(timeout_s=30)
-
-    run(test())
-
-
-def test_full_queue_drops_new_events_with_a_warning_but_never_an_exit(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
+async def test_full_queue_drops_new_events_with_a_warning_but_never_an_exit(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
         async with bench() as (publisher, containerd):
             for pid in range(1, 11):
                 publisher.publish(started(pid))
@@ -223,14 +202,12 @@ def test_full_queue_drops_new_events_with_a_warning_but_never_an_exit(caplog: py
             assert await publisher.flush(timeout_s=30)
             assert [envelope.topic for envelope in containerd.envelopes] == ["/tasks/start"] * 8 + ["/tasks/exit"] * 2
 
-    with caplog.at_level(logging.WARNING):
-        run(test())
     dropped = [record for record in caplog.records if record.message.startswith("event dropped")]
     assert [record.event for record in dropped] == ["TaskStarted", "TaskStarted", "TaskDeleted"]  # type: ignore[attr-defined]
 
 
-def test_event_that_containerd_refuses_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
+async def test_event_that_containerd_refuses_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
         async with bench() as (publisher, containerd):
             containerd.refuse = {"/tasks/oom": Code.INVALID_ARGUMENT}
             await containerd.up()
@@ -239,24 +216,19 @@ def test_event_that_containerd_refuses_does_not_hold_up_the_others(caplog: pytes
 
             assert await containerd.took(1) == ["/tasks/exit"]
 
-    with caplog.at_level(logging.ERROR):
-        run(test())
     assert [record.message for record in caplog.records] == ["event refused by containerd"]
 
 
 @pytest.mark.parametrize("pid", [-1, "many", 0.5], ids=repr)
-def test_event_that_cannot_be_encoded_does_not_hold_up_the_others(pid: Any) -> None:
+async def test_event_that_cannot_be_encoded_does_not_hold_up_the_others(pid: Any) -> None:
     """The sender's end would be the shim's, and so the pod's."""
 
-    async def test() -> None:
-        async with bench() as (publisher, containerd):
-            await containerd.up()
-            publisher.publish(started(pid))
-            publisher.publish(EXITED)
+    async with bench() as (publisher, containerd):
+        await containerd.up()
+        publisher.publish(started(pid))
+        publisher.publish(EXITED)
 
-            assert await containerd.took(1) == ["/tasks/exit"]
-
-    run(test())
+        assert await containerd.took(1) == ["/tasks/exit"]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +236,7 @@ def test_event_that_cannot_be_encoded_does_not_hold_up_the_others(pid: Any) -> N
     [b"\xff" * 64, b"HTTP/1.1 200 OK\r\n\r\n", b"\0\0\0\x04\0\0\0\x01\x02\0\xff\xff\xff\xff", b""],
     ids=["noise", "http", "no response message", "end"],
 )
-def test_an_answer_that_is_none_does_not_end_the_sender(answer: bytes) -> None:
+async def test_an_answer_that_is_none_does_not_end_the_sender(answer: bytes) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         met.set()
         writer.write(answer)
@@ -273,45 +245,36 @@ def test_an_answer_that_is_none_does_not_end_the_sender(answer: bytes) -> None:
 
     met = asyncio.Event()
 
-    async def test() -> None:
-        async with bench() as (publisher, containerd):
-            babbler = await asyncio.start_unix_server(talk, containerd.path)
-            publisher.publish(EXITED)
-            await asyncio.wait_for(met.wait(), 30)
-            babbler.close()
-            containerd.path.unlink(missing_ok=True)  # Python 3.13 does it in close()
-            await containerd.up()
-
-            assert await containerd.took(1) == ["/tasks/exit"]
-
-    run(test())
-
-
-def test_transient_error_of_containerd_is_retried() -> None:
-    async def test() -> None:
-        async with bench() as (publisher, containerd):
-            containerd.refuse = {"/tasks/exit": Code.UNAVAILABLE}
-            await containerd.up()
-            publisher.publish(EXITED)
-            assert not await publisher.flush(timeout_s=0.05)
-
-            containerd.refuse = {}
-
-            assert await publisher.flush(timeout_s=30)
-
-    run(test())
-
-
-def test_publish_needs_neither_containerd_nor_a_running_sender() -> None:
-    async def test() -> None:
-        publisher = EventPublisher(address="unix:///nonexistent/s", namespace="n", limits=LIMITS)
-
+    async with bench() as (publisher, containerd):
+        babbler = await asyncio.start_unix_server(talk, containerd.path)
         publisher.publish(EXITED)
+        await asyncio.wait_for(met.wait(), 30)
+        babbler.close()
+        containerd.path.unlink(missing_ok=True)  # Python 3.13 does it in close()
+        await containerd.up()
 
-        assert publisher.queued == 1
-        assert not await publisher.flush(timeout_s=0)
+        assert await containerd.took(1) == ["/tasks/exit"]
 
-    run(test())
+
+async def test_transient_error_of_containerd_is_retried() -> None:
+    async with bench() as (publisher, containerd):
+        containerd.refuse = {"/tasks/exit": Code.UNAVAILABLE}
+        await containerd.up()
+        publisher.publish(EXITED)
+        assert not await publisher.flush(timeout_s=0.05)
+
+        containerd.refuse = {}
+
+        assert await publisher.flush(timeout_s=30)
+
+
+async def test_publish_needs_neither_containerd_nor_a_running_sender() -> None:
+    publisher = EventPublisher(address="unix:///nonexistent/s", namespace="n", limits=LIMITS)
+
+    publisher.publish(EXITED)
+
+    assert publisher.queued == 1
+    assert not await publisher.flush(timeout_s=0)
 
 
 CREATE = CreateTask(
@@ -381,19 +344,17 @@ def test_event_has_its_topic_and_its_message(event: events.TaskEvent, topic: str
     assert type(message).FromString(envelope.event.value) == message
 
 
-def test_a_containerd_too_busy_to_accept_is_waited_for_as_for_any_answer(
+async def test_a_containerd_too_busy_to_accept_is_waited_for_as_for_any_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def body() -> None:
+    path = str(tmp_path / "s")
+
+    with crowded(path):
         publisher = EventPublisher(address=path, namespace="ns", limits=LIMITS)
         publisher.publish(EXITED)
         running = asyncio.create_task(publisher.run())
         await asyncio.sleep(0.2)
         running.cancel()
         await asyncio.wait([running])
-
-    path = str(tmp_path / "s")
-    with crowded(path):
-        run(body())
 
     assert caplog.messages == []

@@ -10,7 +10,7 @@ import pytest
 from fake_sandboxes import EXIT, PID, FakeSandboxes
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
-from service_bench import PROCESS_URL, RESOURCES_URL, V2, V3, bench, run
+from service_bench import PROCESS_URL, RESOURCES_URL, V2, V3, bench
 
 from protos.cgroups import v1_pb2, v2_pb2
 from protos.containerd import runc_options_pb2, runtimeoptions_pb2, task_v2_pb2, task_v3_pb2
@@ -19,6 +19,8 @@ from pyshim.model.task import CreateTask, ExecTask, RootfsMount, RuntimeOptions,
 from pyshim.task.calls import Calls
 from pyshim.task.service import SERVICES, TaskService
 from pyshim.ttrpc import CallTimedOut, Code, RemoteError
+
+pytestmark = pytest.mark.usefixtures("fast_clock")
 
 
 def json_any(url: str, value: object) -> AnyMessage:
@@ -63,56 +65,50 @@ def test_every_method_of_the_service_definition_is_served() -> None:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_create_carries_everything_containerd_says(service: str) -> None:
+async def test_create_carries_everything_containerd_says(service: str) -> None:
     options = runtimeoptions_pb2.Options(config_path="/etc/k.toml", config_body=b"[a]")
 
-    async def test() -> None:
-        async with bench() as b:
-            request = task_v2_pb2.CreateTaskRequest(
-                id="c2",
-                bundle="/run/b/c2",
-                stdin="/f/in",
-                stdout="/f/out",
-                stderr="/f/err",
-                options=AnyMessage(type_url="runtimeoptions.v1.Options", value=options.SerializeToString()),
-            )
-            request.rootfs.add(type="overlay", source="overlay", target="", options=["lowerdir=/l", "upperdir=/u"])
-            request.rootfs.add(type="bind", source="/x", target="sub", options=[])
+    async with bench() as b:
+        request = task_v2_pb2.CreateTaskRequest(
+            id="c2",
+            bundle="/run/b/c2",
+            stdin="/f/in",
+            stdout="/f/out",
+            stderr="/f/err",
+            options=AnyMessage(type_url="runtimeoptions.v1.Options", value=options.SerializeToString()),
+        )
+        request.rootfs.add(type="overlay", source="overlay", target="", options=["lowerdir=/l", "upperdir=/u"])
+        request.rootfs.add(type="bind", source="/x", target="sub", options=[])
 
-            reply = task_v2_pb2.CreateTaskResponse.FromString(await b.call("Create", request, service))
+        reply = task_v2_pb2.CreateTaskResponse.FromString(await b.call("Create", request, service))
 
-            assert reply.pid == PID
-            assert b.sandboxes.calls == [
-                (
-                    "create",
-                    CreateTask(
-                        container_id="c2",  # type: ignore[arg-type]
-                        bundle="/run/b/c2",  # type: ignore[arg-type]
-                        rootfs=(
-                            RootfsMount(
-                                type="overlay", source="overlay", target="", options=("lowerdir=/l", "upperdir=/u")
-                            ),
-                            RootfsMount(type="bind", source="/x", target="sub", options=()),
+        assert reply.pid == PID
+        assert b.sandboxes.calls == [
+            (
+                "create",
+                CreateTask(
+                    container_id="c2",  # type: ignore[arg-type]
+                    bundle="/run/b/c2",  # type: ignore[arg-type]
+                    rootfs=(
+                        RootfsMount(
+                            type="overlay", source="overlay", target="", options=("lowerdir=/l", "upperdir=/u")
                         ),
-                        stdio=Stdio(stdin="/f/in", stdout="/f/out", stderr="/f/err", terminal=False),
-                        options=RuntimeOptions(config_path="/etc/k.toml", config_body=b"[a]"),
+                        RootfsMount(type="bind", source="/x", target="sub", options=()),
                     ),
-                )
-            ]
+                    stdio=Stdio(stdin="/f/in", stdout="/f/out", stderr="/f/err", terminal=False),
+                    options=RuntimeOptions(config_path="/etc/k.toml", config_body=b"[a]"),
+                ),
+            )
+        ]
 
-    run(test())
 
+async def test_terminal_has_no_stderr() -> None:
+    async with bench() as b:
+        request = task_v2_pb2.CreateTaskRequest(id="c2", bundle="/b", terminal=True, stdout="/o", stderr="/e")
+        await b.call("Create", request)
 
-def test_terminal_has_no_stderr() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            request = task_v2_pb2.CreateTaskRequest(id="c2", bundle="/b", terminal=True, stdout="/o", stderr="/e")
-            await b.call("Create", request)
-
-            stdio = b.sandboxes.created["c2"].stdio  # type: ignore[index]
-            assert stdio == Stdio(stdin="", stdout="/o", stderr="", terminal=True)
-
-    run(test())
+        stdio = b.sandboxes.created["c2"].stdio  # type: ignore[index]
+        assert stdio == Stdio(stdin="", stdout="/o", stderr="", terminal=True)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +133,11 @@ def test_terminal_has_no_stderr() -> None:
     ],
     ids=["prefixed", "runc", "unknown", "empty", "absent"],
 )
-def test_runtime_options_of_any_origin(options: AnyMessage | None, expected: RuntimeOptions | None) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            await b.call("Create", task_v2_pb2.CreateTaskRequest(id="c2", bundle="/b", options=options))
+async def test_runtime_options_of_any_origin(options: AnyMessage | None, expected: RuntimeOptions | None) -> None:
+    async with bench() as b:
+        await b.call("Create", task_v2_pb2.CreateTaskRequest(id="c2", bundle="/b", options=options))
 
-            assert b.sandboxes.created["c2"].options == expected  # type: ignore[index]
-
-    run(test())
+        assert b.sandboxes.created["c2"].options == expected  # type: ignore[index]
 
 
 SIMPLE_CALLS = [
@@ -169,233 +162,188 @@ SIMPLE_CALLS = [
 
 @pytest.mark.parametrize("service", SERVICES)
 @pytest.mark.parametrize(("method", "request_", "expected"), SIMPLE_CALLS)
-def test_call_reaches_the_sandboxes(service: str, method: str, request_: Message, expected: tuple[Any, ...]) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            await b.call(method, request_, service)
+async def test_call_reaches_the_sandboxes(
+    service: str, method: str, request_: Message, expected: tuple[Any, ...]
+) -> None:
+    async with bench() as b:
+        await b.call(method, request_, service)
 
-            assert b.sandboxes.calls == [expected]
-
-    run(test())
-
-
-def test_start_answers_the_pid() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            reply = await b.call("Start", task_v2_pb2.StartRequest(id="c1"))
-
-            assert task_v2_pb2.StartResponse.FromString(reply).pid == PID
-
-    run(test())
+        assert b.sandboxes.calls == [expected]
 
 
-def test_state_has_no_exit_time_before_the_exit() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            request = task_v2_pb2.StateRequest(id="c1", exec_id="e1")
+async def test_start_answers_the_pid() -> None:
+    async with bench() as b:
+        reply = await b.call("Start", task_v2_pb2.StartRequest(id="c1"))
 
-            state = task_v2_pb2.StateResponse.FromString(await b.call("State", request))
-
-            assert state == task_v2_pb2.StateResponse(
-                id="c1",
-                exec_id="e1",
-                bundle="/b",
-                pid=PID,
-                status="RUNNING",
-                stdin="/in",
-                stdout="/out",
-                stderr="/err",
-            )
-            assert not state.HasField("exited_at")
-
-            b.sandboxes.exited.set()
-            state = task_v2_pb2.StateResponse.FromString(await b.call("State", request))
-
-            assert (state.status, state.exit_status) == (3, EXIT.status)
-            assert state.exited_at.ToNanoseconds() == EXIT.exited_at_ns
-
-    run(test())
+        assert task_v2_pb2.StartResponse.FromString(reply).pid == PID
 
 
-def test_exec_passes_the_process_and_lets_the_request_decide_about_the_terminal() -> None:
+async def test_state_has_no_exit_time_before_the_exit() -> None:
+    async with bench() as b:
+        request = task_v2_pb2.StateRequest(id="c1", exec_id="e1")
+
+        state = task_v2_pb2.StateResponse.FromString(await b.call("State", request))
+
+        assert state == task_v2_pb2.StateResponse(
+            id="c1",
+            exec_id="e1",
+            bundle="/b",
+            pid=PID,
+            status="RUNNING",
+            stdin="/in",
+            stdout="/out",
+            stderr="/err",
+        )
+        assert not state.HasField("exited_at")
+
+        b.sandboxes.exited.set()
+        state = task_v2_pb2.StateResponse.FromString(await b.call("State", request))
+
+        assert (state.status, state.exit_status) == (3, EXIT.status)
+        assert state.exited_at.ToNanoseconds() == EXIT.exited_at_ns
+
+
+async def test_exec_passes_the_process_and_lets_the_request_decide_about_the_terminal() -> None:
     process = {"args": ["sh"], "cwd": "/", "terminal": False}
 
-    async def test() -> None:
-        async with bench() as b:
-            request = task_v2_pb2.ExecProcessRequest(
-                id="c1", exec_id="e1", terminal=True, stdout="/o", spec=json_any(PROCESS_URL, process)
-            )
-            await b.call("Exec", request)
+    async with bench() as b:
+        request = task_v2_pb2.ExecProcessRequest(
+            id="c1", exec_id="e1", terminal=True, stdout="/o", spec=json_any(PROCESS_URL, process)
+        )
+        await b.call("Exec", request)
 
-            ((_, _, task),) = b.sandboxes.calls
-            assert task == ExecTask(
-                container_id="c1",  # type: ignore[arg-type]
-                exec_id="e1",  # type: ignore[arg-type]
-                stdio=Stdio(stdin="", stdout="/o", stderr="", terminal=True),
-                process=process | {"terminal": True},
-            )
-
-    run(test())
+        ((_, _, task),) = b.sandboxes.calls
+        assert task == ExecTask(
+            container_id="c1",  # type: ignore[arg-type]
+            exec_id="e1",  # type: ignore[arg-type]
+            stdio=Stdio(stdin="", stdout="/o", stderr="", terminal=True),
+            process=process | {"terminal": True},
+        )
 
 
 @pytest.mark.parametrize("url", [PROCESS_URL, "opencontainers/runtime-spec/1/Process", ""])
-def test_process_is_accepted_under_every_spelling_of_its_type(url: str) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            spec = json_any(url, {"args": ["sh"]})
+async def test_process_is_accepted_under_every_spelling_of_its_type(url: str) -> None:
+    async with bench() as b:
+        spec = json_any(url, {"args": ["sh"]})
 
-            await b.call("Exec", task_v2_pb2.ExecProcessRequest(id="c1", exec_id="e1", spec=spec))
+        await b.call("Exec", task_v2_pb2.ExecProcessRequest(id="c1", exec_id="e1", spec=spec))
 
-            assert b.sandboxes.calls[0][2].process["args"] == ["sh"]
-
-    run(test())
+        assert b.sandboxes.calls[0][2].process["args"] == ["sh"]
 
 
-def test_process_of_some_mebibytes_arrives_whole() -> None:
+async def test_process_of_some_mebibytes_arrives_whole() -> None:
     argument = "x" * (3 << 20)
 
-    async def test() -> None:
-        async with bench() as b:
-            spec = json_any(PROCESS_URL, {"args": [argument]})
-            await b.call("Exec", task_v2_pb2.ExecProcessRequest(id="c1", exec_id="e1", spec=spec))
+    async with bench() as b:
+        spec = json_any(PROCESS_URL, {"args": [argument]})
+        await b.call("Exec", task_v2_pb2.ExecProcessRequest(id="c1", exec_id="e1", spec=spec))
 
-            assert b.sandboxes.calls[0][2].process["args"] == [argument]
-
-    run(test())
+        assert b.sandboxes.calls[0][2].process["args"] == [argument]
 
 
-def test_update_passes_resources_and_annotations() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            request = task_v2_pb2.UpdateTaskRequest(
-                id="c1", resources=json_any(RESOURCES_URL, {"memory": {"limit": 1}}), annotations={"a": "b"}
-            )
-            await b.call("Update", request)
-            await b.call("Update", task_v2_pb2.UpdateTaskRequest(id="c1"))
+async def test_update_passes_resources_and_annotations() -> None:
+    async with bench() as b:
+        request = task_v2_pb2.UpdateTaskRequest(
+            id="c1", resources=json_any(RESOURCES_URL, {"memory": {"limit": 1}}), annotations={"a": "b"}
+        )
+        await b.call("Update", request)
+        await b.call("Update", task_v2_pb2.UpdateTaskRequest(id="c1"))
 
-            assert b.sandboxes.calls == [
-                ("update", "c1", {"memory": {"limit": 1}}, {"a": "b"}),
-                ("update", "c1", {}, {}),
-            ]
-
-    run(test())
+        assert b.sandboxes.calls == [
+            ("update", "c1", {"memory": {"limit": 1}}, {"a": "b"}),
+            ("update", "c1", {}, {}),
+        ]
 
 
-def test_pids_name_the_exec_of_an_added_process() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            reply = task_v2_pb2.PidsResponse.FromString(await b.call("Pids", task_v2_pb2.PidsRequest(id="c1")))
+async def test_pids_name_the_exec_of_an_added_process() -> None:
+    async with bench() as b:
+        reply = task_v2_pb2.PidsResponse.FromString(await b.call("Pids", task_v2_pb2.PidsRequest(id="c1")))
 
-            init, added = reply.processes
-            assert (init.pid, init.HasField("info")) == (PID, False)
-            assert added.info.type_url == "containerd.runc.v1.ProcessDetails"
-            assert runc_options_pb2.ProcessDetails.FromString(added.info.value).exec_id == "e1"
-
-    run(test())
+        init, added = reply.processes
+        assert (init.pid, init.HasField("info")) == (PID, False)
+        assert added.info.type_url == "containerd.runc.v1.ProcessDetails"
+        assert runc_options_pb2.ProcessDetails.FromString(added.info.value).exec_id == "e1"
 
 
-def test_wait_answers_everybody_while_other_calls_go_on() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            request = task_v2_pb2.WaitRequest(id="c1")
-            waits = [asyncio.create_task(b.call("Wait", request)) for _ in range(3)]
-            await b.call("State", task_v2_pb2.StateRequest(id="c1"))
-            assert not any(wait.done() for wait in waits)
-            assert [line.split(" for ")[0] for line in b.calls.open_calls()] == ["Wait c1 -"] * 3
+async def test_wait_answers_everybody_while_other_calls_go_on() -> None:
+    async with bench() as b:
+        request = task_v2_pb2.WaitRequest(id="c1")
+        waits = [asyncio.create_task(b.call("Wait", request)) for _ in range(3)]
+        await b.call("State", task_v2_pb2.StateRequest(id="c1"))
+        assert not any(wait.done() for wait in waits)
+        assert [line.split(" for ")[0] for line in b.calls.open_calls()] == ["Wait c1 -"] * 3
 
-            b.sandboxes.exited.set()
-            replies = [task_v2_pb2.WaitResponse.FromString(await wait) for wait in waits]
+        b.sandboxes.exited.set()
+        replies = [task_v2_pb2.WaitResponse.FromString(await wait) for wait in waits]
 
-            assert {(r.exit_status, r.exited_at.ToNanoseconds()) for r in replies} == {(EXIT.status, EXIT.exited_at_ns)}
-            assert list(b.calls.open_calls()) == []
-
-    run(test())
+        assert {(r.exit_status, r.exited_at.ToNanoseconds()) for r in replies} == {(EXIT.status, EXIT.exited_at_ns)}
+        assert list(b.calls.open_calls()) == []
 
 
-def test_wait_ends_with_its_callers_deadline() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            with pytest.raises((CallTimedOut, RemoteError)) as caught:
-                await b.call("Wait", task_v2_pb2.WaitRequest(id="c1"), timeout_s=0.05)
+async def test_wait_ends_with_its_callers_deadline() -> None:
+    async with bench() as b:
+        with pytest.raises((CallTimedOut, RemoteError)) as caught:
+            await b.call("Wait", task_v2_pb2.WaitRequest(id="c1"), timeout_s=0.05)
 
-            assert caught.value.code == Code.DEADLINE_EXCEEDED
-            async with asyncio.timeout(30):
-                await b.sandboxes.wait_cancelled.wait()
-
-    run(test())
+        assert caught.value.code == Code.DEADLINE_EXCEEDED
+        async with asyncio.timeout(30):
+            await b.sandboxes.wait_cancelled.wait()
 
 
-def test_delete_answers_pid_and_exit() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            reply = task_v2_pb2.DeleteResponse.FromString(await b.call("Delete", task_v2_pb2.DeleteRequest(id="c1")))
+async def test_delete_answers_pid_and_exit() -> None:
+    async with bench() as b:
+        reply = task_v2_pb2.DeleteResponse.FromString(await b.call("Delete", task_v2_pb2.DeleteRequest(id="c1")))
 
-            assert (reply.pid, reply.exit_status) == (PID, EXIT.status)
-            assert reply.exited_at.ToNanoseconds() == EXIT.exited_at_ns
-
-    run(test())
+        assert (reply.pid, reply.exit_status) == (PID, EXIT.status)
+        assert reply.exited_at.ToNanoseconds() == EXIT.exited_at_ns
 
 
 @pytest.mark.parametrize(("container_id", "task_pid"), [("c1", PID), ("unknown", 0), ("", 0)])
-def test_connect_always_names_the_shim(container_id: str, task_pid: int) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            reply = await b.call("Connect", task_v2_pb2.ConnectRequest(id=container_id))
+async def test_connect_always_names_the_shim(container_id: str, task_pid: int) -> None:
+    async with bench() as b:
+        reply = await b.call("Connect", task_v2_pb2.ConnectRequest(id=container_id))
 
-            assert task_v2_pb2.ConnectResponse.FromString(reply) == task_v2_pb2.ConnectResponse(
-                shim_pid=os.getpid(), task_pid=task_pid
-            )
-
-    run(test())
+        assert task_v2_pb2.ConnectResponse.FromString(reply) == task_v2_pb2.ConnectResponse(
+            shim_pid=os.getpid(), task_pid=task_pid
+        )
 
 
 @pytest.mark.parametrize(
     ("mode", "kind"),
     [(CgroupMode.V1, v1_pb2.Metrics), (CgroupMode.V2, v2_pb2.Metrics), (CgroupMode.NONE, v2_pb2.Metrics)],
 )
-def test_stats_come_in_the_form_of_the_hosts_cgroups_under_a_bare_type(mode: CgroupMode, kind: Any) -> None:
-    async def test() -> None:
-        async with bench(mode) as b:
-            reply = task_v2_pb2.StatsResponse.FromString(await b.call("Stats", task_v2_pb2.StatsRequest(id="c1")))
+async def test_stats_come_in_the_form_of_the_hosts_cgroups_under_a_bare_type(mode: CgroupMode, kind: Any) -> None:
+    async with bench(mode) as b:
+        reply = task_v2_pb2.StatsResponse.FromString(await b.call("Stats", task_v2_pb2.StatsRequest(id="c1")))
 
-            assert reply.stats.type_url == kind.DESCRIPTOR.full_name
-            assert kind.FromString(reply.stats.value).pids.current == 41
-
-    run(test())
+        assert reply.stats.type_url == kind.DESCRIPTOR.full_name
+        assert kind.FromString(reply.stats.value).pids.current == 41
 
 
 @pytest.mark.parametrize("empty", [True, False])
-def test_shim_may_end_only_after_a_shutdown_that_left_nothing(empty: bool) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            assert not b.service.finished.is_set()
-            b.sandboxes.empty = empty
+async def test_shim_may_end_only_after_a_shutdown_that_left_nothing(empty: bool) -> None:
+    async with bench() as b:
+        assert not b.service.finished.is_set()
+        b.sandboxes.empty = empty
 
-            await b.call("Shutdown", task_v2_pb2.ShutdownRequest(id="c1"))
+        await b.call("Shutdown", task_v2_pb2.ShutdownRequest(id="c1"))
 
-            assert b.service.finished.is_set() is empty
-
-    run(test())
+        assert b.service.finished.is_set() is empty
 
 
-def test_checkpoint_is_not_implemented() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            error = await b.fails("Checkpoint", task_v2_pb2.CheckpointTaskRequest(id="c1", path="/x"))
+async def test_checkpoint_is_not_implemented() -> None:
+    async with bench() as b:
+        error = await b.fails("Checkpoint", task_v2_pb2.CheckpointTaskRequest(id="c1", path="/x"))
 
-            assert error.code == Code.UNIMPLEMENTED
-            assert error.message == "checkpoint task 'c1': not supported for virtual machines"
-
-    run(test())
+        assert error.code == Code.UNIMPLEMENTED
+        assert error.message == "checkpoint task 'c1': not supported for virtual machines"
 
 
-def test_calls_are_logged_with_their_object_and_duration(caplog: pytest.LogCaptureFixture) -> None:
-    async def test() -> None:
+async def test_calls_are_logged_with_their_object_and_duration(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, logger="pyshim.task"):
         async with bench() as b:
             await b.call("Start", task_v2_pb2.StartRequest(id="c1", exec_id="e1"))
 
-    with caplog.at_level(logging.DEBUG, logger="pyshim.task"):
-        run(test())
     record = next(record for record in caplog.records if getattr(record, "method", "") == "Start")
     assert (record.container, record.exec) == ("c1", "e1")  # type: ignore[attr-defined]
     assert record.took_ms >= 0  # type: ignore[attr-defined]

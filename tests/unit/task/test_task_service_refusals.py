@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import Message
-from service_bench import PROCESS_URL, RESOURCES_URL, V3, bench, run
+from service_bench import PROCESS_URL, RESOURCES_URL, V3, bench
 
 from protos.containerd import task_v2_pb2
 from pyshim.model import errors
 from pyshim.ttrpc import Code
+
+pytestmark = pytest.mark.usefixtures("fast_clock")
+
 
 BAD_ID = "../etc"
 
@@ -74,28 +77,22 @@ def exec_with(**spec: Any) -> Message:
         ),
     ],
 )
-def test_bad_input_is_refused_by_name(method: str, request_: Message, text: str) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            error = await b.fails(method, request_)
+async def test_bad_input_is_refused_by_name(method: str, request_: Message, text: str) -> None:
+    async with bench() as b:
+        error = await b.fails(method, request_)
 
-            assert (error.code, error.message) == (Code.INVALID_ARGUMENT, text)
-            assert b.sandboxes.calls == []
-
-    run(test())
+        assert (error.code, error.message) == (Code.INVALID_ARGUMENT, text)
+        assert b.sandboxes.calls == []
 
 
 @pytest.mark.parametrize("method", [m.name for m in task_v2_pb2.DESCRIPTOR.services_by_name["Task"].methods])
-def test_bytes_that_are_no_message_are_refused(method: str) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            error = await b.fails(method, b"\xff\xff\xff")
+async def test_bytes_that_are_no_message_are_refused(method: str) -> None:
+    async with bench() as b:
+        error = await b.fails(method, b"\xff\xff\xff")
 
-            assert error.code == Code.INVALID_ARGUMENT
-            assert error.message.startswith("decode ")
-            assert b.sandboxes.calls == []
-
-    run(test())
+        assert error.code == Code.INVALID_ARGUMENT
+        assert error.message.startswith("decode ")
+        assert b.sandboxes.calls == []
 
 
 @pytest.mark.parametrize(
@@ -112,22 +109,19 @@ def test_bytes_that_are_no_message_are_refused(method: str) -> None:
         (errors.Internal, 13),
     ],
 )
-def test_errors_of_ours_keep_code_and_text(kind: type[errors.ShimError], code: int) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            b.sandboxes.failures["start"] = kind("start container 'c1': because")
+async def test_errors_of_ours_keep_code_and_text(kind: type[errors.ShimError], code: int) -> None:
+    async with bench() as b:
+        b.sandboxes.failures["start"] = kind("start container 'c1': because")
 
-            error = await b.fails("Start", task_v2_pb2.StartRequest(id="c1"))
+        error = await b.fails("Start", task_v2_pb2.StartRequest(id="c1"))
 
-            assert (error.code, error.message) == (code, "start container 'c1': because")
-
-    run(test())
+        assert (error.code, error.message) == (code, "start container 'c1': because")
 
 
-def test_unforeseen_error_names_its_type_to_the_caller_and_everything_to_the_log(
+async def test_unforeseen_error_names_its_type_to_the_caller_and_everything_to_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def test() -> None:
+    with caplog.at_level(logging.ERROR):
         async with bench() as b:
             b.sandboxes.failures["start"] = KeyError("secret")
 
@@ -136,25 +130,17 @@ def test_unforeseen_error_names_its_type_to_the_caller_and_everything_to_the_log
             assert error.code == Code.INTERNAL
             assert error.message == "serve Start: KeyError (hint: the shim's log has more)"
 
-    with caplog.at_level(logging.ERROR):
-        run(test())
     (record,) = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[0] is KeyError
 
 
-def test_unknown_container_is_not_found() -> None:
-    async def test() -> None:
-        async with bench() as b:
-            assert (await b.fails("State", task_v2_pb2.StateRequest(id="c9"))).code == Code.NOT_FOUND
-
-    run(test())
+async def test_unknown_container_is_not_found() -> None:
+    async with bench() as b:
+        assert (await b.fails("State", task_v2_pb2.StateRequest(id="c9"))).code == Code.NOT_FOUND
 
 
 @pytest.mark.parametrize(("service", "method"), [("containerd.task.v4.Task", "State"), (V3, "Migrate")])
-def test_unknown_service_and_method_are_unimplemented(service: str, method: str) -> None:
-    async def test() -> None:
-        async with bench() as b:
-            assert (await b.fails(method, b"", service)).code == Code.UNIMPLEMENTED
-
-    run(test())
+async def test_unknown_service_and_method_are_unimplemented(service: str, method: str) -> None:
+    async with bench() as b:
+        assert (await b.fails(method, b"", service)).code == Code.UNIMPLEMENTED

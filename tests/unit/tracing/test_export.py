@@ -12,7 +12,7 @@ import socket
 import ssl
 import sys
 import termios
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,6 @@ POD = {
     "io.kubernetes.cri.sandbox-uid": "u-1",
     "io.kubernetes.cri.image-name": "nothing of ours",
 }
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    async def guarded() -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            await work
-
-    asyncio.run(guarded())
 
 
 def counted() -> Trace:
@@ -85,7 +77,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
 # ---- through the child
 
 
-def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them() -> None:
+async def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them() -> None:
     trace, receiver = counted(), Receiver()
 
     async def create(children: Children) -> SpanExporter:
@@ -101,15 +93,12 @@ def test_spans_arrive_as_they_were_under_the_ids_that_the_state_gives_them() -> 
         with span("agent ExecProcess", kept=False):
             pass
 
-    async def body() -> None:
-        children = Children()
-        async with receiver.listening():
-            sender = await trace.of("create c1", create(children))
-            await trace.of("exec c1/e1", execute(), kept=False)
-            await sender.close()
-        assert children.alive == ()
-
-    run(body())
+    children = Children()
+    async with receiver.listening():
+        sender = await trace.of("create c1", create(children))
+        await trace.of("exec c1/e1", execute(), kept=False)
+        await sender.close()
+    assert children.alive == ()
 
     found = {arrived.name: arrived for arrived in receiver.spans()}
     assert list(found) == [
@@ -146,102 +135,81 @@ def status_of(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_the_child_has_no_rights_beside_its_socket() -> None:
-    async def body() -> None:
-        async with Receiver().listening() as receiver, exporting(receiver.url) as (sender, children):
-            sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
-            await receiver.came.wait()
-            (running,) = children.alive
-            status = status_of(running.pid)
-            assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status["CapBnd"], 16) == 0
-            assert status["NoNewPrivs"] == "1"
-
-    run(body())
+async def test_the_child_has_no_rights_beside_its_socket() -> None:
+    async with Receiver().listening() as receiver, exporting(receiver.url) as (sender, children):
+        sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
+        await receiver.came.wait()
+        (running,) = children.alive
+        status = status_of(running.pid)
+        assert int(status["CapEff"], 16) == int(status["CapPrm"], 16) == int(status["CapBnd"], 16) == 0
+        assert status["NoNewPrivs"] == "1"
 
 
-def test_nothing_is_started_before_the_first_create_is_over() -> None:
-    async def body() -> None:
-        async with exporting(DEAD, flush_s=0.0) as (sender, children):
-            sender.ended(1, Span("enter cgroups", 0, 1, 2, ""))
-            await asyncio.sleep(0)
-            assert children.alive == ()
-            sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
-            await until(lambda: children.alive)
-
-    run(body())
+async def test_nothing_is_started_before_the_first_create_is_over() -> None:
+    async with exporting(DEAD, flush_s=0.0) as (sender, children):
+        sender.ended(1, Span("enter cgroups", 0, 1, 2, ""))
+        await asyncio.sleep(0)
+        assert children.alive == ()
+        sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
+        await until(lambda: children.alive)
 
 
-def test_a_receiver_that_is_not_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        async with exporting(DEAD) as (sender, _):
-            for number, each in numbered(5):
-                sender.ended(number, each)
-
-    run(body())
+async def test_a_receiver_that_is_not_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with exporting(DEAD) as (sender, _):
+        for number, each in numbered(5):
+            sender.ended(number, each)
 
     ((text, error),) = said(caplog)
     assert text == "spans are not exported"
     assert DEAD in error
 
 
-def test_a_receiver_that_does_not_answer_holds_nothing_up_but_the_flush() -> None:
+async def test_a_receiver_that_does_not_answer_holds_nothing_up_but_the_flush() -> None:
     forever = asyncio.Event()
 
-    async def body() -> None:
-        async def silent() -> web.Response:
-            await forever.wait()
-            raise AssertionError("it never ends")
+    async def silent() -> web.Response:
+        await forever.wait()
+        raise AssertionError("it never ends")
 
-        async with Receiver(silent).listening() as receiver, exporting(receiver.url, flush_s=0.1) as (sender, _):
-            sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
-            await receiver.came.wait()
-            for number, each in numbered(exporter.QUEUE_SPANS):
-                sender.ended(1 + number, each)
-
-    run(body())
+    async with Receiver(silent).listening() as receiver, exporting(receiver.url, flush_s=0.1) as (sender, _):
+        sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
+        await receiver.came.wait()
+        for number, each in numbered(exporter.QUEUE_SPANS):
+            sender.ended(1 + number, each)
 
 
-def test_a_flood_of_spans_is_cut_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_flood_of_spans_is_cut_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     receiver = Receiver()
 
-    async def body() -> None:
-        async with receiver.listening(), exporting(receiver.url) as (sender, _):
-            for number, each in numbered(3 * exporter.QUEUE_SPANS):  # the loop does not run meanwhile
-                sender.ended(number, each)
-
-    run(body())
+    async with receiver.listening(), exporting(receiver.url) as (sender, _):
+        for number, each in numbered(3 * exporter.QUEUE_SPANS):  # the loop does not run meanwhile
+            sender.ended(number, each)
 
     arrived = list(receiver.spans())
     assert [each.name for each in arrived] == [f"span {number}" for number in range(exporter.QUEUE_SPANS)]
     assert [text for text, _ in said(caplog)] == ["spans are lost"]
 
 
-def test_without_its_child_an_exporter_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    async def body() -> None:
-        async with Receiver().listening() as receiver, exporting(receiver.url) as (sender, children):
-            sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
-            await receiver.came.wait()
-            (victim,) = children.alive
-            os.kill(victim.pid, signal.SIGKILL)
-            await until(lambda: said(caplog))
-            for number, each in numbered(10):
-                sender.ended(1 + number, each)
-
-    run(body())
+async def test_without_its_child_an_exporter_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    async with Receiver().listening() as receiver, exporting(receiver.url) as (sender, children):
+        sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
+        await receiver.came.wait()
+        (victim,) = children.alive
+        os.kill(victim.pid, signal.SIGKILL)
+        await until(lambda: said(caplog))
+        for number, each in numbered(10):
+            sender.ended(1 + number, each)
 
     assert [text for text, _ in said(caplog)] == ["spans are not exported any more"]
 
 
-def test_an_interpreter_that_cannot_be_started_is_a_warning(
+async def test_an_interpreter_that_cannot_be_started_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python3")
 
-    async def body() -> None:
-        async with exporting(DEAD) as (sender, _):
-            sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
-
-    run(body())
+    async with exporting(DEAD) as (sender, _):
+        sender.ended(0, Span("create c1", NO_PARENT, 1, 2, ""))
 
     assert [text for text, _ in said(caplog)] == ["spans are not exported any more"]
 
@@ -313,23 +281,20 @@ OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
         pytest.param(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "status 503 Busy", id="busy"),
     ],
 )
-def test_a_bad_answer_is_named(answer: bytes, error: str) -> None:
-    async def body() -> None:
-        async with saying(answer) as url:
-            reports = Reports(url)
-            await reports.give(numbered(3))
-            report = await reports.next()
-            assert error in report["error"]
-            assert len(report["error"]) < 1000
-            assert report["error"].isprintable()
-            assert await reports.end() == []
-
-    run(body())
+async def test_a_bad_answer_is_named(answer: bytes, error: str) -> None:
+    async with saying(answer) as url:
+        reports = Reports(url)
+        await reports.give(numbered(3))
+        report = await reports.next()
+        assert error in report["error"]
+        assert len(report["error"]) < 1000
+        assert report["error"].isprintable()
+        assert await reports.end() == []
 
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_a_receivers_certificate_is_one_that_the_host_trusts(
+async def test_a_receivers_certificate_is_one_that_the_host_trusts(
     known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = self_signed(("127.0.0.1",), days=1, now=datetime.datetime.now(datetime.UTC))
@@ -340,103 +305,88 @@ def test_a_receivers_certificate_is_one_that_the_host_trusts(
     trusted = ssl.create_default_context(cafile=str(tmp_path / "authority") if known else None)
     monkeypatch.setattr("aiohttp.connector._SSL_CONTEXT_VERIFIED", trusted)
 
-    async def body() -> None:
-        async with saying(OK, tls) as url:
-            reports = Reports(url)
-            await reports.give(numbered(3))
-            report = await reports.end()
-            assert ["certificate verify failed" in each["error"].lower() for each in report] == (
-                [] if known else [True]
-            )
-
-    run(body())
+    async with saying(OK, tls) as url:
+        reports = Reports(url)
+        await reports.give(numbered(3))
+        report = await reports.end()
+        assert ["certificate verify failed" in each["error"].lower() for each in report] == ([] if known else [True])
 
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     "body", [b"", ExportTraceServiceResponse().SerializeToString()], ids=["empty", "as a Collector"]
 )
-def test_an_answer_without_complaint_is_not_reported(body: bytes) -> None:
-    async def scenario() -> None:
-        async with saying(OK + body) as url:
-            reports = Reports(url)
-            await reports.give(numbered(3))
-            assert await reports.end() == []
-
-    run(scenario())
+async def test_an_answer_without_complaint_is_not_reported(body: bytes) -> None:
+    async with saying(OK + body) as url:
+        reports = Reports(url)
+        await reports.give(numbered(3))
+        assert await reports.end() == []
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_busy_receiver_is_asked_again() -> None:
+async def test_a_busy_receiver_is_asked_again() -> None:
     answers = iter([503])
 
     async def busy_once() -> web.Response:
         status = next(answers, 200)
         return web.Response(status=status) if status != 200 else await taken()
 
-    async def body() -> None:
-        async with Receiver(busy_once).listening() as receiver:
-            reports = Reports(receiver.url)
-            await reports.give(numbered(3))
-            await until(lambda: len(receiver.requests) == 2)
-            assert await reports.end() == []
-            assert receiver.requests[0] == receiver.requests[1]
-            assert len(receiver.requests) == 2
-
-    run(body())
+    async with Receiver(busy_once).listening() as receiver:
+        reports = Reports(receiver.url)
+        await reports.give(numbered(3))
+        await until(lambda: len(receiver.requests) == 2)
+        assert await reports.end() == []
+        assert receiver.requests[0] == receiver.requests[1]
+        assert len(receiver.requests) == 2
 
 
 @pytest.mark.usefixtures("at_once")
-def test_the_end_of_a_failure_is_reported_with_what_it_cost() -> None:
+async def test_the_end_of_a_failure_is_reported_with_what_it_cost() -> None:
     answers = iter([400, 400])
 
     async def refusing() -> web.Response:
         status = next(answers, 200)
         return web.Response(status=status) if status != 200 else await taken()
 
-    async def body() -> None:
-        async with Receiver(refusing).listening() as receiver:
-            reports = Reports(receiver.url)
+    async with Receiver(refusing).listening() as receiver:
+        reports = Reports(receiver.url)
 
-            async def one(number: int) -> None:
-                await reports.give([(number, Span("s", NO_PARENT, 1, 2, ""))])
-                await until(lambda: len(receiver.requests) > number)
+        async def one(number: int) -> None:
+            await reports.give([(number, Span("s", NO_PARENT, 1, 2, ""))])
+            await until(lambda: len(receiver.requests) > number)
 
-            await one(0)
-            assert "status 400" in (await reports.next())["error"]
-            await one(1)  # reported once
-            await one(2)
-            assert await reports.next() == {"error": "", "lost": 2}
-            assert await reports.end() == []
-
-    run(body())
+        await one(0)
+        assert "status 400" in (await reports.next())["error"]
+        await one(1)  # reported once
+        await one(2)
+        assert await reports.next() == {"error": "", "lost": 2}
+        assert await reports.end() == []
 
 
 @pytest.mark.usefixtures("at_once")
-def test_spans_that_come_faster_than_they_are_taken_are_lost_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_that_come_faster_than_they_are_taken_are_lost_and_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(child, "QUEUE_SPANS", 20)
     monkeypatch.setattr(child, "BATCH_SPANS", 10)
 
-    async def body() -> None:
-        gate = asyncio.Event()
+    gate = asyncio.Event()
 
-        async def slow() -> web.Response:
-            await gate.wait()
-            return await taken()
+    async def slow() -> web.Response:
+        await gate.wait()
+        return await taken()
 
-        async with Receiver(slow).listening() as receiver:
-            reports = Reports(receiver.url)
-            await reports.give(numbered(1))
-            await receiver.came.wait()
-            await reports.give(numbered(100))
-            await reports.taken()
-            gate.set()
-            assert "faster than" in (await reports.next())["error"]
-            await reports.end()
-            assert len(list(receiver.spans())) == 1 + 20
-            assert max(len(list(_spans(request))) for request in receiver.requests) == 10
-
-    run(body())
+    async with Receiver(slow).listening() as receiver:
+        reports = Reports(receiver.url)
+        await reports.give(numbered(1))
+        await receiver.came.wait()
+        await reports.give(numbered(100))
+        await reports.taken()
+        gate.set()
+        assert "faster than" in (await reports.next())["error"]
+        await reports.end()
+        assert len(list(receiver.spans())) == 1 + 20
+        assert max(len(list(_spans(request))) for request in receiver.requests) == 10
 
 
 def _spans(request: Any) -> Iterable[Any]:

@@ -1,7 +1,6 @@
 """A remote service in threads, a ledger that undoes, and the driver run against them."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,25 +48,12 @@ def config(service: FakeRemoteService, *, timeout_s: float = LONG_S, stop_timeou
     return vm_config(remote=remote, agent_channel=None, share=None, netns_path="/proc/self/ns/net")
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def body() -> None:
-        async with asyncio.timeout(LONG_S):
-            await scenario()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(body(), debug=True)
-
-
-def live(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def live(service: FakeRemoteService, ledger: FakeLedger) -> None:
     """One VM from `create` to `stop`, as it should go."""
-
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        await vm.start()
-        await vm.stop()
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    await vm.create(config(service))
+    await vm.start()
+    await vm.stop()
 
 
 def held_state(ledger: FakeLedger) -> object:

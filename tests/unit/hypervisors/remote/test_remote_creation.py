@@ -25,37 +25,35 @@ from pyshim.ttrpc.framing import HEADER, RESPONSE
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import Call, FakeRemoteService, after, done_unsaid, hang_up, never, when
 from tests.fakes.unix_sockets import crowded
-from tests.unit.hypervisors.remote.conftest import LONG_S, REMOTE, SHORT_S, VM, config, live, run
+from tests.unit.hypervisors.remote.conftest import LONG_S, REMOTE, SHORT_S, VM, config, live
+
+pytestmark = pytest.mark.usefixtures("no_task_left")
 
 
-def test_an_intent_that_cannot_be_written_asks_for_nothing(service: FakeRemoteService) -> None:
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=FakeLedger(full_after=0))
-        with pytest.raises(FailedPrecondition, match="ENOSPC"):
-            await vm.create(config(service))
-
-    run(scenario)
+async def test_an_intent_that_cannot_be_written_asks_for_nothing(service: FakeRemoteService) -> None:
+    vm = RemoteVm(ledger=FakeLedger(full_after=0))
+    with pytest.raises(FailedPrecondition, match="ENOSPC"):
+        await vm.create(config(service))
 
     assert service.methods() == ["Version"]
 
 
-def test_a_service_that_is_not_there_leaves_nothing_on_record(tmp_path: Path, ledger: FakeLedger) -> None:
+async def test_a_service_that_is_not_there_leaves_nothing_on_record(tmp_path: Path, ledger: FakeLedger) -> None:
     absent = FakeRemoteService(str(tmp_path))
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        with pytest.raises(Unavailable, match=rf"connect remote hypervisor '{absent.path}': No such file.*\(hint"):
-            await vm.create(config(absent))
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    with pytest.raises(Unavailable, match=rf"connect remote hypervisor '{absent.path}': No such file.*\(hint"):
+        await vm.create(config(absent))
 
     assert ledger.history == []
 
 
-def test_a_service_that_has_no_room_for_callers_is_waited_for(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_a_service_that_has_no_room_for_callers_is_waited_for(
+    service: FakeRemoteService, ledger: FakeLedger
+) -> None:
     service.close()
 
-    async def scenario() -> None:
+    with crowded(service.path):
         vm = RemoteVm(ledger=ledger)
         creating = asyncio.create_task(vm.create(config(service)))
         await asyncio.sleep(SHORT_S)
@@ -63,21 +61,15 @@ def test_a_service_that_has_no_room_for_callers_is_waited_for(service: FakeRemot
         await creating
         await vm.stop()
 
-    with crowded(service.path):
-        run(scenario)
-
     assert service.methods() == ["Version", "CreateVM", "StopVM"]
 
 
-def test_a_service_without_version_is_taken_as_it_is(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_a_service_without_version_is_taken_as_it_is(service: FakeRemoteService, ledger: FakeLedger) -> None:
     service.behave["Version"] = lambda call: call.fail(Code.UNIMPLEMENTED, "unknown method")
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        await vm.stop()
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    await vm.create(config(service))
+    await vm.stop()
 
 
 BAD_PATHS = {
@@ -89,17 +81,14 @@ BAD_PATHS = {
 
 
 @pytest.mark.parametrize(("path", "words"), BAD_PATHS.values(), ids=BAD_PATHS)
-def test_a_path_that_can_be_no_socket_ends_the_vm(
+async def test_a_path_that_can_be_no_socket_ends_the_vm(
     service: FakeRemoteService, ledger: FakeLedger, path: str, words: str
 ) -> None:
     service.agent_path = path
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        with pytest.raises(FailedPrecondition, match=f"create remote vm '{VM}': the service gave .*{words}"):
-            await vm.create(config(service))
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    with pytest.raises(FailedPrecondition, match=f"create remote vm '{VM}': the service gave .*{words}"):
+        await vm.create(config(service))
 
     assert (service.vms, ledger.held) == ({}, {})
 
@@ -131,7 +120,7 @@ BAD_ANSWERS: dict[str, tuple[Callable[[Call], None], type[ShimError], str]] = {
 
 
 @pytest.mark.parametrize(("behaviour", "error", "words"), BAD_ANSWERS.values(), ids=BAD_ANSWERS)
-def test_a_creation_that_fails_leaves_no_vm_and_no_record(
+async def test_a_creation_that_fails_leaves_no_vm_and_no_record(
     service: FakeRemoteService,
     ledger: FakeLedger,
     behaviour: Callable[[Call], None],
@@ -140,71 +129,62 @@ def test_a_creation_that_fails_leaves_no_vm_and_no_record(
 ) -> None:
     service.behave["CreateVM"] = behaviour
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, late_s=SHORT_S, doubt_s=SHORT_S)
-        with pytest.raises(error, match=words):
-            await vm.create(config(service, timeout_s=SHORT_S if behaviour is never else LONG_S))
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger, late_s=SHORT_S, doubt_s=SHORT_S)
+    with pytest.raises(error, match=words):
+        await vm.create(config(service, timeout_s=SHORT_S if behaviour is never else LONG_S))
 
     assert service.methods()[-1] == "StopVM"
     assert (service.vms, ledger.held) == ({}, {})
 
 
-def test_an_answer_that_comes_twice_is_one(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_an_answer_that_comes_twice_is_one(service: FakeRemoteService, ledger: FakeLedger) -> None:
     def twice(call: Call) -> None:
         service.vms[call.id] = "created"
         call.twice(pb.CreateVMResponse(agentSocketPath=service.agent_path))
 
     service.behave["CreateVM"] = twice
 
-    live(service, ledger)
+    await live(service, ledger)
 
     assert (service.vms, ledger.held) == ({}, {})
 
 
 @pytest.mark.parametrize("method", ["CreateVM", "StartVM"])
-def test_a_call_that_is_given_up_is_waited_for_before_the_vm_is_stopped(
+async def test_a_call_that_is_given_up_is_waited_for_before_the_vm_is_stopped(
     service: FakeRemoteService, ledger: FakeLedger, method: str
 ) -> None:
     """A service whose call is cut off may forget what it has begun: the answer comes late, then the end."""
     allowed = threading.Event()
     service.behave[method] = when(allowed)
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
+    vm = RemoteVm(ledger=ledger)
 
-        async def life() -> None:
-            await vm.create(config(service))
-            await vm.start()
+    async def life() -> None:
+        await vm.create(config(service))
+        await vm.start()
 
-        living = asyncio.create_task(life())
-        await asyncio.to_thread(service.called, method)
-        living.cancel()
-        stopping = asyncio.create_task(vm.stop())
-        await asyncio.sleep(SHORT_S)
-        assert "StopVM" not in service.methods()
-        allowed.set()
-        await stopping
-        with pytest.raises(asyncio.CancelledError):
-            await living
-
-    run(scenario)
+    living = asyncio.create_task(life())
+    await asyncio.to_thread(service.called, method)
+    living.cancel()
+    stopping = asyncio.create_task(vm.stop())
+    await asyncio.sleep(SHORT_S)
+    assert "StopVM" not in service.methods()
+    allowed.set()
+    await stopping
+    with pytest.raises(asyncio.CancelledError):
+        await living
 
     assert service.methods()[-2:] == [method, "StopVM"]
     assert (service.vms, ledger.held) == ({}, {})
 
 
-def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemoteService, ledger: FakeLedger) -> None:
     """The service has the VM only once it has made it: StopVM before that would find nothing."""
     service.behave["CreateVM"] = after(4 * SHORT_S)
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        with pytest.raises(DeadlineExceeded, match=f"create remote vm '{VM}': .* has not answered within 0.3 s"):
-            await vm.create(config(service, timeout_s=SHORT_S))
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    with pytest.raises(DeadlineExceeded, match=f"create remote vm '{VM}': .* has not answered within 0.3 s"):
+        await vm.create(config(service, timeout_s=SHORT_S))
 
     assert service.methods()[-2:] == ["CreateVM", "StopVM"]
     assert (service.vms, ledger.held) == ({}, {})
@@ -218,7 +198,7 @@ def test_a_vm_that_is_made_after_the_deadline_is_stopped(service: FakeRemoteServ
     ],
     ids=["connection lost", "server's own word at the deadline"],
 )
-def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
+async def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
     service: FakeRemoteService, ledger: FakeLedger, end: Callable[[Call], None], words: str
 ) -> None:
     def ended_and_made(call: Call) -> None:
@@ -228,17 +208,14 @@ def test_a_vm_that_is_made_after_its_call_has_ended_is_stopped(
 
     service.behave["CreateVM"] = ended_and_made
 
-    async def scenario() -> None:
-        with pytest.raises(ShimError, match=words):
-            await RemoteVm(ledger=ledger, doubt_s=LONG_S).create(config(service))
-
-    run(scenario)
+    with pytest.raises(ShimError, match=words):
+        await RemoteVm(ledger=ledger, doubt_s=LONG_S).create(config(service))
 
     assert service.methods().count("StopVM") > 1
     assert (service.vms, ledger.held) == ({}, {})
 
 
-def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
+async def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     """Who cleans up after a shim that dies now must not believe "no such VM" at once either."""
@@ -251,37 +228,31 @@ def test_a_creation_whose_outcome_is_in_doubt_is_so_on_record_too(
 
     service.behave["CreateVM"] = gone
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, reach_s=0, doubt_s=SHORT_S)
-        with pytest.raises(Unavailable, match="closed the connection"):
-            await vm.create(config(service))
-        detail = ledger.held[REMOTE, VM].detail
-        assert (detail["state"], detail["asked_until_s"]) == ("asked", 1001)
-        await asyncio.to_thread(closed.wait, LONG_S)  # else it would take the new socket away
-        service.open()
-        await vm.stop()
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger, clock_s=lambda: 1000.25, reach_s=0, doubt_s=SHORT_S)
+    with pytest.raises(Unavailable, match="closed the connection"):
+        await vm.create(config(service))
+    detail = ledger.held[REMOTE, VM].detail
+    assert (detail["state"], detail["asked_until_s"]) == ("asked", 1001)
+    await asyncio.to_thread(closed.wait, LONG_S)  # else it would take the new socket away
+    service.open()
+    await vm.stop()
 
     assert ledger.held == {}
 
 
-def test_a_stop_before_the_vm_is_asked_for_keeps_it_from_being_made(
+async def test_a_stop_before_the_vm_is_asked_for_keeps_it_from_being_made(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     allowed = threading.Event()
     service.behave["Version"] = when(allowed)
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        creating = asyncio.create_task(vm.create(config(service)))
-        await asyncio.to_thread(service.called, "Version")
-        await vm.stop()
-        allowed.set()
-        with pytest.raises(Unavailable, match="has ended"):
-            await creating
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    creating = asyncio.create_task(vm.create(config(service)))
+    await asyncio.to_thread(service.called, "Version")
+    await vm.stop()
+    allowed.set()
+    with pytest.raises(Unavailable, match="has ended"):
+        await creating
 
     assert service.methods() == ["Version"]
     assert (service.vms, ledger.history) == ({}, [])
@@ -294,13 +265,10 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], type[ShimError], str]] = {
 
 
 @pytest.mark.parametrize(("changes", "error", "words"), BAD_CONFIGS.values(), ids=BAD_CONFIGS)
-def test_what_no_service_could_make_is_refused_without_a_call(
+async def test_what_no_service_could_make_is_refused_without_a_call(
     service: FakeRemoteService, ledger: FakeLedger, changes: dict[str, Any], error: type[ShimError], words: str
 ) -> None:
-    async def scenario() -> None:
-        with pytest.raises(error, match=words):
-            await RemoteVm(ledger=ledger).create(replace(config(service), **changes))
-
-    run(scenario)
+    with pytest.raises(error, match=words):
+        await RemoteVm(ledger=ledger).create(replace(config(service), **changes))
 
     assert service.calls == []

@@ -16,127 +16,110 @@ from pyshim.model.errors import (
 from pyshim.ttrpc import Code
 from tests.fakes.ledger import FakeLedger
 from tests.fakes.remote_service import FakeRemoteService, done_unsaid, never, when
-from tests.unit.hypervisors.remote.conftest import SHORT_S, VM, config, held_state, run
+from tests.unit.hypervisors.remote.conftest import SHORT_S, VM, config, held_state
 
 
-def test_a_stop_whose_caller_gives_up_goes_on_and_is_joined(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_a_stop_whose_caller_gives_up_goes_on_and_is_joined(
+    service: FakeRemoteService, ledger: FakeLedger
+) -> None:
     allowed = threading.Event()
     service.behave["StopVM"] = when(allowed)
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(SHORT_S):
-                await vm.stop()
-        assert held_state(ledger) == "known"
-        allowed.set()
-        await vm.stop()
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    await vm.create(config(service))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(SHORT_S):
+            await vm.stop()
+    assert held_state(ledger) == "known"
+    allowed.set()
+    await vm.stop()
 
     assert service.methods().count("StopVM") == 1
     assert (service.vms, ledger.held) == ({}, {})
 
 
-def test_a_stop_that_is_never_answered_stays_on_record_and_can_be_asked_for_again(
+async def test_a_stop_that_is_never_answered_stays_on_record_and_can_be_asked_for_again(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     service.behave["StopVM"] = never
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service, stop_timeout_s=SHORT_S))
-        with pytest.raises(DeadlineExceeded, match=f"stop remote vm '{VM}'"):
+    vm = RemoteVm(ledger=ledger)
+    await vm.create(config(service, stop_timeout_s=SHORT_S))
+    with pytest.raises(DeadlineExceeded, match=f"stop remote vm '{VM}'"):
+        await vm.stop()
+    assert held_state(ledger) == "known"
+    del service.behave["StopVM"]
+    while held_state(ledger) is not None:  # its limit is the same short one
+        with suppress(DeadlineExceeded):
             await vm.stop()
-        assert held_state(ledger) == "known"
-        del service.behave["StopVM"]
-        while held_state(ledger) is not None:  # its limit is the same short one
-            with suppress(DeadlineExceeded):
-                await vm.stop()
-
-    run(scenario)
 
     assert (service.vms, ledger.held) == ({}, {})
 
 
-def test_a_second_stop_of_a_vm_that_is_gone_is_success(service: FakeRemoteService, ledger: FakeLedger) -> None:
+async def test_a_second_stop_of_a_vm_that_is_gone_is_success(service: FakeRemoteService, ledger: FakeLedger) -> None:
     service.behave["StopVM"] = done_unsaid
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        stopping = asyncio.create_task(vm.stop())
-        await asyncio.to_thread(service.called, "StopVM")
-        del service.behave["StopVM"]
-        await stopping
-        await vm.stop()
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger)
+    await vm.create(config(service))
+    stopping = asyncio.create_task(vm.stop())
+    await asyncio.to_thread(service.called, "StopVM")
+    del service.behave["StopVM"]
+    await stopping
+    await vm.stop()
 
     assert service.methods().count("StopVM") >= 2
     assert ledger.held == {}
 
 
-def test_what_else_is_missing_at_a_stop_is_no_proof_that_the_vm_is_gone(
+async def test_what_else_is_missing_at_a_stop_is_no_proof_that_the_vm_is_gone(
     service: FakeRemoteService, ledger: FakeLedger
 ) -> None:
     service.behave["StopVM"] = lambda call: call.fail(Code.UNKNOWN, f"stop {VM}: lookup api.cloud: no such host")
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        with pytest.raises(FailedPrecondition, match="no such host"):
-            await vm.stop()
-        del service.behave["StopVM"]
-        assert held_state(ledger) == "known"
+    vm = RemoteVm(ledger=ledger)
+    await vm.create(config(service))
+    with pytest.raises(FailedPrecondition, match="no such host"):
         await vm.stop()
+    del service.behave["StopVM"]
+    assert held_state(ledger) == "known"
+    await vm.stop()
 
-    run(scenario)
 
-
-def test_a_service_that_restarts_is_tried_again(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger)
-        await vm.create(config(service))
-        service.close()
-        stopping = asyncio.create_task(vm.stop())
-        await asyncio.sleep(SHORT_S)
-        service.open()
-        await stopping
-
-    run(scenario)
+async def test_a_service_that_restarts_is_tried_again(service: FakeRemoteService, ledger: FakeLedger) -> None:
+    vm = RemoteVm(ledger=ledger)
+    await vm.create(config(service))
+    service.close()
+    stopping = asyncio.create_task(vm.stop())
+    await asyncio.sleep(SHORT_S)
+    service.open()
+    await stopping
 
     assert (service.vms, ledger.held) == ({}, {})
 
 
-def test_a_service_that_stays_away_leaves_the_vm_on_record(service: FakeRemoteService, ledger: FakeLedger) -> None:
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, reach_s=0)
-        await vm.create(config(service))
-        service.close()
-        with pytest.raises(Unavailable, match="No such file"):
-            await vm.stop()
-
-    run(scenario)
+async def test_a_service_that_stays_away_leaves_the_vm_on_record(
+    service: FakeRemoteService, ledger: FakeLedger
+) -> None:
+    vm = RemoteVm(ledger=ledger, reach_s=0)
+    await vm.create(config(service))
+    service.close()
+    with pytest.raises(Unavailable, match="No such file"):
+        await vm.stop()
 
     assert held_state(ledger) == "known"
 
 
-def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
+async def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
     service: FakeRemoteService, ledger: FakeLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost: list[str] = []
 
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, on_lost=lost.append)
-        await vm.create(config(service))
-        await vm.start()
-        service.crash()
-        service.open()  # restarted: it has no VMs
-        await vm.stop()
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger, on_lost=lost.append)
+    await vm.create(config(service))
+    await vm.start()
+    service.crash()
+    service.open()  # restarted: it has no VMs
+    await vm.stop()
 
     assert lost == [VM]
     assert [lost.id for lost in lost_vms()] == [VM]
@@ -146,19 +129,16 @@ def test_a_started_vm_that_its_service_has_forgotten_is_lost_and_not_gone(
 
 
 @pytest.mark.parametrize("method", ["CreateVM", "StartVM"])
-def test_a_vm_whose_start_was_never_sent_is_not_lost(
+async def test_a_vm_whose_start_was_never_sent_is_not_lost(
     service: FakeRemoteService, ledger: FakeLedger, method: str
 ) -> None:
-    async def scenario() -> None:
-        vm = RemoteVm(ledger=ledger, doubt_s=0)
-        if method == "StartVM":
-            await vm.create(config(service))
-        service.crash()
-        with pytest.raises(Unavailable):
-            await (vm.start() if method == "StartVM" else vm.create(config(service)))
-        service.open()
-        await vm.stop()
-
-    run(scenario)
+    vm = RemoteVm(ledger=ledger, doubt_s=0)
+    if method == "StartVM":
+        await vm.create(config(service))
+    service.crash()
+    with pytest.raises(Unavailable):
+        await (vm.start() if method == "StartVM" else vm.create(config(service)))
+    service.open()
+    await vm.stop()
 
     assert (lost_vms(), ledger.held) == ((), {})

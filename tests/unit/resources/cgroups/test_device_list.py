@@ -1,6 +1,5 @@
 """The device list on this kernel's cgroup v1, around a real virtiofsd that forked before it was moved."""
 
-import asyncio
 import os
 import socket
 import subprocess
@@ -58,28 +57,25 @@ def group() -> Group:
 
 @needs_c
 @pytest.mark.root
-def test_the_virtiofsd_that_serves_is_in_the_list_and_opens_no_device_of_the_host(
+async def test_the_virtiofsd_that_serves_is_in_the_list_and_opens_no_device_of_the_host(
     tmp_path: Path, devices: Hierarchy
 ) -> None:
     directory = f"{devices.mount_point}{group().path}"
     wanted = plan(binary=REAL_C, shared_dir=str(tmp_path), listen_path=str(tmp_path / "fs.sock"))
     deny = GroupSetting(role=Role.DEVICES, controller="devices", file="devices.deny", value="a", source="all")
 
-    async def scenario() -> None:
-        cgroups = LinuxCgroups(CgroupMode.V1, (devices,))
-        await cgroups.make((group(),))
-        assert await cgroups.apply(group(), (deny,)) == {}
-        virtiofsd = await start(wanted, FakeLedger(unlink), Children(), tmp_path)
-        with socket.socket(socket.AF_UNIX) as vmm:
-            vmm.connect(wanted.listen_path)
-            await until(lambda: serving_rights(virtiofsd.pid))
-            assert len(list(family((virtiofsd.pid,)))) > 1, "it has forked"
+    cgroups = LinuxCgroups(CgroupMode.V1, (devices,))
+    await cgroups.make((group(),))
+    assert await cgroups.apply(group(), (deny,)) == {}
+    virtiofsd = await start(wanted, FakeLedger(unlink), Children(), tmp_path)
+    with socket.socket(socket.AF_UNIX) as vmm:
+        vmm.connect(wanted.listen_path)
+        await until(lambda: serving_rights(virtiofsd.pid))
+        assert len(list(family((virtiofsd.pid,)))) > 1, "it has forked"
 
-            await cgroups.join_family(group(), (virtiofsd.pid,))
+        await cgroups.join_family(group(), (virtiofsd.pid,))
 
-            assert set(members(directory)) == set(family((virtiofsd.pid,)))
-            assert not opens(directory)
-        await virtiofsd.stop()
-        await until(lambda: not members(directory))
-
-    asyncio.run(scenario())
+        assert set(members(directory)) == set(family((virtiofsd.pid,)))
+        assert not opens(directory)
+    await virtiofsd.stop()
+    await until(lambda: not members(directory))

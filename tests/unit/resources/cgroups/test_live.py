@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,15 +30,9 @@ SHIM = os.getpid()
 SANDBOX, OVERHEAD = "/pod1/c1", "/kata_overhead/s1"
 
 
-def scenario(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(test())
-
-    run.__name__ = test.__name__
-    return run
-
-
-def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one_is_refused(tmp_path: Path) -> None:
+async def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one_is_refused(
+    tmp_path: Path,
+) -> None:
     """Neither is seen in the cgroup yet: its vCPUs get there last. The one's undo would kill the other's."""
 
     rig = Rig()
@@ -74,26 +68,22 @@ def test_of_two_sandboxes_of_one_cgroups_path_that_start_at_the_same_instant_one
         await cgroups.enter()
         return records
 
-    async def body() -> None:
-        for number in range(10):
-            both = await asyncio.gather(enter(f"a{number}"), enter(f"b{number}"), return_exceptions=True)
+    for number in range(10):
+        both = await asyncio.gather(enter(f"a{number}"), enter(f"b{number}"), return_exceptions=True)
 
-            (refused,) = [each for each in both if isinstance(each, BaseException)]
-            assert isinstance(refused, FailedPrecondition), refused
-            assert "has the same cgroupsPath" in str(refused)
-            (winner,) = [each for each in both if isinstance(each, SandboxRecords)]
-            for entry in reversed(winner.ledger.entries()):
-                await winner.ledger.release(entry)
-            winner.remove()  # the end of a Delete: until then its strike-outs may wait for a write
-
-    asyncio.run(body())
+        (refused,) = [each for each in both if isinstance(each, BaseException)]
+        assert isinstance(refused, FailedPrecondition), refused
+        assert "has the same cgroupsPath" in str(refused)
+        (winner,) = [each for each in both if isinstance(each, SandboxRecords)]
+        for entry in reversed(winner.ledger.entries()):
+            await winner.ledger.release(entry)
+        winner.remove()  # the end of a Delete: until then its strike-outs may wait for a write
 
 
 def _cpus(text: str) -> Mapping[str, Any]:
     return {"cpu": {"cpus": text}}
 
 
-@scenario
 async def test_the_shim_joins_before_the_vmm_is_made_and_its_vcpus_are_placed_after() -> None:
     rig = Rig()
 
@@ -108,7 +98,6 @@ async def test_the_shim_joins_before_the_vmm_is_made_and_its_vcpus_are_placed_af
     assert rig.host.threads == {SANDBOX: (71,)}
 
 
-@scenario
 async def test_on_v2_the_vmm_is_born_in_the_pods_cgroup_and_the_shim_goes_back() -> None:
     rig = Rig(CgroupMode.V2)
 
@@ -123,7 +112,6 @@ async def test_on_v2_the_vmm_is_born_in_the_pods_cgroup_and_the_shim_goes_back()
     assert rig.host.threads == {f"{SANDBOX}/vcpus": (71,)}
 
 
-@scenario
 async def test_an_intent_is_in_the_ledger_before_a_cgroup_is_made_and_struck_out_after_it_is_gone() -> None:
     rig = Rig()
     await rig.start()
@@ -135,7 +123,6 @@ async def test_an_intent_is_in_the_ledger_before_a_cgroup_is_made_and_struck_out
     assert (rig.host.there, rig.ledger.held) == ({}, {})
 
 
-@scenario
 async def test_an_occupied_cgroup_is_refused_and_left_alone() -> None:
     rig = Rig()
     rig.host.there = {SANDBOX: {4711}}
@@ -148,7 +135,6 @@ async def test_an_occupied_cgroup_is_refused_and_left_alone() -> None:
     assert rig.ledger.history == []
 
 
-@scenario
 async def test_a_limit_that_was_demanded_and_cannot_be_set_stops_the_start_and_leaves_nothing() -> None:
     rig = Rig(sandbox_cgroup_limits=True)
     rig.host.refused["cpu.cfs_quota_us"] = "controller cpu is not mounted"
@@ -160,7 +146,6 @@ async def test_a_limit_that_was_demanded_and_cannot_be_set_stops_the_start_and_l
     assert (rig.host.there, rig.ledger.held) == ({}, {})
 
 
-@scenario
 async def test_what_was_not_demanded_is_only_noted() -> None:
     rig = Rig(sandbox_cgroup_limits=True)
     rig.host.refused["blkio.bfq.weight"] = "ENOENT"
@@ -172,7 +157,6 @@ async def test_what_was_not_demanded_is_only_noted() -> None:
     assert any("set blkio.bfq.weight" in note for note in notes)
 
 
-@scenario
 async def test_new_threads_are_placed_and_limits_follow_the_size_after_hotplug() -> None:
     rig = Rig(sandbox_cgroup_limits=True)
     await rig.start()
@@ -186,7 +170,6 @@ async def test_new_threads_are_placed_and_limits_follow_the_size_after_hotplug()
     assert rig.changes == 1
 
 
-@scenario
 async def test_a_pods_own_container_has_no_say_in_the_cpu_set() -> None:
     rig = Rig()
     await rig.start()
@@ -198,7 +181,6 @@ async def test_a_pods_own_container_has_no_say_in_the_cpu_set() -> None:
     assert rig.written("cpuset.cpus") == ["1,3", "1", ""]
 
 
-@scenario
 async def test_without_any_cpu_set_nothing_is_written() -> None:
     rig = Rig()
     await rig.start()
@@ -208,7 +190,6 @@ async def test_without_any_cpu_set_nothing_is_written() -> None:
     assert rig.written("cpuset.cpus") == []
 
 
-@scenario
 async def test_a_cpu_that_is_not_there_is_refused_before_anything_changes() -> None:
     rig = Rig()
     await rig.start()
@@ -219,7 +200,6 @@ async def test_a_cpu_that_is_not_there_is_refused_before_anything_changes() -> N
     assert rig.written("cpuset.cpus") == []
 
 
-@scenario
 async def test_vcpus_are_pinned_and_let_go_again() -> None:
     rig = Rig(enable_vcpus_pinning=True)
     rig.threads = (71, 72)
@@ -234,7 +214,6 @@ async def test_vcpus_are_pinned_and_let_go_again() -> None:
     assert rig.cgroups.saved()["Pinned"] == {}
 
 
-@scenario
 async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
     """The lock is the node's: no other pod could be made."""
     rig = Rig(enable_vcpus_pinning=True)
@@ -264,7 +243,6 @@ async def test_who_gives_up_while_other_shims_decide_keeps_no_lock() -> None:
     assert held == []
 
 
-@scenario
 async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
     rig = Rig(enable_vcpus_pinning=True)
     rig.records.pinned_by_others = {2: "other"}
@@ -276,7 +254,6 @@ async def test_a_cpu_another_sandbox_pins_is_left_alone() -> None:
     assert rig.cgroups.saved()["Pinning"] == "not pinned: CPU 2 is pinned by sandbox 'other'"
 
 
-@scenario
 async def test_all_that_serves_the_guest_is_bound_by_the_device_rules() -> None:
     rig = Rig()
     rig.helper_pids = (60,)
@@ -287,7 +264,6 @@ async def test_all_that_serves_the_guest_is_bound_by_the_device_rules() -> None:
     assert rig.host.there[f"{OVERHEAD}/vmm"] == {50, 40, 41, 42, 60}
 
 
-@scenario
 async def test_a_device_is_allowed_before_the_vmm_is_given_it() -> None:
     rig = Rig()
     await rig.start()
@@ -298,7 +274,6 @@ async def test_a_device_is_allowed_before_the_vmm_is_given_it() -> None:
     assert rig.host.settings[-1] == (f"{OVERHEAD}/vmm", "devices.allow", "b 8:0 rwm")
 
 
-@scenario
 async def test_nothing_is_touched_after_the_end() -> None:
     rig = Rig()
     await rig.start()
@@ -366,7 +341,6 @@ def _placed(*, exclusive: bool, cpus: tuple[int, ...], service: tuple[int, ...])
     )
 
 
-@scenario
 async def test_a_placed_vm_has_its_cpus_before_anything_of_it_runs_and_serves_it_from_the_shared_ones() -> None:
     rig = Rig(placement=_placed(exclusive=True, cpus=(2, 3), service=(0, 1)))
     rig.threads = (71, 72)
@@ -385,7 +359,6 @@ async def test_a_placed_vm_has_its_cpus_before_anything_of_it_runs_and_serves_it
     }
 
 
-@scenario
 async def test_the_shared_cpus_of_a_placed_vm_follow_its_containers_and_its_own_do_not() -> None:
     rig = Rig(placement=_placed(exclusive=True, cpus=(2, 3), service=(0, 1)))
     rig.threads = (71, 72)
@@ -399,7 +372,6 @@ async def test_the_shared_cpus_of_a_placed_vm_follow_its_containers_and_its_own_
     assert rig.host.pins == {SHIM: (0, 1), 71: (2,), 72: (3,)}
 
 
-@scenario
 async def test_vcpus_of_a_vm_placed_on_shared_cpus_run_on_all_of_them() -> None:
     rig = Rig(placement=_placed(exclusive=False, cpus=(0, 1), service=(0, 1)))
     rig.threads = (71, 72)
@@ -410,7 +382,6 @@ async def test_vcpus_of_a_vm_placed_on_shared_cpus_run_on_all_of_them() -> None:
     assert rig.cgroups.saved()["Pinned"] == {}
 
 
-@scenario
 async def test_a_placement_that_the_pods_cgroup_does_not_allow_is_given_up_and_noted() -> None:
     rig = Rig(placement=_placed(exclusive=True, cpus=(2, 900), service=(0, 1)))
 
@@ -429,27 +400,23 @@ _NODES = (_node((0, 1), (0, 1)), _node((2, 3), (2, 3)))
 
 
 @pytest.mark.parametrize("placed", [False, True], ids=["by enable_numa", "placed on shared CPUs"])
-def test_a_vcpu_runs_on_the_cpus_behind_its_node_of_the_guest(placed: bool) -> None:
-    @scenario
-    async def body() -> None:
-        placement = _placed(exclusive=False, cpus=(0, 1, 2, 3), service=(0, 1, 2, 3)) if placed else None
-        rig = Rig(placement=placement, nodes=_NODES)
-        rig.threads = (71, 72, 73, 74)
-        await rig.start()
+async def test_a_vcpu_runs_on_the_cpus_behind_its_node_of_the_guest(placed: bool) -> None:
+    placement = _placed(exclusive=False, cpus=(0, 1, 2, 3), service=(0, 1, 2, 3)) if placed else None
+    rig = Rig(placement=placement, nodes=_NODES)
+    rig.threads = (71, 72, 73, 74)
+    await rig.start()
 
-        before_the_guest_runs = {tid: rig.host.pins[tid] for tid in rig.threads}
-        await rig.fit(_cpus("1-2"))
-        by_containers = {tid: rig.host.pins[tid] for tid in rig.threads}
-        await rig.fit(_cpus("1"))
+    before_the_guest_runs = {tid: rig.host.pins[tid] for tid in rig.threads}
+    await rig.fit(_cpus("1-2"))
+    by_containers = {tid: rig.host.pins[tid] for tid in rig.threads}
+    await rig.fit(_cpus("1"))
 
-        assert before_the_guest_runs == {71: (0, 1), 72: (0, 1), 73: (2, 3), 74: (2, 3)}
-        assert by_containers == {71: (1,), 72: (1,), 73: (2,), 74: (2,)}
-        assert {tid: rig.host.pins[tid] for tid in rig.threads} == dict.fromkeys(rig.threads, (1,))
-        numa = rig.cgroups.saved()["Numa"]
-        assert isinstance(numa, dict)
-        assert (numa["Why"], [node["vcpus"] for node in numa["Nodes"]]) == ("as on the host", [(0, 1), (2, 3)])
-
-    body()
+    assert before_the_guest_runs == {71: (0, 1), 72: (0, 1), 73: (2, 3), 74: (2, 3)}
+    assert by_containers == {71: (1,), 72: (1,), 73: (2,), 74: (2,)}
+    assert {tid: rig.host.pins[tid] for tid in rig.threads} == dict.fromkeys(rig.threads, (1,))
+    numa = rig.cgroups.saved()["Numa"]
+    assert isinstance(numa, dict)
+    assert (numa["Why"], [node["vcpus"] for node in numa["Nodes"]]) == ("as on the host", [(0, 1), (2, 3)])
 
 
 @pytest.mark.parametrize(
@@ -460,26 +427,23 @@ def test_a_vcpu_runs_on_the_cpus_behind_its_node_of_the_guest(placed: bool) -> N
         ("1-3", "1/2", {1: 1, 2: 2, 3: 3}, "3 vCPUs on a CPU each; 1 of the base run on any of them"),
     ],
 )
-def test_vcpus_are_pinned_to_cpus_behind_their_node(cpus: str, base: str, pinned: dict[int, int], reason: str) -> None:
-    @scenario
-    async def body() -> None:
-        rig = Rig(nodes=_NODES, enable_vcpus_pinning=True)
-        rig.threads = (71, 72, 73, 74)
-        rig.record = sizing_record(base)
-        await rig.start()
+async def test_vcpus_are_pinned_to_cpus_behind_their_node(
+    cpus: str, base: str, pinned: dict[int, int], reason: str
+) -> None:
+    rig = Rig(nodes=_NODES, enable_vcpus_pinning=True)
+    rig.threads = (71, 72, 73, 74)
+    rig.record = sizing_record(base)
+    await rig.start()
 
-        await rig.fit(_cpus(cpus), record=rig.record)
+    await rig.fit(_cpus(cpus), record=rig.record)
 
-        saved = rig.cgroups.saved()
-        assert (saved["Pinned"], saved["Pinning"]) == ({str(vcpu): cpu for vcpu, cpu in pinned.items()}, reason)
-        assert {71 + vcpu: rig.host.pins[71 + vcpu] for vcpu in pinned} == {
-            71 + vcpu: (cpu,) for vcpu, cpu in pinned.items()
-        }
-
-    body()
+    saved = rig.cgroups.saved()
+    assert (saved["Pinned"], saved["Pinning"]) == ({str(vcpu): cpu for vcpu, cpu in pinned.items()}, reason)
+    assert {71 + vcpu: rig.host.pins[71 + vcpu] for vcpu in pinned} == {
+        71 + vcpu: (cpu,) for vcpu, cpu in pinned.items()
+    }
 
 
-@scenario
 async def test_more_cpus_behind_a_node_than_it_has_vcpus_pin_none() -> None:
     rig = Rig(nodes=(_node((0,), (0, 1)), _node((1, 2, 3), (2, 3))), enable_vcpus_pinning=True)
     rig.threads = (71, 72, 73, 74)

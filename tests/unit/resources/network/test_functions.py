@@ -46,70 +46,58 @@ def functions_of(sysfs: FakeSysfs, ledger: FakeLedger, *, iommufd: bool = False)
 
 
 @pytest.mark.parametrize("former", ["mlx5_core", ""])
-def test_a_card_is_taken_from_its_driver_and_goes_back_to_it(former: str, sysfs: FakeSysfs) -> None:
+async def test_a_card_is_taken_from_its_driver_and_goes_back_to_it(former: str, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, vendor="0x15b3", device="0x101e", driver=former, group="12")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        functions = functions_of(sysfs, ledger)
-        device = await functions.bind(CARD)
-        assert (device.id, device.host_address, device.iommufd) == (CARD, CARD, False)
-        assert (device.vendor_id, device.device_id) == ("0x15b3", "0x101e")
-        assert sysfs.state(CARD) == ("vfio-pci", "vfio-pci")
-        assert list(ledger.held.values()) == [LedgerEntry(kind=ResourceKind.VFIO, key=CARD, detail={"driver": former})]
-        await functions.unbind()
-        await functions.unbind()
-
-    asyncio.run(body())
+    functions = functions_of(sysfs, ledger)
+    device = await functions.bind(CARD)
+    assert (device.id, device.host_address, device.iommufd) == (CARD, CARD, False)
+    assert (device.vendor_id, device.device_id) == ("0x15b3", "0x101e")
+    assert sysfs.state(CARD) == ("vfio-pci", "vfio-pci")
+    assert list(ledger.held.values()) == [LedgerEntry(kind=ResourceKind.VFIO, key=CARD, detail={"driver": former})]
+    await functions.unbind()
+    await functions.unbind()
 
     assert sysfs.state(CARD) == (former, "")
     assert ledger.held == {}
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "mlx5_vfio_pci"])
-def test_a_card_that_somebody_bound_before_is_left_to_him(driver: str, sysfs: FakeSysfs) -> None:
+async def test_a_card_that_somebody_bound_before_is_left_to_him(driver: str, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver=driver, group="12")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        functions = functions_of(sysfs, ledger)
-        await functions.bind(CARD)
-        assert list(ledger.held) == [(ResourceKind.VFIO, CARD)], "another sandbox is to know"
-        await functions.unbind()
-
-    asyncio.run(body())
+    functions = functions_of(sysfs, ledger)
+    await functions.bind(CARD)
+    assert list(ledger.held) == [(ResourceKind.VFIO, CARD)], "another sandbox is to know"
+    await functions.unbind()
 
     assert ledger.held == {}
     assert sysfs.state(CARD) == (driver, "")
 
 
-def test_a_card_whose_group_others_use_stays_where_it_is(sysfs: FakeSysfs) -> None:
+async def test_a_card_whose_group_others_use_stays_where_it_is(sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     sysfs.function(OTHER, NIC, driver="mlx5_core", group="12")
     sysfs.function("0000:40:00.0", BRIDGE, driver="pcieport", group="12")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        with pytest.raises(FailedPrecondition, match=rf"not all of it is held by vfio-pci: {OTHER} by mlx5_core"):
-            await functions_of(sysfs, ledger).bind(CARD)
-
-    asyncio.run(body())
+    with pytest.raises(FailedPrecondition, match=rf"not all of it is held by vfio-pci: {OTHER} by mlx5_core"):
+        await functions_of(sysfs, ledger).bind(CARD)
 
     assert ledger.history == []
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
 
-def test_through_nodes_of_their_own_cards_of_one_group_are_apart(sysfs: FakeSysfs) -> None:
+async def test_through_nodes_of_their_own_cards_of_one_group_are_apart(sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12", vfio="vfio3")
     sysfs.function(OTHER, NIC, driver="mlx5_core", group="12")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        functions = functions_of(sysfs, ledger, iommufd=True)
-        assert (await functions.bind(CARD)).iommufd
-        await functions.unbind()
-
-    asyncio.run(body())
+    functions = functions_of(sysfs, ledger, iommufd=True)
+    assert (await functions.bind(CARD)).iommufd
+    await functions.unbind()
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
@@ -122,51 +110,42 @@ def test_through_nodes_of_their_own_cards_of_one_group_are_apart(sysfs: FakeSysf
         (CARD, "", FailedPrecondition, f"use PCI function {CARD}: it is in no IOMMU group"),
     ],
 )
-def test_a_card_that_cannot_be_taken_is_named(
+async def test_a_card_that_cannot_be_taken_is_named(
     address: str, group: str, kind: type[Exception], text: str, sysfs: FakeSysfs
 ) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group=group)
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        with pytest.raises(kind, match=text):
-            await functions_of(sysfs, ledger).bind(address)
-
-    asyncio.run(body())
+    with pytest.raises(kind, match=text):
+        await functions_of(sysfs, ledger).bind(address)
 
     assert ledger.history == []
 
 
 @pytest.mark.parametrize(("class_code", "driver"), [("0x010802", "nvme"), (BRIDGE, "pcieport"), ("0x030000", "")])
-def test_what_is_no_card_is_not_taken_from_its_driver(class_code: str, driver: str, sysfs: FakeSysfs) -> None:
+async def test_what_is_no_card_is_not_taken_from_its_driver(class_code: str, driver: str, sysfs: FakeSysfs) -> None:
     """A slip in a file must not cost the host its disks."""
     sysfs.function(CARD, class_code, driver=driver, group="12")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        functions = functions_of(sysfs, ledger)
-        with pytest.raises(FailedPrecondition, match=rf"take PCI function {CARD}: it is not a network card"):
-            await functions.bind(CARD)
-        await functions.unbind()
-
-    asyncio.run(body())
+    functions = functions_of(sysfs, ledger)
+    with pytest.raises(FailedPrecondition, match=rf"take PCI function {CARD}: it is not a network card"):
+        await functions.bind(CARD)
+    await functions.unbind()
 
     assert ledger.held == {}
     assert sysfs.state(CARD) == (driver, "")
 
 
-def test_an_override_of_the_operator_is_there_again(sysfs: FakeSysfs) -> None:
+async def test_an_override_of_the_operator_is_there_again(sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     sysfs.give(CARD, "igb_uio")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        functions = functions_of(sysfs, ledger)
-        await functions.bind(CARD)
-        assert sysfs.state(CARD) == ("vfio-pci", "vfio-pci")
-        await functions.unbind()
-
-    asyncio.run(body())
+    functions = functions_of(sysfs, ledger)
+    await functions.bind(CARD)
+    assert sysfs.state(CARD) == ("vfio-pci", "vfio-pci")
+    await functions.unbind()
 
     assert sysfs.state(CARD) == ("igb_uio", "igb_uio")
 
@@ -188,26 +167,23 @@ async def given_up(sysfs: FakeSysfs, ledger: FakeLedger, may_go_on: threading.Ev
     return functions
 
 
-def test_a_create_given_up_while_a_card_is_bound_gives_it_back_once_it_is(sysfs: FakeSysfs) -> None:
+async def test_a_create_given_up_while_a_card_is_bound_gives_it_back_once_it_is(sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     ledger = ledger_on(sysfs)
     may_go_on = threading.Event()
 
-    async def body() -> None:
-        functions = await given_up(sysfs, ledger, may_go_on)
-        giving = asyncio.ensure_future(functions.unbind())
-        await asyncio.sleep(0.05)
-        assert ledger.held
-        may_go_on.set()
-        await giving
-
-    asyncio.run(body())
+    functions = await given_up(sysfs, ledger, may_go_on)
+    giving = asyncio.ensure_future(functions.unbind())
+    await asyncio.sleep(0.05)
+    assert ledger.held
+    may_go_on.set()
+    await giving
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
     assert ledger.held == {}
 
 
-def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
+async def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
     sysfs: FakeSysfs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(functions_module, "BINDING_WAIT_S", 0.05)
@@ -215,16 +191,13 @@ def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
     ledger = ledger_on(sysfs)
     may_go_on = threading.Event()
 
-    async def body() -> None:
-        functions = await given_up(sysfs, ledger, may_go_on)
-        with pytest.raises(FailedPrecondition, match=f"give back {CARD}: its driver has not let go of it yet"):
-            await functions.unbind()
-        assert [entry.key for entry in ledger.held.values()] == [CARD]
-        may_go_on.set()
-        monkeypatch.setattr(functions_module, "BINDING_WAIT_S", 60)
+    functions = await given_up(sysfs, ledger, may_go_on)
+    with pytest.raises(FailedPrecondition, match=f"give back {CARD}: its driver has not let go of it yet"):
         await functions.unbind()
-
-    asyncio.run(body())
+    assert [entry.key for entry in ledger.held.values()] == [CARD]
+    may_go_on.set()
+    monkeypatch.setattr(functions_module, "BINDING_WAIT_S", 60)
+    await functions.unbind()
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
@@ -234,42 +207,36 @@ def direct(*addresses: str) -> DirectNetwork:
     return DirectNetwork(vhost_user=(), functions=functions, interfaces=(), routes=(), neighbours=())
 
 
-def test_the_cards_of_a_file_are_given_back_in_the_end(sysfs: FakeSysfs) -> None:
+async def test_the_cards_of_a_file_are_given_back_in_the_end(sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     sysfs.function(OTHER, NIC, driver="vfio-pci", group="13")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
-        await network.bind_functions()
-        assert {mac: item.host_address for mac, item in network.functions.items()} == {
-            "02:00:00:00:00:00": CARD,
-            "02:00:00:00:00:01": OTHER,
-        }
-        with pytest.raises(Unavailable):
-            await network.changed()
-        await network.disconnect()
-        await network.disconnect()
-
-    asyncio.run(body())
+    network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
+    await network.bind_functions()
+    assert {mac: item.host_address for mac, item in network.functions.items()} == {
+        "02:00:00:00:00:00": CARD,
+        "02:00:00:00:00:01": OTHER,
+    }
+    with pytest.raises(Unavailable):
+        await network.changed()
+    await network.disconnect()
+    await network.disconnect()
 
     assert (sysfs.state(CARD), sysfs.state(OTHER)) == (("mlx5_core", ""), ("vfio-pci", ""))
     assert ledger.held == {}
 
 
-def test_a_second_card_that_cannot_be_taken_leaves_the_first_to_the_undo(sysfs: FakeSysfs) -> None:
+async def test_a_second_card_that_cannot_be_taken_leaves_the_first_to_the_undo(sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     sysfs.function(OTHER, NIC, driver="stubborn", group="13")
     ledger = ledger_on(sysfs)
 
-    async def body() -> None:
-        network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
-        sysfs.loaded.discard("vfio-pci")
-        with pytest.raises(FailedPrecondition, match=f"bind {CARD} to 'vfio-pci'"):
-            await network.bind_functions()
-        await network.disconnect()
-
-    asyncio.run(body())
+    network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
+    sysfs.loaded.discard("vfio-pci")
+    with pytest.raises(FailedPrecondition, match=f"bind {CARD} to 'vfio-pci'"):
+        await network.bind_functions()
+    await network.disconnect()
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
     assert ledger.held == {}
@@ -290,7 +257,7 @@ class Shim:
 
 
 @pytest.mark.parametrize("driver", ["mlx5_core", "vfio-pci"])
-def test_of_two_sandboxes_that_want_a_card_at_the_same_instant_one_gets_it_and_keeps_it(
+async def test_of_two_sandboxes_that_want_a_card_at_the_same_instant_one_gets_it_and_keeps_it(
     driver: str, sysfs: FakeSysfs, tmp_path: Path
 ) -> None:
     """The other's undo must not take it out of the first one's VM."""
@@ -298,21 +265,18 @@ def test_of_two_sandboxes_that_want_a_card_at_the_same_instant_one_gets_it_and_k
     (tmp_path / "sbs").mkdir()
     shims = [Shim(sysfs, tmp_path, name) for name in ("one", "two")]
 
-    async def body() -> None:
-        results = await asyncio.gather(*(shim.functions.bind(CARD) for shim in shims), return_exceptions=True)
-        (error,) = (each for each in results if isinstance(each, BaseException))
-        loser = results.index(error)
-        winner = 1 - loser
-        assert isinstance(error, FailedPrecondition)
-        assert str(error).startswith(f"take vfio '{CARD}': sandbox '{('one', 'two')[winner]}' has it")
-        await shims[loser].functions.unbind()
-        assert sysfs.state(CARD)[0] == "vfio-pci", "it was not taken out of the winner's vm"
-        assert shims[loser].records.ledger.entries() == ()
-        await shims[winner].functions.unbind()
-        assert sysfs.state(CARD) == (driver, "")
-        await shims[loser].functions.bind(CARD)
-        await shims[loser].functions.unbind()
-
-    asyncio.run(body())
+    results = await asyncio.gather(*(shim.functions.bind(CARD) for shim in shims), return_exceptions=True)
+    (error,) = (each for each in results if isinstance(each, BaseException))
+    loser = results.index(error)
+    winner = 1 - loser
+    assert isinstance(error, FailedPrecondition)
+    assert str(error).startswith(f"take vfio '{CARD}': sandbox '{('one', 'two')[winner]}' has it")
+    await shims[loser].functions.unbind()
+    assert sysfs.state(CARD)[0] == "vfio-pci", "it was not taken out of the winner's vm"
+    assert shims[loser].records.ledger.entries() == ()
+    await shims[winner].functions.unbind()
+    assert sysfs.state(CARD) == (driver, "")
+    await shims[loser].functions.bind(CARD)
+    await shims[loser].functions.unbind()
 
     assert sysfs.state(CARD) == (driver, "")

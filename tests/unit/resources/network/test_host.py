@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pyshim.host.processes.children import Children
 from pyshim.model.errors import (
     FailedPrecondition,
     InvalidArgument,
@@ -21,12 +20,14 @@ from pyshim.model.guest import NetworkAddress
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.pod_network import HostNetwork
 from tests.fakes.namespaces import GuestStack
-from tests.fakes.wire import HookedLedger, Wire, connect, mac, run
+from tests.fakes.wire import HookedLedger, Wire, connect, mac
 
 pytestmark = pytest.mark.root
 
 
-def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(wire: Wire) -> None:
+async def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1, mtu=1400)
     wire.pod.run("ip", "address", "add", "fd00:1::2/64", "dev", "eth0", "nodad")
     wire.pod.run("ip", "route", "add", "default", "via", "10.1.0.1")
@@ -37,79 +38,72 @@ def test_the_guest_is_told_what_the_plugin_set_and_frames_pass_both_ways(wire: W
     wire.pod.run("ip", "neigh", "add", "10.1.0.9", "lladdr", mac(9), "dev", "eth0", "nud", "permanent")
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, wire.pod.path, HookedLedger())
-        (nic,) = network.nics
-        assert (nic.mac, nic.mtu, len(nic.tap_fds)) == (mac(1), 1400, 1)
-        (interface,) = network.interfaces
-        assert (interface.name, interface.mtu, interface.mac) == ("eth0", 1400, mac(1))
-        assert interface.addresses == (
-            NetworkAddress(address="10.1.0.2", prefix_length=24),
-            NetworkAddress(address="fd00:1::2", prefix_length=64),
-        )
-        routes = {(item.destination, item.gateway, item.family, item.mtu, item.flags) for item in network.routes}
-        assert routes == {
-            ("", "10.1.0.1", 4, 0, 0),
-            ("192.168.7.0/24", "", 4, 1300, 0),
-            ("10.99.0.0/16", "172.31.0.1", 4, 0, 4),
-            ("", "fd00:1::1", 6, 0, 0),
-        }
-        assert [(item.address, item.mac, item.state) for item in network.neighbours] == [("10.1.0.9", mac(9), 0x80)]
-        with GuestStack(nic.tap_fds, nic.mac, "10.1.0.2") as guest:
-            wire.ping("10.1.0.2")
-            # 1400 bytes of IP: as large as the MTU allows, and not one fragment.
-            wire.ping("10.1.0.2", payload_bytes=1372)
-        # `ping` ends with an error when no reply comes; on a busy machine the kernel may drop one of several.
-        assert guest.largest_bytes == 1414
-        await network.disconnect()
-
-    run(body)
+    network = await connect(connector, wire.pod.path, HookedLedger())
+    (nic,) = network.nics
+    assert (nic.mac, nic.mtu, len(nic.tap_fds)) == (mac(1), 1400, 1)
+    (interface,) = network.interfaces
+    assert (interface.name, interface.mtu, interface.mac) == ("eth0", 1400, mac(1))
+    assert interface.addresses == (
+        NetworkAddress(address="10.1.0.2", prefix_length=24),
+        NetworkAddress(address="fd00:1::2", prefix_length=64),
+    )
+    routes = {(item.destination, item.gateway, item.family, item.mtu, item.flags) for item in network.routes}
+    assert routes == {
+        ("", "10.1.0.1", 4, 0, 0),
+        ("192.168.7.0/24", "", 4, 1300, 0),
+        ("10.99.0.0/16", "172.31.0.1", 4, 0, 4),
+        ("", "fd00:1::1", 6, 0, 0),
+    }
+    assert [(item.address, item.mac, item.state) for item in network.neighbours] == [("10.1.0.9", mac(9), 0x80)]
+    with GuestStack(nic.tap_fds, nic.mac, "10.1.0.2") as guest:
+        wire.ping("10.1.0.2")
+        # 1400 bytes of IP: as large as the MTU allows, and not one fragment.
+        wire.ping("10.1.0.2", payload_bytes=1372)
+    # `ping` ends with an error when no reply comes; on a busy machine the kernel may drop one of several.
+    assert guest.largest_bytes == 1414
+    await network.disconnect()
 
     assert wire.pod.state() == before
 
 
-def test_the_tap_says_nothing_to_the_guest_that_did_not_come_over_the_link(wire: Wire) -> None:
+async def test_the_tap_says_nothing_to_the_guest_that_did_not_come_over_the_link(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, wire.pod.path, HookedLedger())
-        (tap,) = [link for link in wire.pod.json("ip", "-j", "address") if link["ifname"] == "veth0_kata"]
-        assert tap["addr_info"] == []
-        tap_mac = bytes.fromhex(tap["address"].replace(":", ""))
-        with GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
-            wire.ping("10.1.0.2")
-        assert [frame for frame in guest.strangers if frame[6:12] == tap_mac] == []
-        await network.disconnect()
-
-    run(body)
+    network = await connect(connector, wire.pod.path, HookedLedger())
+    (tap,) = [link for link in wire.pod.json("ip", "-j", "address") if link["ifname"] == "veth0_kata"]
+    assert tap["addr_info"] == []
+    tap_mac = bytes.fromhex(tap["address"].replace(":", ""))
+    with GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
+        wire.ping("10.1.0.2")
+    assert [frame for frame in guest.strangers if frame[6:12] == tap_mac] == []
+    await network.disconnect()
 
 
-def test_two_links_with_several_queues_do_not_mix(wire: Wire) -> None:
+async def test_two_links_with_several_queues_do_not_mix(wire: Wire, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1)
     wire.veth("net1", 2, mtu=9000)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger()
-        network = await connect(connector, wire.pod.path, ledger, queues=3)
-        assert [(nic.id, nic.mac, nic.mtu, len(nic.tap_fds)) for nic in network.nics] == [
-            ("network-0", mac(1), 1500, 3),
-            ("network-1", mac(2), 9000, 3),
-        ]
-        taps = [link for link in wire.pod.json("ip", "-d", "-j", "link") if link["ifname"].endswith("_kata")]
-        assert [(tap["ifname"], tap["mtu"]) for tap in taps] == [("veth0_kata", 1500), ("veth1_kata", 9000)]
-        assert all(tap["linkinfo"]["info_data"]["multi_queue"] for tap in taps)
-        first = GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2")
-        second = GuestStack(network.nics[1].tap_fds, mac(2), "10.2.0.2")
-        with first, second:
-            wire.ping("10.1.0.2")
-            wire.ping("10.2.0.2", payload_bytes=8900)
-        assert min(first.echoes, second.echoes) > 0
-        assert [entry.key for _, entry in ledger.history] == ["veth0_kata", "eth0", "veth1_kata", "net1"]
-        await network.disconnect()
-        assert ledger.held == {}
-
-    run(body)
+    ledger = HookedLedger()
+    network = await connect(connector, wire.pod.path, ledger, queues=3)
+    assert [(nic.id, nic.mac, nic.mtu, len(nic.tap_fds)) for nic in network.nics] == [
+        ("network-0", mac(1), 1500, 3),
+        ("network-1", mac(2), 9000, 3),
+    ]
+    taps = [link for link in wire.pod.json("ip", "-d", "-j", "link") if link["ifname"].endswith("_kata")]
+    assert [(tap["ifname"], tap["mtu"]) for tap in taps] == [("veth0_kata", 1500), ("veth1_kata", 9000)]
+    assert all(tap["linkinfo"]["info_data"]["multi_queue"] for tap in taps)
+    first = GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2")
+    second = GuestStack(network.nics[1].tap_fds, mac(2), "10.2.0.2")
+    with first, second:
+        wire.ping("10.1.0.2")
+        wire.ping("10.2.0.2", payload_bytes=8900)
+    assert min(first.echoes, second.echoes) > 0
+    assert [entry.key for _, entry in ledger.history] == ["veth0_kata", "eth0", "veth1_kata", "net1"]
+    await network.disconnect()
+    assert ledger.held == {}
 
     assert wire.pod.state() == before
 
@@ -154,7 +148,9 @@ def make_vlan(wire: Wire, kind: str) -> None:
         ("vlan", make_vlan),
     ],
 )
-def test_frames_pass_whatever_the_kind_of_link(wire: Wire, kind: str, make: Callable[[Wire, str], None]) -> None:
+async def test_frames_pass_whatever_the_kind_of_link(
+    wire: Wire, kind: str, make: Callable[[Wire, str], None], connector: HostNetworkConnector
+) -> None:
     words = f"ip link add probe0 type veth peer name probe1 && ip link add link probe0 name probe2 type {kind}"
     words += " id 5" if kind == "vlan" else ""
     probe = subprocess.run(["unshare", "--net", "sh", "-c", words], capture_output=True, text=True, check=False)
@@ -163,98 +159,88 @@ def test_frames_pass_whatever_the_kind_of_link(wire: Wire, kind: str, make: Call
     make(wire, kind)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, wire.pod.path, HookedLedger())
-        (nic,) = network.nics
-        assert network.interfaces[0].type == kind
-        with GuestStack(nic.tap_fds, nic.mac, "10.1.0.2") as guest:
-            wire.ping("10.1.0.2")
-        assert guest.echoes
-        await network.disconnect()
-
-    run(body)
+    network = await connect(connector, wire.pod.path, HookedLedger())
+    (nic,) = network.nics
+    assert network.interfaces[0].type == kind
+    with GuestStack(nic.tap_fds, nic.mac, "10.1.0.2") as guest:
+        wire.ping("10.1.0.2")
+    assert guest.echoes
+    await network.disconnect()
 
     assert wire.pod.state() == before
 
 
-def test_a_namespace_with_only_loopback_gives_no_devices_and_no_error(wire: Wire) -> None:
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger()
-        network = await connect(connector, wire.pod.path, ledger)
-        assert (network.nics, network.interfaces, network.routes) == ((), (), ())
-        assert ledger.history == []
-        await network.disconnect()
+async def test_a_namespace_with_only_loopback_gives_no_devices_and_no_error(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
+    ledger = HookedLedger()
+    network = await connect(connector, wire.pod.path, ledger)
+    assert (network.nics, network.interfaces, network.routes) == ((), (), ())
+    assert ledger.history == []
+    await network.disconnect()
 
-    run(body)
 
-
-def test_the_none_model_leaves_the_links_alone(wire: Wire) -> None:
+async def test_the_none_model_leaves_the_links_alone(wire: Wire, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, wire.pod.path, HookedLedger(), model="none")
-        assert network.nics == ()
-        assert wire.pod.state() == before
-        await network.disconnect()
-
-    run(body)
+    network = await connect(connector, wire.pod.path, HookedLedger(), model="none")
+    assert network.nics == ()
+    assert wire.pod.state() == before
+    await network.disconnect()
 
 
-def test_two_sandboxes_cannot_share_a_namespace_and_the_first_keeps_it(wire: Wire) -> None:
+async def test_two_sandboxes_cannot_share_a_namespace_and_the_first_keeps_it(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        first = await connect(connector, wire.pod.path, HookedLedger())
-        second_ledger = HookedLedger()
-        with pytest.raises(FailedPrecondition, match="'eth0': it has an ingress qdisc already"):
-            await connect(connector, wire.pod.path, second_ledger)
-        assert second_ledger.history == []
-        with GuestStack(first.nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
-            wire.ping("10.1.0.2")
-        assert guest.echoes
-        await first.disconnect()
-
-    run(body)
+    first = await connect(connector, wire.pod.path, HookedLedger())
+    second_ledger = HookedLedger()
+    with pytest.raises(FailedPrecondition, match="'eth0': it has an ingress qdisc already"):
+        await connect(connector, wire.pod.path, second_ledger)
+    assert second_ledger.history == []
+    with GuestStack(first.nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
+        wire.ping("10.1.0.2")
+    assert guest.echoes
+    await first.disconnect()
 
 
-def test_of_two_sandboxes_at_once_one_is_told_that_another_is_there(wire: Wire) -> None:
+async def test_of_two_sandboxes_at_once_one_is_told_that_another_is_there(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        outcomes = await asyncio.gather(
-            *(connect(connector, wire.pod.path, HookedLedger()) for _ in range(2)), return_exceptions=True
-        )
-        connected = [item for item in outcomes if isinstance(item, HostNetwork)]
-        (refusal,) = [item for item in outcomes if not isinstance(item, HostNetwork)]
-        assert len(connected) == 1
-        assert isinstance(refusal, FailedPrecondition)
-        # Refused before it looked: half-made wiring of the first must not be found, let alone undone.
-        assert "lock network namespace" in str(refusal)
-        with GuestStack(connected[0].nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
-            wire.ping("10.1.0.2")
-        assert guest.echoes
-        await connected[0].disconnect()
-
-    run(body)
+    outcomes = await asyncio.gather(
+        *(connect(connector, wire.pod.path, HookedLedger()) for _ in range(2)), return_exceptions=True
+    )
+    connected = [item for item in outcomes if isinstance(item, HostNetwork)]
+    (refusal,) = [item for item in outcomes if not isinstance(item, HostNetwork)]
+    assert len(connected) == 1
+    assert isinstance(refusal, FailedPrecondition)
+    # Refused before it looked: half-made wiring of the first must not be found, let alone undone.
+    assert "lock network namespace" in str(refusal)
+    with GuestStack(connected[0].nics[0].tap_fds, mac(1), "10.1.0.2") as guest:
+        wire.ping("10.1.0.2")
+    assert guest.echoes
+    await connected[0].disconnect()
 
 
 @pytest.mark.parametrize("kind", ["ingress", "clsact"])
-def test_a_qdisc_of_somebody_else_is_left_alone(wire: Wire, kind: str) -> None:
+async def test_a_qdisc_of_somebody_else_is_left_alone(wire: Wire, kind: str, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1)
     wire.pod.run("tc", "qdisc", "add", "dev", "eth0", kind)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        with pytest.raises(FailedPrecondition, match=kind):
-            await connect(connector, wire.pod.path, HookedLedger())
-
-    run(body)
+    with pytest.raises(FailedPrecondition, match=kind):
+        await connect(connector, wire.pod.path, HookedLedger())
 
     assert wire.pod.state() == before
 
 
-def test_paths_that_are_no_pod_namespace_are_refused_by_name(tmp_path: Path) -> None:
+async def test_paths_that_are_no_pod_namespace_are_refused_by_name(
+    tmp_path: Path, connector: HostNetworkConnector
+) -> None:
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
@@ -271,31 +257,25 @@ def test_paths_that_are_no_pod_namespace_are_refused_by_name(tmp_path: Path) -> 
         ("", NotFound, "ENOENT"),
     ]
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        for path, error, words in cases:
-            with pytest.raises(error) as caught:
-                await connect(connector, path, HookedLedger())
-            assert words in str(caught.value)
-            assert repr(path) in str(caught.value)
-
-    run(body)
+    for path, error, words in cases:
+        with pytest.raises(error) as caught:
+            await connect(connector, path, HookedLedger())
+        assert words in str(caught.value)
+        assert repr(path) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("model", "queues", "error"),
     [("l3forwarding", 1, Unimplemented), ("bridged", 1, InvalidArgument), ("tcfilter", 0, InvalidArgument)],
 )
-def test_a_request_that_makes_no_sense_is_refused_before_anything_happens(
-    wire: Wire, model: str, queues: int, error: type[ShimError]
+async def test_a_request_that_makes_no_sense_is_refused_before_anything_happens(
+    wire: Wire, model: str, queues: int, error: type[ShimError], connector: HostNetworkConnector
 ) -> None:
     wire.veth("eth0", 1)
     ledger = HookedLedger()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        with pytest.raises(error):
-            await connect(connector, wire.pod.path, ledger, model=model, queues=queues)
-
-    run(body)
+    with pytest.raises(error):
+        await connect(connector, wire.pod.path, ledger, model=model, queues=queues)
 
     assert ledger.history == []
 

@@ -14,7 +14,7 @@ from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.pod_network import HostNetwork
 from pyshim.resources.network.host.watch import is_news
 from tests.fakes.namespaces import GuestStack, Namespace
-from tests.fakes.wire import HookedLedger, Wire, at, connect, mac, run
+from tests.fakes.wire import HookedLedger, Wire, at, connect, mac
 
 pytestmark = pytest.mark.root
 
@@ -34,128 +34,120 @@ async def is_quiet(network: HostNetwork) -> bool:
     return False
 
 
-def test_a_link_that_comes_is_news_is_wired_and_carries_frames(wire: Wire) -> None:
+async def test_a_link_that_comes_is_news_is_wired_and_carries_frames(
+    wire: Wire, connector: HostNetworkConnector, children: Children
+) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, children: Children) -> None:
-        ledger = HookedLedger()
-        network = await connect(connector, wire.pod.path, ledger)
-        assert await is_quiet(network)  # our own wiring is no news
-        assert children.alive == ()  # watching takes no process
-        wire.veth("eth1", 2)
-        wire.pod.run("ip", "route", "add", "10.77.0.0/16", "via", "10.2.0.1")
-        await news(network)
+    ledger = HookedLedger()
+    network = await connect(connector, wire.pod.path, ledger)
+    assert await is_quiet(network)  # our own wiring is no news
+    assert children.alive == ()  # watching takes no process
+    wire.veth("eth1", 2)
+    wire.pod.run("ip", "route", "add", "10.77.0.0/16", "via", "10.2.0.1")
+    await news(network)
 
-        (nic,), gone = await network.follow()
+    (nic,), gone = await network.follow()
 
-        assert (nic.id, nic.mac, gone) == ("network-1", mac(2), ())
-        assert [item.name for item in network.interfaces] == ["eth0", "eth1"]
-        assert [item.destination for item in network.routes] == ["10.77.0.0/16"]
-        assert [item.id for item in network.nics] == ["network-0", "network-1"]
-        with GuestStack(nic.tap_fds, mac(2), "10.2.0.2"):
-            wire.ping("10.2.0.2")
-        assert await is_quiet(network)  # nor is what came of it
-        await network.disconnect()
-        assert ledger.held == {}
-        with pytest.raises(Unavailable):
-            await network.changed()
-
-    run(body)
+    assert (nic.id, nic.mac, gone) == ("network-1", mac(2), ())
+    assert [item.name for item in network.interfaces] == ["eth0", "eth1"]
+    assert [item.destination for item in network.routes] == ["10.77.0.0/16"]
+    assert [item.id for item in network.nics] == ["network-0", "network-1"]
+    with GuestStack(nic.tap_fds, mac(2), "10.2.0.2"):
+        wire.ping("10.2.0.2")
+    assert await is_quiet(network)  # nor is what came of it
+    await network.disconnect()
+    assert ledger.held == {}
+    with pytest.raises(Unavailable):
+        await network.changed()
 
     wire.pod.run("ip", "link", "delete", "eth1")
     assert wire.pod.state() == before
 
 
-def test_a_pod_whose_network_is_set_up_after_its_sandbox_gets_all_of_it(wire: Wire) -> None:
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, wire.pod.path, HookedLedger())
-        assert network.nics == ()
-        wire.veth("eth0", 1)
-        await news(network)
+async def test_a_pod_whose_network_is_set_up_after_its_sandbox_gets_all_of_it(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
+    network = await connect(connector, wire.pod.path, HookedLedger())
+    assert network.nics == ()
+    wire.veth("eth0", 1)
+    await news(network)
 
-        (nic,), _ = await network.follow()
+    (nic,), _ = await network.follow()
 
-        assert (nic.id, [item.name for item in network.interfaces]) == ("network-0", ["eth0"])
-        await network.disconnect()
-
-    run(body)
+    assert (nic.id, [item.name for item in network.interfaces]) == ("network-0", ["eth0"])
+    await network.disconnect()
 
 
-def test_a_link_that_goes_is_reported_and_dropped_and_one_made_anew_is_another(wire: Wire) -> None:
+async def test_a_link_that_goes_is_reported_and_dropped_and_one_made_anew_is_another(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger()
-        network = await connect(connector, wire.pod.path, ledger)
-        wire.pod.run("ip", "link", "delete", "eth0")
-        await news(network)
-        assert await network.follow() == ((), ("network-0",))
-        assert (network.nics, network.interfaces, network.routes) == ((), (), ())
-        wire.veth("eth0", 1)
-        (nic,), _ = await network.follow()
-        assert nic.id == "network-1"
+    ledger = HookedLedger()
+    network = await connect(connector, wire.pod.path, ledger)
+    wire.pod.run("ip", "link", "delete", "eth0")
+    await news(network)
+    assert await network.follow() == ((), ("network-0",))
+    assert (network.nics, network.interfaces, network.routes) == ((), (), ())
+    wire.veth("eth0", 1)
+    (nic,), _ = await network.follow()
+    assert nic.id == "network-1"
 
-        await network.detach("network-0")
-        await network.detach("network-0")
+    await network.detach("network-0")
+    await network.detach("network-0")
 
-        # The ingress qdisc of the new eth0 is not the old one's.
-        assert {(entry.kind, entry.key) for entry in ledger.held.values()} == {
-            (ResourceKind.LINK, "veth1_kata"),
-            (ResourceKind.INGRESS, "eth0"),
-        }
-        with GuestStack(nic.tap_fds, mac(1), "10.1.0.2"):
-            wire.ping("10.1.0.2")
-        await network.disconnect()
-        assert ledger.held == {}
-
-    run(body)
+    # The ingress qdisc of the new eth0 is not the old one's.
+    assert {(entry.kind, entry.key) for entry in ledger.held.values()} == {
+        (ResourceKind.LINK, "veth1_kata"),
+        (ResourceKind.INGRESS, "eth0"),
+    }
+    with GuestStack(nic.tap_fds, mac(1), "10.1.0.2"):
+        wire.ping("10.1.0.2")
+    await network.disconnect()
+    assert ledger.held == {}
 
 
-def test_a_renamed_link_is_undone_by_its_new_name(wire: Wire) -> None:
+async def test_a_renamed_link_is_undone_by_its_new_name(wire: Wire, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger()
-        network = await connect(connector, wire.pod.path, ledger)
-        wire.pod.run("ip", "link", "set", "eth0", "down")
-        wire.pod.run("ip", "link", "set", "eth0", "name", "net7")
-        wire.pod.run("ip", "link", "set", "net7", "up")
-        assert await network.follow() == ((), ())
-        assert [item.name for item in network.interfaces] == ["net7"]
-        await network.disconnect()
-        assert ledger.held == {}
-
-    run(body)
+    ledger = HookedLedger()
+    network = await connect(connector, wire.pod.path, ledger)
+    wire.pod.run("ip", "link", "set", "eth0", "down")
+    wire.pod.run("ip", "link", "set", "eth0", "name", "net7")
+    wire.pod.run("ip", "link", "set", "net7", "up")
+    assert await network.follow() == ((), ())
+    assert [item.name for item in network.interfaces] == ["net7"]
+    await network.disconnect()
+    assert ledger.held == {}
 
     assert "ingress" not in wire.pod.run("tc", "qdisc", "show")
 
 
 @pytest.mark.parametrize("key", ["eth1", "veth1_kata"])
-def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_others_are_wired(
-    wire: Wire,
-    key: str,
+async def test_a_link_that_vanishes_while_it_is_wired_leaves_nothing_and_the_others_are_wired(
+    wire: Wire, key: str, connector: HostNetworkConnector
 ) -> None:
     wire.veth("eth0", 1)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger(at(key, lambda: wire.pod.run("ip", "link", "delete", "eth1") and None))
-        network = await connect(connector, wire.pod.path, ledger)
-        wire.veth("eth1", 2)
-        wire.veth("eth2", 3)
+    ledger = HookedLedger(at(key, lambda: wire.pod.run("ip", "link", "delete", "eth1") and None))
+    network = await connect(connector, wire.pod.path, ledger)
+    wire.veth("eth1", 2)
+    wire.veth("eth2", 3)
 
-        (nic,), gone = await network.follow()
+    (nic,), gone = await network.follow()
 
-        assert (nic.mac, gone) == (mac(3), ())
-        assert [item.name for item in network.interfaces] == ["eth0", "eth2"]
-        assert {entry.key for entry in ledger.held.values()} == {"veth0_kata", "eth0", "veth2_kata", "eth2"}
-        await network.disconnect()
-        assert ledger.held == {}
-
-    run(body)
+    assert (nic.mac, gone) == (mac(3), ())
+    assert [item.name for item in network.interfaces] == ["eth0", "eth2"]
+    assert {entry.key for entry in ledger.held.values()} == {"veth0_kata", "eth0", "veth2_kata", "eth2"}
+    await network.disconnect()
+    assert ledger.held == {}
 
 
-def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_all_of_it(wire: Wire) -> None:
+async def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_all_of_it(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
     looks: list[asyncio.Task[object]] = []
 
@@ -163,26 +155,23 @@ def test_a_look_given_up_half_way_leaves_nothing_wired_and_the_next_one_finds_al
         if len(looks) == 1:
             looks[0].cancel()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger(at("eth1", give_up))
-        network = await connect(connector, wire.pod.path, ledger)
-        wire.veth("eth1", 2)
-        wire.pod.run("ip", "link", "delete", "eth0")
-        looks.append(asyncio.ensure_future(network.follow()))
-        await asyncio.wait(looks)
-        assert looks[0].cancelled()
-        assert {entry.key for entry in ledger.held.values()} == {"veth0_kata", "eth0"}
+    ledger = HookedLedger(at("eth1", give_up))
+    network = await connect(connector, wire.pod.path, ledger)
+    wire.veth("eth1", 2)
+    wire.pod.run("ip", "link", "delete", "eth0")
+    looks.append(asyncio.ensure_future(network.follow()))
+    await asyncio.wait(looks)
+    assert looks[0].cancelled()
+    assert {entry.key for entry in ledger.held.values()} == {"veth0_kata", "eth0"}
 
-        looks.clear()
-        (nic,), gone = await network.follow()
+    looks.clear()
+    (nic,), gone = await network.follow()
 
-        assert (nic.mac, gone) == (mac(2), ("network-0",))
-        with GuestStack(nic.tap_fds, mac(2), "10.2.0.2"):
-            wire.ping("10.2.0.2")
-        await network.disconnect()
-        assert ledger.held == {}
-
-    run(body)
+    assert (nic.mac, gone) == (mac(2), ("network-0",))
+    with GuestStack(nic.tap_fds, mac(2), "10.2.0.2"):
+        wire.ping("10.2.0.2")
+    await network.disconnect()
+    assert ledger.held == {}
 
 
 def everything_of(link: str, pod: Namespace) -> tuple[str, str, set[str]]:
@@ -190,51 +179,51 @@ def everything_of(link: str, pod: Namespace) -> tuple[str, str, set[str]]:
     return pod.run("tc", "qdisc", "show", "dev", link), pod.run("ip", "-o", "-4", "address", "show", "dev", link), names
 
 
-def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(wire: Wire) -> None:
+async def test_dropping_what_cannot_be_plugged_leaves_its_link_as_it_was(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        limits = rate_limits(received=8_000_000, sent=8_000_000)
-        network = await connect(connector, wire.pod.path, HookedLedger(), rates=limits)
-        wire.veth("eth1", 2)
-        before = everything_of("eth1", wire.pod)
-        (nic,), _ = await network.follow()
-        assert everything_of("eth1", wire.pod) != before
+    limits = rate_limits(received=8_000_000, sent=8_000_000)
+    network = await connect(connector, wire.pod.path, HookedLedger(), rates=limits)
+    wire.veth("eth1", 2)
+    before = everything_of("eth1", wire.pod)
+    (nic,), _ = await network.follow()
+    assert everything_of("eth1", wire.pod) != before
 
-        network.close_taps()
-        await network.detach(nic.id)
+    network.close_taps()
+    await network.detach(nic.id)
 
-        assert everything_of("eth1", wire.pod) == before
-        assert [item.name for item in network.interfaces] == ["eth0"]
-        assert await is_quiet(network)  # else what cannot be plugged would be tried again for ever
-        (again,), _ = await network.follow()
-        assert (again.id, again.mac) == ("network-2", mac(2))
-        await network.disconnect()
-
-    run(body)
+    assert everything_of("eth1", wire.pod) == before
+    assert [item.name for item in network.interfaces] == ["eth0"]
+    assert await is_quiet(network)  # else what cannot be plugged would be tried again for ever
+    (again,), _ = await network.follow()
+    assert (again.id, again.mac) == ("network-2", mac(2))
+    await network.disconnect()
 
 
-def test_a_path_that_leads_to_another_namespace_by_now_is_not_entered(wire: Wire, tmp_path: object) -> None:
+async def test_a_path_that_leads_to_another_namespace_by_now_is_not_entered(
+    wire: Wire, tmp_path: object, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
     link = f"{tmp_path}/netns"
     os.symlink(wire.pod.path, link)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, link, HookedLedger())
-        os.unlink(link)
-        with pytest.raises(NotFound):
-            await network.follow()
-        os.symlink(wire.outside.path, link)
-        with pytest.raises(FailedPrecondition, match="another one is at this path"):
-            await network.follow()
-        os.unlink(link)
-        os.symlink(wire.pod.path, link)
-        await network.disconnect()
-
-    run(body)
+    network = await connect(connector, link, HookedLedger())
+    os.unlink(link)
+    with pytest.raises(NotFound):
+        await network.follow()
+    os.symlink(wire.outside.path, link)
+    with pytest.raises(FailedPrecondition, match="another one is at this path"):
+        await network.follow()
+    os.unlink(link)
+    os.symlink(wire.pod.path, link)
+    await network.disconnect()
 
 
-def test_news_of_a_neighbour_in_the_namespace_is_not_believed(wire: Wire) -> None:
+async def test_news_of_a_neighbour_in_the_namespace_is_not_believed(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     """Any process of the pod's namespace may send to a route socket there."""
     wire.veth("eth0", 1)
     forge = (
@@ -248,13 +237,10 @@ def test_news_of_a_neighbour_in_the_namespace_is_not_believed(wire: Wire) -> Non
         "        except OSError as error: print(error)\n"
     )
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, wire.pod.path, HookedLedger())
-        assert "sent" in wire.pod.run("python3", "-c", forge)
-        assert await is_quiet(network)
-        await network.disconnect()
-
-    run(body)
+    network = await connect(connector, wire.pod.path, HookedLedger())
+    assert "sent" in wire.pod.run("python3", "-c", forge)
+    assert await is_quiet(network)
+    await network.disconnect()
 
 
 def header(kind: int, body: bytes) -> bytes:
@@ -304,16 +290,12 @@ def test_what_is_news(data: bytes, expected: bool) -> None:
     assert is_news(data) is expected
 
 
-def test_two_namespaces_hear_only_of_themselves(wire: Wire) -> None:
+async def test_two_namespaces_hear_only_of_themselves(wire: Wire, connector: HostNetworkConnector) -> None:
     other = Namespace()
     try:
-
-        async def body(connector: HostNetworkConnector, _children: Children) -> None:
-            network = await connect(connector, wire.pod.path, HookedLedger())
-            other.run("ip", "address", "add", "10.5.0.1/24", "dev", "lo")
-            assert await is_quiet(network)
-            await network.disconnect()
-
-        run(body)
+        network = await connect(connector, wire.pod.path, HookedLedger())
+        other.run("ip", "address", "add", "10.5.0.1/24", "dev", "lo")
+        assert await is_quiet(network)
+        await network.disconnect()
     finally:
         other.close()

@@ -74,23 +74,20 @@ def _steered(namespace: Namespace) -> LoopbackListener:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1"])
-def test_a_connection_to_any_loopback_port_arrives_with_that_port(namespace: Namespace, address: str) -> None:
-    async def main() -> None:
-        listener = _steered(namespace)
-        try:
-            for port in (1, 80, 40000, 65535, _port(listener)):
-                with _dial(namespace, address, port) as client:
-                    connection = await asyncio.wait_for(listener.accept(), 10)
-                    assert connection.port == port
-                    await connection.write(b"hello")
-                    assert client.recv(5) == b"hello"
-                    client.sendall(b"bye")
-                    assert await connection.read() == b"bye"
-                    connection.close()
-        finally:
-            await listener.close()
-
-    asyncio.run(main())
+async def test_a_connection_to_any_loopback_port_arrives_with_that_port(namespace: Namespace, address: str) -> None:
+    listener = _steered(namespace)
+    try:
+        for port in (1, 80, 40000, 65535, _port(listener)):
+            with _dial(namespace, address, port) as client:
+                connection = await asyncio.wait_for(listener.accept(), 10)
+                assert connection.port == port
+                await connection.write(b"hello")
+                assert client.recv(5) == b"hello"
+                client.sendall(b"bye")
+                assert await connection.read() == b"bye"
+                connection.close()
+    finally:
+        await listener.close()
 
 
 def test_other_addresses_and_protocols_are_left_alone(namespace: Namespace) -> None:
@@ -171,39 +168,33 @@ def test_a_second_sandbox_in_the_namespace_is_refused_and_the_first_goes_on(name
         asyncio.run(listener.close())
 
 
-def test_a_connection_that_was_not_redirected_is_not_taken_for_a_forwarded_one(namespace: Namespace) -> None:
+async def test_a_connection_that_was_not_redirected_is_not_taken_for_a_forwarded_one(namespace: Namespace) -> None:
     """Made to the listener itself while no rule is there: the kernel then has no original destination."""
 
-    async def main() -> None:
-        fd, steering = _inside(namespace, loopback_steering.steer_loopback)
-        os.close(steering)
-        listener = LoopbackListener(OwnedFd(fd), OwnedFd(os.open(os.devnull, os.O_RDONLY)))
-        with _dial(namespace, "127.0.0.1", _port(listener)) as client:
-            accepting = asyncio.create_task(listener.accept())
-            assert await asyncio.get_running_loop().run_in_executor(None, client.recv, 1) == b""
-            assert not accepting.done()
-        await listener.close()
-        accepting.cancel()
-        with pytest.raises((Unavailable, asyncio.CancelledError)):
-            await accepting
-
-    asyncio.run(main())
+    fd, steering = _inside(namespace, loopback_steering.steer_loopback)
+    os.close(steering)
+    listener = LoopbackListener(OwnedFd(fd), OwnedFd(os.open(os.devnull, os.O_RDONLY)))
+    with _dial(namespace, "127.0.0.1", _port(listener)) as client:
+        accepting = asyncio.create_task(listener.accept())
+        assert await asyncio.get_running_loop().run_in_executor(None, client.recv, 1) == b""
+        assert not accepting.done()
+    await listener.close()
+    accepting.cancel()
+    with pytest.raises((Unavailable, asyncio.CancelledError)):
+        await accepting
 
 
-def test_a_closed_door_accepts_no_more_and_a_reset_is_seen(namespace: Namespace) -> None:
-    async def main() -> None:
-        listener = _steered(namespace)
-        with _dial(namespace, "127.0.0.1", 8080) as client:
-            connection: LoopbackConnection = await asyncio.wait_for(listener.accept(), 10)
-            connection.reset()
-            connection.reset()
-            with pytest.raises(ConnectionResetError):
-                client.recv(1)
-        await listener.close()
-        with pytest.raises(Unavailable):
-            await listener.accept()
-
-    asyncio.run(main())
+async def test_a_closed_door_accepts_no_more_and_a_reset_is_seen(namespace: Namespace) -> None:
+    listener = _steered(namespace)
+    with _dial(namespace, "127.0.0.1", 8080) as client:
+        connection: LoopbackConnection = await asyncio.wait_for(listener.accept(), 10)
+        connection.reset()
+        connection.reset()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    await listener.close()
+    with pytest.raises(Unavailable):
+        await listener.accept()
 
 
 def test_a_kernel_that_refuses_nftables_says_so_at_once_and_no_descriptor_is_left(namespace: Namespace) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 import pytest
 from pyroute2.netlink.exceptions import NetlinkDumpInterrupted
 
-from pyshim.host.processes.children import Children
 from pyshim.model.errors import InvalidArgument
 from pyshim.resources.network.host import netlink
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from tests.fakes.namespaces import GuestStack
-from tests.fakes.wire import HookedLedger, Wire, connect, mac, run
+from tests.fakes.wire import HookedLedger, Wire, connect, mac
 
 pytestmark = pytest.mark.root
 
@@ -27,38 +26,34 @@ pytestmark = pytest.mark.root
         ("s{0}$x", "macvtap"),
     ],
 )
-def test_a_link_is_wired_and_undone_whatever_its_name(wire: Wire, name: str, model: str) -> None:
+async def test_a_link_is_wired_and_undone_whatever_its_name(
+    wire: Wire, name: str, model: str, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
     wire.pod.run("ip", "link", "set", "eth0", "down")
     wire.pod.run("ip", "link", "set", "dev", "eth0", "name", name)
     wire.pod.run("ip", "link", "set", "dev", name, "up")
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        ledger = HookedLedger()
-        network = await connect(connector, wire.pod.path, ledger, model=model)
-        assert [interface.name for interface in network.interfaces] == [name]
-        with GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2"):
-            wire.ping("10.1.0.2")
-        await network.disconnect()
-        assert ledger.held == {}
-
-    run(body)
+    ledger = HookedLedger()
+    network = await connect(connector, wire.pod.path, ledger, model=model)
+    assert [interface.name for interface in network.interfaces] == [name]
+    with GuestStack(network.nics[0].tap_fds, mac(1), "10.1.0.2"):
+        wire.ping("10.1.0.2")
+    await network.disconnect()
+    assert ledger.held == {}
 
     assert wire.pod.state() == before
 
 
-def test_a_link_no_guest_can_be_told_of_is_refused_by_name(wire: Wire) -> None:
+async def test_a_link_no_guest_can_be_told_of_is_refused_by_name(wire: Wire, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1)
     wire.pod.run("ip", "link", "set", "eth0", "down")
     wire.pod.run("ip", "link", "set", "dev", "eth0", "name", "a\x01b")
     wire.pod.run("ip", "link", "set", "dev", "a\x01b", "up")
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        with pytest.raises(InvalidArgument, match=r"connect link 'a\\x01b'"):
-            await connect(connector, wire.pod.path, HookedLedger())
-
-    run(body)
+    with pytest.raises(InvalidArgument, match=r"connect link 'a\\x01b'"):
+        await connect(connector, wire.pod.path, HookedLedger())
 
 
 def test_a_dump_that_was_disturbed_is_asked_for_again_and_the_last_one_is_an_error() -> None:
@@ -77,7 +72,9 @@ def test_a_dump_that_was_disturbed_is_asked_for_again_and_the_last_one_is_an_err
         netlink._dump(lambda: disturbed(5))
 
 
-def test_links_that_come_and_go_during_a_scan_neither_fail_it_nor_hide_the_others(wire: Wire) -> None:
+async def test_links_that_come_and_go_during_a_scan_neither_fail_it_nor_hide_the_others(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
     churn = (
         "import subprocess\n"
@@ -87,16 +84,13 @@ def test_links_that_come_and_go_during_a_scan_neither_fail_it_nor_hide_the_other
     )
     disturbing = subprocess.Popen(["nsenter", f"--net={wire.pod.path}", sys.executable, "-c", churn])
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
+    try:
         for _ in range(5):
             ledger = HookedLedger()
             network = await connect(connector, wire.pod.path, ledger)
             assert "eth0" in [interface.name for interface in network.interfaces]
             await network.disconnect()
             assert ledger.held == {}
-
-    try:
-        run(body)
     finally:
         disturbing.kill()
         disturbing.wait()

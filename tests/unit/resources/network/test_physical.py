@@ -1,6 +1,5 @@
 """A pod with a card of the host beside its other links: the namespace is real, the card is a veth by another name."""
 
-import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -55,56 +54,50 @@ def sysfs(tmp_path: Path) -> FakeSysfs:
     return FakeSysfs(tmp_path / "sys")
 
 
-def test_a_card_is_taken_last_told_for_good_and_goes_back(wire: Wire, sysfs: FakeSysfs) -> None:
+async def test_a_card_is_taken_last_told_for_good_and_goes_back(wire: Wire, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     wire.veth("eth0", 1)
     wire.veth("card", 2)
     wire.pod.run("ip", "route", "add", "10.88.0.0/16", "via", "10.2.0.1")
 
-    async def main() -> None:
-        children, ledger = Children(), ledger_on(sysfs)
-        connector = connector_on(sysfs, children, wire)
-        network = await connector.connect(
-            wire.pod.path, "tcfilter", 1, ledger, vhost_net=False, rates=UNLIMITED, pass_physical=True
-        )
-        assert {key: item.host_address for key, item in network.functions.items()} == {mac(2): CARD}
-        assert [(item.name, item.type) for item in network.interfaces] == [("card", "physical"), ("eth0", "virtual")]
-        assert [nic.mac for nic in network.nics] == [mac(1)]
-        assert [entry.kind for _, entry in ledger.history][-1] is ResourceKind.VFIO
-        assert sysfs.state(CARD)[0] == "vfio-pci"
+    children, ledger = Children(), ledger_on(sysfs)
+    connector = connector_on(sysfs, children, wire)
+    network = await connector.connect(
+        wire.pod.path, "tcfilter", 1, ledger, vhost_net=False, rates=UNLIMITED, pass_physical=True
+    )
+    assert {key: item.host_address for key, item in network.functions.items()} == {mac(2): CARD}
+    assert [(item.name, item.type) for item in network.interfaces] == [("card", "physical"), ("eth0", "virtual")]
+    assert [nic.mac for nic in network.nics] == [mac(1)]
+    assert [entry.kind for _, entry in ledger.history][-1] is ResourceKind.VFIO
+    assert sysfs.state(CARD)[0] == "vfio-pci"
 
-        # The card's link is no more, but what the guest has of it stays.
-        wire.veth("eth1", 3)
-        await network.follow()
-        assert [item.name for item in network.interfaces] == ["card", "eth0", "eth1"]
-        assert [item.device for item in network.routes] == ["card"]
+    # The card's link is no more, but what the guest has of it stays.
+    wire.veth("eth1", 3)
+    await network.follow()
+    assert [item.name for item in network.interfaces] == ["card", "eth0", "eth1"]
+    assert [item.device for item in network.routes] == ["card"]
 
-        await network.disconnect()
-        assert ledger.held == {}
-        await children.end_all()
-
-    asyncio.run(main())
+    await network.disconnect()
+    assert ledger.held == {}
+    await children.end_all()
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
 
-def test_a_card_that_cannot_be_taken_leaves_every_link_as_it_was(wire: Wire, sysfs: FakeSysfs) -> None:
+async def test_a_card_that_cannot_be_taken_leaves_every_link_as_it_was(wire: Wire, sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
     sysfs.function("0000:41:08.1", NIC, driver="mlx5_core", group="12")
     wire.veth("eth0", 1)
     wire.veth("card", 2)
     before = wire.pod.state()
 
-    async def main() -> None:
-        children, ledger = Children(), ledger_on(sysfs)
-        with pytest.raises(FailedPrecondition, match=r"0000:41:08\.1 by mlx5_core"):
-            await connector_on(sysfs, children, wire).connect(
-                wire.pod.path, "tcfilter", 1, ledger, vhost_net=False, rates=UNLIMITED, pass_physical=True
-            )
-        assert ledger.held == {}
-        await children.end_all()
-
-    asyncio.run(main())
+    children, ledger = Children(), ledger_on(sysfs)
+    with pytest.raises(FailedPrecondition, match=r"0000:41:08\.1 by mlx5_core"):
+        await connector_on(sysfs, children, wire).connect(
+            wire.pod.path, "tcfilter", 1, ledger, vhost_net=False, rates=UNLIMITED, pass_physical=True
+        )
+    assert ledger.held == {}
+    await children.end_all()
 
     assert wire.pod.state() == before
     assert sysfs.state(CARD) == ("mlx5_core", "")

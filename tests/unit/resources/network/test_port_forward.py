@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from pyshim.resources.network.plan.relay import BUILT_PROGRAM, relay_plan
 from pyshim.resources.network.port_forward import LINGER_S, MAX_CONNECTIONS, PortForward
 from pyshim.ttrpc import Client, Code
 from tests.fakes.agent import FakeAgent
-from tests.fakes.clock import run_fast_forward
 from tests.fakes.host import FakeHost
 from tests.unit.pod.conftest import until
 
@@ -76,31 +75,26 @@ class Scene:
         return connection
 
 
-def scene(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def body() -> None:
-            agent, host, tasks, listener = FakeAgent(), FakeHost(), TaskOwner(), FakeForwardListener()
-            host.files[BUILT_PROGRAM] = PROGRAM
-            client = await Client.connect_socket(agent.connection())
-            forward = PortForward(
-                plan=_plan(), listener=listener, agent=AgentClient(client, request_timeout_s=5), host=host, tasks=tasks
-            )
-            forward.has_listeners = True
-            forward.start()
-            try:
-                async with asyncio.timeout(60):
-                    await test(Scene(forward, listener, agent, host))
-            finally:
-                await forward.close()
-                await tasks.close()
-                await agent.close()
-                client.close()
-            assert listener.is_closed
+@pytest.fixture
+def scene(fast_clock: None, runner: asyncio.Runner) -> Iterator[Scene]:
+    agent, host, tasks, listener = FakeAgent(), FakeHost(), TaskOwner(), FakeForwardListener()
+    host.files[BUILT_PROGRAM] = PROGRAM
 
-        run_fast_forward(body())
+    async def started() -> tuple[Client, PortForward]:
+        client = await Client.connect_socket(agent.connection())
+        forward = PortForward(
+            plan=_plan(), listener=listener, agent=AgentClient(client, request_timeout_s=5), host=host, tasks=tasks
+        )
+        forward.has_listeners = True
+        forward.start()
+        return client, forward
 
-    run.__name__ = test.__name__
-    return run
+    client, forward = runner.run(started())
+    yield Scene(forward, listener, agent, host)
+    for close in (forward.close, tasks.close, agent.close):
+        runner.run(close())
+    client.close()
+    assert listener.is_closed
 
 
 def _plan() -> Any:
@@ -123,7 +117,6 @@ def _plan() -> Any:
     return Plan()
 
 
-@scene
 async def test_what_is_dialled_is_answered_by_the_guest_to_the_end(scene: Scene) -> None:
     connection = scene.dial(ECHO, b"one ", b"two", b"")
 
@@ -132,7 +125,6 @@ async def test_what_is_dialled_is_answered_by_the_guest_to_the_end(scene: Scene)
     assert (connection.received, connection.ending) == (b"one two", "closed")
 
 
-@scene
 async def test_nothing_is_made_before_the_first_connection_and_one_container_serves_all(scene: Scene) -> None:
     assert scene.agent.calls == []
     assert list(scene.host.files) == [BUILT_PROGRAM]
@@ -146,30 +138,25 @@ async def test_nothing_is_made_before_the_first_connection_and_one_container_ser
     assert scene.host.files["/share/mounts/s1-portforward/rootfs/relay"] == PROGRAM
 
 
-def test_without_its_program_forwarding_fails_by_name_and_the_next_one_tries_again(
-    caplog: pytest.LogCaptureFixture,
+async def test_without_its_program_forwarding_fails_by_name_and_the_next_one_tries_again(
+    caplog: pytest.LogCaptureFixture, scene: Scene
 ) -> None:
-    @scene
-    async def body(scene: Scene) -> None:
-        del scene.host.files[BUILT_PROGRAM]
-        refused = scene.dial(ECHO, b"hello")
-        await until(lambda: refused.ending)
-        scene.host.files[BUILT_PROGRAM] = PROGRAM
+    del scene.host.files[BUILT_PROGRAM]
+    refused = scene.dial(ECHO, b"hello")
+    await until(lambda: refused.ending)
+    scene.host.files[BUILT_PROGRAM] = PROGRAM
 
-        served = scene.dial(ECHO, b"hello", b"")
-        await until(lambda: served.ending)
+    served = scene.dial(ECHO, b"hello", b"")
+    await until(lambda: served.ending)
 
-        assert refused.ending == "reset"
-        assert (served.received, served.ending) == (b"hello", "closed")
-
-    body()
+    assert refused.ending == "reset"
+    assert (served.received, served.ending) == (b"hello", "closed")
 
     (said,) = [record.__dict__["error"] for record in caplog.records if record.message == "forward port"]
     assert BUILT_PROGRAM in said
     assert "make setup" in said
 
 
-@scene
 async def test_before_the_pod_has_a_container_connections_are_reset(scene: Scene) -> None:
     """kata-agent takes the guest's first container's pid namespace for the pod's shared one: it must not be ours."""
     scene.forward.has_listeners = False
@@ -181,7 +168,6 @@ async def test_before_the_pod_has_a_container_connections_are_reset(scene: Scene
     assert scene.agent.calls == []
 
 
-@scene
 async def test_a_port_without_a_listener_resets_the_connection(scene: Scene) -> None:
     connection = scene.dial(NOBODY, b"hello")
 
@@ -191,24 +177,21 @@ async def test_a_port_without_a_listener_resets_the_connection(scene: Scene) -> 
 
 
 @pytest.mark.parametrize("method", ["CreateContainer", "StartContainer", "ExecProcess"])
-def test_an_agent_that_refuses_resets_the_connection_and_the_next_one_tries_again(method: str) -> None:
-    @scene
-    async def body(scene: Scene) -> None:
-        scene.agent.failures[method] = (Code.INTERNAL, "policy says no")
-        refused = scene.dial(ECHO, b"hello")
-        await until(lambda: refused.ending)
-        del scene.agent.failures[method]
+async def test_an_agent_that_refuses_resets_the_connection_and_the_next_one_tries_again(
+    method: str, scene: Scene
+) -> None:
+    scene.agent.failures[method] = (Code.INTERNAL, "policy says no")
+    refused = scene.dial(ECHO, b"hello")
+    await until(lambda: refused.ending)
+    del scene.agent.failures[method]
 
-        served = scene.dial(ECHO, b"hello", b"")
-        await until(lambda: served.ending)
+    served = scene.dial(ECHO, b"hello", b"")
+    await until(lambda: served.ending)
 
-        assert refused.ending == "reset"
-        assert (served.received, served.ending) == (b"hello", "closed")
-
-    body()
+    assert refused.ending == "reset"
+    assert (served.received, served.ending) == (b"hello", "closed")
 
 
-@scene
 async def test_a_client_that_goes_away_takes_the_process_in_the_guest_along(scene: Scene) -> None:
     connection = scene.dial(SILENT, b"hello")
     await until(lambda: "WriteStdin" in scene.agent.calls)
@@ -220,7 +203,6 @@ async def test_a_client_that_goes_away_takes_the_process_in_the_guest_along(scen
     assert process.signals == [9]
 
 
-@scene
 async def test_a_client_that_takes_no_answer_takes_the_process_in_the_guest_along(scene: Scene) -> None:
     connection = scene.dial(ECHO)
     connection.refuses = True
@@ -232,7 +214,6 @@ async def test_a_client_that_takes_no_answer_takes_the_process_in_the_guest_alon
     assert "SignalProcess" in scene.agent.calls
 
 
-@scene
 async def test_a_listener_silent_long_after_the_clients_end_is_given_up(scene: Scene) -> None:
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -244,7 +225,6 @@ async def test_a_listener_silent_long_after_the_clients_end_is_given_up(scene: S
     assert connection.ending == "reset"
 
 
-@scene
 async def test_more_connections_than_the_limit_are_refused_and_room_is_made_again(scene: Scene) -> None:
     held = [scene.dial(ECHO) for _ in range(MAX_CONNECTIONS)]
     await until(lambda: scene.agent.calls.count("ExecProcess") == MAX_CONNECTIONS)
@@ -260,7 +240,6 @@ async def test_more_connections_than_the_limit_are_refused_and_room_is_made_agai
     assert served.ending == "closed"
 
 
-@scene
 async def test_close_ends_every_connection(scene: Scene) -> None:
     connections = [scene.dial(ECHO, b"hello") for _ in range(3)]
     await until(lambda: all(connection.received for connection in connections))
@@ -271,19 +250,15 @@ async def test_close_ends_every_connection(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("method", ["SignalProcess", "WaitProcess"])
-def test_a_hung_guest_does_not_hold_close(method: str) -> None:
-    @scene
-    async def body(scene: Scene) -> None:
-        connections = [scene.dial(ECHO, b"hello") for _ in range(3)]
-        await until(lambda: all(connection.received for connection in connections))
-        scene.agent.hung.add(method)
+async def test_a_hung_guest_does_not_hold_close(method: str, scene: Scene) -> None:
+    connections = [scene.dial(ECHO, b"hello") for _ in range(3)]
+    await until(lambda: all(connection.received for connection in connections))
+    scene.agent.hung.add(method)
 
-        async with asyncio.timeout(UNDO_S / 2):
-            await scene.forward.close()
+    async with asyncio.timeout(UNDO_S / 2):
+        await scene.forward.close()
 
-        assert [connection.ending for connection in connections] == ["reset"] * 3
-
-    body()
+    assert [connection.ending for connection in connections] == ["reset"] * 3
 
 
 def test_the_program_is_the_one_that_the_set_up_builds() -> None:

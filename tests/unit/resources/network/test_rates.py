@@ -8,13 +8,12 @@ import sys
 import pytest
 
 from pyshim.cleanup.release import release
-from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, InvalidArgument, Unimplemented
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import MAX_RATE, MIN_RATE, rate_limits
 from pyshim.resources.network.host.connector import HostNetworkConnector
 from tests.fakes.namespaces import VNET_HEADER_BYTES, GuestStack
-from tests.fakes.wire import HookedLedger, Wire, connect, mac, run
+from tests.fakes.wire import HookedLedger, Wire, connect, mac
 
 pytestmark = pytest.mark.root
 
@@ -39,63 +38,52 @@ def _rates(wire: Wire) -> dict[str, tuple[int, int]]:
     [(SLOW, 0, {"veth0_kata": SLOW // 8}), (0, SLOW, {"eth0": SLOW // 8}), (0, 0, {})],
     ids=["received", "sent", "neither"],
 )
-def test_only_what_is_limited_is_dropped_beyond_its_rate(
-    wire: Wire,
-    received: int,
-    sent: int,
-    expected: dict[str, int],
+async def test_only_what_is_limited_is_dropped_beyond_its_rate(
+    wire: Wire, received: int, sent: int, expected: dict[str, int], connector: HostNetworkConnector
 ) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        rates = rate_limits(received=received, sent=sent)
-        network = await connect(connector, wire.pod.path, HookedLedger(), rates=rates)
-        (fd,) = network.nics[0].tap_fds
-        with GuestStack((fd,), mac(1), "10.1.0.2"):
-            wire.ping("10.1.0.2")
-            wire.outside.run(sys.executable, "-I", "-S", "-c", _FLOOD)
-        (peer,) = wire.outside.json("ip", "-j", "link", "show", "dev", "eth0-out")
-        frame = bytes.fromhex((peer["address"] + mac(1)).replace(":", "")) + b"\x88\xb5" + bytes(1000)
-        for _ in range(200):
-            os.write(fd, bytes(VNET_HEADER_BYTES) + frame)
+    rates = rate_limits(received=received, sent=sent)
+    network = await connect(connector, wire.pod.path, HookedLedger(), rates=rates)
+    (fd,) = network.nics[0].tap_fds
+    with GuestStack((fd,), mac(1), "10.1.0.2"):
+        wire.ping("10.1.0.2")
+        wire.outside.run(sys.executable, "-I", "-S", "-c", _FLOOD)
+    (peer,) = wire.outside.json("ip", "-j", "link", "show", "dev", "eth0-out")
+    frame = bytes.fromhex((peer["address"] + mac(1)).replace(":", "")) + b"\x88\xb5" + bytes(1000)
+    for _ in range(200):
+        os.write(fd, bytes(VNET_HEADER_BYTES) + frame)
 
-        found = _rates(wire)
-        assert {name: rate for name, (rate, _) in found.items()} == expected
-        assert all(drops > 0 for _, drops in found.values())
-        await network.disconnect()
-
-    run(body)
+    found = _rates(wire)
+    assert {name: rate for name, (rate, _) in found.items()} == expected
+    assert all(drops > 0 for _, drops in found.values())
+    await network.disconnect()
 
     assert wire.pod.state() == before
 
 
 @pytest.mark.parametrize("rate", [MIN_RATE, MAX_RATE])
-def test_the_kernel_takes_the_least_and_the_most(wire: Wire, rate: int) -> None:
+async def test_the_kernel_takes_the_least_and_the_most(wire: Wire, rate: int, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1, mtu=65521)
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        rates = rate_limits(received=rate, sent=rate)
-        network = await connect(connector, wire.pod.path, HookedLedger(), rates=rates)
-        assert [found for found, _ in _rates(wire).values()] == [rate // 8] * 2
-        await network.disconnect()
-
-    run(body)
+    rates = rate_limits(received=rate, sent=rate)
+    network = await connect(connector, wire.pod.path, HookedLedger(), rates=rates)
+    assert [found for found, _ in _rates(wire).values()] == [rate // 8] * 2
+    await network.disconnect()
 
 
-def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire) -> None:
+async def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire, connector: HostNetworkConnector) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
     ledger = HookedLedger()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        network = await connect(connector, wire.pod.path, ledger, rates=rate_limits(received=0, sent=SLOW))
-        network.close_taps()
-        network.unwatch()
-        assert network.forward_listener is not None
-        await network.forward_listener.close()
+    network = await connect(connector, wire.pod.path, ledger, rates=rate_limits(received=0, sent=SLOW))
+    network.close_taps()
+    network.unwatch()
+    assert network.forward_listener is not None
+    await network.forward_listener.close()
 
-    run(body)
     entries = tuple(ledger.held.values())
     assert ResourceKind.QDISC in {entry.kind for entry in entries}
     for _ in range(2):
@@ -105,34 +93,32 @@ def test_a_limit_goes_by_the_ledger_alone_and_twice(wire: Wire) -> None:
     assert wire.pod.state() == before
 
 
-def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_and_left_so(wire: Wire) -> None:
+async def test_an_interface_whose_sending_somebody_else_has_arranged_is_refused_and_left_so(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
     wire.pod.run(*"tc qdisc add dev eth0 root handle 7: tbf rate 1mbit burst 10000 latency 50ms".split())
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        with pytest.raises(FailedPrecondition, match=r"limit what link 'eth0' sends to 80000 bit/s .*EEXIST"):
-            await connect(connector, wire.pod.path, HookedLedger(), rates=rate_limits(received=0, sent=SLOW))
-
-    run(body)
+    with pytest.raises(FailedPrecondition, match=r"limit what link 'eth0' sends to 80000 bit/s .*EEXIST"):
+        await connect(connector, wire.pod.path, HookedLedger(), rates=rate_limits(received=0, sent=SLOW))
 
     assert wire.pod.state() == before
 
 
-def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_received(wire: Wire) -> None:
+async def test_a_macvtap_limits_what_is_sent_and_refuses_to_limit_what_is_received(
+    wire: Wire, connector: HostNetworkConnector
+) -> None:
     wire.veth("eth0", 1)
     before = wire.pod.state()
 
-    async def body(connector: HostNetworkConnector, _children: Children) -> None:
-        sent = rate_limits(received=0, sent=SLOW)
-        network = await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=sent)
-        assert {name: rate for name, (rate, _) in _rates(wire).items()} == {"eth0": SLOW // 8}
-        await network.disconnect()
-        received = rate_limits(received=SLOW, sent=0)
-        with pytest.raises(Unimplemented, match="'eth0' receives"):
-            await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=received)
-
-    run(body)
+    sent = rate_limits(received=0, sent=SLOW)
+    network = await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=sent)
+    assert {name: rate for name, (rate, _) in _rates(wire).items()} == {"eth0": SLOW // 8}
+    await network.disconnect()
+    received = rate_limits(received=SLOW, sent=0)
+    with pytest.raises(Unimplemented, match="'eth0' receives"):
+        await connect(connector, wire.pod.path, HookedLedger(), model="macvtap", rates=received)
 
     assert wire.pod.state() == before
 

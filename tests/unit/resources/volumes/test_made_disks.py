@@ -1,6 +1,5 @@
 """Disks on files made for them: made once, kept until the sandbox ends, named in the ledger before they exist."""
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,34 +63,28 @@ def disk() -> BlockDevice:
     return fake_disk("blk-1", PATH)
 
 
-def test_the_file_is_in_the_ledger_before_it_is_made_and_is_made_once() -> None:
-    async def main() -> None:
-        rig = Rig()
-        await rig.start()
+async def test_the_file_is_in_the_ledger_before_it_is_made_and_is_made_once() -> None:
+    rig = Rig()
+    await rig.start()
 
-        first = await rig.attachments.attach_made(disk(), 1 << 20)
-        second = await rig.attachments.attach_made(disk(), 1 << 20)
-        await rig.attachments.detach(disk().id, "c1")
+    first = await rig.attachments.attach_made(disk(), 1 << 20)
+    second = await rig.attachments.attach_made(disk(), 1 << 20)
+    await rig.attachments.detach(disk().id, "c1")
 
-        assert first == second
-        assert rig.order == ["hold", "make_disk_file", "allow"]
-        made = LedgerEntry(kind=ResourceKind.FILE, key=PATH, detail={"sandbox": "pod1"})
-        assert rig.ledger.history == [("acquire", made)]
-        assert disk().id in rig.hypervisor.plugged
-
-    asyncio.run(main())
+    assert first == second
+    assert rig.order == ["hold", "make_disk_file", "allow"]
+    made = LedgerEntry(kind=ResourceKind.FILE, key=PATH, detail={"sandbox": "pod1"})
+    assert rig.ledger.history == [("acquire", made)]
+    assert disk().id in rig.hypervisor.plugged
 
 
-def test_a_file_that_cannot_be_made_is_the_containers_error_and_stays_in_the_ledger() -> None:
-    async def main() -> None:
-        rig = Rig(Faults({"make_disk_file": 1}))
-        await rig.start()
+async def test_a_file_that_cannot_be_made_is_the_containers_error_and_stays_in_the_ledger() -> None:
+    rig = Rig(Faults({"make_disk_file": 1}))
+    await rig.start()
 
-        with pytest.raises(FailedPrecondition, match="make_disk_file"):
-            await rig.attachments.attach_made(disk(), 1 << 20)
-
-        assert [entry.key for entry in rig.ledger.held.values()] == [PATH]
-        assert not rig.hypervisor.plugged
+    with pytest.raises(FailedPrecondition, match="make_disk_file"):
         await rig.attachments.attach_made(disk(), 1 << 20)
 
-    asyncio.run(main())
+    assert [entry.key for entry in rig.ledger.held.values()] == [PATH]
+    assert not rig.hypervisor.plugged
+    await rig.attachments.attach_made(disk(), 1 << 20)

@@ -175,27 +175,24 @@ def unlink(entry: LedgerEntry) -> None:
 
 @needs_c
 @pytest.mark.root
-def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp_path: Path) -> None:
+async def test_socket_takes_connections_and_both_resources_are_in_the_ledger(tmp_path: Path) -> None:
     wanted = plan(binary=REAL_C, shared_dir=str(tmp_path), listen_path=str(tmp_path / "fs.sock"))
 
-    async def scenario() -> None:
-        ledger, children = FakeLedger(unlink), Children()
+    ledger, children = FakeLedger(unlink), Children()
 
-        virtiofsd = await start(wanted, ledger, children, tmp_path)
+    virtiofsd = await start(wanted, ledger, children, tmp_path)
 
-        assert [entry.kind for entry in ledger.held.values()] == [ResourceKind.SOCKET, ResourceKind.PROCESS]
-        assert os.stat(wanted.listen_path).st_mode & 0o777 == 0o600
-        assert resource.prlimit(virtiofsd.pid, resource.RLIMIT_CORE) == (1, 1), "it maps the guest's memory"
-        assert os.readlink(f"/proc/{virtiofsd.pid}/ns/net") != os.readlink("/proc/self/ns/net")
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(wanted.listen_path)
-        await virtiofsd.stop()
-        await virtiofsd.stop()
-        assert "SIGKILL" in await virtiofsd.wait() or "exited" in await virtiofsd.wait()
-        assert ledger.held == {}
-        assert children.alive == ()
-
-    asyncio.run(scenario())
+    assert [entry.kind for entry in ledger.held.values()] == [ResourceKind.SOCKET, ResourceKind.PROCESS]
+    assert os.stat(wanted.listen_path).st_mode & 0o777 == 0o600
+    assert resource.prlimit(virtiofsd.pid, resource.RLIMIT_CORE) == (1, 1), "it maps the guest's memory"
+    assert os.readlink(f"/proc/{virtiofsd.pid}/ns/net") != os.readlink("/proc/self/ns/net")
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(wanted.listen_path)
+    await virtiofsd.stop()
+    await virtiofsd.stop()
+    assert "SIGKILL" in await virtiofsd.wait() or "exited" in await virtiofsd.wait()
+    assert ledger.held == {}
+    assert children.alive == ()
 
     assert not os.path.exists(wanted.listen_path)
 
