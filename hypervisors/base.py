@@ -17,7 +17,10 @@ class Hypervisor(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def create(self, config: VmConfig) -> None:
-        """The VMM runs with the guest paused and answers its control channel; nothing is left behind on error."""
+        """The VMM runs with the guest paused and answers its control channel; nothing is left behind on error.
+
+        After `stop` there may be a second VM, unless the driver's VMs are remote.
+        """
 
     async def start(self) -> None:
         """The guest's CPUs run."""

@@ -31,6 +31,8 @@ class FdTable(msgspec.Struct, frozen=True, kw_only=True):
     nics: tuple[NicFds, ...]
     monitor: int
     """Listening: the second monitor, where there is one."""
+    memory: int
+    """The guest's memory, of a machine that can be copied."""
     guest_cid: int
     """0 without vsock."""
     image_bytes: int
@@ -55,6 +57,7 @@ def fd_table(config: VmConfig, *, guest_cid: int, image_bytes: int, encryption: 
             for nic in config.nics
         ),
         monitor=next(numbers),
+        memory=next(numbers),
         guest_cid=guest_cid,
         image_bytes=image_bytes,
         encryption=encryption,
@@ -152,7 +155,10 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
     words += ("-cpu", config.cpu.model)
     words += devices.cpus(config.cpu, hotplug=hotplug)
     words += devices.memory(config.memory, hotplug=hotplug, pmem_bytes=image_bytes)
-    words += devices.numa(config.memory, config.numa) if config.numa else devices.ram(config.memory)
+    if config.is_copyable:
+        words += devices.ram_in_file(config.memory, fds.memory)
+    else:
+        words += devices.numa(config.memory, config.numa) if config.numa else devices.ram(config.memory)
     words += ("-no-user-config", "-nodefaults", "-display", "none", "-vga", "none", "-no-reboot", "-S")
     if config.memory_dump is not None:
         words += ("-action", "panic=pause")
@@ -166,6 +172,8 @@ def qemu_argv(config: VmConfig, fds: FdTable) -> tuple[str, ...]:
         words += devices.extra_monitor(config.extra_monitor, fds.monitor)
     words += _devices(config, fds, bus, hotplug)
     words += _boot(config)
+    if config.saved_machine:
+        words += ("-incoming", "defer")
     if config.seccomp_sandbox:
         words += ("-sandbox", config.seccomp_sandbox)
     return tuple(words)
@@ -197,7 +205,9 @@ def _devices(config: VmConfig, fds: FdTable, bus: devices.Bus, hotplug: bool) ->
     words += devices.agent_channel(
         config.agent_channel, bus, config.cpu.accelerator, fd=fds.agent, guest_cid=fds.guest_cid
     )
-    if config.share is not None:
+    if config.is_copyable:
+        words += devices.generation_id()
+    if config.share is not None and not config.saved_machine:
         words += devices.share(config.share, bus)
     for nic, nic_fds in zip(config.nics, fds.nics, strict=True):
         words += devices.nic(nic, bus, tap_fds=nic_fds.taps, vhost_fds=nic_fds.vhosts)

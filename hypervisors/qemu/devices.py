@@ -167,6 +167,12 @@ def ram(config: MemoryConfig) -> Words:
     return _ram(config, RAM_ID, config.boot_mib)
 
 
+def ram_in_file(config: MemoryConfig, fd: int) -> Words:
+    """RAM in the open file `fd`, which is as large: QEMU opens it once more by a name that needs no directory."""
+    fields: Fields = {"id": RAM_ID, "size": f"{config.boot_mib}M", "mem-path": f"/proc/self/fd/{fd}", "share": True}
+    return ("-object", option("memory-backend-file", fields))
+
+
 def numa(config: MemoryConfig, nodes: Sequence[GuestNode]) -> Words:
     """The guest's nodes with their memory, vCPUs and distances."""
     words: list[str] = []
@@ -277,9 +283,27 @@ def vsock_path(bus: Bus) -> str:
 
 
 def share(device: ShareDevice, bus: Bus) -> Words:
-    chardev = option("socket", {"id": "share0", "path": device.socket_path})
-    fields: Fields = {"chardev": "share0", "tag": device.tag, "queue-size": device.queue_size}
+    chardev = option("socket", {"id": device.id, "path": device.socket_path})
+    fields = share_fields(device, device.id)
     return ("-chardev", chardev, "-device", option(bus.virtio("vhost-user-fs"), fields))
+
+
+def share_fields(device: ShareDevice, chardev: str) -> Fields:
+    """Fields of a virtio-fs device, of the argv or plugged later."""
+    return {"chardev": chardev, "tag": device.tag, "queue-size": device.queue_size}
+
+
+def connected_chardev(chardev: str, *, fd_name: str) -> dict[str, object]:
+    """Arguments of chardev-add: QEMU takes the connection that it was given under that name."""
+    address = {"type": "fd", "data": {"str": fd_name}}
+    return {"id": chardev, "backend": {"type": "socket", "data": {"addr": address, "server": False}}}
+
+
+def generation_id() -> Words:
+    """A number in the guest's memory that each QEMU chooses anew. A guest that sees it change reseeds its generator of
+    random numbers before it goes on. Source: QEMU's docs/specs/vmgenid.
+    """
+    return ("-device", "vmgenid,guid=auto")
 
 
 def entropy(source: str, bus: Bus) -> Words:

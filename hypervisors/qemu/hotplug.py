@@ -14,6 +14,7 @@ from hypervisors.qemu import block, devices
 from hypervisors.qemu.cmdline import can_hotplug
 from hypervisors.qemu.disks import Disks
 from hypervisors.qemu.passthrough import PciDevices
+from hypervisors.qemu.plugged_share import plug_share
 from hypervisors.qemu.qmp import COMMAND_TIMEOUT_S, Monitor, QmpError, QmpTimeout
 from hypervisors.qemu.virtio_mem import resize_virtio_mem
 from pyshim.model.errors import (
@@ -36,6 +37,7 @@ from pyshim.model.vm import (
     MemoryConfig,
     NicDevice,
     PlacedDevice,
+    ShareDevice,
     VfioDevice,
     VmConfig,
 )
@@ -141,6 +143,8 @@ class Hotplug:
                     location = await self._disks.plug(device)
                 case NicDevice():
                     location = await self._plug_nic(device)
+                case ShareDevice():
+                    location = await plug_share(self._qmp, device, self._add_behind_bridge)
                 case VfioDevice() | EmulatedDevice():
                     location = await self._pci.plug(device)
             self._plugged[device.id] = device
@@ -163,6 +167,8 @@ class Hotplug:
                 case NicDevice():
                     await self._qmp.device_remove(devices.qdev_id(device_id))
                     await self._qmp.netdev_del(devices.netdev_id(device_id))
+                case ShareDevice():
+                    raise Unimplemented(f"unplug {device_id!r}: a share stays as long as its vm")
                 case VfioDevice() | EmulatedDevice():
                     await self._pci.unplug(device)
             self._slots.free(device_id)

@@ -85,6 +85,12 @@ class MemorySize(NamedTuple):
     plugged_bytes: int
 
 
+class Migration(NamedTuple):
+    status: str
+    """Empty before the first one."""
+    error: str
+
+
 class _Sink(EventListener):
     """Hands events over and stores none: the library's own listeners keep every event they ever accepted."""
 
@@ -234,6 +240,25 @@ class Monitor:
 
     async def quit(self, timeout_s: float) -> None:
         await self.execute("quit", timeout_s=timeout_s)
+
+    async def leave_out_shared_memory(self) -> None:
+        """Migration leaves out memory that others can map; QEMU calls it unstable, and has had it since 4.0."""
+        capability = {"capability": "x-ignore-shared", "state": True}
+        await self.execute("migrate-set-capabilities", {"capabilities": [capability]})
+
+    async def migrate(self, uri: str) -> None:
+        """QEMU has begun to write the machine's state; `migration` says how far it is."""
+        await self.execute("migrate", {"uri": uri})
+
+    async def migrate_incoming(self, uri: str) -> None:
+        """QEMU, waiting for it, has begun to read the machine's state."""
+        await self.execute("migrate-incoming", {"uri": uri})
+
+    async def migration(self) -> Migration:
+        name = "query-migrate"
+        answer = _mapping(await self.execute(name), name)
+        status, error = answer.get("status", ""), answer.get("error-desc", "")
+        return Migration(str(status), printable(str(error))[:_MAX_TEXT])
 
     async def status(self) -> str:
         return _text(_mapping(await self.execute("query-status"), "query-status"), "status", "query-status")

@@ -39,7 +39,7 @@ class VhostUserDisks:
         """
         if disk.id in self._unanswered:
             await self._clear(disk)
-        connection = _connected(disk)
+        connection = None if disk.vhost_user is None or disk.vhost_user.reconnect_s else connected(disk.id, disk.path)
         try:
             await self._add_chardev(disk, connection)
             return await self._add_device(disk, connection)
@@ -101,16 +101,14 @@ class VhostUserDisks:
         self._unanswered.discard(disk.id)
 
 
-def _connected(disk: BlockDevice) -> socket.socket | None:
-    """A connection to the program; None where QEMU has to make it. Raises Unavailable."""
-    if disk.vhost_user is None or disk.vhost_user.reconnect_s:
-        return None
+def connected(device_id: str, path: str) -> socket.socket:
+    """A connection to the program that listens at `path`. Raises Unavailable."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         # Never waits: a program whose listen queue is full is as good as none.
-        connection.connect(disk.path)
+        connection.connect(path)
         connection.setblocking(True)  # of the open file, which QEMU shares
     except OSError as error:
         connection.close()
-        raise Unavailable(f"plug {disk.id!r}: connect to {disk.path!r}: {describe_os_error(error)}") from error
+        raise Unavailable(f"plug {device_id!r}: connect to {path!r}: {describe_os_error(error)}") from error
     return connection

@@ -27,6 +27,7 @@ from hypervisors.qemu.guards.sev import NO_ENCRYPTION, Encryption
 from hypervisors.qemu.hotplug import Hotplug, capabilities_of
 from hypervisors.qemu.memory_dump import dump_memory
 from hypervisors.qemu.qmp import Monitor, QmpError, QmpEvent
+from hypervisors.qemu.saved_machine import continue_machine, machine_memory, save_machine
 from hypervisors.qemu.user import (
     first_denied,
     hand_over,
@@ -115,6 +116,9 @@ class QemuVm:
     def __init__(self, *, ledger: Ledger, children: Children) -> None:
         self._ledger = ledger
         self._children = children
+        self._begin()
+
+    def _begin(self) -> None:
         self._phase = Phase.NEW
         self._vm: VmConfig | None = None
         self._clues = ExitClues(sandbox_id="")
@@ -124,6 +128,7 @@ class QemuVm:
         self._console: Console | None = None
         self._plugged: Hotplug | None = None
         self._address: AgentAddress | None = None
+        self._memory: OwnedFd | None = None
         self._owned: list[LedgerEntry] = []
         self._exit: asyncio.Future[VmExit] | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -161,6 +166,8 @@ class QemuVm:
 
     @within_s(lambda self, config: config.start_timeout_s + MARGIN_S, "create vm '{config.sandbox_id}'")
     async def create(self, config: VmConfig) -> None:
+        if self._phase is Phase.ENDED and self._stopping is not None and _succeeded(self._stopping):
+            self._begin()
         with ExitStack() as fds:
             if self._phase is not Phase.NEW or self._vm is not None:
                 raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has had its vm")
@@ -214,6 +221,10 @@ class QemuVm:
         if config.extra_monitor:
             theirs.append(fds.enter_context(listening_socket(extra_monitor_path(config))).fileno())
             numbers.append(table.monitor)
+        if config.is_copyable:
+            self._memory = await machine_memory(config)
+            theirs.append(self._memory.fileno())
+            numbers.append(table.memory)
         view = await self._view(config)
         if view is not None:
             fds.enter_context(view)
@@ -228,8 +239,24 @@ class QemuVm:
             connection.close()
             raise
         await self._greet(config, connection)
+        if config.saved_machine:
+            await self._continue_machine(config)
         assert self._plugged is not None
         await self._plugged.check_places()
+
+    async def _continue_machine(self, config: VmConfig) -> None:
+        """The guest is where the saved machine was. Raises VmStartFailed, with QEMU's own words."""
+        assert self._monitor is not None
+        assert self._child is not None
+        try:
+            async with asyncio.timeout(config.start_timeout_s):
+                await continue_machine(self._monitor, config.saved_machine)
+        except (ShimError, OSError) as error:  # a TimeoutError is one
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_EVENTS_S if isinstance(error, Unavailable) else 0):
+                    await self._child.wait()
+            cause = f"{str(error) or 'no end in time'}; {self._child.describe_exit()}"
+            raise VmStartFailed(f"continue vm {config.sandbox_id!r} from {config.saved_machine!r}: {cause}") from error
 
     async def _start_vsock_program(
         self, channel: VhostUserVsockChannel, config: VmConfig, reserved: User | None
@@ -407,6 +434,14 @@ class QemuVm:
         # QEMU's last words about the rings may still be on their way to the program.
         await asyncio.sleep(_VSOCK_PAUSE_S)
 
+    @within_s(VM_S, "save machine in '{directory}'")
+    async def save_machine(self, directory: str) -> None:
+        """The paused VM is saved in `directory`, for others to continue from; it has had its life."""
+        monitor = self._live("save machine", Phase.PAUSED)
+        if self._memory is None:
+            raise FailedPrecondition(f"save machine of vm {self._clues.sandbox_id!r}: it is not made to be copied")
+        await save_machine(monitor, self._memory, directory)
+
     @within_s(CHANGE_S, "pause vm")
     async def pause(self) -> None:
         monitor = self._live("pause", Phase.RUNNING)
@@ -448,6 +483,8 @@ class QemuVm:
             await self._watcher
         if self._console is not None:
             self._console.close()
+        if self._memory is not None:
+            self._memory.close()
         self._phase = Phase.ENDED
         if self._vm is not None:
             for path in socket_paths(self._vm):

@@ -75,6 +75,7 @@ class GuestNode(msgspec.Struct, frozen=True, kw_only=True):
 class ShareDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A virtio-fs device: `socket_path` is where virtiofsd already listens."""
 
+    id: str = "share0"
     tag: str
     socket_path: str
     queue_size: int
@@ -267,7 +268,7 @@ class PciLayout(msgspec.Struct, frozen=True, kw_only=True):
     """The guest can put devices into domains of their own: what a container needs to drive one itself."""
 
 
-Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice
+Device = BlockDevice | NicDevice | VfioDevice | EmulatedDevice | ShareDevice
 
 
 class GuestLocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -348,6 +349,12 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The VMM's user, another one for each sandbox; 0 for root."""
     opens_sockets: bool = False
     """While it runs, the VMM itself connects to programs that serve disks, whose sockets may be root's."""
+    is_copyable: bool = False
+    """The machine can be saved, and others continue from it: its memory is a file, and the guest sees that it is a
+    copy."""
+    saved_machine: str = ""
+    """The directory of the saved machine that the VM continues from, paused there; empty: it boots. The share is not in
+    that machine: it is plugged."""
     remote: RemoteServiceConfig | None = None
     """Set for a remote VM; then the fields that describe a VMM of this host are empty."""
 

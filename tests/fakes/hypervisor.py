@@ -111,6 +111,10 @@ class FakeHypervisor:
 
     async def create(self, config: VmConfig) -> None:
         self._failpoint("create")
+        if self.phase == "ended" and not self._entries:
+            self.phase, self.config = "new", None
+            self.plugged.clear()
+            self._slots.clear()
         if self.config is not None or self.phase != "new":
             raise FailedPrecondition(f"create vm {config.sandbox_id!r}: this driver object has had its vm")
         for path in (config.hypervisor_path, config.boot.kernel, config.boot.initrd, config.boot.image):

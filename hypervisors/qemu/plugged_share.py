@@ -1,0 +1,45 @@
+"""A share plugged into a running VM: there once the guest's driver serves it, as a mount before that finds nothing."""
+
+import asyncio
+from contextlib import suppress
+
+from hypervisors.qemu import devices
+from hypervisors.qemu.qmp import Monitor
+from hypervisors.qemu.vhost_user import ANSWER_TIMEOUT_S, AddBehindBridge, connected
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
+from pyshim.model.vm import GuestLocation, ShareDevice
+
+DRIVER_TIMEOUT_S = 10.0
+"""Seconds for the guest's driver to start: tens of milliseconds, and under emulation some hundred."""
+_PAUSE_S = 0.01
+
+
+async def plug_share(monitor: Monitor, share: ShareDevice, add_behind_bridge: AddBehindBridge) -> GuestLocation:
+    """Raises Unavailable without virtiofsd, DeadlineExceeded when the guest has no driver, FailedPrecondition when this
+    QEMU cannot say whether it has.
+    """
+    chardev = devices.chardev_id(share.id)
+    with connected(share.id, share.socket_path) as connection:
+        await monitor.give_fd(chardev, connection.fileno())
+        await monitor.chardev_add(devices.connected_chardev(chardev, fd_name=chardev))
+    try:
+        fields = devices.share_fields(share, chardev)
+        location = await add_behind_bridge("vhost-user-fs-pci", share.id, fields, ANSWER_TIMEOUT_S)
+    except ShimError:
+        with suppress(ShimError):
+            await monitor.chardev_remove(chardev)
+        raise
+    await _driver_started(monitor, share)
+    return location
+
+
+async def _driver_started(monitor: Monitor, share: ShareDevice) -> None:
+    path = f"/machine/peripheral/{devices.qdev_id(share.id)}/virtio-backend"
+    try:
+        async with asyncio.timeout(DRIVER_TIMEOUT_S):
+            while not (started := await monitor.is_vhost_started(path)):
+                if started is None:
+                    raise FailedPrecondition(f"plug {share.id!r}: this qemu does not say whether the guest uses it")
+                await asyncio.sleep(_PAUSE_S)
+    except TimeoutError:
+        raise DeadlineExceeded(f"plug {share.id!r}: the guest does not use it after {DRIVER_TIMEOUT_S:g} s") from None

@@ -1,0 +1,80 @@
+"""A whole machine in two files: its memory, with holes where the guest has used none, and the state of its devices.
+
+It is QEMU's migration, with files for the other host. `x-ignore-shared` leaves the memory out of the stream: it is the
+file behind `-object memory-backend-file`. Each VM gets a copy of its own, as a descriptor: QEMU's user needs no rights
+on it, and nothing of it stays behind. Source: QEMU's docs/devel/migration and docs/system/vm-templating.
+"""
+
+import asyncio
+import os
+
+from hypervisors.qemu.qmp import Monitor, QmpError
+from pyshim.concurrency.threads import thread_to_the_end
+from pyshim.host.fds import OwnedFd
+from pyshim.host.sparse import copy_sparse, copy_without_zeros
+from pyshim.model.units import MIB
+from pyshim.model.vm import VmConfig
+
+MEMORY, STATE = "memory", "state"
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.05
+"""Between two looks whether QEMU is done: it has an event only for those who set a capability for it."""
+_FILE_URIS = (8, 2)
+"""From this version on QEMU takes files by name; older ones take any descriptor. Source: QEMU's qapi/migration.json."""
+_FD_NAME = "saved-machine"
+_ENDS = ("completed", "failed", "cancelled")
+
+
+async def machine_memory(config: VmConfig) -> OwnedFd:
+    """The memory of one VM, without a name: empty, or a copy of that of the saved machine. Raises OSError."""
+    memory = OwnedFd(os.memfd_create("guest-memory", os.MFD_CLOEXEC))
+    try:
+        if config.saved_machine:
+            with _opened(f"{config.saved_machine}/{MEMORY}", os.O_RDONLY) as saved:
+                await thread_to_the_end(copy_sparse, saved, memory)
+        if os.fstat(memory.fileno()).st_size != config.memory.boot_mib * MIB:
+            os.truncate(memory.fileno(), config.memory.boot_mib * MIB)
+    except BaseException:
+        memory.close()
+        raise
+    return memory
+
+
+async def save_machine(monitor: Monitor, memory: OwnedFd, directory: str) -> None:
+    """The two files are in `directory`, for root only. The paused VM cannot run any more. Raises QmpError, OSError."""
+    with _opened(f"{directory}/{STATE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as state:
+        await monitor.leave_out_shared_memory()
+        await monitor.migrate(await _uri(monitor, state))
+        await _completed(monitor, "save machine")
+    with _opened(f"{directory}/{MEMORY}", os.O_WRONLY | os.O_CREAT | os.O_EXCL) as saved:
+        await thread_to_the_end(copy_without_zeros, memory, saved)
+
+
+async def continue_machine(monitor: Monitor, directory: str) -> None:
+    """The VM, made with `-incoming defer` and a copy of the memory, is paused where the saved one was.
+
+    Raises OSError, QmpError, or QmpGone: QEMU may end over a state that is not this machine's.
+    """
+    with _opened(f"{directory}/{STATE}", os.O_RDONLY) as state:
+        await monitor.leave_out_shared_memory()
+        await monitor.migrate_incoming(await _uri(monitor, state))
+        await _completed(monitor, "continue machine")
+
+
+def _opened(path: str, flags: int) -> OwnedFd:
+    return OwnedFd(os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+
+
+async def _uri(monitor: Monitor, file: OwnedFd) -> str:
+    if monitor.version >= _FILE_URIS:
+        return f"file:/dev/fdset/{await monitor.add_fd(file.fileno())}"
+    await monitor.give_fd(_FD_NAME, file.fileno())
+    return f"fd:{_FD_NAME}"
+
+
+async def _completed(monitor: Monitor, doing: str) -> None:
+    pause_s = _FIRST_PAUSE_S
+    while (progress := await monitor.migration()).status not in _ENDS:
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+    if progress.status != "completed":
+        raise QmpError(f"{doing}: {progress.error or progress.status}")

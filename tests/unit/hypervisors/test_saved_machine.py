@@ -1,0 +1,257 @@
+"""Saving a machine and continuing from it: with real QEMU, and as a conversation where a version's words differ."""
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hypervisors.qemu.plugged_share import plug_share
+from hypervisors.qemu.qmp import QmpError
+from hypervisors.qemu.saved_machine import continue_machine, save_machine
+from hypervisors.qemu.vm import QemuVm, VmStartFailed
+from pyshim.cleanup.release import release
+from pyshim.host.fds import OwnedFd
+from pyshim.host.processes.children import Children
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
+from pyshim.model.vm import GuestLocation, ShareDevice, VmConfig
+from tests.fakes.ledger import FakeLedger
+from tests.fakes.qmp_peer import Answer, QmpPeer
+from tests.fakes.tiny_kernel import FLOOD, say
+from tests.fakes.vm_config import bootable, with_memory
+
+from .qmp_session import Session, run, run_with_qemu
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+needs_qemu = pytest.mark.skipif(shutil.which(QEMU) is None, reason=f"needs {QEMU}")
+
+
+def with_vm(scenario: Callable[[QemuVm], Coroutine[Any, Any, None]]) -> None:
+    async def body() -> None:
+        ledger, children = FakeLedger(release), Children()
+        vm = QemuVm(ledger=ledger, children=children)
+        try:
+            async with asyncio.timeout(120):
+                await scenario(vm)
+        finally:
+            await vm.stop()
+        assert ledger.held == {}
+        assert children.alive == ()
+
+    asyncio.run(body())
+
+
+async def printed(vm: QemuVm, text: str) -> None:
+    while text not in vm.console_tail():  # noqa: ASYNC110 - the console has no event for us
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> VmConfig:
+    """A machine that says that it boots, and then prints `x` for ever."""
+    return bootable(tmp_path, say("begin\n") + FLOOD, is_copyable=True)
+
+
+@pytest.fixture
+def saved(config: VmConfig, tmp_path: Path) -> Path:
+    directory = tmp_path / "saved"
+    directory.mkdir()
+
+    async def scenario(vm: QemuVm) -> None:
+        await vm.create(config)
+        await vm.start()
+        await printed(vm, "xxx")
+        with pytest.raises(FailedPrecondition):
+            await vm.save_machine(str(directory))
+        await vm.pause()
+        await vm.save_machine(str(directory))
+
+    with_vm(scenario)
+    return directory
+
+
+@needs_qemu
+def test_a_machine_continues_where_it_was_as_often_as_asked(saved: Path, config: VmConfig) -> None:
+    async def scenario(vm: QemuVm) -> None:
+        for _ in range(2):
+            await vm.create(replace(config, saved_machine=str(saved)))
+            await vm.start()
+            await printed(vm, "xxx")
+
+            assert "begin" not in vm.console_tail()
+            await vm.stop()
+
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in saved.iterdir()} == {
+        "memory": "0o600",
+        "state": "0o600",
+    }
+    memory = (saved / "memory").stat()
+    assert memory.st_size == config.memory.boot_mib << 20
+    assert memory.st_blocks * 512 < memory.st_size // 4
+    before = (saved / "memory").read_bytes()
+    with_vm(scenario)
+    assert (saved / "memory").read_bytes() == before, "a clone writes into memory of its own"
+
+
+def cut(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def overwrite(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff" * 64)
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda saved: cut(saved / "state", 1000), id="cut"),
+        pytest.param(lambda saved: cut(saved / "state", 0), id="empty"),
+        pytest.param(lambda saved: overwrite(saved / "state", 0), id="other-format"),
+        pytest.param(lambda saved: (saved / "state").unlink(), id="no-state"),
+        pytest.param(lambda saved: (saved / "memory").unlink(), id="no-memory"),
+    ],
+)
+def test_a_broken_machine_is_an_error_and_the_driver_boots_after_it(
+    saved: Path, config: VmConfig, damage: Callable[[Path], None]
+) -> None:
+    damage(saved)
+
+    async def scenario(vm: QemuVm) -> None:
+        with pytest.raises(VmStartFailed):
+            await vm.create(replace(config, saved_machine=str(saved)))
+        await vm.stop()
+
+        await vm.create(replace(config, is_copyable=False))
+        await vm.start()
+        await printed(vm, "begin")
+
+    with_vm(scenario)
+
+
+@needs_qemu
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda config: replace(config, bridges=2), id="another-bridge"),
+        pytest.param(lambda config: replace(config, entropy_source=""), id="no-entropy-device"),
+        pytest.param(lambda config: with_memory(config, boot_mib=512), id="more-memory"),
+    ],
+)
+def test_the_state_of_another_machine_is_refused_in_qemus_words(
+    saved: Path, config: VmConfig, other: Callable[[VmConfig], VmConfig]
+) -> None:
+    async def scenario(vm: QemuVm) -> None:
+        with pytest.raises(VmStartFailed, match=r"(?s)continue vm 'pod1' from .*qemu-system-x86_64: "):
+            await vm.create(other(replace(config, saved_machine=str(saved))))
+
+    with_vm(scenario)
+
+
+@needs_qemu
+def test_a_machine_that_is_not_made_for_it_cannot_be_saved(config: VmConfig, tmp_path: Path) -> None:
+    async def scenario(vm: QemuVm) -> None:
+        await vm.create(replace(config, is_copyable=False))
+        await vm.start()
+        await vm.pause()
+        with pytest.raises(FailedPrecondition, match="not made to be copied"):
+            await vm.save_machine(str(tmp_path))
+
+    with_vm(scenario)
+
+
+@pytest.mark.parametrize(
+    ("version", "uri"),
+    [((7, 2, 0), "fd:saved-machine"), ((8, 2, 0), "file:/dev/fdset/3"), ((10, 0, 0), "file:/dev/fdset/3")],
+)
+def test_files_are_named_as_the_version_takes_them(tmp_path: Path, version: tuple[int, int, int], uri: str) -> None:
+    answers: dict[str, Answer] = {
+        "query-migrate": lambda peer, request: peer.reply(request, {"status": "completed"}),
+        "add-fd": lambda peer, request: peer.reply(request, {"fdset-id": 3, "fd": 9}),
+    }
+
+    async def scenario() -> None:
+        async with Session(answers) as session:
+            session.monitor.version = version
+            with OwnedFd(os.memfd_create("memory")) as memory:
+                await save_machine(session.monitor, memory, str(tmp_path))
+            await continue_machine(session.monitor, str(tmp_path))
+
+            said = [(each["execute"], each.get("arguments")) for each in session.peer.requests]
+            ignore = {"capabilities": [{"capability": "x-ignore-shared", "state": True}]}
+            assert said.count(("migrate-set-capabilities", ignore)) == 2
+            assert ("migrate", {"uri": uri}) in said
+            assert ("migrate-incoming", {"uri": uri}) in said
+
+    run_with_qemu(scenario)  # by the wall's clock: a thread copies
+
+
+def test_a_saving_that_fails_has_qemus_reason(tmp_path: Path) -> None:
+    failed = {"status": "failed", "error-desc": "no space left"}
+    answers: dict[str, Answer] = {"query-migrate": lambda peer, request: peer.reply(request, failed)}
+
+    async def scenario() -> None:
+        async with Session(answers) as session:
+            with OwnedFd(os.memfd_create("memory")) as memory, pytest.raises(QmpError, match="no space left"):
+                await save_machine(session.monitor, memory, str(tmp_path))
+
+    run(scenario)
+
+
+# -- a share that comes later ------------------------------------------------------------------------------------------
+
+
+async def behind_bridge(*_: object) -> GuestLocation:
+    return GuestLocation(pci_path="02/01")
+
+
+def share_at(path: Path) -> ShareDevice:
+    return ShareDevice(tag="kataShared", socket_path=str(path), queue_size=1024)
+
+
+@pytest.mark.parametrize(
+    ("started", "error"),
+    [
+        pytest.param([False, True], None, id="driver-starts"),
+        pytest.param([False], DeadlineExceeded, id="no-driver"),
+        pytest.param([None], FailedPrecondition, id="old-qemu"),
+    ],
+)
+def test_a_share_is_there_once_the_guest_uses_it(
+    tmp_path: Path, started: list[bool | None], error: type[ShimError] | None
+) -> None:
+    said = list(started)
+
+    def status(peer: QmpPeer, request: dict[str, Any]) -> None:
+        value = said.pop(0) if len(said) > 1 else said[0]
+        peer.reply(request, {} if value is None else {"vhost-started": value})
+
+    async def scenario() -> None:
+        with socket.socket(socket.AF_UNIX) as virtiofsd:
+            virtiofsd.bind(str(tmp_path / "fs.sock"))
+            virtiofsd.listen()
+            async with Session({"x-query-virtio-status": status}) as session:
+                plugging = plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
+                if error is None:
+                    assert (await plugging).pci_path == "02/01"
+                else:
+                    with pytest.raises(error):
+                        await plugging
+
+    run(scenario)
+
+
+def test_a_share_without_virtiofsd_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Session() as session:
+            with pytest.raises(Unavailable, match=r"fs\.sock"):
+                await plug_share(session.monitor, share_at(tmp_path / "fs.sock"), behind_bridge)
+
+    run(scenario)
