@@ -321,8 +321,13 @@ RUNTIME: tuple[Key, ...] = (
 )
 
 FACTORY: tuple[Key, ...] = (
-    _F.later("enable_template", BOOL, False, "Clone VMs from a template."),
-    _F.later("template_path", PATH, "/run/vc/vm/template", "Where the template is."),
+    _F.used(
+        "enable_template",
+        BOOL,
+        False,
+        "VMs continue from a template, where one was made for their machine: docs/WARM_PODS.md.",
+    ),
+    _F.used("template_path", PATH, "/run/vc/vm/template", "Directory of the templates, on a file system in memory."),
     _F.later("vm_cache_number", whole(0, _U32), 0, "VMs started ahead."),
     _F.later(
         "vm_cache_endpoint", PATH, "/var/run/kata-containers/cache.sock", "Socket of the service that keeps them."

@@ -11,7 +11,7 @@ from pyshim.config.hashes import verify_assets
 from pyshim.config.keys import Table, Verdict
 from pyshim.config.sources import Source, read_source
 from pyshim.config.values import toml_value
-from pyshim.model.config import AgentConfig, Config, HypervisorConfig, RuntimeConfig
+from pyshim.model.config import AgentConfig, Config, FactoryConfig, HypervisorConfig, RuntimeConfig
 from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.task import RuntimeOptions
 
@@ -88,6 +88,7 @@ def typed(effective: Effective) -> Config:
         hypervisor=HypervisorConfig(**fields[Table.HYPERVISOR]),
         agent=AgentConfig(**fields[Table.AGENT]),
         runtime=RuntimeConfig(**fields[Table.RUNTIME]),
+        factory=FactoryConfig(**fields[Table.FACTORY]),
     )
 
 

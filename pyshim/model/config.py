@@ -189,6 +189,12 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     guest_selinux_label: str
 
 
+class FactoryConfig(msgspec.Struct, frozen=True, kw_only=True):
+    enable_template: bool
+    template_path: str
+    """The directory of the templates."""
+
+
 REMOTE_SET_UP_TIMEOUT_S = 300.0
 """Kata's: between a remote VM's agent and us are two proxies that try to reach each other for up to five minutes."""
 
@@ -202,6 +208,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     hypervisor: HypervisorConfig
     agent: AgentConfig
     runtime: RuntimeConfig
+    factory: FactoryConfig
 
     def origin(self, key: str) -> str:
         """Who set `key`, for messages: the pod's annotation, or the file."""

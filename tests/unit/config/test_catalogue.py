@@ -9,13 +9,14 @@ from pyshim.config.annotations import PATH_LISTS
 from pyshim.config.catalogue import KEYS, annotated, nearest, spellings
 from pyshim.config.keys import Key, Table, Verdict
 from pyshim.config.values import PATH
-from pyshim.model.config import AgentConfig, HypervisorConfig, RuntimeConfig
+from pyshim.model.config import AgentConfig, FactoryConfig, HypervisorConfig, RuntimeConfig
 
 PACKAGE = Path(__file__).parents[3] / "pyshim"
 NOUNS = {
     Table.HYPERVISOR: HypervisorConfig,
     Table.AGENT: AgentConfig,
     Table.RUNTIME: RuntimeConfig,
+    Table.FACTORY: FactoryConfig,
 }
 
 KATA_KEYS = {
@@ -144,8 +145,8 @@ def _readers() -> list[Path]:
 
 
 def _fields_read(path: Path) -> set[str]:
-    """Attributes of values called config, hypervisor, agent or runtime."""
-    nouns = {"config", "hypervisor", "agent", "runtime"}
+    """Attributes of values called config or by the name of a table."""
+    nouns = {"config", "hypervisor", "agent", "runtime", "factory"}
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):

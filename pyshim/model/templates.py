@@ -1,0 +1,42 @@
+"""A template: a machine that has booted once, saved, from which VMs of new pods continue."""
+
+import msgspec
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What shows that a file is another one than before."""
+
+    path: str
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What beside its configuration shapes a machine."""
+
+    files: tuple[FileFacts, ...]
+    """The VMM, kernel, images, firmware."""
+    cpu: str
+    """The host's CPU, as its kernel describes it, microcode included."""
+    host_kernel: str
+
+
+class Template(msgspec.Struct, frozen=True, kw_only=True):
+    """A saved machine, as its own file says."""
+
+    key: str
+    """Of its machine: equal keys, equal machines."""
+    kernel: str
+    vcpus: int
+    memory_mib: int
+    state_bytes: int
+    made_ns: int
+
+
+class StoredTemplate(msgspec.Struct, frozen=True, kw_only=True):
+    template: Template
+    directory: str
+    used_bytes: int
+    used_ns: int
+    """Last; when it was made, if never."""

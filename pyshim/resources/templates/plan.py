@@ -1,0 +1,66 @@
+"""Which VMs may continue from a template, and the machine that each needs. Pure."""
+
+import hashlib
+
+import msgspec
+from msgspec.structs import replace
+
+from pyshim.model.templates import MachineFacts
+from pyshim.model.vm import AgentChannel, SerialChannel, VhostUserVsockChannel, VmConfig
+
+_KEY_CHARS = 32
+
+
+def reason_to_boot(vm: VmConfig) -> str:
+    """Why this VM cannot continue from a template, in words for a person; empty where it can."""
+    memory = vm.memory
+    reasons = {
+        "its service makes it": vm.remote is not None,
+        f"{vm.machine_type} takes no devices while it runs": vm.machine_type != "q35",
+        "a confidential guest's memory cannot be copied": vm.guard is not None,
+        "its guest reads initdata": bool(vm.initdata),
+        "it has a NUMA topology of its own (enable_numa)": bool(vm.numa or memory.host_nodes),
+        "its memory is set aside before it boots (enable_mem_prealloc, enable_hugepages)": memory.prealloc,
+        "it boots with devices of the host": bool(vm.pci.placed),
+        "it has vhost-user interfaces": bool(vm.vhost_user_nics),
+        "a program serves its vsock": isinstance(vm.agent_channel, VhostUserVsockChannel),
+        "it has no bridge for what is plugged (default_bridges)": vm.bridges < 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def template_vm(vm: VmConfig, *, sandbox_id: str, uuid: str, vm_dir: str) -> VmConfig:
+    """The VM that is saved for `vm`, and for others like it: nothing of a pod is in it."""
+    return replace(
+        vm,
+        sandbox_id=sandbox_id,
+        uuid=uuid,
+        vm_dir=vm_dir,
+        agent_channel=_channel(vm.agent_channel, f"{vm_dir}/agent.sock"),
+        share=None,
+        nics=(),
+        netns_path=None,
+        in_host_netns=False,
+        is_copyable=True,
+    )
+
+
+def template_key(vm: VmConfig, facts: MachineFacts) -> str:
+    """The same for all VMs whose machines are equal, and for no others."""
+    machine = replace(
+        template_vm(vm, sandbox_id="", uuid="", vm_dir=""),
+        seccomp_sandbox="",
+        extra_monitor="",
+        debug=False,
+        start_timeout_s=0.0,
+        stop_timeout_s=0.0,
+        is_privileged=False,
+        dumps_core=False,
+        first_user_id=0,
+        opens_sockets=False,
+    )
+    return hashlib.sha256(msgspec.json.encode((machine, facts), order="deterministic")).hexdigest()[:_KEY_CHARS]
+
+
+def _channel(channel: AgentChannel | None, socket_path: str) -> AgentChannel | None:
+    return replace(channel, socket_path=socket_path) if isinstance(channel, SerialChannel) else channel

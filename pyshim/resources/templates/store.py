@@ -1,0 +1,206 @@
+"""The templates of this host: a directory each, below one that only root may enter, on a file system in memory.
+
+    ROOT/KEY/memory, state      the machine (`hypervisors/qemu/saved_machine.py`)
+    ROOT/KEY/template.json      `Template`; its time is that of the last use
+    ROOT/making                 one in the making, which nobody uses: it gets its name when it is whole
+    ROOT/lock                   held by whoever makes one
+
+Any number of VMs may continue from a template, also from one that is removed meanwhile: they have their own copy, or
+boot.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from pyshim.host.fds import OwnedFd
+from pyshim.host.processes.launch import describe_os_error
+from pyshim.model.errors import FailedPrecondition, Internal, NotFound, ResourceExhausted, Unavailable
+from pyshim.model.templates import FileFacts, MachineFacts, StoredTemplate, Template
+from pyshim.model.units import MIB
+from pyshim.model.vm import VmConfig
+
+MOST_TEMPLATES = 8
+"""On one host; the one that was used least recently makes room."""
+MOST_DAYS = 30
+"""The age to which a template is used: what a machine has worked out since its boot, keys included, gets no older."""
+_MEMORY, _STATE, _RECORD = "memory", "state", "template.json"
+_MAKING, _LOCK = "making", "lock"
+_MAX_RECORD_BYTES = 1 << 16
+_DAY_NS = 86_400 * 10**9
+
+
+class TemplateDamaged(Internal):
+    """A template that no VM should continue from; the text says why."""
+
+
+class TemplateStore:
+    """Every method raises ShimError naming the template, or OSError."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def find(self, key: str) -> str:
+        """The directory of a template of that key. Raises NotFound without one.
+
+        Raises TemplateDamaged, and has removed it, when no VM should continue from it.
+        """
+        try:
+            stored = self._stored(key)
+            age_days = (time.time_ns() - stored.template.made_ns) / _DAY_NS
+            if age_days > MOST_DAYS:
+                raise TemplateDamaged(f"use template {key!r}: it is {age_days:.0f} days old")
+        except TemplateDamaged:
+            self.discard(key)
+            raise
+        os.utime(f"{stored.directory}/{_RECORD}")
+        return stored.directory
+
+    def all(self) -> Iterator[StoredTemplate | TemplateDamaged]:
+        """Every template, in the order of their keys; instead of one that cannot be used, why."""
+        for key in self._keys():
+            try:
+                yield self._stored(key)
+            except NotFound:
+                continue  # it was removed meanwhile
+            except TemplateDamaged as error:
+                yield error
+
+    def discard(self, key: str) -> None:
+        """There is no template of that key."""
+        shutil.rmtree(f"{self._root}/{key}", ignore_errors=True)
+
+    def discard_all(self) -> int:
+        """No template is left, nor the root directory. Returns the number there were."""
+        keys = self._keys()
+        shutil.rmtree(self._root, ignore_errors=True)
+        return len(keys)
+
+    @contextmanager
+    def making(self, key: str, memory_mib: int) -> Iterator[str]:
+        """An empty directory for a new template's machine; after the block the template is in use.
+
+        Raises Unavailable while another process makes one, ResourceExhausted where there is no room for the memory.
+        """
+        os.makedirs(self._root, mode=0o700, exist_ok=True)
+        self._check_root()
+        os.chmod(self._root, 0o700)
+        with OwnedFd(os.open(f"{self._root}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)) as lock:
+            try:
+                fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(f"make template in '{self._root}': another process makes one") from None
+            self._check_room(memory_mib)
+            shutil.rmtree(f"{self._root}/{_MAKING}", ignore_errors=True)
+            os.mkdir(f"{self._root}/{_MAKING}", 0o700)
+            try:
+                yield f"{self._root}/{_MAKING}"
+                self.discard(key)
+                os.rename(f"{self._root}/{_MAKING}", f"{self._root}/{key}")
+            finally:
+                shutil.rmtree(f"{self._root}/{_MAKING}", ignore_errors=True)
+            self._make_room(key)
+
+    def _check_root(self) -> None:
+        found = os.lstat(self._root)
+        if not os.path.isdir(self._root) or os.path.islink(self._root) or found.st_uid != os.geteuid():
+            raise FailedPrecondition(f"make template in '{self._root}': not a directory of this user")
+
+    def _check_room(self, memory_mib: int) -> None:
+        room = os.statvfs(self._root)
+        free_mib = room.f_bavail * room.f_frsize // MIB
+        if free_mib < memory_mib:
+            raise ResourceExhausted(
+                f"make template in '{self._root}': {free_mib} MiB are free, its memory may take {memory_mib} MiB"
+            )
+
+    def _make_room(self, newest: str) -> None:
+        others = [each for each in self.all() if isinstance(each, StoredTemplate) and each.template.key != newest]
+        others.sort(key=lambda each: each.used_ns, reverse=True)
+        for each in others[MOST_TEMPLATES - 1 :]:
+            self.discard(each.template.key)
+
+    def _keys(self) -> tuple[str, ...]:
+        try:
+            names = os.listdir(self._root)
+        except FileNotFoundError:
+            return ()
+        return tuple(sorted(name for name in names if os.path.isdir(f"{self._root}/{name}") and name != _MAKING))
+
+    def _stored(self, key: str) -> StoredTemplate:
+        directory = f"{self._root}/{key}"
+        try:
+            found = {name: os.lstat(f"{directory}/{name}") for name in (_MEMORY, _STATE, _RECORD)}
+            template = _record(f"{directory}/{_RECORD}")
+        except FileNotFoundError:
+            if not os.path.isdir(directory):
+                raise NotFound(f"find template {key!r} in '{self._root}': there is none") from None
+            raise TemplateDamaged(f"use template {key!r}: a file of it is missing") from None
+        except OSError as error:
+            raise TemplateDamaged(f"use template {key!r}: {describe_os_error(error)}") from error
+        exposed = [name for name, facts in found.items() if facts.st_mode & 0o077 or facts.st_uid != os.geteuid()]
+        if exposed:
+            raise TemplateDamaged(f"use template {key!r}: others can open {exposed[0]!r}")
+        wanted = (template.memory_mib * MIB, template.state_bytes, key)
+        if (found[_MEMORY].st_size, found[_STATE].st_size, template.key) != wanted:
+            raise TemplateDamaged(f"use template {key!r}: its files have other sizes than when it was made")
+        used_bytes = sum(facts.st_blocks * 512 for facts in found.values())
+        return StoredTemplate(
+            template=template, directory=directory, used_bytes=used_bytes, used_ns=found[_RECORD].st_mtime_ns
+        )
+
+
+def write_record(directory: str, key: str, vm: VmConfig) -> None:
+    """The machine in `directory` is described; call when its other files are whole."""
+    template = Template(
+        key=key,
+        kernel=vm.boot.kernel,
+        vcpus=vm.cpu.boot_vcpus,
+        memory_mib=vm.memory.boot_mib,
+        state_bytes=os.stat(f"{directory}/{_STATE}").st_size,
+        made_ns=time.time_ns(),
+    )
+    with open(os.open(f"{directory}/{_RECORD}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as f:
+        f.write(msgspec.json.encode(template))
+
+
+def _record(path: str) -> Template:
+    with open(path, "rb") as file:
+        content = file.read(_MAX_RECORD_BYTES)
+    try:
+        return msgspec.json.decode(content, type=Template)
+    except msgspec.MsgspecError as error:
+        raise TemplateDamaged(f"read {path!r}: {error}") from error
+
+
+def machine_facts(vm: VmConfig) -> MachineFacts:
+    """What of this host shapes the machine. Raises FailedPrecondition naming a file that is missing."""
+    boot = vm.boot
+    named = (vm.hypervisor_path, boot.kernel, boot.initrd, boot.image, boot.firmware)
+    paths = (*(path for path in named if path), *(disk.path for disk in vm.extensions))
+    return MachineFacts(
+        files=tuple(_file_facts(path) for path in paths),
+        cpu=_cpu(),
+        host_kernel=os.uname().release,
+    )
+
+
+def _file_facts(path: str) -> FileFacts:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise FailedPrecondition(f"look at {path!r}: {describe_os_error(error)}") from error
+    return FileFacts(path=path, inode=found.st_ino, size_bytes=found.st_size, modified_ns=found.st_mtime_ns)
+
+
+def _cpu() -> str:
+    """The first CPU's lines but those that change by themselves."""
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        first = file.read().partition("\n\n")[0]
+    changing = ("cpu MHz", "bogomips", "processor", "core id", "apicid", "initial apicid", "physical id")
+    return "\n".join(line for line in first.splitlines() if line.partition(":")[0].strip() not in changing)

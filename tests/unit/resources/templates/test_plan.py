@@ -1,0 +1,110 @@
+"""Which VMs may continue from a template, and which of them share one."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pyshim.model.confidential import SevGuard
+from pyshim.model.templates import FileFacts, MachineFacts
+from pyshim.model.vm import (
+    EmulatedDevice,
+    GuestNode,
+    PciLayout,
+    PlacedDevice,
+    VhostUserNic,
+    VhostUserVsockChannel,
+    VmConfig,
+    VsockChannel,
+)
+from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
+from tests.fakes.vm_config import nic, vm_config, with_boot, with_memory
+
+KERNEL = FileFacts(path="/k", inode=1, size_bytes=2, modified_ns=3)
+FACTS = MachineFacts(files=(KERNEL,), cpu="model name: x", host_kernel="6.1")
+PROGRAM = VhostUserVsockChannel(port=1024, program="/p", device_path="/d", socket_path="/s")
+NODE = GuestNode(vcpus=(0,), memory_mib=256, distances=(10,), memory_nodes=(), cpus=())
+PLACED = PlacedDevice(device=EmulatedDevice(id="e", model="edu"), bus="rp0", slot=0, pci_path="02")
+USER_NIC = VhostUserNic(id="n", mac="02:00:00:00:00:01", socket_path="/s", queues=1, queue_size=0, mtu=1500)
+
+
+def test_an_ordinary_vm_may_continue_whatever_its_pod_brings() -> None:
+    assert reason_to_boot(vm_config()) == ""
+    assert reason_to_boot(vm_config(nics=(nic(0, taps=(1,)),), agent_channel=VsockChannel(port=1024))) == ""
+
+
+@pytest.mark.parametrize(
+    ("vm", "reason"),
+    [
+        (vm_config(machine_type="microvm"), "microvm takes no devices while it runs"),
+        (vm_config(guard=SevGuard(policy=0, launch_hook="")), "memory cannot be copied"),
+        (vm_config(initdata="/initdata.img"), "initdata"),
+        (vm_config(numa=(NODE,)), "enable_numa"),
+        (with_memory(vm_config(), host_nodes=(0,)), "enable_numa"),
+        (with_memory(vm_config(), prealloc=True), "enable_mem_prealloc"),
+        (vm_config(pci=PciLayout(placed=(PLACED,))), "devices of the host"),
+        (vm_config(vhost_user_nics=(USER_NIC,)), "vhost-user interfaces"),
+        (vm_config(agent_channel=PROGRAM), "a program serves its vsock"),
+        (vm_config(bridges=0), "default_bridges"),
+    ],
+)
+def test_a_vm_that_has_to_boot_says_why(vm: VmConfig, reason: str) -> None:
+    assert reason in reason_to_boot(vm)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sandbox_id": "other", "uuid": "u", "vm_dir": "/run/vc/vm/other"},
+        {"share": None},
+        {"nics": (nic(0, taps=(5,)),)},
+        {"netns_path": "/run/netns/x"},
+        {"first_user_id": 100_000},
+        {"start_timeout_s": 5.0},
+    ],
+)
+def test_what_a_pod_brings_leaves_the_key_as_it_is(changes: dict[str, Any]) -> None:
+    one, other = vm_config(), replace(vm_config(), **changes)
+
+    assert template_key(one, FACTS) == template_key(other, FACTS)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        vm_config(machine_options=("smm=off",)),
+        vm_config(bridges=2),
+        vm_config(agent_channel=VsockChannel(port=1024)),
+        vm_config(entropy_source="/dev/random"),
+        with_boot(vm_config(), kernel_params=("quiet",)),
+        with_memory(vm_config(), boot_mib=512),
+        with_memory(vm_config(), max_mib=2048),
+        replace(vm_config(), cpu=replace(vm_config().cpu, model="host")),
+        replace(vm_config(), cpu=replace(vm_config().cpu, boot_vcpus=2)),
+    ],
+)
+def test_what_shapes_the_machine_is_in_the_key(other: VmConfig) -> None:
+    assert template_key(vm_config(), FACTS) != template_key(other, FACTS)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(FACTS, files=(replace(KERNEL, modified_ns=4),)),
+        replace(FACTS, cpu="model name: y"),
+        replace(FACTS, host_kernel="6.2"),
+    ],
+)
+def test_what_of_the_host_shapes_the_machine_is_in_the_key(facts: MachineFacts) -> None:
+    assert template_key(vm_config(), FACTS) != template_key(vm_config(), facts)
+
+
+def test_nothing_of_a_pod_is_in_a_template() -> None:
+    vm = replace(vm_config(), nics=(nic(0, taps=(5,)),), netns_path="/run/netns/x")
+
+    made = template_vm(vm, sandbox_id="t", uuid="u", vm_dir="/t")
+
+    assert (made.share, made.nics, made.netns_path, made.vm_dir) == (None, (), None, "/t")
+    assert made.has_empty_netns
+    assert made.is_copyable
+    assert "/run/vc/vm/pod1" not in str(made)

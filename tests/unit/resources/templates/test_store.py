@@ -1,0 +1,177 @@
+"""The directory of templates: whole ones are found, and nothing else is."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from pyshim.model.errors import FailedPrecondition, NotFound, ResourceExhausted, ShimError, Unavailable
+from pyshim.model.templates import StoredTemplate
+from pyshim.resources.templates import store as module
+from pyshim.resources.templates.store import (
+    MOST_TEMPLATES,
+    TemplateDamaged,
+    TemplateStore,
+    machine_facts,
+    write_record,
+)
+from tests.fakes.vm_config import vm_config, with_boot, with_memory
+
+VM = with_memory(vm_config(), boot_mib=1)
+
+
+def make(store: TemplateStore, key: str) -> str:
+    with store.making(key, 1) as directory:
+        for name in ("memory", "state"):
+            with open(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+                file.write(b"x" * (1 << 20))
+        write_record(directory, key, VM)
+    return store.find(key)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "templates"
+
+
+@pytest.fixture
+def store(root: Path) -> TemplateStore:
+    return TemplateStore(str(root))
+
+
+def test_a_template_is_found_until_it_is_discarded(store: TemplateStore, root: Path) -> None:
+    with pytest.raises(NotFound):
+        store.find("k1")
+    directory = make(store, "k1")
+
+    assert directory == f"{root}/k1"
+    assert {oct(path.stat().st_mode & 0o777) for path in Path(directory).iterdir()} == {"0o600"}
+    assert oct(root.stat().st_mode & 0o777) == "0o700"
+    (found,) = store.all()
+    assert isinstance(found, StoredTemplate)
+    assert (found.template.key, found.template.memory_mib, found.template.vcpus) == ("k1", 1, 1)
+    assert found.used_bytes >= 2 << 20
+
+    store.discard("k1")
+    store.discard("k1")
+    with pytest.raises(NotFound):
+        store.find("k1")
+
+
+def test_all_templates_go_together(store: TemplateStore, root: Path) -> None:
+    make(store, "k1")
+    make(store, "k2")
+
+    assert store.discard_all() == 2
+    assert not root.exists()
+    assert store.discard_all() == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: os.truncate(path / "memory", 4096), "other sizes"),
+        (lambda path: os.truncate(path / "state", 5), "other sizes"),
+        (lambda path: (path / "state").unlink(), "a file of it is missing"),
+        (lambda path: (path / "template.json").write_text("{"), "template.json"),
+        (lambda path: os.chmod(path / "memory", 0o644), "others can open 'memory'"),
+        (lambda path: os.chown(path / "state", 12345, -1), "others can open 'state'"),
+        (lambda path: os.rename(path, path.parent / "moved"), "there is none"),
+    ],
+)
+def test_a_damaged_template_is_named_and_removed(store: TemplateStore, root: Path, damage: object, reason: str) -> None:
+    path = Path(make(store, "k1"))
+    damage(path)  # type: ignore[operator]
+
+    with pytest.raises(ShimError, match=reason):
+        store.find("k1")
+
+    assert not path.exists()
+
+
+def test_one_under_another_name_is_not_of_that_machine(store: TemplateStore, root: Path) -> None:
+    os.rename(make(store, "k1"), root / "k2")
+
+    assert [type(each) for each in store.all()] == [TemplateDamaged]
+    with pytest.raises(TemplateDamaged):
+        store.find("k2")
+
+
+def test_an_old_template_is_not_used(store: TemplateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(store, "k1")
+    now_ns = time.time_ns()
+    monkeypatch.setattr(module.time, "time_ns", lambda: now_ns + 31 * 86_400 * 10**9)
+
+    with pytest.raises(TemplateDamaged, match="31 days old"):
+        store.find("k1")
+
+
+def test_a_failed_making_leaves_nothing_and_what_was_there(store: TemplateStore, root: Path) -> None:
+    make(store, "k1")
+
+    def fail() -> None:
+        with store.making("k1", 1) as directory:
+            Path(directory, "memory").write_bytes(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+
+    assert sorted(path.name for path in root.iterdir()) == ["k1", "lock"]
+    store.find("k1")
+
+
+def test_what_a_killed_maker_left_is_gone_with_the_next(store: TemplateStore, root: Path) -> None:
+    (root / "making").mkdir(parents=True)
+    (root / "making/memory").write_bytes(b"half")
+
+    make(store, "k1")
+
+    assert sorted(path.name for path in root.iterdir()) == ["k1", "lock"]
+
+
+def test_of_two_makers_one_makes_it(store: TemplateStore) -> None:
+    with pytest.raises(Unavailable, match="another process makes one"), store.making("k1", 1):
+        make(TemplateStore(store._root), "k1")
+
+
+def test_no_template_is_begun_without_room_for_it(store: TemplateStore) -> None:
+    with pytest.raises(ResourceExhausted, match="are free"), store.making("k1", 1 << 40):
+        pytest.fail("begun")
+
+
+def test_a_root_that_is_no_directory_of_ours_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+
+    with pytest.raises(FailedPrecondition), TemplateStore(str(tmp_path / "link")).making("k", 1):
+        pytest.fail("begun")
+
+
+def test_the_one_used_least_recently_makes_room(store: TemplateStore, root: Path) -> None:
+    keys = [f"k{number}" for number in range(MOST_TEMPLATES)]
+    for age, key in enumerate(reversed(keys)):
+        record = Path(make(store, key), "template.json")
+        os.utime(record, (age, age))
+    store.find("k7")  # the oldest so far
+
+    make(store, "new")
+
+    assert sorted(each.template.key for each in store.all() if isinstance(each, StoredTemplate)) == sorted(
+        {*keys, "new"} - {"k6"}
+    )
+
+
+def test_facts_change_with_the_files(tmp_path: Path) -> None:
+    kernel = tmp_path / "kernel"
+    kernel.write_bytes(b"1")
+    vm = with_boot(vm_config(hypervisor_path="/bin/true"), kernel=str(kernel), initrd=None, image=None)
+    before = machine_facts(vm)
+
+    assert machine_facts(vm) == before
+    kernel.write_bytes(b"22")
+    assert machine_facts(vm) != before
+    kernel.unlink()
+    with pytest.raises(FailedPrecondition, match="kernel"):
+        machine_facts(vm)
