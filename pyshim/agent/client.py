@@ -192,6 +192,13 @@ class AgentClient:
         request = pb.OnlineCPUMemRequest(wait=False, nb_cpus=cpus, cpu_only=cpu_only)
         await self._do("bring cpus and memory online in guest", "OnlineCPUMem", request)
 
+    async def reseed_random(self, seed: bytes) -> None:
+        await self._do("reseed random numbers of guest", "ReseedRandomDev", pb.ReseedRandomDevRequest(data=seed))
+
+    async def set_time(self, time_ns: int) -> None:
+        request = pb.SetGuestDateTimeRequest(Sec=time_ns // 10**9, Usec=time_ns % 10**9 // 1000)
+        await self._do("set clock of guest", "SetGuestDateTime", request)
+
     async def add_swap(self, pci_path: str) -> None:
         slots = [int(slot, 16) for slot in pci_path.split("/")]
         await self._do(f"add swap '{pci_path}' in guest", "AddSwap", pb.AddSwapRequest(PCIPath=slots))

@@ -27,7 +27,7 @@ from pyshim.model.oci import OciHook
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.stats import ContainerStats
 from pyshim.model.task import Stdio
-from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
+from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic, VmConfig
 from pyshim.model.volumes import SourceFacts, VirtiofsdPlan, VolumeStats
 
 
@@ -96,6 +96,12 @@ class Agent(ContainerAgent, Protocol):
     async def update_routes(self, routes: tuple[NetworkRoute, ...]) -> None: ...
     async def add_neighbours(self, neighbours: tuple[NetworkNeighbour, ...]) -> None: ...
     async def online_cpu_memory(self, cpus: int, *, cpu_only: bool) -> None: ...
+    async def reseed_random(self, seed: bytes) -> None:
+        """The guest's generator of random numbers goes on from `seed`."""
+
+    async def set_time(self, time_ns: int) -> None:
+        """The guest's clock shows these nanoseconds since 1970."""
+
     async def add_swap(self, pci_path: str) -> None:
         """The guest swaps to the virtio-blk disk at that place, which has a swap area on it."""
 
@@ -215,6 +221,12 @@ class Host(Protocol):
 
     async def disk_bytes(self, path: str) -> int:
         """The size of a block device or file."""
+
+    async def find_template(self, root: str, vm: VmConfig) -> str:
+        """The directory of the template of this VM's machine. Raises NotFound without one."""
+
+    async def discard_template(self, directory: str) -> None:
+        """No VM continues from it any more. Idempotent."""
 
     async def mount(self, mount: HostMount) -> None: ...
     async def start_virtiofsd(self, plan: VirtiofsdPlan, ledger: Ledger) -> Virtiofsd: ...

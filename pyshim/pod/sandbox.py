@@ -9,14 +9,17 @@ gives the reason, and `sandbox_lost` is called once.
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from pyshim.concurrency.tasks import TaskOwner, cancel_all, to_the_end, together
 from pyshim.concurrency.undo import Undo
-from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError, Unavailable
+from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, NotFound, ShimError, Unavailable
 from pyshim.model.host_facts import HostFacts
 from pyshim.model.ids import ContainerId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
@@ -24,6 +27,7 @@ from pyshim.model.observation import METRICS_DIRECTORY, MONITOR_SOCKET
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Agent, MonitorRpc, Records, Virtiofsd
 from pyshim.model.trace import span, step, traced
+from pyshim.model.vm import VmConfig
 from pyshim.pod.environment import Environment
 from pyshim.pod.health import HealthChecks
 from pyshim.pod.hooks import ContainerHooks
@@ -36,6 +40,7 @@ from pyshim.resources.network.live import SandboxNetwork
 from pyshim.resources.services import SandboxServices
 from pyshim.resources.sizing.live import Resizer
 from pyshim.resources.sizing.swap import GuestSwap
+from pyshim.resources.templates.plan import reason_to_boot
 from pyshim.resources.volumes.attachments import Attachments
 from pyshim.resources.volumes.direct_volumes import DirectVolumes
 from pyshim.resources.volumes.live import make_share
@@ -46,6 +51,10 @@ T = TypeVar("T")
 STATE_ROOT = "/run/vc/sbs"
 DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
+WAKE_S = 20.0
+"""Seconds for the agent of a guest that continues to answer: it ran already. After them the VM boots."""
+SEED_BYTES = 512
+"""Of the host's random numbers for each guest that continues, as many as Kata gives."""
 OOM_PAUSE_S = 0.1
 """Seconds between two reports to containerd: a guest may report as many OOM kills as it likes."""
 
@@ -103,12 +112,17 @@ class Sandbox:
         self._services = services
         self._serve_monitor = environment.serve_monitor
         self._agent: Agent | None = None
+        self._woken: Agent | None = None
+        """The agent of a VM that has continued from a template."""
+        self._clock_ns = environment.clock_ns
         self._virtiofsd: Virtiofsd | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._stop_lock = asyncio.Lock()
         self._leave_lock = asyncio.Lock()
         self._pid = 0
+        self.origin = "booted"
+        """How the guest came to run, in words for a person."""
         self.failure = ""
         self.is_stopped = False
         """`stop` has done its work."""
@@ -156,7 +170,8 @@ class Sandbox:
         # The kernel takes its time to move a process. The share needs none; whatever does is started after the move.
         await together(step("enter cgroups", self.cgroups.enter()), make_share(self._services))
         await together(self.network.connect(), self._start_virtiofsd())
-        await self._boot()
+        if not await self._continue_from_template():
+            await self._boot()
         await self._open_monitor(monitor)  # the guest boots meanwhile
         agent = await self._or_lost(self._reach_guest())
         self.network.serve(agent)
@@ -234,14 +249,63 @@ class Sandbox:
             self._virtiofsd = await self._host.start_virtiofsd(self.plan.share.virtiofsd, self._services.ledger)
         self._undo.push(self._virtiofsd.stop)
 
-    async def _boot(self) -> None:
-        self._undo.push_for(self.plan.vm.stop_timeout_s, self.hypervisor.stop)
+    async def _continue_from_template(self) -> bool:
+        """The VM runs on from a template; False, and nothing of it is left, where it has to boot."""
+        template = await self._template()
+        if not template:
+            return False
+        facts = {"sandbox": self.plan.sandbox_id, "template": template}
         try:
-            await self._start_vmm()
+            with span("continue from template"):
+                vm = replace(self.network.vm, nics=(), is_copyable=True, saved_machine=template)
+                await self._start_vmm(vm)
+                self._woken = await self._or_lost(self._wake())
+        except ShimError as exc:
+            log.warning("template discarded", extra={**facts, "error": str(exc)})
+            await self._host.discard_template(template)
+            await self.hypervisor.stop()
+            if self._virtiofsd is not None:
+                await self._virtiofsd.stop()  # it ends with its first VM
+                await self._start_virtiofsd()
+            return False
+        self.network.close_taps()
+        log.info("vm continued", extra=facts)
+        self.origin = f"cloned from {template.rpartition('/')[2]}"
+        return True
+
+    async def _template(self) -> str:
+        """The directory of the machine that the VM continues from; empty where it boots."""
+        factory = self.plan.config.factory
+        if not factory.enable_template:
+            return ""
+        level, reason = logging.INFO, reason_to_boot(self.network.vm)
+        if not reason:
+            try:
+                return await self._host.find_template(factory.template_path, self.network.vm)
+            except ShimError as exc:
+                level, reason = logging.INFO if isinstance(exc, NotFound) else logging.WARNING, str(exc)
+        log.log(level, "vm boots", extra={"sandbox": self.plan.sandbox_id, "reason": reason})
+        return ""
+
+    async def _wake(self) -> Agent:
+        """The guest has its own randomness, the right time, and the devices of this pod."""
+        agent = await self._connect_agent(min(WAKE_S, self.plan.agent_timeout_s))
+        await agent.reseed_random(os.urandom(SEED_BYTES))
+        await agent.set_time(self._clock_ns())
+        if self.plan.vm.share is not None:
+            await self.hypervisor.plug(self.plan.vm.share)
+        await self.network.plug()
+        return agent
+
+    async def _boot(self) -> None:
+        try:
+            await self._start_vmm(self.network.vm)
         except ShimError as exc:
             if (explained := await self._explain_failed_boot(str(exc))) != str(exc):
                 raise FailedPrecondition(explained) from exc
             raise
+        finally:
+            self.network.close_taps()
 
     async def _explain_failed_boot(self, error: str) -> str:
         """`error`, or its cause: the kernel killed the VMM, or virtiofsd ended before the VMM found it."""
@@ -252,21 +316,19 @@ class Sandbox:
                     return f"start vm '{self.plan.sandbox_id}': {await self._virtiofsd_end()}"
         return await self.cgroups.explain_failed_start(error)
 
-    async def _start_vmm(self) -> None:
-        try:
-            async with self.cgroups.birth_of_vmm():
-                await together(
-                    step("start vmm", self.hypervisor.create(self.network.vm)),
-                    step("allow devices", self.cgroups.allow_nodes()),
-                )
-        finally:
-            self.network.close_taps()
+    async def _start_vmm(self, vm: VmConfig) -> None:
+        self._undo.push_for(vm.stop_timeout_s, self.hypervisor.stop)
+        async with self.cgroups.birth_of_vmm():
+            await together(
+                step("start vmm", self.hypervisor.create(vm)),
+                step("allow devices", self.cgroups.allow_nodes()),
+            )
         self._pid = self.hypervisor.pid or self.cgroups.own_pid
         await self.cgroups.place(self.hypervisor.pid, self.virtiofsd_pid)
         await self.hypervisor.start()
 
     async def _reach_guest(self) -> Agent:
-        agent = await self._reach_agent()
+        agent = self._woken or await self._reach_agent()
         await self._set_up_guest(agent)
         return agent
 

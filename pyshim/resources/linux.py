@@ -25,9 +25,12 @@ from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.mounts import HostMount
 from pyshim.model.oci import OciHook
 from pyshim.model.task import Stdio
+from pyshim.model.vm import VmConfig
 from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+from pyshim.resources.templates.plan import template_key
+from pyshim.resources.templates.store import TemplateStore, machine_facts
 from pyshim.resources.volumes.host.share_namespace import ShareNamespace
 from pyshim.resources.volumes.host.sources import source_facts
 from pyshim.resources.volumes.host.virtiofsd import VirtiofsdProcess, start_virtiofsd
@@ -154,6 +157,20 @@ class LinuxHost:
             return await asyncio.to_thread(measure)
         except OSError as error:
             raise FailedPrecondition(f"measure {path!r}: {error.strerror}") from error
+
+    @within_s(READ_S, "find template in '{root}'")
+    async def find_template(self, root: str, vm: VmConfig) -> str:
+        """The directory of a template; see `templates/store.py`."""
+
+        def find() -> str:
+            return TemplateStore(root).find(template_key(vm, machine_facts(vm)))
+
+        return await _reading(root, find)
+
+    @within_s(CHANGE_S, "discard template '{directory}'")
+    async def discard_template(self, directory: str) -> None:
+        root, _, key = directory.rpartition("/")
+        await thread_to_the_end(TemplateStore(root).discard, key)
 
     @within_s(CHANGE_S, "mount '{mount.source}' on '{mount.target}'")
     async def mount(self, mount: HostMount) -> None:

@@ -168,6 +168,9 @@ class FakeAgent:
         self.memory_block_bytes = 128 << 20
         self.onlined: list[tuple[int, bool]] = []
         """(CPUs, CPUs only) of every OnlineCPUMem."""
+        self.seeds: list[bytes] = []
+        self.times_ns: list[int] = []
+        """Of every SetGuestDateTime."""
         self.swaps: list[tuple[int, ...]] = []
         """The PCI path of every AddSwap."""
         self.interfaces: list[types_pb2.Interface] = []
@@ -367,6 +370,15 @@ class FakeAgent:
     async def _on_OnlineCPUMem(self, payload: bytes) -> Message:
         request = pb.OnlineCPUMemRequest.FromString(payload)
         self.onlined.append((request.nb_cpus, request.cpu_only))
+        return Empty()
+
+    async def _on_ReseedRandomDev(self, payload: bytes) -> Message:
+        self.seeds.append(pb.ReseedRandomDevRequest.FromString(payload).data)
+        return Empty()
+
+    async def _on_SetGuestDateTime(self, payload: bytes) -> Message:
+        request = pb.SetGuestDateTimeRequest.FromString(payload)
+        self.times_ns.append(request.Sec * 10**9 + request.Usec * 1000)
         return Empty()
 
     async def _on_AddSwap(self, payload: bytes) -> Message:

@@ -17,6 +17,7 @@ from pyshim.model.oci import OciHook
 from pyshim.model.seams import MonitorRpc
 from pyshim.model.snapshot import SandboxSnapshot
 from pyshim.model.task import Stdio
+from pyshim.model.vm import VmConfig
 from pyshim.model.volumes import SourceFacts, VirtiofsdPlan
 from pyshim.resources.linux import LinuxHost
 from tests.fakes.cgroups import FakeCgroups
@@ -137,6 +138,9 @@ class FakeHost:
         """Kind, path and state of every hook that was started."""
         self.netns_members: list[str | None] = []
         self.images: dict[str, int] = {}
+        self.template: str | None = None
+        """The directory of a template for every VM."""
+        self.on_discard: Callable[[], None] = lambda: None
         self.monitors: list[FakeMonitor] = []
         self.before_effect: Callable[[str, str], None] = lambda _effect, _path: None
         self.may_open_streams = asyncio.Event()
@@ -158,6 +162,15 @@ class FakeHost:
         if path.startswith("/dev/block/7:"):
             return SourceFacts(kind=SourceKind.BLOCK, device_path=f"/dev/loop{path.rpartition(':')[2]}")
         return self.sources.get(path, SourceFacts(kind=SourceKind.DIRECTORY))
+
+    async def find_template(self, root: str, vm: VmConfig) -> str:
+        if self.template is None:
+            raise NotFound(f"find template in '{root}': there is none")
+        return self.template
+
+    async def discard_template(self, directory: str) -> None:
+        self.template = None
+        self.on_discard()
 
     async def with_mounts_below(self, paths: Collection[str]) -> frozenset[str]:
         return frozenset(path for path in paths if path in self.mounted_below)

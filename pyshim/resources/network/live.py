@@ -32,6 +32,8 @@ class SandboxNetwork:
         self._services = services
         self._connector = connector
         self._forward: PortForward | None = None
+        self._plugged: dict[str, str] = {}
+        """The guest's PCI path, by MAC, of each interface that came into the running VM by `plug`."""
 
     @traced("connect network")
     async def connect(self) -> None:
@@ -92,6 +94,11 @@ class SandboxNetwork:
         if self.connected is not None:
             self.connected.close_taps()
 
+    async def plug(self) -> None:
+        """The interfaces are in a VM that runs already."""
+        for nic in self.vm.nics:
+            self._plugged[nic.mac] = (await self._services.vm_devices.plug(nic)).pci_path
+
     async def set_up(self, agent: Agent) -> None:
         """The guest has its interfaces, routes and neighbours."""
         network = self.connected
@@ -106,9 +113,11 @@ class SandboxNetwork:
             await agent.add_neighbours(network.neighbours)
 
     async def _paths(self, network: Network) -> dict[str, str]:
-        """The guest's PCI path of each function, by MAC. Functions that the VM did not boot with are plugged first."""
+        """The guest's PCI path of each plugged interface and function, by MAC; functions that the VM did not boot with
+        are plugged first.
+        """
         placed = {item.device.id: item.pci_path for item in self.vm.pci.placed}
-        paths = {}
+        paths = dict(self._plugged)
         for mac, function in network.functions.items():
             if function.id not in placed:
                 placed[function.id] = (await self._services.vm_devices.plug(function)).pci_path
