@@ -58,7 +58,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "pyshim.node.cli": (
         *("pyshim.node", "pyshim.start", "pyshim.cleanup", "pyshim.config", "pyshim.pod", "pyshim.resources"),
         *("pyshim.state", "pyshim.host", "pyshim.model", "pyshim.cdi", "pyshim.tracing"),
-        *("pyshim.log", "hypervisors.qemu"),
+        *("pyshim.agent", "pyshim.log", "hypervisors.qemu"),
     ),
     # Libraries of their own.
     "pyshim.ttrpc": (),

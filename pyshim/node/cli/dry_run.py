@@ -177,11 +177,16 @@ def plan_empty_pod(config: Config, *, on_another_host: bool) -> None:
     Another host has the abilities and the room that the configuration asks for.
     """
     spec = _pod_spec({}, "an empty pod", of_host=False)
-    sandbox_id, kind = SandboxId("pod"), ContainerKind.POD_SANDBOX
     if on_another_host:
-        _argv(_sandbox(sandbox_id, kind, spec, config, _ABLE_HOST, _ROOM))
+        _argv(_sandbox(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config, _ABLE_HOST, _ROOM))
     else:
-        _argv(_sandbox_here(sandbox_id, kind, spec, config))
+        _argv(empty_pod(config))
+
+
+def empty_pod(config: Config) -> SandboxPlan:
+    """The sandbox, on this host, of a pod without containers and annotations."""
+    spec = _pod_spec({}, "an empty pod", of_host=False)
+    return _sandbox_here(SandboxId("pod"), ContainerKind.POD_SANDBOX, spec, config)
 
 
 def _pod_spec(annotations: Mapping[str, str], where: str, *, of_host: bool) -> OciSpec:

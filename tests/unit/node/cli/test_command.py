@@ -20,7 +20,7 @@ WITHOUT_JSON = {
     *("cleanup", "zygote", "launcher install", "config reference", "monitor", "metrics"),
     *("webhook serve", "nri run", "node-agent run", "node-agent wait-removed"),
     *("initdata encode", "direct-volume add", "direct-volume remove", "direct-volume resize"),
-    *("iptables set", "policy set", "exec"),
+    *("iptables set", "policy set", "exec", "factory init", "factory destroy"),
 }
 
 

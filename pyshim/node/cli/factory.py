@@ -1,0 +1,155 @@
+"""`pyshim factory init|status|destroy`: the templates that VMs of this node continue from, with Kata's verbs."""
+
+import asyncio
+import os
+import time
+from uuid import uuid4
+
+import click
+
+from hypervisors.qemu.vm import QemuVm
+from pyshim.agent.connect import Connector
+from pyshim.cleanup.release import release
+from pyshim.config.load import load_config
+from pyshim.config.sources import named_file
+from pyshim.host.processes.children import Children
+from pyshim.host.processes.identity import our_pid_namespace
+from pyshim.host.processes.stat import start_ticks_of
+from pyshim.model.config import Config
+from pyshim.model.errors import FailedPrecondition, NotFound
+from pyshim.model.ids import SandboxId
+from pyshim.model.plans import SandboxPlan
+from pyshim.model.templates import StoredTemplate
+from pyshim.model.units import MIB
+from pyshim.node.cli.dry_run import empty_pod
+from pyshim.node.cli.output import examples, json_option, print_json, print_table
+from pyshim.node.cli.sandboxes import age_text
+from pyshim.pod.plan.sandbox import VM_ROOT
+from pyshim.pod.template import make_template
+from pyshim.resources.linux import LinuxHost
+from pyshim.resources.templates.plan import reason_to_boot, template_key, template_vm
+from pyshim.resources.templates.store import TemplateDamaged, TemplateStore, machine_facts, write_record
+from pyshim.state.records import SandboxRecords
+from pyshim.state.schema import ShimRecord
+from pyshim.state.store import REGISTER, StateStore
+
+_NOT_ENABLED = "templates are not enabled: enable_template in [factory] of '{source}'"
+_config_option = click.option("--config", "path", metavar="FILE", help="Default: the one a sandbox would read.")
+
+
+@click.group(
+    epilog=examples("pyshim factory init", "pyshim factory status", "pyshim factory destroy"),
+)
+def command() -> None:
+    """Make, list and remove templates: machines that have booted, which new pods' VMs continue from.
+
+    Off unless the configuration has enable_template = true in its table [factory].
+    """
+
+
+@command.command("init")
+@_config_option
+def _init(path: str | None) -> int:
+    """Boot the machine of the configuration once, and save it; a template that is there already is kept."""
+    config = _config(path)
+    if not config.factory.enable_template:
+        print(_NOT_ENABLED.format(source=config.source))
+        return 0
+    plan = empty_pod(config)
+    if reason := reason_to_boot(plan.vm):
+        raise FailedPrecondition(f"make template for '{config.source}': a VM of it has to boot: {reason}")
+    key = template_key(plan.vm, machine_facts(plan.vm))
+    store = TemplateStore(config.factory.template_path)
+    try:
+        print(f"template {key} is there already: {store.find(key)}")
+        return 0
+    except (NotFound, TemplateDamaged):
+        pass
+    with store.making(key, plan.vm.memory.boot_mib) as directory:
+        asyncio.run(_make(plan, key, directory))
+        write_record(directory, key, plan.vm)
+    print(f"template {key} made: {config.factory.template_path}/{key}")
+    return 0
+
+
+async def _make(plan: SandboxPlan, key: str, directory: str) -> None:
+    sandbox_id = SandboxId(f"template-{key[:12]}")
+    children = Children()
+    shim = ShimRecord(
+        pid=os.getpid(),
+        start_ticks=start_ticks_of(os.getpid()),
+        socket="",
+        namespace="",
+        pid_namespace=our_pid_namespace(),
+    )
+    host = LinuxHost(children=children, release=release)
+    records = SandboxRecords(
+        store=StateStore(register=REGISTER), sandbox_id=sandbox_id, shim=shim, release=host.release
+    )
+    try:
+        await make_template(
+            template_vm(plan.vm, sandbox_id=sandbox_id, uuid=str(uuid4()), vm_dir=f"{VM_ROOT}/{sandbox_id}"),
+            directory,
+            hypervisor=QemuVm(children=children, ledger=records.ledger),
+            connector=Connector(request_timeout_s=plan.config.agent.request_timeout_s),
+            boot_timeout_s=plan.agent_timeout_s,
+        )
+    finally:
+        await children.end_all()
+        records.remove()
+
+
+@command.command("status")
+@_config_option
+@json_option
+def _status(path: str | None, as_json: bool) -> int:
+    """List the templates: which one new pods' VMs continue from, sizes, ages, and what cannot be used, and why."""
+    config = _config(path)
+    current = ""
+    if config.factory.enable_template:
+        plan = empty_pod(config)
+        current = template_key(plan.vm, machine_facts(plan.vm))
+    found = tuple(TemplateStore(config.factory.template_path).all())
+    usable = [each for each in found if isinstance(each, StoredTemplate)]
+    damaged = [str(each) for each in found if not isinstance(each, StoredTemplate)]
+    if as_json:
+        print_json({"enabled": config.factory.enable_template, "key": current, "templates": usable, "damaged": damaged})
+        return 0
+    if not config.factory.enable_template:
+        print(_NOT_ENABLED.format(source=config.source))
+    elif all(each.template.key != current for each in usable):
+        print(f"VMs of '{config.source}' boot: there is no template {current} (hint: 'pyshim factory init')")
+    if usable:
+        print_table(HEADINGS, [_row(each, current) for each in usable])
+    for line in damaged:
+        print(line)
+    return 0
+
+
+HEADINGS = ("TEMPLATE", "CURRENT", "AGE", "USED", "SIZE", "VM", "KERNEL")
+
+
+def _row(stored: StoredTemplate, current: str) -> tuple[str, ...]:
+    template, now_s = stored.template, time.time()
+    return (
+        template.key,
+        "yes" if template.key == current else "no",
+        age_text(int(now_s - template.made_ns / 1e9)),
+        f"{age_text(int(now_s - stored.used_ns / 1e9))} ago",
+        f"{stored.used_bytes // MIB}Mi",
+        f"{template.vcpus} / {template.memory_mib}Mi",
+        template.kernel,
+    )
+
+
+@command.command("destroy")
+@_config_option
+def _destroy(path: str | None) -> int:
+    """Remove all templates. Pods that run keep running: each has a copy of its own."""
+    root = _config(path).factory.template_path
+    print(f"{TemplateStore(root).discard_all()} templates removed from '{root}'")
+    return 0
+
+
+def _config(path: str | None) -> Config:
+    return load_config(named_file(path), {}, dict(os.environ))

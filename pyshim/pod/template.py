@@ -1,0 +1,37 @@
+"""Makes a template: boots its machine until the agent answers, and saves it.
+
+Nobody is connected to the agent when the machine is saved: each VM that continues meets an agent that waits for its
+first host, and no call of a pod has ever reached it.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from hypervisors.base import Hypervisor
+from pyshim.model.seams import AgentConnector
+from pyshim.model.vm import VmConfig
+
+SETTLE_S = 2.0
+"""Between the end of the connection and the stop of the guest, which has to see that it ended. Kata waits as long."""
+
+
+class SavableVm(Hypervisor, Protocol):
+    async def save_machine(self, directory: str) -> None:
+        """The paused VM is saved in `directory`; it has had its life."""
+
+
+async def make_template(
+    vm: VmConfig, directory: str, *, hypervisor: SavableVm, connector: AgentConnector, boot_timeout_s: float
+) -> None:
+    """The machine is saved in `directory`, and its VM has ended. Raises ShimError."""
+    async with AsyncExitStack() as undo:
+        undo.push_async_callback(hypervisor.stop)
+        await hypervisor.create(vm)
+        await hypervisor.start()
+        await hypervisor.await_agent_device(boot_timeout_s)
+        agent = await connector.connect(hypervisor.agent_address, boot_timeout_s)
+        await agent.close()
+        await asyncio.sleep(SETTLE_S)
+        await hypervisor.pause()
+        await hypervisor.save_machine(directory)
