@@ -254,8 +254,18 @@ def _empty_once(top: int, path: str, moved: dict[str, str]) -> None:
             os.close(level.fd)
 
 
-def replace_file(path: str, content: bytes, *, mode: int, durable: bool, many_writers: bool = False) -> None:
+def replace_file(
+    path: str,
+    content: bytes,
+    *,
+    mode: int,
+    durable: bool,
+    many_writers: bool = False,
+    owner: tuple[int, int] | None = None,
+) -> None:
     """The file holds `content` and has exactly `mode`; when this raises, it is as it was. Raises OSError.
+
+    `owner` is a uid and a gid; by default the file is the caller's.
 
     `durable`: after a power cut, too, it holds the one or the other; without, it may be empty then, which is enough for
     what a reboot loses anyway or can be made again. `many_writers`: other processes may replace it at the same
@@ -266,6 +276,8 @@ def replace_file(path: str, content: bytes, *, mode: int, durable: bool, many_wr
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
+            if owner is not None:
+                os.fchown(fd, *owner)
             os.fchmod(fd, mode)
             view = memoryview(content)
             while view:

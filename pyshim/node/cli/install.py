@@ -68,6 +68,9 @@ _root = click.option("--root", default="/", metavar="DIR", help="A tree in place
 _config = click.option(
     "--containerd-config", "config", default="", metavar="FILE", help="Default: the container runtime's on this node."
 )
+_keep_edited = click.option(
+    "--keep-edited", is_flag=True, help="Leave files that were edited as they are, in place of a refusal."
+)
 _kind = click.option(
     "--kind",
     type=click.Choice(list(runtime.KINDS)),
@@ -113,6 +116,8 @@ _socket = click.option(
     help="Restart the container runtime and run a test pod; undo everything if that fails. When nothing changes and the"
     " test pod runs, it is not restarted.",
 )
+@click.option("--no-pod", is_flag=True, help="With --restart: run no test pod. It needs CNI and the pause image.")
+@_keep_edited
 @click.option("--dry-run", is_flag=True, help="Only say what would be written.")
 def install(
     prefix: str,
@@ -126,6 +131,8 @@ def install(
     lock: str,
     words: tuple[str, ...],
     restart: bool,
+    no_pod: bool,
+    keep_edited: bool,
     dry_run: bool,
 ) -> int:
     """Install pyshim on this node, or bring its installation up to date.
@@ -152,7 +159,7 @@ def install(
         )
         sys.stderr.writelines(edits(plan, manifest, disk))
         if dry_run:
-            _print_plan(plan, changes(plan, manifest, disk), disk)
+            _print_plan(plan, changes(plan, manifest, disk, keep_edited=keep_edited), disk)
             return 0
         if root == "/" and any(handler.is_local for handler in handlers):
             _require_programs()
@@ -164,8 +171,9 @@ def install(
             handlers,
             containerd,
             restart=restart,
+            with_pod=not no_pod,
             is_running=root == "/",
-            is_installed=_is_installed(plan, manifest, disk),
+            is_installed=_is_installed(plan, manifest, disk, keep_edited=keep_edited),
         )
         try:
             with steps() as begin_step, undone_at_sigterm():
@@ -177,6 +185,7 @@ def install(
                     ),
                     check=lambda: node.check(begin_step),
                     rolled_back=node.rolled_back,
+                    keep_edited=keep_edited,
                 )
         except (OSError, ShimError) as error:
             raise _failure("install pyshim", error) from error
@@ -194,8 +203,9 @@ def install(
 @_root
 @_kind
 @_socket
+@_keep_edited
 @click.option("--restart", is_flag=True, help="Restart the container runtime.")
-def uninstall(prefix: str, root: str, kind: str | None, socket: str, restart: bool) -> int:
+def uninstall(prefix: str, root: str, kind: str | None, socket: str, keep_edited: bool, restart: bool) -> int:
     """Remove what `pyshim install` wrote, and nothing else.
 
     Refused while pods run in virtual machines, and when a file was edited.
@@ -226,7 +236,7 @@ def uninstall(prefix: str, root: str, kind: str | None, socket: str, restart: bo
             runtime.stop_units()
         try:
             with undone_at_sigterm():
-                done = remove(disk, prefix)
+                done = remove(disk, prefix, keep_edited=keep_edited)
         except (OSError, ShimError) as error:
             raise _failure("uninstall pyshim", error) from error
     for pid in zygotes:
@@ -311,6 +321,7 @@ class _Node:
         containerd: Containerd | None,
         *,
         restart: bool,
+        with_pod: bool,
         is_running: bool,
         is_installed: bool,
     ) -> None:
@@ -319,6 +330,7 @@ class _Node:
         self._handlers = handlers
         self._containerd = containerd
         self._restart = restart
+        self._with_pod = with_pod
         self._is_running = is_running
         self._is_installed = is_installed
         self._was_restarted = False
@@ -333,7 +345,7 @@ class _Node:
             program = runtime.program_of(self._caller)
             begin_step("ask containerd for its configuration")
             document = runtime.effective(program, self._config)
-            runtime.require_handlers(document, self._containerd.effective_runtimes, names)
+            runtime.require_handlers(document, self._containerd.effective_runtimes, names, self._config)
         if self._restart:
             self._require_pod(names, begin_step)
         begin_step("restart pyshim's units")
@@ -341,20 +353,23 @@ class _Node:
 
     def _require_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
         """A test pod ran. A runtime that has these files already is restarted only if the pod fails without it."""
-        from pyshim.node.install.cri import verify as verify_cri
-
         if self._is_installed:
-            begin_step("run a test pod")
             try:
-                verify_cri(self._caller.socket, names, pod=self._handlers[0].name)
+                self._run_pod(names, begin_step)
                 return
             except ShimError as error:
                 print(f"restarting {self._caller.name}: {error}", file=sys.stderr)
         self._was_restarted = True
         begin_step(f"restart {self._caller.name}")
         runtime.restart(self._caller)
-        begin_step("run a test pod")
-        verify_cri(self._caller.socket, names, pod=self._handlers[0].name)
+        self._run_pod(names, begin_step)
+
+    def _run_pod(self, names: frozenset[str], begin_step: Callable[[str], None]) -> None:
+        from pyshim.node.install.cri import verify as verify_cri
+
+        if self._with_pod:
+            begin_step("run a test pod")
+            verify_cri(self._caller.socket, names, pod=self._handlers[0].name)
 
     def rolled_back(self) -> None:
         """They are as before, on the files of before."""
@@ -368,11 +383,15 @@ class _Node:
                 runtime.restart(self._caller)
 
 
-def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> bool:
+def _is_installed(plan: InstallPlan, manifest: Manifest | None, disk: Disk, *, keep_edited: bool) -> bool:
     """The node is as `plan` has it, settings of handlers apart, which the container runtime does not read."""
     if manifest is None or not manifest.is_complete or manifest.release != plan.release.id:
         return False
-    todo = [each.path for each in changes(plan, manifest, disk) if not each.path.startswith(f"{SETTINGS}/")]
+    todo = [
+        each.path
+        for each in changes(plan, manifest, disk, keep_edited=keep_edited)
+        if not each.path.startswith(f"{SETTINGS}/")
+    ]
     return disk.is_directory(plan.release_path) and not todo
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 
 import msgspec
+from msgspec.structs import replace
 
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.errors import FailedPrecondition, ShimError
@@ -82,14 +83,21 @@ def foreign_text(disk: Disk, path: str) -> str | None:
         raise FailedPrecondition(f"read '{path}': {error}") from error
 
 
-def changes(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> tuple[Change, ...]:
+def changes(
+    plan: InstallPlan, manifest: Manifest | None, disk: Disk, *, keep_edited: bool = False
+) -> tuple[Change, ...]:
     """The files to write and remove, in order; empty when all is there already.
 
-    Raises FailedPrecondition that shows each file which is not as we wrote it.
+    Raises FailedPrecondition that names each file which is not as we wrote it; with `keep_edited` those of ours stay.
     """
     owned = {entry.path: entry for entry in manifest.entries} if manifest else {}
     found = {path: disk.read(path) for path in (*(write.path for write in plan.writes), *owned)}
-    refuse_edited(owned, found, {write.path for write in plan.writes if not isinstance(write, BlockWrite)})
+    edited = edited_of(owned, found) if keep_edited else set()
+    _refuse_edited(
+        {path: entry for path, entry in owned.items() if path not in edited},
+        found,
+        {write.path for write in plan.writes if not isinstance(write, BlockWrite)} - edited,
+    )
     foreign = {path: None if path in owned and not owned[path].is_block else found[path] for path in found}
     wanted = [Change(path=write.path, before=found[write.path], after=_after(write, foreign)) for write in plan.writes]
     kept = {write.path for write in plan.writes}
@@ -98,21 +106,24 @@ def changes(plan: InstallPlan, manifest: Manifest | None, disk: Disk) -> tuple[C
         for path, entry in reversed(owned.items())
         if path not in kept
     ]
-    return tuple(change for change in (*wanted, *unwanted) if change.before != change.after)
+    todo = (change for change in (*wanted, *unwanted) if change.path not in edited)
+    return tuple(change for change in todo if change.before != change.after)
 
 
-def refuse_edited(owned: Mapping[str, Entry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
+def edited_of(owned: Mapping[str, Entry], found: Mapping[str, Found]) -> set[str]:
+    """The files of ours that are not as we wrote them."""
+    held = {path: _held(found[path], is_block=entry.is_block) for path, entry in owned.items()}
+    return {path for path, text in held.items() if text is not None and _digest(text) not in owned[path].digests}
+
+
+def _refuse_edited(owned: Mapping[str, Entry], found: Mapping[str, Found], wanted: Iterable[str] = ()) -> None:
     """Raises FailedPrecondition for files of ours that were edited, and for `wanted` places that others have."""
-    said = []
-    for path, entry in owned.items():
-        held = _held(found[path], is_block=entry.is_block)
-        if held is not None and _digest(held) not in entry.digests:
-            said.append(f"'{path}' is not as 'pyshim install' wrote it")
+    said = [f"'{path}' is not as 'pyshim install' wrote it" for path in sorted(edited_of(owned, found))]
     said += [
         f"'{path}' exists, and 'pyshim install' did not write it" for path in wanted if _is_foreign(path, owned, found)
     ]
     if said:
-        hint = "(hint: undo the edit or move the file away; settings of your own go into config.d)"
+        hint = "(hint: undo the edit or move the file away; settings of your own go into config.d; --keep-edited)"
         raise FailedPrecondition(f"change the installation: {'; '.join(said)} {hint}")
 
 
@@ -150,6 +161,7 @@ def apply(
     make_release: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
     rolled_back: Callable[[], None] = lambda: None,
+    keep_edited: bool = False,
 ) -> tuple[Change, ...]:
     """The node is as `plan` has it, and `check` has passed; on any error the node is as it was. Returns the changes.
 
@@ -157,7 +169,7 @@ def apply(
     have seen. Raises what they raise, ShimError, OSError.
     """
     manifest = read_manifest(disk, plan.prefix)
-    todo = changes(plan, manifest, disk)
+    todo = changes(plan, manifest, disk, keep_edited=keep_edited)
     has_release = disk.is_directory(plan.release_path)
     if not todo and has_release and manifest is not None and manifest.is_complete:
         check()
@@ -191,17 +203,22 @@ def apply(
     return todo
 
 
-def remove(disk: Disk, prefix: str, *, check: Callable[[], None] = lambda: None) -> tuple[Change, ...]:
+def remove(
+    disk: Disk, prefix: str, *, check: Callable[[], None] = lambda: None, keep_edited: bool = False
+) -> tuple[Change, ...]:
     """Nothing that `install` wrote is left; on an error of these files all of them are back. Returns the changes.
 
-    Releases go last, and are not brought back. Raises FailedPrecondition for files that were edited.
+    Releases go last, and are not brought back. Raises FailedPrecondition for files that were edited; with `keep_edited`
+    they stay, and are the operator's.
     """
     manifest = read_manifest(disk, prefix)
     if manifest is None:
         return ()
     owned = {entry.path: entry for entry in manifest.entries}
     found = {path: disk.read(path) for path in owned}
-    refuse_edited(owned, found)
+    if keep_edited:
+        owned = {path: entry for path, entry in owned.items() if path not in edited_of(owned, found)}
+    _refuse_edited(owned, found)
     todo = [
         Change(path=path, before=found[path], after=_without(entry, found[path]))
         for path, entry in reversed(owned.items())
@@ -296,11 +313,12 @@ def _text_before(write: Write, entry: Entry | None, disk: Disk) -> str | None:
 
 
 def _finished(plan: InstallPlan, begun: Manifest, disk: Disk) -> Manifest:
-    entries, before = [], {entry.path: entry.before for entry in begun.entries}
+    """One digest for each file as it is now; one that was edited, and was to be kept so, stays known as it was."""
+    entries, written = [], {entry.path: entry for entry in begun.entries}
     for write in plan.writes:
-        is_block = isinstance(write, BlockWrite)
-        held = _held(disk.read(write.path), is_block=is_block) or ""
-        entries.append(Entry(path=write.path, digests=(_digest(held),), is_block=is_block, before=before[write.path]))
+        entry = written[write.path]
+        digest = _digest(_held(disk.read(write.path), is_block=entry.is_block) or "")
+        entries.append(replace(entry, digests=(digest,)) if digest in entry.digests else entry)
     return Manifest(release=plan.release.id, entries=tuple(entries), directories=begun.directories)
 
 

@@ -3,6 +3,8 @@
 _BEGIN = "# begin pyshim: written by `pyshim install`, removed by `pyshim uninstall`"
 _CUT = ". The line before had no end"
 _END = "# end pyshim\n"
+_BYTE_ORDER_MARK = "\ufeff"
+"""Some editors put it before all text, and there alone it is no text."""
 
 
 def block_in(text: str) -> str | None:
@@ -14,7 +16,8 @@ def block_in(text: str) -> str | None:
 def with_block(text: str, body: str, *, first: bool) -> str:
     """`text`, which has no block, with one that holds `body`: before all else, or after it."""
     if first:
-        return f"{_BEGIN}\n{body}{_END}{text}"
+        mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
+        return f"{mark}{_BEGIN}\n{body}{_END}{text.removeprefix(mark)}"
     cut = text != "" and not text.endswith("\n")
     return f"{text}{chr(10) if cut else ''}{_BEGIN}{_CUT if cut else ''}\n{body}{_END}"
 

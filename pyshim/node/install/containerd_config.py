@@ -34,7 +34,7 @@ def rewrite_hint(containerd: tuple[int, int], version: int) -> str:
 def parsed(content: str, path: str) -> dict[str, Any]:
     """Raises FailedPrecondition with the place where it is not TOML."""
     try:
-        return tomllib.loads(content)
+        return tomllib.loads(content.removeprefix("\ufeff"))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise FailedPrecondition(f"parse '{path}': {error}") from error
 
@@ -59,6 +59,20 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
     for file in files[:_MAX_FILES]:
         _add(document, first if file == path else read_document(file, root), replaces_plugins=version < 3)
     return document, version
+
+
+def replacing_import(path: str) -> str:
+    """The imported file by which containerd 1.x forgets the CRI plugin's settings in `path`; empty without one."""
+    try:
+        document = read_document(path, "")
+        files = sorted(
+            file
+            for pattern in document.get("imports", ())
+            for file in glob.glob(os.path.join(os.path.dirname(path), str(pattern)))
+        )
+        return next((file for file in files if table_at(read_document(file, ""), "plugins", _CRI_1)), "")
+    except (OSError, FailedPrecondition):
+        return ""
 
 
 def runtimes_in(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class Disk:
     # ---- changes
 
     def write(self, path: str, found: Found) -> None:
-        """`path` is what `read` would then give: replaced whole, or gone."""
+        """`path` is what `read` would then give: replaced whole, or gone. A file that was there keeps its owner."""
         there = self.at(path)
         if found is None:
             os.unlink(there)
@@ -64,7 +64,12 @@ class Disk:
             os.symlink(found, aside)
             os.rename(aside, there)
         else:
-            replace_file(there, found[0], mode=found[1], durable=True)
+            try:
+                status = os.lstat(there)
+                owner = (status.st_uid, status.st_gid)
+            except FileNotFoundError:
+                owner = None
+            replace_file(there, found[0], mode=found[1], durable=True, owner=owner)
 
     def make_directory(self, path: str) -> None:
         os.mkdir(self.at(path), 0o755)

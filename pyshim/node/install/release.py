@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import file_digest, sha256
 
 from pyshim import __version__
@@ -82,7 +84,9 @@ class Sources:
         before = os.umask(0o022)  # only root may write what root executes
         try:
             begin_step("make the virtual environment")
-            _run("make the virtual environment", [_base_python(), "-m", "venv", "--without-pip", f"{directory}/venv"])
+            run_step(
+                "make the virtual environment", [_base_python(), "-m", "venv", "--without-pip", f"{directory}/venv"]
+            )
             begin_step("install the locked dependencies")
             self._install(f"{directory}/venv/bin/python")
             begin_step("copy the guest")
@@ -103,8 +107,8 @@ class Sources:
         """By this interpreter's pip: a release needs none of its own."""
         pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "--quiet", "install"]
         where = ["--no-index", "--find-links", self._wheels] if self._wheels is not None else []
-        _run("install the locked dependencies", [*pip, "--no-deps", *where, "--require-hashes", "-r", self.lock])
-        _run("install the wheel", [*pip, "--no-deps", "--no-index", self.wheel()])
+        run_step("install the locked dependencies", [*pip, "--no-deps", *where, "--require-hashes", "-r", self.lock])
+        run_step("install the wheel", [*pip, "--no-deps", "--no-index", self.wheel()])
 
 
 def _built_wheel(checkout: str, directory: str) -> str:
@@ -118,7 +122,7 @@ def _built_wheel(checkout: str, directory: str) -> str:
     for name in _PACKAGES:
         shutil.copytree(f"{checkout}/{name}", f"{copy}/{name}", ignore=shutil.ignore_patterns("__pycache__"))
     source = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    _run("build the wheel", [sys.executable, "-c", source, directory], cwd=copy)
+    run_step("build the wheel", [sys.executable, "-c", source, directory], cwd=copy)
     (name,) = (name for name in os.listdir(directory) if name.endswith(".whl"))
     return f"{directory}/{name}"
 
@@ -128,15 +132,29 @@ def _base_python() -> str:
     return os.path.realpath(sys.executable)
 
 
-def _run(what: str, command: list[str], cwd: str | None = None) -> None:
+def run_step(what: str, command: list[str], cwd: str | None = None) -> None:
+    """The program has ended well. Raises FailedPrecondition; then, and when interrupted, no process of it is left."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", "/")}
     environment |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     environment |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=_PIP_S, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise FailedPrecondition(f"{what}: not done within {_PIP_S:g} s") from error
-    if done.returncode != 0:
-        raise FailedPrecondition(f"{what}: exit code {done.returncode}: {(done.stderr or done.stdout).strip()[-1500:]}")
+    # A group of its own: pip starts further processes, and none may write below a directory that is being removed.
+    with subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=_PIP_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise FailedPrecondition(f"{what}: not done within {_PIP_S:g} s") from error
+            raise
+    if process.returncode != 0:
+        raise FailedPrecondition(f"{what}: exit code {process.returncode}: {(errors or output).strip()[-1500:]}")

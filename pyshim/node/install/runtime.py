@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pyshim.host.processes.identity import arguments, find_by_argument
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
-from pyshim.node.install.containerd_config import runtimes_in
+from pyshim.node.install.containerd_config import replacing_import, runtimes_in
 from pyshim.node.install.crio_config import CONFIG as CRIO_CONFIG
 from pyshim.node.install.drop_ins import Layout
 
@@ -140,11 +140,16 @@ def effective_runtimes(document: dict[str, Any]) -> frozenset[str]:
     return frozenset(runtimes_in(document))
 
 
-def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: frozenset[str]) -> None:
+def require_handlers(document: dict[str, Any], before: frozenset[str], wanted: frozenset[str], config: str) -> None:
     """Raises FailedPrecondition unless `wanted` handlers are there, and all that were there `before`."""
     lacking = sorted((before | wanted) - effective_runtimes(document))
     if lacking:
-        raise FailedPrecondition(f"configure containerd: with the new files it has no runtime {', '.join(lacking)}")
+        file = replacing_import(config)
+        cause = f": '{config}' imports '{file}', whose CRI table replaces all of its own" if file else ""
+        hint = " (hint: move that table's settings into the first file)" if file else ""
+        raise FailedPrecondition(
+            f"configure containerd: with the new files it has no runtime {', '.join(lacking)}{cause}{hint}"
+        )
 
 
 def require_answer(caller: ContainerRuntime) -> None:

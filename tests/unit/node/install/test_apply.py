@@ -328,6 +328,44 @@ def test_an_edited_file_is_shown_and_nothing_is_changed(node: Path, path: str) -
     assert everything(node) == before
 
 
+@pytest.mark.parametrize("path", ["etc/pyshim/configuration.toml", "etc/containerd/config.toml"])
+def test_an_edited_file_can_be_kept_and_the_rest_is_installed_and_removed(node: Path, path: str) -> None:
+    disk = Disk(str(node))
+    install(disk, plan(disk))
+    file = node / path
+    file.write_text(file.read_text().replace("/etc/pyshim", "/etc/mine") + "# mine\n")
+    edited = file.read_bytes()
+
+    made = plan(disk, SECOND)
+    apply(made, disk, make_release=make_release(disk, made), keep_edited=True)
+    assert file.read_bytes() == edited
+    assert SECOND.id.encode() in everything(node)["opt/pyshim/bin/containerd-shim-pykata-v2"][1]
+    with pytest.raises(FailedPrecondition, match=f"'/{path}' is not as 'pyshim install' wrote it"):
+        remove(disk, PREFIX)
+
+    remove(disk, PREFIX, keep_edited=True)
+    assert file.read_bytes() == edited
+    assert read_manifest(disk, PREFIX) is None
+    assert not (node / "opt/pyshim").exists()
+
+
+def test_a_file_of_another_keeps_owner_mode_and_byte_order_mark(node: Path) -> None:
+    disk, config = Disk(str(node)), node / CONFIG[1:]
+    config.write_text("\ufeff" + "version = 3\n")
+    os.chown(config, 1234, 4321)
+    config.chmod(0o640)
+
+    install(disk, plan(disk, version=(2, 1)))
+    status = config.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1234, 4321, 0o640)
+    assert config.read_text().startswith("\ufeff# begin pyshim")
+    assert config.read_text().count("\ufeff") == 1
+
+    remove(disk, PREFIX)
+    assert config.read_text() == "\ufeffversion = 3\n"
+    assert (config.stat().st_uid, config.stat().st_gid) == (1234, 4321)
+
+
 def test_an_edited_block_is_refused_and_the_rest_of_its_file_is_the_operators(node: Path) -> None:
     disk, config = Disk(str(node)), node / CONFIG[1:]
     install(disk, plan(disk))

@@ -161,3 +161,13 @@ def test_the_given_runtime_is_restarted(systemd: Path) -> None:
     runtime.restart(runtime.CRIO)
 
     assert (systemd / "asked").read_text() == "restart crio\n"
+
+
+def test_an_import_that_replaces_the_cri_table_is_named_as_the_cause(tmp_path: Path) -> None:
+    config, imported = tmp_path / "config.toml", tmp_path / "conf.d" / "cri.toml"
+    imported.parent.mkdir()
+    config.write_text('version = 2\nimports = ["conf.d/*.toml"]\n')
+    imported.write_text('[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause"\n')
+
+    with pytest.raises(FailedPrecondition, match=f"it has no runtime pykata: '{config}' imports '{imported}'"):
+        runtime.require_handlers({}, frozenset(), frozenset({"pykata"}), str(config))
