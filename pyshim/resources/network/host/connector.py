@@ -10,19 +10,21 @@ from pyshim.host.python_child.messages import MAX_FDS
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.ledger import Ledger
 from pyshim.model.network import NetworkModel, RateLimits, network_model
-from pyshim.resources.network.host.direct import HostDirectNetwork
 from pyshim.resources.network.host.functions import NetworkFunctions
-from pyshim.resources.network.host.pod_network import HostNetwork, Plan, Wiring
+from pyshim.resources.network.host.pod_network import HostNetwork, Wiring
 from pyshim.resources.network.host.session import PodNamespace
 from pyshim.resources.network.plan.network import network_plan
 
 if TYPE_CHECKING:
     from pyshim.model.network import DirectNetwork
+    from pyshim.resources.network.plan.network import NetworkPlan
 
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 """For everything in the namespace together; a healthy host needs a fraction of a second."""
+
+_NOTHING_WIRED = Wiring(model=NetworkModel.NONE, queues=0, vhost_net=False, rates=RateLimits(received=0, sent=0))
 
 
 class HostNetworkConnector:
@@ -32,7 +34,7 @@ class HostNetworkConnector:
         self,
         *,
         children: Children,
-        plan: Plan = network_plan,
+        plan: Callable[..., "NetworkPlan"] = network_plan,
         owner: str = "",
         timeout_s: float = TIMEOUT_S,
         functions: Callable[..., NetworkFunctions] = NetworkFunctions,
@@ -75,13 +77,7 @@ class HostNetworkConnector:
             pass_physical=pass_physical,
         )
         namespace = PodNamespace(self._children, netns_path, self._timeout_s)
-        network = HostNetwork(
-            ledger,
-            namespace,
-            wiring,
-            owner=self._owner,
-            functions=self._functions(ledger, iommufd=iommufd),
-        )
+        network = self._network(ledger, namespace, wiring, iommufd=iommufd)
         if wiring.model is NetworkModel.NONE:
             return network
 
@@ -98,26 +94,31 @@ class HostNetworkConnector:
     @within_s(CHANGE_S + MARGIN_S, "connect directly attached network")
     async def connect_direct(
         self, netns_path: str | None, direct: "DirectNetwork", ledger: Ledger, *, iommufd: bool = False
-    ) -> HostDirectNetwork:
+    ) -> HostNetwork:
         """The functions that `direct` names are VFIO's; of the namespace, if any, only the loopback is used.
 
         Nothing is left behind on error. Raises NotFound or FailedPrecondition naming the function, and what `connect`
         does for the path.
         """
-        network = HostDirectNetwork(direct, self._functions(ledger, iommufd=iommufd))
+        namespace = PodNamespace(self._children, netns_path or "", self._timeout_s)
+        network = self._network(ledger, namespace, _NOTHING_WIRED, iommufd=iommufd)
         try:
-            await network.bind_functions()
+            await network.connect_direct(direct)
             if netns_path is not None:
-                async with PodNamespace(self._children, netns_path, self._timeout_s).session() as session:
-                    await network.open_forward_listener(session, netns_path)
+                async with namespace.session() as session:
+                    await network.open_forward_listener(session)
         except BaseException:
             await _undone(network, netns_path or "")
             raise
         log.info("network connected", extra={"direct": len(direct.interfaces)})
         return network
 
+    def _network(self, ledger: Ledger, namespace: PodNamespace, wiring: Wiring, *, iommufd: bool) -> HostNetwork:
+        functions = self._functions(ledger, iommufd=iommufd)
+        return HostNetwork(ledger, namespace, wiring, owner=self._owner, functions=functions)
 
-async def _undone(network: HostNetwork | HostDirectNetwork, netns_path: str) -> None:
+
+async def _undone(network: HostNetwork, netns_path: str) -> None:
     """As much as possible is undone; what fails stays in the ledger, and the first error stays the caller's."""
     try:
         await network.disconnect()

@@ -15,13 +15,23 @@ _NS_GET_NSTYPE = 0xB703
 
 
 @contextmanager
-def locked_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> Iterator[int]:
+def locked_netns(path: str) -> Iterator[int]:
     """An fd of the network namespace at `path`; locked against other sandboxes until the block is left.
 
     Raises NotFound when there is nothing at `path`, InvalidArgument for a file of another type and for the shim's own
     (a pod on the host's network cannot be moved into a VM), FailedPrecondition while another sandbox has locked it.
     """
-    with open_netns(path, own_path=own_path) as namespace:
+    subject = f"open network namespace {path!r}"
+    try:
+        # Never block on a FIFO, never open a device.
+        namespace = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"{subject}: {describe_os_error(error)}") from error
+    except (OSError, ValueError) as error:
+        cause = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        raise InvalidArgument(f"{subject}: {cause}") from error
+    with namespace:
+        _check(namespace.fileno(), subject)
         try:
             # Two sandboxes in one namespace: the second must not look before the first has finished wiring.
             fcntl.flock(namespace.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,32 +42,13 @@ def locked_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> Iterator[
         yield namespace.fileno()
 
 
-def open_netns(path: str, *, own_path: str = "/proc/self/ns/net") -> OwnedFd:
-    """The network namespace at `path`, checked; see `locked_netns`."""
-    subject = f"open network namespace {path!r}"
-    try:
-        # Never block on a FIFO, never open a device.
-        namespace = OwnedFd(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotFound(f"{subject}: {describe_os_error(error)}") from error
-    except (OSError, ValueError) as error:
-        cause = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        raise InvalidArgument(f"{subject}: {cause}") from error
-    try:
-        _check(namespace.fileno(), subject, own_path)
-    except BaseException:
-        namespace.close()
-        raise
-    return namespace
-
-
-def _check(fd: int, subject: str, own_path: str) -> None:
+def _check(fd: int, subject: str) -> None:
     try:
         kind = fcntl.ioctl(fd, _NS_GET_NSTYPE)
     except OSError:
         kind = 0
     if kind != CLONE_NEWNET:
         raise InvalidArgument(f"{subject}: not a network namespace")
-    theirs, ours = os.fstat(fd), os.stat(own_path)
+    theirs, ours = os.fstat(fd), os.stat("/proc/self/ns/net")
     if (theirs.st_dev, theirs.st_ino) == (ours.st_dev, ours.st_ino):
         raise InvalidArgument(f"{subject}: it is the host's own, and host networking is not possible in a VM")

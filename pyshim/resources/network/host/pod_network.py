@@ -6,7 +6,8 @@ this is one session with one child: no other sandbox changes the namespace betwe
 """
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -36,16 +37,11 @@ from pyshim.resources.network.plan.network import changed_plan
 
 if TYPE_CHECKING:
     from pyshim.model.guest import NetworkInterface, NetworkNeighbour, NetworkRoute
+    from pyshim.model.network import DirectNetwork
     from pyshim.model.vm import NicDevice, VfioDevice, VhostUserNic
     from pyshim.resources.network.plan.network import EndpointPlan, NetworkPlan
 
 log = logging.getLogger(__name__)
-
-
-class Plan(Protocol):
-    """`pyshim.resources.network.plan.network.network_plan`."""
-
-    def __call__(self, scan: NetworkScan, model: NetworkModel, *, pass_physical: bool) -> "NetworkPlan": ...
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +109,7 @@ class HostNetwork:
 
     # ---- the first look
 
-    async def connect(self, session: NetworkSession, plan: Plan) -> None:
+    async def connect(self, session: NetworkSession, plan: Callable[..., "NetworkPlan"]) -> None:
         """Every endpoint is wired; after an error, `disconnect` undoes what was made until then."""
         _, fds = await session.ask("watch for changes", {"do": "watch"})
         self._watch = Watch(*fds)  # before the scan, so that no change is missed
@@ -126,9 +122,27 @@ class HostNetwork:
         for physical in found.physical:  # last: a link leaves the namespace with its driver
             self.functions[physical.mac] = await self._functions.bind(physical.address)
 
+    async def connect_direct(self, direct: "DirectNetwork") -> None:
+        """The devices that a plugin prepared, instead of the namespace's links."""
+        self.vhost_user_nics = direct.vhost_user
+        self.interfaces = direct.interfaces
+        self.routes = direct.routes
+        self.neighbours = direct.neighbours
+        for mac, address in direct.functions.items():
+            self.functions[mac] = await self._functions.bind(address)
+
     async def open_forward_listener(self, session: NetworkSession) -> None:
         """`forward_listener` takes connections to the namespace's loopback; None on a host that cannot steer them."""
-        self.forward_listener = await forward_listener_in(session, self._namespace.path)
+        try:
+            _, fds = await session.ask("redirect loopback connections by nftables", {"do": "steer"})
+        except StepFailed as error:
+            hint = "it needs Linux 5.12 with nf_tables and nft_redir"
+            extra = {"netns": self._namespace.path, "error": str(error), "hint": hint}
+            log.warning("port-forward is not possible", extra=extra)
+            return
+        if len(fds) != 2:
+            raise Internal(f"redirect loopback connections by nftables: {len(fds)} descriptors came, 2 were wanted")
+        self.forward_listener = LoopbackListener(*fds)
 
     def _adopt(self, plan: "NetworkPlan") -> None:
         self._endpoints = plan.endpoints
@@ -289,19 +303,6 @@ class HostNetwork:
         # A path like /proc/PID/ns/net leads to another namespace once the pid is another's; the inode shows that.
         detail: dict[str, str | int] = {"netns": self._namespace.path, "netns_inode": self._namespace.inode}
         self._acquired.acquire(LedgerEntry(kind=kind, key=name, detail=detail))
-
-
-async def forward_listener_in(session: NetworkSession, netns_path: str) -> LoopbackListener | None:
-    """The listener for connections to the namespace's loopback; None on a host that cannot steer them."""
-    try:
-        _, fds = await session.ask("redirect loopback connections by nftables", {"do": "steer"})
-    except StepFailed as error:
-        extra = {"netns": netns_path, "error": str(error), "hint": "it needs Linux 5.12 with nf_tables and nft_redir"}
-        log.warning("port-forward is not possible", extra=extra)
-        return None
-    if len(fds) != 2:
-        raise Internal(f"redirect loopback connections by nftables: {len(fds)} descriptors came, 2 were wanted")
-    return LoopbackListener(*fds)
 
 
 async def _scan(session: NetworkSession, netns_path: str) -> NetworkScan:

@@ -2,18 +2,21 @@
 
 import asyncio
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pyshim.host.processes.children import Children
 from pyshim.model.errors import FailedPrecondition, NotFound, Unavailable
 from pyshim.model.ids import SandboxId
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.network import DirectNetwork
 from pyshim.resources.devices.host import vfio
 from pyshim.resources.network.host import functions as functions_module
-from pyshim.resources.network.host.direct import HostDirectNetwork
+from pyshim.resources.network.host.connector import HostNetworkConnector
 from pyshim.resources.network.host.functions import NetworkFunctions
+from pyshim.resources.network.host.pod_network import HostNetwork
 from pyshim.state.records import SandboxRecords
 from pyshim.state.schema import ShimRecord
 from pyshim.state.store import StateStore
@@ -202,9 +205,12 @@ async def test_a_card_whose_driver_does_not_let_go_stays_in_the_ledger(
     assert sysfs.state(CARD) == ("mlx5_core", "")
 
 
-def direct(*addresses: str) -> DirectNetwork:
-    functions = {f"02:00:00:00:00:{index:02x}": address for index, address in enumerate(addresses)}
-    return DirectNetwork(vhost_user=(), functions=functions, interfaces=(), routes=(), neighbours=())
+async def connected(sysfs: FakeSysfs, ledger: FakeLedger, *addresses: str) -> HostNetwork:
+    cards = {f"02:00:00:00:00:{index:02x}": address for index, address in enumerate(addresses)}
+    direct = DirectNetwork(vhost_user=(), functions=cards, interfaces=(), routes=(), neighbours=())
+    functions = partial(NetworkFunctions, sys=str(sysfs.root), write=sysfs.write)
+    connector = HostNetworkConnector(children=Children(), functions=functions)
+    return await connector.connect_direct(None, direct, ledger)
 
 
 async def test_the_cards_of_a_file_are_given_back_in_the_end(sysfs: FakeSysfs) -> None:
@@ -212,8 +218,7 @@ async def test_the_cards_of_a_file_are_given_back_in_the_end(sysfs: FakeSysfs) -
     sysfs.function(OTHER, NIC, driver="vfio-pci", group="13")
     ledger = ledger_on(sysfs)
 
-    network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
-    await network.bind_functions()
+    network = await connected(sysfs, ledger, CARD, OTHER)
     assert {mac: item.host_address for mac, item in network.functions.items()} == {
         "02:00:00:00:00:00": CARD,
         "02:00:00:00:00:01": OTHER,
@@ -227,16 +232,12 @@ async def test_the_cards_of_a_file_are_given_back_in_the_end(sysfs: FakeSysfs) -
     assert ledger.held == {}
 
 
-async def test_a_second_card_that_cannot_be_taken_leaves_the_first_to_the_undo(sysfs: FakeSysfs) -> None:
+async def test_after_a_second_card_that_cannot_be_taken_the_first_has_its_driver(sysfs: FakeSysfs) -> None:
     sysfs.function(CARD, NIC, driver="mlx5_core", group="12")
-    sysfs.function(OTHER, NIC, driver="stubborn", group="13")
     ledger = ledger_on(sysfs)
 
-    network = HostDirectNetwork(direct(CARD, OTHER), functions_of(sysfs, ledger))
-    sysfs.loaded.discard("vfio-pci")
-    with pytest.raises(FailedPrecondition, match=f"bind {CARD} to 'vfio-pci'"):
-        await network.bind_functions()
-    await network.disconnect()
+    with pytest.raises(NotFound, match=OTHER):
+        await connected(sysfs, ledger, CARD, OTHER)
 
     assert sysfs.state(CARD) == ("mlx5_core", "")
     assert ledger.held == {}
