@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +30,7 @@ from pyshim.concurrency.threads import thread_to_the_end
 from pyshim.config.load import load_config
 from pyshim.debug import dump_on_signal, objects, stacks
 from pyshim.host.processes.children import Children
+from pyshim.host.processes.confinement import deny_calls, give_up_capabilities
 from pyshim.host.processes.identity import ProcessRef, is_alive, our_pid_namespace
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.writers import code_paths, writable_by_others
@@ -136,9 +138,13 @@ class _Daemon:
         self._agent_calls = Durations()
         self._open_calls: Callable[[], Iterable[str]] = tuple
         self._exporter: SpanExporter | None = None
+        self._threads = ThreadPoolExecutor()
+        """For `asyncio.to_thread`."""
+        self._is_confined = False
 
     async def run(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        loop.set_default_executor(self._threads)
         socket_path = listener.getsockname()
         # Read from below: first the socket loses its name, then all is ended, the last replies and events leave, then
         # the process. Each step is taken whatever the one before it met.
@@ -239,6 +245,7 @@ class _Daemon:
             _warn_of_writers("others can change what this pod is made from", _booted(loaded))
             if loaded.runtime.enable_debug:
                 shim_log.set_debug()
+            self._confine(loaded)
             return loaded
 
         async def serve_monitor(path: str, metrics_path: str, pod: MonitorRpc, *, debug: bool) -> MonitorServer:
@@ -291,6 +298,25 @@ class _Daemon:
             read_machine=machine,
         )
         return environment if faults is None else faults.environment(environment)
+
+    def _confine(self, config: Config) -> None:
+        """From the first Create on, before any hook, guest or other child. Raises FailedPrecondition.
+
+        A thread has its own capabilities: those that have read the configuration end, and others take their place.
+        """
+        if self._is_confined or not config.runtime.confine_shim:
+            return
+        try:
+            if not config.hypervisor.privileged_vmm:  # it keeps the capabilities of root
+                give_up_capabilities()
+            if not deny_calls():
+                log.warning("shim has no filter of system calls", extra={"error": "libseccomp.so.2 is missing"})
+        except OSError as error:
+            raise FailedPrecondition(f"confine shim: {error.strerror} (hint: confine_shim = false)") from error
+        former, self._threads = self._threads, ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(self._threads)
+        former.shutdown(wait=False)
+        self._is_confined = True
 
     async def _end_export(self) -> None:
         if self._exporter is not None:

@@ -246,6 +246,14 @@ RUNTIME: tuple[Key, ...] = (
         ann=True,
         aliases=(("create_container_timeout", Table.AGENT, SECONDS),),
     ),
+    _R.used(
+        "confine_shim",
+        BOOL,
+        True,
+        "The shim gives up capabilities and system calls that neither it nor what it starts needs, OCI hooks among it. "
+        "false: for a hook that loads kernel modules or sets the clock.",
+        own=True,
+    ),
     _R.used("disable_guest_seccomp", BOOL, True, "false: the pod's seccomp profile is applied in the guest.", ann=True),
     _R.used(
         "disable_guest_empty_dir",

@@ -176,6 +176,17 @@ def keep_capabilities(kept: Collection[int]) -> None:
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
+def hold_capabilities(kept: Collection[int]) -> None:
+    """This thread, and those it starts, have no capability beside `kept`, which executed programs may still gain."""
+    held = _Capabilities()
+    _checked(_libc.capget(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))
+    mask = sum(1 << number for number in kept)
+    for index, part in enumerate(held.parts):
+        part.permitted &= mask >> 32 * index & 0xFFFFFFFF
+        part.effective &= part.permitted
+    _checked(_libc.capset(ctypes.byref(_CapabilityHeader()), ctypes.byref(held)))
+
+
 def become_user(user_id: int, group_ids: Collection[int]) -> None:
     """This thread, and what it executes, is of this user and group, with `group_ids` besides, and has no capability.
 

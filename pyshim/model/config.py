@@ -180,6 +180,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """`VENDOR:CLASS=KIND` and `HOST-KIND=KIND`; our own key."""
     pod_resource_api_sock: str
     create_container_timeout_s: float
+    confine_shim: bool
+    """Our own key."""
     disable_guest_seccomp: bool
     disable_guest_empty_dir: bool
     emptydir_mode: str

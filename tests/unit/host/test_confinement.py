@@ -1,0 +1,126 @@
+"""What the shim gives up is refused to itself, to threads it had before, and to what it executes.
+
+Each attempt is a system call by its number, with arguments that the kernel answers otherwise than EPERM for a root
+without these walls: the control.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pyshim.host.processes.confinement import DENIED_CALLS, KEPT_CAPABILITIES
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: others are refused these calls anyway")
+
+ATTEMPTS = {
+    "ptrace": (101, 16, 0x7FFFFFFF, 0, 0),  # PTRACE_ATTACH
+    "syslog": (103, 10, 0, 0),
+    "swapon": (167, 0, 0),
+    "swapoff": (168, 0),
+    "reboot": (169, 0, 0, 0, 0),
+    "iopl": (172, 0),
+    "settimeofday": (164, 0, 0),
+    "acct": (163, 1),
+    "modify_ldt": (154, 0, 0, 0),
+    "adjtimex": (159, 1),
+    "init_module": (175, 0, 0, 0),
+    "delete_module": (176, 1, 0),
+    "quotactl": (179, 0, 0, 0, 0),
+    "clock_settime": (227, 99, 0),
+    "kexec_load": (246, 0, 99, 0, 0),
+    "add_key": (248, 0, 0, 0, 0, 0),
+    "request_key": (249, 0, 0, 0, 0),
+    "keyctl": (250, 0, 0xFFFFFFFD, 0, 0, 0),  # KEYCTL_GET_KEYRING_ID
+    "perf_event_open": (298, 0, 0, 0, 0, 0),
+    "fanotify_init": (300, 0xFFFFFFFF, 0),
+    "process_vm_readv": (310, 0, 0, 0, 0, 0, 0),
+    "process_vm_writev": (311, 0, 0, 0, 0, 0, 0),
+    "kcmp": (312, 0, 0, 99, 0, 0),
+    "finit_module": (313, -1, 0, 0),
+    "kexec_file_load": (320, -1, -1, 0, 0, 0),
+    "userfaultfd": (323, 0xFFFFFFFF),
+    "pidfd_getfd": (438, -1, 0, 0),
+}
+"""Number and arguments for x86-64."""
+
+_TRY = """
+import ctypes, errno, json, sys
+libc = ctypes.CDLL(None, use_errno=True)
+found = {}
+for name, words in json.loads(sys.argv[1]).items():
+    result = libc.syscall(*map(ctypes.c_long, words))
+    found[name] = errno.errorcode[ctypes.get_errno()] if result < 0 else "done"
+with open("/proc/thread-self/status") as file:
+    found["status"] = dict(line.rstrip("\\n").split(":\\t", 1) for line in file)
+print(json.dumps(found))
+"""
+_CONFINED = """
+import sys
+from pyshim.host.processes.confinement import deny_calls, give_up_capabilities
+give_up_capabilities()
+assert deny_calls()
+"""
+_EXECUTE = "import os; os.execv(sys.executable, [sys.executable, '-c', sys.argv[2], sys.argv[1]])"
+
+
+def attempted(program: str, attempts: dict[str, tuple[int, ...]] = ATTEMPTS) -> dict[str, str]:
+    words = [sys.executable, "-c", program, json.dumps(attempts), _TRY]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    status = found.pop("status")
+    return {**found, **{name: status[name] for name in ("CapPrm", "CapBnd", "NoNewPrivs", "Seccomp")}}
+
+
+@needs_root
+def test_a_child_of_the_confined_shim_is_refused_each_denied_call() -> None:
+    outside = attempted(f"import sys\n{_EXECUTE}")
+    inside = attempted(_CONFINED + _EXECUTE)
+
+    assert [name for name in ATTEMPTS if outside[name] == "EPERM"] == [], "the control: root outside the walls"
+    assert [name for name in ATTEMPTS if inside[name] != "EPERM"] == []
+    assert (outside["NoNewPrivs"], outside["Seccomp"]) == ("0", "0")
+    assert (inside["NoNewPrivs"], inside["Seccomp"]) == ("1", "2")
+    kept = sum(1 << number for number in KEPT_CAPABILITIES.values())
+    for kind in ("CapPrm", "CapBnd"):
+        assert int(inside[kind], 16) == int(outside[kind], 16) & kept
+    assert int(outside["CapPrm"], 16) & ~kept, "the control: there was something to give up"
+
+
+def test_each_attempt_is_at_a_call_that_the_filter_names() -> None:
+    assert set(ATTEMPTS) <= set(DENIED_CALLS)
+
+
+_OTHER_THREAD = """
+import threading
+ready, confined = threading.Event(), threading.Event()
+def work():
+    ready.set()
+    confined.wait()
+    exec(sys.argv[2], {})
+thread = threading.Thread(target=work)
+thread.start()
+ready.wait()
+"""
+
+
+@needs_root
+def test_a_thread_from_before_is_refused_them_too() -> None:
+    inside = attempted("import sys" + _OTHER_THREAD + _CONFINED + "confined.set(); thread.join()")
+
+    assert [name for name in ATTEMPTS if inside[name] != "EPERM"] == []
+    assert (inside["NoNewPrivs"], inside["Seccomp"]) == ("1", "2")
+
+
+@needs_root
+def test_the_x32_table_of_calls_is_no_way_around() -> None:
+    x32 = {name: (0x40000000 | ATTEMPTS[name][0], *ATTEMPTS[name][1:]) for name in ("delete_module", "iopl")}
+
+    outside = attempted(f"import sys\n{_EXECUTE}", x32)
+    inside = attempted(_CONFINED + _EXECUTE, x32)
+
+    assert "EPERM" not in [outside[name] for name in x32], "the control"
+    assert [inside[name] for name in x32] == ["EPERM"] * len(x32)
