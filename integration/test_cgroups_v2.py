@@ -67,7 +67,7 @@ def kernel(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
 def test_all_of_a_sandbox_is_in_its_cgroup_and_vcpu_threads_are_in_a_threaded_one(kernel: Any) -> None:
     found = kernel["all in one"]
 
-    assert (found["shim"], found["vmm"]) == ("/pods/pod1/c1", "/pods/pod1/c1")
+    assert (found["shim"], found["vmm"]) == ("/pods/pod1/c1", "/pods/pod1/c1/vmm")
     assert found["vcpus"] == ["/pods/pod1/c1/vcpus"]
     assert (found["cgroup.type"], found["vcpus/cgroup.type"]) == ("domain threaded", "threaded")
     # 1 vCPU and 1 CPU for the VMM; 64 MiB of RAM and 206 MiB, or twice that, for the host side.
@@ -91,6 +91,17 @@ def test_with_an_overhead_cgroup_the_shim_is_there_and_the_vmm_with_its_memory_i
     assert (found["shim"], found["vmm"]) == ("/kata_overhead/s1", "/pods/pod1/c1")
     assert found["vcpus"] == ["/pods/pod1/c1/vcpus"]
     assert found["overhead limit"] == "100000 100000"
+
+
+@pytest.mark.parametrize("scene", ["all in one", "overhead apart"])
+def test_the_vmm_opens_listed_devices_only_and_the_shim_opens_disks(kernel: Any, scene: str) -> None:
+    """The first is /dev/null, the second a disk of the guest that stands for the host."""
+    found = kernel[scene]
+
+    assert found["shim opens"] == ["opened", "opened"], "the control"
+    assert (found["vmm opens"], found["its vcpus open"]) == (["opened", "EPERM"], ["opened", "EPERM"])
+    assert found["with a rule more"] == ["opened", "opened"]
+    assert found["virtiofsd opens"] == ["opened", "EPERM"]
 
 
 def test_a_host_oom_names_the_cgroup_whose_limit_was_met(kernel: Any) -> None:
@@ -158,12 +169,11 @@ def systemd(ctr: Ctr, runtime: Runtime, module_leaves_nothing: None) -> Any:
 def test_systemd_makes_the_scope_and_delegates_it(systemd: Any) -> None:
     path = "/kubepods.slice/kubepods-pod1.slice/cri-containerd-c1.scope"
 
-    assert (systemd["shim"], systemd["vmm"], systemd["vcpus"]) == (path, path, [f"{path}/vcpus"])
+    assert (systemd["shim"], systemd["vmm"], systemd["vcpus"]) == (path, f"{path}/vmm", [f"{path}/vcpus"])
     assert systemd["cpu.max"] == "200000 100000"
     unit = systemd["unit"]
     assert (unit["ControlGroup"], unit["Slice"]) == (path, "kubepods-pod1.slice")
-    assert (unit["Delegate"], unit["DevicePolicy"], unit["MemoryAccounting"]) == ("yes", "closed", "yes")
-    assert "/dev/kvm rwm" in unit["DeviceAllow"]
+    assert (unit["Delegate"], unit["DevicePolicy"], unit["MemoryAccounting"]) == ("yes", "auto", "yes")
 
 
 def test_systemd_refuses_a_second_unit_of_the_name_and_forgets_the_first_when_it_ends(systemd: Any) -> None:

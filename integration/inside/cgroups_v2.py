@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -68,12 +69,15 @@ class Records:
 
 
 class Vmm:
-    """Its first thread is the main one, the others are its vCPUs."""
+    """Its first thread is the main one, the others are its vCPUs; another process stands for virtiofsd."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen([sys.executable, "-c", _VMM], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
+        self.virtiofsd = subprocess.Popen(["sleep", "1000"])
         self.main, *self.vcpus = map(int, self.process.stdout.readline().split())
+
+    helper_pids: tuple[int, ...] = ()
 
     async def vcpu_thread_ids(self) -> tuple[int, ...]:
         return tuple(self.vcpus)
@@ -151,10 +155,12 @@ async def running(path: str, **runtime: Any) -> AsyncIterator[tuple[Any, Vmm]]:
         async with cgroups.birth_of_vmm():
             vmm = Vmm()
         cgroups._hypervisor = vmm
-        await cgroups.place(vmm.process.pid, 0)
+        await cgroups.allow_nodes()
+        await cgroups.place(vmm.process.pid, vmm.virtiofsd.pid)
         yield cgroups, vmm
-        vmm.process.kill()
-        vmm.process.wait()
+        for process in (vmm.process, vmm.virtiofsd):
+            process.kill()
+            process.wait()
     finally:
         await cgroups.leave()
 
@@ -165,6 +171,39 @@ def places(vmm: Vmm) -> dict[str, object]:
         "vmm": where(vmm.main),
         "vcpus": sorted({where(vmm.main, tid) for tid in vmm.vcpus}),
     }
+
+
+_OPEN = """
+import errno, os, sys
+if sys.argv[1]:
+    with open(sys.argv[1], "w") as file:
+        file.write(str(os.getpid()))
+for path in ("/dev/null", "/disk"):
+    try:
+        os.close(os.open(path, os.O_RDONLY))
+        print("opened")
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+
+
+def opens(cgroup: str = "") -> list[str]:
+    """What a process in the cgroup, or in this one, may open."""
+    command = [sys.executable, "-S", "-c", _OPEN, f"{ROOT}{cgroup}/cgroup.procs" if cgroup else ""]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+async def device_lists(cgroups: Any, vmm: Vmm) -> dict[str, object]:
+    """/disk is a node of a disk of this machine."""
+    from types import SimpleNamespace
+
+    found: dict[str, object] = {"shim opens": opens(where(os.getpid()))}
+    found["vmm opens"] = opens(where(vmm.main))
+    found["its vcpus open"] = opens(where(vmm.main, vmm.vcpus[0]))
+    found["virtiofsd opens"] = opens(where(vmm.virtiofsd.pid))
+    await cgroups.allow(SimpleNamespace(path="/disk"))
+    found["with a rule more"] = opens(where(vmm.main))
+    return found
 
 
 async def all_in_one() -> object:
@@ -187,6 +226,7 @@ async def all_in_one() -> object:
         await cgroups.fit([{"pids": {}}], cgroups._record)
         found["no cpuset"] = [read(f"{group}/cpuset.cpus"), read("/pods/pod1/cpuset.cpus.effective")]
         found["notes"] = cgroups.saved()["Notes"]
+        found |= await device_lists(cgroups, vmm)
     found["left"] = left_over()
     found["ledger"] = len(cgroups._ledger.entries)
     found["shim after"] = where(os.getpid())
@@ -194,8 +234,9 @@ async def all_in_one() -> object:
 
 
 async def overhead_apart() -> object:
-    async with running("/pods/pod1/c1", sandbox_cgroup_limits=True) as (_, vmm):
+    async with running("/pods/pod1/c1", sandbox_cgroup_limits=True) as (cgroups, vmm):
         found = places(vmm)
+        found |= await device_lists(cgroups, vmm)
         found["overhead limit"] = read("/kata_overhead/s1/cpu.max")
     found["left"] = (ROOT / "kata_overhead/s1").exists()
     return found
@@ -303,6 +344,8 @@ def main() -> int:
     for pid in read("cgroup.procs").split():
         (ROOT / "runner/cgroup.procs").write_text(pid)
     (ROOT / "pods/pod1").mkdir(parents=True)
+    major, minor = Path("/sys/class/block/vda/dev").read_text().split(":")
+    os.mknod("/disk", stat.S_IFBLK | 0o600, os.makedev(int(major), int(minor)))
     try:
         print(json.dumps(asyncio.run(scenes())))
     except Exception:

@@ -75,8 +75,10 @@ _INOTIFY_BYTES = 1 << 16
 CAP_DAC_OVERRIDE, CAP_IPC_LOCK = 1, 14
 _CAPABILITY_VERSION_3 = 0x20080522
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 24, 38
-_SYS_SETGROUPS, _SYS_SETRESUID, _SYS_SETRESGID = 116, 117, 119
+_SYS_SETGROUPS, _SYS_SETRESUID, _SYS_SETRESGID, _SYS_BPF = 116, 117, 119, 321
 """Of x86-64. Source: arch/x86/entry/syscalls/syscall_64.tbl."""
+_BPF_ATTR_BYTES = 128
+"""The kernel takes any size, if what it does not know is zero."""
 _SYS_MOVE_MOUNT = 429
 _SYS_OPENAT2 = 437
 _SYS_MOUNT_SETATTR = 442
@@ -200,6 +202,12 @@ def become_user(user_id: int, group_ids: Collection[int]) -> None:
     _checked(_syscall(ctypes.c_long(_SYS_SETGROUPS), ctypes.c_size_t(len(group_ids)), groups))
     _checked(_syscall(ctypes.c_long(_SYS_SETRESGID), each, each, each))
     _checked(_syscall(ctypes.c_long(_SYS_SETRESUID), each, each, each))
+
+
+def bpf(command: int, request: bytes) -> int:
+    """bpf(2) of x86-64 with the members of `union bpf_attr` that the command reads; the others are zero."""
+    attr = ctypes.create_string_buffer(request, _BPF_ATTR_BYTES)
+    return _checked(_syscall(ctypes.c_long(_SYS_BPF), ctypes.c_int(command), attr, ctypes.c_uint(len(attr))))
 
 
 def madvise(start: int, length: int, advice: int) -> None:

@@ -18,7 +18,8 @@ class Role(StrEnum):
     VCPUS = "vcpus"
     """v2: the threaded cgroup of the vCPU threads, below SANDBOX."""
     DEVICES = "devices"
-    """v1: below the VMM's, in the hierarchy of devices alone: the VMM and virtiofsd, without the shim."""
+    """Below the shim's: the VMM and virtiofsd, without the shim. On v1 in the hierarchy of devices alone. On v2 it is
+    threaded, and the VMM is not in it where it has a cgroup without the shim already."""
 
 
 class Member(StrEnum):
@@ -57,8 +58,6 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     slice: str
     description: str
-    devices: tuple[str, ...]
-    """v2: what systemd lets its processes open, in the words of DeviceAllow; empty where rules are ours (v1)."""
 
 
 class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +71,14 @@ class CgroupPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     def group(self, role: Role) -> Group | None:
         return next((group for group in self.groups if group.role is role), None)
+
+    @property
+    def listed(self) -> tuple[Role, ...]:
+        """The groups whose processes may open listed devices only: the shim, which mounts disks, is in none of them."""
+        serving = {Role.DEVICES}
+        if self.mode is CgroupMode.V2:
+            serving |= {self.members[Member.VMM], self.members[Member.VCPUS]} - {self.members[Member.SHIM]}
+        return tuple(group.role for group in self.groups if group.role in serving)
 
     def path(self, role: Role) -> str:
         """The path; empty without such a cgroup."""

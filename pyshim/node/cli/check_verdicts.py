@@ -124,18 +124,6 @@ def _kernel(host: HostReport) -> Iterator[Verdict]:
         yield _warning("cgroups", f"version 1{manager}", "boot with systemd.unified_cgroup_hierarchy=1 for version 2")
     else:
         yield _ok("cgroups", f"version 2{manager}")
-        yield from _device_list(host)
-
-
-def _device_list(host: HostReport) -> Iterator[Verdict]:
-    """Warns where no sandbox on cgroup v2 has a systemd scope, which brings the device list."""
-    if not host.facts.systemd:
-        cause, hint = "systemd does not run", "run systemd, with SystemdCgroup = true in containerd"
-    elif host.config and not host.config.runtime.sandbox_cgroup_only:
-        cause, hint = "sandbox_cgroup_only is false", "set sandbox_cgroup_only = true"
-    else:
-        return
-    yield _warning("device list", f"none on cgroup v2 without a systemd scope: {cause}", hint)
 
 
 def _vsock(host: HostReport) -> Verdict:

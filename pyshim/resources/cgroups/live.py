@@ -20,6 +20,7 @@ from pyshim.concurrency.tasks import to_the_end, together
 from pyshim.model.cgroups import Group, GroupSetting, Member, Role
 from pyshim.model.cpusets import cpu_set
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, ShimError
+from pyshim.model.host_facts import CgroupMode
 from pyshim.model.ledger import LedgerEntry, ResourceKind
 from pyshim.model.plans import SandboxPlan
 from pyshim.model.seams import Cgroups, Records
@@ -31,7 +32,7 @@ from pyshim.resources.cgroups.plan.pinning import Pinning, pinning, placed_pinni
 from pyshim.resources.cgroups.plan.rdt import rdt_class
 from pyshim.resources.cgroups.plan.settings import (
     DEVICE_NODES,
-    allowed_device,
+    allowed_devices,
     checked_cpuset,
     cpuset_settings,
     cpuset_union,
@@ -174,13 +175,17 @@ class SandboxCgroups:
                 await self._join(Member.SHIM, self.own_pid)
 
     async def allow_nodes(self) -> None:
-        """Processes of the cgroup for devices may open only what a VMM needs. It has no processes yet.
+        """Processes of the cgroups for devices may open only what a VMM needs. They have no processes yet.
 
-        The pod's functions are bound to VFIO by now, so that its groups are known.
+        The pod's functions are bound to VFIO by now, so that its groups are known. A cgroup in which the shim gives
+        birth to the VMM follows when the shim has left it.
         """
-        if self._plan.group(Role.DEVICES) is not None:
+        await self._list_devices(lambda role: role is not self._plan.members[Member.VMM])
+
+    async def _list_devices(self, of: Callable[[Role], bool]) -> None:
+        if roles := [role for role in self._plan.listed if of(role)]:
             rules = await self._host.device_rules(DEVICE_NODES)
-            await self._apply((*device_settings(self._plan), *(allowed_device(rule, what) for rule, what in rules)))
+            await self._apply(setting for role in roles for setting in device_settings(role, rules))
 
     async def place(self, vmm_pid: int, virtiofsd_pid: int) -> None:
         """All processes that serve the guest are bound by `allow_nodes`; the vCPU threads are where they belong.
@@ -190,21 +195,25 @@ class SandboxCgroups:
         self._pids.update({Member.VMM: vmm_pid, Member.VIRTIOFSD: virtiofsd_pid})
         if not self._plan.groups:
             return
-        if self._plan.group(Role.DEVICES) is not None:
-            # The VMM answers while the kernel moves it.
-            programs = filter(None, (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids))
-            await together(self._host.join_family(self._group(Role.DEVICES), programs), self._place_vcpus())
-        else:
+        await self._list_devices(lambda role: role is self._plan.members[Member.VMM])
+        programs: tuple[int, ...] = (vmm_pid, virtiofsd_pid, *self._hypervisor.helper_pids)
+        if self._plan.members[Member.VMM] in self._plan.listed:
+            programs = (virtiofsd_pid,)  # the others were born in a cgroup with a list
+        moved = self._host.join_family(self._group(Role.DEVICES), filter(None, programs))
+        if self._plan.mode is CgroupMode.V2:
+            await moved  # with all threads; some of them are moved on
             await self._place_vcpus()
+        else:
+            await together(moved, self._place_vcpus())  # the VMM answers while the kernel moves it
         if self._placed is not None or self._nodes:
             await self._pin(self._placement_cpus())
 
     async def allow(self, device: Device) -> None:
         """The VMM may open the device it is about to be given."""
         path = getattr(device, "path", "")
-        if self._plan.group(Role.DEVICES) is not None:
+        if roles := self._plan.listed:
             rules = await self._host.device_rules((path,) if path else ())
-            await self._apply(tuple(allowed_device(rule, what) for rule, what in rules))
+            await self._apply(setting for role in roles for setting in allowed_devices(role, rules))
 
     # ---- while it runs
 
@@ -426,6 +435,8 @@ class SandboxCgroups:
             failed = await self._host.apply(group, [setting for setting in settings if setting.role is role])
             for setting, problem in failed.items():
                 text = f"set {setting.file} of '{group.path}' to '{setting.value}': {problem}"
+                if setting.controller == "devices" and self._plan.mode is CgroupMode.V2:
+                    text = f"no device list for '{group.path}': {problem}"  # one cause for all its rules
                 if setting.required:
                     raise FailedPrecondition(text)
                 self._note((text,))

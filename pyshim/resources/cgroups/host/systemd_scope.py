@@ -33,12 +33,8 @@ Property = tuple[str, tuple[str, object]]
 
 
 def scope_properties(scope: Scope, pid: int) -> list[Property]:
-    """The unit's properties. Delegated: below it, and into its limits, only this shim writes.
-
-    Where systemd manages cgroup v2 it is also the one who can attach device programs: the shim mounts what it is
-    given, so block devices are allowed as a whole, character devices by name.
-    """
-    properties: list[Property] = [
+    """The unit's properties. Delegated: below it, and into its limits, only this shim writes."""
+    return [
         ("Description", ("s", scope.description)),
         ("Slice", ("s", scope.slice)),
         ("Delegate", ("b", True)),
@@ -49,12 +45,6 @@ def scope_properties(scope: Scope, pid: int) -> list[Property]:
         ("TasksAccounting", ("b", True)),
         ("IOAccounting", ("b", True)),
     ]
-    if scope.devices:
-        properties += [
-            ("DevicePolicy", ("s", "closed")),
-            ("DeviceAllow", ("a(ss)", [(name, "rwm") for name in scope.devices])),
-        ]
-    return properties
 
 
 def start_scope(scope: Scope, pid: int, *, bus: str = SYSTEM_BUS, timeout_s: float = TIMEOUT_S) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pyshim.host.processes.launch import describe_os_error
 from pyshim.model.cgroups import Group, GroupSetting, HostOom
 from pyshim.resources.cgroups.host import hierarchies as kernel
+from pyshim.resources.cgroups.host.device_program import DeviceList
 
 _WANTED = ("cpu", "cpuset", "io", "memory", "pids")
 _THREADED = ("cpu", "cpuset")
@@ -17,6 +18,8 @@ class CgroupsV2:
         self._root = next((each.mount_point for each in hierarchies if not each.controllers), "/sys/fs/cgroup")
         # Read now: systemd moves this process before it joins anything by itself.
         self._origin = kernel.place_of(os.getpid(), ())
+        self._devices: dict[str, DeviceList] = {}
+        """By the directory of the cgroup."""
 
     def roots(self, group: Group) -> tuple[str, ...]:
         return (self._root,)
@@ -43,7 +46,7 @@ class CgroupsV2:
             # First threaded, then the controllers: the cgroup above has processes, which only threaded ones may share.
             kernel.write(f"{directory}/cgroup.type", "threaded")
         except OSError as error:
-            return (f"vCPU threads are not apart: '{group.path}' cannot be threaded: {describe_os_error(error)}",)
+            return (f"'{group.path}' has no members: it cannot be threaded: {describe_os_error(error)}",)
         above = os.path.dirname(directory)
         return tuple(
             f"no controller {controller} for vCPU threads: {problem}"
@@ -51,14 +54,21 @@ class CgroupsV2:
         )
 
     def join(self, group: Group, pid: int) -> None:
+        if group.threaded and not self._is_threaded(group):
+            return  # the processes stay where they are, as its notes say
         kernel.move(self._root + group.path, "cgroup.procs", pid)
 
     def join_thread(self, group: Group, tid: int) -> None:
-        if kernel.read(f"{self._root}{group.path}/cgroup.type").strip() == "threaded":
+        if self._is_threaded(group):
             kernel.move(self._root + group.path, "cgroup.threads", tid)
+
+    def _is_threaded(self, group: Group) -> bool:
+        return kernel.read(f"{self._root}{group.path}/cgroup.type").strip() == "threaded"
 
     def leave(self, group: Group) -> None:
         """This process and its children are where this process came from, or in the nearest cgroup that takes them."""
+        if devices := self._devices.pop(self._root + group.path, None):
+            devices.close()
         if group.threaded:
             return
         above = tuple(kernel.upwards(group.path.rpartition("/")[0]))
@@ -74,6 +84,8 @@ class CgroupsV2:
 
     def apply(self, group: Group, setting: GroupSetting) -> str:
         directory = self._root + group.path
+        if setting.controller == "devices":
+            return self._apply_rule(directory, setting)
         try:
             # A set in use cannot be emptied again: "as above" is what is above now.
             value = setting.value or self.allowed(group, setting.file.rpartition(".")[2])
@@ -84,6 +96,15 @@ class CgroupsV2:
             if error.errno == errno.EACCES and not os.path.exists(f"{directory}/{setting.file}"):
                 return f"the cgroup has no controller {setting.controller}"
             return describe_os_error(error)
+        return ""
+
+    def _apply_rule(self, directory: str, setting: GroupSetting) -> str:
+        """v1's two files, as a program. `devices.deny` is only written with `a`, before all others."""
+        devices = self._devices.setdefault(directory, DeviceList(directory))
+        try:
+            devices.allow(*([] if setting.file == "devices.deny" else [setting.value]))
+        except OSError as error:
+            return f"attach program: {describe_os_error(error)}"
         return ""
 
     def allowed(self, group: Group, name: str) -> str:

@@ -10,6 +10,8 @@ runs the pod's work, the vCPUs, and the second the rest:
 - v2 keeps all threads of a process in one domain, so the whole VMM is in the pod's cgroup, its memory with it, and the
   vCPU threads in a threaded cgroup below that; shim and virtiofsd are in the overhead cgroup.
 
+Programs that serve the guest are bound by a device list, in a cgroup without the shim.
+
 A systemd path (`slice:prefix:name`) is the scope `prefix-name.scope`, asked of systemd only with
 `sandbox_cgroup_only`: a scope lives as long as a process is in it.
 
@@ -18,8 +20,6 @@ Sources: the kernel's admin-guide/cgroup-v1/memory.rst, admin-guide/cgroup-v2.rs
 
 import posixpath
 import re
-
-from msgspec.structs import replace
 
 from pyshim.model.cgroups import CgroupPlan, Group, Member, Role, Scope
 from pyshim.model.config import Config
@@ -50,18 +50,16 @@ def cgroup_plan(*, sandbox_id: SandboxId, cgroups_path: str, config: Config, hos
         notes.append(f"no systemd unit, only the directory of '{scope.unit}': {why}")
         scope = None
     v2 = host.cgroup_mode is CgroupMode.V2
-    if scope is not None and v2:
-        scope = replace(scope, devices=_SCOPE_DEVICES)
     groups = [Group(role=Role.SANDBOX, path=path)]
     if not only:
         groups.append(Group(role=Role.OVERHEAD, path=f"{OVERHEAD_PARENT}/{sandbox_id}"))
         if not v2:
             notes.append("cgroup v1 charges memory to whole processes: guest RAM counts in the overhead cgroup")
+    holder = groups[-1].path
     if v2:
-        notes.append("no device rules: cgroup v2 has them only as eBPF programs" if scope is None else _DEVICES_BY_UNIT)
+        groups.append(Group(role=Role.DEVICES, path=f"{holder}/vmm", threaded=True))
         groups.append(Group(role=Role.VCPUS, path=f"{path}/vcpus", threaded=True))
     else:
-        holder = groups[-1].path
         groups.append(Group(role=Role.DEVICES, path=f"{holder}/vmm", controllers=("devices",)))
     rest = Role.SANDBOX if only else Role.OVERHEAD
     members = {
@@ -71,15 +69,6 @@ def cgroup_plan(*, sandbox_id: SandboxId, cgroups_path: str, config: Config, hos
         Member.VCPUS: Role.VCPUS if v2 else Role.SANDBOX,
     }
     return CgroupPlan(mode=host.cgroup_mode, groups=tuple(groups), members=members, scope=scope, notes=tuple(notes))
-
-
-# systemd's `closed` adds null, zero, full, random, urandom. The shim mounts block devices of any kind for its guest.
-_SCOPE_DEVICES = (
-    *("/dev/tty", "/dev/console", "/dev/ptmx", "char-pts", "/dev/net/tun", "/dev/kvm", "/dev/mshv", "/dev/fuse"),
-    *("/dev/vhost-net", "/dev/vhost-vsock", "/dev/vfio/vfio", "char-vfio", "/dev/iommu", "/dev/userfaultfd"),
-    *("/dev/sev", "/dev/sgx_vepc", "/dev/loop-control", "/dev/mapper/control", "block-*"),
-)
-_DEVICES_BY_UNIT = "device rules are systemd's: DevicePolicy and DeviceAllow of the scope"
 
 
 def sandbox_cgroup(cgroups_path: str, sandbox_id: str) -> tuple[str, Scope | None]:
@@ -121,7 +110,7 @@ def _scope(cgroups_path: str) -> tuple[str, Scope]:
     if not _UNIT.fullmatch(unit) or len(unit) > _MAX_NAME_BYTES:
         raise _wrong(cgroups_path, f"{unit!r} is not a unit name")
     path = f"{slice_directory(slice_name)}/{unit}"
-    return path, Scope(unit=unit, slice=slice_name, description=f"virtual machine of {name}", devices=())
+    return path, Scope(unit=unit, slice=slice_name, description=f"virtual machine of {name}")
 
 
 def _is_slice(name: str) -> bool:

@@ -168,15 +168,17 @@ def cpuset_settings(
     )
 
 
-def device_settings(plan: CgroupPlan) -> tuple[GroupSetting, ...]:
-    """v1: everything denied, then the list of what a VMM needs allowed."""
-    if plan.group(Role.DEVICES) is None:
-        return ()
-    deny = GroupSetting(
-        role=Role.DEVICES, controller="devices", file="devices.deny", value="a", source="all but what follows"
+def device_settings(role: Role, more: Iterable[tuple[str, str]]) -> tuple[GroupSetting, ...]:
+    """Everything denied, then the list of what a VMM needs allowed; on v2 in v1's words."""
+    everything = GroupSetting(
+        role=role, controller="devices", file="devices.deny", value="a", source="all but what follows"
     )
-    return (deny, *(allowed_device(rule, source) for rule, source in _DEVICE_RULES))
+    return (everything, *allowed_devices(role, (*_DEVICE_RULES, *more)))
 
 
-def allowed_device(rule: str, source: str) -> GroupSetting:
-    return GroupSetting(role=Role.DEVICES, controller="devices", file="devices.allow", value=rule, source=source)
+def allowed_devices(role: Role, rules: Iterable[tuple[str, str]]) -> tuple[GroupSetting, ...]:
+    """The processes of that group may open these; each rule with its source."""
+    return tuple(
+        GroupSetting(role=role, controller="devices", file="devices.allow", value=rule, source=source)
+        for rule, source in rules
+    )

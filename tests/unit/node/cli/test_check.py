@@ -150,7 +150,6 @@ def test_a_node_on_which_nothing_is_amiss_is_ok_in_every_line(made_up: Callable[
             {"sys/fs/cgroup/cgroup.controllers": None, "sys/fs/cgroup/memory/cgroup.procs": ""},
             *({}, {}, "cgroups", "warning", "version 1, systemd manages them"),
         ),
-        ({"run/systemd/system/.keep": None}, {}, {}, "device list", "warning", "scope: systemd does not run"),
         ({}, {}, {"qemu": "QEMU emulator version 6.2.0"}, "qemu", "missing", "6.2.0: older than 7.2"),
         ({}, {}, {"qemu": FileNotFoundError(2, "x")}, "qemu", "missing", "'/bin/qemu': ENOENT"),
         ({}, {}, {"qemu": subprocess.CalledProcessError(127, "q")}, "qemu", "missing", "it exited 127"),
@@ -195,14 +194,6 @@ def test_other_machines_and_users_are_named(made_up: Callable[..., HostReport]) 
     found = verdicts(made_up(machine="aarch64", is_root=False))
 
     assert (of(found, "cpu").level, of(found, "user").level) == (Level.MISSING, Level.WARNING)
-
-
-def test_a_cgroup_without_systemds_device_list_is_named(
-    made_up: Callable[..., HostReport], config: Callable[..., Config]
-) -> None:
-    found = of(verdicts(made_up(config=config())), "device list")
-
-    assert (found.level, found.hint) == (Level.WARNING, "set sandbox_cgroup_only = true")
 
 
 def test_containerd_2_is_read_with_its_imports(made_up: Callable[..., HostReport]) -> None:

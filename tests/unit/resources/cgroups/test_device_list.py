@@ -1,7 +1,8 @@
-"""The device list on this kernel's cgroup v1, around a real virtiofsd that forked before it was moved."""
+"""The device list on this kernel: on cgroup v1 around a real virtiofsd that forked before it was moved, and on v2."""
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,11 @@ from pyshim.host.processes.children import Children
 from pyshim.host.processes.identity import family
 from pyshim.model.cgroups import Group, GroupSetting, Role
 from pyshim.model.host_facts import CgroupMode
+from pyshim.resources.cgroups.host.device_program import DeviceList, program
 from pyshim.resources.cgroups.host.hierarchies import Hierarchy, members, mounted
 from pyshim.resources.cgroups.host.sandbox_cgroups import LinuxCgroups
+from pyshim.resources.cgroups.host.v2 import CgroupsV2
+from pyshim.resources.cgroups.plan.settings import allowed_devices, device_settings
 from tests.fakes.ledger import FakeLedger
 from tests.unit.pod.conftest import until
 from tests.unit.resources.volumes.test_virtiofsd import REAL_C, needs_c, plan, serving_rights, start, unlink
@@ -79,3 +83,88 @@ async def test_the_virtiofsd_that_serves_is_in_the_list_and_opens_no_device_of_t
         assert not opens(directory)
     await virtiofsd.stop()
     await until(lambda: not members(directory))
+
+
+@pytest.fixture
+def v2_cgroup() -> Iterator[str]:
+    """The directory of a cgroup v2, of a hierarchy that may have no controllers: the program needs none."""
+    found = [each for each in mounted() if not each.controllers]
+    if not found or not os.access(found[0].mount_point, os.W_OK) or not os.path.exists(DEVICE) or not opens():
+        pytest.skip(f"needs a cgroup v2 hierarchy, and {DEVICE} open to root")
+    directory = f"{found[0].mount_point}/pyshim-test-{os.getpid()}"
+    os.mkdir(directory)
+    yield directory
+    os.rmdir(directory)
+
+
+DEVICE_RULE = "b 7:0"
+"""The numbers of DEVICE."""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("rules", "allowed"),
+    [
+        ([], False),
+        (["c 7:0 rwm"], False),
+        ([f"{DEVICE_RULE} m"], False),
+        ([f"{DEVICE_RULE} w"], False),
+        (["b 7:1 rwm"], False),
+        (["b 8:0 rwm", "c *:* m", "b *:* m"], False),
+        ([f"{DEVICE_RULE} rwm"], True),
+        ([f"{DEVICE_RULE} r"], True),
+        (["b 7:* rwm"], True),
+        (["b *:* rm"], True),
+        (["c 1:3 rwm", "b 8:0 rwm", f"{DEVICE_RULE} rwm"], True),
+    ],
+    ids=str,
+)
+def test_a_program_of_v2_allows_what_its_rules_say(v2_cgroup: str, rules: list[str], allowed: bool) -> None:
+    devices = DeviceList(v2_cgroup)
+    devices.allow(*rules)
+    devices.close()
+
+    assert opens(), "the control: outside the cgroup"
+    assert opens(v2_cgroup) is allowed
+
+
+@pytest.mark.root
+def test_a_program_of_v2_takes_a_rule_more_and_never_lets_go_of_the_list(v2_cgroup: str) -> None:
+    devices = DeviceList(v2_cgroup)
+    devices.allow()
+    before = opens(v2_cgroup)
+    devices.allow(f"{DEVICE_RULE} rwm")
+
+    assert (before, opens(v2_cgroup)) == (False, True)
+    devices.close()
+
+
+@pytest.mark.root
+async def test_the_settings_of_v1_become_a_program_of_v2(v2_cgroup: str) -> None:
+    root, _, name = v2_cgroup.rpartition("/")
+    group = Group(role=Role.SANDBOX, path=f"/{name}")
+    settings = device_settings(Role.SANDBOX, [("b 8:0 rwm", "a disk")])
+
+    cgroups = LinuxCgroups(CgroupMode.V2, (Hierarchy(root, ()),))
+    assert await cgroups.apply(group, settings) == {}
+    assert not opens(v2_cgroup)
+    assert await cgroups.apply(group, allowed_devices(Role.SANDBOX, [(f"{DEVICE_RULE} rwm", DEVICE)])) == {}
+    assert opens(v2_cgroup)
+    await cgroups.leave((group,))
+
+
+def test_a_cgroup_that_takes_no_program_is_a_problem_with_its_cause(tmp_path: Path) -> None:
+    tree = CgroupsV2((Hierarchy(str(tmp_path), ()),))
+    group = Group(role=Role.SANDBOX, path="/missing")
+    (everything, *_) = device_settings(Role.SANDBOX, [])
+
+    assert tree.apply(group, everything).startswith("attach program: E")
+
+
+def test_a_program_is_the_size_of_its_rules() -> None:
+    """An instruction has 8 bytes, and no jump leaves the program."""
+    code = program(["c *:* m", "b *:* m", "c 1:3 rwm", "c 10:200 rw"])
+
+    assert len(code) % 8 == 0
+    jumps = [(at, struct.unpack_from("<h", code, at + 2)[0]) for at in range(0, len(code), 8) if code[at] == 0x55]
+    assert all(offset > 0 and at // 8 + offset < len(code) // 8 - 1 for at, offset in jumps)

@@ -108,8 +108,40 @@ async def test_on_v2_the_vmm_is_born_in_the_pods_cgroup_and_the_shim_goes_back()
         f"{SHIM} into {SANDBOX}",
         "vmm is made",
         f"{SHIM} into {OVERHEAD}",
+        f"40 into {OVERHEAD}/vmm",
     ]
     assert rig.host.threads == {f"{SANDBOX}/vcpus": (71,)}
+    listed = [path for path, file, _ in rig.host.settings if file == "devices.deny"]
+    assert listed == [f"{OVERHEAD}/vmm", f"{SANDBOX}/vcpus", SANDBOX], "the shim is in none of them any more"
+
+
+@scenario
+async def test_on_v2_all_but_the_shim_is_below_its_cgroup_and_in_the_list() -> None:
+    rig = Rig(CgroupMode.V2, sandbox_cgroup_only=True)
+
+    await rig.start()
+
+    assert rig.host.history == [
+        f"{SHIM} into {SANDBOX}",
+        "vmm is made",
+        f"50 into {SANDBOX}/vmm",
+        f"40 into {SANDBOX}/vmm",
+    ]
+    assert rig.host.threads == {f"{SANDBOX}/vcpus": (71,)}
+    listed = [path for path, file, _ in rig.host.settings if file == "devices.deny"]
+    assert listed == [f"{SANDBOX}/vmm", f"{SANDBOX}/vcpus"]
+
+
+@scenario
+async def test_a_v2_that_takes_no_program_is_one_note_for_each_cgroup() -> None:
+    rig = Rig(CgroupMode.V2, sandbox_cgroup_only=True)
+    rig.host.refused = dict.fromkeys(("devices.deny", "devices.allow"), "attach program: EPERM")
+
+    await rig.start()
+
+    assert rig.cgroups.saved()["Notes"] == [
+        f"no device list for '{SANDBOX}/{name}': attach program: EPERM" for name in ("vmm", "vcpus")
+    ]
 
 
 async def test_an_intent_is_in_the_ledger_before_a_cgroup_is_made_and_struck_out_after_it_is_gone() -> None:

@@ -148,7 +148,11 @@ def test_slices_lie_in_each_other() -> None:
         (
             CgroupMode.V2,
             True,
-            {"sandbox": "/kubepods/pod1/c1", "vcpus": "/kubepods/pod1/c1/vcpus"},
+            {
+                "sandbox": "/kubepods/pod1/c1",
+                "devices": "/kubepods/pod1/c1/vmm",
+                "vcpus": "/kubepods/pod1/c1/vcpus",
+            },
             {"shim": "sandbox", "virtiofsd": "sandbox", "vmm": "sandbox", "vcpus": "vcpus"},
         ),
         (
@@ -157,6 +161,7 @@ def test_slices_lie_in_each_other() -> None:
             {
                 "sandbox": "/kubepods/pod1/c1",
                 "overhead": "/kata_overhead/s1",
+                "devices": "/kata_overhead/s1/vmm",
                 "vcpus": "/kubepods/pod1/c1/vcpus",
             },
             {"shim": "overhead", "virtiofsd": "overhead", "vmm": "sandbox", "vcpus": "vcpus"},
@@ -194,7 +199,6 @@ def test_systemd_is_asked_only_where_it_runs_and_has_all_of_the_sandbox(
     assert (plan.scope is not None) is is_unit
     assert plan.path(Role.SANDBOX) == "/kubepods.slice/kubepods-pod1.slice/cri-containerd-c1.scope"
     assert is_unit or any("no systemd unit" in note for note in plan.notes)
-    assert plan.scope is None or "/dev/kvm" in plan.scope.devices
 
 
 def _values(plan: CgroupPlan, **runtime: Any) -> dict[tuple[str, str], str]:
@@ -289,13 +293,24 @@ def test_an_unrestricted_set_is_taken_back(host: Callable[..., HostFacts]) -> No
     ]
 
 
-def test_device_rules_deny_everything_first(host: Callable[..., HostFacts]) -> None:
-    settings = device_settings(_plan(host()))
+def test_device_rules_deny_everything_first() -> None:
+    settings = device_settings(Role.DEVICES, [("c 10:1 rwm", "a node")])
 
     assert (settings[0].file, settings[0].value) == ("devices.deny", "a")
     allowed = {each.value for each in settings[1:]}
-    assert {"c 1:3 rwm", "c 10:232 rwm", "c 10:200 rwm", "b *:* m"} <= allowed
-    assert device_settings(_plan(host(cgroup_mode=CgroupMode.V2))) == ()
+    assert {"c 1:3 rwm", "c 10:232 rwm", "c 10:200 rwm", "b *:* m", "c 10:1 rwm"} <= allowed
+
+
+@pytest.mark.parametrize("mode", [CgroupMode.V1, CgroupMode.V2])
+@pytest.mark.parametrize("only", [True, False])
+def test_whoever_serves_the_guest_is_in_a_device_list_and_the_shim_in_none(
+    host: Callable[..., HostFacts], mode: CgroupMode, only: bool
+) -> None:
+    plan = _plan(host(cgroup_mode=mode), sandbox_cgroup_only=only)
+
+    assert Role.DEVICES in plan.listed
+    assert plan.members[Member.SHIM] not in plan.listed
+    assert mode is CgroupMode.V1 or plan.members[Member.VCPUS] in plan.listed
 
 
 @pytest.mark.parametrize(

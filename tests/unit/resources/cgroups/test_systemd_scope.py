@@ -14,9 +14,9 @@ from jeepney.low_level import Message, Parser
 
 from pyshim.model.cgroups import Scope
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Unavailable
-from pyshim.resources.cgroups.host.systemd_scope import scope_properties, start_scope
+from pyshim.resources.cgroups.host.systemd_scope import start_scope
 
-SCOPE = Scope(unit="cri-containerd-c1.scope", slice="kubepods-pod1.slice", description="a test", devices=())
+SCOPE = Scope(unit="cri-containerd-c1.scope", slice="kubepods-pod1.slice", description="a test")
 MANAGER = DBusAddress("/org/freedesktop/systemd1", interface="org.freedesktop.systemd1.Manager")
 JOB = "/org/freedesktop/systemd1/job/7"
 
@@ -98,17 +98,8 @@ def test_the_unit_is_asked_for_with_the_process_and_delegated(tmp_path: Path) ->
     found = dict(properties)
     assert found["PIDs"] == ("au", [4711])
     assert (found["Slice"], found["Delegate"]) == (("s", "kubepods-pod1.slice"), ("b", True))
-    assert "DevicePolicy" not in found
+    assert "DevicePolicy" not in found, "the shim is in the scope and mounts disks"
     assert [member for member, _ in systemd.asked] == ["Hello", "AddMatch", "Subscribe", "StartTransientUnit"]
-
-
-def test_devices_are_systemds_where_rules_cannot_be_ours() -> None:
-    scope = Scope(unit="u", slice="s", description="d", devices=("/dev/kvm", "block-*"))
-
-    found = dict(scope_properties(scope, 1))
-
-    assert found["DevicePolicy"] == ("s", "closed")
-    assert found["DeviceAllow"] == ("a(ss)", [("/dev/kvm", "rwm"), ("block-*", "rwm")])
 
 
 @pytest.mark.parametrize(
