@@ -33,7 +33,10 @@ from pyshim.config.annotations import with_annotations
 from pyshim.config.effective import examine
 from pyshim.config.load import build_config, typed
 from pyshim.config.sources import read_source
+from pyshim.host.fds import OwnedFd
 from pyshim.host.python_child.messages import Inbox
+from pyshim.host.streams.paced_text import PacedText
+from pyshim.host.streams.text_tail import MAX_LINE_BYTES, TextTail
 from pyshim.model import oci
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import CgroupMode
@@ -48,7 +51,10 @@ from pyshim.model.trace import spans_from_json
 from pyshim.monitor import socket as monitor_socket
 from pyshim.monitor.answers import resize_request
 from pyshim.monitor.guest_text import GUEST_PREFIXES, judged, judged_text
+from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
+from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_addition
+from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.install.in_cluster.plan import words_of, words_patch
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.quantity import quantity
@@ -83,6 +89,8 @@ from tests.unit.node.webhook.reviews import pod_class
 
 CORPUS = Path(__file__).with_name("corpus")
 _HYPERVISOR = "io.katacontainers.config.hypervisor."
+_PIPE_BYTES = 65536
+"""A pipe takes so many without a reader."""
 _QUERIES = ("query-status", "query-cpus-fast", "query-hotpluggable-cpus", "query-memory-size-summary")
 _PATH_KINDS = (
     ResourceKind.CGROUP,
@@ -490,12 +498,65 @@ def _node_object(data: bytes) -> None:
 
 def _debug_marks(data: bytes) -> None:
     """A guest's console may print anything at any pace; the pieces make no difference."""
-    data, outputs = data[: 8 * 1024], []  # what precedes the first mark by more may be cut in the middle of a line
+    outputs = []
     for size in (1 + len(data) // 100, 1 + len(data) // 7, 1 + len(data)):
         marked = MarkedOutput(b"b1", b"e1:")
         out = b"".join(marked.feed(data[at : at + size]) for at in range(0, len(data), size))
         outputs.append((out, marked.exit_code) if marked.exit_code is not None else (b"", None))
     assert len(set(outputs)) == 1, outputs
+
+
+def _configuration_of(runtime: ContainerRuntime, data: bytes, files: tuple[str, str]) -> None:
+    """The runtime's file, and after a NUL one that it reads besides."""
+    if b".." in data:
+        return  # an import of any file of this machine
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as root:
+        for path, content in zip(files, data.split(b"\0", 1), strict=False):
+            Path(f"{root}{path}").parent.mkdir(parents=True)
+            Path(f"{root}{path}").write_bytes(content)
+        facts = check_host._runtime(runtime, root, lambda _: f"{runtime.program} version 2.1.0")
+    assert all(isinstance(name, str) for name in facts.runtimes)
+    assert len(facts.error) < 1000
+
+
+def _containerd_configuration(data: bytes) -> None:
+    _configuration_of(CONTAINERD, data, ("/etc/containerd/config.toml", "/etc/containerd/conf.d/more.toml"))
+    text = data.partition(b"\0")[0].decode(errors="replace")
+    node = Containerd(version=(2, 1), config_path="/etc/containerd/config.toml", config_text=text)
+    with suppress(ShimError):
+        containerd_addition(node, HANDLERS, shim="/shim", drop_in="/etc/containerd/conf.d/pykata.toml")
+
+
+def _crio_configuration(data: bytes) -> None:
+    _configuration_of(CRIO, data, ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d/10-more.conf"))
+
+
+def _console_text(data: bytes) -> None:
+    """A guest's console: lines are bounded and printable, and neither pieces nor the pace make a difference."""
+    data, outputs = data[:_PIPE_BYTES], []
+    for size in (1 + len(data) // 100, 1 + len(data)):
+        lines: list[str] = []
+        tail = TextTail(max_lines=5, on_line=lines.append)
+        for at in range(0, len(data), size):
+            tail.feed(data[at : at + size])
+        tail.finish()
+        assert tail.lines() == tuple(lines[-5:])
+        outputs.append(lines)
+    outputs.append(run_fast_forward(_paced(data)))
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert all(line.isprintable() and len(line) <= MAX_LINE_BYTES for line in lines), lines
+
+
+async def _paced(data: bytes) -> list[str]:
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.write(write_fd, data)
+    os.close(write_fd)
+    lines: list[str] = []
+    fd = OwnedFd(read_fd)
+    PacedText(fd, max_lines=5, on_line=lines.append)
+    while fd.is_open:
+        await asyncio.sleep(1)
+    return lines
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -505,6 +566,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "admission-review": _admission_review,
     "config-annotations": _config_annotations,
     "configuration": _configuration,
+    "console-text": _console_text,
+    "containerd-configuration": _containerd_configuration,
+    "crio-configuration": _crio_configuration,
     "debug-marks": _debug_marks,
     "direct-network": _direct_network,
     "direct-volume": _direct_volume,

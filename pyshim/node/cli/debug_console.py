@@ -140,11 +140,13 @@ class MarkedOutput:
     """The output between the marks, as it comes, with the program's line ends in place of the terminal's."""
 
     def __init__(self, begin: bytes, end: bytes) -> None:
-        self._begin = re.compile(b"(?:^|\n)" + re.escape(begin) + b"\r?\n")
+        self._begin = re.compile(b"\n" + re.escape(begin) + b"\r?\n")
+        self._begin_bytes = len(begin) + 3
+        """The most of a begin mark that may have come."""
         self._end = re.compile(b"\r?\n" + re.escape(end) + b"(\\d{1,3})\r?\n")
         self._kept_bytes = len(end) + 16
         """The most of an end mark that may have come: it is not written before the rest shows what it is."""
-        self._waiting = b""
+        self._waiting = b"\n"
         self._begun = False
         self.exit_code: int | None = None
 
@@ -156,7 +158,7 @@ class MarkedOutput:
         if not self._begun:
             found = self._begin.search(self._waiting)
             if found is None:
-                self._waiting = self._waiting[-_CHUNK_BYTES:]
+                self._waiting = self._waiting[-self._begin_bytes :]
                 return b""
             self._begun = True
             self._waiting = self._waiting[found.end() :]

@@ -234,6 +234,19 @@ def test_marks_are_found_however_the_bytes_come() -> None:
         assert output.exit_code == 300 & 0xFF
 
 
+@pytest.mark.parametrize("before", [1, 1000])
+@pytest.mark.parametrize("kept", [3, 5, 16 * 1024, 64 * 1024])
+def test_a_mark_within_a_line_does_not_count_and_one_after_much_text_does(before: int, kept: int) -> None:
+    """The text before the mark is dropped on the way, up to some byte of which `kept` others have come since."""
+    size = before + kept
+    stream = b"x" * before + b"bT\nnot output\n" + b"y" * 64 * 1024 + b"\nbT\nab\neT:0\n"
+
+    output = MarkedOutput(b"bT", b"eT:")
+    pieces = [output.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+
+    assert (b"".join(pieces), output.exit_code) == (b"ab", 0)
+
+
 def test_the_echo_of_the_typed_line_has_no_mark() -> None:
     line, begin, end = typed(("echo", "a b"))
 
