@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from pyshim.host.processes.confinement import KEPT_CAPABILITIES
+
 from .framework import processes
 from .framework.cgroups import SandboxCgroups, hierarchy, members
 from .framework.ctr import Ctr
@@ -222,3 +224,74 @@ def test_the_virtiofsd_that_serves_the_guest_reaches_no_disk_of_the_host(
     assert attempts(scratch / "in-list", disk, cgroup=cgroup) == ["done", "refused"], "the device list alone"
     assert attempts(scratch / "rights", disk, kept=capable)[0] == "refused", "its capabilities alone"
     assert attempts(scratch / "both", disk, cgroup=cgroup, kept=capable) == ["refused", "refused"]
+
+
+SHIM_ONLY = {*KEPT_CAPABILITIES.values()}
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+DOCUMENT = Path(__file__).parents[1] / "docs/SECURITY.md"
+
+
+def row(what: str, process: Process, cgroup: str) -> str:
+    """A line of the documentation's table, as the kernel has it. `cgroup` is the one with the device list."""
+    found = status(process)
+    (user,) = {int(word) for ids in ("Uid", "Gid") for word in found[ids].split()}
+    places = [line.split(":") for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()]
+    limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
+    core = next(line.split()[-3:-1] for line in limits if "core" in line)
+    names = [name for name, number in KEPT_CAPABILITIES.items() if number in capabilities(process)]
+    # This machine's root may have fewer.
+    lacking = {*KEPT_CAPABILITIES.values()} - own_capabilities()
+    kept = "all of the shim's" if capabilities(process) == SHIM_ONLY - lacking else ", ".join(names) or "none"
+    cells = (
+        what,
+        "root" if user == 0 else "its own",
+        kept,
+        "yes" if found["NoNewPrivs"] == "1" else "no",
+        found["Seccomp_filters"],
+        ", ".join(kind for kind in NAMESPACES if is_apart(process, kind)) or "none",
+        "yes" if any(path == cgroup for _, controllers, path in places if controllers in ("devices", "")) else "no",
+        "none" if core == ["1", "1"] else "the node's",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def own_capabilities() -> set[int]:
+    bits = int(re.search(r"CapBnd:\t(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
+    return {number for number in range(64) if bits >> number & 1}
+
+
+def test_the_table_of_a_pods_processes_is_the_documented_one(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    """Each line is made from the kernel's answers; the documentation has them as they are."""
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    (vmm,) = runtime.vmms(name)
+    cgroup = SandboxCgroups(name).path("devices")
+    family = [p for p in processes.running() if p.command[:1] and "virtiofsd" in p.command[0]]
+    server = serving(family)
+    shim = next(p for p in processes.running() if p.pid == vmm.parent)
+    others = [p for p in processes.running() if p.parent == shim.pid and p not in (vmm, *family)]
+    vsock_programs = runtime.vsock_programs(name)
+
+    made = [row("shim", shim, cgroup), row("QEMU", vmm, cgroup)]
+    made += [row("virtiofsd, waiting", p, cgroup) for p in family if p is not server]
+    made += [row("virtiofsd, serving", server, cgroup)]
+    made += [row("vhost-device-vsock", p, cgroup) for p in vsock_programs]
+    made += [row(" ".join(p.command[:3]), p, cgroup) for p in others if p not in vsock_programs]
+
+    print("\n".join(made))
+    documented = DOCUMENT.read_text()
+    assert [line for line in made if line not in documented] == []
+
+
+def test_every_thread_of_the_shim_is_confined(ctr: Ctr, runtime: Runtime, name: str) -> None:
+    """Those that read the configuration, before the shim gave up its rights, have ended."""
+    ctr("run", "--detach", "--runtime", runtime.name, IMAGE, name, "sleep", "100000")
+    (vmm,) = runtime.vmms(name)
+
+    threads = [
+        dict(line.split(":\t", 1) for line in (thread / "status").read_text().splitlines() if ":\t" in line)
+        for thread in Path(f"/proc/{vmm.parent}/task").iterdir()
+    ]
+
+    mask = ~sum(1 << number for number in SHIM_ONLY)
+    assert [thread["Name"] for thread in threads if int(thread["CapPrm"], 16) & mask] == []
+    assert {(thread["NoNewPrivs"], thread["Seccomp"]) for thread in threads} == {("1", FILTERED)}

@@ -5,15 +5,14 @@ from collections.abc import Callable
 
 MAX_LINE_BYTES = 1024
 
-# Everything that could move a cursor, change a colour or fake a log line,
-_CONTROL = dict.fromkeys(
-    (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-)
-
 
 def printable(text: str) -> str:
-    """`text` on one line, without terminal escapes: safe in an error message or a log field."""
-    return _without_escapes(text).replace("\t", " ").translate(_CONTROL)
+    """`text` on one line, without terminal escapes: safe in an error message or a log field.
+
+    What could move a cursor, turn the direction of writing, fake a log line or hide is left out.
+    """
+    text = _without_escapes(text).replace("\t", " ")
+    return text if text.isprintable() else "".join(filter(str.isprintable, text))
 
 
 def _without_escapes(text: str) -> str:

@@ -35,7 +35,7 @@ def parsed(content: str, path: str) -> dict[str, Any]:
     """Raises FailedPrecondition with the place where it is not TOML."""
     try:
         return tomllib.loads(content.removeprefix("\ufeff"))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of too many digits
         raise FailedPrecondition(f"parse '{path}': {error}") from error
 
 

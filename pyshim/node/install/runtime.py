@@ -132,7 +132,7 @@ def effective(program: str, config: str) -> dict[str, Any]:
     words = ["--config", config, "config", "dump"] if os.path.exists(config) else ["config", "default"]
     try:
         return tomllib.loads(_run([program, *words]))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise FailedPrecondition(f"read the configuration of '{program}': {error}") from error
 
 
