@@ -289,6 +289,7 @@ class QemuVm:
                 view=view,
                 capabilities=None if config.is_privileged else frozenset(),
                 user=user,
+                labels=config.labels,
                 dumps_core=config.dumps_core,
                 timeout_s=config.start_timeout_s,
             )
@@ -382,6 +383,7 @@ class QemuVm:
             view=view,
             capabilities=capabilities,
             user=user,
+            labels=config.labels,
             dumps_core=config.dumps_core,
             ledger=self._ledger,
             ledger_key=config.uuid,

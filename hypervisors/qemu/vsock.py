@@ -16,6 +16,7 @@ from pyshim.host.fds import OwnedFd
 from pyshim.host.processes.children import Child, Children
 from pyshim.host.processes.launch import User, describe_os_error
 from pyshim.model.errors import DeadlineExceeded, FailedPrecondition, Internal, ResourceExhausted
+from pyshim.model.labels import ProcessLabels
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 from pyshim.model.vm import VhostUserVsockChannel
 
@@ -83,6 +84,7 @@ async def start_program(
     view: OwnedFd | None,
     capabilities: frozenset[int] | None,
     user: User | None,
+    labels: ProcessLabels,
     dumps_core: bool,
     timeout_s: float,
 ) -> tuple[Child, socket.socket]:
@@ -105,6 +107,7 @@ async def start_program(
         view=view,
         capabilities=capabilities,
         user=user,
+        labels=labels,
         dumps_core=dumps_core,
         ledger=ledger,
         ledger_key=channel.device_path,

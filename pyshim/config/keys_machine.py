@@ -282,7 +282,27 @@ SAFETY: tuple[Key, ...] = (
         own=True,
     ),
     _RS.never("rootless_user", TABLE, {}, "The user of `rootless`.", "each sandbox has a user of its own"),
-    _H.later("disable_selinux", BOOL, False, "No SELinux label for QEMU.", "QEMU gets no label of its own"),
+    _H.used(
+        "disable_selinux",
+        BOOL,
+        False,
+        "No SELinux label for QEMU, virtiofsd and vhost-device-vsock. Otherwise they have that of the pod's spec, with"
+        " its categories, and the type selinux_vmm_type.",
+    ),
+    _H.used(
+        "selinux_vmm_type",
+        TEXT,
+        "container_kvm_t",
+        "The SELinux type of what serves a guest; container-selinux has the default.",
+        own=True,
+    ),
+    _H.used(
+        "apparmor_profile",
+        TEXT,
+        "",
+        "An AppArmor profile that the host has loaded, for QEMU, virtiofsd and vhost-device-vsock. Empty: none.",
+        own=True,
+    ),
     _H.refused("disable_guest_selinux", BOOL, True, "false: SELinux inside the guest."),
     _H.used(
         "disable_nesting_checks",

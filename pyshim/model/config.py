@@ -82,6 +82,11 @@ class HypervisorConfig(msgspec.Struct, frozen=True, kw_only=True):
     rootless: bool
     rootless_first_id: int
     """Our own key."""
+    disable_selinux: bool
+    selinux_vmm_type: str
+    """Our own key."""
+    apparmor_profile: str
+    """Of the VMM and its servers; empty for none. Our own key."""
     disable_nesting_checks: bool
     # Shared directories.
     shared_fs: str

@@ -87,6 +87,8 @@ class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
     annotations: Mapping[str, str]
     hooks: OciHooks
     raw: Mapping[str, Any]
+    selinux_label: str = ""
+    """Of its process; containerd gives all containers of a pod the same pair of categories."""
 
     def namespace_path(self, kind: str) -> str | None:
         """The path of the namespace of `kind` to join; empty for a fresh one; None when the host's is used."""
@@ -96,10 +98,11 @@ class OciSpec(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-class _Process(msgspec.Struct, frozen=True, kw_only=True):
+class _Process(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     args: tuple[str, ...]
     cwd: Text = "/"
     terminal: bool = False
+    selinux_label: Text = ""
 
 
 class _Root(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +189,7 @@ def parse_spec(data: bytes, where: str) -> OciSpec:
         annotations=document.annotations or {},
         hooks=_checked(document.hooks or NO_HOOKS, refused),
         raw=raw,
+        selinux_label=process.selinux_label,
     )
 
 

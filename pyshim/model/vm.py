@@ -8,6 +8,7 @@ import msgspec
 from pyshim.model.confidential import Guard
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import Accelerator
+from pyshim.model.labels import NO_LABELS, ProcessLabels
 from pyshim.model.remote_vms import RemoteServiceConfig
 
 
@@ -345,6 +346,8 @@ class VmConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the guest's memory is written when its kernel panics; None for no dump."""
     dumps_core: bool = False
     """A crash of the VMM, or of a vsock program, may write a core, guest memory included."""
+    labels: ProcessLabels = NO_LABELS
+    """Of the VMM and a vsock program."""
     first_user_id: int = 0
     """The VMM's user, another one for each sandbox; 0 for root."""
     opens_sockets: bool = False

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from pyshim.model.ids import HostPath
+from pyshim.model.labels import NO_LABELS, ProcessLabels
 from pyshim.model.mounts import SourceKind
 
 
@@ -89,3 +90,4 @@ class VirtiofsdPlan(msgspec.Struct, frozen=True, kw_only=True):
     debug: bool
     dumps_core: bool = False
     """A crash may write a core; the guest's memory is mapped."""
+    labels: ProcessLabels = NO_LABELS

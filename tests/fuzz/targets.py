@@ -54,8 +54,8 @@ from pyshim.monitor.guest_text import GUEST_PREFIXES, judged, judged_text
 from pyshim.node.cli import check_host
 from pyshim.node.cli.debug_console import MarkedOutput
 from pyshim.node.install.drop_ins import HANDLERS, Containerd, containerd_addition
-from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.install.in_cluster.plan import words_of, words_patch
+from pyshim.node.install.runtime import CONTAINERD, CRIO, ContainerRuntime
 from pyshim.node.kubernetes.manifest import overhead_of, pod_sizing, pods_in, read_documents
 from pyshim.node.kubernetes.quantity import quantity
 from pyshim.node.monitor.merge import Merge, Source
@@ -554,7 +554,7 @@ async def _paced(data: bytes) -> list[str]:
     lines: list[str] = []
     fd = OwnedFd(read_fd)
     PacedText(fd, max_lines=5, on_line=lines.append)
-    while fd.is_open:
+    while fd.is_open:  # noqa: ASYNC110
         await asyncio.sleep(1)
     return lines
 

@@ -22,6 +22,7 @@ from pyshim.host.processes.launch import FileActions, Launch, SpawnFailed, User,
 from pyshim.host.processes.stat import start_ticks_of
 from pyshim.host.streams.paced_text import PacedText
 from pyshim.model.errors import DeadlineExceeded, ShimError
+from pyshim.model.labels import NO_LABELS, ProcessLabels
 from pyshim.model.ledger import Ledger, LedgerEntry, ResourceKind
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,7 @@ class Children:
         view: OwnedFd | None = None,
         capabilities: frozenset[int] | None = None,
         user: User | None = None,
+        labels: ProcessLabels = NO_LABELS,
         dumps_core: bool = False,
         new_session: bool = True,
         stderr_tail_lines: int = 20,
@@ -183,7 +185,7 @@ class Children:
         It runs in the network namespace `netns_path`, or in a new one without links (`empty_netns`), or in the shim's.
         In a `view` (`mounts/view.py`) it sees those files only, and starts in their root.
         With `capabilities` it has these at most, and gains no rights by an exec; without, the shim's. As another `user`
-        it has none.
+        it has none. Its executed program has the `labels`.
         Without `dumps_core` a crash writes nothing of its memory to the host: it may be a guest's.
         stdin and stdout are /dev/null unless given; stderr is read into the child's tail and the log unless given.
         With a `ledger`, the intent is recorded under `ledger_key` (a text of its argv) before the process exists, and
@@ -206,6 +208,7 @@ class Children:
                 view,
                 capabilities,
                 user,
+                labels,
                 dumps_core,
                 new_session,
                 stderr_tail_lines,
@@ -236,6 +239,7 @@ class Children:
         view: OwnedFd | None,
         capabilities: frozenset[int] | None,
         user: User | None,
+        labels: ProcessLabels,
         dumps_core: bool,
         new_session: bool,
         stderr_tail_lines: int,
@@ -258,7 +262,7 @@ class Children:
                     dumps_core=dumps_core,
                 )
                 apart = (netns_path, view, capabilities, user)
-                if not empty_netns and all(each is None for each in apart):
+                if not empty_netns and labels == NO_LABELS and all(each is None for each in apart):
                     pid = launch.run()
                 else:
                     pid = await launch.run_apart(
@@ -267,6 +271,7 @@ class Children:
                         view=view,
                         capabilities=capabilities,
                         user=user,
+                        labels=labels,
                     )
         except BaseException as error:
             if stderr_read is not None:

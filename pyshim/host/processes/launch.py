@@ -16,6 +16,7 @@ from pyshim.host import syscalls
 from pyshim.host.fds import OwnedFd
 from pyshim.host.mounts.view import enter_view
 from pyshim.model.errors import FailedPrecondition
+from pyshim.model.labels import NO_LABELS, ProcessLabels
 
 
 class SpawnFailed(FailedPrecondition):
@@ -121,6 +122,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         view: OwnedFd | None,
         capabilities: frozenset[int] | None,
         user: User | None,
+        labels: ProcessLabels = NO_LABELS,
     ) -> int:
         """`run` in a network namespace and a view of the host's files, with no capabilities beside these, as a user.
 
@@ -134,6 +136,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
         def work() -> None:
             try:
+                set_labels(labels)  # by /proc, which a view may lack
                 if netns_path is not None:
                     _enter_netns(netns_path)
                 elif empty_netns:
@@ -197,6 +200,30 @@ def _keep_capabilities(kept: frozenset[int]) -> None:
         syscalls.keep_capabilities(kept)
     except OSError as error:
         raise SpawnFailed(f"give up capabilities before the start: {describe_os_error(error)}") from error
+
+
+def set_labels(labels: ProcessLabels, *, attr: str = "/proc/thread-self/attr", sys: str = "/sys") -> None:
+    """The program that this thread executes next has the labels. Source: the kernel's Documentation/admin-guide/LSM.
+
+    A host without SELinux has no use for that label, which is the runtime's. A profile is asked for by the operator, so
+    it is an error where the host has no AppArmor. Raises SpawnFailed.
+    """
+    if labels.selinux and os.path.exists(f"{sys}/fs/selinux/enforce"):
+        _write_label(f"{attr}/exec", labels.selinux, f"set SELinux label {labels.selinux!r}")
+    if labels.apparmor:
+        action = f"set AppArmor profile {labels.apparmor!r}"
+        if not os.path.exists(f"{sys}/kernel/security/apparmor"):
+            raise SpawnFailed(f"{action}: this host has no AppArmor")
+        own = f"{attr}/apparmor/exec"  # since Linux 5.8
+        _write_label(own if os.path.exists(own) else f"{attr}/exec", f"exec {labels.apparmor}", action)
+
+
+def _write_label(path: str, text: str, action: str) -> None:
+    try:
+        with open(path, "wb", buffering=0) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise SpawnFailed(f"{action}: {describe_os_error(error)}") from error
 
 
 def become(user: User) -> None:

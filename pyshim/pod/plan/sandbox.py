@@ -11,6 +11,7 @@ from pyshim.model.errors import FailedPrecondition, InvalidArgument
 from pyshim.model.host_facts import Accelerator, HostFacts, unbounded
 from pyshim.model.ids import SandboxId
 from pyshim.model.kind import ContainerKind
+from pyshim.model.labels import NO_LABELS, ProcessLabels, vmm_selinux_label
 from pyshim.model.oci import OciSpec
 from pyshim.model.plans import SandboxPlan, SharePlan
 from pyshim.model.sizing import SizingRecord
@@ -102,7 +103,8 @@ def sandbox_plan(
         netns_path: str | None = f"{NETNS_ROOT}/pyshim-{sandbox_id}"
     else:
         netns_path = remote_netns_path(spec) if remote else _netns_path(spec, config)
-    share = _share(sandbox_id, vm_dir, config)
+    labels = NO_LABELS if remote else _labels(spec, config)
+    share = _share(sandbox_id, vm_dir, config, labels)
     if remote:
         vm = remote_vm(
             sandbox_id=sandbox_id,
@@ -116,7 +118,7 @@ def sandbox_plan(
             devices=devices,
         )
     else:
-        vm = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard, initdata, devices)
+        vm = _vm(sandbox_id, uuid, vm_dir, config, host, sizing, share, netns_path, guard, initdata, devices, labels)
     return SandboxPlan(
         sandbox_id=sandbox_id,
         kind=kind,
@@ -173,6 +175,7 @@ def _vm(
     guard: Guard | None,
     initdata: Initdata | None,
     devices: PodDevices,
+    labels: ProcessLabels,
 ) -> VmConfig:
     hypervisor = config.hypervisor
     room = headroom(config, host, sizing)
@@ -208,6 +211,7 @@ def _vm(
         start_timeout_s=max(hypervisor.start_timeout_s, PASSING_TIMEOUT_S if devices.devices else 0.0),
         pci=_pci(config, devices, guard),
         is_privileged=hypervisor.privileged_vmm,
+        labels=labels,
         dumps_core=hypervisor.enable_core_dumps,
         memory_dump=MemoryDump(directory=hypervisor.guest_memory_dump_path, paging=hypervisor.guest_memory_dump_paging)
         if hypervisor.guest_memory_dump_path
@@ -280,7 +284,13 @@ def _initdata(config: Config) -> Initdata | None:
     return decode(config.hypervisor.initdata, f"cc_init_data, or initdata in '{config.source}'")
 
 
-def _share(sandbox_id: SandboxId, vm_dir: str, config: Config) -> SharePlan:
+def _labels(spec: OciSpec, config: Config) -> ProcessLabels:
+    hypervisor = config.hypervisor
+    text = "" if hypervisor.disable_selinux else spec.selinux_label
+    return ProcessLabels(vmm_selinux_label(text, hypervisor.selinux_vmm_type), hypervisor.apparmor_profile)
+
+
+def _share(sandbox_id: SandboxId, vm_dir: str, config: Config, labels: ProcessLabels) -> SharePlan:
     hypervisor = config.hypervisor
     if hypervisor.shared_fs == "none":
         return no_share(sandbox_id)
@@ -292,6 +302,7 @@ def _share(sandbox_id: SandboxId, vm_dir: str, config: Config) -> SharePlan:
         extra_args=hypervisor.virtio_fs_extra_args,
         debug=hypervisor.enable_debug,
         dumps_core=hypervisor.enable_core_dumps,
+        labels=labels,
         bind_mounts=config.runtime.sandbox_bind_mounts,
     )
 

@@ -14,7 +14,8 @@ import pytest
 
 from pyshim.host import syscalls
 from pyshim.host.processes.children import Children
-from pyshim.host.processes.launch import SpawnFailed
+from pyshim.host.processes.launch import SpawnFailed, set_labels
+from pyshim.model.labels import ProcessLabels
 from tests.fakes.ledger import FakeLedger
 from tests.unit.host.child_scenarios import ENV, finished, shell
 
@@ -287,3 +288,64 @@ async def test_a_crash_writes_no_core_unless_allowed(children: Children, tmp_pat
     finally:
         os.chdir(directory)
         resource.setrlimit(resource.RLIMIT_CORE, former)
+
+
+def label_files(directory: Path, *modules: str) -> dict[str, str]:
+    """Places of a made-up /proc and /sys, of a host with these security modules."""
+    (directory / "attr/apparmor").mkdir(parents=True)
+    for name in ("exec", "apparmor/exec"):
+        (directory / f"attr/{name}").touch()
+    for name in modules:
+        (directory / name).mkdir(parents=True)
+    if "fs/selinux" in modules:
+        (directory / "fs/selinux/enforce").touch()
+    return {"attr": str(directory / "attr"), "sys": str(directory)}
+
+
+LABELS = ProcessLabels("u:r:container_kvm_t:s0:c1,c2", "pyshim-vmm")
+
+
+def test_labels_are_written_as_each_module_reads_them(tmp_path: Path) -> None:
+    set_labels(LABELS, **label_files(tmp_path, "fs/selinux", "kernel/security/apparmor"))
+
+    assert (tmp_path / "attr/exec").read_text() == "u:r:container_kvm_t:s0:c1,c2"
+    assert (tmp_path / "attr/apparmor/exec").read_text() == "exec pyshim-vmm"
+
+
+def test_a_kernel_before_5_8_reads_the_profile_in_the_shared_file(tmp_path: Path) -> None:
+    files = label_files(tmp_path, "kernel/security/apparmor")
+    (tmp_path / "attr/apparmor/exec").unlink()
+
+    set_labels(ProcessLabels("", "p"), **files)
+
+    assert (tmp_path / "attr/exec").read_text() == "exec p"
+
+
+def test_a_host_without_selinux_ignores_the_runtimes_label_and_refuses_the_operators_profile(tmp_path: Path) -> None:
+    files = label_files(tmp_path)
+
+    set_labels(ProcessLabels("u:r:t:s0"), **files)
+    with pytest.raises(SpawnFailed, match="set AppArmor profile 'pyshim-vmm': this host has no AppArmor"):
+        set_labels(LABELS, **files)
+
+    assert (tmp_path / "attr/exec").read_text() == ""
+
+
+def test_a_label_that_the_kernel_refuses_is_named(tmp_path: Path) -> None:
+    files = label_files(tmp_path, "fs/selinux")
+    (tmp_path / "attr/exec").unlink()
+    (tmp_path / "attr/exec").mkdir()
+
+    with pytest.raises(SpawnFailed, match="set SELinux label 'u:r:container_kvm_t:s0:c1,c2': EISDIR"):
+        set_labels(LABELS, **files)
+
+
+@pytest.mark.skipif(os.path.isdir("/sys/kernel/security/apparmor"), reason="needs a host without AppArmor")
+def test_a_child_with_a_profile_does_not_start_where_it_would_run_without(run_scenario: Any) -> None:
+    async def scenario(children: Children) -> None:
+        with pytest.raises(SpawnFailed, match="this host has no AppArmor"):
+            await children.spawn(shell("true"), env=ENV, labels=ProcessLabels(apparmor="p"))
+
+        assert children.alive == ()
+
+    run_scenario(scenario)

@@ -244,6 +244,7 @@ async def start_virtiofsd(
                 # It needs no network: abstract sockets and 127.0.0.1 of the host are out of its reach.
                 empty_netns=True,
                 dumps_core=plan.dumps_core,
+                labels=plan.labels,
                 view=namespace.namespace if namespace is not None else None,
                 ledger=ledger,
                 ledger_key=command.key,

@@ -9,6 +9,7 @@ import posixpath
 
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.ids import GuestPath, HostPath, SandboxId
+from pyshim.model.labels import NO_LABELS, ProcessLabels
 from pyshim.model.mounts import HostMount, Propagation, TargetKind
 from pyshim.model.plans import SharePlan
 from pyshim.model.volumes import VirtiofsdPlan
@@ -47,6 +48,7 @@ def share_plan(
     extra_args: tuple[str, ...],
     debug: bool,
     dumps_core: bool = False,
+    labels: ProcessLabels = NO_LABELS,
     bind_mounts: tuple[str, ...] = (),
 ) -> SharePlan:
     """The share of one sandbox; pure."""
@@ -87,6 +89,7 @@ def share_plan(
             extra_args=extra_args,
             debug=debug,
             dumps_core=dumps_core,
+            labels=labels,
         ),
     )
 
