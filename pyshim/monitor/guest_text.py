@@ -16,7 +16,7 @@ MAX_SAMPLES = 10_000
 MAX_LABELS_CHARS = 1024
 """Characters of all labels of one sample."""
 RESERVED = frozenset({"sandbox_id", "cri_uid", "cri_name", "cri_namespace"})
-"""Labels that the node's endpoint sets."""
+"""Labels that the node's endpoint sets. Those that begin with two underscores are Prometheus' own: `__name__`."""
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = r'([a-zA-Z_][a-zA-Z0-9_]*)="(?:[^"\\\n]|\\["\\n])*"'
 _SAMPLE = re.compile(
@@ -135,10 +135,11 @@ def _renamed(name: str) -> str:
 def _allowed(labels: str) -> str:
     """The labels without reserved ones and without repetitions."""
     names = [match[1] for match in _LABELS.finditer(labels)]
-    if RESERVED.isdisjoint(names) and len(set(names)) == len(names):
+    allowed = [name for name in dict.fromkeys(names) if name not in RESERVED and not name.startswith("__")]
+    if len(allowed) == len(names):
         return labels
     first = {match[1]: match[0].rstrip(",") for match in reversed(list(_LABELS.finditer(labels)))}
-    return ",".join(first[name] for name in dict.fromkeys(names) if name not in RESERVED)
+    return ",".join(first[name] for name in allowed)
 
 
 def _is_number(text: str) -> bool:

@@ -162,7 +162,7 @@ def _ledger(data: bytes) -> None:
     for line in data.split(b"\n"):
         try:
             entry = msgspec.json.decode(line, type=LedgerEntry)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if entry.kind not in _PATH_KINDS or is_foreign(entry, _BELONGS):
             continue

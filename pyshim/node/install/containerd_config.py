@@ -57,8 +57,17 @@ def merged(path: str, *, root: str = "") -> tuple[dict[str, Any], int]:
         files += [found.removeprefix(root) for found in sorted(glob.glob(f"{root}{whole}"))]
     document: dict[str, Any] = {}
     for file in files[:_MAX_FILES]:
-        _add(document, first if file == path else read_document(file, root), replaces_plugins=version < 3)
+        content = first if file == path else read_document(file, root)
+        try:
+            _add(document, content, replaces_plugins=version < 3)
+        except RecursionError as error:
+            raise nested_too_deeply(file) from error
     return document, version
+
+
+def nested_too_deeply(path: str) -> FailedPrecondition:
+    """Python takes some hundred calls within one another."""
+    return FailedPrecondition(f"read '{path}': its tables are nested too deeply")
 
 
 def replacing_import(path: str) -> str:
@@ -120,7 +129,7 @@ def _add(document: dict[str, Any], file: dict[str, Any], *, replaces_plugins: bo
 
 
 def combined(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, table by table."""
+    """`base` with the values of `over`, table by table. Raises RecursionError."""
     return {
         **base,
         **{

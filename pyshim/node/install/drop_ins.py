@@ -143,11 +143,15 @@ def containerd_addition(containerd: Containerd, handlers: tuple[Handler, ...], *
     version = _version(document, containerd.version, path)
     named = runtimes_in(document)
     _refuse_others(names & (containerd.effective_runtimes | named.keys()), path)
-    if {"cri", *CRI_PLUGINS.values()} & set(document.get("disabled_plugins", ())):
+    disabled = document.get("disabled_plugins", [])
+    if isinstance(disabled, list) and any(plugin in disabled for plugin in ("cri", *CRI_PLUGINS.values())):
         raise FailedPrecondition(f"add runtimes to '{path}': it disables the CRI plugin (hint: see disabled_plugins)")
 
     text = handlers_text(handlers, version, shim)
-    imported = [_absolute(pattern, path) for pattern in document.get("imports", ())]
+    imports = document.get("imports", [])
+    if not isinstance(imports, list) or not all(isinstance(pattern, str) for pattern in imports):
+        raise FailedPrecondition(f"add runtimes to '{path}': imports is no list of paths")
+    imported = [_absolute(pattern, path) for pattern in imports]
     if containerd.layout is Layout.RENDERED:
         return _to_rendered(containerd, version, imported, text)
     if version == 2:
