@@ -9,8 +9,9 @@ It ends for the server when it sends the response; for the client when it receiv
 Streams of messages (data frames, in ttrpc since 1.2) are not implemented: a request that announces them is answered
 UNIMPLEMENTED, and a data frame fails its call.
 
-Received bytes never raise and never end the connection: each frame says its length, so a frame that cannot be used
-(too large, malformed, bad stream id, unknown type) is answered or ignored alone. State is bounded: one unfinished
+Received bytes never raise: each frame says its length, so a frame that cannot be used (too large, malformed, bad stream
+id, unknown type) is answered or ignored alone. Only a server that floods its client with such frames is disconnected
+(`ClientConnection.flood`). State is bounded: one unfinished
 frame and one entry per open stream. Source: containerd/ttrpc PROTOCOL.md and server.go.
 """
 
@@ -44,6 +45,11 @@ from .status import Code, LocalProtocolError, MessageTooLarge, RemoteProtocolErr
 
 MAX_OPEN_STREAMS = 1024
 """Open streams of one connection: containerd has one Wait for each process, and few other calls."""
+
+
+MAX_STRAY_FRAMES = 1024
+"""Frames that answer nothing before the client ends the connection. A server sends none, but the one late answer of a
+call that was given up."""
 
 
 class _Connection:
@@ -86,6 +92,11 @@ class _Connection:
         """The complaint about a peer that ended inside a frame, if it did. All streams are over."""
         self._streams.clear()
         return RemoteProtocolError("connection ended inside a frame") if self._reader.mid_frame else None
+
+    @property
+    def flood(self) -> RemoteProtocolError | None:
+        """The complaint about a peer that sends without end what has no meaning."""
+        return None
 
     def _events(self, frames: list[Frame]) -> list[Event]:
         events: list[Event] = []
@@ -237,6 +248,13 @@ class ClientConnection(_Connection):
         """Late frames of this stream are dropped from now on. Does nothing for a stream that is over."""
         self._streams.discard(stream_id)
         self._limits.pop(stream_id, None)
+
+    @property
+    def flood(self) -> RemoteProtocolError | None:
+        streams = self._next_stream_id // 2
+        if self.ignored_frames <= streams + MAX_STRAY_FRAMES:
+            return None
+        return RemoteProtocolError(f"{self.ignored_frames} frames answer no call")
 
     def _on_frame(self, frame: Frame) -> Event | None:
         stream_id = frame.stream_id

@@ -228,6 +228,9 @@ class Link:
         self._gathering = True
         try:
             self._dispatch(self._core.received(count))
+            if flood := self._core.flood:
+                self.close(flood)
+                return False
         except BaseException as exc:
             # A bug on this side. The state of the stream is unknown; the loop's exception handler reports the error.
             self.close(exc if isinstance(exc, Exception) else None)

@@ -9,7 +9,8 @@ import pytest
 from ttrpc_peers import calling, echo, frame, raw_client, request_of, run, served
 
 from pyshim.ttrpc.client import Client
-from pyshim.ttrpc.framing import DATA, HEADER, MAX_MESSAGE_BYTES, RESPONSE
+from pyshim.ttrpc.connection import MAX_STRAY_FRAMES
+from pyshim.ttrpc.framing import DATA, HEADER, MAX_MESSAGE_BYTES, REQUEST, RESPONSE
 from pyshim.ttrpc.server import Server
 from pyshim.ttrpc.status import (
     CallTimedOut,
@@ -228,6 +229,22 @@ def test_frames_that_answer_nothing_are_counted_not_fatal() -> None:
             await peer.send(frame(1, RESPONSE, 0))
             assert await call == b""
             assert client.ignored_frames == 3
+
+    run(main)
+
+
+@pytest.mark.parametrize("stray", [frame(99, RESPONSE, 0), frame(1, 200, 0, b"?"), frame(0, REQUEST, 0)], ids=range(3))
+def test_a_server_that_floods_with_frames_that_answer_nothing_is_disconnected(stray: bytes) -> None:
+    async def main() -> None:
+        async with raw_client() as (client, peer):
+            call = calling(client)
+            await peer.send(stray * MAX_STRAY_FRAMES)
+            await asyncio.sleep(0)
+            assert not client.is_closed
+            await peer.send(stray * 2)
+            with pytest.raises(OutcomeUnknown, match="frames answer no call"):
+                await call
+            assert client.is_closed
 
     run(main)
 
