@@ -6,6 +6,7 @@ learn that the connection is gone.
 """
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +36,7 @@ UNPLUG_TIMEOUT_S = 15.0
 """For a guest to let go of a device: one that has a driver for it does so at once."""
 OLDEST_QEMU = (5, 0)
 _MAX_TEXT = 500
+_MAX_QUOTE = 200
 
 
 class QmpError(Internal):
@@ -412,27 +414,33 @@ def _cause(error: BaseException) -> str:
     return printable(str(error) or type(error).__name__)[:_MAX_TEXT]
 
 
+def _unlike_schema(command: str, problem: str, value: object) -> QmpError:
+    """With the beginning of the part that is wrong, as QEMU wrote it."""
+    quoted = printable(json.dumps(value)[:_MAX_QUOTE])
+    return QmpError(f"ask qemu {command!r}: its answer {problem}: {quoted}")
+
+
 def _mapping(value: object, command: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise QmpError(f"ask qemu {command!r}: its answer has no object where one belongs")
+        raise _unlike_schema(command, "has no object where one belongs", value)
     return value
 
 
 def _items(value: object, command: str) -> list[Mapping[str, Any]]:
     if not isinstance(value, list):
-        raise QmpError(f"ask qemu {command!r}: its answer is not a list")
+        raise _unlike_schema(command, "is not a list", value)
     return [_mapping(item, command) for item in value]
 
 
 def _int(item: Mapping[str, Any], key: str, command: str) -> int:
     value = item.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise QmpError(f"ask qemu {command!r}: its answer lacks the number {key!r}")
+        raise _unlike_schema(command, f"lacks the number {key!r}", item)
     return value
 
 
 def _text(item: Mapping[str, Any], key: str, command: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise QmpError(f"ask qemu {command!r}: its answer lacks the text {key!r}")
+        raise _unlike_schema(command, f"lacks the text {key!r}", item)
     return value

@@ -104,3 +104,17 @@ async def test_an_answer_of_another_shape_is_an_error_not_a_crash(lie: object) -
         for ask in (monitor.status, monitor.cpus, monitor.cpu_slots, monitor.memory_size):
             with pytest.raises(QmpError, match="ask qemu 'query-"):
                 await ask()
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"x": "\x1b[31m"}, r"its answer lacks the text 'status': \{\"x\": \"\\u001b\[31m\"\}$"),
+        ([1] * 1000, "has no object where one belongs: .{200}$"),
+    ],
+    ids=["short", "long"],
+)
+async def test_an_answer_of_another_shape_is_quoted(answer: object, error: str) -> None:
+    async with Session({"query-status": value(answer)}) as session:
+        with pytest.raises(QmpError, match=error):
+            await session.monitor.status()

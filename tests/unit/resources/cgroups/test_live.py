@@ -115,7 +115,6 @@ async def test_on_v2_the_vmm_is_born_in_the_pods_cgroup_and_the_shim_goes_back()
     assert listed == [f"{OVERHEAD}/vmm", f"{SANDBOX}/vcpus", SANDBOX], "the shim is in none of them any more"
 
 
-@scenario
 async def test_on_v2_all_but_the_shim_is_below_its_cgroup_and_in_the_list() -> None:
     rig = Rig(CgroupMode.V2, sandbox_cgroup_only=True)
 
@@ -132,7 +131,6 @@ async def test_on_v2_all_but_the_shim_is_below_its_cgroup_and_in_the_list() -> N
     assert listed == [f"{SANDBOX}/vmm", f"{SANDBOX}/vcpus"]
 
 
-@scenario
 async def test_a_v2_that_takes_no_program_is_one_note_for_each_cgroup() -> None:
     rig = Rig(CgroupMode.V2, sandbox_cgroup_only=True)
     rig.host.refused = dict.fromkeys(("devices.deny", "devices.allow"), "attach program: EPERM")
