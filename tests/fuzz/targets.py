@@ -524,7 +524,7 @@ def _containerd_configuration(data: bytes) -> None:
     text = data.partition(b"\0")[0].decode(errors="replace")
     node = Containerd(version=(2, 1), config_path="/etc/containerd/config.toml", config_text=text)
     with suppress(ShimError):
-        containerd_addition(node, HANDLERS, shim="/shim", drop_in="/etc/containerd/conf.d/pykata.toml")
+        containerd_addition(node, HANDLERS, shim="/shim")
 
 
 def _crio_configuration(data: bytes) -> None:
