@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet conformance soak fuzz fmt protos bench clean
+.PHONY: help setup guest payload demo test test-forked check check-pythons integration kubelet conformance nerdctl soak fuzz fmt protos bench clean
 
 PYTHON := .venv/bin/python
 
@@ -49,6 +49,11 @@ conformance: setup guest ## critest on containerd 2.3 with runc and with pyshim 
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.releases
 	@$(PYTHON) -m integration.conformance.critest
 	@CONTAINERD=2.3 $(PYTHON) -m integration.framework.enclosure $(PYTHON) -m integration.conformance $(CONFORMANCE)
+
+nerdctl: setup guest ## nerdctl's verbs on containerd 2.3 with pyshim and with runc; Go builds it the first time
+	@scripts/setup nerdctl
+	@$(PYTHON) -m integration.framework.nerdctl
+	@NERDCTL=1 CONTAINERD=2.3 scripts/integration integration/test_nerdctl.py
 
 fmt: setup ## format and fix what ruff can
 	@$(PYTHON) -m ruff format .

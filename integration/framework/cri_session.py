@@ -126,18 +126,28 @@ def pod_network() -> Iterator[None]:
     (GROUND / "cni" / "bin").mkdir()
     for plugin in (*_PLUGINS.iterdir(), _NEIGHBOURS_PLUGIN):
         (GROUND / "cni" / "bin" / plugin.name).symlink_to(plugin)
-    # The plugins' paths are fixed. An overlay shows them here only: a directory made on the host's own disk, and
-    # removed from it at the end, would take a second test run's mount on it along.
-    layers = GROUND / "cni" / "state"
+    with private_var_lib(GROUND / "cni" / "state"):
+        subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
+        try:
+            yield
+        finally:
+            subprocess.run(["ip", "link", "delete", BRIDGE], check=True)
+
+
+@contextlib.contextmanager
+def private_var_lib(layers: Path) -> Iterator[None]:
+    """What CNI's plugins write below their fixed path /var/lib goes into `layers`.
+
+    An overlay shows it here only: a directory made on the host's own disk, and removed from it at the end, would take a
+    second test run's mount on it along.
+    """
     for name in ("upper", "work"):
         (layers / name).mkdir(parents=True)
     options = f"lowerdir={_VAR_LIB},upperdir={layers}/upper,workdir={layers}/work"
     subprocess.run(["mount", "-t", "overlay", "-o", options, "cni", str(_VAR_LIB)], check=True)
-    subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
     try:
         yield
     finally:
-        subprocess.run(["ip", "link", "delete", BRIDGE], check=True)
         subprocess.run(["umount", str(_VAR_LIB)], check=True)
 
 
