@@ -32,6 +32,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """0 without one."""
     vcpus: SizeFigures
     memory_mib: SizeFigures
+    is_cloned: bool
+    """Its guest did not boot: it continued from a template."""
     containers: int
     ledger: Mapping[str, int]
     """Entries by kind."""

@@ -45,6 +45,7 @@ def _own(pod: Observation) -> list[Family]:
             "phase",
             phases(pod.spans),
         ),
+        gauge("pyshim_vm_cloned", "1 when the guest continued from a template, 0 when it booted.", int(pod.is_cloned)),
         gauge("pyshim_containers", "Containers of the pod, the sandbox's included.", pod.containers),
         gauges("pyshim_ledger_entries", "Host resources that the sandbox holds.", "kind", pod.ledger),
         Family(

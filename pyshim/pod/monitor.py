@@ -8,7 +8,7 @@ from pyshim.model.seams import Records
 from pyshim.model.trace import Trace
 from pyshim.model.volumes import VolumeStats
 from pyshim.pod.container import Container
-from pyshim.pod.sandbox import Sandbox
+from pyshim.pod.sandbox import BOOTED, Sandbox
 
 
 class PodMonitor:
@@ -58,6 +58,7 @@ class PodMonitor:
             spans=tuple(self._trace.spans),
             streams=streams,
             oom_kills={container.id: container.oom_kills for container in self._containers},
+            is_cloned=sandbox.origin != BOOTED,
             missed_checks=sandbox.health.missed,
         )
 

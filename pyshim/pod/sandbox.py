@@ -51,6 +51,7 @@ T = TypeVar("T")
 STATE_ROOT = "/run/vc/sbs"
 DESTROY_TIMEOUT_S = 3.0
 LOST_REASON_WAIT_S = 0.5
+BOOTED = "booted"
 WAKE_S = 20.0
 """Seconds for the agent of a guest that continues to answer: it ran already. After them the VM boots."""
 SEED_BYTES = 512
@@ -121,8 +122,8 @@ class Sandbox:
         self._stop_lock = asyncio.Lock()
         self._leave_lock = asyncio.Lock()
         self._pid = 0
-        self.origin = "booted"
-        """How the guest came to run, in words for a person."""
+        self.origin = BOOTED
+        """How the guest came to run, in words for a person: see `SandboxSnapshot`."""
         self.failure = ""
         self.is_stopped = False
         """`stop` has done its work."""

@@ -90,6 +90,7 @@ def sandbox_snapshot(
             *sandbox.devices.saved(),
         ),
         sandbox_config=kata_sandbox_config(plan),
+        origin=sandbox.origin,
         trace=trace.as_json(),
     )
 

@@ -40,6 +40,8 @@ class SandboxRow(Struct, frozen=True, kw_only=True):
     vcpus: int = 0
     memory_mib: int = 0
     """The VM's own size."""
+    origin: str = ""
+    """How its guest came to run; empty: not known."""
     health: str
     """`ok`, or what is wrong, or why nothing can be said."""
     processes: tuple[ProcessRef, ...] = ()
@@ -97,6 +99,7 @@ def described(state: SandboxState) -> SandboxRow:
         requested_memory_mib=asked_mib,
         vcpus=vcpus,
         memory_mib=memory_mib,
+        origin=snapshot.origin,
         health=health,
         processes=tuple(living.values()),
     )
@@ -206,7 +209,7 @@ def _is_guest_ram(mapping: Any, vm_mib: int) -> bool:
     return mapping.path in ("", "[anon]") and vm_mib > 0 and mapping.size == vm_mib << 20
 
 
-HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY", "HEALTH")
+HEADINGS = ("ID", "POD", "AGE", "CONTAINERS", "ASKED", "VM", "START", "CPU", "MEMORY", "HEALTH")
 NUMBERS = ("AGE", "CONTAINERS", "ASKED", "VM", "CPU", "MEMORY")
 _SHORT_ID = 13
 """Characters of an id on a terminal, as ctr's peers show it: the beginning is enough for every verb."""
@@ -220,6 +223,7 @@ def row(sandbox: SandboxRow, usage: Usage, *, now_ns: int, whole_ids: bool) -> t
         str(sandbox.containers),
         f"{sandbox.requested_vcpus:g} / {sandbox.requested_memory_mib:.0f}Mi" if sandbox.vcpus else "-",
         f"{sandbox.vcpus} / {sandbox.memory_mib}Mi" if sandbox.vcpus else "-",
+        "clone" if sandbox.origin.startswith("cloned") else "boot" if sandbox.origin else "-",
         f"{usage.cpu_percent:.1f}%" if sandbox.processes else "-",
         f"{usage.memory_mib}Mi" if sandbox.processes else "-",
         sandbox.health,
@@ -235,6 +239,7 @@ def document(sandbox: SandboxRow, usage: Usage, *, now_ns: int) -> dict[str, obj
         "age_s": max(now_ns - sandbox.started_ns, 0) // 10**9 if sandbox.started_ns else None,
         "requested": {"vcpus": sandbox.requested_vcpus, "memory_mib": sandbox.requested_memory_mib},
         "vm": {"vcpus": sandbox.vcpus, "memory_mib": sandbox.memory_mib},
+        "origin": sandbox.origin,
         "used": {"cpu_percent": usage.cpu_percent, "memory_mib": usage.memory_mib},
         "health": sandbox.health,
     }

@@ -45,6 +45,7 @@ class FakePod:
             ),
             streams={("c1", "stdout"): 42},
             oom_kills={"c1": 1},
+            is_cloned=False,
             missed_checks=0,
         )
 

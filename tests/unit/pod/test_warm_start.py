@@ -3,7 +3,7 @@
 import pytest
 
 from pyshim.model.ids import ContainerId
-from tests.unit.pod.conftest import DOCUMENT, Stack, scenario
+from tests.unit.pod.conftest import DOCUMENT, Stack
 
 WARM = {**DOCUMENT, "factory": {"enable_template": True}}
 TEMPLATE = "/run/vc/vm/template/0123"
@@ -16,7 +16,6 @@ async def end(stack: Stack) -> None:
     await stack.delete_last(container_id)
 
 
-@scenario
 async def test_a_vm_continues_and_becomes_the_pods_own_before_the_sandbox_is_made(stack: Stack) -> None:
     stack.document, stack.host.template = WARM, TEMPLATE
 
@@ -31,11 +30,12 @@ async def test_a_vm_continues_and_becomes_the_pods_own_before_the_sandbox_is_mad
     assert first == ["Check", "ReseedRandomDev", "SetGuestDateTime"]
     assert [len(seed) for seed in stack.agent.seeds] == [512]
     assert stack.agent.times_ns == [1_700_000_000_000_000_000]
+    assert stack.host.monitors[0].pod.observe().is_cloned
     await end(stack)
+    assert stack.records[0].snapshots[-1].origin == "cloned from 0123"
 
 
-@scenario
-async def test_without_templates_or_without_one_for_the_machine_it_boots(stack: Stack) -> None:
+async def test_without_a_template_for_its_machine_a_vm_boots(stack: Stack) -> None:
     stack.document = WARM
 
     await stack.run("c1", ["sleep"])
@@ -44,40 +44,33 @@ async def test_without_templates_or_without_one_for_the_machine_it_boots(stack: 
     assert vm.config is not None
     assert (vm.config.saved_machine, vm.plugged) == ("", {})
     assert "ReseedRandomDev" not in stack.agent.calls
+    assert not stack.host.monitors[0].pod.observe().is_cloned
     await end(stack)
 
 
 @pytest.mark.parametrize("step", ["create_vm", "start_vm", "connect", "plug"])
-def test_a_failure_before_the_sandbox_is_made_discards_the_template_and_boots(step: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.document, stack.host.template = WARM, TEMPLATE
-        stack.host.faults.plan({step: 1})
+async def test_a_failure_before_the_sandbox_is_made_discards_the_template_and_boots(step: str, stack: Stack) -> None:
+    stack.document, stack.host.template = WARM, TEMPLATE
+    stack.host.faults.plan({step: 1})
 
-        await stack.run("c1", ["sleep"])
+    await stack.run("c1", ["sleep"])
 
-        (vm,) = stack.hypervisors
-        assert vm.config is not None
-        assert (vm.config.saved_machine, vm.plugged) == ("", {})
-        assert stack.host.template is None
-        assert stack.agent.calls.count("CreateSandbox") == 1
-        assert len(stack.host.daemons) == 1
-        await end(stack)
-
-    body()
+    (vm,) = stack.hypervisors
+    assert vm.config is not None
+    assert (vm.config.saved_machine, vm.plugged) == ("", {})
+    assert stack.host.template is None
+    assert stack.agent.calls.count("CreateSandbox") == 1
+    assert len(stack.host.daemons) == 1
+    await end(stack)
 
 
 @pytest.mark.parametrize("method", ["Check", "ReseedRandomDev", "SetGuestDateTime"])
-def test_a_guest_that_does_not_wake_is_left_for_one_that_boots(method: str) -> None:
-    @scenario
-    async def body(stack: Stack) -> None:
-        stack.document, stack.host.template = WARM, TEMPLATE
-        stack.agent.failures[method] = (13, "no")
-        stack.host.on_discard = stack.agent.failures.clear
+async def test_a_guest_that_does_not_wake_is_left_for_one_that_boots(method: str, stack: Stack) -> None:
+    stack.document, stack.host.template = WARM, TEMPLATE
+    stack.agent.failures[method] = (13, "no")
+    stack.host.on_discard = stack.agent.failures.clear
 
-        await stack.run("c1", ["sleep"])
+    await stack.run("c1", ["sleep"])
 
-        assert stack.host.template is None
-        await end(stack)
-
-    body()
+    assert stack.host.template is None
+    await end(stack)

@@ -59,6 +59,7 @@ def save(root: Path, sandbox_id: str, shim: ProcessRef, vmm: ProcessRef, **chang
         states.snapshot(container),
         sandbox_id=SandboxId(sandbox_id),
         sizing=sizing(),
+        origin="cloned from 0123",
         trace={"Spans": [["create", -1, time.time_ns() - 90 * 10**9, 0, ""]]},
     )
     detail: dict[str, str | int] = {"pid": vmm.pid, "start_ticks": vmm.start_ticks, "program": "/usr/bin/qemu"}
@@ -93,6 +94,7 @@ def test_a_running_pod_has_its_name_age_sizes_and_use(
         "containers": 1,
         "requested": {"vcpus": 0.5, "memory_mib": 512.0},
         "vm": {"vcpus": 2, "memory_mib": 768},
+        "origin": "cloned from 0123",
         "health": "ok",
     }
 
@@ -108,7 +110,7 @@ def test_people_get_a_table(
     assert heading.split() == list(module.HEADINGS)
     assert line.startswith("ab12" + "0" * 60 + "  shop/web-0 ")
     assert "0.5 / 512Mi" in line
-    assert "2 / 768Mi" in line
+    assert "2 / 768Mi  clone" in line
     assert line.endswith("ok")
 
 
@@ -272,7 +274,7 @@ def test_a_terminal_gets_short_ids() -> None:
         SandboxRow(id="a" * 64, health="stopped"), module.Usage(cpu_percent=0, memory_mib=0), now_ns=0, whole_ids=False
     )
 
-    assert shown == ("a" * 13, "-", "-", "0", "-", "-", "-", "-", "stopped")
+    assert shown == ("a" * 13, "-", "-", "0", "-", "-", "-", "-", "-", "stopped")
 
 
 def test_top_looks_again_and_gives_programs_a_line_for_each_look(
