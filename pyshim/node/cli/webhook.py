@@ -11,6 +11,7 @@ from pyshim.config.sources import named_file, read_source
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.host_facts import HostFacts, unbounded
 from pyshim.node.cli.output import examples
+from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.webhook.review import PodClass
 from pyshim.resources.probe import probe_host
 
@@ -67,6 +68,14 @@ def command() -> None:
 @click.option(
     "--listen", default="0.0.0.0:8443", show_default=True, callback=_address, metavar="ADDRESS:PORT", help="Where."
 )
+@click.option(
+    "--deny",
+    "denied",
+    multiple=True,
+    type=click.Choice([each.value for each in Disagreement]),
+    metavar="SUBJECT",
+    help="A subject of warnings with which a pod is denied, such as 'requests below limits'; may be repeated.",
+)
 @click.option("--node-cpus", type=click.IntRange(min=1), metavar="N", help="Of the largest node; default: not checked.")
 @click.option("--node-memory", type=click.IntRange(min=1), metavar="MIB", help="The same; default: not checked.")
 @click.option(
@@ -88,6 +97,7 @@ def serve(
     certificate: str,
     key: str,
     listen: tuple[str, int],
+    denied: tuple[str, ...],
     node_cpus: int | None,
     node_memory: int | None,
     node_kvm: str,
@@ -109,14 +119,18 @@ def serve(
         memory_mib=node_memory or unknown.memory_mib,
         kvm_usable=node_kvm == "yes",
     )
-    found = pod_classes(classes, node, host_side, drop_ins)
+    found = pod_classes(classes, drop_ins, node, host_side, frozenset(map(Disagreement, denied)))
     host, port = listen
     asyncio.run(serve_webhook(found, Certificate(certificate, key), host=host, port=port, limits=Limits()))
     return 0
 
 
 def pod_classes(
-    paths: Mapping[str, str], node: HostFacts, host_side_mib: int | None, drop_ins: Mapping[str, str]
+    paths: Mapping[str, str],
+    drop_ins: Mapping[str, str],
+    node: HostFacts,
+    host_side_mib: int | None,
+    denied: frozenset[Disagreement],
 ) -> dict[str, PodClass]:
     """Raises ShimError for a configuration with which no pod would start, and for a drop-in of no class."""
     if foreign := sorted(drop_ins.keys() - paths.keys()):
@@ -125,6 +139,6 @@ def pod_classes(
     for name, path in paths.items():
         on_top = (drop_ins[name],) if name in drop_ins else ()
         source = read_source(named_file(path), {}, on_top=on_top)
-        found[name] = PodClass(source=source, node=node, host_side_mib=host_side_mib)
+        found[name] = PodClass(source=source, node=node, host_side_mib=host_side_mib, denied=denied)
         found[name].config({})
     return found

@@ -52,6 +52,8 @@ class Disagreement(StrEnum):
     """Container runtimes pass no huge pages of a pod on: the VM has no memory for them."""
     VM_BELOW_REQUESTS = "VM below requests"
     """The node reserves what the pod requests; the VM, sized by limits, has less."""
+    VOLUMES_ABOVE_VM = "volumes above VM"
+    """Volumes of memory may hold more than the VM has."""
 
 
 LETTERS = {
@@ -63,6 +65,7 @@ LETTERS = {
     Disagreement.CONTAINER_WITHOUT_LIMIT: "f",
     Disagreement.HUGE_PAGES_NOT_REPORTED: "g",
     Disagreement.VM_BELOW_REQUESTS: "h",
+    Disagreement.VOLUMES_ABOVE_VM: "i",
 }
 
 
@@ -243,6 +246,12 @@ def _findings(pod: PodSizing, record: SizingRecord, host: HostFacts, host_side_m
     if allowed is not None and memory.vm * MIB > allowed:
         text = f"{memory.vm_text}, the pod's cgroup allows {decimal(allowed / MIB)}: the host kills a VM that uses more"
         yield Mismatch(kind=Disagreement.CGROUP_BELOW_VM, text=text)
+    if pod.memory_volumes > record.memory_mib.granted * MIB:
+        text = (
+            f"volumes of medium Memory may hold {decimal(pod.memory_volumes / MIB)} MiB, "
+            f"the VM has {record.memory_mib.granted}"
+        )
+        yield Mismatch(kind=Disagreement.VOLUMES_ABOVE_VM, text=text)
     yield from _incomplete(pod, sides)
 
 

@@ -157,7 +157,22 @@ def pod_sizing(manifest: PodManifest, path: str, class_overhead: Mapping[str, Fr
         requests=amounts(level.get("requests"), f"{where}: resources.requests"),
         limits=amounts(level.get("limits"), f"{where}: resources.limits"),
         overhead=overhead,
+        memory_volumes=_memory_volumes(spec, where),
     )
+
+
+def _memory_volumes(spec: Mapping[str, Any], where: str) -> Fraction:
+    entries = spec.get("volumes") or []
+    if not isinstance(entries, list):
+        raise InvalidArgument(f"read {where}: volumes: not a list")
+    sizes: list[Fraction] = []
+    for index, entry in enumerate(entries):
+        at = f"{where}: volumes[{index}]"
+        volume = _mapping(_mapping(entry, at).get("emptyDir"), f"{at}.emptyDir")
+        if volume.get("medium") == "Memory":
+            limits = {"sizeLimit": volume["sizeLimit"]} if volume.get("sizeLimit") is not None else {}
+            sizes.extend(amounts(limits, f"{at}.emptyDir").values())
+    return sum(sizes, Fraction(0))
 
 
 def amounts(members: object, where: str) -> dict[str, Fraction]:

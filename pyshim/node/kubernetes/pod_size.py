@@ -40,6 +40,8 @@ class PodSizing(msgspec.Struct, frozen=True, kw_only=True):
     limits: Amounts
     overhead: Amounts
     """The RuntimeClass's podFixed."""
+    memory_volumes: Fraction = Fraction(0)
+    """Bytes that emptyDir volumes of medium Memory may hold together, those without a limit left out."""
 
     def effective_requests(self) -> dict[str, Fraction]:
         """Without the overhead. Pod-level requests that are missing where there are pod-level limits get a default."""

@@ -16,7 +16,7 @@ from pyshim.config.sources import Source
 from pyshim.model.config import Config
 from pyshim.model.errors import InvalidArgument, ShimError
 from pyshim.model.host_facts import HostFacts, unbounded
-from pyshim.node.kubernetes.agreement import explain_pod
+from pyshim.node.kubernetes.agreement import Disagreement, explain_pod
 from pyshim.node.kubernetes.manifest import PodManifest, annotations_in, pod_sizing
 from pyshim.node.kubernetes.pod_config import pod_config
 from pyshim.node.kubernetes.pod_size import PodSizing
@@ -52,6 +52,8 @@ class PodClass(msgspec.Struct, frozen=True, kw_only=True):
     node: HostFacts
     host_side_mib: int | None
     """MiB a VM takes beside guest RAM; None: as measured, by the node's accelerator."""
+    denied: frozenset[Disagreement] = frozenset()
+    """A pod with one of these is denied, not only warned about."""
 
     def config(self, annotations: Mapping[str, str]) -> Config:
         """As the shim has it for a pod with these annotations. Raises ShimError where the shim refuses them."""
@@ -224,6 +226,8 @@ def _judged(uid: str, pod: _Pod, chosen: PodClass) -> Answer:
     check_vcpus(config, node)
     explanation = explain_pod(sizing, config, node, host_side_mib=chosen.beside_mib(config))
     (view,) = [view for view in explanation.views if view.record.policy == explanation.in_force]
+    if refused := [found for found in view.findings if found.kind in chosen.denied]:
+        raise InvalidArgument(f"admit {pod.manifest.title}: {refused[0].kind.value}: {refused[0].text}")
     response: dict[str, Any] = {
         "allowed": True,
         "auditAnnotations": {"vm-size": f"{view.record.vcpus.granted} vCPU, {view.record.memory_mib.granted} MiB"},

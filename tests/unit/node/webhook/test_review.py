@@ -8,10 +8,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pyshim.config.load import for_pod, typed
 from pyshim.model.errors import InvalidArgument
 from pyshim.model.kind import ContainerKind
+from pyshim.node.kubernetes.agreement import Disagreement
 from pyshim.node.kubernetes.manifest import PodManifest, pod_sizing
 from pyshim.node.kubernetes.pod_size import CPU, MEMORY, PodSizing
 from pyshim.node.webhook.review import MARK, MAX_WARNING_CHARS, Action, Outcome, PodClass, answer
@@ -33,6 +35,13 @@ from tests.unit.node.webhook.reviews import (
 SUM = {"sizing_policy": "sum"}
 LIMITED = {"limits": {"cpu": "1", "memory": "1Gi"}}
 REQUESTS = {"requests": {"cpu": "3", "memory": "4Gi"}}
+
+
+def memory_volumes(*limits: str | None) -> list[dict[str, Any]]:
+    """An emptyDir of medium Memory for each limit, and volumes that take no memory."""
+    volumes = [{"medium": "Memory", **({} if limit is None else {"sizeLimit": limit})} for limit in limits]
+    others = [{"name": "disk", "emptyDir": {"sizeLimit": "9Ti"}}, {"name": "host", "hostPath": {"path": "/"}}]
+    return [{"name": f"m{n}", "emptyDir": each} for n, each in enumerate(volumes)] + others
 
 
 def warnings(found: dict[str, Any], chosen: PodClass | None = None) -> list[str]:
@@ -254,6 +263,10 @@ def test_a_dry_run_has_the_same_answer(action: Action) -> None:
             id="limits-above-requests",
         ),
         pytest.param(pod({}), ["defaults not reserved"], id="no-limits"),
+        pytest.param(
+            pod(LIMITED, volumes=memory_volumes("1Gi", "7Gi", None)), ["volumes above VM"], id="large-volumes"
+        ),
+        pytest.param(pod(LIMITED, volumes=memory_volumes("64Mi", None)), [], id="small-volumes"),
         pytest.param(pod(LIMITED, {}), ["container without limit"] * 2, id="one-without"),
         pytest.param(
             pod({"limits": {**LIMITED["limits"], "hugepages-2Mi": "64Mi"}}),
@@ -289,10 +302,22 @@ def test_warnings_fit_what_the_api_server_shows() -> None:
 # ---- what is denied
 
 
+def test_a_disagreement_that_the_operator_denies_is_no_warning() -> None:
+    found = pod({"requests": {"cpu": "500m", "memory": "512Mi"}, **LIMITED})
+    strict = replace(pod_class(), denied=frozenset({Disagreement.REQUESTS_BELOW_LIMITS}))
+
+    refused = answered(found, Action.VALIDATE, chosen=strict)
+    assert refused.outcome is Outcome.DENIED
+    assert "admit Pod shop/web: requests below limits: CPU: the scheduler counts 0.5 CPUs" in refused.message
+    assert answered(found, Action.MUTATE, chosen=strict).outcome is not Outcome.DENIED
+    assert answered(pod(LIMITED), Action.VALIDATE, chosen=strict).outcome is Outcome.PASSED
+
+
 @pytest.mark.parametrize(
     ("found", "text"),
     [
         pytest.param(pod({"limits": {"cpu": "many"}}), "not a quantity: 'many'", id="unknown-quantity"),
+        pytest.param(pod(LIMITED, volumes=memory_volumes("big")), "emptyDir.sizeLimit", id="unknown-size-limit"),
         pytest.param(pod({"limits": {"memory": "1Gb"}}), "unknown suffix 'Gb'", id="unknown-unit"),
         pytest.param(pod({"limits": {"memory": "-1Gi"}}), "negative", id="negative"),
         pytest.param(pod(), "containers: there is none", id="no-container"),
