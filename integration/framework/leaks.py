@@ -44,7 +44,7 @@ _FURNITURE = frozenset(
     }
 )
 _CONSOLE = "console.log"
-_ZYGOTES_LOCK = re.compile("/run/pyshim/zygote-[0-9a-f]+\\.lock")
+_KEPT = re.compile("/run/pyshim/(zygote-[0-9a-f]+\\.lock|virtiofsd/[0-9-]+)")
 # Made and removed by the client; a `ctr` that detaches or is killed leaves them behind, whatever the shim does.
 _CLIENTS_FIFOS = "/run/containerd/fifo"
 # The parents of `/<namespace>/<id>` and `/kata_overhead/<id>`: made by the first container, shared by all later ones.
@@ -192,4 +192,4 @@ def _files(ignored: tuple[str, ...]) -> Iterator[str]:
             if _CONSOLE in files:  # its predecessor comes with time, and goes with it
                 files = [name for name in files if name != f"{_CONSOLE}.1"]
             paths = (os.path.join(directory, name) for name in files)
-            yield from (path for path in paths if path not in _FURNITURE and not _ZYGOTES_LOCK.fullmatch(path))
+            yield from (path for path in paths if path not in _FURNITURE and not _KEPT.fullmatch(path))
